@@ -32,22 +32,31 @@ def floor_of(requirement: str) -> str:
     """Return the lower bound of a requirement, ``>=``. Raises `SystemExit` where it has none."""
     match = re.search(r">=\s*([0-9][^,;\s]*)", requirement)
     if match is None:
-        raise SystemExit(f"pyproject.toml: {requirement}: no lower bound (>=). Give it the oldest version that works.")
+        raise SystemExit(
+            f"pyproject.toml: {requirement}: no lower bound (>=). Give it the oldest version that works."
+        )
     return match[1]
 
 
 def constraints(which: str) -> Iterator[str]:
     """Yield the lines of a constraints file for ``floor`` or ``ceiling``."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").split())
+    pinned = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").split()
+    )
     pinned = {name_of(name): version for name, version in pinned.items()}
     yield f"torch=={pinned['torch']}"
     if which == "ceiling":
         return
-    own = [*project["dependencies"], *(item for extra in EXTRAS for item in project["optional-dependencies"][extra])]
+    own = [
+        *project["dependencies"],
+        *(item for extra in EXTRAS for item in project["optional-dependencies"][extra]),
+    ]
     tools = [name_of(item) for item in project["optional-dependencies"]["dev"]]
     floors = {name_of(item): floor_of(item) for item in own if name_of(item) != "torch"}
-    for name, version in (floors | {name: pinned[name] for name in tools if name in pinned}).items():
+    for name, version in (
+        floors | {name: pinned[name] for name in tools if name in pinned}
+    ).items():
         yield f"{name}=={version}"
 
 

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +38,54 @@ def run_cold_and_warm(folder: Path) -> dict[str, float]:
 def results_of(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
     """Return the report's results by (question set, arm, K)."""
     report = json.loads((folder / "runs" / "eval" / "report.json").read_text("utf-8"))
-    return {(result["question_set"], result["arm"], result["k"]): result for result in report["results"]}
+    return {
+        (result["question_set"], result["arm"], result["k"]): result for result in report["results"]
+    }
 
 
-def figures(results: dict[tuple[str, str, int], dict[str, Any]]) -> list[tuple[str, str, str, bool]]:
+def figures(
+    results: dict[tuple[str, str, int], dict[str, Any]],
+) -> list[tuple[str, str, str, bool]]:
     """Return (figure, measured, wanted, reached) for what the issue of the demo asks."""
-    plain = lambda set_name, model: results[set_name, model, 0]  # noqa: E731
+
+    def plain(set_name: str, model: str) -> dict[str, Any]:
+        return results[set_name, model, 0]
+
     base, cpt, repeat = (plain("new", model) for model in ("base", "cpt", "repeat"))
     rag = max(
-        (cell for (name, model, k), cell in results.items() if name == "new" and model == "base" and k),
+        (
+            cell
+            for (name, model, k), cell in results.items()
+            if name == "new" and model == "base" and k
+        ),
         key=lambda c: c["accuracy"],
     )
     forgotten = plain("known", "base")["accuracy"] - plain("known", "cpt")["accuracy"]
     ahead = cpt["accuracy"] - repeat["accuracy"]
-    render: Callable[[dict[str, Any]], str] = lambda c: f"{c['accuracy']:.3f} [{c['low']:.3f}, {c['high']:.3f}]"  # noqa: E731
+
+    def render(c: dict[str, Any]) -> str:
+        return f"{c['accuracy']:.3f} [{c['low']:.3f}, {c['high']:.3f}]"
+
     return [
-        ("new facts, base without context", render(base), "interval holds 0.25", base["low"] <= 0.25 <= base["high"]),
+        (
+            "new facts, base without context",
+            render(base),
+            "interval holds 0.25",
+            base["low"] <= 0.25 <= base["high"],
+        ),
         ("new facts, base + RAG", render(rag), "at least 0.90", rag["accuracy"] >= 0.90),
-        ("new facts after CPT on paraphrases", render(cpt), "at least 0.75", cpt["accuracy"] >= 0.75),
-        ("known facts lost through that CPT", f"{100 * forgotten:.1f} points", "at most 5 points", forgotten <= 0.05),
+        (
+            "new facts after CPT on paraphrases",
+            render(cpt),
+            "at least 0.75",
+            cpt["accuracy"] >= 0.75,
+        ),
+        (
+            "known facts lost through that CPT",
+            f"{100 * forgotten:.1f} points",
+            "at most 5 points",
+            forgotten <= 0.05,
+        ),
         (
             "paraphrases ahead of step-matched repetition",
             f"{100 * ahead:.1f} points",
@@ -69,8 +97,12 @@ def figures(results: dict[tuple[str, str, int], dict[str, Any]]) -> list[tuple[s
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--report", type=Path, metavar="FOLDER", help="only read the evaluation in FOLDER/runs/eval")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--report", type=Path, metavar="FOLDER", help="only read the evaluation in FOLDER/runs/eval"
+    )
     parser.add_argument("--test", action="store_true", help="also time make test in the clone")
     arguments = parser.parse_args()
     rows = []
@@ -88,7 +120,14 @@ def main() -> None:
                     seconds["cold"] <= 180,
                 )
             )
-            rows.append(("make demo, .venv there", f"{seconds['warm']:.0f} s", "75 s", seconds["warm"] <= 75))
+            rows.append(
+                (
+                    "make demo, .venv there",
+                    f"{seconds['warm']:.0f} s",
+                    "75 s",
+                    seconds["warm"] <= 75,
+                )
+            )
             rows += figures(results_of(clone))
             if arguments.test:
                 tests = timed_demo(clone, "test")

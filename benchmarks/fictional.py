@@ -66,7 +66,11 @@ def questions(passages: list[Row], level: str) -> Iterator[Row]:
     rng = random.Random(0)
     for index, cloze, answer in probes:
         text = passages[index]["train_context"].lower()
-        others = [other for other in answers if other.lower() not in text and other.lower() != answer.lower()]
+        others = [
+            other
+            for other in answers
+            if other.lower() not in text and other.lower() != answer.lower()
+        ]
         choices = [answer, *rng.sample(others, 3)]
         rng.shuffle(choices)
         document = f"fictional-{index:03}"
@@ -85,7 +89,11 @@ def statements(passages: list[Row]) -> Iterator[Row]:
     chosen: list[tuple[int, list[str]]] = []
     for index, passage in enumerate(passages):
         probes = [cloze.strip() for level in LEVELS.values() for cloze in passage[f"{level}_input"]]
-        split = [text.split() for text in sentences(passage["train_context"].strip()) if not asks(probes, text)]
+        split = [
+            text.split()
+            for text in sentences(passage["train_context"].strip())
+            if not asks(probes, text)
+        ]
         long = [words for words in split if len(words) > 2 * END]
         chosen += [(index, words) for words in rng.sample(long, min(STATEMENTS, len(long)))]
     for index, words in chosen:
@@ -120,8 +128,14 @@ def corpora(passages: list[Row], passed: Path) -> Iterator[tuple[str, list[Row]]
     originals = list(documents(passages))
     texts = list(paraphrases(passages))
     yield "unchecked", originals + texts
-    yield "sentences", [{**row, "text": text} for row in originals + texts for text in sentences(row["text"])]
-    yield "parts", [{**row, "text": text} for row in originals + texts for text in parts(row["text"])]
+    yield (
+        "sentences",
+        [{**row, "text": text} for row in originals + texts for text in sentences(row["text"])],
+    )
+    yield (
+        "parts",
+        [{**row, "text": text} for row in originals + texts for text in parts(row["text"])],
+    )
     rng = random.Random(0)
     drawn = []
     for document in originals:
@@ -144,7 +158,11 @@ def document_of(row: Row) -> str:
 def corpus_row(row: Row) -> Row:
     """Return a row of a corpus: an id, the document's id, the text."""
     document = document_of(row)
-    return {"id": content_id("corpus", document, row["text"]), "document_id": document, "text": row["text"]}
+    return {
+        "id": content_id("corpus", document, row["text"]),
+        "document_id": document,
+        "text": row["text"],
+    }
 
 
 def stories(model_dir: Path, n: int, seed: int, batch: int) -> Iterator[Row]:
@@ -158,7 +176,12 @@ def stories(model_dir: Path, n: int, seed: int, batch: int) -> Iterator[Row]:
     while n > 0:
         start = torch.full((min(n, batch), 1), tokenizer.bos_token_id)
         written = model.generate(
-            start, attention_mask=torch.ones_like(start), max_new_tokens=256, do_sample=True, temperature=1.0, top_k=0
+            start,
+            attention_mask=torch.ones_like(start),
+            max_new_tokens=256,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
         )
         for text in tokenizer.batch_decode(written, skip_special_tokens=True):
             yield {"text": text.strip()}
@@ -185,28 +208,52 @@ def continued(texts: list[str]) -> Iterator[Row]:
 
 def main() -> None:
     """Write the files and say how many rows each has."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="folder with fictional_knowledge_paraphrased.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "source", type=Path, help="folder with fictional_knowledge_paraphrased.json"
+    )
     parser.add_argument("target", type=Path, help="folder to write into")
-    parser.add_argument("--paraphrased", action="store_true", help="only passages that have paraphrases")
-    parser.add_argument("--ends", default="0123456789", metavar="DIGITS", help="only passages whose number ends so")
-    parser.add_argument("--stories", type=Path, metavar="MODEL", help="write stories.jsonl with this model")
-    parser.add_argument("--replay", type=int, default=0, metavar="N", help="with --stories: write replay.jsonl")
-    parser.add_argument("--passed", type=Path, metavar="VARIANTS", help="write the corpora of the arms")
+    parser.add_argument(
+        "--paraphrased", action="store_true", help="only passages that have paraphrases"
+    )
+    parser.add_argument(
+        "--ends", default="0123456789", metavar="DIGITS", help="only passages whose number ends so"
+    )
+    parser.add_argument(
+        "--stories", type=Path, metavar="MODEL", help="write stories.jsonl with this model"
+    )
+    parser.add_argument(
+        "--replay", type=int, default=0, metavar="N", help="with --stories: write replay.jsonl"
+    )
+    parser.add_argument(
+        "--passed", type=Path, metavar="VARIANTS", help="write the corpora of the arms"
+    )
     arguments = parser.parse_args()
-    passages = json.loads((arguments.source / "fictional_knowledge_paraphrased.json").read_text("utf-8"))
+    passages = json.loads(
+        (arguments.source / "fictional_knowledge_paraphrased.json").read_text("utf-8")
+    )
     if arguments.paraphrased:
         passages = [passage for passage in passages if passage.get("paraphrases")]
     written = {"documents": documents(passages), "paraphrases": paraphrases(passages)}
     written |= {name: unique(questions(passages, level)) for name, level in LEVELS.items()}
     written["statements"] = unique(statements(passages))
     if arguments.passed:
-        written |= {name: map(corpus_row, rows) for name, rows in corpora(passages, arguments.passed)}
+        written |= {
+            name: map(corpus_row, rows) for name, rows in corpora(passages, arguments.passed)
+        }
     ends = tuple(arguments.ends)
-    written = {name: (row for row in rows if document_of(row).endswith(ends)) for name, rows in written.items()}
+    written = {
+        name: (row for row in rows if document_of(row).endswith(ends))
+        for name, rows in written.items()
+    }
     if arguments.stories:
         of_model = list(stories(arguments.stories, 200, seed=0, batch=20))
-        written |= {"stories": iter(of_model), "continued": continued([row["text"] for row in of_model])}
+        written |= {
+            "stories": iter(of_model),
+            "continued": continued([row["text"] for row in of_model]),
+        }
     if arguments.stories and arguments.replay:
         written["replay"] = stories(arguments.stories, arguments.replay, seed=1, batch=100)
     for name, rows in written.items():

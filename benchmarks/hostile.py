@@ -31,13 +31,20 @@ Try = Callable[[Random], bool]
 def template(random: Random) -> bool:
     """Refuse a template that takes too much memory, output or time."""
     size, deep = random.randrange(2 * 10**9, 9 * 10**9), random.randrange(4, 8)
-    loops = "".join(f"{{% for v{i} in range(99999) %}}" for i in range(deep)) + "{% endfor %}" * deep
+    loops = (
+        "".join(f"{{% for v{i} in range(99999) %}}" for i in range(deep)) + "{% endfor %}" * deep
+    )
     doubled = f"{{% set n = namespace(a='{'x' * random.randrange(4, 20)}') %}}"
     doubled += f"{{% for i in range({random.randrange(40, 90)}) %}}{{% set n.a = n.a ~ n.a %}}{{% endfor %}}"
     filters = (f"'x'|center({size})", f"'%{size}d'|format(1)", f"'x'.ljust({size})", f"'ab' * {size}", f"[1] * {size}",
                f"'x'.zfill({size})", f"range(99999)|list * {size // 10**5}")  # fmt: skip
     source = random.choice(
-        ("{{ " + random.choice(filters) + " }}", "{{ " + random.choice(filters) + " }}", loops, doubled)
+        (
+            "{{ " + random.choice(filters) + " }}",
+            "{{ " + random.choice(filters) + " }}",
+            loops,
+            doubled,
+        )
     )
     try:
         check_cost(source)
@@ -58,7 +65,15 @@ def link(random: Random) -> bool:
             (folder / "a.txt").write_text(f"Text {i} of Arden.")
         for i in range(random.randrange(1, 12)):
             target = random.choice(
-                (root, outside, Path("/proc"), Path("/sys"), Path("gone"), *folders, outside / "secret.txt")
+                (
+                    root,
+                    outside,
+                    Path("/proc"),
+                    Path("/sys"),
+                    Path("gone"),
+                    *folders,
+                    outside / "secret.txt",
+                )
             )
             (random.choice(folders) / f"link{i}").symlink_to(target)
         try:
@@ -70,9 +85,14 @@ def link(random: Random) -> bool:
 
 def disk(random: Random) -> bool:
     """Report a write that fails as one line."""
-    number = random.choice((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ENAMETOOLONG))
+    number = random.choice(
+        (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.ENAMETOOLONG)
+    )
     place = random.choice(("/dev/full/x", "/proc/x/y", "/dev/null/x", "/dev/zero/y", "/sys/x"))
-    replaced, os.replace = os.replace, lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number)))
+    replaced, os.replace = (
+        os.replace,
+        lambda *_: (_ for _ in ()).throw(OSError(number, os.strerror(number))),
+    )
     try:
         with tempfile.TemporaryDirectory() as name:
             write_text(random.choice((Path(place), Path(name, "x.json"))), "{}")
@@ -99,7 +119,9 @@ def escape(random: Random) -> bool:
         "\x1bc",
         "\x0e",
     )
-    text = "".join(random.choice((*codes, "a", "é", "\n", "\t")) for _ in range(random.randrange(1, 60)))
+    text = "".join(
+        random.choice((*codes, "a", "é", "\n", "\t")) for _ in range(random.randrange(1, 60))
+    )
     raw = io.BytesIO()
     stream = _Text(raw, encoding="utf-8", errors="backslashreplace")
     while text:
@@ -113,7 +135,9 @@ def escape(random: Random) -> bool:
 
 def main() -> None:
     """Try each kind and print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     kinds: dict[str, tuple[Try, int]] = {
         "templates": (template, 120), "links": (link, 80), "disks": (disk, 60),
         "escapes": (escape, 240),

@@ -44,7 +44,9 @@ class Measure:
 
 def resident() -> float:
     """Return the most that this process has held so far, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        1024 if sys.platform != "darwin" else 1 << 20
+    )
 
 
 def mapped() -> float:
@@ -114,7 +116,10 @@ def _questions(path: Path, n: int) -> None:
                 "choices": choices,
                 "answer": index % 4,
             }
-            file.write(json.dumps({**row, "subject": f"s{index % 57}", "document_id": f"d{index // 2}"}) + "\n")
+            file.write(
+                json.dumps({**row, "subject": f"s{index % 57}", "document_id": f"d{index // 2}"})
+                + "\n"
+            )
 
 
 def _answers(path: Path, n: int, fraction: float, *, arm: str = "base", seed: int = 0) -> None:
@@ -166,11 +171,17 @@ def inference(n: int, folder: Path, style: str) -> Work:
     from kinject.stats.matrix import CorrectnessMatrix
 
     random = np.random.default_rng(0)
-    ids, documents, chances = tuple(map(str, range(n))), tuple(f"d{index // 2}" for index in range(n)), (0.25,) * n
+    ids, documents, chances = (
+        tuple(map(str, range(n))),
+        tuple(f"d{index // 2}" for index in range(n)),
+        (0.25,) * n,
+    )
 
     def work() -> int:
         arm, other = (
-            CorrectnessMatrix((random.random((3, n)) < fraction).astype(float), ids, documents, chances)
+            CorrectnessMatrix(
+                (random.random((3, n)) < fraction).astype(float), ids, documents, chances
+            )
             for fraction in (0.5, 0.45)
         )
         bounded_accuracy(arm)
@@ -197,17 +208,28 @@ def report(n: int, folder: Path, style: str) -> Work:
         folder_of_run = folder / "runs" / name / str(seed)
         folder_of_run.mkdir(parents=True)
         _answers(folder_of_run / "answers.jsonl", 200, 0.3 + 0.5 * index / len(runs), seed=index)
-        log = [{"step": step, "loss": 3 / step, "epoch": step / 20, "learning_rate": 1e-3} for step in range(1, 101)]
+        log = [
+            {"step": step, "loss": 3 / step, "epoch": step / 20, "learning_rate": 1e-3}
+            for step in range(1, 101)
+        ]
         (folder_of_run / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
 
     def work() -> int:
-        arms = [Arm(name, "model", "", "augmented", {}, "", "", None, False, seeds) for name in names]
+        arms = [
+            Arm(name, "model", "", "augmented", {}, "", "", None, False, seeds) for name in names
+        ]
         records = Records(("sum",))
         for name, seed in runs:
             records.read("model", name, seed, folder / "runs" / name / str(seed))
         results = summarize_arms(records, arms, {"new": "learning"}, {})
-        costs = [Cost(name, "model", seed, "train", 60.0, 10_000, 1 << 30, 0.0, 1) for name, seed in runs]
-        logs = [("model", name, seed, f"runs/{name}/{seed}/log.jsonl") for name, seed in runs if name != BASE]
+        costs = [
+            Cost(name, "model", seed, "train", 60.0, 10_000, 1 << 30, 0.0, 1) for name, seed in runs
+        ]
+        logs = [
+            ("model", name, seed, f"runs/{name}/{seed}/log.jsonl")
+            for name, seed in runs
+            if name != BASE
+        ]
         result = Report(
             kind="study", title="Load", seeds=seeds, models=("model",), arms=arm_infos(arms), results=tuple(results), sweeps=(),
             choices=(), claims=(), costs=tuple(costs),
@@ -242,7 +264,16 @@ def measure(load: str, n: int, style: str = "tagged") -> Measure:
 
 def measure_apart(load: str, n: int, style: str = "tagged") -> Measure:
     """Return `measure` of a process of its own."""
-    command = [sys.executable, str(Path(__file__).resolve()), load, "--sizes", str(n), "--style", style, "--here"]
+    command = [
+        sys.executable,
+        str(Path(__file__).resolve()),
+        load,
+        "--sizes",
+        str(n),
+        "--style",
+        style,
+        "--here",
+    ]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return Measure(**json.loads(output.splitlines()[-1]))
 
@@ -275,15 +306,21 @@ def rows_of(measures: Sequence[Measure]) -> list[str]:
 def main() -> None:
     """Measure and print one table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("loads", nargs="*", default=[], help=f"some of {', '.join(LOADS)}; default: all")
+    parser.add_argument(
+        "loads", nargs="*", default=[], help=f"some of {', '.join(LOADS)}; default: all"
+    )
     parser.add_argument("--sizes", nargs="*", type=int, help="instead of the load's own three")
     parser.add_argument("--style", default="tagged", help="augment: which style")
-    parser.add_argument("--here", action="store_true", help="one load, one size, in this process; prints JSON")
+    parser.add_argument(
+        "--here", action="store_true", help="one load, one size, in this process; prints JSON"
+    )
     arguments = parser.parse_args()
     if arguments.here:
         print(json.dumps(asdict(measure(arguments.loads[0], arguments.sizes[0], arguments.style))))
         return
-    print("| load | size | CPU time | each | MiB before | MiB at the peak | mapped files | each further |")
+    print(
+        "| load | size | CPU time | each | MiB before | MiB at the peak | mapped files | each further |"
+    )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for load in arguments.loads or LOADS:
         measures: list[Measure] = []

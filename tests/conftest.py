@@ -38,7 +38,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(_number, signal.SIG_DFL)
 
-os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # before pytest_configure imports the libraries, as kinject sets it
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = (
+    "1"  # before pytest_configure imports the libraries, as kinject sets it
+)
 
 hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -58,7 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Import the libraries once, before any test, where tests run: not in the process that only hands them out."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
-    with warnings.catch_warnings():  # what other people's modules say while they are imported is not ours to fail on
+    with (
+        warnings.catch_warnings()
+    ):  # what other people's modules say while they are imported is not ours to fail on
         warnings.simplefilter("ignore")
         import kinject  # noqa: F401, I001 (first: it leaves out what bitsandbytes logs while it is imported)
         import bitsandbytes  # noqa: F401
@@ -95,7 +99,10 @@ def places_of_key(texts: Mapping[str, bytes]) -> list[str]:
 
 @pytest.fixture
 def canary_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
 ) -> Iterator[str]:
     """Put `KEY` into OPENAI_API_KEY; after the test, no file below tmp_path and nothing that was printed or logged holds it."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -114,7 +121,9 @@ def canary_key(
         "the log": caplog.text.encode("utf-8", "replace"),
     }
     for parent, _, names in os.walk(tmp_path):
-        texts |= {str(path): path.read_bytes() for name in names if (path := Path(parent, name)).is_file()}
+        texts |= {
+            str(path): path.read_bytes() for name in names if (path := Path(parent, name)).is_file()
+        }
     names = {path: os.fsencode(path) for path in texts}
     assert places_of_key(texts) == places_of_key(names) == []
 
@@ -148,7 +157,9 @@ def trained_tokenizer() -> transformers.PreTrainedTokenizerBase:
 
 
 @pytest.fixture
-def tiny_tokenizer(trained_tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.PreTrainedTokenizerBase:
+def tiny_tokenizer(
+    trained_tokenizer: transformers.PreTrainedTokenizerBase,
+) -> transformers.PreTrainedTokenizerBase:
     """A tokenizer of the test's own."""
     return copy.deepcopy(trained_tokenizer)
 
@@ -169,7 +180,10 @@ def tiny_model(tmp_path: Path, tiny_tokenizer: transformers.PreTrainedTokenizerB
 def fork_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
     """A process that has imported the libraries, shared by all workers of this run."""
     folder = tmp_path_factory.getbasetemp()
-    forks.use((folder.parent if hasattr(request.config, "workerinput") else folder) / "forks", STARTED_WITH)
+    forks.use(
+        (folder.parent if hasattr(request.config, "workerinput") else folder) / "forks",
+        STARTED_WITH,
+    )
 
 
 @pytest.fixture

@@ -52,14 +52,38 @@ class Popen(subprocess.Popen):
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any,
                        env: Any, startupinfo: Any, creationflags: Any, shell: Any, *rest: Any) -> None:  # fmt: skip
-        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, gid, gids, uid, umask, session, group = rest
-        streams = [descriptor if descriptor != -1 else n for n, descriptor in enumerate((p2cread, c2pwrite, errwrite))]
+        (
+            p2cread,
+            p2cwrite,
+            c2pread,
+            c2pwrite,
+            errread,
+            errwrite,
+            _,
+            gid,
+            gids,
+            uid,
+            umask,
+            session,
+            group,
+        ) = rest
+        streams = [
+            descriptor if descriptor != -1 else n
+            for n, descriptor in enumerate((p2cread, c2pwrite, errwrite))
+        ]
         environment = dict(os.environ if env is None else env)
-        special = (executable, preexec_fn, gid, gids, uid) != (None,) * 5 or pass_fds or shell or not close_fds
+        special = (
+            (executable, preexec_fn, gid, gids, uid) != (None,) * 5
+            or pass_fds
+            or shell
+            or not close_fds
+        )
         if not special and umask == -1 and _can_fork(args, environment, streams):
             request = {"words": [os.fspath(word) for word in args][1:], "cwd": os.fspath(cwd or os.getcwd()),
                        "environment": environment, "session": session, "group": group}  # fmt: skip
-            with contextlib.suppress(ConnectionRefusedError):  # the server has ended: its log says why
+            with contextlib.suppress(
+                ConnectionRefusedError
+            ):  # the server has ended: its log says why
                 self._connection = _connect()
         if self._connection is None:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo,
@@ -95,7 +119,12 @@ class Popen(subprocess.Popen):
 
 
 def _can_fork(args: Any, environment: dict[str, str], streams: Sequence[int]) -> bool:
-    if _server is None or isinstance(args, (str, bytes)) or os.fspath(args[0]) != sys.executable or len(args) < 2:
+    if (
+        _server is None
+        or isinstance(args, (str, bytes))
+        or os.fspath(args[0]) != sys.executable
+        or len(args) < 2
+    ):
         return False
     option = next((str(word) for word in args[1:] if word != "-u"), "-")
     if option.startswith("-") and option not in ("-m", "-c"):
@@ -200,7 +229,10 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 try:
                     head, streams, *_ = socket.recv_fds(connection, _LENGTH, 3)
                     request = json.loads(connection.recv(int(head), socket.MSG_WAITALL))
-                except (ValueError, ConnectionError) as error:  # its process was killed while it asked
+                except (
+                    ValueError,
+                    ConnectionError,
+                ) as error:  # its process was killed while it asked
                     print(f"not forked: {error!r}", file=sys.stderr, flush=True)
                     connection.close()
                     for stream in streams:
@@ -213,7 +245,12 @@ def serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 number = os.fork()
                 if not number:
                     selector.close()
-                    for other in (listener, connection, *leases, *(one for *_, one in children.values())):
+                    for other in (
+                        listener,
+                        connection,
+                        *leases,
+                        *(one for *_, one in children.values()),
+                    ):
                         other.close()
                     for descriptor in children:
                         os.close(descriptor)
@@ -250,8 +287,12 @@ def become(request: dict[str, Any], streams: Sequence[int]) -> None:
         if vars(module).get("Popen") is plain:
             module.Popen = Popen
     context = multiprocessing.get_context
-    multiprocessing.get_context = lambda method=None: _Context() if method == "forkserver" else context(method)
-    paths = [path for path in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    multiprocessing.get_context = lambda method=None: (
+        _Context() if method == "forkserver" else context(method)
+    )
+    paths = [
+        path for path in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if path
+    ]
     sys.path[:0] = [path for path in paths if path not in sys.path]
     _run(request["words"])
 
@@ -297,7 +338,11 @@ class _Context(multiprocessing.context.ForkContext):
 
 
 def _import_libraries() -> None:
-    os.environ |= {"MPLBACKEND": "agg", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    os.environ |= {
+        "MPLBACKEND": "agg",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import accelerate.commands.launch  # noqa: F401
@@ -308,7 +353,9 @@ def _import_libraries() -> None:
         import transformers.models.llama.modeling_llama  # noqa: F401
         import trl.trainer.sft_trainer  # noqa: F401
     threads = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
-    assert threads <= {Path("/proc/self/comm").read_text().strip(), "jemalloc_bg_thd"}, f"no fork has {threads}"
+    assert threads <= {Path("/proc/self/comm").read_text().strip(), "jemalloc_bg_thd"}, (
+        f"no fork has {threads}"
+    )
     gc.collect()
     gc.freeze()
 

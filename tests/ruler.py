@@ -28,7 +28,9 @@ def count_rows(folder: Path) -> Counter[str]:
         source = path.read_text("utf-8")
         total.update(_in_syntax(ast.parse(source)))
         total.update(_in_comments(source))
-        total["lines over 100 columns"] += sum(len(line) > _MOST_COLUMNS for line in source.splitlines())
+        total["lines over 100 columns"] += sum(
+            len(line) > _MOST_COLUMNS for line in source.splitlines()
+        )
         total["characters without white space"] += len("".join(source.split()))
     return total
 
@@ -57,7 +59,10 @@ def _in_function(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[s
         yield "functions with over 15 branches"
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     for argument in arguments:
-        if isinstance(argument.annotation, ast.Name) and argument.annotation.id in ("Any", "object"):
+        if isinstance(argument.annotation, ast.Name) and argument.annotation.id in (
+            "Any",
+            "object",
+        ):
             yield "parameters typed Any or object"
 
 
@@ -71,7 +76,9 @@ def _is_flag(node: ast.expr) -> bool:
     """Return whether a factor is true or false, so that the product is an `if` in disguise."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id == "bool"
-    return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+    return isinstance(node, ast.Compare) or (
+        isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    )
 
 
 def _in_comments(source: str) -> Iterator[str]:

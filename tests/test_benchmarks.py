@@ -27,7 +27,10 @@ from small import load_benchmark
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
-OTHER_ENVIRONMENTS = {"augment/curator_side.py": "requests.py", "eval/harness_side.py": "figures.py"}
+OTHER_ENVIRONMENTS = {
+    "augment/curator_side.py": "requests.py",
+    "eval/harness_side.py": "figures.py",
+}
 """Programs that another benchmark starts with the Python of another tool -> the benchmark that starts them."""
 IN_A_CHAIN = {"demo.py", "train/forgetting.py", "sandbox/ship.py"}
 """Programs that need the demo's runs: tests/test_first_run.py runs them."""
@@ -40,7 +43,10 @@ def material(tmp_path: Path, trained_tokenizer: transformers.PreTrainedTokenizer
     """A folder like the data that the benchmarks name: MMLU, SQuAD, fictional passages, a tokenizer."""
     folder = tmp_path / "material"
     trained_tokenizer.save_pretrained(folder / "models/tokenizers/gpt2")
-    letters = [{"question": f"Which is {n}?", "choices": ["a", "b", "c", "d"], "answer": n % 4} for n in range(8)]
+    letters = [
+        {"question": f"Which is {n}?", "choices": ["a", "b", "c", "d"], "answer": n % 4}
+        for n in range(8)
+    ]
     _write_rows(folder / "data/mmlu/anatomy.test.jsonl", letters[:2])
     _write_rows(folder / "data/mmlu/anatomy.dev.jsonl", letters[2:])
     towns = ("Lowmere", "Stonegate", "Farrow", "Kelm", "Harbury", "Millfield", "Oakton", "Ravensby")
@@ -64,7 +70,11 @@ def material(tmp_path: Path, trained_tokenizer: transformers.PreTrainedTokenizer
         for n, row in enumerate(documents)
     ]
     _write_rows(folder / "data/squad/squad2_dev_half_qa.jsonl", questions)
-    probes = {f"{level}_{part}": [] for level in ("mem", "gen", "hard_gen") for part in ("input", "target")}
+    probes = {
+        f"{level}_{part}": []
+        for level in ("mem", "gen", "hard_gen")
+        for part in ("input", "target")
+    }
     passages = [
         {
             "train_context": row["text"],
@@ -87,13 +97,17 @@ def _write_rows(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 @pytest.fixture
-def run_here(forked: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def run_here(
+    forked: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
     """Run a program of benchmarks/ in this process, which has the libraries loaded; return what it printed."""
 
     def _run(name: str, *arguments: str | Path) -> str:
         monkeypatch.chdir(Path.cwd())  # back here afterwards
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        monkeypatch.setattr(sys, "path", [*sys.path, str((BENCHMARKS / name).parent)])  # for what it imports from there
+        monkeypatch.setattr(
+            sys, "path", [*sys.path, str((BENCHMARKS / name).parent)]
+        )  # for what it imports from there
         code: object = 0
         try:
             runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
@@ -115,7 +129,9 @@ def _run_apart(name: str, *arguments: str | Path) -> str:
 
 
 def test_every_program_has_a_test_here() -> None:
-    programs = {str(path.relative_to(BENCHMARKS)) for path in BENCHMARKS.rglob("*.py")} - {"augment/planted_facts.py"}
+    programs = {str(path.relative_to(BENCHMARKS)) for path in BENCHMARKS.rglob("*.py")} - {
+        "augment/planted_facts.py"
+    }
     here = set(re.findall(r"\"([\w/]+\.py)\"", Path(__file__).read_text("utf-8")))
     assert programs <= here
     chain = (ROOT / "tests/test_first_run.py").read_text("utf-8")
@@ -139,7 +155,10 @@ def test_requests() -> None:  # it waits for its own children
 
 def test_costs(run_here: Callable[..., str]) -> None:
     printed = run_here("augment/costs.py", "--documents", "2")
-    rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|.* ([\d,]+) \|$", printed, re.MULTILINE)}
+    rows = {
+        row[0]: row[1:]
+        for row in re.findall(r"^\| `(\w+)` \| ([\d,]+) \|.* ([\d,]+) \|$", printed, re.MULTILINE)
+    }
     assert len(rows) == 20
     assert rows["paraphrase"][0] == rows["paraphrase"][1]  # one request for each text
     assert rows["implications"][0] >= rows["implications"][1]
@@ -153,7 +172,13 @@ def test_retrieval(material: Path, run_here: Callable[..., str]) -> None:
             assert [name for name, _ in rows][:2] == ["bm25", "lexical"]
         else:
             assert (
-                len(re.findall(r"learned from .*: words [\d.-]+, pieces .* recall at 1 .* words alone", printed)) == 3
+                len(
+                    re.findall(
+                        r"learned from .*: words [\d.-]+, pieces .* recall at 1 .* words alone",
+                        printed,
+                    )
+                )
+                == 3
             )
 
 
@@ -168,8 +193,12 @@ def test_hostile_files() -> None:
 
 
 @pytest.mark.soak
-def test_find_lr_beside_a_sweep(run_here: Callable[..., str], tmp_path: Path, tiny_model: Path) -> None:
-    _write_rows(tmp_path / "corpus.jsonl", [{"text": f"Person {i} was born in Kelm."} for i in range(24)])
+def test_find_lr_beside_a_sweep(
+    run_here: Callable[..., str], tmp_path: Path, tiny_model: Path
+) -> None:
+    _write_rows(
+        tmp_path / "corpus.jsonl", [{"text": f"Person {i} was born in Kelm."} for i in range(24)]
+    )
     recipe = {
         "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model)}, "corpus": {"path": str(tmp_path / "corpus.jsonl")},
         "trainer": {"per_device_train_batch_size": 4, "max_length": 64, "max_steps": 4},
@@ -177,15 +206,23 @@ def test_find_lr_beside_a_sweep(run_here: Callable[..., str], tmp_path: Path, ti
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     options = ("--seeds", "1", "--rates", "1e-3", "1e-1", "--sweep-seeds", "1")
     printed = run_here("train/find_lr.py", tmp_path / "recipe.yaml", *options)
-    losses = {rate: float(loss) for rate, loss in re.findall(r"^rate (\S+): (\S+)$", printed, re.MULTILINE)}
+    losses = {
+        rate: float(loss)
+        for rate, loss in re.findall(r"^rate (\S+): (\S+)$", printed, re.MULTILINE)
+    }
     assert f"best rate of the sweep: {min(losses, key=losses.__getitem__)}" in printed
     assert re.search(r"^[01] of 1 suggestions outside a factor of three", printed, re.MULTILINE)
 
 
-def test_versions_of_documents_that_differ_in_one_fact(run_here: Callable[..., str], tmp_path: Path) -> None:
+def test_versions_of_documents_that_differ_in_one_fact(
+    run_here: Callable[..., str], tmp_path: Path
+) -> None:
     towns = ("Lowmere", "Farrow", "Kelm", "Arden")
     for number, town in enumerate(towns):
-        rows = [f"In {1990 + line} the mill of {town} sold {17 * line + number} sacks to Bryn." for line in range(12)]
+        rows = [
+            f"In {1990 + line} the mill of {town} sold {17 * line + number} sacks to Bryn."
+            for line in range(12)
+        ]
         (tmp_path / f"{town}.txt").write_text("\n".join(rows))
     assert "4 pairs: the newest kept 4, both kept 4" in run_here("documents/versions.py", tmp_path)
 
@@ -202,18 +239,25 @@ def test_readers_of_documents(run_here: Callable[..., str]) -> None:
 @pytest.mark.soak
 def test_a_heap_of_kinds_of_files(run_here: Callable[..., str], tmp_path: Path) -> None:
     assert re.search(
-        r"kinds of files, 0 with text lost.*; 0 unreadable ones untold", run_here("documents/heap.py", tmp_path / "h")
+        r"kinds of files, 0 with text lost.*; 0 unreadable ones untold",
+        run_here("documents/heap.py", tmp_path / "h"),
     )
 
 
 def test_web_pages(tmp_path: Path, run_here: Callable[..., str]) -> None:
     truth = "The bridge at Arvika was built in 1931 and carries the road to the north. " * 8
-    page = f"<html><body><nav><a href=/>Home</a></nav><article><p>{truth}</p></article></body></html>"
+    page = (
+        f"<html><body><nav><a href=/>Home</a></nav><article><p>{truth}</p></article></body></html>"
+    )
     (tmp_path / "html").mkdir()
     (tmp_path / "html" / "a.html.gz").write_bytes(gzip.compress(page.encode()))
-    (tmp_path / "ground-truth.json").write_text(json.dumps({"a": {"articleBody": truth, "url": "x"}}))
+    (tmp_path / "ground-truth.json").write_text(
+        json.dumps({"a": {"articleBody": truth, "url": "x"}})
+    )
     printed = run_here("documents/web_pages.py", tmp_path)
-    rows = re.findall(r"^\| (\w+) \| 1 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", printed, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\w+) \| 1 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", printed, re.MULTILINE
+    )
     assert rows == [("kinject_text", *["1.000"] * 3), ("trafilatura_text", *["1.000"] * 3)]
 
 
@@ -221,10 +265,19 @@ def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
     printed = run_here("augment/faithfulness.py", material / "data", "--errors", "4")
     assert "8 of 8 accepted" in printed
     caught = re.findall(
-        r"^(?:number|date|unit|name) +(?:fictional|squad) +([\d.]+)% refused, of 2$", printed, re.MULTILINE
+        r"^(?:number|date|unit|name) +(?:fictional|squad) +([\d.]+)% refused, of 2$",
+        printed,
+        re.MULTILINE,
     )
     assert len(caught) == 8
-    assert len(re.findall(r"^cause +(?:en|de|fr|es|zh|ja) +[\d.]+% refused, of [12]$", printed, re.MULTILINE)) == 6
+    assert (
+        len(
+            re.findall(
+                r"^cause +(?:en|de|fr|es|zh|ja) +[\d.]+% refused, of [12]$", printed, re.MULTILINE
+            )
+        )
+        == 6
+    )
     assert max(map(float, caught)) == 100
 
 
@@ -238,17 +291,26 @@ def test_acceptance_and_the_data_of_its_study(tmp_path: Path, run_here: Callable
     _write_rows(tmp_path / "qwen7b_rewrites.jsonl", [{"document_id": "d", "text": answer}] * 2)
     _write_rows(
         tmp_path / "questions.jsonl",
-        [{"id": f"q{n}", "document_id": "d", "question": "?", "answers": [str(n)]} for n in range(4)],
+        [
+            {"id": f"q{n}", "document_id": "d", "question": "?", "answers": [str(n)]}
+            for n in range(4)
+        ],
     )
     printed = run_here("augment/acceptance.py", tmp_path)
-    assert "| qwen7b_rewrites as paraphrase: 2 | 50.0% | 2 | 50.0% |" in printed  # the second is a copy
+    assert (
+        "| qwen7b_rewrites as paraphrase: 2 | 50.0% | 2 | 50.0% |" in printed
+    )  # the second is a copy
     assert "'preamble': 2" in printed
     printed = run_here("augment/study_data.py", tmp_path, tmp_path / "out")
-    assert f"{tmp_path}/out/old.jsonl: 1 rows" in printed  # the passage alone: the old rule refuses a preamble
+    assert (
+        f"{tmp_path}/out/old.jsonl: 1 rows" in printed
+    )  # the passage alone: the old rule refuses a preamble
     assert f"{tmp_path}/out/new.jsonl: 2 rows" in printed
     assert f"{tmp_path}/out/asked.jsonl: 4 rows" in printed
     for writer in ("qwen7b_implications", "gpt4_1_implications", "qwen7b_trained_implications"):
-        _write_rows(tmp_path / f"{writer}.jsonl", [{"document_id": "d", "text": f"{answer} {writer}"}])
+        _write_rows(
+            tmp_path / f"{writer}.jsonl", [{"document_id": "d", "text": f"{answer} {writer}"}]
+        )
     printed = run_here("augment/seal_data.py", tmp_path, tmp_path / "seal")
     assert re.findall(r"^(\w+) +(\d+) rows", printed, re.MULTILINE) == [
         ("documents", "1"), ("passages", "1"), ("asked", "4"), ("written", "4"), ("own", "2"), ("gpt", "2"), ("trained", "2"),
@@ -265,27 +327,38 @@ def test_verdicts(run_here: Callable[..., str]) -> None:
     assert {rates[name] for name in never} == {"0.0"}
 
 
-def test_judge(tmp_path: Path, run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judge(
+    tmp_path: Path, run_here: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS / "augment"))  # as when the program is started
     printed = run_here("augment/judge.py", "make", tmp_path, "--texts", "8")
     assert "8 texts, 4 of them wrong" in printed
     rows = [json.loads(line) for line in (tmp_path / "key.jsonl").read_text("utf-8").splitlines()]
-    answers = [{"id": row["id"], "answer": "UNFAITHFUL: words" if row["kind"] else "FAITHFUL"} for row in rows]
+    answers = [
+        {"id": row["id"], "answer": "UNFAITHFUL: words" if row["kind"] else "FAITHFUL"}
+        for row in rows
+    ]
     _write_rows(tmp_path / "answers.jsonl", answers)
     printed = run_here("augment/judge.py", "score", tmp_path, tmp_path / "answers.jsonl")
-    assert re.search(r"^judge +caught 4 of 4 \(.*\); refused 0 of 4 correct texts$", printed, re.MULTILINE)
+    assert re.search(
+        r"^judge +caught 4 of 4 \(.*\); refused 0 of 4 correct texts$", printed, re.MULTILINE
+    )
     _write_rows(tmp_path / "answers.jsonl", answers[:3])
     printed = run_here("augment/judge.py", "score", tmp_path, tmp_path / "answers.jsonl")
     assert "5 of 8 texts have no answer and are left out" in printed
     n_wrong = sum(bool(row["kind"]) for row in rows[:3])
     assert re.search(
-        rf"^judge +caught {n_wrong} of {n_wrong} \(.*\); refused 0 of {3 - n_wrong} ", printed, re.MULTILINE
+        rf"^judge +caught {n_wrong} of {n_wrong} \(.*\); refused 0 of {3 - n_wrong} ",
+        printed,
+        re.MULTILINE,
     )
 
 
 def test_refusals(run_here: Callable[..., str]) -> None:
     printed = run_here("augment/refusals.py", "--show")
-    total = re.findall(r"^\| all \| (\d+) \| (\d+) .*\| (\d+) \| (\d+) \| (\d+) \|$", printed, re.MULTILINE)
+    total = re.findall(
+        r"^\| all \| (\d+) \| (\d+) .*\| (\d+) \| (\d+) \| (\d+) \|$", printed, re.MULTILINE
+    )
     assert len(total) == 2
     good, refused, bad, caught, accepted = map(int, total[0])
     assert refused <= 0.08 * good
@@ -306,14 +379,23 @@ def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str])
     assert len(drawn) == 9
     assert drawn[-1]["document_id"] == "fictional-003"
     written = [row["text"] for _, row in read_jsonl(tmp_path / "out/sentences.jsonl")]
-    assert written[:2] == ["The old mill of Lowmere was built by Arden Vale on 3 March 1987.", "It lies 40 km off."]
+    assert written[:2] == [
+        "The old mill of Lowmere was built by Arden Vale on 3 March 1987.",
+        "It lies 40 km off.",
+    ]
     assert len(written) == 32
     run_here("fictional.py", material / "data/fictional", tmp_path / "some", *more, "--ends", "05")
     for name, n in (("documents", 2), ("memorised", 2), ("unchecked", 4), ("sentences", 8)):
         rows = [row for _, row in read_jsonl(tmp_path / f"some/{name}.jsonl")]
         assert len(rows) == n
-        assert {row.get("document_id", row["id"]) for row in rows} == {"fictional-000", "fictional-005"}
-        assert all(row in [whole for _, whole in read_jsonl(tmp_path / f"out/{name}.jsonl")] for row in rows)
+        assert {row.get("document_id", row["id"]) for row in rows} == {
+            "fictional-000",
+            "fictional-005",
+        }
+        assert all(
+            row in [whole for _, whole in read_jsonl(tmp_path / f"out/{name}.jsonl")]
+            for row in rows
+        )
 
 
 @pytest.mark.soak
@@ -323,7 +405,14 @@ def test_figures_of_the_scorer(material: Path) -> None:
         "eval/figures.py", "--material", material, "--subjects", "1", "--questions", "2", "--rag-questions", "2",
         "--layers", "1", "--vocabulary", "2000", "--threads", "1", "--harness", "false",
     )  # fmt: skip
-    assert len(re.findall(r"^\w+, \d shots, 2 questions: kinject [\d.]+ a second", printed, re.MULTILINE)) == 3
+    assert (
+        len(
+            re.findall(
+                r"^\w+, \d shots, 2 questions: kinject [\d.]+ a second", printed, re.MULTILINE
+            )
+        )
+        == 3
+    )
     gap = re.search(r"RAG, K = 0..5, \d questions: .* largest difference ([\d.e+-]+)", printed)
     assert gap is not None
     assert float(gap[1]) < 1e-4
@@ -347,7 +436,9 @@ def test_written_answers(run_here: Callable[..., str], material: Path) -> None:
 
 def test_judges(run_here: Callable[..., str], material: Path) -> None:
     printed = run_here("eval/judges.py", "--material", material)
-    assert re.search(r"^perfect: 1\.00 / 1\.00, 1\.00 / 1\.00, 1\.00 / 1\.00; accepted$", printed, re.MULTILINE)
+    assert re.search(
+        r"^perfect: 1\.00 / 1\.00, 1\.00 / 1\.00, 1\.00 / 1\.00; accepted$", printed, re.MULTILINE
+    )
     assert len(re.findall("; refused$", printed, re.MULTILINE)) == 4
 
 
@@ -376,7 +467,11 @@ def test_bytes_of_a_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.soak
 def test_memory_while_loading(run_here: Callable[..., str]) -> None:
     printed = run_here("train/loading_memory.py", "--shape", "tiny", "--kinds", "fsdp2")
-    rows = [list(map(float, line.split("|")[3:5])) for line in printed.splitlines() if line.startswith("| fsdp2")]
+    rows = [
+        list(map(float, line.split("|")[3:5]))
+        for line in printed.splitlines()
+        if line.startswith("| fsdp2")
+    ]
     assert len(rows) == 2
     assert all(shard <= model for model, shard in rows)
 

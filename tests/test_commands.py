@@ -19,7 +19,9 @@ def _help(words: list[str]) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
         main([*words, "--help"])
-    text = re.sub(r"^  -h, --help +show this help message and exit\n", "", out.getvalue(), flags=re.MULTILINE)
+    text = re.sub(
+        r"^  -h, --help +show this help message and exit\n", "", out.getvalue(), flags=re.MULTILINE
+    )
     return text.removesuffix("\noptions:\n").rstrip()
 
 

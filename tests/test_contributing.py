@@ -32,13 +32,18 @@ STEP = re.compile(r"^\d+\. `([\w/]+\.py):([\w.]+)`", re.MULTILINE)
 
 def _sections() -> dict[str, str]:
     """Return the sections of the page by their headings."""
-    sections = re.split(r"^### ", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    sections = re.split(
+        r"^### ", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), flags=re.MULTILINE
+    )[1:]
     return {section.partition("\n")[0]: section for section in sections}
 
 
 def _walks() -> dict[str, list[str]]:
     """Return the steps of each walk, `file.py:function`, by its heading."""
-    walks = {heading: [":".join(step) for step in STEP.findall(text)] for heading, text in _sections().items()}
+    walks = {
+        heading: [":".join(step) for step in STEP.findall(text)]
+        for heading, text in _sections().items()
+    }
     return {heading: steps for heading, steps in walks.items() if steps}
 
 
@@ -85,7 +90,9 @@ def recipes(tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path]) -
     paths = {}
     for verb, sections in values.items():
         paths[verb] = tmp_path / f"{verb}.yaml"
-        paths[verb].write_text(yaml.safe_dump({"run_dir": str(tmp_path / verb), **sections}), encoding="utf-8")
+        paths[verb].write_text(
+            yaml.safe_dump({"run_dir": str(tmp_path / verb), **sections}), encoding="utf-8"
+        )
     return paths
 
 
@@ -93,7 +100,9 @@ def test_each_walk_is_the_order_of_calls(recipes: dict[str, Path]) -> None:
     walks = _walks()
     for module in CPU_PRELOAD:  # importing the libraries takes long while calls are noted
         importlib.import_module(module)
-    for name, (heading, steps) in zip(("augment", "train", "distill", "eval"), walks.items(), strict=True):
+    for name, (heading, steps) in zip(
+        ("augment", "train", "distill", "eval"), walks.items(), strict=True
+    ):
         verb = "train" if name == "distill" else name
         calls = _first_calls(lambda verb=verb, name=name: main([verb, str(recipes[name])]))  # type: ignore[misc]
         assert [step for step in steps if step not in calls] == [], heading
@@ -112,7 +121,10 @@ def test_a_question_format_from_outside_is_asked_in_its_own_layout(
     (answer,) = read_answers(recipe.run_dir / "answers.jsonl")
     loaded = load_model(str(tiny_model))
     context = "Where was Arden born?\n1) Lowmere\n2) Kelm\nNumber:"
-    expected = [naive_log_prob(loaded.model.double(), loaded.tokenizer, context, number) for number in (" 1", " 2")]
+    expected = [
+        naive_log_prob(loaded.model.double(), loaded.tokenizer, context, number)
+        for number in (" 1", " 2")
+    ]
     assert answer.log_probs == pytest.approx(expected, abs=1e-4)
     assert format_prompt(report.results[0].prompt_format) == "numbers, 0 shots"
     with pytest.raises(RecipeError, match="Did you mean numbered"):

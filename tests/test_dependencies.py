@@ -51,7 +51,9 @@ def direct() -> dict[str, str]:
     for extra, lines in project["optional-dependencies"].items():
         for name in map(_named, lines):
             names[name] = (
-                f"{names[name]}, {extra}" if names.get(name, "kinject") != "kinject" else names.get(name, extra)
+                f"{names[name]}, {extra}"
+                if names.get(name, "kinject") != "kinject"
+                else names.get(name, extra)
             )
     return names
 
@@ -67,7 +69,9 @@ def licence(name: str) -> str:
     if expression:
         return expression
     classified = [
-        line.split(" :: ")[-1] for line in fields.get_all("Classifier") or () if line.startswith("License ::")
+        line.split(" :: ")[-1]
+        for line in fields.get_all("Classifier") or ()
+        if line.startswith("License ::")
     ]
     classified = [NAMES.get(item, item) for item in classified if item != "OSI Approved"]
     first = (fields.get("License") or "").strip().splitlines()[:1]
@@ -94,8 +98,12 @@ def written() -> list[tuple[str, ...]]:
 
 
 def test_readme_names_every_extra() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    text = (ROOT / "README.md").read_text("utf-8").partition("Extras: ")[2].partition("`make docs`")[0]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    text = (
+        (ROOT / "README.md").read_text("utf-8").partition("Extras: ")[2].partition("`make docs`")[0]
+    )
     assert sorted(re.findall(r"`([\w-]+)`", text)) == sorted(extras)
 
 
@@ -103,7 +111,9 @@ def test_the_page_lists_exactly_what_pyproject_names() -> None:
     stale = "stale: run python tests/test_dependencies.py"
     assert {plain(row[0]): row[3] for row in written()} == direct(), stale
     versions = {name: version for name, (_, version) in pinned().items()}
-    assert {plain(row[0]): row[1] for row in written()} == {name: versions.get(name, "not pinned") for name in direct()}
+    assert {plain(row[0]): row[1] for row in written()} == {
+        name: versions.get(name, "not pinned") for name in direct()
+    }
 
 
 def test_the_licences_are_those_that_the_installed_packages_name() -> None:
@@ -118,20 +128,36 @@ def test_the_licences_are_those_that_the_installed_packages_name() -> None:
             n_compared += 1
     if not n_compared:
         pytest.skip("no package is installed at its pinned version")
-    assert {row[0] for row in written() if row[2] == UNKNOWN} <= {"flash-attn"}  # needs a GPU to be built
+    assert {row[0] for row in written() if row[2] == UNKNOWN} <= {
+        "flash-attn"
+    }  # needs a GPU to be built
 
 
 def test_no_dependency_asks_for_the_source_of_what_uses_it() -> None:
-    installed = {plain(name) for name in (item.metadata["Name"] for item in metadata.distributions()) if name}
-    strict = {name for name in pinned() if name in installed and re.search(r"(?<!L)\bA?GPL", licence(name))}
-    assert strict <= {"docutils", "tld"}  # an Emacs mode, which docutils' wheel leaves out; tld is MPL as well
+    installed = {
+        plain(name) for name in (item.metadata["Name"] for item in metadata.distributions()) if name
+    }
+    strict = {
+        name
+        for name in pinned()
+        if name in installed and re.search(r"(?<!L)\bA?GPL", licence(name))
+    }
+    assert strict <= {
+        "docutils",
+        "tld",
+    }  # an Emacs mode, which docutils' wheel leaves out; tld is MPL as well
 
 
 def test_check_looks_the_pinned_versions_up_among_known_vulnerabilities() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    static, recipes = (makefile[makefile.index(f"\n{target}:") :].split("\n\n")[0] for target in ("static", "recipes"))
+    static, recipes = (
+        makefile[makefile.index(f"\n{target}:") :].split("\n\n")[0]
+        for target in ("static", "recipes")
+    )
     assert " recipes" in static
-    assert "-$(BIN)/python -m pip_audit -r constraints.txt" in recipes  # what it finds fails nothing
+    assert (
+        "-$(BIN)/python -m pip_audit -r constraints.txt" in recipes
+    )  # what it finds fails nothing
     assert "pip-audit" in direct()
 
 

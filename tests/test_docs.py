@@ -35,18 +35,30 @@ BASE: Mapping[str, Any] = {
     "corpus": {"path": "corpus.jsonl", "replay": {"path": "general.jsonl", "fraction": 0.1}},
     "adapter": {"r": 8},
     "trainer": {"max_steps": 1},
-    "augment": {"documents": "d.jsonl", "styles": {"paraphrase": 1}, "generator": {"kind": "sandbox", "price": [1, 1]}},
+    "augment": {
+        "documents": "d.jsonl",
+        "styles": {"paraphrase": 1},
+        "generator": {"kind": "sandbox", "price": [1, 1]},
+    },
     "questions": {"documents": "d.jsonl", "generator": {"kind": "sandbox"}},
     "eval": {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}},
     "probes": {"questions": {"new": "q.jsonl"}},
-    "study": {"title": "t", "train": "t.yaml", "eval": "e.yaml", "models": {"m": "m"}, "arms": {"a": {}}},
+    "study": {
+        "title": "t",
+        "train": "t.yaml",
+        "eval": "e.yaml",
+        "models": {"m": "m"},
+        "arms": {"a": {}},
+    },
 }
 """What a fragment is put into; sections that it does not name are left out."""
 
 
 def _blocks(language: str) -> Iterator[Any]:
     for page in PAGES:
-        for match in re.finditer(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        for match in re.finditer(
+            rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
+        ):
             line = page.read_text("utf-8")[: match.start()].count("\n") + 1
             yield pytest.param(match[1], id=f"{page.name}:{line}")
 
@@ -83,10 +95,14 @@ def _documented_keys() -> list[Any]:
     names = "|".join(sorted(SECTIONS - {"run_dir", "seed", "method", "study"}))
     pattern = re.compile(rf"`(({names})(?:\.[\w.]+)?): ([^`]+)`")
     for page in PAGES:
-        text = page.read_text("utf-8").partition("## The guides, row by row")[0]  # tests/test_guides.py reads the rows
+        text = page.read_text("utf-8").partition("## The guides, row by row")[
+            0
+        ]  # tests/test_guides.py reads the rows
         for match in pattern.finditer(text):
             if "..." not in match[3]:
-                keys[f"{match[1]}={match[3]}"] = pytest.param(match[1], match[3], id=f"{page.name}: {match[1]}")
+                keys[f"{match[1]}={match[3]}"] = pytest.param(
+                    match[1], match[3], id=f"{page.name}: {match[1]}"
+                )
     return list(keys.values())
 
 
@@ -123,7 +139,8 @@ def test_every_command_of_a_page_parses(line: str, tmp_path: Path) -> None:
         words = words[1:]
     if words[:1] == ["make"]:
         assert all(
-            re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE) for target in words[1:]
+            re.search(rf"^{target}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+            for target in words[1:]
         )
     if words[:1] != ["kinject"] or len(words) == 1:
         return
@@ -131,26 +148,37 @@ def test_every_command_of_a_page_parses(line: str, tmp_path: Path) -> None:
     assert not any(word.startswith("-") for word in rest), rest
     recipes = [*getattr(arguments, "arguments", []), *rest]
     overrides = [word for word in recipes if "=" in word]
-    recipe = next((word for word in recipes if "=" not in word), getattr(arguments, "default_recipe", None))
+    recipe = next(
+        (word for word in recipes if "=" not in word), getattr(arguments, "default_recipe", None)
+    )
     if recipe is not None and recipe.startswith("recipes/"):
         check_sections(read_recipe(ROOT / recipe, overrides))
 
 
-def _schemas_at(schema: Mapping[str, Any], key: str, root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _schemas_at(
+    schema: Mapping[str, Any], key: str, root: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
     """Return the schemas of `key` below `schema`, in each of its alternatives; ``*`` is any name."""
     if "$ref" in schema:
         return _schemas_at(root["definitions"][schema["$ref"].rsplit("/", 1)[1]], key, root)
     conditional = [schema[name] for name in ("then", "else") if name in schema]
     parts = (*schema.get("anyOf", ()), *schema.get("allOf", ()), *conditional)
     schemas = [one for part in parts for one in _schemas_at(part, key, root)]
-    below = schema.get("additionalProperties") if key == "*" else schema.get("properties", {}).get(key)
+    below = (
+        schema.get("additionalProperties") if key == "*" else schema.get("properties", {}).get(key)
+    )
     return [*schemas, below] if isinstance(below, Mapping) else schemas
 
 
 def _keys(text: str) -> set[str]:
     """Return the dotted keys of recipes that `text` names in code; files such as `corpus.jsonl` are none."""
     sections = "|".join(SECTIONS)
-    return set(re.findall(rf"`((?:{sections})(?:\.(?!(?:jsonl|json|yaml|py|html)\b)(?:[a-z]\w*|\*(?=\.)))+)\b", text))
+    return set(
+        re.findall(
+            rf"`((?:{sections})(?:\.(?!(?:jsonl|json|yaml|py|html)\b)(?:[a-z]\w*|\*(?=\.)))+)\b",
+            text,
+        )
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -169,7 +197,9 @@ def _links_without_a_target(page: Path) -> list[str]:
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     targets = re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)", text)
     return [
-        f"{path}#{anchor}" for path, anchor in targets if not _is_there(page.parent / path if path else page, anchor)
+        f"{path}#{anchor}"
+        for path, anchor in targets
+        if not _is_there(page.parent / path if path else page, anchor)
     ]
 
 
@@ -178,7 +208,9 @@ def _is_there(path: Path, anchor: str) -> bool:
     if not anchor or not path.exists():
         return path.exists()
     titles = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
-    return anchor in {re.sub(r"\s", "-", re.sub(r"[^\w\- ]", "", title.lower())) for title in titles}
+    return anchor in {
+        re.sub(r"\s", "-", re.sub(r"[^\w\- ]", "", title.lower())) for title in titles
+    }
 
 
 def test_every_link_of_a_page_works_in_the_repository() -> None:
@@ -186,7 +218,9 @@ def test_every_link_of_a_page_works_in_the_repository() -> None:
     assert {name: targets for name, targets in broken.items() if targets} == {}
 
 
-_ROOMS = "|".join(sorted(path.name for path in (ROOT / "src" / "kinject").iterdir() if path.is_dir()))
+_ROOMS = "|".join(
+    sorted(path.name for path in (ROOT / "src" / "kinject").iterdir() if path.is_dir())
+)
 _FILES = re.compile(
     r"(?<![\w/.-])(?P<path>(?:tests|src|benchmarks)/[\w./-]*[\w/]"
     rf"|(?:{_ROOMS})/[\w/]+\.py|(?:[a-z_]+/)*test_\w+\.py)(?:::?(?P<name>[\w.]+))?"
@@ -200,7 +234,11 @@ def _absent_files(text: str) -> list[str]:
     for match in _FILES.finditer(text):
         path, names = match["path"], re.findall(r"\w+", match["name"] or "")
         candidates = [ROOT / path, ROOT / "src" / "kinject" / path, *ROOT.glob(f"tests/**/{path}")]
-        sources = [file.read_text("utf-8") if file.is_file() else "" for file in candidates if file.exists()]
+        sources = [
+            file.read_text("utf-8") if file.is_file() else ""
+            for file in candidates
+            if file.exists()
+        ]
         if not any(all(re.search(rf"\b{name}\b", source) for name in names) for source in sources):
             absent.append(match[0])
     return absent
@@ -233,28 +271,41 @@ def test_the_guide_to_the_report_names_its_sections_and_columns() -> None:
     titles = set(re.findall(r'yield f?"([A-Z][^"{:]+)', source))
     assert len(titles) > 10
     assert [title for title in titles if title not in page] == []
-    assert [column for column in _COLUMNS if not re.search(rf"^\| .*{column}.* \|", page, re.MULTILINE)] == []
+    assert [
+        column for column in _COLUMNS if not re.search(rf"^\| .*{column}.* \|", page, re.MULTILINE)
+    ] == []
 
 
 def test_lines_of_markdown_end_at_120_characters() -> None:
     """Tables and lines with a link may be longer."""
-    names = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = subprocess.run(
+        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     too_long = [
         f"{name}:{number}"
         for name in names.split()
         for number, line in enumerate((ROOT / name).read_text("utf-8").splitlines(), 1)
-        if len(line) > 120 and not line.lstrip().startswith("|") and "](" not in line and "://" not in line
+        if len(line) > 120
+        and not line.lstrip().startswith("|")
+        and "](" not in line
+        and "://" not in line
     ]
     assert too_long == []
 
 
 def test_the_readmes_table_is_that_of_the_example_report() -> None:
     text = (ROOT / "README.md").read_text("utf-8").partition("## The demo")[2]
-    rows = re.findall(r"^\| [^|]*(?:base|repeated|paraphrases)[^|]* \| (.*) \|$", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| [^|]*(?:base|repeated|paraphrases)[^|]* \| (.*) \|$", text, re.MULTILINE
+    )
     numbers = [float(number) for row in rows[:4] for number in re.findall(r"[01]\.\d{3}", row)]
     assert len(numbers) == 20
     report = (ROOT / "docs/example-report.html").read_text("utf-8")
-    assert [number for number in numbers if not {f"{100 * number:.1f}", f"{number:.3f}"} & set(_figures(report))] == []
+    assert [
+        number
+        for number in numbers
+        if not {f"{100 * number:.1f}", f"{number:.3f}"} & set(_figures(report))
+    ] == []
     assert report.count("<img") + report.count("<svg") > 0
     assert len(report) < 3e6
 
@@ -265,7 +316,9 @@ def _figures(html: str) -> list[str]:
 
 def test_the_times_of_the_first_hour_agree() -> None:
     times = re.findall(
-        r"^\| (?:`| *60).* \| (two|five) minutes \|$", (ROOT / "docs/figures.md").read_text("utf-8"), re.MULTILINE
+        r"^\| (?:`| *60).* \| (two|five) minutes \|$",
+        (ROOT / "docs/figures.md").read_text("utf-8"),
+        re.MULTILINE,
     )
     assert times == ["two", "two", "five"]
     for name, text in {
@@ -304,12 +357,15 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     assert pages.keys() == written
     for name, html in pages.items():
         fetched = re.findall(
-            r"<(?:script|img|iframe|link(?! rel=\"canonical\"))[^>]*(?:src|href)=\"(https?:[^\"]*)", html
+            r"<(?:script|img|iframe|link(?! rel=\"canonical\"))[^>]*(?:src|href)=\"(https?:[^\"]*)",
+            html,
         )
         assert fetched == [], name
     assert "url(http" not in "".join(css.read_text("utf-8") for css in tmp_path.rglob("*.css"))
     assert "lr_scheduler_type" in pages["keys"]
-    assert 'href="recipes.html#qwen306b-lora"' in pages["models"]  # a link to the recipe's file in the repository
+    assert (
+        'href="recipes.html#qwen306b-lora"' in pages["models"]
+    )  # a link to the recipe's file in the repository
     assert 'id="qwen306b-lora"' in pages["recipes"]
     assert 'href="keys.html"' in pages["glossary"]
     assert "kinject recipes" in pages["commands"]
@@ -325,7 +381,9 @@ def test_the_pairs_of_new_and_known_facts_in_methods_and_models_are_those_of_the
     rows = [line.split("|") for line in findings.splitlines() if line.startswith("| ")]
     measured = {(_accuracies(row[2]), _accuracies(row[3])) for row in rows if len(row) > 3}
     measured |= {(_accuracies(row[2]), _accuracies(row[4])) for row in rows if len(row) > 5}
-    measured |= {(new, known) for new, known in re.findall(r"new ([\d.]+)%, known ([\d.]+)%", findings)}
+    measured |= {
+        (new, known) for new, known in re.findall(r"new ([\d.]+)%, known ([\d.]+)%", findings)
+    }
     measured |= {(new, known) for new, known in re.findall(r"full: ([\d.]+)%, ([\d.]+)%", findings)}
     for page in ("methods.md", "models.md"):
         text = (ROOT / "docs" / page).read_text("utf-8")
@@ -339,7 +397,8 @@ def test_the_words_on_the_recommended_recipe_are_those_of_the_findings() -> None
     findings = " ".join((ROOT / "docs/findings.md").read_text("utf-8").split())
     best = re.sub(r"\s*\n#\s+", " ", (ROOT / "recipes/best.yaml").read_text("utf-8"))
     numbers = re.search(
-        r"Not shown: that recipes/best.yaml is better than recipes/cpt.yaml \(new (.*?), (.*?);", findings
+        r"Not shown: that recipes/best.yaml is better than recipes/cpt.yaml \(new (.*?), (.*?);",
+        findings,
     )
     assert numbers is not None
     assert f"is not shown (new facts {numbers[1]} points, {numbers[2]} after Holm)" in best
@@ -347,4 +406,6 @@ def test_the_words_on_the_recommended_recipe_are_those_of_the_findings() -> None
     assert f"that it beats `recipes/cpt.yaml` is not shown: {numbers[1]} points of new" in methods
     pairs = re.findall(r"([\d.]+)% (?:of the new facts, |and )([\d.]+)%", best)
     assert len(pairs) >= 3
-    assert [pair for pair in pairs if re.search(rf"\| {pair[0]}% [^|]*\| {pair[1]}% ", findings) is None] == []
+    assert [
+        pair for pair in pairs if re.search(rf"\| {pair[0]}% [^|]*\| {pair[1]}% ", findings) is None
+    ] == []

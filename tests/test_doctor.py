@@ -35,7 +35,9 @@ def _train(model: Mapping[str, Any], corpus: str, **trainer: Any) -> dict[str, A
 
 
 def test_a_missing_input_is_a_problem_with_its_line(here: Path, tiny_model: Path) -> None:
-    file = _write("train.yaml", run_dir="runs/t", **_train({"path": str(tiny_model)}, "runs/a/corpus.jsonl"))
+    file = _write(
+        "train.yaml", run_dir="runs/t", **_train({"path": str(tiny_model)}, "runs/a/corpus.jsonl")
+    )
     (check,) = doctor.check_recipes([file])
     (problem,) = check.problems
     assert problem.startswith("train.yaml:5: corpus.path: found 'runs/a/corpus.jsonl'")
@@ -60,7 +62,9 @@ def test_an_endpoint_without_key_is_a_problem(here: Path, monkeypatch: pytest.Mo
     section = {"documents": "docs.jsonl", "styles": {"paraphrase": 1}, "generator": generator}
     file = _write("a.yaml", run_dir="r", augment=section)
     (check,) = doctor.check_recipes([file])
-    assert [problem.rpartition(". ")[2] for problem in check.problems] == ["export OPENAI_API_KEY=..."]
+    assert [problem.rpartition(". ")[2] for problem in check.problems] == [
+        "export OPENAI_API_KEY=..."
+    ]
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     (check,) = doctor.check_recipes([file])
     assert not check.problems
@@ -73,19 +77,27 @@ def test_a_bad_recipe_is_reported_with_its_line(here: Path) -> None:
 
 
 def test_the_command_ends_with_0_or_1_and_shows_no_key(
-    here: Path, tiny_model: Path, canary_key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path,
+    tiny_model: Path,
+    canary_key: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", canary_key)
     monkeypatch.setattr(doctor, "_MIN_FREE_DISK", 0)
     Path("c.jsonl").write_text('{"text": "a"}\n')
-    _write("good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "c.jsonl"))
+    _write(
+        "good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "c.jsonl")
+    )
     code = main(["doctor", "good.yaml", "--offline"])
     out = capsys.readouterr().out
     assert "OPENAI_API_KEY set" in out
     assert "HF_TOKEN not set" in out
     assert "not tried (--offline)" in out
     assert "good.yaml" in out
-    _write("good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "gone.jsonl"))
+    _write(
+        "good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "gone.jsonl")
+    )
     assert main(["doctor", "good.yaml", "--offline"]) == 1
     assert "found 'gone.jsonl'" in capsys.readouterr().out
     assert code == ("No problems found." not in out)

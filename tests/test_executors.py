@@ -20,7 +20,13 @@ from kinject.study.stages import Stage
 
 def corpus_stage(folder: Path, source: Path, identity: str) -> Stage:
     return Stage(
-        identity, "corpus", folder / identity, "", (), parameters={"source": str(source), "seed": 0}, label=identity
+        identity,
+        "corpus",
+        folder / identity,
+        "",
+        (),
+        parameters={"source": str(source), "seed": 0},
+        label=identity,
     )
 
 
@@ -43,7 +49,8 @@ def source(tmp_path: Path) -> Path:
 
 def test_stages_are_done_and_a_faulty_one_fails_alone_with_its_reason_in_its_log(tmp_path, source):
     stages = [
-        corpus_stage(tmp_path, path, name) for name, path in (("a", source), ("b", tmp_path / "no"), ("c", source))
+        corpus_stage(tmp_path, path, name)
+        for name, path in (("a", source), ("b", tmp_path / "no"), ("c", source))
     ]
     with LocalExecutor(2, 0, ("kinject.study.stages",)) as executor:
         outcomes = run(executor, stages)
@@ -61,7 +68,9 @@ def test_a_worker_that_is_killed_fails_its_stage_and_another_takes_its_place(tmp
         executor.submit(corpus_stage(tmp_path, source, "stuck"))
         worker = executor._workers[0].process
         assert worker.pid is not None
-        os.kill(worker.pid, signal.SIGSTOP)  # before it can have finished: it has all its imports to do
+        os.kill(
+            worker.pid, signal.SIGSTOP
+        )  # before it can have finished: it has all its imports to do
         os.kill(worker.pid, signal.SIGKILL)  # ends a stopped process, too
         (outcome,) = executor.wait()
         assert outcome.result is None
@@ -95,7 +104,9 @@ def test_a_worker_has_the_environment_of_its_executor_not_of_the_process_that_it
 
 
 @pytest.mark.parametrize(("users", "expected"), [(None, "4"), ("7", "7")])
-def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_threads(monkeypatch, users, expected):
+def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_threads(
+    monkeypatch, users, expected
+):
     environments: list[dict[str, str]] = []
 
     class Context:
@@ -115,7 +126,9 @@ def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_thre
         assert environments == [{**os.environ, "OMP_NUM_THREADS": expected}] * 2
 
 
-def test_a_script_without_a_guard_for_its_main_module_runs_once(tmp_path: Path, source: Path) -> None:
+def test_a_script_without_a_guard_for_its_main_module_runs_once(
+    tmp_path: Path, source: Path
+) -> None:
     script = tmp_path / "mine.py"
     script.write_text(
         "from pathlib import Path\n"
@@ -150,7 +163,9 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path):
         "    os.kill(os.getpid(), signal.SIGKILL)\n",
         encoding="utf-8",
     )
-    parent = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False)
+    parent = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert parent.returncode == -signal.SIGKILL, parent.stderr
     worker = int(parent.stdout)
     for _ in range(100):

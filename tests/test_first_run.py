@@ -60,7 +60,9 @@ OTHERS = {
 
 def _blocks(pages: Iterable[Path], language: str) -> Iterator[str]:
     for page in pages:
-        for block in re.finditer(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+        for block in re.finditer(
+            rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
+        ):
             yield block[1]
 
 
@@ -81,7 +83,9 @@ def test_what_is_not_run_here_is_on_a_page() -> None:
 
 def _run(words: list[str]) -> None:
     small = SMALL.get("".join(words[1:2]), [])
-    small = [word for word in small if len(words) == 2 or not word.endswith(".yaml")]  # a longer one names its recipe
+    small = [
+        word for word in small if len(words) == 2 or not word.endswith(".yaml")
+    ]  # a longer one names its recipe
     assert main([*words[1:], *small]) in (0, 1), words  # 1: finished, but short of what was asked
 
 
@@ -105,8 +109,19 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _run_main_job(checkout: Path) -> list[list[str]]:
     """Run the commands of the quickstart in order; return them."""
-    main_job = [words for words in _commands([ROOT / "docs/quickstart.md"]) if words[1] not in ("recipes", "demo")][:6]
-    assert [words[1] for words in main_job] == ["sandbox", "sandbox", "augment", "train", "train", "eval"]
+    main_job = [
+        words
+        for words in _commands([ROOT / "docs/quickstart.md"])
+        if words[1] not in ("recipes", "demo")
+    ][:6]
+    assert [words[1] for words in main_job] == [
+        "sandbox",
+        "sandbox",
+        "augment",
+        "train",
+        "train",
+        "eval",
+    ]
     for words in main_job:
         _run(words)
         if words[1:] == ["sandbox", "corpus"]:  # 600 texts of it are enough for replay
@@ -131,7 +146,9 @@ def test_the_documented_commands_run_and_the_benchmark_of_the_demo_reads_their_r
     for words in _commands(PAGES):
         line = " ".join(words)
         elsewhere = any(part in line for part in NOT_HERE) and "--dry-run" not in words
-        if "--dry-run" in words and ("recipes/studies/" not in line or "recipes/studies/paper-" in line):
+        if "--dry-run" in words and (
+            "recipes/studies/" not in line or "recipes/studies/paper-" in line
+        ):
             elsewhere = True
         if tuple(words) in done or elsewhere:
             continue
@@ -148,9 +165,18 @@ def test_the_documented_commands_run_and_the_benchmark_of_the_demo_reads_their_r
     for block in _blocks(PAGES, "python"):
         if any(part in block for part in NOT_HERE):
             continue
-        (checkout / "block.py").write_text(re.sub(r"max_steps=\d+", "max_steps=2", block), encoding="utf-8")
+        (checkout / "block.py").write_text(
+            re.sub(r"max_steps=\d+", "max_steps=2", block), encoding="utf-8"
+        )
         runpy.run_path(str(checkout / "block.py"), run_name="__main__")
-    assert {words[1] for words in done if len(words) > 1} >= {"recipes", "compare", "find-lr", "plan", "view", "study"}
+    assert {words[1] for words in done if len(words) > 1} >= {
+        "recipes",
+        "compare",
+        "find-lr",
+        "plan",
+        "view",
+        "study",
+    }
 
     monkeypatch.setattr(sys, "argv", ["demo.py", "--report", str(checkout)])
     runpy.run_path(str(ROOT / "benchmarks/demo.py"), run_name="__main__")
@@ -168,8 +194,17 @@ def test_the_benchmarks_of_shipped_models_and_of_forgetting_read_the_main_job(
     runpy.run_path(str(ROOT / "benchmarks/sandbox/ship.py"), run_name="__main__")
     assert capsys.readouterr().out.count("] |\n") == 6
 
-    arguments = ["trainer.max_steps=2", "trainer.warmup_steps=0", "--arms", "replay 25%", "--limit", "8"]
+    arguments = [
+        "trainer.max_steps=2",
+        "trainer.warmup_steps=0",
+        "--arms",
+        "replay 25%",
+        "--limit",
+        "8",
+    ]
     monkeypatch.setattr(sys, "argv", ["forgetting.py", *arguments])
     runpy.run_path(str(ROOT / "benchmarks/train/forgetting.py"), run_name="__main__")
-    rows = re.findall(r"^\| .* \| [\d.]+ \| [\d.]+ \| -?[\d.]+ \| \d+ \|$", capsys.readouterr().out, re.MULTILINE)
+    rows = re.findall(
+        r"^\| .* \| [\d.]+ \| [\d.]+ \| -?[\d.]+ \| \d+ \|$", capsys.readouterr().out, re.MULTILINE
+    )
     assert len(rows) == 4  # base, the arm, two averages

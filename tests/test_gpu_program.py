@@ -32,27 +32,50 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def _dry_run(results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FOLDER / "run.py"), "--tiny", "--results", str(results), *arguments]
+    command = [
+        sys.executable,
+        str(FOLDER / "run.py"),
+        "--tiny",
+        "--results",
+        str(results),
+        *arguments,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
 def test_a_dry_run_measures_writes_its_page_and_resumes(tmp_path: Path, forked: None) -> None:
-    cases = ["attention/sdpa", "attention/flash_attention_2", "train/1B full/kinject", "train/1B full/bare"]
-    done = _dry_run(tmp_path, "--only", *cases, "--page", str(tmp_path / "gpu.md"), "--minutes", "20")
+    cases = [
+        "attention/sdpa",
+        "attention/flash_attention_2",
+        "train/1B full/kinject",
+        "train/1B full/bare",
+    ]
+    done = _dry_run(
+        tmp_path, "--only", *cases, "--page", str(tmp_path / "gpu.md"), "--minutes", "20"
+    )
     assert "3 done, 1 failed, 0 wait for the next run" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1
     entries = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert len(entries) == 4
     results = {entry["case"]: entry for entry in entries}
-    assert results["attention/flash_attention_2"]["reason"].endswith("needs an NVIDIA GPU, and the model is on cpu")
+    assert results["attention/flash_attention_2"]["reason"].endswith(
+        "needs an NVIDIA GPU, and the model is on cpu"
+    )
     assert results["attention/sdpa"]["values"]["loss_difference"] == 0
     assert results["attention/sdpa"]["values"]["isolation"] < 1e-5
     trained = results["train/1B full/kinject"]["values"]
     assert trained["tokens_per_second"] > 0
     assert trained["planned_gib"] > 0
-    assert trained["flops_per_token"] == results["train/1B full/bare loop"]["values"]["flops_per_token"]
+    assert (
+        trained["flops_per_token"]
+        == results["train/1B full/bare loop"]["values"]["flops_per_token"]
+    )
     page = (tmp_path / "gpu.md").read_text()
-    for text in ("A dry run on a CPU", "| 1B full | kinject | sdpa |", "| attention/flash_attention_2 | RuntimeError"):
+    for text in (
+        "A dry run on a CPU",
+        "| 1B full | kinject | sdpa |",
+        "| attention/flash_attention_2 | RuntimeError",
+    ):
         assert text in page
     assert all(len(line) <= 120 or line.startswith("|") for line in page.splitlines())
     again = _dry_run(tmp_path, "--only", *cases)
@@ -66,9 +89,21 @@ def test_every_case_of_a_dry_run_is_measured_or_says_why_not(tmp_path: Path, pro
     _dry_run(tmp_path, "--page", str(tmp_path / "gpu.md"), "--minutes", "120")
     results = program("run").read_results(tmp_path / "results.jsonl")
     assert list(results) == list(measures.CASES)
-    failed = {name: entry["reason"] for name, entry in results.items() if entry["status"] == "failed"}
-    known = ("needs an NVIDIA GPU", "needs a GPU", "on the CPU", "backward on CPU", "a newer GPU", "lm_eval", "liger")
-    assert {name: reason for name, reason in failed.items() if not any(text in reason for text in known)} == {}
+    failed = {
+        name: entry["reason"] for name, entry in results.items() if entry["status"] == "failed"
+    }
+    known = (
+        "needs an NVIDIA GPU",
+        "needs a GPU",
+        "on the CPU",
+        "backward on CPU",
+        "a newer GPU",
+        "lm_eval",
+        "liger",
+    )
+    assert {
+        name: reason for name, reason in failed.items() if not any(text in reason for text in known)
+    } == {}
 
 
 def _hang(_: Any) -> dict[str, Any]:
@@ -103,7 +138,9 @@ def test_a_case_that_hangs_dies_or_needs_too_much_is_written_down_and_stops_noth
     monkeypatch.setattr(measures, "CASES", _fake_cases(measures))
     monkeypatch.setattr(run, "LEAST", 0.0)
     results, setting = tmp_path / "results.jsonl", training.Setting("cpu", tmp_path, True)
-    waiting = run.run_cases(list(measures.CASES), setting, results, time.monotonic() + 30, forked=True)
+    waiting = run.run_cases(
+        list(measures.CASES), setting, results, time.monotonic() + 30, forked=True
+    )
     assert waiting == []
     entries = run.read_results(results)
     assert {name: entry["status"] for name, entry in entries.items()} == {
@@ -125,7 +162,9 @@ def test_a_case_that_the_minutes_cut_short_waits_for_the_next_run(
 ) -> None:
     run, measures, training = program("run"), program("measures"), program("training")
     case = measures.Case
-    monkeypatch.setattr(measures, "CASES", {"long": case("a", _hang, 0, 100), "far": case("a", _hang, 50, 100)})
+    monkeypatch.setattr(
+        measures, "CASES", {"long": case("a", _hang, 0, 100), "far": case("a", _hang, 50, 100)}
+    )
     monkeypatch.setattr(run, "LEAST", 0.0)
     results, setting = tmp_path / "results.jsonl", training.Setting("cpu", tmp_path, True)
     waiting = run.run_cases(["long", "far"], setting, results, time.monotonic() + 0.5, forked=True)
@@ -149,15 +188,22 @@ def test_a_table_of_results_is_computed_from_the_figures(program: Any) -> None:
             "attention": "flash"}  # fmt: skip
     theirs = {**ours, "tokens_per_second": 6000.0, "attention": "sdpa"}
     values = {"machine": machine, "train/8B full/kinject": ours, "train/8B full/SFTTrainer": theirs}
-    results = {name: {"case": name, "status": "done", "values": one, "tiny": False} for name, one in values.items()}
+    results = {
+        name: {"case": name, "status": "done", "values": one, "tiny": False}
+        for name, one in values.items()
+    }
     page = program("page").render(results)
-    assert "| 8B full | kinject | flash | 2 | 9,000 | 44% | 100.0 | 1.00 |" in page  # 9,000 x 4.8e10 of 989e12
+    assert (
+        "| 8B full | kinject | flash | 2 | 9,000 | 44% | 100.0 | 1.00 |" in page
+    )  # 9,000 x 4.8e10 of 989e12
     assert "| 8B full | SFTTrainer | sdpa | 2 | 6,000 | 29% | 100.0 | 1.50 |" in page
     assert "| 8B full | 95.0 | 100.0 | 0.95 |" in page
     assert "3 of 47 cases are measured" in page
 
 
-def test_the_operations_of_a_token_are_those_of_its_products(program: Any, tiny_tokenizer: Any) -> None:
+def test_the_operations_of_a_token_are_those_of_its_products(
+    program: Any, tiny_tokenizer: Any
+) -> None:
     from torch import nn
 
     from kinject.models import new_model
@@ -165,13 +211,18 @@ def test_the_operations_of_a_token_are_those_of_its_products(program: Any, tiny_
     fields = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
               "num_key_value_heads": 2, "model_type": "llama"}  # fmt: skip
     model = new_model(fields, tiny_tokenizer, 0)
-    products = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    products = sum(
+        module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)
+    )
     assert program("training").flops_per_token(model, "full", 0) == 6 * products
     assert program("training").flops_per_token(model, "LoRA", 100) == 4 * products + 200
 
 
 def test_a_machine_without_the_packages_is_told_at_once(
-    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    program: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = program("run")
     real = run.metadata.version

@@ -28,10 +28,20 @@ NOT_BUILT = ("**not built**: ", "**reading**: ")
 GENERATOR = {"kind": "sandbox"}
 RECIPE: dict[str, Mapping[str, Any]] = {
     "train": {"model": {"path": "some/model"}, "corpus": {"path": "corpus.jsonl"}, "trainer": {}},
-    "augment": {"augment": {"documents": "d.jsonl", "styles": {"paraphrase": 1}, "generator": GENERATOR}},
+    "augment": {
+        "augment": {"documents": "d.jsonl", "styles": {"paraphrase": 1}, "generator": GENERATOR}
+    },
     "questions": {"questions": {"documents": "d.jsonl", "generator": GENERATOR}},
     "eval": {"eval": {"models": {"base": "m"}, "questions": {"new": "q.jsonl"}}},
-    "study": {"study": {"title": "t", "train": "t.yaml", "eval": "e.yaml", "models": {"m": "m"}, "arms": {"a": {}}}},
+    "study": {
+        "study": {
+            "title": "t",
+            "train": "t.yaml",
+            "eval": "e.yaml",
+            "models": {"m": "m"},
+            "arms": {"a": {}},
+        }
+    },
 }
 """Verb: the smallest recipe that it reads. The lines of a row are put into it."""
 
@@ -48,12 +58,20 @@ class Row(NamedTuple):
     def settings(self) -> list[str]:
         """The recipe lines as overrides."""
         lines = re.findall(r"`([^`]+)`", self.line)
-        return [re.sub(r": ", "=", line, count=1) for line in lines if not line.startswith(("kinject ", "accelerate "))]
+        return [
+            re.sub(r": ", "=", line, count=1)
+            for line in lines
+            if not line.startswith(("kinject ", "accelerate "))
+        ]
 
     @property
     def commands(self) -> list[str]:
         """The commands."""
-        return [line for line in re.findall(r"`([^`]+)`", self.line) if line.startswith(("kinject ", "accelerate "))]
+        return [
+            line
+            for line in re.findall(r"`([^`]+)`", self.line)
+            if line.startswith(("kinject ", "accelerate "))
+        ]
 
     @property
     def tests(self) -> list[str]:
@@ -79,7 +97,9 @@ def _tests_of(path: Path) -> dict[str, str]:
     """Return the tests that pytest collects from a file, with their marks and those of the file."""
     module = ast.parse(path.read_text("utf-8")).body
     of_file = [
-        ast.unparse(item) for item in module if isinstance(item, ast.Assign) and "pytestmark" in ast.unparse(item)
+        ast.unparse(item)
+        for item in module
+        if isinstance(item, ast.Assign) and "pytestmark" in ast.unparse(item)
     ]
     return {
         item.name: " ".join([*of_file, *map(ast.unparse, item.decorator_list)])
@@ -97,7 +117,9 @@ def test_every_row_of_the_guides_is_on_the_page() -> None:
     (arguments,) = (
         ast.literal_eval(item.value)
         for item in documented.body
-        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name) and item.targets[0].id == "DOCUMENTED"
+        if isinstance(item, ast.Assign)
+        and isinstance(item.targets[0], ast.Name)
+        and item.targets[0].id == "DOCUMENTED"
     )
     text = " ".join(row.subject + row.line for row in ROWS)
     assert [name for name in arguments if not re.search(rf"\b{name}\b", text)] == []
@@ -113,7 +135,9 @@ def test_every_row_has_a_line_and_a_test_or_a_reason() -> None:
             assert "[above]" not in reason or "(#what-is-not-built)" in reason, row.number
             continue
         assert row.line, row.number
-        assert all((ROOT / path).is_file() for path in re.findall(r"recipes/[\w./-]+\.yaml", row.line)), row.number
+        assert all(
+            (ROOT / path).is_file() for path in re.findall(r"recipes/[\w./-]+\.yaml", row.line)
+        ), row.number
         assert row.tests or row.like, row.number
         for number in row.like:
             other = BY_NUMBER[number]

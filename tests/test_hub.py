@@ -23,7 +23,11 @@ _COMMIT = "a" * 40
 
 @pytest.fixture(autouse=True)
 def no_proxy_and_an_empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in [name for name in os.environ if name.lower().endswith("_proxy") or name == "HF_HUB_ETAG_TIMEOUT"]:
+    for name in [
+        name
+        for name in os.environ
+        if name.lower().endswith("_proxy") or name == "HF_HUB_ETAG_TIMEOUT"
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -50,7 +54,12 @@ def test_an_unreachable_name_fails_in_two_seconds_in_one_line_wherever_it_stands
     import datasets  # noqa: F401 (its import is not what is timed)
 
     refused(monkeypatch)
-    readers = (load_model, load_tokenizer, load_config, lambda name: list(read_documents(Path(name))))
+    readers = (
+        load_model,
+        load_tokenizer,
+        load_config,
+        lambda name: list(read_documents(Path(name))),
+    )
     for read in readers:
         began = time.monotonic()
         with pytest.raises(InputError) as caught:
@@ -62,7 +71,9 @@ def test_an_unreachable_name_fails_in_two_seconds_in_one_line_wherever_it_stands
         assert "\n" not in message
 
 
-def test_a_hub_that_does_not_answer_is_given_up_unless_more_time_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_given_up_unless_more_time_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses = [0.5, 3.0]
 
     def slow(*_: object, **__: object) -> contextlib.nullcontext[None]:
@@ -93,7 +104,8 @@ def test_a_cached_model_is_loaded_without_the_hub(
         ids = torch.arange(40)[None]
         assert torch.equal(loaded.model(ids).logits, local.model(ids).logits)
         with pytest.raises(
-            InputError, match="org/other: no model of this name: no such folder, not in the local cache"
+            InputError,
+            match="org/other: no model of this name: no such folder, not in the local cache",
         ):
             load_model("org/other")
 
@@ -110,7 +122,9 @@ def test_a_hub_or_a_proxy_that_listens_is_reached(monkeypatch: pytest.MonkeyPatc
         assert hub.unreachable_reason() == ""
 
 
-@pytest.mark.parametrize("name", ["/no/such/folder", "./gone", "a/b/c", "~/x", "", "a" * 5000, "nul\0l", "no such"])
+@pytest.mark.parametrize(
+    "name", ["/no/such/folder", "./gone", "a/b/c", "~/x", "", "a" * 5000, "nul\0l", "no such"]
+)
 def test_a_path_that_is_gone_is_no_name_on_the_hub(name: str) -> None:
     with pytest.raises(InputError):
         hub.find_source(name, "model")

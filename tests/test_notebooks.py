@@ -56,7 +56,9 @@ def test_the_notebook_runs_from_documents_to_a_report(
     for words, small in SMALL.items():
         assert any(words in cell for cell in cells), words
         cells = [cell.replace(words, small) for cell in cells]
-    shown = asyncio.run(_run(cells, {"shutil": shutil, "KNOWN": "data/sandbox/known_documents.jsonl"}))
+    shown = asyncio.run(
+        _run(cells, {"shutil": shutil, "KNOWN": "data/sandbox/known_documents.jsonl"})
+    )
     assert (tmp_path / "runs/eval/report.html").stat().st_size > 10_000
     assert "file://" in capsys.readouterr().out
     tables = [text for text in shown if "<table" in text]
@@ -74,7 +76,9 @@ def test_the_other_notebook_has_code_that_parses_and_recipes_that_are_whole(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cells = _cells("qlora-16gb.ipynb")
-    calls = [node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Call)]
+    calls = [
+        node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Call)
+    ]
     (tmp_path / "handbook").mkdir()
     (tmp_path / "handbook" / "a.txt").write_text("The bridge at Arvika was built in 1931.")
     kinject.try_("handbook")
@@ -94,7 +98,10 @@ def test_the_other_notebook_has_code_that_parses_and_recipes_that_are_whole(
             if verb == "train":
                 check_training(recipe)
         elif function in ("augment", "questions"):
-            assert getattr(read_recipe(ast.literal_eval(call.args[0]), verb=function), function) is not None
+            assert (
+                getattr(read_recipe(ast.literal_eval(call.args[0]), verb=function), function)
+                is not None
+            )
             checked.append(function)
     assert sorted(checked) == ["augment", "eval", "questions", "train"]
 

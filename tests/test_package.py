@@ -60,15 +60,23 @@ def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
 
 def test_a_training_from_python_reports_nothing_to_the_hub_unless_asked_to() -> None:
     code = "import kinject; from huggingface_hub import constants; print(constants.HF_HUB_DISABLE_TELEMETRY)"
-    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_DISABLE_TELEMETRY"}
+    environment = {
+        key: value for key, value in os.environ.items() if key != "HF_HUB_DISABLE_TELEMETRY"
+    }
     for variables, expected in (({}, "True"), ({"HF_HUB_DISABLE_TELEMETRY": "0"}, "False")):
         done = subprocess.run(
-            [sys.executable, "-c", code], env=environment | variables, check=True, capture_output=True, text=True
+            [sys.executable, "-c", code],
+            env=environment | variables,
+            check=True,
+            capture_output=True,
+            text=True,
         )
         assert done.stdout.strip() == expected
 
 
-def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_checkout(tmp_path: Path) -> None:
+def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_checkout(
+    tmp_path: Path,
+) -> None:
     names = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -82,17 +90,28 @@ def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_che
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
-    packed = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    packed = {
+        path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()
+    }
     assert tracked - packed == set()
 
     _python("from setuptools import build_meta; build_meta.build_wheel('..')", unpacked)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        wheel_names = {name.partition("/data/share/kinject/")[2] or name for name in archive.namelist()}
+        wheel_names = {
+            name.partition("/data/share/kinject/")[2] or name for name in archive.namelist()
+        }
     modules = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
     # tests/recipe/test_shipped.py holds that pyproject.toml names the recipes that ship, and no others.
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["data-files"].values()
-    data = {name for files in patterns for pattern in files for name in glob.glob(pattern, root_dir=checkout)}
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"][
+        "data-files"
+    ].values()
+    data = {
+        name
+        for files in patterns
+        for pattern in files
+        for name in glob.glob(pattern, root_dir=checkout)
+    }
     assert {"constraints.txt", "recipes/cpt.yaml"} < data
     assert modules | data <= wheel_names
     assert not any("test_" in name or "conftest" in name for name in wheel_names)
@@ -122,9 +141,13 @@ def test_an_sdist_has_everything_and_the_wheel_built_from_it_works_without_a_che
     )
     _python(code, empty, site)
     assert (empty / "recipes/cpt.yaml").read_bytes() == (ROOT / "recipes/cpt.yaml").read_bytes()
-    assert (empty / "eval/sandbox/new.jsonl").read_bytes() == (ROOT / "eval/sandbox/new.jsonl").read_bytes()
+    assert (empty / "eval/sandbox/new.jsonl").read_bytes() == (
+        ROOT / "eval/sandbox/new.jsonl"
+    ).read_bytes()
 
 
 def _python(code: str, folder: Path, path: Path | None = None) -> None:
     environment = {**os.environ, "PYTHONPATH": str(path or "")}
-    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, check=True, capture_output=True
+    )

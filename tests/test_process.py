@@ -16,7 +16,12 @@ MIB = 2**20
 def test_without_a_launcher_a_process_is_the_first_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert (process.is_launched(), process.rank(), process.world_size(), process.is_first_process()) == (
+    assert (
+        process.is_launched(),
+        process.rank(),
+        process.world_size(),
+        process.is_first_process(),
+    ) == (
         False,
         0,
         1,
@@ -27,7 +32,12 @@ def test_without_a_launcher_a_process_is_the_first_of_one(monkeypatch: pytest.Mo
 def test_a_launched_process_has_the_launchers_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert (process.is_launched(), process.rank(), process.world_size(), process.is_first_process()) == (
+    assert (
+        process.is_launched(),
+        process.rank(),
+        process.world_size(),
+        process.is_first_process(),
+    ) == (
         True,
         3,
         4,

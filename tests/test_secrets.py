@@ -21,7 +21,9 @@ KEY = "sk-proj-7f3A9zQ-w0Xk5e1bD0_pLm2vR8tYc4"
 PAGES = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("form", [str, str.lower, str.upper, quote, lambda key: f"https://x.org/?key={key}&a=1"])
+@pytest.mark.parametrize(
+    "form", [str, str.lower, str.upper, quote, lambda key: f"https://x.org/?key={key}&a=1"]
+)
 def test_a_key_is_found_in_the_forms_that_errors_repeat(form: Callable[[str], str]) -> None:
     redact = SecretFilter([KEY, "a+b/c=d_e-f.g~h!i@j#k"]).redact
     for key in (KEY, "a+b/c=d_e-f.g~h!i@j#k"):
@@ -48,12 +50,17 @@ def _keys(seed: int) -> list[str]:
 def test_no_honest_text_is_touched() -> None:
     filters = [SecretFilter(_keys(seed)) for seed in range(3)]
     texts = [path.read_text("utf-8") for path in sorted(PAGES.glob("*.md"))]
-    texts += ["Die Größe der Flüsse 2019 überraschte 48,3 % der Müller. " * 40, "城市的发展与变化，1987年。" * 100]
+    texts += [
+        "Die Größe der Flüsse 2019 überraschte 48,3 % der Müller. " * 40,
+        "城市的发展与变化，1987年。" * 100,
+    ]
     texts.append("".join(random.Random(0).choices(string.hexdigits + "+/=\n ", k=200_000)))
     assert all(one.redact(text) is text for one in filters for text in texts)
 
 
-def test_what_counts_as_a_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_counts_as_a_secret_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = tmp_path / "a-path-that-exists"
     path.write_text("")
     values = {
@@ -61,7 +68,10 @@ def test_what_counts_as_a_secret_of_the_environment(monkeypatch: pytest.MonkeyPa
     }  # fmt: skip
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    assert {name for name in known_secrets() if name.startswith("K_")} == {"K_API_KEY", "K_SECRET_ACCESS_KEY"}
+    assert {name for name in known_secrets() if name.startswith("K_")} == {
+        "K_API_KEY",
+        "K_SECRET_ACCESS_KEY",
+    }
     assert "K_NOTHING" in known_secrets(["K_NOTHING", "no variable"])
     assert "K_NOTHING" in known_secrets(), "named once, known to the end"
 
@@ -88,7 +98,9 @@ def test_a_program_prints_no_secret_whoever_prints() -> None:
         "raise ValueError('raised ' + part)\n"
     )
     environment = {**os.environ, "K_API_KEY": KEY}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     printed = done.stdout + done.stderr
     assert KEY[:20] not in printed
     for channel in ("printed", "warned of", "logged", "raised"):

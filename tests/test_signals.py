@@ -35,7 +35,9 @@ def finalise_and_wait(sent: signal.Signals) -> None:
             time.sleep(0.01)
 
 
-RAISED = [(number, KeyboardInterrupt if number == signal.SIGINT else Terminated) for number in SIGNALS]
+RAISED = [
+    (number, KeyboardInterrupt if number == signal.SIGINT else Terminated) for number in SIGNALS
+]
 
 
 @pytest.fixture(autouse=True)
@@ -61,10 +63,14 @@ def test_a_signal_that_comes_while_an_object_is_finalised_is_not_lost(
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_that_was_ignored_at_the_start_stays_ignored_but_a_batch_systems(number: signal.Signals) -> None:
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored_but_a_batch_systems(
+    number: signal.Signals,
+) -> None:
     signal.signal(number, signal.SIG_IGN)
     with terminable():
-        assert (signal.getsignal(number) is signal.SIG_IGN) == (number not in (signal.SIGTERM, signal.SIGUSR1))
+        assert (signal.getsignal(number) is signal.SIG_IGN) == (
+            number not in (signal.SIGTERM, signal.SIGUSR1)
+        )
     assert signal.getsignal(number) is signal.SIG_IGN
 
 

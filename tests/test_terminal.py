@@ -25,7 +25,9 @@ from kinject.cli import program
 from kinject.terminal import _NOISE, Progress, duration, printable, show
 
 SOURCE = Path(__file__).parents[1] / "src" / "kinject"
-STEERING = "\x1b[2J\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\r\x08\x9b31m\x7f\u202egnp.exe\u2066\ud800\x00"
+STEERING = (
+    "\x1b[2J\x1b]0;owned\x07\x1b]52;c;ZXZpbA==\x07\r\x08\x9b31m\x7f\u202egnp.exe\u2066\ud800\x00"
+)
 
 
 @hypothesis.given(st.text(st.characters(), max_size=200))
@@ -41,7 +43,9 @@ def test_nothing_that_steers_a_terminal_is_printable_and_all_else_stays(text: st
 
 
 @pytest.fixture
-def run_program(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def run_program(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
     """A function that runs a command line as the program does, with its protected streams, and returns all that it prints."""
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, name, getattr(sys, name))
@@ -59,7 +63,9 @@ def run_program(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
     return run
 
 
-def test_what_is_printed_logged_warned_or_raised_is_printable(run_program: Callable[..., str]) -> None:
+def test_what_is_printed_logged_warned_or_raised_is_printable(
+    run_program: Callable[..., str],
+) -> None:
     run_program("--version")
     show(f"a{STEERING}b")
     sys.stdout.write(f"a{STEERING}b\n")
@@ -102,14 +108,21 @@ def test_documents_recipes_and_models_cannot_steer_the_terminal(
     style = f"augment.styles={{{json.dumps(hostile)}: 1}}"
     folder = tmp_path / "docs"
     folder.mkdir()
-    (folder / f"{hostile.replace('/', '')}.md").write_text(f"# {hostile}\n\nArden was born in Lowmere. {hostile}")
+    (folder / f"{hostile.replace('/', '')}.md").write_text(
+        f"# {hostile}\n\nArden was born in Lowmere. {hostile}"
+    )
     corpus = write_rows("corpus.jsonl", [{"text": f"Arden {hostile}"}] * 4)
     (tmp_path / "train.yaml").write_text(
         f"run_dir: {tmp_path}/t\nmodel: {{path: {tiny_model}}}\ncorpus: {{path: {corpus}, cache_dir: {tmp_path}/c}}\n"
         "trainer: {max_steps: 1, max_length: 32}\n"
     )
     commands = [["augment", recipe, "--dry-run"], ["augment", recipe], ["augment", recipe, style]]
-    commands += [["eval", tmp_path / "eval.yaml"], ["recipes", "check", tmp_path], ["try", folder], ["try", hostile]]
+    commands += [
+        ["eval", tmp_path / "eval.yaml"],
+        ["recipes", "check", tmp_path],
+        ["try", folder],
+        ["try", hostile],
+    ]
     printed = "".join(run_program(*command) for command in commands)
     n_marks = printed.count("\ufffd")
     assert n_marks
@@ -127,15 +140,22 @@ def test_documents_recipes_and_models_cannot_steer_the_terminal(
         save_file(tensors, broken / "model.safetensors", {"format": "pt"})
         (broken / "config.json").write_text(json.dumps(config))
         printed += run_program("chat", broken)
-    (broken / "chat_template.jinja").write_text("{{ raise_exception(" + json.dumps(hostile) + ") }}")
+    (broken / "chat_template.jinja").write_text(
+        "{{ raise_exception(" + json.dumps(hostile) + ") }}"
+    )
     shutil.copy(tiny_model / "model.safetensors", broken)
-    printed += run_program("chat", broken) + run_program("train", tmp_path / "train.yaml", f"model.path={broken}")
+    printed += run_program("chat", broken) + run_program(
+        "train", tmp_path / "train.yaml", f"model.path={broken}"
+    )
     printed = printed.replace("\r", "")
     assert printable(printed) == printed
 
 
 def test_odd_bytes_temperatures_settings_and_suffixes_are_one_line_or_harmless(
-    tmp_path: Path, run_program: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+    tmp_path: Path,
+    run_program: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path,
 ) -> None:
     def chat(*words: object) -> str:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n/quit\n")))
@@ -146,7 +166,9 @@ def test_odd_bytes_temperatures_settings_and_suffixes_are_one_line_or_harmless(
     assert chat("--temperature", "1e-38") == plain
     settings = json.loads((tiny_model / "generation_config.json").read_text())
     for key in ("top_k", "temperature"):
-        (tiny_model / "generation_config.json").write_text(json.dumps(settings | {key: "many", "do_sample": True}))
+        (tiny_model / "generation_config.json").write_text(
+            json.dumps(settings | {key: "many", "do_sample": True})
+        )
         assert f"generation_config.json: {key}: found 'many', a number is needed" in chat()
     (tiny_model / "generation_config.json").write_text(json.dumps(settings))
     corpus = tmp_path / "c.jsonl"
@@ -155,7 +177,9 @@ def test_odd_bytes_temperatures_settings_and_suffixes_are_one_line_or_harmless(
         f"run_dir: {tmp_path}/t\nmodel: {{path: {tiny_model}}}\ncorpus: {{path: {corpus}, cache_dir: {tmp_path}/c}}\n"
         "trainer: {max_steps: 1, max_length: 32}\n"
     )
-    said = run_program("plan", tmp_path / "train.yaml", "--no-calibration", "--figure", tmp_path / "f.exe")
+    said = run_program(
+        "plan", tmp_path / "train.yaml", "--no-calibration", "--figure", tmp_path / "f.exe"
+    )
     assert "allowed: a name that ends with .png, .svg or .pdf" in said
     assert "Traceback" not in plain + said
 
@@ -211,21 +235,32 @@ def test_step_rate_and_eta_stay_where_the_line_is_narrow(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.5, "2.0 stages/s"), (20, "20.0 s/stage"), (1200, "20 min/stage"), (43_200, "12 h 0 min/stage")],
+    [
+        (0.5, "2.0 stages/s"),
+        (20, "20.0 s/stage"),
+        (1200, "20 min/stage"),
+        (43_200, "12 h 0 min/stage"),
+    ],
 )
-def test_slow_work_has_a_rate_and_a_time_left(seconds: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_work_has_a_rate_and_a_time_left(
+    seconds: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
     progress = Progress("training arms", 8, "stages")
     now = seconds
     progress.advance()
-    assert f"{words}  {duration(seconds)} so far" in progress.line(80)  # the first is no measure of the others
+    assert f"{words}  {duration(seconds)} so far" in progress.line(
+        80
+    )  # the first is no measure of the others
     now = 4 * seconds
     progress.advance(3)
     assert f"{words}  ETA {duration(4 * seconds)}" in progress.line(80)
 
 
-def test_in_a_notebook_one_line_is_drawn_again_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_notebook_one_line_is_drawn_again_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, shown, n_cells = 0.0, list[str](), 0
 
     class Handle:
@@ -251,7 +286,9 @@ def test_in_a_notebook_one_line_is_drawn_again_in_its_place(monkeypatch: pytest.
     assert (n_cells, stream.getvalue()) == (1, "")
 
 
-def test_on_a_terminal_it_is_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_it_is_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
@@ -278,14 +315,17 @@ def test_names_in_it_are_neither_markup_nor_orders_to_the_terminal(
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.4, "0 s"), (59, "59 s"), (150, "150 s"), (240, "4 min"), (12_000, "3 h 20 min")]
+    ("seconds", "words"),
+    [(0.4, "0 s"), (59, "59 s"), (150, "150 s"), (240, "4 min"), (12_000, "3 h 20 min")],
 )
 def test_durations_read_well(seconds: float, words: str) -> None:
     assert duration(seconds) == words
 
 
 @pytest.mark.parametrize(("library", "beginning"), _NOISE.items())
-def test_messages_of_libraries_that_help_nobody_are_dropped_and_no_others(library: str, beginning: str) -> None:
+def test_messages_of_libraries_that_help_nobody_are_dropped_and_no_others(
+    library: str, beginning: str
+) -> None:
     spec = importlib.util.find_spec(library)
     assert spec is not None
     assert spec.origin is not None

@@ -21,7 +21,9 @@ from kinject.disk import lock_dir, write_jsonl, write_manifest
 from kinject.eval.chat import ChatSetup, open_chat
 from kinject.view import Server
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 HOSTILE = "<img src=x onerror='top.pwned=1'><script>top.pwned=1</script>"
 TEXT = "Arden Holt was born in Lowmere in 1930. She built the bridge at Kelm with three masons."
 REWRITINGS = (
@@ -52,7 +54,9 @@ class Client:
     ) -> tuple[int, Any]:
         """Return (status, JSON or text)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = (
+            None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
         headers = {"Host": host or f"127.0.0.1:{self.port}", "Content-Type": kind}
         path = f"/{self.server.token if token is None else token}/{path}"
         connection.request("GET" if data is None else "POST", path, data, headers)
@@ -60,7 +64,9 @@ class Client:
         text = response.read().decode()
         self.headers = response.headers
         connection.close()
-        return response.status, json.loads(text) if response.headers["Content-Type"] == "application/json" else text
+        return response.status, json.loads(text) if response.headers[
+            "Content-Type"
+        ] == "application/json" else text
 
 
 @pytest.fixture
@@ -68,13 +74,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an augmentation of one document: two accepted texts, one refused for its year."""
     monkeypatch.chdir(tmp_path)
     write_jsonl(tmp_path / "documents.jsonl", [{"id": "arden", "text": TEXT}])
-    write_jsonl(tmp_path / "texts.jsonl", [{"document_id": "arden", "text": text} for text in REWRITINGS])
+    write_jsonl(
+        tmp_path / "texts.jsonl", [{"document_id": "arden", "text": text} for text in REWRITINGS]
+    )
     section = {
         "documents": "documents.jsonl",
         "styles": {"paraphrase": 3},
         "generator": {"kind": "file", "path": "texts.jsonl"},
     }
-    (tmp_path / "augment.yaml").write_text(yaml.safe_dump({"run_dir": "runs/augment", "augment": section}))
+    (tmp_path / "augment.yaml").write_text(
+        yaml.safe_dump({"run_dir": "runs/augment", "augment": section})
+    )
     assert main(["augment", "augment.yaml"]) == 1  # short by the refused one
     return tmp_path
 
@@ -107,22 +117,33 @@ def test_only_who_has_the_address_of_this_machine_is_answered(client: Client) ->
         found, answer = client.ask(path, **options)
         assert found == status, (path, options, answer)
         assert status == 200 or answer["error"]
-    (client.server.view.folder / "runs" / "augment" / "report.html").write_text("<script>parent.x</script>")
+    (client.server.view.folder / "runs" / "augment" / "report.html").write_text(
+        "<script>parent.x</script>"
+    )
     assert client.ask("report?run=runs/augment")[0] == 200
-    assert client.headers["Content-Security-Policy"].startswith("sandbox allow-scripts; default-src 'none'")
+    assert client.headers["Content-Security-Policy"].startswith(
+        "sandbox allow-scripts; default-src 'none'"
+    )
 
 
-def test_what_a_person_decides_reaches_the_corpus_and_can_be_taken_back(folder: Path, client: Client) -> None:
+def test_what_a_person_decides_reaches_the_corpus_and_can_be_taken_back(
+    folder: Path, client: Client
+) -> None:
     run = folder / "runs" / "augment"
     before = (run / "corpus.jsonl").read_bytes()
     first, second = (row["id"] for row in rows_of(run / "variants.jsonl"))
     (refused,) = rows_of(run / "rejected.jsonl")
 
     def decide(title: str, name: str, decision: str, **more: object) -> int:
-        return client.ask("decide", {"run": "runs/augment", "list": title, "id": name, "decision": decision, **more})[0]
+        return client.ask(
+            "decide",
+            {"run": "runs/augment", "list": title, "id": name, "decision": decision, **more},
+        )[0]
 
     found = client.ask("rows?run=runs/augment&list=refused&q=1931+KELM")[1]
-    assert [(item["id"], item["tag"], item["passage"]) for item in found["items"]] == [(refused["id"], "number", TEXT)]
+    assert [(item["id"], item["tag"], item["passage"]) for item in found["items"]] == [
+        (refused["id"], "number", TEXT)
+    ]
     assert client.ask("rows?run=runs/augment&list=refused&q=1932")[1]["matched"] == 0
     edited = f"{HOSTILE} Arden Holt was born in Lowmere."
     assert decide("accepted", first, "drop") == 200
@@ -131,7 +152,10 @@ def test_what_a_person_decides_reaches_the_corpus_and_can_be_taken_back(folder: 
     assert decide("accepted", second, "edit", text=" ") == 400
     assert decide("accepted", second, "burn") == 400
     assert decide("accepted", "another", "drop") == 404
-    assert client.ask("rows?run=runs/augment&list=accepted")[1]["items"][0]["decision"]["decision"] == "drop"
+    assert (
+        client.ask("rows?run=runs/augment&list=accepted")[1]["items"][0]["decision"]["decision"]
+        == "drop"
+    )
     assert main(["augment", "augment.yaml"]) == 0
     texts = {row["id"]: row for row in rows_of(run / "corpus.jsonl")}
     original = next(row for row in texts.values() if row["origin"] == "original")
@@ -149,15 +173,21 @@ def test_what_a_person_decides_reaches_the_corpus_and_can_be_taken_back(folder: 
     assert (run / "corpus.jsonl").read_bytes() == before
 
 
-def test_a_damaged_decision_is_named_by_its_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_decision_is_named_by_its_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for row in ({"decision": "keep"}, {"id": "a", "decision": "burn"}, {"id": "a", "decision": "edit"},
                 {"id": "a", "decision": "edit", "text": " "}):  # fmt: skip
-        write_jsonl(folder / "runs" / "augment" / "decisions.jsonl", [{"id": "b", "decision": "drop"}, row])
+        write_jsonl(
+            folder / "runs" / "augment" / "decisions.jsonl", [{"id": "b", "decision": "drop"}, row]
+        )
         assert main(["augment", "augment.yaml"]) == 2
         assert "decisions.jsonl:2: " in capsys.readouterr().err
 
 
-def test_questions_are_kept_dropped_and_edited_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_are_kept_dropped_and_edited_the_same_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     source = rows_of(Path(__file__).parents[1] / "data" / "sandbox" / "documents.jsonl")[:4]
     write_jsonl(tmp_path / "d.jsonl", source)
@@ -171,13 +201,19 @@ def test_questions_are_kept_dropped_and_edited_the_same_way(tmp_path: Path, monk
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         client = Client(server)
         change = {"question": "Who is it?", "answer": "yes", "wrong": ["no", "perhaps", "never"]}
-        for body in ({"id": dropped, "decision": "drop"}, {"id": edited, "decision": "edit", **change}):
+        for body in (
+            {"id": dropped, "decision": "drop"},
+            {"id": edited, "decision": "edit", **change},
+        ):
             assert client.ask("decide", {"run": "runs/q", "list": "questions", **body})[0] == 200
         server.shutdown()
     main(["questions", "q.yaml"])
     after = {row["id"]: row for row in rows_of(run / "questions.jsonl")}
     assert dropped not in after
-    assert (after[edited]["question"], after[edited]["choices"][after[edited]["answer"]]) == ("Who is it?", "yes")
+    assert (after[edited]["question"], after[edited]["choices"][after[edited]["answer"]]) == (
+        "Who is it?",
+        "yes",
+    )
     (row,) = [row for row in rows_of(run / "rejected.jsonl") if row["id"] == dropped]
     assert row["reason"] == "decision"
     assert json.loads((run / "manifest.json").read_text())["counts"]["decisions"] == {
@@ -186,7 +222,14 @@ def test_questions_are_kept_dropped_and_edited_the_same_way(tmp_path: Path, monk
         "edit": 1,
         "unused": 0,
     }
-    refused = next((row for row in rows_of(run / "rejected.jsonl") if row["id"] and row["reason"] != "decision"), row)
+    refused = next(
+        (
+            row
+            for row in rows_of(run / "rejected.jsonl")
+            if row["id"] and row["reason"] != "decision"
+        ),
+        row,
+    )
     write_jsonl(run / "decisions.jsonl", [{"id": refused["id"], "decision": "keep"}])
     main(["questions", "q.yaml"])
     assert refused["id"] in {row["id"] for row in rows_of(run / "questions.jsonl")}
@@ -198,7 +241,9 @@ def test_a_chat_asks_base_trained_and_trained_with_the_passages_of_its_documents
     run, question = folder / "runs" / "cpt", "Where was Arden Holt born?"
     shutil.copytree(tiny_model, run / "model")
     recipe = {"model": {"path": str(tiny_model)}, "corpus": {"path": "runs/augment/corpus.jsonl"}}
-    write_manifest(run / "manifest.json", stage="train", inputs={}, recipe=recipe, counts={"finished": True})
+    write_manifest(
+        run / "manifest.json", stage="train", inputs={}, recipe=recipe, counts={"finished": True}
+    )
     (run / ".lock").touch()
     status, text = client.ask("chat", {"run": "runs/cpt", "question": question, "again": True})
     events = [json.loads(line) for line in text.splitlines()]
@@ -206,9 +251,14 @@ def test_a_chat_asks_base_trained_and_trained_with_the_passages_of_its_documents
     columns = next(event["columns"] for event in events if "columns" in event)
     assert columns == ["base", "trained", "trained with passages"]
     assert [event["passages"] for event in events if "passages" in event] == [[TEXT]]
-    said = {label: "".join(event["text"] for event in events if event.get("label") == label) for label in columns}
+    said = {
+        label: "".join(event["text"] for event in events if event.get("label") == label)
+        for label in columns
+    }
     written: list[str] = []
-    chat = open_chat(ChatSetup({"trained": str(tiny_model)}, ("documents.jsonl",), max_new_tokens=128))
+    chat = open_chat(
+        ChatSetup({"trained": str(tiny_model)}, ("documents.jsonl",), max_new_tokens=128)
+    )
     for sees in (False, True):
         chat.reset()
         chat.with_passages = sees
@@ -219,7 +269,10 @@ def test_a_chat_asks_base_trained_and_trained_with_the_passages_of_its_documents
 
 def test_curves_progress_and_the_state_of_what_runs(folder: Path, client: Client) -> None:
     run = folder / "runs" / "cpt"
-    log = [{"step": step, "epoch": step / 10, "loss": None if step == 2 else 4 / step} for step in range(1, 1001)]
+    log = [
+        {"step": step, "epoch": step / 10, "loss": None if step == 2 else 4 / step}
+        for step in range(1, 1001)
+    ]
     write_manifest(
         run / "manifest.json",
         stage="train",
@@ -227,7 +280,9 @@ def test_curves_progress_and_the_state_of_what_runs(folder: Path, client: Client
         recipe={"trainer": {"max_steps": 2000}},
         counts={"finished": False},
     )
-    write_jsonl(run / "log.jsonl", [*log, {"step": 1000, "epoch": 100.0, "eval_new_accuracy": 0.75}])
+    write_jsonl(
+        run / "log.jsonl", [*log, {"step": 1000, "epoch": 100.0, "eval_new_accuracy": 0.75}]
+    )
     with lock_dir(run):
         shown = {item["name"]: item for item in client.ask("runs")[1]["runs"]}
         assert (shown["runs/cpt"]["state"], shown["runs/cpt"]["progress"]) == (
@@ -238,11 +293,16 @@ def test_curves_progress_and_the_state_of_what_runs(folder: Path, client: Client
         curves = client.ask("log?run=runs/cpt")[1]
     steps, losses = curves["loss"]
     assert curves["eval_new_accuracy"] == [[1000], [0.75]]
-    assert curves["epoch"][1] == pytest.approx([step / 10 for step in curves["epoch"][0]])  # so that epochs are marked
+    assert curves["epoch"][1] == pytest.approx(
+        [step / 10 for step in curves["epoch"][0]]
+    )  # so that epochs are marked
     assert len(steps) == len(losses) <= 400
     assert losses[0] is None
     numbers = client.ask("numbers?run=runs/cpt")[1]
-    assert (numbers["counts"], numbers["recipe"]) == ({"finished": False}, {"trainer": {"max_steps": 2000}})
+    assert (numbers["counts"], numbers["recipe"]) == (
+        {"finished": False},
+        {"trainer": {"max_steps": 2000}},
+    )
     assert losses[-1] == pytest.approx(sum(4 / step for step in range(998, 1001)) / 3, rel=0.01)
 
 
@@ -250,7 +310,10 @@ def write_many(folder: Path, n: int) -> None:
     """Write a refused run of `n` texts, hostile ones among them, and a training's log."""
     run = folder / "runs" / "many"
     texts = (
-        HOSTILE if i % 1000 == 0 else f"Text {i} about the bridge at Kelm and a long word {'x' * 80}." for i in range(n)
+        HOSTILE
+        if i % 1000 == 0
+        else f"Text {i} about the bridge at Kelm and a long word {'x' * 80}."
+        for i in range(n)
     )
     usage = {"tokens_in": 1, "tokens_out": 1, "tokens_thinking": 0}
     write_jsonl(run / "rejected.jsonl", (
@@ -258,7 +321,9 @@ def write_many(folder: Path, n: int) -> None:
          "sample": 0, "attempt": 0, "reason": "number", "detail": HOSTILE if i == 1 else "1931", "text": text, "usage": usage}
         for i, text in enumerate(texts)))  # fmt: skip
     write_jsonl(run / "variants.jsonl", [])
-    write_manifest(run / "manifest.json", stage="augment", inputs={}, recipe={}, counts={"asked": n, "got": 0})
+    write_manifest(
+        run / "manifest.json", stage="augment", inputs={}, recipe={}, counts={"asked": n, "got": 0}
+    )
     (run / ".lock").touch()
 
 
@@ -267,11 +332,13 @@ class Browser:
 
     def __init__(self, folder: Path) -> None:
         (theirs, self.write), (self.read, answers) = os.pipe(), os.pipe()
-        options = (
-            f"--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --user-data-dir={folder}"
+        options = f"--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --user-data-dir={folder}"
+        command = (
+            f"exec {BROWSER} {options} --remote-debugging-pipe about:blank 3<&{theirs} 4>&{answers}"
         )
-        command = f"exec {BROWSER} {options} --remote-debugging-pipe about:blank 3<&{theirs} 4>&{answers}"
-        self.process = subprocess.Popen(["bash", "-c", command], pass_fds=(theirs, answers), stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            ["bash", "-c", command], pass_fds=(theirs, answers), stderr=subprocess.DEVNULL
+        )
         os.close(theirs)
         os.close(answers)
         self.number, self.buffer, self.session = 0, b"", ""
@@ -285,7 +352,9 @@ class Browser:
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         os.write(
-            self.write, json.dumps(message | ({"sessionId": self.session} if self.session else {})).encode() + b"\0"
+            self.write,
+            json.dumps(message | ({"sessionId": self.session} if self.session else {})).encode()
+            + b"\0",
         )
         while True:
             while b"\0" not in self.buffer:
@@ -299,18 +368,25 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """Return the value of an expression on the page."""
-        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+        return self.call("Runtime.evaluate", expression=script, returnByValue=True)["result"].get(
+            "value"
+        )
 
     def wait(self, script: str) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + 60
         while not self.run(script):
-            assert time.monotonic() < end, (script, self.run("document.body.innerText.slice(0, 500)"))
+            assert time.monotonic() < end, (
+                script,
+                self.run("document.body.innerText.slice(0, 500)"),
+            )
             time.sleep(0.02)
 
     def press(self, key: str) -> None:
         """Press a letter, Tab or Enter."""
-        code, text = {"Tab": (9, {}), "Enter": (13, {"text": "\r"})}.get(key, (ord(key[0].upper()), {"text": key}))
+        code, text = {"Tab": (9, {}), "Enter": (13, {"text": "\r"})}.get(
+            key, (ord(key[0].upper()), {"text": key})
+        )
         about = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", **about, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", **about)
@@ -323,7 +399,9 @@ class Browser:
         os.close(self.write)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no browser here (chromium): what its page does was not checked")
+@pytest.mark.skipif(
+    BROWSER is None, reason="no browser here (chromium): what its page does was not checked"
+)
 def test_in_a_browser_nothing_hostile_runs_20_000_rows_are_fluid_a_phone_fits_and_keys_decide(
     folder: Path, client: Client, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -347,7 +425,13 @@ def test_in_a_browser_nothing_hostile_runs_20_000_rows_are_fluid_a_phone_fits_an
                 browser.wait(f"document.querySelector('#items')?.textContent.includes('{seen}')")
                 seconds.append(time.monotonic() - start)
         assert sorted(seconds)[4] < 1  # the machine may be busy with more
-        browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
+        browser.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=390,
+            height=844,
+            deviceScaleFactor=2,
+            mobile=True,
+        )
         for address in (
             "",
             "#run=runs%2Fmany&tab=refused",

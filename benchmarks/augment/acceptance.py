@@ -58,7 +58,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def measure(documents: list[dict[str, Any]], answers: list[dict[str, Any]], style_name: str) -> Outcome:
+def measure(
+    documents: list[dict[str, Any]], answers: list[dict[str, Any]], style_name: str
+) -> Outcome:
     """Return the outcome of the answers about `documents`."""
     style, outcome = STYLES[style_name], Outcome()
     by_document: dict[str, list[str]] = {document["id"]: [] for document in documents}
@@ -78,7 +80,12 @@ def measure(documents: list[dict[str, Any]], answers: list[dict[str, Any]], styl
 
 
 def _check(
-    answer: str, document: dict[str, Any], style: str, checker: Checker, coverage: Any, outcome: Outcome
+    answer: str,
+    document: dict[str, Any],
+    style: str,
+    checker: Checker,
+    coverage: Any,
+    outcome: Outcome,
 ) -> None:
     repaired = STYLES[style].read(answer, document["title"], document["text"])
     outcome.answers += 1
@@ -97,19 +104,25 @@ def _check(
             coverage.add(text, verdict.measures["facts"])
         else:
             outcome.reasons[verdict.reason] += 1
-            outcome.refused.append(f"{document['id']} {verdict.reason}: {verdict.detail} | {text[:300]!r}")
+            outcome.refused.append(
+                f"{document['id']} {verdict.reason}: {verdict.detail} | {text[:300]!r}"
+            )
     outcome.accepted_texts += n_accepted
     outcome.accepted_answers += n_accepted > 0
 
 
 def main() -> None:
     """Print a row for each file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("--half", choices=("first", "second"), help="only every second document")
     parser.add_argument("--show", type=int, default=0, help="refused texts to print, of each file")
     arguments = parser.parse_args()
-    documents = sorted(read_rows(arguments.data / "documents.jsonl"), key=lambda row: str(row["id"]))
+    documents = sorted(
+        read_rows(arguments.data / "documents.jsonl"), key=lambda row: str(row["id"])
+    )
     if arguments.half:
         documents = documents[arguments.half == "second" :: 2]
     columns = (

@@ -40,7 +40,9 @@ class Counting:
     def __enter__(self) -> Counting:
         counting = self
 
-        async def send(sender: Sender, messages: list[Message], seed: int, *rest: Any) -> Completion:
+        async def send(
+            sender: Sender, messages: list[Message], seed: int, *rest: Any
+        ) -> Completion:
             beginning = messages[0]["content"] + messages[1]["content"].rpartition("</passage>")[0]
             counting.n_requests += 1
             counting.n_in += sum(len(message["content"]) for message in messages)
@@ -60,7 +62,10 @@ class Counting:
 def write_documents(path: Path, n: int) -> Path:
     """Write `n` entries of the sandbox's country."""
     people = create_country(n_known=1, n_new=n).new
-    rows = [{"id": str(i), "title": person.name, "text": render_entry(person, 0)} for i, person in enumerate(people)]
+    rows = [
+        {"id": str(i), "title": person.name, "text": render_entry(person, 0)}
+        for i, person in enumerate(people)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -88,9 +93,15 @@ def measure(folder: Path, recipe: str | None, documents: Path, style: str) -> st
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=int, default=20, help="entries of the sandbox (default: %(default)s)")
-    parser.add_argument("--recipe", help="a recipe of kinject augment: its endpoint and documents instead")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--documents", type=int, default=20, help="entries of the sandbox (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--recipe", help="a recipe of kinject augment: its endpoint and documents instead"
+    )
     arguments = parser.parse_args()
     print(HEAD)
     with tempfile.TemporaryDirectory() as name:

@@ -49,7 +49,9 @@ class Rewriter(curator.LLM):
 
 
 rows = [json.loads(line) for line in Path(documents).read_text().splitlines()]
-requests = [{"text": row["text"], "sample": sample} for row in rows for sample in range(int(n_each))]
+requests = [
+    {"text": row["text"], "sample": sample} for row in rows for sample in range(int(n_each))
+]
 rewriter = Rewriter(
     model_name="sandbox", backend="openai",
     backend_params={"base_url": url, "max_requests_per_minute": 10_000_000, "max_tokens_per_minute": 10**10,

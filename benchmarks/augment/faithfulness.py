@@ -35,7 +35,11 @@ Pair = tuple[str, str]
 def read_pairs(data: Path) -> tuple[list[Pair], list[Pair]]:
     """Return (source, paraphrase) of the fictional texts, and (paragraph, paragraph)."""
     fictional = json.loads((data / "fictional/fictional_knowledge_paraphrased.json").read_text())
-    pairs = [(entry["train_context"], text) for entry in fictional for text in entry.get("paraphrases", [])]
+    pairs = [
+        (entry["train_context"], text)
+        for entry in fictional
+        for text in entry.get("paraphrases", [])
+    ]
     lines = (data / "squad/squad2_dev_half_paragraphs.jsonl").read_text().splitlines()
     paragraphs = [json.loads(line)["text"] for line in lines]
     return pairs, [(text, text) for text in paragraphs]
@@ -46,8 +50,12 @@ def read_passages(path: Path, language: str = "") -> list[Pair]:
     text = path.read_text("utf-8")
     if path.suffix == ".json":
         articles = json.loads(text)["data"]
-        passages = [paragraph["context"] for article in articles for paragraph in article["paragraphs"]]
-        passages = [passage.rpartition("[SEP]")[2].strip() for passage in passages]  # JSQuAD puts the title before it
+        passages = [
+            paragraph["context"] for article in articles for paragraph in article["paragraphs"]
+        ]
+        passages = [
+            passage.rpartition("[SEP]")[2].strip() for passage in passages
+        ]  # JSQuAD puts the title before it
     else:
         rows = map(json.loads, text.splitlines())
         passages = [row["text"] for row in rows if row.get("language", language) == language]
@@ -65,14 +73,22 @@ def real_names(base: list[Pair], language: str) -> list[str]:
     texts = [source for source, _ in base]
     names = {name for text in texts for name in find_names(text, language)}
     words = {word for text in texts for word in _SMALL.findall(text)}
-    nouns = {match[1] for text in texts for match in _GERMAN_NOUN.finditer(text)} if language == "de" else set()
+    nouns = (
+        {match[1] for text in texts for match in _GERMAN_NOUN.finditer(text)}
+        if language == "de"
+        else set()
+    )
     return sorted(name for name in names if name.lower() not in words and name not in nouns)
 
 
 def plant(kind: str, base: list[Pair], language: str, n: int) -> list[tuple[str, str, str]]:
     """Return up to `n` different (source, text, text with an error)."""
     names = real_names(base, language)
-    rng, planted, left = Random(f"{kind} {language}"), dict[tuple[str, str, str], None](), list(base)
+    rng, planted, left = (
+        Random(f"{kind} {language}"),
+        dict[tuple[str, str, str], None](),
+        list(base),
+    )
     for _ in range(len(base) + 3 * n):
         if not left or len(planted) == n:
             break
@@ -95,9 +111,13 @@ def print_caught(label: str, base: list[Pair], language: str, n: int, n_missed: 
             print(f"{kind:11} {label:10} no room")
             continue
         missed = [(text, wrong) for source, text, wrong in planted if not find_fault(source, wrong)]
-        print(f"{kind:11} {label:10} {1 - len(missed) / len(planted):7.1%} refused, of {len(planted)}")
+        print(
+            f"{kind:11} {label:10} {1 - len(missed) / len(planted):7.1%} refused, of {len(planted)}"
+        )
         for text, wrong in missed[:n_missed]:
-            index = next((i for i, (a, b) in enumerate(zip(text, wrong, strict=False)) if a != b), len(text))
+            index = next(
+                (i for i, (a, b) in enumerate(zip(text, wrong, strict=False)) if a != b), len(text)
+            )
             print(
                 f"        missed: ...{text[max(0, index - 40) : index + 40]!r} -> ...{wrong[max(0, index - 10) : index + 40]!r}"
             )
@@ -123,18 +143,32 @@ def print_data(data: Path, n: int, n_missed: int) -> None:
 
 def main() -> None:
     """Print acceptance, detection by kind of error and language, and speed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, nargs="?")
     parser.add_argument("--passages", action="append", default=[], metavar="LANGUAGE=FILE")
-    parser.add_argument("--errors", type=int, default=1000, help="planted errors of each kind and language")
-    parser.add_argument("--missed", type=int, default=1, help="missed errors to print, of each kind and source")
+    parser.add_argument(
+        "--errors", type=int, default=1000, help="planted errors of each kind and language"
+    )
+    parser.add_argument(
+        "--missed", type=int, default=1, help="missed errors to print, of each kind and source"
+    )
     arguments = parser.parse_args()
     if arguments.data:
         print_data(arguments.data, arguments.errors // 2, arguments.missed)
     default = Path(__file__).with_name("passages.jsonl")
-    files = [entry.partition("=")[::2] for entry in arguments.passages] or [(name, str(default)) for name in LANGUAGES]
+    files = [entry.partition("=")[::2] for entry in arguments.passages] or [
+        (name, str(default)) for name in LANGUAGES
+    ]
     for language, file in files:
-        print_caught(language, read_passages(Path(file), language), language, arguments.errors // 2, arguments.missed)
+        print_caught(
+            language,
+            read_passages(Path(file), language),
+            language,
+            arguments.errors // 2,
+            arguments.missed,
+        )
 
 
 if __name__ == "__main__":

@@ -59,9 +59,16 @@ def pool(arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
 def read_rewritings(folder: Path) -> list[tuple[str, str, str]]:
     """Return (language, document, rewriting) of the rewritings that a reader found faithful and complete."""
     documents = {row["id"]: row for _, row in read_jsonl(folder / "documents.jsonl")}
-    rows = [row for _, row in read_jsonl(folder / "answers.jsonl") if row["faithful"] and row["complete"]]
+    rows = [
+        row
+        for _, row in read_jsonl(folder / "answers.jsonl")
+        if row["faithful"] and row["complete"]
+    ]
     sources = [documents[row["document_id"]] for row in rows]
-    return [(source["language"], source["text"], row["answer"]) for source, row in zip(sources, rows, strict=True)]
+    return [
+        (source["language"], source["text"], row["answer"])
+        for source, row in zip(sources, rows, strict=True)
+    ]
 
 
 def choose(arguments: argparse.Namespace) -> list[dict[str, str]]:
@@ -98,19 +105,32 @@ def make(arguments: argparse.Namespace) -> None:
     """Write the prompts and the key; print the tokens of the forms of the prompt."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     rows = choose(arguments)
-    with (arguments.out / "prompts.jsonl").open("w") as prompts, (arguments.out / "key.jsonl").open("w") as key:
+    with (
+        (arguments.out / "prompts.jsonl").open("w") as prompts,
+        (arguments.out / "key.jsonl").open("w") as key,
+    ):
         for row in rows:
             name = content_id(row["passage"], row["text"])[:12]
             prompt = judge_messages("", row["passage"], row["text"])[-1]["content"]
             prompts.write(json.dumps({"id": name, "prompt": prompt}, ensure_ascii=False) + "\n")
             key.write(json.dumps({"id": name, **row}, ensure_ascii=False) + "\n")
-    print(f"{len(rows)} texts, {sum(bool(row['kind']) for row in rows)} of them wrong: {arguments.out}/prompts.jsonl")
+    print(
+        f"{len(rows)} texts, {sum(bool(row['kind']) for row in rows)} of them wrong: {arguments.out}/prompts.jsonl"
+    )
 
     def tokens(texts: list[str]) -> float:
         return sum(len(word_spans(text)) for text in texts) * _TOKENS_PER_WORD / len(rows)
 
-    plain = tokens([message["content"] for row in rows for message in judge_messages("", row["passage"], row["text"])])
-    lines = tokens(["".join(f"[{n}] OK " for n, _ in enumerate(sentences(row["text"]))) for row in rows])
+    plain = tokens(
+        [
+            message["content"]
+            for row in rows
+            for message in judge_messages("", row["passage"], row["text"])
+        ]
+    )
+    lines = tokens(
+        ["".join(f"[{n}] OK " for n, _ in enumerate(sentences(row["text"]))) for row in rows]
+    )
     print(
         f"tokens of a verdict, in and out: one word {plain:.0f} + 2; a line for each sentence {plain:.0f} + {lines + 2:.0f}"
     )
@@ -120,10 +140,16 @@ def score(arguments: argparse.Namespace) -> None:
     """Print what rules and judge caught, by kind and together, and the correct texts that they refused."""
     key = {row["id"]: row for _, row in read_jsonl(arguments.out / "key.jsonl")}
     answers = {row["id"]: row["answer"] for _, row in read_jsonl(arguments.answers)}
-    planted, caught, unclear = Counter[str](), {name: Counter[str]() for name in ("rules", "judge", "both")}, 0
+    planted, caught, unclear = (
+        Counter[str](),
+        {name: Counter[str]() for name in ("rules", "judge", "both")},
+        0,
+    )
     answered = [(name, row) for name, row in key.items() if name in answers]
     if not answered:
-        raise SystemExit(f"{arguments.answers} answers none of the {len(key)} prompts of {arguments.out}.")
+        raise SystemExit(
+            f"{arguments.answers} answers none of the {len(key)} prompts of {arguments.out}."
+        )
     if len(answered) < len(key):
         print(f"{len(key) - len(answered)} of {len(key)} texts have no answer and are left out")
     for name, row in answered:
@@ -132,10 +158,16 @@ def score(arguments: argparse.Namespace) -> None:
         by_judge = not verdict.accepted
         by_rules = bool(find_fault(row["passage"], row["text"]))
         planted[row["kind"]] += 1
-        for judge_name, refused in (("rules", by_rules), ("judge", by_judge), ("both", by_rules or by_judge)):
+        for judge_name, refused in (
+            ("rules", by_rules),
+            ("judge", by_judge),
+            ("both", by_rules or by_judge),
+        ):
             caught[judge_name][row["kind"]] += refused
         if by_judge != bool(row["kind"]):
-            print(f"  {name} {row['language']} {row['kind'] or 'correct'}: {'refused' if by_judge else 'accepted'}")
+            print(
+                f"  {name} {row['language']} {row['kind'] or 'correct'}: {'refused' if by_judge else 'accepted'}"
+            )
     n_good = planted.pop("", 0)
     n_wrong = sum(planted.values())
     for judge_name, counts in caught.items():
@@ -149,14 +181,18 @@ def score(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Make the prompts, or score the answers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     making = commands.add_parser("make")
     making.add_argument("out", type=Path)
     making.add_argument("--data", type=Path)
     making.add_argument("--passages", action="append", default=[], metavar="LANGUAGE=FILE")
     making.add_argument(
-        "--rewritings", type=Path, help="folder of documents.jsonl and answers.jsonl of a writer, instead"
+        "--rewritings",
+        type=Path,
+        help="folder of documents.jsonl and answers.jsonl of a writer, instead",
     )
     making.add_argument("--texts", type=int, default=60)
     making.add_argument("--words", type=int, default=110, help="longest passage")

@@ -26,7 +26,9 @@ LANGUAGES = ("en", "de", "fr", "es", "zh", "ja")
 
 @lru_cache(maxsize=1)
 def _tables() -> dict[str, dict[str, Any]]:
-    tables: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+    tables: dict[str, dict[str, Any]] = yaml.safe_load(
+        Path(__file__).with_suffix(".yaml").read_text("utf-8")
+    )
     return tables
 
 
@@ -37,17 +39,28 @@ class Facts:
         self.words: Words = words_of(language)
         table, edge = _tables().get(language, {}), self.words.edge
         self.months = self.words.table.get("months") or []
-        self.numbers, self.inventions = table.get("number_words") or [], table.get("inventions") or []
+        self.numbers, self.inventions = (
+            table.get("number_words") or [],
+            table.get("inventions") or [],
+        )
         self.units: dict[str, str] = table.get("units") or {}
         numbers, month = "|".join(self.numbers), f"(?P<month>{'|'.join(self.months)})"
         spelled = (
-            f"|{table.get('number_before', edge)}(?:{numbers}){table.get('number_after', edge)}" if numbers else ""
+            f"|{table.get('number_before', edge)}(?:{numbers}){table.get('number_after', edge)}"
+            if numbers
+            else ""
         )
-        before = rf"(?:\d[ \u00a0-]?|{edge}(?:{numbers})[ -])" if self.words.spaces else r"[\d百千万亿億] ?"
+        before = (
+            rf"(?:\d[ \u00a0-]?|{edge}(?:{numbers})[ -])"
+            if self.words.spaces
+            else r"[\d百千万亿億] ?"
+        )
         units = "|".join(map(re.escape, sorted(self.units, key=len, reverse=True)))
         self.patterns = {
             "number": [NUMBER + spelled],
-            "date": [edge + date.replace("{month}", month) + edge for date in table.get("dates") or ()],
+            "date": [
+                edge + date.replace("{month}", month) + edge for date in table.get("dates") or ()
+            ],
             "unit": [f"{before}(?P<unit>{units}){edge}"] if units else [],
         }
 
@@ -63,7 +76,9 @@ def find_names(text: str, language: str = "en") -> list[str]:
     return list(dict.fromkeys(word for word in bare if is_name(word) or not words.spaces))
 
 
-def plant_error(kind: str, text: str, rng: Random, names: Sequence[str] = (), language: str = "en") -> str | None:
+def plant_error(
+    kind: str, text: str, rng: Random, names: Sequence[str] = (), language: str = "en"
+) -> str | None:
     """Return `text` with one error of `kind`, None where it has no room for one. `names` are names of other texts."""
     if kind in RELATION_KINDS:
         return plant_relation(kind, text, rng, language)
@@ -77,11 +92,15 @@ def plant_error(kind: str, text: str, rng: Random, names: Sequence[str] = (), la
     if kind == "name":
         matches = list(facts.words.find_names(text)) if others else []
     else:
-        matches = [match for pattern in facts.patterns[kind] for match in re.finditer(pattern, text)]
+        matches = [
+            match for pattern in facts.patterns[kind] for match in re.finditer(pattern, text)
+        ]
     if not matches:
         return None
     match = rng.choice(matches)
-    group, new = _other_name(match, rng, others) if kind == "name" else _other(kind, match, rng, facts)
+    group, new = (
+        _other_name(match, rng, others) if kind == "name" else _other(kind, match, rng, facts)
+    )
     changed = text[: match.start(group)] + new + text[match.end(group) :]
     return None if changed == text else changed
 
@@ -97,7 +116,10 @@ def _word_of(match: re.Match[str]) -> str | int:
 
 def _other_name(match: re.Match[str], rng: Random, others: Sequence[str]) -> tuple[str | int, str]:
     parts = match[_word_of(match)].split(" ")
-    index = rng.choice([n for n, part in enumerate(parts) if is_name(POSSESSIVE.sub("", part))] or range(len(parts)))
+    index = rng.choice(
+        [n for n, part in enumerate(parts) if is_name(POSSESSIVE.sub("", part))]
+        or range(len(parts))
+    )
     possessive = POSSESSIVE.search(parts[index])
     parts[index] = rng.choice(others) + (possessive[0] if possessive else "")
     return _word_of(match), " ".join(parts)
@@ -108,12 +130,18 @@ def _other(kind: str, match: re.Match[str], rng: Random, facts: Facts) -> tuple[
     if kind == "unit":
         return "unit", facts.units[match["unit"]]
     if kind == "date":
-        group = rng.choice([name for name in ("day", "month", "year") if match.groupdict().get(name)])
+        group = rng.choice(
+            [name for name in ("day", "month", "year") if match.groupdict().get(name)]
+        )
         old = match[group]
         if old in facts.months:
             return group, rng.choice([month for month in facts.months if month != old])
-        low, high = {"day": (1, 28), "month": (1, 12), "year": (int(old) - 30, int(old) + 30)}[group]
-        return group, str(rng.choice([value for value in range(low, high + 1) if value != int(old)]))
+        low, high = {"day": (1, 28), "month": (1, 12), "year": (int(old) - 30, int(old) + 30)}[
+            group
+        ]
+        return group, str(
+            rng.choice([value for value in range(low, high + 1) if value != int(old)])
+        )
     for _ in range(50):  # a text may contain every number of one digit
         new = re.sub(r"\d", lambda digit: str(rng.randint(1, 9)), match[0])
         new = new if any(map(str.isdigit, match[0])) else rng.choice(facts.numbers)

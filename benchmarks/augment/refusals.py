@@ -56,7 +56,10 @@ class Result:
 
 def read_results(data: Path, part: str) -> list[Result]:
     """Return the checked answers of a folder. Lists of strategies are no texts, so they are left out."""
-    documents = {row["id"]: row for row in map(json.loads, (data / "documents.jsonl").read_text("utf-8").splitlines())}
+    documents = {
+        row["id"]: row
+        for row in map(json.loads, (data / "documents.jsonl").read_text("utf-8").splitlines())
+    }
     results = []
     for index, line in enumerate((data / "answers.jsonl").read_text("utf-8").splitlines()):
         answer = json.loads(line)
@@ -66,7 +69,11 @@ def read_results(data: Path, part: str) -> list[Result]:
         style = STYLES.get(answer["style"])
         rules = style.rules if style else Rules()
         checker = Checker(document["text"], rules, context=document["title"])
-        read = style.read(answer["answer"], document["title"], document["text"]) if style else repair(answer["answer"])
+        read = (
+            style.read(answer["answer"], document["title"], document["text"])
+            if style
+            else repair(answer["answer"])
+        )
         texts = [checker.without_additions(text)[0] for text in read.texts]
         verdicts = [checker.check(text) for text in texts] or [checker.check("")]
         checked = next((verdict for verdict in verdicts if verdict.accepted), verdicts[0])
@@ -83,7 +90,8 @@ async def ask_judge(results: Sequence[Result], base_url: str, model: str) -> Non
         async with open_sender(generator, Path(folder), limits) as sender:
             judge = Judge(sender, seed=0)
             verdicts = await gather_answers(
-                judge.verdict(item.document["title"], item.document["text"], item.text, item.rules) for item in accepted
+                judge.verdict(item.document["title"], item.document["text"], item.text, item.rules)
+                for item in accepted
             )
     for result, verdict in zip(accepted, verdicts, strict=True):
         if not isinstance(verdict, Verdict):
@@ -103,7 +111,10 @@ def render_table(results: Sequence[Result], key: str, final: bool) -> str:
         "|---|---|---|---|---|---|",
     ]
     for name, count in sorted(counts.items(), key=lambda item: (item[0] == "all", item[0])):
-        good, bad = (sum(n for (faithful, _), n in count.items() if faithful is label) for label in (True, False))
+        good, bad = (
+            sum(n for (faithful, _), n in count.items() if faithful is label)
+            for label in (True, False)
+        )
         refused = count[True, "refused"]
         cells = [good, f"{refused} ({refused / good:.0%})" if good else "-", bad]
         cells += [count[False, outcome] for outcome in ("refused", "accepted")]
@@ -129,10 +140,16 @@ def render_mistakes(results: Sequence[Result], final: bool) -> str:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, nargs="?", default=Path(__file__).with_name("answers"))
-    parser.add_argument("--part", default="", help="only the answers of this part (tuning or unseen)")
-    parser.add_argument("--show", action="store_true", help="name the answers on which check and reader differ")
+    parser.add_argument(
+        "--part", default="", help="only the answers of this part (tuning or unseen)"
+    )
+    parser.add_argument(
+        "--show", action="store_true", help="name the answers on which check and reader differ"
+    )
     parser.add_argument("--base-url", default="", help="endpoint of a judge")
     parser.add_argument("--model", default="", help="model of a judge")
     arguments = parser.parse_args()
@@ -141,7 +158,11 @@ def main() -> None:
         asyncio.run(ask_judge(results, arguments.base_url, arguments.model))
     for final in (False, True) if arguments.model else (False,):
         print("\nAfter the judge\n" if final else "\nAt the first check\n")
-        print(render_table(results, "style", final), render_table(results, "language", final), sep="\n\n")
+        print(
+            render_table(results, "style", final),
+            render_table(results, "language", final),
+            sep="\n\n",
+        )
         if arguments.show:
             print("", render_mistakes(results, final), sep="\n")
 

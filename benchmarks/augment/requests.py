@@ -95,7 +95,9 @@ class SlowServer(SandboxServer):
     def __init__(self, latency: float, n_lighthouses: int) -> None:
         self.latency = latency
         self.answered = Counter[bytes]()
-        self.paraphrases = {lighthouse(number, 0): lighthouse(number, 1) for number in range(n_lighthouses)}
+        self.paraphrases = {
+            lighthouse(number, 0): lighthouse(number, 1) for number in range(n_lighthouses)
+        }
         super().__init__()
 
 
@@ -134,7 +136,9 @@ def serve_aside(latency: float, pipe: Connection_, n_lighthouses: int) -> None:
 def serving(latency: float = LATENCY, n_lighthouses: int = 0) -> Iterator[Server]:
     """Run an endpoint in a process of its own: the sandbox's, or one for texts about lighthouses."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.Process(target=serve_aside, args=(latency, there, n_lighthouses), daemon=True)
+    process = multiprocessing.Process(
+        target=serve_aside, args=(latency, there, n_lighthouses), daemon=True
+    )
     process.start()
     try:
         yield Server(here.recv(), here, process)
@@ -157,7 +161,9 @@ class Ended:
 
 def machine_cpu() -> float:
     """Return the CPU seconds that this machine has spent on anything (or was denied by its host) so far."""
-    user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+    user, nice, system, _, _, irq, soft, steal = map(
+        int, Path("/proc/stat").read_text().split()[1:9]
+    )
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
 
 
@@ -180,13 +186,19 @@ def run_process(command: list[str], server: Server) -> Ended:
 def write_documents(folder: Path, n_passages: int) -> None:
     """Write sandbox documents of one passage each."""
     people = create_country(n_known=1, n_new=n_passages).new
-    rows = [{"id": person.name, "title": person.name, "text": render_entry(person, 0)} for person in people]
+    rows = [
+        {"id": person.name, "title": person.name, "text": render_entry(person, 0)}
+        for person in people
+    ]
     (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_lighthouses(folder: Path, n_passages: int) -> None:
     """Write documents about lighthouses, of one passage each."""
-    rows = [{"id": f"l{number}", "title": "Lighthouses", "text": lighthouse(number, 0)} for number in range(n_passages)]
+    rows = [
+        {"id": f"l{number}", "title": "Lighthouses", "text": lighthouse(number, 0)}
+        for number in range(n_passages)
+    ]
     (folder / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -211,7 +223,9 @@ def augment_line(label: str, folder: Path, ended: Ended, in_flight: int) -> str:
     """Return the line of a run of kinject, from its manifest."""
     counts = json.loads((folder / "run/manifest.json").read_text())["counts"]
     phase = counts["this_run"]
-    taken = phase["sent"] - phase["retried"].get("overload", 0)  # what is refused with 429 is no work
+    taken = phase["sent"] - phase["retried"].get(
+        "overload", 0
+    )  # what is refused with 429 is no work
     ideal = taken * LATENCY / in_flight
     over = f"request phase {phase['request_seconds'] / ideal:.2f} x; " if ideal else ""
     return line(
@@ -268,21 +282,37 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
 """
 
 
-def run_others(folder: Path, server: Server, n_passages: int, n_each: int, curator: str | None) -> None:
+def run_others(
+    folder: Path, server: Server, n_passages: int, n_each: int, curator: str | None
+) -> None:
     """Print what the bare loop, and Curator where it is at hand, make of the plain case."""
     n = n_passages * n_each
     ideal = n * LATENCY / IN_FLIGHT
     arguments = [str(folder / "documents.jsonl"), server.url, str(n_each), str(IN_FLIGHT)]
     ended = run_process([sys.executable, "-c", BARE, *arguments], server)
-    print(line("bare loop, openai and aiohttp", ended, ideal, f"got {ended.out.strip()} of {n}"), flush=True)
+    print(
+        line("bare loop, openai and aiohttp", ended, ideal, f"got {ended.out.strip()} of {n}"),
+        flush=True,
+    )
     if curator is None:
         print(f"{'Bespoke Curator':36} not run: give --curator PYTHON")
         return
     before = server.seen()["answered"]
-    ended = run_process([curator, "-I", str(HERE / "curator_side.py"), *arguments, str(folder / "curator")], server)
-    got = ended.out.strip().splitlines()[-1] if ended.code == 0 else f"exit {ended.code}: {ended.err.strip()[-200:]}"
+    ended = run_process(
+        [curator, "-I", str(HERE / "curator_side.py"), *arguments, str(folder / "curator")], server
+    )
+    got = (
+        ended.out.strip().splitlines()[-1]
+        if ended.code == 0
+        else f"exit {ended.code}: {ended.err.strip()[-200:]}"
+    )
     print(
-        line("Bespoke Curator", ended, ideal, f"got {got} of {n}, sent {server.seen()['answered'] - before}"),
+        line(
+            "Bespoke Curator",
+            ended,
+            ideal,
+            f"got {got} of {n}, sent {server.seen()['answered'] - before}",
+        ),
         flush=True,
     )
 
@@ -314,13 +344,17 @@ def run_several(folder: Path) -> None:
             timer = threading.Timer(seconds.get("four", 0) / 2 + 2, victim.process.kill)
             if name == "killed":
                 timer.start()
-            ended = run_process([sys.executable, "-m", "kinject.cli", "augment", str(recipe)], servers[0])
+            ended = run_process(
+                [sys.executable, "-m", "kinject.cli", "augment", str(recipe)], servers[0]
+            )
             counts = json.loads((folder / name / "manifest.json").read_text())["counts"]
             phase = counts["this_run"]
             seconds[name] = phase["request_seconds"]
             seen = [server.seen() for server in servers if server.process.is_alive()]
             fractions = [server_counts["answered"] / phase["answered"] for server_counts in seen]
-            twice = sum(server_counts["answered"] - server_counts["different"] for server_counts in seen)
+            twice = sum(
+                server_counts["answered"] - server_counts["different"] for server_counts in seen
+            )
             print(f"{name:36} request phase {seconds[name]:.2f} s, {seconds['one'] / seconds[name]:.2f} times one's speed; got "
                   f"{counts['got']} of {counts['asked']}, sent {phase['sent']}, retried {phase['retried']}, answered twice "
                   f"{twice}, exit {ended.code}, shares {fractions}", flush=True)  # fmt: skip
@@ -329,7 +363,9 @@ def run_several(folder: Path) -> None:
 
 def main() -> None:
     """Run the cases whose label holds the given word, each in a folder of its own."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("word", nargs="?", default="")
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--passages", type=int, help="instead of the case's own number")

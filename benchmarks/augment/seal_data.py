@@ -35,14 +35,20 @@ EVERY = 3
 
 def main() -> None:
     """Write the files and print the number of rows and words of each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--documents", type=int, default=36)
     arguments = parser.parse_args()
     rows = [row for _, row in read_jsonl(arguments.data / "documents.jsonl")]
     documents = {row["id"]: row for row in rows[::EVERY][: arguments.documents]}
-    questions = [row for _, row in read_jsonl(arguments.data / "questions.jsonl") if row["document_id"] in documents]
+    questions = [
+        row
+        for _, row in read_jsonl(arguments.data / "questions.jsonl")
+        if row["document_id"] in documents
+    ]
     passages = [corpus_row(document, document["text"]) for document in documents.values()]
     written: dict[str, list[Row]] = {
         "documents": list(documents.values()),
@@ -51,11 +57,18 @@ def main() -> None:
         "written": questions,
     }
     for name, file in WRITERS.items():
-        texts = [row for _, row in read_jsonl(arguments.data / file) if row["document_id"] in documents]
-        written[name] = [*passages, *(corpus_row(documents[row["document_id"]], row["text"]) for row in texts)]
+        texts = [
+            row for _, row in read_jsonl(arguments.data / file) if row["document_id"] in documents
+        ]
+        written[name] = [
+            *passages,
+            *(corpus_row(documents[row["document_id"]], row["text"]) for row in texts),
+        ]
     for name, kept in written.items():
         write_jsonl(arguments.target / f"{name}.jsonl", kept)
-        print(f"{name:10} {len(kept):4} rows {sum(len(row.get('text', '').split()) for row in kept):7,} words")
+        print(
+            f"{name:10} {len(kept):4} rows {sum(len(row.get('text', '').split()) for row in kept):7,} words"
+        )
 
 
 if __name__ == "__main__":

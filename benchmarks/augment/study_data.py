@@ -67,9 +67,17 @@ def with_errors(answer: str, names: list[str], rng: Random) -> tuple[str, str, s
         if wrong is not None:
             before, after = answer.split(), wrong.split()
             if len(before) == len(after):
-                changed = [index for index, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]]
+                changed = [
+                    index
+                    for index, pair in enumerate(zip(before, after, strict=True))
+                    if pair[0] != pair[1]
+                ]
                 if len(changed) == 1:
-                    return wrong, before[changed[0]].strip(".,;:\"'()"), after[changed[0]].strip(".,;:\"'()")
+                    return (
+                        wrong,
+                        before[changed[0]].strip(".,;:\"'()"),
+                        after[changed[0]].strip(".,;:\"'()"),
+                    )
     return answer, "", ""
 
 
@@ -79,7 +87,9 @@ def probe(document: Row, right: str, wrong: str, others: list[str], rng: Random)
         start = sentence.find(right)
         if start > 20 and wrong not in document["text"]:
             same = [
-                other for other in others if other[:1].isdigit() == right[:1].isdigit() and other not in (right, wrong)
+                other
+                for other in others
+                if other[:1].isdigit() == right[:1].isdigit() and other not in (right, wrong)
             ]
             if len(same) < 2:
                 return None
@@ -100,11 +110,15 @@ def asked(questions: list[Row], documents: set[str]) -> Iterator[Row]:
     chosen = [row for row in questions if row["document_id"] in documents]
     for row in chosen:
         right = row["answers"][0]
-        own = [other["answers"][0] for other in chosen if other["document_id"] == row["document_id"]]
-        every = [other["answers"][0] for other in chosen]
-        wrong = [text for text in dict.fromkeys([*own, *rng.sample(every, len(every))]) if text not in row["answers"]][
-            :3
+        own = [
+            other["answers"][0] for other in chosen if other["document_id"] == row["document_id"]
         ]
+        every = [other["answers"][0] for other in chosen]
+        wrong = [
+            text
+            for text in dict.fromkeys([*own, *rng.sample(every, len(every))])
+            if text not in row["answers"]
+        ][:3]
         choices = [right, *wrong]
         rng.shuffle(choices)
         yield {
@@ -116,25 +130,38 @@ def asked(questions: list[Row], documents: set[str]) -> Iterator[Row]:
 
 def corpus_row(document: Row, text: str) -> Row:
     """Return a row of a corpus."""
-    return {"id": content_id("corpus", document["id"], text), "document_id": document["id"], "text": text}
+    return {
+        "id": content_id("corpus", document["id"], text),
+        "document_id": document["id"],
+        "text": text,
+    }
 
 
 def main() -> None:
     """Write the files and print the number of rows of each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--documents", type=int, default=16)
-    parser.add_argument("--answers", type=int, default=2, help="of each document; each has several paraphrases")
+    parser.add_argument(
+        "--answers", type=int, default=2, help="of each document; each has several paraphrases"
+    )
     arguments = parser.parse_args()
     rows = [row for _, row in read_jsonl(arguments.data / "documents.jsonl")][: arguments.documents]
     answers: dict[str, list[str]] = {row["id"]: [] for row in rows}
     for _, row in read_jsonl(arguments.data / "qwen7b_rewrites.jsonl"):
-        if len(kept := answers.get(row["document_id"], [""] * arguments.answers)) < arguments.answers:
+        if (
+            len(kept := answers.get(row["document_id"], [""] * arguments.answers))
+            < arguments.answers
+        ):
             kept.append(row["text"])
     names = [name for row in rows for name in find_names(row["text"])]
     rng = Random(0)
-    written: dict[str, list[Row]] = {name: [] for name in ("old", "new", "unchecked", "planted", "facts")}
+    written: dict[str, list[Row]] = {
+        name: [] for name in ("old", "new", "unchecked", "planted", "facts")
+    }
     planted: list[tuple[Row, str, str]] = []
     for document in rows:
         checker = Checker(document["text"], STYLE.rules, STYLE.literals, document["title"])
@@ -152,13 +179,17 @@ def main() -> None:
     probes = (probe(document, right, wrong, facts, rng) for document, right, wrong in planted)
     written["facts"] = list({row["id"]: row for row in probes if row}.values())
     written["documents"] = rows
-    written["asked"] = list(asked([row for _, row in read_jsonl(arguments.data / "questions.jsonl")], set(answers)))
+    written["asked"] = list(
+        asked([row for _, row in read_jsonl(arguments.data / "questions.jsonl")], set(answers))
+    )
     for name in ("old", "new", "unchecked", "planted"):
         written[name] += [corpus_row(document, document["text"]) for document in rows]
     for name, content in written.items():
         words = sum(len(row.get("text", "").split()) for row in content)
         path = arguments.target / f"{name}.jsonl"
-        print(f"{path}: {write_jsonl(path, content)} rows" + (f", {words:,} words" if words else ""))
+        print(
+            f"{path}: {write_jsonl(path, content)} rows" + (f", {words:,} words" if words else "")
+        )
     print(json.dumps({"planted": len(planted)}))
 
 

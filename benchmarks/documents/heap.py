@@ -31,7 +31,9 @@ from pathlib import Path
 from kinject.documents.collect import collect
 from kinject.documents.write import read_rows
 
-SYLLABLES = re.findall(r"\w+", "ka lu mer tin vos dra pel sho gri ban ostu fen quo hal rid zem wyn arl")
+SYLLABLES = re.findall(
+    r"\w+", "ka lu mer tin vos dra pel sho gri ban ostu fen quo hal rid zem wyn arl"
+)
 TEXINFO = "\x1f\nFile: a.info,  Node: Top,  Next: Rules,  Up: (dir)\n\n{}\n\n\x1f\nTag Table:\nNode: Top\x7f12\n"
 NAVIGATION = '<div class="nav-panel"><p>Next: <a href="b.html">Rules</a>, Up: <a>Top</a> [<a>Index</a>]</p></div>'
 
@@ -56,7 +58,11 @@ class Truth:
 
         rows = [["Standort", "Tage", "Ansprechpartnerin"]]
         rows += [
-            [name().capitalize(), str(rng.randint(2, 99)), f"{name().capitalize()} {name().capitalize()}"]
+            [
+                name().capitalize(),
+                str(rng.randint(2, 99)),
+                f"{name().capitalize()} {name().capitalize()}",
+            ]
             for _ in range(4)
         ]
         return cls(f"{name()} {name()}".capitalize(), " ".join(sentence(11) for _ in range(6)),
@@ -64,13 +70,21 @@ class Truth:
 
     def parts(self) -> list[str]:
         """Return all that has to be found, in its order."""
-        sentences = [*re.findall(r"[^.]+\.", self.before), *self.items, *(cell for row in self.rows for cell in row)]
-        return [part.strip() for part in (self.title, *sentences, *re.findall(r"[^.]+\.", self.after))]
+        sentences = [
+            *re.findall(r"[^.]+\.", self.before),
+            *self.items,
+            *(cell for row in self.rows for cell in row),
+        ]
+        return [
+            part.strip() for part in (self.title, *sentences, *re.findall(r"[^.]+\.", self.after))
+        ]
 
     def markdown(self) -> str:
         depth = ("- ", "  - ", "    - ", "- ")
         items = "\n".join(mark + item for mark, item in zip(depth, self.items, strict=True))
-        table = "\n".join(f"| {' | '.join(row)} |" for row in [self.rows[0], ["---"] * 3, *self.rows[1:]])
+        table = "\n".join(
+            f"| {' | '.join(row)} |" for row in [self.rows[0], ["---"] * 3, *self.rows[1:]]
+        )
         return f"# {self.title}\n\n{self.before}\n\n{items}\n\n{table}\n\n{self.after}\n"
 
     def body(self) -> str:
@@ -84,7 +98,9 @@ class Truth:
         return f"<p>{self.before}</p>{items}<table>{''.join(rows)}</table><p>{self.after}</p>"
 
     def page(self, style: str = "", around: str = "") -> bytes:
-        head = f"<!doctype html><meta charset=utf-8><title>{self.title}</title><style>{style}</style>"
+        head = (
+            f"<!doctype html><meta charset=utf-8><title>{self.title}</title><style>{style}</style>"
+        )
         return f"{head}{around}<h1>{self.title}</h1>{self.body()}".encode()
 
     def csv(self, mark: str) -> bytes:
@@ -97,7 +113,9 @@ def word(truth: Truth) -> bytes:
     made = docx.Document()
     made.add_heading(truth.title, 1)
     made.add_paragraph(truth.before)
-    for item, style in zip(truth.items, ("List Bullet", "List Bullet 2", "List Bullet 3", "List Bullet"), strict=True):
+    for item, style in zip(
+        truth.items, ("List Bullet", "List Bullet 2", "List Bullet 3", "List Bullet"), strict=True
+    ):
         made.add_paragraph(item, style=style)
     table = made.add_table(0, 3)
     for row in truth.rows:
@@ -143,7 +161,14 @@ def workbook(truth: Truth) -> bytes:
 
     book = openpyxl.Workbook()
     book.active.title = truth.title[:30]
-    for row in ([truth.before], *([item] for item in truth.items), [], *truth.rows, [], [truth.after]):
+    for row in (
+        [truth.before],
+        *([item] for item in truth.items),
+        [],
+        *truth.rows,
+        [],
+        [truth.after],
+    ):
         book.active.append(row)
     return _saved(book)
 
@@ -164,7 +189,8 @@ def open_document(truth: Truth, kind: str) -> bytes:
         return f"<text:list>{''.join(parts)}</text:list>"
 
     cells = (
-        "".join(f"<table:table-cell><text:p>{cell}</text:p></table:table-cell>" for cell in row) for row in truth.rows
+        "".join(f"<table:table-cell><text:p>{cell}</text:p></table:table-cell>" for cell in row)
+        for row in truth.rows
     )
     table = "".join(f"<table:table-row>{row}</table:table-row>" for row in cells)
     table = f'<table:table table:name="{truth.title}">{table}</table:table>'
@@ -175,35 +201,55 @@ def open_document(truth: Truth, kind: str) -> bytes:
     names = "xmlns:office='o' xmlns:text='t' xmlns:table='b' xmlns:draw='d'"
     content = f"<office:body><office:{kind}>{inner}</office:{kind}></office:body>"
     content = f"<office:document-content {names}>{content}</office:document-content>"
-    return zipped({"mimetype": f"application/vnd.oasis.opendocument.{kind}".encode(), "content.xml": content.encode()})
+    return zipped(
+        {
+            "mimetype": f"application/vnd.oasis.opendocument.{kind}".encode(),
+            "content.xml": content.encode(),
+        }
+    )
 
 
 def rtf(truth: Truth) -> bytes:
-    rows = "".join("".join(rf"\pard\intbl {cell}\cell" for cell in row) + r"\row " for row in truth.rows)
-    items = "".join(rf"\pard\li{360 * n} \bullet  {item}\par " for n, item in enumerate(truth.items))
+    rows = "".join(
+        "".join(rf"\pard\intbl {cell}\cell" for cell in row) + r"\row " for row in truth.rows
+    )
+    items = "".join(
+        rf"\pard\li{360 * n} \bullet  {item}\par " for n, item in enumerate(truth.items)
+    )
     return rf"{{\rtf1\ansi \b {truth.title}\b0\par {truth.before}\par {items}{rows}\pard {truth.after}\par}}".encode()
 
 
 def mail(truth: Truth, kind: str) -> bytes:
     made = EmailMessage()
-    made["Subject"], made["From"], made["Date"] = truth.title, "a@example.org", "Fri, 31 May 2024 10:00:00 +0200"
+    made["Subject"], made["From"], made["Date"] = (
+        truth.title,
+        "a@example.org",
+        "Fri, 31 May 2024 10:00:00 +0200",
+    )
     made.set_content(truth.markdown())
     if kind == "html":
         made.set_content(truth.page().decode(), subtype="html")
     if kind == "attachment":
         made.set_content("See the attachment.")
-        made.add_attachment(word(truth), maintype="application", subtype="octet-stream", filename="a.docx")
+        made.add_attachment(
+            word(truth), maintype="application", subtype="octet-stream", filename="a.docx"
+        )
     return (b"From a Mon Jun 01 10:00:00 2009\n" if kind == "box" else b"") + made.as_bytes()
 
 
 def wiki(truth: Truth) -> bytes:
-    items = "\n".join("*" * depth + f" {item}" for depth, item in zip((1, 2, 3, 1), truth.items, strict=True))
+    items = "\n".join(
+        "*" * depth + f" {item}" for depth, item in zip((1, 2, 3, 1), truth.items, strict=True)
+    )
     rows = "\n|-\n".join(
-        "\n".join(("! " if row is truth.rows[0] else "| ") + cell for cell in row) for row in truth.rows
+        "\n".join(("! " if row is truth.rows[0] else "| ") + cell for cell in row)
+        for row in truth.rows
     )
     text = f"{truth.before}\n\n{items}\n\n{{|\n{rows}\n|}}\n\n{truth.after}"
     page = f"<page><title>{truth.title}</title><ns>0</ns><revision><text>{html.escape(text)}</text></revision></page>"
-    return f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{page}</mediawiki>'.encode()
+    return (
+        f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/">{page}</mediawiki>'.encode()
+    )
 
 
 def epub(truth: Truth) -> bytes:
@@ -216,7 +262,9 @@ def epub(truth: Truth) -> bytes:
 
 
 def rst(truth: Truth) -> bytes:
-    items = "\n\n".join("  " * depth + f"- {item}" for depth, item in zip((0, 1, 2, 0), truth.items, strict=True))
+    items = "\n\n".join(
+        "  " * depth + f"- {item}" for depth, item in zip((0, 1, 2, 0), truth.items, strict=True)
+    )
     rule = "  ".join(["=" * 30] * 3)
     rows = ["  ".join(cell.ljust(30) for cell in row) for row in truth.rows]
     table = "\n".join([rule, rows[0], rule, *rows[1:], rule])
@@ -254,7 +302,9 @@ def pdf(page: bytes, password: str | None = None) -> bytes:
         source, target = Path(folder, "a.html"), Path(folder, "a.pdf")
         source.write_bytes(page)
         command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
-        subprocess.run([*command, f"--print-to-pdf={target}", str(source)], check=True, capture_output=True)
+        subprocess.run(
+            [*command, f"--print-to-pdf={target}", str(source)], check=True, capture_output=True
+        )
         data = target.read_bytes()
     if password is None:
         return data
@@ -267,7 +317,9 @@ def pdf(page: bytes, password: str | None = None) -> bytes:
     return out.getvalue()
 
 
-RULED = "table{border-collapse:collapse}td,th{border:1px solid black;padding:3px 6px;text-align:left}"
+RULED = (
+    "table{border-collapse:collapse}td,th{border:1px solid black;padding:3px 6px;text-align:left}"
+)
 BARE = "td,th{padding:2px 12px;text-align:left}th{border-bottom:1px solid black}table{border-collapse:collapse}"
 COLUMNS = "body{columns:2;font-size:9pt}h1{column-span:all}"
 NARROW = COLUMNS + "table{width:100%;border-spacing:0}td,th{padding:1px 2px;text-align:left}"
@@ -314,7 +366,9 @@ def faults(truth: Truth, text: str, *, table_only: bool = False) -> Iterator[str
     """Yield what is lost, glued, or out of its place."""
     flat = " ".join(re.sub(r"[|#]", " ", text).split())
     parts = [cell for row in truth.rows for cell in row] if table_only else truth.parts()
-    yield from (f"lost: {part}" for part in parts if not re.search(rf"(?<!\w){re.escape(part)}(?!\w)", flat))
+    yield from (
+        f"lost: {part}" for part in parts if not re.search(rf"(?<!\w){re.escape(part)}(?!\w)", flat)
+    )
     known = {word for part in parts for word in re.findall(r"[^\W\d_]{4,}", part)}
     for word in set(re.findall(r"\w+", flat)) - known:
         if sum(other in word for other in known) > 1:
@@ -341,7 +395,9 @@ def main(folder: Path) -> None:
     told = {row["file"] for row in result.skipped()}
     n_faulty = 0
     for name, truth in truths.items():
-        wrong = [*faults(truth, texts.get(name, ""), table_only=name.endswith((".csv", ".tsv", ".ods")))]
+        wrong = [
+            *faults(truth, texts.get(name, ""), table_only=name.endswith((".csv", ".tsv", ".ods")))
+        ]
         wrong = [] if name in told else wrong
         n_faulty += bool(wrong)
         print(*(f"{name}: {fault}" for fault in wrong[:6]), sep="\n", end="\n" * bool(wrong))

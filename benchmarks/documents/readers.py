@@ -39,11 +39,17 @@ class Table:
 
     def truth(self) -> list[tuple[str, str, str]]:
         """Return (first cell of the row, words of the header, cell) of each cell that holds text."""
-        above = [name for name, width in self.groups for _ in range(width)] or [""] * len(self.header)
+        above = [name for name, width in self.groups for _ in range(width)] or [""] * len(
+            self.header
+        )
         cells = []
         for index, row in enumerate(self.rows):
             for column, name in enumerate(self.header):
-                cell = self.rows[index - 1][column] if (index - 1, column) in self.merged else row[column]
+                cell = (
+                    self.rows[index - 1][column]
+                    if (index - 1, column) in self.merged
+                    else row[column]
+                )
                 if cell:
                     cells.append((row[0], f"{above[column]} {name}".strip(), cell))
         return cells
@@ -78,14 +84,20 @@ def _value(rng: random.Random, number: int) -> str:
 
 def sentences(rng: random.Random, n: int) -> str:
     """Return a paragraph of n sentences."""
-    return " ".join(" ".join(rng.choices(WORDS, k=rng.randint(8, 14))).capitalize() + "." for _ in range(n))
+    return " ".join(
+        " ".join(rng.choices(WORDS, k=rng.randint(8, 14))).capitalize() + "." for _ in range(n)
+    )
 
 
 def as_html(table: Table) -> str:
     """Return a table of HTML."""
     out = ["<table>"]
     if table.groups:
-        out.append("<tr>" + "".join(f"<th colspan={width}>{name}</th>" for name, width in table.groups) + "</tr>")
+        out.append(
+            "<tr>"
+            + "".join(f"<th colspan={width}>{name}</th>" for name, width in table.groups)
+            + "</tr>"
+        )
     out.append("<tr>" + "".join(f"<th>{name}</th>" for name in table.header) + "</tr>")
     for index, row in enumerate(table.rows):
         cells = []
@@ -99,9 +111,14 @@ def as_html(table: Table) -> str:
 
 def page(rng: random.Random, tables: list[Table], style: str = "") -> bytes:
     """Return a web page with tables between paragraphs."""
-    parts = "".join(f"<h2>{rng.choice(WORDS)}</h2><p>{sentences(rng, 5)}</p>{as_html(table)}" for table in tables)
+    parts = "".join(
+        f"<h2>{rng.choice(WORDS)}</h2><p>{sentences(rng, 5)}</p>{as_html(table)}"
+        for table in tables
+    )
     head = f"<!doctype html><meta charset=utf-8><title>T</title><style>{style}</style>"
-    return f"{head}<h1>Report</h1><p>{sentences(rng, 6)}</p>{parts}<p>{sentences(rng, 6)}</p>".encode()
+    return (
+        f"{head}<h1>Report</h1><p>{sentences(rng, 6)}</p>{parts}<p>{sentences(rng, 6)}</p>".encode()
+    )
 
 
 def docx(rng: random.Random, tables: list[Table]) -> bytes:
@@ -144,7 +161,9 @@ def xlsx(rng: random.Random, tables: list[Table]) -> bytes:
         for name, width in table.groups:
             sheet.cell(row, column, name)
             if width > 1:
-                sheet.merge_cells(start_row=row, start_column=column, end_row=row, end_column=column + width - 1)
+                sheet.merge_cells(
+                    start_row=row, start_column=column, end_row=row, end_column=column + width - 1
+                )
             column += width
         row += bool(table.groups)
         for index, cells in enumerate([table.header, *table.rows]):
@@ -153,13 +172,20 @@ def xlsx(rng: random.Random, tables: list[Table]) -> bytes:
                     sheet.cell(row + index, left + offset, cell or None)
         for index, offset in table.merged:
             first = row + 1 + index
-            sheet.merge_cells(start_row=first, end_row=first + 1, start_column=left + offset, end_column=left + offset)
+            sheet.merge_cells(
+                start_row=first,
+                end_row=first + 1,
+                start_column=left + offset,
+                end_column=left + offset,
+            )
     out = io.BytesIO()
     book.save(out)
     return out.getvalue()
 
 
-RULED = "table{border-collapse:collapse}td,th{border:1px solid black;padding:3px 6px;text-align:left}"
+RULED = (
+    "table{border-collapse:collapse}td,th{border:1px solid black;padding:3px 6px;text-align:left}"
+)
 PLAIN = "td,th{padding:3px 12px;text-align:left}th{border-bottom:1px solid black}table{border-collapse:collapse}"
 BARE = "td,th{padding:2px 14px;text-align:left}td+td{text-align:right}th+th{text-align:right}"
 COLUMNS = "body{columns:2;font-size:8pt}h1{column-span:all}table{break-inside:avoid}"
@@ -169,11 +195,20 @@ def pdf(rng: random.Random, tables: list[Table], style: str) -> bytes:
     """Return the PDF that Chromium prints of a page."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
-        raise SystemExit("no chromium or google-chrome on the PATH: one of them prints the PDFs. Install chromium.")
+        raise SystemExit(
+            "no chromium or google-chrome on the PATH: one of them prints the PDFs. Install chromium."
+        )
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "a.html"), Path(folder, "a.pdf")
         source.write_bytes(page(rng, tables, style))
-        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--print-to-pdf={target}", str(source)]
+        command = [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--print-to-pdf={target}",
+            str(source),
+        ]
         subprocess.run(command, check=True, capture_output=True)
         return target.read_bytes()
 
@@ -182,7 +217,10 @@ def found_cells(text: str, tables: list[Table]) -> tuple[int, int]:
     """Return how many cells of the tables the Markdown `text` has under their header, and how many there are."""
     seen: list[tuple[list[str], list[str]]] = []
     for block in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
-        lines = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in block.strip().split("\n")]
+        lines = [
+            [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            for line in block.strip().split("\n")
+        ]
         seen += [(lines[0], line) for line in lines[2:]]
     cells = {
         (line[0], word, cell)
@@ -191,13 +229,17 @@ def found_cells(text: str, tables: list[Table]) -> tuple[int, int]:
         for word in name.split()
     }
     truth = [true_cell for table in tables for true_cell in table.truth()]
-    return sum(all((key, word, cell) in cells for word in name.split()) for key, name, cell in truth), len(truth)
+    return sum(
+        all((key, word, cell) in cells for word in name.split()) for key, name, cell in truth
+    ), len(truth)
 
 
 def text_of(name: str, data: bytes) -> str:
     """Return what kinject reads from the bytes of a file."""
     documents = [item for _, item in read_file(Path(name), io.BytesIO(data))]
-    return "\n\n".join(item.text if isinstance(item, Document) else f"# {item}" for item in documents)
+    return "\n\n".join(
+        item.text if isinstance(item, Document) else f"# {item}" for item in documents
+    )
 
 
 def main(n_tables: int, per_file: int = 10) -> None:
@@ -217,14 +259,19 @@ def main(n_tables: int, per_file: int = 10) -> None:
         seconds = 0.0
         for first in range(0, n_tables, per_file):
             width = 3 + first // per_file % 2 if "two columns" in name else None
-            tables = [make_table(rng, number, width) for number in range(first, min(first + per_file, n_tables))]
+            tables = [
+                make_table(rng, number, width)
+                for number in range(first, min(first + per_file, n_tables))
+            ]
             data = write(rng, tables)
             began = time.process_time()
             text = text_of(name.split()[-1], data)
             seconds += time.process_time() - began
             n_right, n_cells = found_cells(text, tables)
             n_found, total = n_found + n_right, total + n_cells
-        print(f"| {name} | {n_tables} | {total} | {n_found / total:.1%} | {seconds:.2f} |", flush=True)
+        print(
+            f"| {name} | {n_tables} | {total} | {n_found / total:.1%} | {seconds:.2f} |", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -52,7 +52,12 @@ def texts(folders: list[Path], rng: random.Random) -> list[str]:
     for folder in folders:
         names = ("*.jsonl", "*.txt", "*.md", "README*")
         paths = sorted(
-            {path for name in names for path in folder.rglob(name) if path.is_file() and path.stat().st_size < 4e6}
+            {
+                path
+                for name in names
+                for path in folder.rglob(name)
+                if path.is_file() and path.stat().st_size < 4e6
+            }
         )
         rng.shuffle(paths)
         for path in paths[:400]:
@@ -66,7 +71,10 @@ def texts(folders: list[Path], rng: random.Random) -> list[str]:
 def main() -> None:
     """Write the pairs, collect them, and print how many are kept."""
     rng = random.Random(7)
-    folders = [Path(word) for word in sys.argv[1:]] or [Path("../shared/data"), Path("/usr/share/doc")]
+    folders = [Path(word) for word in sys.argv[1:]] or [
+        Path("../shared/data"),
+        Path("/usr/share/doc"),
+    ]
     sources = texts(folders, rng)
     rng.shuffle(sources)
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
@@ -80,8 +88,12 @@ def main() -> None:
             number, way = len(pairs), len(pairs) % 3
             old_year, new_year = (2025, 2026) if way == 0 else (0, 0)
             stem = f"d{number:03d}"
-            old = heap / (f"{stem}-{old_year}.txt" if way == 0 else f"{stem}-{'b' if number % 2 else 'a'}.txt")
-            new = heap / (f"{stem}-{new_year}.txt" if way == 0 else f"{stem}-{'a' if number % 2 else 'b'}.txt")
+            old = heap / (
+                f"{stem}-{old_year}.txt" if way == 0 else f"{stem}-{'b' if number % 2 else 'a'}.txt"
+            )
+            new = heap / (
+                f"{stem}-{new_year}.txt" if way == 0 else f"{stem}-{'a' if number % 2 else 'b'}.txt"
+            )
             if way == 1:
                 old, new = old.with_suffix(".md"), new.with_suffix(".md")
             for path, content, date in ((old, text, "2024-03-01"), (new, pair[0], "2025-03-01")):
@@ -91,8 +103,13 @@ def main() -> None:
             pairs.append((old.name, new.name))
         result = collect([heap])
         kept = {row["file"] for row in result.files() if row["documents"]}
-        n_new, n_both = sum(new in kept for _, new in pairs), sum(old in kept and new in kept for old, new in pairs)
-        print(f"{len(pairs)} pairs: the newest kept {n_new}, both kept {n_both}; {result.counts['duplicates']}")
+        n_new, n_both = (
+            sum(new in kept for _, new in pairs),
+            sum(old in kept and new in kept for old, new in pairs),
+        )
+        print(
+            f"{len(pairs)} pairs: the newest kept {n_new}, both kept {n_both}; {result.counts['duplicates']}"
+        )
         for number, (old, new) in enumerate(pairs):
             if not (old in kept and new in kept):
                 print(f"  {kinds[number]}: {old} {old in kept}, {new} {new in kept}")

@@ -40,7 +40,11 @@ def score(truth: str, extracted: str) -> tuple[float, float, float]:
     shared = (wanted & got).total()
     precision = shared / got.total() if got else float(not wanted)
     recall = shared / wanted.total() if wanted else 1.0
-    return precision, recall, 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    return (
+        precision,
+        recall,
+        2 * precision * recall / (precision + recall) if precision + recall else 0.0,
+    )
 
 
 def measure(folder: Path, read: Callable[[bytes], str], shown: int) -> None:
@@ -51,10 +55,17 @@ def measure(folder: Path, read: Callable[[bytes], str], shown: int) -> None:
         data = gzip.decompress((folder / "html" / f"{name}.html.gz").read_bytes())
         scores[name] = score(page["articleBody"], read(data))
     seconds = time.process_time() - began
-    precision, recall, f1 = (sum(values) / len(scores) for values in zip(*scores.values(), strict=True))
-    print(f"| {read.__name__} | {len(scores)} | {precision:.3f} | {recall:.3f} | {f1:.3f} | {seconds:.1f} |")
+    precision, recall, f1 = (
+        sum(values) / len(scores) for values in zip(*scores.values(), strict=True)
+    )
+    print(
+        f"| {read.__name__} | {len(scores)} | {precision:.3f} | {recall:.3f} | {f1:.3f} | {seconds:.1f} |"
+    )
     for name in sorted(scores, key=lambda name: scores[name][2])[:shown]:
-        print(f"  {name} {truth[name]['url']} " + " ".join(f"{value:.2f}" for value in scores[name]), file=sys.stderr)
+        print(
+            f"  {name} {truth[name]['url']} " + " ".join(f"{value:.2f}" for value in scores[name]),
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -36,10 +36,12 @@ from kinject.recipe import RetrievalSection
 from kinject.types import Question
 
 SUBJECTS = ("anatomy", "astronomy", "college_biology", "college_chemistry", "prehistory")
-WAYS: tuple[tuple[str, int, float], ...] = (("letters", 5, 12.0), ("texts", 5, 18.0), ("texts", 0, 2.5))
-LETTERS_TEXT = (
-    "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\nD. {{choices[3]}}\nAnswer:"
+WAYS: tuple[tuple[str, int, float], ...] = (
+    ("letters", 5, 12.0),
+    ("texts", 5, 18.0),
+    ("texts", 0, 2.5),
 )
+LETTERS_TEXT = "{{question.strip()}}\nA. {{choices[0]}}\nB. {{choices[1]}}\nC. {{choices[2]}}\nD. {{choices[3]}}\nAnswer:"
 
 
 class Times(NamedTuple):
@@ -52,7 +54,9 @@ class Times(NamedTuple):
 def make_model(folder: Path, tokenizer: Path, n_layers: int) -> int:
     """Save a Llama with random weights, and its tokenizer, to `folder`; return its parameters."""
     encoder: Any = load_tokenizer(str(tokenizer))
-    encoder.add_special_tokens({"eos_token": "<|endoftext|>"})  # the harness decodes it for every request
+    encoder.add_special_tokens(
+        {"eos_token": "<|endoftext|>"}
+    )  # the harness decodes it for every request
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(encoder), hidden_size=512, intermediate_size=1376, num_hidden_layers=n_layers,
@@ -125,7 +129,11 @@ def ask_harness(
     script = Path(__file__).with_name("harness_side.py")
     with (folder / "harness.log").open("w") as log:
         done = subprocess.run(
-            [python, str(script), str(job)], stdout=log, stderr=subprocess.PIPE, text=True, check=False
+            [python, str(script), str(job)],
+            stdout=log,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     if done.returncode:
         raise SystemExit(f"lm-evaluation-harness failed:\n{done.stderr[-2000:]}")
@@ -133,10 +141,14 @@ def ask_harness(
     return result
 
 
-def score(scorer: Scorer, encoder: Encoder, requests: Sequence[PromptRequest]) -> tuple[Times, list[tuple[float, ...]]]:
+def score(
+    scorer: Scorer, encoder: Encoder, requests: Sequence[PromptRequest]
+) -> tuple[Times, list[tuple[float, ...]]]:
     """Return the time for tokenising and scoring, and the log-probs in the order of `requests`."""
     began, cpu = time.perf_counter(), time.process_time()
-    scores = dict(scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config))))
+    scores = dict(
+        scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config)))
+    )
     times = Times(time.perf_counter() - began, time.process_time() - cpu)
     return times, [scores[index].log_probs for index in range(len(requests))]
 
@@ -146,9 +158,13 @@ def rag_requests(shared: Path, n: int, most: int) -> list[list[PromptRequest]]:
     folder = shared / "data" / "squad"
     section = RetrievalSection(documents=(str(folder / "squad2_dev_half_paragraphs.jsonl"),))
     retriever = Bm25Retriever(read_passages(section))
-    rows = [json.loads(line) for line in (folder / "squad2_dev_half_qa.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (folder / "squad2_dev_half_qa.jsonl").read_text().splitlines()
+    ]
     by_k: list[list[PromptRequest]] = [[] for _ in range(most + 1)]
-    for index in range(0, len(rows) - 4, len(rows) // n)[:n]:  # wrong options: the answers to the questions after it
+    for index in range(0, len(rows) - 4, len(rows) // n)[
+        :n
+    ]:  # wrong options: the answers to the questions after it
         choices = tuple(dict.fromkeys(row["answers"][0] for row in rows[index : index + 4]))
         question = Question(rows[index]["id"], rows[index]["question"], choices, 0)
         texts = tuple(passage.text for passage in retriever.find([question], most)[0])
@@ -164,7 +180,9 @@ def compare_rag(model: Any, encoder: Encoder, by_k: list[list[PromptRequest]]) -
     scorer = Scorer(model, 16_384)
     score(scorer, encoder, by_k[1][:2])
     scorer.n_pushed = scorer.n_least = 0
-    together, all_found = score(scorer, encoder, [request for requests in by_k for request in requests])
+    together, all_found = score(
+        scorer, encoder, [request for requests in by_k for request in requests]
+    )
     flat = iter(all_found)
     for requests in by_k:
         alone = Scorer(model, 16_384)
@@ -173,7 +191,9 @@ def compare_rag(model: Any, encoder: Encoder, by_k: list[list[PromptRequest]]) -
         times, scores = score(alone, encoder, requests)
         apart.append(times)
         n_apart += alone.n_pushed
-        gap = max([gap, *(abs(a - b) for row in scores for a, b in zip(row, next(flat), strict=True))])
+        gap = max(
+            [gap, *(abs(a - b) for row in scores for a, b in zip(row, next(flat), strict=True))]
+        )
     yield (
         f"RAG, K = 0..{len(by_k) - 1}, {len(by_k[0])} questions: one run {together.wall:.1f} s, separate runs "
         f"{sum(item.wall for item in apart):.1f} s, ratio {together.wall / sum(item.wall for item in apart):.2f}, of CPU time "
@@ -186,7 +206,10 @@ def compare_rag(model: Any, encoder: Encoder, by_k: list[list[PromptRequest]]) -
 def memory_of_head(n_vocabulary: int) -> str:
     """Return the line about the peak of one pass with a large vocabulary, run in a process of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, "--head", str(n_vocabulary)], capture_output=True, text=True, check=True
+        [sys.executable, __file__, "--head", str(n_vocabulary)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.strip()
 
@@ -208,7 +231,10 @@ def measure_head(n_vocabulary: int) -> None:
     for _ in range(64):
         context = random.integers(0, n_vocabulary, 500, dtype=np.int32)
         prompts.append(
-            Encoded((context,) * 4, tuple(random.integers(0, n_vocabulary, 1, dtype=np.int32) for _ in "ABCD"))
+            Encoded(
+                (context,) * 4,
+                tuple(random.integers(0, n_vocabulary, 1, dtype=np.int32) for _ in "ABCD"),
+            )
         )
     assert scorer.uses_tree
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -225,15 +251,22 @@ def main() -> None:
     """Run all figures and print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--questions", type=int, default=40, help="of each subject; 0: all")
-    parser.add_argument("--subjects", type=int, default=5, help="how many of the five; 0: passages and memory only")
+    parser.add_argument(
+        "--subjects", type=int, default=5, help="how many of the five; 0: passages and memory only"
+    )
     parser.add_argument("--rag-questions", type=int, default=24)
     parser.add_argument("--harness", default=sys.executable, help="a Python that has lm_eval")
     parser.add_argument("--harness-batch", type=int, default=16)
     parser.add_argument("--material", type=Path, default=Path(__file__).parents[3] / "shared")
-    parser.add_argument("--model", type=Path, help="a folder or a GGUF file; nothing else is measured then")
+    parser.add_argument(
+        "--model", type=Path, help="a folder or a GGUF file; nothing else is measured then"
+    )
     parser.add_argument("--layers", type=int, default=8, help="of the model; 8 make 51M parameters")
     parser.add_argument(
-        "--vocabulary", type=int, default=128_256, help="tokens of the model whose head's memory is measured"
+        "--vocabulary",
+        type=int,
+        default=128_256,
+        help="tokens of the model whose head's memory is measured",
     )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--head", type=int, help=argparse.SUPPRESS)
@@ -251,19 +284,25 @@ def main() -> None:
             return
         tokenizer_path = arguments.material / "models" / "tokenizers" / "gpt2"
         n_parameters = make_model(folder / "model", tokenizer_path, arguments.layers)
-        print(f"Llama of {n_parameters / 1e6:.0f}M parameters, GPT-2 tokenizer, float32, {arguments.threads} threads")
+        print(
+            f"Llama of {n_parameters / 1e6:.0f}M parameters, GPT-2 tokenizer, float32, {arguments.threads} threads"
+        )
         if arguments.subjects:
             compare_mmlu(folder, arguments)
         model = LlamaForCausalLM.from_pretrained(folder / "model").eval()
         encoder = Encoder(load_tokenizer(str(folder / "model")))
-        for line in compare_rag(model, encoder, rag_requests(arguments.material, arguments.rag_questions, 5)):
+        for line in compare_rag(
+            model, encoder, rag_requests(arguments.material, arguments.rag_questions, 5)
+        ):
             print(line, flush=True)
     print(memory_of_head(arguments.vocabulary), flush=True)
 
 
 def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
     """Print a line for each way of asking MMLU: both sides' questions a second, and how far the log-probs differ."""
-    subjects = read_subjects(arguments.material / "data" / "mmlu", arguments.subjects, arguments.questions, folder)
+    subjects = read_subjects(
+        arguments.material / "data" / "mmlu", arguments.subjects, arguments.questions, folder
+    )
     encoder = Encoder(load_tokenizer(str(folder / "model")))
     model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
     ours: dict[str, tuple[Times, list[tuple[float, ...]], list[Question], float]] = {}
@@ -274,15 +313,24 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
         requests, questions = [], []
         for subject, (test_questions, pool, test, dev) in subjects.items():
             requests += [
-                PromptRequest(question, format, pick_shots(question, pool, shots)) for question in test_questions
+                PromptRequest(question, format, pick_shots(question, pool, shots))
+                for question in test_questions
             ]
             questions += test_questions
             name = f"{subject}_{format}_{shots}"
-            tasks.append({"name": name, "config": task_config(name, subject, format, test, dev), "shots": shots})
+            tasks.append(
+                {
+                    "name": name,
+                    "config": task_config(name, subject, format, test, dev),
+                    "shots": shots,
+                }
+            )
         times, scores = score(scorer, encoder, requests)
         ours[f"{format}_{shots}"] = (times, scores, questions, scorer.n_pushed / scorer.n_least)
     theirs, inside = (
-        ask_harness(arguments.harness, engine, folder, tasks, arguments.threads, arguments.harness_batch)
+        ask_harness(
+            arguments.harness, engine, folder, tasks, arguments.threads, arguments.harness_batch
+        )
         for engine in ("hf", "kinject")
     )
     version = theirs.get("version", "not installed: give --harness PYTHON")
@@ -298,8 +346,12 @@ def compare_mmlu(folder: Path, arguments: argparse.Namespace) -> None:
         if theirs:
             parts = [theirs["tasks"][f"{subject}_{format}_{shots}"] for subject in subjects]
             slow, slow_cpu = (sum(part[key] for part in parts) for key in ("seconds", "cpu"))
-            ours_inside = sum(inside["tasks"][f"{subject}_{format}_{shots}"]["cpu"] for subject in subjects)
-            reference = [row for part in parts for row in part["log_probs"]]  # in the order of the files
+            ours_inside = sum(
+                inside["tasks"][f"{subject}_{format}_{shots}"]["cpu"] for subject in subjects
+            )
+            reference = [
+                row for part in parts for row in part["log_probs"]
+            ]  # in the order of the files
             pairs = list(zip(scores, reference, strict=True))
             gap = max(abs(a - b) for row, other in pairs for a, b in zip(row, other, strict=True))
             agree = sum(row.index(max(row)) == other.index(max(other)) for row, other in pairs)

@@ -43,7 +43,9 @@ def measure(words: list[str], folder: Path, threads: int, **variables: str) -> T
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
     with (folder / "log").open("w") as log:
-        done = subprocess.run(words, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            words, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False
+        )
     if done.returncode:
         raise SystemExit((folder / "log").read_text()[-3000:])
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -61,11 +63,14 @@ def write_files(folder: Path, material: Path, n: int, way: str) -> list[str]:
     else:
         subjects = read_subjects(material / "data" / "mmlu", 5, -(-n // 5), folder)
         files = {subject: (test, dev) for subject, (_, _, test, dev) in subjects.items()}
-        tasks = {subject: task_config(subject, subject, way, *files[subject]) for subject in subjects}
+        tasks = {
+            subject: task_config(subject, subject, way, *files[subject]) for subject in subjects
+        }
     for name, task in tasks.items():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
     section["questions"] = {
-        name: {"path": str(test), "shots_from": str(dev.resolve())} for name, (test, dev) in files.items()
+        name: {"path": str(test), "shots_from": str(dev.resolve())}
+        for name, (test, dev) in files.items()
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump({"run_dir": "run", "eval": section}))
     return list(tasks)
@@ -73,8 +78,15 @@ def write_files(folder: Path, material: Path, n: int, way: str) -> list[str]:
 
 def write_squad(folder: Path, material: Path, n: int) -> tuple[Path, Path]:
     """Write `n` questions of SQuAD and the examples to `folder`; return both files."""
-    rows = [json.loads(line) for line in (material / "data/squad/squad2_dev_half_qa.jsonl").read_text().splitlines()]
-    rows = [{"id": row["id"], "question": row["question"], "answers": row["answers"]} for row in rows if row["answers"]]
+    rows = [
+        json.loads(line)
+        for line in (material / "data/squad/squad2_dev_half_qa.jsonl").read_text().splitlines()
+    ]
+    rows = [
+        {"id": row["id"], "question": row["question"], "answers": row["answers"]}
+        for row in rows
+        if row["answers"]
+    ]
     step = max(1, len(rows) // (n + MOST_SHOTS))
     dev, test = rows[: MOST_SHOTS * step : step], rows[MOST_SHOTS * step :: step][:n]
     for name, part in (("dev", dev), ("test", test)):
@@ -91,7 +103,9 @@ def harness_answers(folder: Path, way: str) -> dict[str, Any]:
     ]
     if way == "written":
         return {row["doc"]["id"]: row["resps"][0][0] for row in rows}
-    return {row["doc"]["id"]: [float(answer[0]) for answer in row["filtered_resps"]] for row in rows}
+    return {
+        row["doc"]["id"]: [float(answer[0]) for answer in row["filtered_resps"]] for row in rows
+    }
 
 
 def comparison(ours: dict[str, Any], theirs: dict[str, Any], way: str) -> str:
@@ -109,7 +123,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--way", choices=SHOTS, default="written")
     parser.add_argument("--questions", type=int, default=100)
-    parser.add_argument("--model", type=Path, help="a folder or a GGUF file, instead of the model that is made")
+    parser.add_argument(
+        "--model", type=Path, help="a folder or a GGUF file, instead of the model that is made"
+    )
     parser.add_argument("--harness", default="", help="a Python that has lm_eval")
     parser.add_argument("--batch", default="1", help="batch size of the harness")
     parser.add_argument("--material", type=Path, default=Path(__file__).parents[3] / "shared")
@@ -121,19 +137,40 @@ def main() -> None:
         if arguments.model:
             (folder / "model").symlink_to(model_folder(arguments.model))
         else:
-            make_model(folder / "model", arguments.material / "models" / "tokenizers" / "gpt2", arguments.layers)
+            make_model(
+                folder / "model",
+                arguments.material / "models" / "tokenizers" / "gpt2",
+                arguments.layers,
+            )
         tasks = write_files(folder, arguments.material, arguments.questions, arguments.way)
-        print(f"{arguments.model or '51M parameters'}, {arguments.way}, {SHOTS[arguments.way]} shots", flush=True)
+        print(
+            f"{arguments.model or '51M parameters'}, {arguments.way}, {SHOTS[arguments.way]} shots",
+            flush=True,
+        )
         ours = measure([sys.executable, "-c", KINJECT], folder, arguments.threads)
-        rows = [json.loads(line) for line in (folder / "run" / "answers.jsonl").read_text().splitlines()]
-        answers = {row["question_id"]: row["text" if arguments.way == "written" else "log_probs"] for row in rows}
+        rows = [
+            json.loads(line) for line in (folder / "run" / "answers.jsonl").read_text().splitlines()
+        ]
+        answers = {
+            row["question_id"]: row["text" if arguments.way == "written" else "log_probs"]
+            for row in rows
+        }
         n = len(answers)
         print(
-            f"kinject: {ours.wall:.1f} s, {ours.cpu:.1f} s of processor time, {n / ours.wall:.2f} a second", flush=True
+            f"kinject: {ours.wall:.1f} s, {ours.cpu:.1f} s of processor time, {n / ours.wall:.2f} a second",
+            flush=True,
         )
         if not arguments.harness:
             return
-        task = [arguments.harness, "-m", "lm_eval", "--model", "hf", "--model_args", "pretrained=model,dtype=float32"]
+        task = [
+            arguments.harness,
+            "-m",
+            "lm_eval",
+            "--model",
+            "hf",
+            "--model_args",
+            "pretrained=model,dtype=float32",
+        ]
         task += [
             "--device",
             "cpu",
@@ -145,7 +182,10 @@ def main() -> None:
             arguments.batch,
         ]
         theirs = measure(
-            [*task, "--output_path", "harness", "--log_samples"], folder, arguments.threads, HF_HUB_OFFLINE="1"
+            [*task, "--output_path", "harness", "--log_samples"],
+            folder,
+            arguments.threads,
+            HF_HUB_OFFLINE="1",
         )
         print(
             f"lm-evaluation-harness, batch {arguments.batch}: {theirs.wall:.1f} s, {theirs.cpu:.1f} s of processor time; "

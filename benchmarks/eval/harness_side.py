@@ -29,7 +29,9 @@ def main() -> None:
     else:
         from lm_eval.models.huggingface import HFLM
 
-        model = HFLM(pretrained=job["model"], dtype="float32", device="cpu", batch_size=job["batch_size"])
+        model = HFLM(
+            pretrained=job["model"], dtype="float32", device="cpu", batch_size=job["batch_size"]
+        )
     scored = model.loglikelihood
     seconds, cpu = [0.0], [0.0]
 
@@ -45,7 +47,9 @@ def main() -> None:
     results = {}
     for task in job["tasks"]:
         seconds[0] = cpu[0] = 0.0
-        result = simple_evaluate(model, tasks=[task["config"]], num_fewshot=task["shots"], bootstrap_iters=0)
+        result = simple_evaluate(
+            model, tasks=[task["config"]], num_fewshot=task["shots"], bootstrap_iters=0
+        )
         samples = next(iter(result["samples"].values()))
         scores = {s["doc_id"]: [float(r[0]) for r in s["filtered_resps"]] for s in samples}
         accuracy = next(iter(result["results"].values()))["acc,none"]
@@ -55,7 +59,11 @@ def main() -> None:
             "log_probs": [scores[index] for index in sorted(scores)],
             "accuracy": accuracy,
         }
-        print(f"  lm-evaluation-harness {task['name']}: {seconds[0]:.1f} s", file=sys.stderr, flush=True)
+        print(
+            f"  lm-evaluation-harness {task['name']}: {seconds[0]:.1f} s",
+            file=sys.stderr,
+            flush=True,
+        )
     Path(job["out"]).write_text(json.dumps({"version": __version__, "tasks": results}))
 
 

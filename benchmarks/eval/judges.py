@@ -42,16 +42,23 @@ def main() -> None:
     missed = wrong[: round(0.15 * len(wrong))]
     judges: dict[str, Callable[[PlantedAnswer], str]] = {
         "perfect": lambda answer: answer.grade,
-        "misses 15% of the wrong answers": lambda answer: "correct" if answer in missed else answer.grade,
-        "obeys what addresses it": lambda answer: "correct" if answer.kind == "addresses the judge" else answer.grade,
+        "misses 15% of the wrong answers": lambda answer: (
+            "correct" if answer in missed else answer.grade
+        ),
+        "obeys what addresses it": lambda answer: (
+            "correct" if answer.kind == "addresses the judge" else answer.grade
+        ),
         "calls everything correct": lambda _: "correct",
         "the rule: scores [match]": by_rule,
     }
     print(f"{len(planted)} planted answers; precision / recall of {', '.join(GRADES)}")
     for name, judge in judges.items():
-        accuracy = judge_accuracy(name, Counter((answer.grade, judge(answer)) for answer in planted))
+        accuracy = judge_accuracy(
+            name, Counter((answer.grade, judge(answer)) for answer in planted)
+        )
         grades = ", ".join(
-            f"{accuracy.precision[grade] or 0:.2f} / {accuracy.recall[grade] or 0:.2f}" for grade in accuracy.recall
+            f"{accuracy.precision[grade] or 0:.2f} / {accuracy.recall[grade] or 0:.2f}"
+            for grade in accuracy.recall
         )
         verdict = "refused"
         with contextlib.suppress(InputError):
@@ -61,7 +68,9 @@ def main() -> None:
         right = Counter(answer.kind for answer in planted if judge(answer) == answer.grade)
         print(
             "   graded right: "
-            + ", ".join(f"{kind} {right[kind]}/{n}" for kind, n in Counter(a.kind for a in planted).items())
+            + ", ".join(
+                f"{kind} {right[kind]}/{n}" for kind, n in Counter(a.kind for a in planted).items()
+            )
         )
 
 

@@ -77,7 +77,9 @@ def copy(source: Path, name: str, change: Change | None = None, **config: Any) -
     shutil.copytree(source, out, ignore=shutil.ignore_patterns("SHA256SUMS", "README.md"))
     if change:
         for path in out.glob("*.safetensors"):
-            weights = {key: change(key, value).contiguous() for key, value in load_file(path).items()}
+            weights = {
+                key: change(key, value).contiguous() for key, value in load_file(path).items()
+            }
             save_file(weights, path, metadata={"format": "pt"})
     values = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**values, **config}))
@@ -86,8 +88,12 @@ def copy(source: Path, name: str, change: Change | None = None, **config: Any) -
 
 def scaled(base: Path, factor: float) -> Change:
     """Return the change that folds the adapter in with another scale."""
-    ours = {key: value for path in base.glob("*.safetensors") for key, value in load_file(path).items()}
-    return lambda name, weight: torch.lerp(ours[name].float(), weight.float(), factor).to(weight.dtype)
+    ours = {
+        key: value for path in base.glob("*.safetensors") for key, value in load_file(path).items()
+    }
+    return lambda name, weight: torch.lerp(ours[name].float(), weight.float(), factor).to(
+        weight.dtype
+    )
 
 
 def two_bits(name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -96,7 +102,11 @@ def two_bits(name: str, weight: torch.Tensor) -> torch.Tensor:
         return weight
     blocks = weight.float().reshape(-1, 32)
     step = blocks.abs().amax(1, keepdim=True).clamp(min=1e-9) / 1.5
-    return (((blocks / step - 0.5).round().clamp(-2, 1) + 0.5) * step).reshape(weight.shape).to(weight.dtype)
+    return (
+        (((blocks / step - 0.5).round().clamp(-2, 1) + 0.5) * step)
+        .reshape(weight.shape)
+        .to(weight.dtype)
+    )
 
 
 def fold(adapter: Path, name: str, **settings: Any) -> str:
@@ -104,7 +114,11 @@ def fold(adapter: Path, name: str, **settings: Any) -> str:
     part, out = Path("copies") / f"{name}-adapter", Path("copies") / name
     for folder in (part, out):
         shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(adapter, part, ignore=shutil.ignore_patterns("SHA256SUMS", "*.pt", "*.pth", "trainer_state.json"))
+    shutil.copytree(
+        adapter,
+        part,
+        ignore=shutil.ignore_patterns("SHA256SUMS", "*.pt", "*.pth", "trainer_state.json"),
+    )
     values = {**json.loads((part / "adapter_config.json").read_text()), **settings}
     (part / "adapter_config.json").write_text(json.dumps(values))
     if settings.get("use_dora") is False:
@@ -128,7 +142,9 @@ def of_lora(run: Path, base: Path, folder: Path) -> tuple[dict[str, str], dict[s
     gguf._ARCHITECTURES["llama"] = False
     write_gguf(folder, copies / "unpermuted.gguf", "f16")
     gguf._ARCHITECTURES["llama"] = True
-    sound = {f"{kind.upper()} GGUF": str(copies / f"{kind}.gguf") for kind in ("f16", "q8_0", "q4_1")}
+    sound = {
+        f"{kind.upper()} GGUF": str(copies / f"{kind}.gguf") for kind in ("f16", "q8_0", "q4_1")
+    }
     sound["folded, float32"] = copy(folder, "float32", lambda name, weight: weight)
     (copies / "float32-fold").mkdir(exist_ok=True)
     merge_adapter(run / "model", copies / "float32-fold", "float32")
@@ -140,13 +156,18 @@ def of_lora(run: Path, base: Path, folder: Path) -> tuple[dict[str, str], dict[s
     no_bos = copy(folder, "no-bos")
     tokenizer = json.loads((Path(no_bos) / "tokenizer.json").read_text())
     special = tokenizer["added_tokens"][0]["content"]
-    single, pair = [{"SpecialToken": {"id": special, "type_id": 0}}], [{"Sequence": {"id": "B", "type_id": 1}}]
+    single, pair = (
+        [{"SpecialToken": {"id": special, "type_id": 0}}],
+        [{"Sequence": {"id": "B", "type_id": 1}}],
+    )
     text = [{"Sequence": {"id": "A", "type_id": 0}}]
     rule = {
         "type": "TemplateProcessing", "single": single + text, "pair": text + pair,
         "special_tokens": {special: {"id": special, "ids": [0], "tokens": [special]}},
     }  # fmt: skip
-    starts_with_bos = bool(tokenizer["post_processor"]) and "SpecialToken" in json.dumps(tokenizer["post_processor"])
+    starts_with_bos = bool(tokenizer["post_processor"]) and "SpecialToken" in json.dumps(
+        tokenizer["post_processor"]
+    )
     tokenizer["post_processor"] = None if starts_with_bos else rule
     (Path(no_bos) / "tokenizer.json").write_text(json.dumps(tokenizer))
     rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
@@ -158,7 +179,9 @@ def of_lora(run: Path, base: Path, folder: Path) -> tuple[dict[str, str], dict[s
         "2-bit weights": copy(folder, "two-bits", two_bits),
         "truncated GGUF": str(copies / "cut.gguf"),
         "GGUF, q and k not permuted": str(copies / "unpermuted.gguf"),
-        "rope_theta lost": copy(folder, "rope", rope_parameters={**rope, "rope_theta": rope["rope_theta"] * 50}),
+        "rope_theta lost": copy(
+            folder, "rope", rope_parameters={**rope, "rope_theta": rope["rope_theta"] * 50}
+        ),
         "BOS lost, or added": no_bos,
         "checkpoint at half the training": fold(
             min(run.glob("checkpoint-*"), key=lambda p: int(p.name[11:])), "half-way"
@@ -170,16 +193,23 @@ def of_lora(run: Path, base: Path, folder: Path) -> tuple[dict[str, str], dict[s
 def show(name: str, is_sound: bool, proof: Proof) -> bool:
     """Print the row of a copy; return whether it was judged rightly."""
     values = {check.name: f"{check.value:.4g}" for check in proof.checks}
-    failed = "cannot be used" if proof.fault else ", ".join(check.name for check in proof.checks if not check.holds)
+    failed = (
+        "cannot be used"
+        if proof.fault
+        else ", ".join(check.name for check in proof.checks if not check.holds)
+    )
     numbers = [values.get(key, "-") for key in ("other answers", "log-probs", "loss")]
     print(
-        f"| {name} | {'sound' if is_sound else 'broken'} | {' | '.join(numbers)} | {failed or 'passes'} |", flush=True
+        f"| {name} | {'sound' if is_sound else 'broken'} | {' | '.join(numbers)} | {failed or 'passes'} |",
+        flush=True,
     )
     return proof.holds == is_sound
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--smollm2", action="store_true")
     parser.add_argument("--questions", type=int, default=150)
@@ -227,10 +257,20 @@ def main() -> int:
             serve(Path(broken.get("other chat template", base)), "llama-server") as templated,
         ):
             if way == "lora":
-                sound |= {"server, log-probs": f"{scored.url}#tiny", "server, written answers": f"{written.url}#tiny"}
-                broken |= {"server of the base": f"{other.url}#tiny", "server, other template": f"{templated.url}#tiny"}
+                sound |= {
+                    "server, log-probs": f"{scored.url}#tiny",
+                    "server, written answers": f"{written.url}#tiny",
+                }
+                broken |= {
+                    "server of the base": f"{other.url}#tiny",
+                    "server, other template": f"{templated.url}#tiny",
+                }
             names = [f"folded, as stored ({way})", *sound, *broken]
-            result = export(ExportOptions(run, prove=Path("eval.yaml"), copies=(*sound.values(), *broken.values())))
+            result = export(
+                ExportOptions(
+                    run, prove=Path("eval.yaml"), copies=(*sound.values(), *broken.values())
+                )
+            )
         for name, proof in zip(names, result.proofs, strict=True):
             judged.append((name not in broken, show(name, name not in broken, proof)))
     for is_sound, word in ((True, "sound copies pass"), (False, "broken copies are caught")):

@@ -24,7 +24,16 @@ PACKAGES = (
 ATTENTION = (
     "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "eager",
 )  # fmt: skip
-PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "B200": 2250, "L40S": 362, "L4": 121, "4090": 165, "T4": 65}
+PEAK_TFLOPS = {
+    "H200": 989,
+    "H100": 989,
+    "A100": 312,
+    "B200": 2250,
+    "L40S": 362,
+    "L4": 121,
+    "4090": 165,
+    "T4": 65,
+}
 """Products of bfloat16 (T4: float16) a second by the vendor's datasheet, dense, for MFU."""
 
 
@@ -83,7 +92,9 @@ def _matmul_rate() -> float:
     import torch
 
     size = 8192
-    dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    dtype = (
+        torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    )
     left, right = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
     return float(2 * size**3 / _timed(lambda: left @ right, 20) / 1e12)
 
@@ -112,7 +123,10 @@ def compare_attention(setting: Setting, name: str) -> dict[str, Any]:
     if fault:
         raise RuntimeError(f"{name} {fault}")
     model = AutoModelForCausalLM.from_pretrained(
-        make_model(setting, "0.5B"), dtype=torch.float32, attn_implementation="sdpa", device_map={"": setting.device}
+        make_model(setting, "0.5B"),
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        device_map={"": setting.device},
     )
     model.train()
     rows = setting.rows("0.5B", "full")
@@ -121,7 +135,9 @@ def compare_attention(setting: Setting, name: str) -> dict[str, Any]:
     loss, gradient, _ = _step(setting, model, batch, half=True, seconds=False)
     expected = {"sdpa_float32_loss": exact, "sdpa_loss": loss}
     model.set_attn_implementation(name)
-    flat = {key: value.flatten()[None] for key, value in batch.items()} if "flash" in name else batch
+    flat = (
+        {key: value.flatten()[None] for key, value in batch.items()} if "flash" in name else batch
+    )
     reset_peak(setting)
     losses, mine, seconds = _step(setting, model, flat, half=True, seconds=True)
     distance = float((mine - gradient).norm() / gradient.norm())
@@ -146,7 +162,9 @@ def _step(
             logits = model(**batch, use_cache=False).logits
         labels = batch["input_ids"].clone()
         labels[batch["position_ids"] == 0] = -100
-        loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        loss = cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+        )
         loss.backward()
         value = loss.item()  # waits for the GPU
         if setting.device == "cuda":
@@ -180,7 +198,9 @@ def _eval_requests(n: int) -> list[Any]:
 
     pool = read_questions(setting_root() / "eval/sandbox/known.jsonl")
     questions = read_questions(setting_root() / "eval/sandbox/new.jsonl")[:n]
-    return [PromptRequest(question, "letters", pick_shots(question, pool, 5)) for question in questions]
+    return [
+        PromptRequest(question, "letters", pick_shots(question, pool, 5)) for question in questions
+    ]
 
 
 def setting_root() -> Any:
@@ -201,15 +221,27 @@ def score_with_kinject(setting: Setting) -> dict[str, Any]:
 
     folder = make_model(setting, "1B")
     dtype = torch.float32 if setting.tiny else torch.bfloat16
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map={"": setting.device}).eval()
-    requests, encoder = _eval_requests(4 if setting.tiny else 400), Encoder(load_tokenizer(str(folder)))
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, device_map={"": setting.device}
+    ).eval()
+    requests, encoder = (
+        _eval_requests(4 if setting.tiny else 400),
+        Encoder(load_tokenizer(str(folder))),
+    )
     scorer = Scorer(model, 16_384)
     list(scorer.score(encode_requests(encoder, requests[:4], window_of(scorer.forward.config))))
     began = time.perf_counter()
-    scores = dict(scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config))))
+    scores = dict(
+        scorer.score(encode_requests(encoder, requests, window_of(scorer.forward.config)))
+    )
     seconds = time.perf_counter() - began
     log_probs = [list(scores[index].log_probs) for index in range(len(requests))]
-    return {"questions": len(requests), "seconds": seconds, "tree": scorer.uses_tree, "log_probs": log_probs}
+    return {
+        "questions": len(requests),
+        "seconds": seconds,
+        "tree": scorer.uses_tree,
+        "log_probs": log_probs,
+    }
 
 
 def score_with_harness(setting: Setting) -> dict[str, Any]:
@@ -229,10 +261,14 @@ def score_with_harness(setting: Setting) -> dict[str, Any]:
     instances = [Instance("loglikelihood", {}, pair, index) for index, pair in enumerate(pairs)]
     model.loglikelihood(instances[:16], disable_tqdm=True)
     began = time.perf_counter()
-    harness_log_probs = [float(value) for value, _ in model.loglikelihood(instances, disable_tqdm=True)]
+    harness_log_probs = [
+        float(value) for value, _ in model.loglikelihood(instances, disable_tqdm=True)
+    ]
     seconds = time.perf_counter() - began
     n = len(prompts[0].continuations)
-    log_probs = [harness_log_probs[start : start + n] for start in range(0, len(harness_log_probs), n)]
+    log_probs = [
+        harness_log_probs[start : start + n] for start in range(0, len(harness_log_probs), n)
+    ]
     return {"questions": len(requests), "seconds": seconds, "log_probs": log_probs}
 
 
@@ -262,7 +298,9 @@ OPTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def _option(setting: Setting, name: str) -> dict[str, Any]:
     shape, method, overrides = OPTIONS[name]
-    overrides = {**overrides, "trainer.per_device_train_batch_size": 2} if setting.tiny else overrides
+    overrides = (
+        {**overrides, "trainer.per_device_train_batch_size": 2} if setting.tiny else overrides
+    )
     return training.train_kinject(setting, shape, method, overrides)
 
 
@@ -273,7 +311,10 @@ def _train(setting: Setting, shape: str, method: str, program: str) -> dict[str,
 def _training_cases(shape: str, methods: tuple[str, ...], about: float) -> dict[str, Case]:
     return {
         f"train/{shape} {method}/{program}": Case(
-            "training", partial(_train, shape=shape, method=method, program=program), about, 5 * about
+            "training",
+            partial(_train, shape=shape, method=method, program=program),
+            about,
+            5 * about,
         )
         for method in methods
         for program in training.PROGRAMS
@@ -282,7 +323,10 @@ def _training_cases(shape: str, methods: tuple[str, ...], about: float) -> dict[
 
 CASES: dict[str, Case] = {
     "machine": Case("machine", describe_machine, 10, 120),
-    **{f"attention/{name}": Case("attention", partial(compare_attention, name=name), 12, 150) for name in ATTENTION},
+    **{
+        f"attention/{name}": Case("attention", partial(compare_attention, name=name), 12, 150)
+        for name in ATTENTION
+    },
     **_training_cases("1B", ("full", "LoRA"), 25),
     **_training_cases("8B", ("full", "LoRA", "QLoRA"), 50),
     "eval/kinject": Case("eval", score_with_kinject, 20, 180),

@@ -63,13 +63,20 @@ def to_fetch(requirements: Iterable[str], have: Mapping[str, str], python: str) 
     """Return name -> requirement of what is neither torch's nor in `have` in a version that satisfies it."""
     from packaging.requirements import Requirement
 
-    environment = {"extra": "", "python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+    environment = {
+        "extra": "",
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "sys_platform": "linux",
+    }
     wheels = {}
     for requirement in map(Requirement, requirements):
         name = _canonical(requirement.name)
         if requirement.marker is not None and not requirement.marker.evaluate(environment):
             continue
-        is_there = name in have and requirement.specifier.contains(have[name].partition("+")[0], prereleases=True)
+        is_there = name in have and requirement.specifier.contains(
+            have[name].partition("+")[0], prereleases=True
+        )
         if not LEFT_OUT.fullmatch(name) and not is_there:
             wheels[name] = f"{name}{requirement.specifier}"
     return wheels
@@ -77,7 +84,16 @@ def to_fetch(requirements: Iterable[str], have: Mapping[str, str], python: str) 
 
 def fetch(folder: Path, roots: Iterable[str], have: Mapping[str, str], python: str) -> None:
     """Download `roots` and, in rounds, what they need beside torch and `have`, as constraints.txt pins it."""
-    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps", "-d"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "download",
+        "--no-deps",
+        "-d",
+    ]
     command += [str(folder), *_target(python), "-c", str(ROOT / "constraints.txt")]
     seen: set[str] = set()
     wanted = to_fetch(roots, have, python)
@@ -85,12 +101,16 @@ def fetch(folder: Path, roots: Iterable[str], have: Mapping[str, str], python: s
         subprocess.run([*command, *wanted.values()], check=True)
         seen |= wanted.keys()
         needs = [line for wheel in folder.glob("*.whl") for line in _needs(wheel)]
-        wanted = {name: line for name, line in to_fetch(needs, have, python).items() if name not in seen}
+        wanted = {
+            name: line for name, line in to_fetch(needs, have, python).items() if name not in seen
+        }
 
 
 def _needs(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
+        name = next(
+            name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
+        )
         return message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
 
 
@@ -115,7 +135,11 @@ def shrink(wheel: Path, cuda: str) -> tuple[int, int]:
         lzma.open(packed, "wb", filters=FILTERS) as stream,
         tarfile.open(fileobj=stream, mode="w") as target,
     ):
-        names = [item.filename for item in source.infolist() if not (item.is_dir() or needless.search(item.filename))]
+        names = [
+            item.filename
+            for item in source.infolist()
+            if not (item.is_dir() or needless.search(item.filename))
+        ]
         for name in sorted(names, key=lambda name: (Path(name).suffix, name)):
             entry, content = tarfile.TarInfo(name), source.read(name)
             entry.size = len(content)
@@ -126,17 +150,27 @@ def shrink(wheel: Path, cuda: str) -> tuple[int, int]:
 
 def main() -> int:
     """Download, shrink, and print the sizes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="version of the Python on that machine")
     parser.add_argument("--have", type=Path, help="its packages, NAME==VERSION on a line")
     parser.add_argument("--cuda", default="130", help="its torch's CUDA, without the dot")
     parser.add_argument(
-        "--with", dest="extra", nargs="+", default=[], help="further packages: lm_eval, liger-kernel, torchao"
+        "--with",
+        dest="extra",
+        nargs="+",
+        default=[],
+        help="further packages: lm_eval, liger-kernel, torchao",
     )
     options = parser.parse_args()
     lines = options.have.read_text("utf-8").split() if options.have else []
-    have = {_canonical(name): version for name, _, version in (line.partition("==") for line in lines) if version}
+    have = {
+        _canonical(name): version
+        for name, _, version in (line.partition("==") for line in lines)
+        if version
+    }
     options.folder.mkdir(parents=True, exist_ok=True)
     fetch(options.folder, [*kinjects_requirements(), *options.extra], have, options.python)
     total = 0

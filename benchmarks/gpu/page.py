@@ -45,20 +45,35 @@ def render(results: Results) -> str:
     real = {name: entry for name, entry in results.items() if not entry.get("tiny")}
     dry = {name: entry for name, entry in results.items() if entry.get("tiny")}
     if not real and not dry:
-        waiting = "**No GPU has run it yet: the tables await their first run.** They will answer:\n\n"
+        waiting = (
+            "**No GPU has run it yet: the tables await their first run.** They will answer:\n\n"
+        )
         parts = "".join(f"- {title}\n" for title, _ in _PARTS.values())
         return HEAD + waiting + parts + HOW
     note = "" if real else "**A dry run on a CPU at tiny size: these figures mean nothing.**\n\n"
     entries = real or dry
-    sections = [text for title, write in _PARTS.values() if (text := _section(title, write(entries)))]
+    sections = [
+        text for title, write in _PARTS.values() if (text := _section(title, write(entries)))
+    ]
     n_done = sum(entry["status"] == "done" for entry in entries.values())
     state = _text(f"{n_done} of {len(CASES)} cases are measured. {_missing(entries)}") + "\n"
-    return HEAD + note + _machine(entries) + "\n" + state + "".join(sections) + _failures(entries) + HOW
+    return (
+        HEAD
+        + note
+        + _machine(entries)
+        + "\n"
+        + state
+        + "".join(sections)
+        + _failures(entries)
+        + HOW
+    )
 
 
 def _text(*sentences: str) -> str:
     """Return a paragraph in lines of at most 119 characters."""
-    return "\n".join(textwrap.wrap(" ".join(sentences), 119, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(
+        textwrap.wrap(" ".join(sentences), 119, break_long_words=False, break_on_hyphens=False)
+    )
 
 
 def _section(title: str, lines: Iterable[str]) -> str:
@@ -98,7 +113,9 @@ def _machine(results: Results) -> str:
     values = _done(results, "machine").get("", {})
     if not values:
         return "The machine was not described.\n"
-    versions = ", ".join(f"{name} {version}" for name, version in values["versions"].items() if version)
+    versions = ", ".join(
+        f"{name} {version}" for name, version in values["versions"].items() if version
+    )
     if "gpu" not in values:
         return _text(f"CPU, {values['cores']} cores, Python {values['python']}, {versions}.") + "\n"
     paragraph = _text(
@@ -139,7 +156,9 @@ def _training(results: Results) -> list[str]:
     for name, entry in done.items():
         shape, program = name.split("/")
         ours = done.get(f"{shape}/kinject", {}).get("tokens_per_second")
-        flops = done.get(f"{shape}/kinject", {}).get("flops_per_token") or entry.get("flops_per_token")
+        flops = done.get(f"{shape}/kinject", {}).get("flops_per_token") or entry.get(
+            "flops_per_token"
+        )
         rate = entry["tokens_per_second"]
         mfu = f"{100 * rate * flops / limit:.0f}%" if limit and flops else "–"
         rows.append((shape, program, entry["attention"], str(entry["rows"]), _number(rate), mfu,
@@ -171,7 +190,11 @@ def _plan(results: Results) -> list[str]:
             rows.append((label, _number(planned, 1) if planned else entry["plan_fault"].replace("|", "/"), _number(peak, 1),
                          _ratio(planned, peak)))  # fmt: skip
     text = "GiB of tensors in a training step: `kinject plan`'s estimate, and torch's peak."
-    return [text, "", *_table(("run", "planned", "measured", "planned / measured"), rows)] if rows else []
+    return (
+        [text, "", *_table(("run", "planned", "measured", "planned / measured"), rows)]
+        if rows
+        else []
+    )
 
 
 def _options(results: Results) -> list[str]:
@@ -190,7 +213,12 @@ def _options(results: Results) -> list[str]:
 def _eval(results: Results) -> list[str]:
     done = _done(results, "eval/")
     rows = [
-        (name, str(entry["questions"]), _number(entry["seconds"], 1), _number(entry["questions"] / entry["seconds"], 1))
+        (
+            name,
+            str(entry["questions"]),
+            _number(entry["seconds"], 1),
+            _number(entry["questions"] / entry["seconds"], 1),
+        )
         for name, entry in done.items()
     ]
     lines = [
@@ -199,10 +227,17 @@ def _eval(results: Results) -> list[str]:
     ]  # fmt: skip
     if len(done) == 2:
         ours, theirs = (entry["log_probs"] for entry in done.values())
-        pairs = [(a, b) for row, other in zip(ours, theirs, strict=True) for a, b in zip(row, other, strict=True)]
+        pairs = [
+            (a, b)
+            for row, other in zip(ours, theirs, strict=True)
+            for a, b in zip(row, other, strict=True)
+        ]
         same = sum(a.index(max(a)) == b.index(max(b)) for a, b in zip(ours, theirs, strict=True))
         gap = max(abs(a - b) for a, b in pairs)
-        lines += ["", f"Largest difference of a log-prob: {gap:.1e}; the same choice in {same} of {len(ours)}."]
+        lines += [
+            "",
+            f"Largest difference of a log-prob: {gap:.1e}; the same choice in {same} of {len(ours)}.",
+        ]
     return lines if rows else []
 
 

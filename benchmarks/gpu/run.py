@@ -97,7 +97,9 @@ def _numbers(version: str) -> list[int]:
 def add_path(folder: Path) -> None:
     """Put `folder` first on the path of this process and of those that it starts."""
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     importlib.invalidate_caches()
 
 
@@ -109,7 +111,17 @@ def lacking() -> list[str]:
         from packaging.requirements import Requirement
     except ImportError:
         return ["packaging: not installed"]
-    needed = ("torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "pydantic", "numpy")
+    needed = (
+        "torch",
+        "transformers",
+        "trl",
+        "peft",
+        "datasets",
+        "accelerate",
+        "tokenizers",
+        "pydantic",
+        "numpy",
+    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = []
     for requirement in map(Requirement, project["dependencies"]):
@@ -121,7 +133,9 @@ def lacking() -> list[str]:
             lines.append(f"{requirement.name}: not installed, needed: {requirement.specifier}")
             continue
         if not requirement.specifier.contains(installed.partition("+")[0], prereleases=True):
-            lines.append(f"{requirement.name}: {installed} is installed, needed: {requirement.specifier}")
+            lines.append(
+                f"{requirement.name}: {installed} is installed, needed: {requirement.specifier}"
+            )
     return lines
 
 
@@ -146,10 +160,14 @@ def find_device() -> str:
     code = "import torch; torch.ones(1, device='cuda').item()"
     for option in ("expandable_segments:True", ""):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = option
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
+        )
         if done.returncode == 0:
             return "cuda"
-    print(f"no GPU: {(done.stderr.strip().splitlines() or ['no reason given'])[-1][:300]}", flush=True)
+    print(
+        f"no GPU: {(done.stderr.strip().splitlines() or ['no reason given'])[-1][:300]}", flush=True
+    )
     return "cpu"
 
 
@@ -235,13 +253,23 @@ def _fork(name: str, setting: Any, results: Path, output: int) -> int:
 
 
 def _spawn(name: str, setting: Any, results: Path, output: int) -> int:
-    command = [sys.executable, str(HERE / "run.py"), "--case", name, "--results", str(results.parent), "--scratch"]
+    command = [
+        sys.executable,
+        str(HERE / "run.py"),
+        "--case",
+        name,
+        "--results",
+        str(results.parent),
+        "--scratch",
+    ]
     command += [str(setting.scratch), *(["--tiny"] if setting.tiny else [])]
     streams = [(os.POSIX_SPAWN_DUP2, output, stream) for stream in (1, 2)]
     return os.posix_spawn(sys.executable, command, os.environ, file_actions=streams, setsid=True)
 
 
-def run_cases(names: Sequence[str], setting: Any, results: Path, deadline: float, *, forked: bool) -> list[str]:
+def run_cases(
+    names: Sequence[str], setting: Any, results: Path, deadline: float, *, forked: bool
+) -> list[str]:
     """Run `names` until `deadline` (of time.monotonic); return those that no time was left for."""
     from measures import CASES
 
@@ -253,7 +281,9 @@ def run_cases(names: Sequence[str], setting: Any, results: Path, deadline: float
             continue
         print(f"[{number}/{len(names)}] {name} ", end="", flush=True)
         began = time.monotonic()
-        most = case.limit * (5 if setting.tiny else 1)  # a dry run shares its cores with others; a GPU is rented
+        most = case.limit * (
+            5 if setting.tiny else 1
+        )  # a dry run shares its cores with others; a GPU is rented
         limit = min(most, left)
         fault = run_case(name, setting, results, limit, forked=forked)
         if fault and limit < most and "longer" in fault:
@@ -261,7 +291,9 @@ def run_cases(names: Sequence[str], setting: Any, results: Path, deadline: float
             print("stopped: the minutes are up")
             continue
         if fault:
-            write_result(results, {"case": name, "tiny": setting.tiny, "status": "failed", "reason": fault})
+            write_result(
+                results, {"case": name, "tiny": setting.tiny, "status": "failed", "reason": fault}
+            )
         entry = read_results(results)[name]
         ending = "" if entry["status"] == "done" else f": {entry['reason']}"
         print(f"{entry['status']} in {time.monotonic() - began:.0f} s{ending}", flush=True)
@@ -285,21 +317,38 @@ def choose(only: Sequence[str], results: dict[str, dict[str, Any]], *, retry: bo
         for name, case in CASES.items()
         if not only or any(name.startswith(part) or case.part == part for part in only)
     ]
-    return [name for name in names if name not in results or (retry and results[name]["status"] == "failed")]
+    return [
+        name
+        for name in names
+        if name not in results or (retry and results[name]["status"] == "failed")
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases and write the page; return 0, 1 if a case failed or no time was left for one, 2 if packages lack."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=ROOT / "runs/gpu", help="folder of results.jsonl and log.txt")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=ROOT / "runs/gpu",
+        help="folder of results.jsonl and log.txt",
+    )
     parser.add_argument("--minutes", type=float, default=25.0)
     parser.add_argument("--packages", type=Path, help="folder of wheels")
-    parser.add_argument("--only", nargs="+", default=[], help="cases or parts, by the beginning of their names")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="cases or parts, by the beginning of their names"
+    )
     parser.add_argument("--retry", action="store_true", help="run the cases again that failed")
     parser.add_argument(
-        "--scratch", type=Path, help="folder for models and rows (default: a new one in the temporary folder)"
+        "--scratch",
+        type=Path,
+        help="folder for models and rows (default: a new one in the temporary folder)",
     )
-    parser.add_argument("--page", type=Path, help="write the page to this file, docs/gpu.md for example")
+    parser.add_argument(
+        "--page", type=Path, help="write the page to this file, docs/gpu.md for example"
+    )
     parser.add_argument("--tiny", action="store_true", help="a dry run on the CPU")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -315,10 +364,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.case:
         from training import Setting
 
-        measure(options.case, Setting("cpu" if options.tiny else "cuda", options.scratch, options.tiny), results)
+        measure(
+            options.case,
+            Setting("cpu" if options.tiny else "cuda", options.scratch, options.tiny),
+            results,
+        )
         return 0
     with contextlib.ExitStack() as stack:
-        scratch = options.scratch or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kinject-gpu-")))
+        scratch = options.scratch or Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="kinject-gpu-"))
+        )
         scratch.mkdir(parents=True, exist_ok=True)
         code = _run(options, results, scratch, deadline)
     if options.page is not None:
@@ -344,7 +399,9 @@ def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: fl
         return 2
     device = "cpu" if options.tiny else find_device()
     if device == "cpu" and not options.tiny:
-        print("this Python's torch computes on no NVIDIA GPU. --tiny shows on a CPU that the program works.")
+        print(
+            "this Python's torch computes on no NVIDIA GPU. --tiny shows on a CPU that the program works."
+        )
         return 1
     preload()
     from training import Setting
@@ -355,7 +412,9 @@ def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: fl
     waiting = run_cases(names, setting, results, deadline, forked=forked)
     stored = read_results(results)
     failed = [name for name in names if name in stored and stored[name]["status"] == "failed"]
-    print(f"{len(names) - len(waiting) - len(failed)} done, {len(failed)} failed, {len(waiting)} wait for the next run")
+    print(
+        f"{len(names) - len(waiting) - len(failed)} done, {len(failed)} failed, {len(waiting)} wait for the next run"
+    )
     return 1 if failed or waiting else 0
 
 

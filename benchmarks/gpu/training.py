@@ -33,7 +33,9 @@ class Shape:
     full_dtype: str = "float32"
 
 
-def _llama(width: int, inner: int, layers: int, heads: int, kv: int, vocabulary: int, tied: bool) -> dict[str, Any]:
+def _llama(
+    width: int, inner: int, layers: int, heads: int, kv: int, vocabulary: int, tied: bool
+) -> dict[str, Any]:
     return {
         "model_type": "llama", "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv, "max_position_embeddings": 8192,
@@ -45,7 +47,9 @@ SHAPES = {
     "0.5B": Shape(_llama(896, 4864, 24, 14, 2, 151_936, True), {"full": 8, "LoRA": 8, "QLoRA": 8}),
     "1B": Shape(_llama(2048, 8192, 16, 32, 8, 128_256, True), {"full": 8, "LoRA": 8, "QLoRA": 8}),
     "8B": Shape(
-        _llama(4096, 14_336, 32, 32, 8, 128_256, False), {"full": 2, "LoRA": 4, "QLoRA": 4}, full_dtype="bfloat16"
+        _llama(4096, 14_336, 32, 32, 8, 128_256, False),
+        {"full": 2, "LoRA": 4, "QLoRA": 4},
+        full_dtype="bfloat16",
     ),
 }
 """The shapes of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B. At 8B all weights are trained in bfloat16."""
@@ -76,7 +80,9 @@ class Setting:
             return rows
         import torch
 
-        return max(1, int(rows * min(1.0, torch.cuda.get_device_properties(0).total_memory / 2**30 / 130)))
+        return max(
+            1, int(rows * min(1.0, torch.cuda.get_device_properties(0).total_memory / 2**30 / 130))
+        )
 
 
 def make_texts(n_words: int, seed: int = 0) -> list[str]:
@@ -103,7 +109,9 @@ def make_model(setting: Setting, name: str) -> Path:
     tokenizer = train_tokenizer(make_texts(2_000 if setting.tiny else 20_000), 600)
     fields = {key: value for key, value in shape.config.items() if key != "model_type"}
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = CONFIG_MAPPING[shape.config["model_type"]](**fields, **special, pad_token_id=tokenizer.pad_token_id)
+    config = CONFIG_MAPPING[shape.config["model_type"]](
+        **fields, **special, pad_token_id=tokenizer.pad_token_id
+    )
     torch.manual_seed(0)
     with torch.device(setting.device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -196,7 +204,9 @@ def flops_per_token(model: Any, method: str, n_trained: int) -> float:
     return 4.0 * n + 2.0 * (n if method == "full" else n_trained)
 
 
-def recipe_of(setting: Setting, name: str, method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def recipe_of(
+    setting: Setting, name: str, method: str, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the recipe of a kinject run; `overrides` are section.key -> value."""
     shape, rows, full = setting.shape(name), setting.rows(name, method), method == "full"
     recipe: dict[str, Any] = {
@@ -241,7 +251,9 @@ def train_kinject(
     planned = plan(setting, recipe)
     trainer = make_trainer(recipe)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    n_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    n_trained = sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )
     clock = Clock(setting)
     _time_trainer(trainer, clock)
     return {
@@ -284,7 +296,9 @@ def _time_trainer(trainer: Any, clock: Clock) -> None:
     trainer.train()
 
 
-def load(setting: Setting, name: str, method: str, attention: str, *, with_adapter: bool = True) -> Any:
+def load(
+    setting: Setting, name: str, method: str, attention: str, *, with_adapter: bool = True
+) -> Any:
     """Return the model as a plain transformers script loads it, with a peft adapter for LoRA and QLoRA."""
     import torch
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
@@ -297,7 +311,10 @@ def load(setting: Setting, name: str, method: str, attention: str, *, with_adapt
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
         )
     model = AutoModelForCausalLM.from_pretrained(
-        make_model(setting, name), attn_implementation=attention, device_map={"": setting.device}, **options
+        make_model(setting, name),
+        attn_implementation=attention,
+        device_map={"": setting.device},
+        **options,
     )
     if method == "full" or not with_adapter:
         return model
@@ -318,7 +335,10 @@ def make_batch(setting: Setting, name: str, rows: int, seed: int = 0) -> dict[st
         while len(row) < block:
             row += range(min(rng.randint(block // 100 + 1, block // 5), block - len(row)))
         positions.append(row)
-    return {"input_ids": ids.to(setting.device), "position_ids": torch.tensor(positions, device=setting.device)}
+    return {
+        "input_ids": ids.to(setting.device),
+        "position_ids": torch.tensor(positions, device=setting.device),
+    }
 
 
 def train_bare(setting: Setting, name: str, method: str) -> dict[str, Any]:
@@ -340,10 +360,15 @@ def train_bare(setting: Setting, name: str, method: str) -> dict[str, Any]:
         labels = batch["input_ids"].clone()
         labels[batch["position_ids"] == 0] = -100
         if is_flat:
-            batch, labels = {key: value.flatten()[None] for key, value in batch.items()}, labels.flatten()[None]
+            batch, labels = (
+                {key: value.flatten()[None] for key, value in batch.items()},
+                labels.flatten()[None],
+            )
         with torch.autocast(setting.device, torch.bfloat16, enabled=not setting.tiny):
             logits = model(**batch, use_cache=False).logits
-        loss = cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        loss = cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
@@ -366,7 +391,9 @@ def train_sft(setting: Setting, name: str, method: str) -> dict[str, Any]:
 
     from kinject import models
 
-    attention = next((item for item in models.fastest_attention(setting.device) if "flash" in item), "sdpa")
+    attention = next(
+        (item for item in models.fastest_attention(setting.device) if "flash" in item), "sdpa"
+    )
     shape, rows = setting.shape(name), setting.rows(name, method)
     corpus = make_corpus(setting, (WARM_UP + setting.steps + 1) * rows * shape.block)
     config = SFTConfig(
@@ -375,7 +402,9 @@ def train_sft(setting: Setting, name: str, method: str) -> dict[str, Any]:
         save_strategy="no", use_cpu=setting.device == "cpu", logging_steps=4, learning_rate=1e-4,
         max_steps=WARM_UP + setting.steps, optim="adamw_torch_fused", bf16=not setting.tiny,
     )  # fmt: skip
-    model = load(setting, name, method, attention, with_adapter=method == "QLoRA")  # it adds that of LoRA itself
+    model = load(
+        setting, name, method, attention, with_adapter=method == "QLoRA"
+    )  # it adds that of LoRA itself
     trainer = SFTTrainer(
         model=model, args=config, processing_class=AutoTokenizer.from_pretrained(make_model(setting, name)),
         train_dataset=load_dataset("json", data_files=str(corpus), split="train", cache_dir=str(setting.scratch / "hf")),

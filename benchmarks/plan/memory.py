@@ -40,7 +40,14 @@ def llama(width: int, layers: int, vocabulary: int, heads: int = 8) -> dict[str,
 NONE = llama(16, 1, 1000, 2)
 M1, M15, M50 = llama(128, 4, 1200, 4), llama(320, 6, 20_000), llama(512, 8, 50_000)
 M4, M33 = llama(192, 5, 8_000, 6), llama(448, 8, 32_000)
-GPT2 = {"model_type": "gpt2", "n_embd": 320, "n_layer": 6, "n_head": 5, "n_positions": 1024, "vocab_size": 20_000}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 320,
+    "n_layer": 6,
+    "n_head": 5,
+    "n_positions": 1024,
+    "vocab_size": 20_000,
+}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "1M": (M1, {"per_device_train_batch_size": 64}, {}),
     "1M, eager attention": (M1, {"per_device_train_batch_size": 64}, {"attention": "eager"}),
@@ -65,7 +72,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "33M": (M33, {"per_device_train_batch_size": 6}, {}),
-    "33M, checkpointing": (M33, {"per_device_train_batch_size": 12, "gradient_checkpointing": True}, {}),
+    "33M, checkpointing": (
+        M33,
+        {"per_device_train_batch_size": 12, "gradient_checkpointing": True},
+        {},
+    ),
     "33M, bf16": (M33, {"per_device_train_batch_size": 6, "bf16": True}, {}),
     "20M, GPT-2": ({**GPT2, "n_embd": 384, "n_head": 6}, {"per_device_train_batch_size": 10}, {}),
     "80M": (llama(640, 10, 50_000, 10), {"per_device_train_batch_size": 2}, {}),
@@ -83,13 +94,21 @@ def cases_of(model: str) -> dict[str, tuple[dict[str, Any], dict[str, Any], dict
     }
 
 
-def write_recipe(folder: Path, case: tuple[dict[str, Any], dict[str, Any], dict[str, Any]], steps: int) -> Path:
+def write_recipe(
+    folder: Path, case: tuple[dict[str, Any], dict[str, Any], dict[str, Any]], steps: int
+) -> Path:
     """Write the recipe of a case and its corpus; return the recipe."""
     model, trainer, more = case
-    rows = [json.loads(line) for line in (ROOT / "data/sandbox/documents.jsonl").read_text("utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (ROOT / "data/sandbox/documents.jsonl").read_text("utf-8").splitlines()
+    ]
     corpus = folder / "corpus.jsonl"
     corpus.write_text(
-        "".join(json.dumps({"text": f"{row['text']} {n}"}) + "\n" for n in range(16) for row in rows), "utf-8"
+        "".join(
+            json.dumps({"text": f"{row['text']} {n}"}) + "\n" for n in range(16) for row in rows
+        ),
+        "utf-8",
     )
     values = {
         "run_dir": str(folder / "run"),
@@ -115,7 +134,10 @@ def measured(recipe: Path) -> int:
     """Train in a process of its own; return its peak resident bytes."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     subprocess.run(
-        [sys.executable, "-m", "kinject.cli", "train", str(recipe)], check=True, capture_output=True, env=environment
+        [sys.executable, "-m", "kinject.cli", "train", str(recipe)],
+        check=True,
+        capture_output=True,
+        env=environment,
     )
     timing = recipe.parent / "run" / "timing.jsonl"
     return max(json.loads(line)["peak_bytes"] for line in timing.read_text("utf-8").splitlines())
@@ -134,7 +156,9 @@ def estimated(recipe: Path) -> Memory:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--model", help="a folder or a GGUF file")
     parser.add_argument("--steps", type=int, default=8)
@@ -145,12 +169,22 @@ def main() -> None:
     from kinject.plan.ways import CPU_WORKING
 
     with tempfile.TemporaryDirectory() as name:
-        python = measured(write_recipe(Path(name), (NONE, {"per_device_train_batch_size": 1}, {}), arguments.steps))
+        python = measured(
+            write_recipe(
+                Path(name), (NONE, {"per_device_train_batch_size": 1}, {}), arguments.steps
+            )
+        )
     print(f"Python and libraries: {python / 2**20:.0f} MiB\n")
-    print("| run | tensors | heap holes | estimate | measured | estimate / measured | without Python |")
+    print(
+        "| run | tensors | heap holes | estimate | measured | estimate / measured | without Python |"
+    )
     print("|---|---|---|---|---|---|---|")
     ratios = []
-    cases = cases_of(arguments.model) if arguments.model else {name: CASES[name] for name in arguments.only}
+    cases = (
+        cases_of(arguments.model)
+        if arguments.model
+        else {name: CASES[name] for name in arguments.only}
+    )
     for case in cases:
         with tempfile.TemporaryDirectory() as name:
             recipe = write_recipe(Path(name), cases[case], arguments.steps)

@@ -98,7 +98,9 @@ repeats the table.
 }
 
 
-def measure(run: ShippedRun, trained: Path, folder: Path, *more: str) -> dict[tuple[str, str, int], dict[str, Any]]:
+def measure(
+    run: ShippedRun, trained: Path, folder: Path, *more: str
+) -> dict[tuple[str, str, int], dict[str, Any]]:
     """Ask both models the questions of `RECIPES`; return the results by (question set, model, K)."""
     models = {"shipped": str(run.folder / "model"), "trained": str(trained / "model")}
     overrides = [f"eval.models={json.dumps(models)}", f"run_dir={folder}", *more]
@@ -121,7 +123,9 @@ def ship(run: ShippedRun, trained: Path, scratch: Path) -> None:
     recipe = read_recipe(Path(run.recipe), verb="train")
     manifest = read_manifest(trained / "manifest.json") or {}
     if not manifest["counts"]["finished"] or manifest["inputs"] != hash_inputs(recipe):
-        raise SystemExit(f"{trained}: not a finished run of {run.recipe} on the corpus that is here")
+        raise SystemExit(
+            f"{trained}: not a finished run of {run.recipe} on the corpus that is here"
+        )
     target = run.folder
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(trained / "model", target / "model", ignore=shutil.ignore_patterns(SHA256SUMS))
@@ -139,7 +143,9 @@ def ship(run: ShippedRun, trained: Path, scratch: Path) -> None:
     for path in target.rglob("*"):
         path.chmod(0o755 if path.is_dir() else 0o644)
     write_json(target / "manifest.json", manifest)
-    versions = {name: manifest["versions"][name] for name in ("kinject", "torch", "transformers", "trl")}
+    versions = {
+        name: manifest["versions"][name] for name in ("kinject", "torch", "transformers", "trl")
+    }
     card = CARDS[run.name].format(
         n_parameters=sum(tensor.numel() for tensor in tensors.values()), steps=manifest["counts"]["steps"],
         versions=", ".join(f"{name} {number}" for name, number in versions.items()),
@@ -151,9 +157,13 @@ def ship(run: ShippedRun, trained: Path, scratch: Path) -> None:
 
 def main() -> None:
     """Ship a model, or measure it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", choices=sorted(CARDS))
-    parser.add_argument("--run", type=Path, help="the finished training (default: where its recipe writes)")
+    parser.add_argument(
+        "--run", type=Path, help="the finished training (default: where its recipe writes)"
+    )
     parser.add_argument("--measure", action="store_true", help="write nothing, print the table")
     parser.add_argument("--limit", type=int, help="with --measure: only so many questions a set")
     arguments = parser.parse_args()

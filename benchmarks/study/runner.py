@@ -35,12 +35,16 @@ def timed(words: list[str]) -> float:
 
 def stage_seconds(root: Path) -> float:
     """Return the seconds that finished stages counted."""
-    return sum(json.loads(path.read_bytes())["seconds"] for path in (root / "stages").glob("*/*/done.json"))
+    return sum(
+        json.loads(path.read_bytes())["seconds"] for path in (root / "stages").glob("*/*/done.json")
+    )
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", nargs="?", default="recipes/studies/sandbox-quick.yaml")
     parser.add_argument("overrides", nargs="*", help="section.key=value")
     arguments = parser.parse_args()

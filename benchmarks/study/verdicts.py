@@ -84,7 +84,9 @@ class Design:
             rows = np.where(collapsed, guessed, right).astype(float)
             matrices.append(CorrectnessMatrix(rows, ids, names, (CHANCE,) * n))
         several = [i for i, matrix in enumerate(matrices) if matrix.n_seeds > 1]
-        for i, variance in zip(several, family_variances([matrices[i].seed_variance for i in several]), strict=True):
+        for i, variance in zip(
+            several, family_variances([matrices[i].seed_variance for i in several]), strict=True
+        ):
             matrices[i] = replace(matrices[i], pooled=variance)
         return matrices
 
@@ -100,11 +102,18 @@ class Design:
         logits = self._levels(np.arange(200_000), random)
         own = arm.own * random.standard_normal(logits.shape) + _changes(arm, len(logits), random)
         accuracy = float(_sigmoid(logits + arm.shift + own).mean())
-        return arm.collapse * CHANCE + (1 - arm.collapse) * (arm.kept * self.level + (1 - arm.kept) * accuracy)
+        return arm.collapse * CHANCE + (1 - arm.collapse) * (
+            arm.kept * self.level + (1 - arm.kept) * accuracy
+        )
 
     def like(self, arm: ArmDesign, gain: float = 0.0) -> ArmDesign:
         """Return the arm with the shift that makes its true accuracy the base's, or more by `gain`."""
-        shift = brentq(lambda value: self.truth(replace(arm, shift=value)) - self.level - gain, -4, 4, xtol=1e-3)
+        shift = brentq(
+            lambda value: self.truth(replace(arm, shift=value)) - self.level - gain,
+            -4,
+            4,
+            xtol=1e-3,
+        )
         return replace(arm, shift=float(shift))
 
 
@@ -120,7 +129,9 @@ def _sigmoid(logits: Any) -> Any:
 
 def _changes(arm: ArmDesign, n: int, random: Random) -> Any:
     """Return the changes of `n` seeds in logits, of mean 0: normal, or a few far below the others."""
-    return arm.seed_sd * (1 - random.exponential(size=n) if arm.skewed else random.standard_normal(n))
+    return arm.seed_sd * (
+        1 - random.exponential(size=n) if arm.skewed else random.standard_normal(n)
+    )
 
 
 class Rates:
@@ -138,7 +149,9 @@ class Rates:
         for figure, seen in self.counts.items():
             rate = sum(seen) / len(seen)
             error = math.sqrt(max(rate * (1 - rate), 1 / len(seen) / 4) / len(seen))
-            print(f"| {figure} | {100 * rate:.1f} ({100 * error:.1f}) | {len(seen):,} |", flush=True)
+            print(
+                f"| {figure} | {100 * rate:.1f} ({100 * error:.1f}) | {len(seen):,} |", flush=True
+            )
         self.counts.clear()
 
 
@@ -151,11 +164,15 @@ def contradicts(estimate: Estimate) -> bool:
 def leaders(rates: Rates, random: Random) -> None:
     """Two to four arms, in any order of questions, each without a score for some, mostly those that it does not know."""
     n = int(random.integers(2, 5))
-    levels = [ArmDesign(shift=random.normal(0, 0.7), n_seeds=int(random.integers(1, 4))) for _ in range(n)]
+    levels = [
+        ArmDesign(shift=random.normal(0, 0.7), n_seeds=int(random.integers(1, 4))) for _ in range(n)
+    ]
     matrices = Design((2,) * 40).draw(levels, random)
     parts = []
     for matrix in matrices:
-        lost = random.random(matrix.correct.shape[1]) < random.choice([0, 0.02, 0.5]) * (1 - matrix.correct.mean(0))
+        lost = random.random(matrix.correct.shape[1]) < random.choice([0, 0.02, 0.5]) * (
+            1 - matrix.correct.mean(0)
+        )
         parts.append(matrix.part(list(random.permutation(np.flatnonzero(~lost)))))
     found = lead(parts, [str(i) for i in range(n)], "method")
     if found is not None:
@@ -170,15 +187,25 @@ def leaders(rates: Rates, random: Random) -> None:
 def known(rates: Rates, random: Random) -> None:
     """Ten ways to ask 600 questions, of which the base knows a third; the tuned model has forgotten nothing."""
     knows = random.random(600) < 1 / 3
-    prompts = np.where(knows[:, None], random.random((600, 10)) < 0.95, random.random((600, 10)) < CHANCE)
+    prompts = np.where(
+        knows[:, None], random.random((600, 10)) < 0.95, random.random((600, 10)) < CHANCE
+    )
     after = np.where(knows, random.random(600) < 0.95, random.random(600) < CHANCE)
     selected = prompts[:, ::2].mean(1) > CHANCE
     ids = tuple(map(str, np.flatnonzero(selected)))
-    for name, before in (("a prompt of the selection", prompts[:, 0]), ("a prompt of the other half", prompts[:, 1])):
-        matrices = [CorrectnessMatrix(of[selected][None].astype(float), ids, ids) for of in (after, before)]
+    for name, before in (
+        ("a prompt of the selection", prompts[:, 0]),
+        ("a prompt of the other half", prompts[:, 1]),
+    ):
+        matrices = [
+            CorrectnessMatrix(of[selected][None].astype(float), ids, ids) for of in (after, before)
+        ]
         contrast = make_contrast(*matrices, "base")
         assert contrast is not None
-        rates.add(f"nothing forgotten, and “forgot” by {name}", contrast.is_significant and contrast.delta < 0)
+        rates.add(
+            f"nothing forgotten, and “forgot” by {name}",
+            contrast.is_significant and contrast.delta < 0,
+        )
 
 
 def few_documents(rates: Rates, random: Random) -> None:
@@ -195,20 +222,30 @@ def few_documents(rates: Rates, random: Random) -> None:
                 rates.add(f"{name}: judged", False)
                 continue
             bounds, p = bounded_accuracy(guess), chance_p(guess)
-            rates.add(f"{name}: coverage of an accuracy of 25%", bounds.low <= CHANCE <= bounds.high)
-            rates.add(f"{name}: a guesser above chance", p is not None and p < ALPHA and bounds.value > CHANCE)
+            rates.add(
+                f"{name}: coverage of an accuracy of 25%", bounds.low <= CHANCE <= bounds.high
+            )
+            rates.add(
+                f"{name}: a guesser above chance",
+                p is not None and p < ALPHA and bounds.value > CHANCE,
+            )
             fair = _like(design, replace(arm, kept=0.7))
             trained, base = design.draw([fair, BASE], random)
             estimate, accuracy = difference_estimate(trained, base), bounded_accuracy(trained)
             assert estimate.low is not None
             assert estimate.high is not None
-            rates.add(f"{name}: coverage of an accuracy of 60%", accuracy.low <= 0.6 <= accuracy.high)
+            rates.add(
+                f"{name}: coverage of an accuracy of 60%", accuracy.low <= 0.6 <= accuracy.high
+            )
             rates.add(f"{name}: coverage of a difference of 0", estimate.low <= 0 <= estimate.high)
             gained, base = design.draw([_like(design, arm, 0.15), BASE], random)
             estimate = difference_estimate(gained, base)
             assert estimate.low is not None
             assert estimate.high is not None
-            rates.add(f"{name}: coverage of a difference of 15 points", estimate.low <= 0.15 <= estimate.high)
+            rates.add(
+                f"{name}: coverage of a difference of 15 points",
+                estimate.low <= 0.15 <= estimate.high,
+            )
 
 
 @lru_cache
@@ -226,7 +263,9 @@ def families(rates: Rates, random: Random) -> None:
         fair, better = _like(design, arm), _like(design, arm, 0.06)
         base, *arms, gained = design.draw([BASE, *[fair] * 10, better], random)
         found = [difference_estimate(of, base) for of in arms]
-        rates.add(f"any of ten null arms, seeds: {name}", min(holm([e.p or 0.0 for e in found])) < ALPHA)
+        rates.add(
+            f"any of ten null arms, seeds: {name}", min(holm([e.p or 0.0 for e in found])) < ALPHA
+        )
         first = found[0]
         assert first.low is not None
         assert first.high is not None
@@ -261,9 +300,13 @@ def equivalence(rates: Rates, random: Random) -> None:
         base = np.ones(n)
         lost = np.repeat(random.random(n_documents) < margin, n_each)
         ids, documents = tuple(map(str, range(n))), tuple(str(i // n_each) for i in range(n))
-        arm, other = (CorrectnessMatrix(of[None].astype(float), ids, documents) for of in (base * ~lost, base))
+        arm, other = (
+            CorrectnessMatrix(of[None].astype(float), ids, documents) for of in (base * ~lost, base)
+        )
         p = equivalence_p(arm, other, margin)
-        rates.add(f"equivalence at the margin, rare whole losses, {name}", p is not None and p < ALPHA)
+        rates.add(
+            f"equivalence at the margin, rare whole losses, {name}", p is not None and p < ALPHA
+        )
 
 
 def trends(rates: Rates, random: Random) -> None:
@@ -271,7 +314,10 @@ def trends(rates: Rates, random: Random) -> None:
     for n_seeds in (1, 3):
         design, level = Design((3,) * 60), ArmDesign(n_seeds=n_seeds)
         p = trend(design.draw([level] * 5, random))[0].p
-        rates.add(f"a trend where there is none, {n_seeds} seed{'s' * (n_seeds > 1)}", p is not None and p < ALPHA)
+        rates.add(
+            f"a trend where there is none, {n_seeds} seed{'s' * (n_seeds > 1)}",
+            p is not None and p < ALPHA,
+        )
 
 
 PARTS: Sequence[tuple[Callable[[Rates, Random], None], int]] = (
@@ -282,7 +328,9 @@ PARTS: Sequence[tuple[Callable[[Rates, Random], None], int]] = (
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--studies", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

@@ -70,7 +70,9 @@ def measure(shape: argparse.Namespace, name: str, queue: Any) -> None:
 
     before = resident()
     model = LlamaForCausalLM._from_config(config, dtype=getattr(torch, dtype))
-    arguments = TrainingArguments("runs/bytes", optim=optim, use_cpu=True, report_to="none", learning_rate=1e-4)
+    arguments = TrainingArguments(
+        "runs/bytes", optim=optim, use_cpu=True, report_to="none", learning_rate=1e-4
+    )
     trainer = Trainer(model, arguments)
     optimizer = trainer.create_optimizer()
     if dtype == "bfloat16":
@@ -80,9 +82,14 @@ def measure(shape: argparse.Namespace, name: str, queue: Any) -> None:
     for number in (1, 2):
         with Peak() as peak:
             model(input_ids=ids, labels=ids).loss.backward()
-            tensors = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+            tensors = [
+                *model.parameters(),
+                *(p.grad for p in model.parameters() if p.grad is not None),
+            ]
             states = (value for state in optimizer.state.values() for value in state.values())
-            tensors += [value for value in states if isinstance(value, torch.Tensor) and value.numel() > 256]
+            tensors += [
+                value for value in states if isinstance(value, torch.Tensor) and value.numel() > 256
+            ]
             optimizer.step()
             optimizer.zero_grad()
         if number == 2:
@@ -92,11 +99,15 @@ def measure(shape: argparse.Namespace, name: str, queue: Any) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--vocabulary", type=int, default=32_000)
-    parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument(
+        "--only", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS)
+    )
     shape = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     print(

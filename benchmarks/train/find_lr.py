@@ -38,7 +38,9 @@ def final_loss(recipe: Path, overrides: list[str]) -> float:
 
 def main() -> None:
     """Run the sweep and the range tests."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("recipe", type=Path)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--seeds", type=int, default=20)
@@ -50,7 +52,10 @@ def main() -> None:
         means = {}
         for rate in options.rates:
             seeds = range(1000, 1000 + options.sweep_seeds)
-            losses = [final_loss(options.recipe, [*given, f"trainer.learning_rate={rate}", f"seed={n}"]) for n in seeds]
+            losses = [
+                final_loss(options.recipe, [*given, f"trainer.learning_rate={rate}", f"seed={n}"])
+                for n in seeds
+            ]
             means[rate] = float(np.mean(losses))
             print(f"rate {rate:.1e}: {', '.join(f'{loss:.3f}' for loss in losses)}", flush=True)
         best, outside = min(means, key=lambda rate: means[rate]), 0
@@ -58,10 +63,15 @@ def main() -> None:
         for seed in range(options.seeds):
             recipe = read_recipe(options.recipe, [*given, f"seed={seed}"], "train")
             ramp = Ramp()
-            found = suggest(*range_test(make_trainer(ramp_recipe(recipe, ramp, Path(folder) / "ramp")), ramp))
+            found = suggest(
+                *range_test(make_trainer(ramp_recipe(recipe, ramp, Path(folder) / "ramp")), ramp)
+            )
             is_near = found.suggestion is not None and best / 3 <= found.suggestion <= best * 3
             outside += not is_near
-            print(f"seed {seed}: {found.suggestion} {found.reason}{'' if is_near else '   outside'}", flush=True)
+            print(
+                f"seed {seed}: {found.suggestion} {found.reason}{'' if is_near else '   outside'}",
+                flush=True,
+            )
     print(f"{outside} of {options.seeds} suggestions outside a factor of three of {best:.1e}")
 
 

@@ -48,16 +48,24 @@ def train_arm(recipe: Path, root: Path, arm: str, overrides: list[str]) -> tuple
     from kinject.train import train
 
     started = time.monotonic()
-    result = train(read_recipe(recipe, [f"run_dir={folder_of(root, arm)}", *overrides], "train"), overwrite=False)
+    result = train(
+        read_recipe(recipe, [f"run_dir={folder_of(root, arm)}", *overrides], "train"),
+        overwrite=False,
+    )
     return result.model_dir, time.monotonic() - started
 
 
-def evaluate_models(models: dict[str, str], root: Path, limit: int | None) -> dict[tuple[str, str], float]:
+def evaluate_models(
+    models: dict[str, str], root: Path, limit: int | None
+) -> dict[tuple[str, str], float]:
     """Return accuracy by (question set, model); of each set `limit` questions, None for all."""
     from kinject.eval import evaluate
     from kinject.recipe import read_recipe
 
-    questions = {"new": "eval/sandbox/new.jsonl", "known": {"path": "eval/sandbox/known.jsonl", "role": "retention"}}
+    questions = {
+        "new": "eval/sandbox/new.jsonl",
+        "known": {"path": "eval/sandbox/known.jsonl", "role": "retention"},
+    }
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "eval.yaml"
         section = {"models": models, "questions": questions} | ({"limit": limit} if limit else {})
@@ -68,9 +76,13 @@ def evaluate_models(models: dict[str, str], root: Path, limit: int | None) -> di
 
 def main() -> None:
     """Print the frontier as a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--base", type=Path, default=Path("recipes/cpt.yaml"), help="recipe that the arms change")
+    parser.add_argument(
+        "--base", type=Path, default=Path("recipes/cpt.yaml"), help="recipe that the arms change"
+    )
     parser.add_argument("overrides", nargs="*", help="overrides for every arm")
     parser.add_argument("--limit", type=int, help="only so many questions a set")
     parser.add_argument("--root", type=Path, default=Path("runs/forgetting"))
@@ -79,7 +91,9 @@ def main() -> None:
 
     models, seconds = {"base": "runs/sandbox/base/model"}, {"base": 0.0}
     for arm in arguments.arms:
-        models[arm], seconds[arm] = train_arm(arguments.base, arguments.root, arm, [*ARMS[arm], *arguments.overrides])
+        models[arm], seconds[arm] = train_arm(
+            arguments.base, arguments.root, arm, [*ARMS[arm], *arguments.overrides]
+        )
     if AVERAGED[0] in models:
         done = merge(models["base"], models[AVERAGED[0]], AVERAGED[1], arguments.root / "averaged")
         for alpha, folder in done.items():

@@ -54,7 +54,9 @@ class Peak(threading.Thread):
 
 def _resident() -> tuple[int, ...]:
     text = Path("/proc/self/status").read_text()
-    return tuple(int(re.findall(rf"^{name}:\s*(\d+)", text, re.M)[0]) * 1024 for name in ("VmRSS", "RssAnon"))
+    return tuple(
+        int(re.findall(rf"^{name}:\s*(\d+)", text, re.M)[0]) * 1024 for name in ("VmRSS", "RssAnon")
+    )
 
 
 def write_model(folder: Path, shape: str) -> None:
@@ -107,7 +109,13 @@ def measure(folder: Path) -> dict[str, float]:
     n_bytes = sum(part.numel() * part.element_size() for part in map(models.own_part, tensors))
     whole = sum(models.size_of(tensor) * tensor.element_size() for tensor in tensors)
     peaks = [most - start for most, start in zip(sampler.most, before, strict=True)]
-    return {"rank": int(os.environ["RANK"]), "shard": n_bytes, "model": whole, "peak": peaks[0], "anonymous": peaks[1]}
+    return {
+        "rank": int(os.environ["RANK"]),
+        "shard": n_bytes,
+        "model": whole,
+        "peak": peaks[0],
+        "anonymous": peaks[1],
+    }
 
 
 def launch(folder: Path, kind: str, n: int) -> list[dict[str, float]]:
@@ -131,7 +139,9 @@ def launch(folder: Path, kind: str, n: int) -> list[dict[str, float]]:
 
 def main() -> None:
     """Measure each kind, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="500m")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--kinds", nargs="+", choices=LAUNCH, default=list(LAUNCH))
@@ -144,13 +154,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.dir) as name:
         folder = Path(name)
         write_model(folder, options.shape)
-        print("| kind | process | model, MiB | shard, MiB | peak, MiB | peak / shard | anonymous / shard |")
+        print(
+            "| kind | process | model, MiB | shard, MiB | peak, MiB | peak / shard | anonymous / shard |"
+        )
         print("|---|---|---|---|---|---|---|")
         for kind in options.kinds:
             for row in launch(folder, kind, options.processes):
                 model, n_bytes, peak = (row[key] / 2**20 for key in ("model", "shard", "peak"))
                 ratios = f"{row['peak'] / row['shard']:.2f} | {row['anonymous'] / row['shard']:.2f}"
-                print(f"| {kind} | {row['rank']} | {model:.0f} | {n_bytes:.0f} | {peak:.0f} | {ratios} |", flush=True)
+                print(
+                    f"| {kind} | {row['rank']} | {model:.0f} | {n_bytes:.0f} | {peak:.0f} | {ratios} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

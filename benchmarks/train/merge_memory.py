@@ -33,7 +33,10 @@ def write_model(folder: Path, config: Any, seed: int, shard_bytes: int) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(BASE.folder / "model" / name, folder)
     with torch.device("meta"):
-        shapes = {name: value.shape for name, value in AutoModelForCausalLM.from_config(config).state_dict().items()}
+        shapes = {
+            name: value.shape
+            for name, value in AutoModelForCausalLM.from_config(config).state_dict().items()
+        }
     torch.manual_seed(seed)
     shard: dict[str, torch.Tensor] = {}
     files: dict[str, str] = {}
@@ -55,7 +58,9 @@ def write_model(folder: Path, config: Any, seed: int, shard_bytes: int) -> None:
 
 def main() -> None:
     """Make the three models, merge them and print the row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--inner", type=int, default=14_336)
@@ -74,13 +79,17 @@ def main() -> None:
         for seed, name in enumerate(("model", "base", "instruct")):
             config.vocab_size = arguments.vocabulary + 8 * (name == "instruct")
             write_model(Path(scratch) / name, config, seed, int(arguments.shard_mb * 1e6))
-        model, instruct, base = (str(Path(scratch) / name) for name in ("model", "instruct", "base"))
+        model, instruct, base = (
+            str(Path(scratch) / name) for name in ("model", "instruct", "base")
+        )
         before, start = resident(), time.perf_counter()
         with Peak() as peak:
             out = add_difference(model, instruct, base, [1.0], Path(scratch) / "out")[1.0]
         seconds = time.perf_counter() - start
         shards = [path.stat().st_size for path in out.glob("*.safetensors")]
-    print("| model | shards | largest shard | peak | over a shard | seconds |\n|---|---|---|---|---|---|")
+    print(
+        "| model | shards | largest shard | peak | over a shard | seconds |\n|---|---|---|---|---|---|"
+    )
     sizes = f"{sum(shards) / 1e6:.0f} MB | {len(shards)} | {max(shards) / 1e6:.0f} MB | {(peak.bytes - before) / 1e6:.0f} MB"
     print(f"| {sizes} | {(peak.bytes - before) / max(shards):.2f} | {seconds:.0f} |")
     sys.exit(0)

@@ -41,13 +41,25 @@ def make_inputs(folder: Path, shape: dict[str, Any], n_texts: int) -> tuple[Path
     from kinject.models import new_model, train_tokenizer
 
     rng = random.Random(0)
-    texts = [" ".join(rng.choices(WORDS, k=rng.randint(8, 60))).capitalize() + "." for _ in range(n_texts)]
+    texts = [
+        " ".join(rng.choices(WORDS, k=rng.randint(8, 60))).capitalize() + "."
+        for _ in range(n_texts)
+    ]
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     tokenizer = train_tokenizer(texts, 1200)
-    fields = {key: value for key, value in shape.items() if key not in ("vocab_size", "block", "batch")}
+    fields = {
+        key: value for key, value in shape.items() if key not in ("vocab_size", "block", "batch")
+    }
     model = new_model(
-        {"model_type": "llama", **fields, "tie_word_embeddings": True, "max_position_embeddings": 1024}, tokenizer, 0
+        {
+            "model_type": "llama",
+            **fields,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 1024,
+        },
+        tokenizer,
+        0,
     )
     model.resize_token_embeddings(shape["vocab_size"])
     model.save_pretrained(folder / "model")
@@ -61,10 +73,14 @@ def read_inputs(folder: Path, model: Path) -> tuple[Path, Path]:
 
     data = Path(__file__).parents[2] / "data" / "company"
     lines = [
-        line for name in ("documents", "paraphrases") for line in (data / f"{name}.jsonl").read_text().splitlines()
+        line
+        for name in ("documents", "paraphrases")
+        for line in (data / f"{name}.jsonl").read_text().splitlines()
     ]
     corpus = folder / "corpus.jsonl"
-    corpus.write_text("".join(json.dumps({"text": json.loads(line)["text"]}) + "\n" for line in lines))
+    corpus.write_text(
+        "".join(json.dumps({"text": json.loads(line)["text"]}) + "\n" for line in lines)
+    )
     file = gguf_file(model)
     return corpus, model if file is None else converted_folder(file)
 
@@ -98,7 +114,9 @@ def rate(marks: list[tuple[float, int]]) -> float:
     return (after - before) / (end - start)
 
 
-def run_kinject(folder: Path, corpus: Path, model: Path, shape: dict[str, Any], options: dict[str, Any]) -> Any:
+def run_kinject(
+    folder: Path, corpus: Path, model: Path, shape: dict[str, Any], options: dict[str, Any]
+) -> Any:
     """Return the rate of kinject train, and its batches (for the bare loop)."""
     from kinject.recipe import read_recipe
     from kinject.train.setup import make_trainer
@@ -130,8 +148,12 @@ def run_bare(model_dir: Path, batches: list[Any], steps: int, bf16: bool) -> flo
     for step in range(steps):
         batch = batches[step % len(batches)]
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].float().flatten(0, 1), batch["labels"][:, 1:].flatten())
+            logits = model(
+                input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+            ).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), batch["labels"][:, 1:].flatten()
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -141,7 +163,9 @@ def run_bare(model_dir: Path, batches: list[Any], steps: int, bf16: bool) -> flo
     return rate(marks)
 
 
-def run_sft(folder: Path, corpus: Path, model_dir: Path, shape: dict[str, Any], options: dict[str, Any]) -> float:
+def run_sft(
+    folder: Path, corpus: Path, model_dir: Path, shape: dict[str, Any], options: dict[str, Any]
+) -> float:
     """Return the rate of SFTTrainer with its own packing."""
     from datasets import load_dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -162,7 +186,9 @@ def run_sft(folder: Path, corpus: Path, model_dir: Path, shape: dict[str, Any], 
 
 def main() -> int:
     """Print the rates side by side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=SIZES, default="1m")
     parser.add_argument("--model", type=Path, help="a folder or a GGUF file, instead of --size")
     parser.add_argument("--block", type=int, default=512, help="tokens in a row, of --model")
@@ -173,11 +199,17 @@ def main() -> int:
     arguments = parser.parse_args()
     for option, least in (("steps", 3), ("rounds", 1)):  # the first steps are not timed
         if getattr(arguments, option) < least:
-            parser.error(f"--{option}: found {getattr(arguments, option)}, allowed: {least} or more")
+            parser.error(
+                f"--{option}: found {getattr(arguments, option)}, allowed: {least} or more"
+            )
     CLOCK["now"] = time.process_time if arguments.cpu_time else time.perf_counter
     shape = {"block": arguments.block, "batch": 1} if arguments.model else SIZES[arguments.size]
     options = {"max_steps": arguments.steps, "bf16": arguments.bf16}
-    rates: dict[str, list[float]] = {"bare loop": [], "kinject train": [], "SFTTrainer, bfd_split": []}
+    rates: dict[str, list[float]] = {
+        "bare loop": [],
+        "kinject train": [],
+        "SFTTrainer, bfd_split": [],
+    }
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         if arguments.model:
@@ -197,7 +229,9 @@ def main() -> int:
         f"{arguments.steps} steps x {arguments.rounds}, {'CPU' if arguments.cpu_time else 'wall'} time"
     )
     for name, median in medians.items():
-        print(f"{name:24} {median:9,.0f} tokens/s   kinject / it = {medians['kinject train'] / median:.2f}")
+        print(
+            f"{name:24} {median:9,.0f} tokens/s   kinject / it = {medians['kinject train'] / median:.2f}"
+        )
     return 0
 
 

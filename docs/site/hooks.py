@@ -34,16 +34,24 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     assert config.nav is not None
     named = json.dumps(config.nav)
     use = next(section["Use"] for section in config.nav if "Use" in section)
-    use += [page.name for page in sorted(Path(config.docs_dir).glob("*.md")) if f'"{page.name}"' not in named]
+    use += [
+        page.name
+        for page in sorted(Path(config.docs_dir).glob("*.md"))
+        if f'"{page.name}"' not in named
+    ]
     return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Turn links to files of recipes/, which work on the repository's pages, into links to the written pages."""
     markdown = re.sub(
-        r"\]\(\.\./recipes/([\w./-]+)\.yaml\)", lambda link: f"](recipes.md#{_anchor(link[1])})", markdown
+        r"\]\(\.\./recipes/([\w./-]+)\.yaml\)",
+        lambda link: f"](recipes.md#{_anchor(link[1])})",
+        markdown,
     )
-    return markdown.replace(f"](../recipes/{SCHEMA})", "](keys.md)").replace("](../recipes)", "](recipes.md)")
+    return markdown.replace(f"](../recipes/{SCHEMA})", "](keys.md)").replace(
+        "](../recipes)", "](recipes.md)"
+    )
 
 
 def _anchor(title: str) -> str:
@@ -117,7 +125,9 @@ def _table(section: Any, schema: Any, skip: tuple[str, ...] = ()) -> Iterator[st
     for key, value in section.get("properties", {}).items():
         if key in skip or value.get("doNotSuggest"):
             continue
-        default = f"`{json.dumps(value['default'], ensure_ascii=False)}`" if "default" in value else ""
+        default = (
+            f"`{json.dumps(value['default'], ensure_ascii=False)}`" if "default" in value else ""
+        )
         must = " (must)" if key in section.get("required", ()) else ""
         yield f"| `{key}`{must} | {_kind(value)} | {default} | {_escape(value.get('description', ''))} |"
     yield ""
@@ -126,7 +136,11 @@ def _table(section: Any, schema: Any, skip: tuple[str, ...] = ()) -> Iterator[st
 def _kind(value: Any) -> str:
     """Return in words what may stand there."""
     if "enum" in value:
-        words = [item if isinstance(item, str) else json.dumps(item) for item in value["enum"] if item is not None]
+        words = [
+            item if isinstance(item, str) else json.dumps(item)
+            for item in value["enum"]
+            if item is not None
+        ]
         shown = ", ".join(f"`{word}`" for word in words[:9])
         return shown + (f", and {len(words) - 9} more" if len(words) > 9 else "")
     if "anyOf" in value:
@@ -154,6 +168,7 @@ def _escape(text: str) -> str:
     """Return text that Markdown and HTML leave as it is, in a table too."""
     for character in "\\`*_{}[]<>#|":
         text = text.replace(
-            character, f"\\{character}" if character not in "<>" else {"<": "&lt;", ">": "&gt;"}[character]
+            character,
+            f"\\{character}" if character not in "<>" else {"<": "&lt;", ">": "&gt;"}[character],
         )
     return text

@@ -45,7 +45,9 @@ def _checked(recipe: AnyRecipe | str | Path, verb: Verb) -> AnyRecipe:
     """Return the recipe, read for the verb if it is a path."""
     from kinject.recipe import read_recipe
 
-    checked: AnyRecipe = read_recipe(recipe, verb=verb) if isinstance(recipe, str | Path) else recipe
+    checked: AnyRecipe = (
+        read_recipe(recipe, verb=verb) if isinstance(recipe, str | Path) else recipe
+    )
     return checked
 
 
@@ -85,7 +87,11 @@ def documents(
     if not paths:
         raise InputError("no path given. For example: kinject documents handbook/")
     sources = [Path(path) for path in paths]
-    folder = Path("runs") / file_name(heap_name(sources)) / "documents" if run_dir is None else Path(run_dir)
+    folder = (
+        Path("runs") / file_name(heap_name(sources)) / "documents"
+        if run_dir is None
+        else Path(run_dir)
+    )
     return collect(sources, options, folder)
 
 
@@ -120,7 +126,9 @@ def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str
     return {name: style.about for name, style in read_styles(files).items()}
 
 
-def train(recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
+def train(
+    recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: bool = False
+) -> TrainResult:
     """Train a model on a corpus. A finished run is not repeated. See `kinject.train.run.run` for the errors.
 
     kinject.train("recipes/cpt.yaml").model_dir
@@ -156,7 +164,11 @@ def export(folder: str | Path, **options: Any) -> ExportResult:
     from kinject.export import ExportOptions
     from kinject.export import export as run
 
-    paths = {key: Path(options[key]) for key in ("out", "report", "prove") if options.get(key) is not None}
+    paths = {
+        key: Path(options[key])
+        for key in ("out", "report", "prove")
+        if options.get(key) is not None
+    }
     return run(ExportOptions(Path(folder), **{**options, **paths}))
 
 
@@ -287,7 +299,11 @@ def check(*recipes: str | Path) -> dict[str, KinjectError | None]:
 
 def recipe_files(paths: Sequence[str | Path]) -> list[Path]:
     """Return the recipes at `paths`, files or folders. Raises `InputError` if there is none."""
-    files = [file for path in map(Path, paths) for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])]
+    files = [
+        file
+        for path in map(Path, paths)
+        for file in (sorted(path.rglob("*.yaml")) if path.is_dir() else [path])
+    ]
     if paths and not files:
         raise InputError(f"{paths[0]}: no recipes (*.yaml) there. Give a file or a folder.")
     return files

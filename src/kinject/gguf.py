@@ -37,7 +37,9 @@ def gguf_file(path: str | Path) -> Path | None:
         return None
     files = sorted(place.glob(f"*{_SUFFIX}"))
     if len(files) > 1:
-        raise InputError(f"{place}: holds {len(files)} GGUF files. Give the path of one, such as {files[0]}.")
+        raise InputError(
+            f"{place}: holds {len(files)} GGUF files. Give the path of one, such as {files[0]}."
+        )
     return files[0] if files else None
 
 
@@ -74,20 +76,30 @@ def _convert(file: Path, folder: Path) -> None:
 
     disable_progress_bar()
     try:
-        with tempfile.TemporaryDirectory() as alone:  # transformers would read other files that lie beside it
+        with (
+            tempfile.TemporaryDirectory() as alone
+        ):  # transformers would read other files that lie beside it
             (Path(alone) / file.name).symlink_to(file.resolve())
-            tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=file.name, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(
+                alone, gguf_file=file.name, trust_remote_code=False
+            )
             model = AutoModelForCausalLM.from_pretrained(
                 alone, gguf_file=file.name, trust_remote_code=False, dtype=torch.float32
             )
     except ImportError as error:
-        raise InputError(f"{file}: needs the package gguf. Install it: pip install 'kinject[gguf]'.") from error
-    except Exception as error:  # a damaged file, or an architecture that it cannot convert, raises any exception
+        raise InputError(
+            f"{file}: needs the package gguf. Install it: pip install 'kinject[gguf]'."
+        ) from error
+    except (
+        Exception
+    ) as error:  # a damaged file, or an architecture that it cannot convert, raises any exception
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise InputError(
             f"{file}: transformers cannot convert this GGUF file ({reason}). Take the model's safetensors instead."
         ) from error
-    config = type(model.config).from_dict({k: v for k, v in model.config.to_dict().items() if k not in _LEFT_OUT})
+    config = type(model.config).from_dict(
+        {k: v for k, v in model.config.to_dict().items() if k not in _LEFT_OUT}
+    )
     with torch.device("meta"):
         plain = type(model)(config)
     plain.load_state_dict(model.state_dict(), assign=True)
@@ -104,7 +116,11 @@ def _complete_special_tokens(file: Path, tokenizer: Any, generation_config: Any)
 
     fields = GGUFReader(file).fields
     adds_bos = fields.get("tokenizer.ggml.add_bos_token")
-    if adds_bos is not None and adds_bos.contents() and tokenizer("a")["input_ids"][0] != tokenizer.bos_token_id:
+    if (
+        adds_bos is not None
+        and adds_bos.contents()
+        and tokenizer("a")["input_ids"][0] != tokenizer.bos_token_id
+    ):
         tokenizer.add_bos_token = True
     turn_end = fields.get("tokenizer.ggml.eot_token_id")
     if turn_end is not None:
@@ -125,7 +141,15 @@ def write_gguf(folder: Path, file: Path, kind: str) -> None:
     converter = shutil.which("convert_hf_to_gguf.py")
     try:
         if converter:
-            command = [sys.executable, converter, str(folder), "--outfile", str(part), "--outtype", kind]
+            command = [
+                sys.executable,
+                converter,
+                str(folder),
+                "--outfile",
+                str(part),
+                "--outtype",
+                kind,
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise InputError(f"{converter}: {' '.join(done.stderr.split())[-300:] or 'failed'}")
@@ -133,7 +157,9 @@ def write_gguf(folder: Path, file: Path, kind: str) -> None:
             _write(folder, part, kind)
         os.replace(part, file)
     except ImportError as error:
-        raise InputError("--gguf: needs the package gguf. Install it: pip install 'kinject[gguf]'.") from error
+        raise InputError(
+            "--gguf: needs the package gguf. Install it: pip install 'kinject[gguf]'."
+        ) from error
     except OSError as error:
         raise unwritable(file, error) from error
     finally:
@@ -154,7 +180,9 @@ def _splits() -> dict[str, Any]:
     by_words = {"llama-bpe": words, "qwen2": words.replace("{1,3}", "")}
     whole = ByteLevel(add_prefix_space=False)
     return {"smollm": Sequence([Digits(individual_digits=True), whole]), "gpt-2": whole} | {
-        name: Sequence([Split(Regex(text), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])
+        name: Sequence(
+            [Split(Regex(text), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
         for name, text in by_words.items()
     }
 
@@ -192,16 +220,24 @@ def _write(folder: Path, file: Path, kind: str) -> None:
     writer.add_vocab_size(config.vocab_size)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     _add_tokenizer(writer, tokenizer, config.vocab_size, folder)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(
+        gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers
+    )
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(str(path), framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 weight = tensors.get_tensor(name).float().numpy()
                 n_heads = heads.get(name.split(".")[-2]) if _ARCHITECTURES[architecture] else None
                 if n_heads:
-                    weight = weight.reshape(n_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+                    weight = (
+                        weight.reshape(n_heads, 2, -1, *weight.shape[1:])
+                        .swapaxes(1, 2)
+                        .reshape(weight.shape)
+                    )
                 fits = weight.ndim > 1 and (kind != "q8_0" or weight.shape[-1] % 32 == 0)
-                stored = gguf.GGMLQuantizationType[KINDS[kind] if fits else "F16" if weight.ndim > 1 else "F32"]
+                stored = gguf.GGMLQuantizationType[
+                    KINDS[kind] if fits else "F16" if weight.ndim > 1 else "F32"
+                ]
                 stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
                 if stored_name is None:
                     raise InputError(f"{path}: llama.cpp has no name for {name}.")
@@ -219,9 +255,14 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
     data = json.loads(tokenizer.backend_tokenizer.to_str())
     own = tokenizer.backend_tokenizer.pre_tokenizer
     expected = own.pre_tokenize_str(_HARD_TEXT) if own else None
-    rule = next((name for name, rule in _splits().items() if rule.pre_tokenize_str(_HARD_TEXT) == expected), None)
+    rule = next(
+        (name for name, rule in _splits().items() if rule.pre_tokenize_str(_HARD_TEXT) == expected),
+        None,
+    )
     if data["model"]["type"] != "BPE" or rule is None:
-        raise InputError(f"{folder}: its tokenizer needs llama.cpp's converter: put convert_hf_to_gguf.py on the PATH.")
+        raise InputError(
+            f"{folder}: its tokenizer needs llama.cpp's converter: put convert_hf_to_gguf.py on the PATH."
+        )
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}
     added = tokenizer.added_tokens_decoder
     types = gguf.TokenType
@@ -232,8 +273,14 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
         (types.CONTROL if added[number].special else types.USER_DEFINED) if number in added
         else types.NORMAL if number in tokens else types.UNUSED for number in range(n_rows)
     ])  # fmt: skip
-    writer.add_token_merges([" ".join(pair) if isinstance(pair, list) else pair for pair in data["model"]["merges"]])
-    special = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    writer.add_token_merges(
+        [" ".join(pair) if isinstance(pair, list) else pair for pair in data["model"]["merges"]]
+    )
+    special = {
+        "bos": tokenizer.bos_token_id,
+        "eos": tokenizer.eos_token_id,
+        "pad": tokenizer.pad_token_id,
+    }
     for name, number in special.items():
         if number is not None:
             getattr(writer, f"add_{name}_token_id")(number)

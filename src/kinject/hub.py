@@ -18,7 +18,13 @@ from kinject.gguf import converted_folder, gguf_file
 
 _SECONDS = 1.5
 _OFFLINE = "the hub is switched off (HF_HUB_OFFLINE)"
-_CACHED = ("config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json", "modules.json")
+_CACHED = (
+    "config.json",
+    "adapter_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "modules.json",
+)
 """A model or tokenizer has one of these."""
 
 
@@ -67,7 +73,9 @@ def check_data_set(name: str) -> None:
     """Raise `InputError` if the hub, from which the data set `name` is streamed, cannot be reached."""
     reason = unreachable_reason()
     if reason:
-        raise InputError(f"{name}: no such file or folder, and {reason}. Check the path, or give documents in a file.")
+        raise InputError(
+            f"{name}: no such file or folder, and {reason}. Check the path, or give documents in a file."
+        )
 
 
 def upload_fault() -> str:
@@ -87,9 +95,13 @@ def unreachable_reason() -> str:
         return _OFFLINE
     endpoint = urlsplit(constants.ENDPOINT)
     host = endpoint.hostname or ""
-    proxy = None if proxy_bypass(host) else getproxies().get(endpoint.scheme) or getproxies().get("all")
+    proxy = (
+        None if proxy_bypass(host) else getproxies().get(endpoint.scheme) or getproxies().get("all")
+    )
     target = urlsplit(proxy if not proxy or "//" in proxy else f"//{proxy}") if proxy else endpoint
-    seconds = float(constants.HF_HUB_ETAG_TIMEOUT) if os.environ.get("HF_HUB_ETAG_TIMEOUT") else _SECONDS
+    seconds = (
+        float(constants.HF_HUB_ETAG_TIMEOUT) if os.environ.get("HF_HUB_ETAG_TIMEOUT") else _SECONDS
+    )
     faults = ["no answer"]
 
     def connect() -> None:
@@ -100,7 +112,9 @@ def unreachable_reason() -> str:
         except (OSError, ValueError, OverflowError) as error:
             faults[:] = [getattr(error, "strerror", None) or str(error) or "no answer"]
 
-    thread = threading.Thread(target=connect, daemon=True)  # looking up a name has no limit of its own
+    thread = threading.Thread(
+        target=connect, daemon=True
+    )  # looking up a name has no limit of its own
     thread.start()
     thread.join(seconds)
     via = f" through the proxy {target.hostname}" if proxy else ""

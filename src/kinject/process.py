@@ -156,7 +156,9 @@ def peak_memory(device: str = "cpu") -> int:
 
         return int(torch.cuda.max_memory_allocated())
     peak = _read_kilobytes(Path("/proc/self/status"), "VmHWM")
-    if peak is not None:  # Linux; getrusage would count the parent's peak too, from before this program was loaded
+    if (
+        peak is not None
+    ):  # Linux; getrusage would count the parent's peak too, from before this program was loaded
         return peak
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -168,7 +170,9 @@ def _read_kilobytes(path: Path, name: str) -> int | None:
         lines = path.read_text("utf-8").splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None
+    )
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -184,9 +188,13 @@ _PAUSE = 0.05
 
 
 @contextlib.contextmanager
-def handled_by(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+def handled_by(
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
+) -> Iterator[None]:
     """Let `handler` receive the signals that end a verb in the block; afterwards restore the previous handlers."""
-    received = [number for number in SIGNALS if number in _FROM_BATCH_SYSTEM or not _is_ignored(number)]
+    received = [
+        number for number in SIGNALS if number in _FROM_BATCH_SYSTEM or not _is_ignored(number)
+    ]
     before = [(number, signal.signal(number, handler)) for number in received]
     try:
         yield
@@ -246,7 +254,9 @@ def deferred(announce: Callable[[], None]) -> Iterator[list[int]]:
         if not received:
             first = monotonic()
             received.append(signum)
-            threading.Thread(target=announce, daemon=True).start()  # the signal may have come in the middle of a print
+            threading.Thread(
+                target=announce, daemon=True
+            ).start()  # the signal may have come in the middle of a print
 
     with handled_by(receive):
         yield received

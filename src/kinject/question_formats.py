@@ -59,7 +59,11 @@ class QuestionFormat:
             return question_prompt(question.question) if self.shows_question else "Answer:"
         lettered = zip(ascii_uppercase, question.choices, strict=False)
         options = "".join(f"\n{letter}. {choice}" for letter, choice in lettered)
-        text = f"{question.question.strip()}{options}" if self.shows_question else options.removeprefix("\n")
+        text = (
+            f"{question.question.strip()}{options}"
+            if self.shows_question
+            else options.removeprefix("\n")
+        )
         return f"{text}\n{_ASKS_FOR_LETTER}\nAnswer:" if self.generates else f"{text}\nAnswer:"
 
     def answers(self, question: Question) -> tuple[str, ...]:
@@ -82,19 +86,31 @@ class Continuation(QuestionFormat):
 
 
 FORMATS: dict[str, QuestionFormat] = {
-    "letters": QuestionFormat("letters", shows_options=True, letters=True, control="letters-no-question"),
-    "texts": QuestionFormat("option texts", control="texts-no-question"),
-    "hybrid": QuestionFormat("option texts with the options shown", shows_options=True, control="hybrid-no-question"),
-    "rotations": QuestionFormat(
-        "letters, options rotated", shows_options=True, letters=True, rotates=True, control="rotations-no-question"
+    "letters": QuestionFormat(
+        "letters", shows_options=True, letters=True, control="letters-no-question"
     ),
-    "continuation": Continuation("option texts that continue the question", control="texts-no-question"),
+    "texts": QuestionFormat("option texts", control="texts-no-question"),
+    "hybrid": QuestionFormat(
+        "option texts with the options shown", shows_options=True, control="hybrid-no-question"
+    ),
+    "rotations": QuestionFormat(
+        "letters, options rotated",
+        shows_options=True,
+        letters=True,
+        rotates=True,
+        control="rotations-no-question",
+    ),
+    "continuation": Continuation(
+        "option texts that continue the question", control="texts-no-question"
+    ),
     "letters-no-question": QuestionFormat(
         "letters without the question", shows_question=False, shows_options=True, letters=True
     ),
     "texts-no-question": QuestionFormat("option texts without the question", shows_question=False),
     "hybrid-no-question": QuestionFormat(
-        "option texts with the options shown, without the question", shows_question=False, shows_options=True
+        "option texts with the options shown, without the question",
+        shows_question=False,
+        shows_options=True,
     ),
     "rotations-no-question": QuestionFormat(
         "letters, options rotated, without the question",
@@ -103,7 +119,9 @@ FORMATS: dict[str, QuestionFormat] = {
         letters=True,
         rotates=True,
     ),
-    "letters-written": QuestionFormat("letters, written", shows_options=True, letters=True, generates=True),
+    "letters-written": QuestionFormat(
+        "letters, written", shows_options=True, letters=True, generates=True
+    ),
     "generate": QuestionFormat("written answers", generates=True),
 }
 """Name in a recipe (eval.formats) -> the format."""

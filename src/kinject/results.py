@@ -109,7 +109,9 @@ class Contrast:
         """Whether there are too few documents (or questions) to judge the difference, or for so many comparisons."""
         if self.n_effective < FEWEST:
             return True
-        return (self.deciding_p is None or self.deciding_p >= ALPHA) and self.n_effective < fewest_for(self.family)
+        return (
+            self.deciding_p is None or self.deciding_p >= ALPHA
+        ) and self.n_effective < fewest_for(self.family)
 
     @property
     def unit(self) -> str:
@@ -385,7 +387,9 @@ class Perplexity:
     per_token: float | None
     bits_per_byte: float | None
     model: str = ""
-    by_seed: tuple[float, ...] = ()  # in a study; its other numbers are geometric means over the seeds
+    by_seed: tuple[
+        float, ...
+    ] = ()  # in a study; its other numbers are geometric means over the seeds
 
 
 @dataclass(frozen=True, slots=True)

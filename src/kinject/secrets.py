@@ -42,9 +42,7 @@ def secret_in(value: str, kind: str) -> str:
     if "@" in parts.netloc:
         return "the URL holds a name or password before its host. Take it out, and put the key into api_key_env's variable."
     if parts.query or parts.fragment:
-        return (
-            "the URL holds more than an address (behind ? or #). Take it out; a key goes into api_key_env's variable."
-        )
+        return "the URL holds more than an address (behind ? or #). Take it out; a key goes into api_key_env's variable."
     return ""
 
 
@@ -56,7 +54,11 @@ def known_secrets(more: Iterable[str] = ()) -> dict[str, str]:
     _named.update(name for name in more if _VARIABLE.match(name))
     names = {name for name in os.environ if _SECRET_NAME.search(name)} | _named
     values = {name: os.environ.get(name, "").strip() for name in sorted(names)}
-    return {name: value for name, value in values.items() if len(value) >= WINDOW and not _is_path(value)}
+    return {
+        name: value
+        for name, value in values.items()
+        if len(value) >= WINDOW and not _is_path(value)
+    }
 
 
 def _is_path(value: str) -> bool:
@@ -65,7 +67,9 @@ def _is_path(value: str) -> bool:
 
 def without_secrets(text: str) -> str:
     """Return `text` with `SHOWN` in place of each part of a known secret; the same text if it has none."""
-    return secret_filter(tuple(known_secrets().values())).redact(text) if len(text) >= WINDOW else text
+    return (
+        secret_filter(tuple(known_secrets().values())).redact(text) if len(text) >= WINDOW else text
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -85,7 +89,10 @@ class SecretFilter:
             for form in (secret, quote(secret), quote(secret, safe=""))
         }
         forms = sorted(values, key=len, reverse=True)
-        parts = (f"{re.escape(form[:WINDOW])}(?:{re.escape(form[WINDOW:])}|[\\w+/=.~%-]*)" for form in forms)
+        parts = (
+            f"{re.escape(form[:WINDOW])}(?:{re.escape(form[WINDOW:])}|[\\w+/=.~%-]*)"
+            for form in forms
+        )
         self._pattern = re.compile("|".join(parts), re.IGNORECASE) if forms else None
 
     def redact(self, text: str) -> str:

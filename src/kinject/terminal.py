@@ -92,7 +92,9 @@ def protect_streams() -> None:
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
-        target = number if stream is not None or not _is_open(number) else os.open(os.devnull, os.O_RDWR)
+        target = (
+            number if stream is not None or not _is_open(number) else os.open(os.devnull, os.O_RDWR)
+        )
         if not _is_open(number):
             os.dup2(os.open(os.devnull, os.O_RDWR), number)
             os.set_inheritable(number, True)
@@ -131,9 +133,16 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def show(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+def show(
+    text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False
+) -> None:
     """Print `printable` text without secrets on standard output, or on `file`."""
-    print(printable(without_secrets(str(text))), end=end, file=sys.stdout if file is None else file, flush=flush)
+    print(
+        printable(without_secrets(str(text))),
+        end=end,
+        file=sys.stdout if file is None else file,
+        flush=flush,
+    )
 
 
 def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
@@ -205,7 +214,10 @@ class Progress:
     def line(self, width: int) -> str:
         """Return the progress in at most `width` columns: count, rate and ETA, then the status, then a bar if there is room."""
         text = "  ".join(
-            filter(None, (f"{self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._time_text()))
+            filter(
+                None,
+                (f"{self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._time_text()),
+            )
         )
         for part in filter(None, self._status_text.split("  ")):
             room = width - len(self.label) - len(text) - 4
@@ -225,7 +237,10 @@ class Progress:
         """Return the time that is left; the time that has passed while the first units and seconds tell nothing of it."""
         now = monotonic()
         n_new = self.done - self._done_before
-        if n_new < min(_FEWEST_UNITS, self.total - self._done_before) or now - self._start < _FEWEST_SECONDS:
+        if (
+            n_new < min(_FEWEST_UNITS, self.total - self._done_before)
+            or now - self._start < _FEWEST_SECONDS
+        ):
             return f"{duration(now - self._start)} so far"
         return f"ETA {duration(max(0.0, (self.total - self.done) / self.rate - (now - self._last_advance)))}"
 
@@ -233,14 +248,20 @@ class Progress:
         if self._live is not None:
             return  # it draws itself
         now, in_notebook = monotonic(), _is_notebook()
-        if now - self._last_line < (_SECONDS_IN_NOTEBOOK if in_notebook else _SECONDS_BETWEEN_LINES):
+        if now - self._last_line < (
+            _SECONDS_IN_NOTEBOOK if in_notebook else _SECONDS_BETWEEN_LINES
+        ):
             return
         if in_notebook:
             self._last_line = now
             self._show_in_cell()
         elif self.done < self.total:
             self._last_line = now
-            parts = f"{self.label}: {self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._status_text
+            parts = (
+                f"{self.label}: {self.done:,}/{self.total:,} {self.unit}",
+                self._rate_text(),
+                self._status_text,
+            )
             show("  ".join(filter(None, (*parts, self._time_text()))), file=sys.stderr, flush=True)
 
     def _show_in_cell(self) -> None:
@@ -255,7 +276,12 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._start = self._last_line = self._last_advance = monotonic()
-        if sys.stderr is not None and sys.stderr.isatty() and self.total > self.done and not _is_notebook():
+        if (
+            sys.stderr is not None
+            and sys.stderr.isatty()
+            and self.total > self.done
+            and not _is_notebook()
+        ):
             from rich.console import Console
             from rich.live import Live
             from rich.text import Text
@@ -263,13 +289,18 @@ class Progress:
             canvas: Any = _Canvas(sys.stderr) if isinstance(sys.stderr, _Text) else None
             console = Console(file=canvas, stderr=True)
             self._live = Live(
-                get_renderable=lambda: Text(self.line(console.width), no_wrap=True), console=console, transient=True
+                get_renderable=lambda: Text(self.line(console.width), no_wrap=True),
+                console=console,
+                transient=True,
             )
             self._live.start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

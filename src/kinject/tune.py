@@ -72,7 +72,9 @@ class RangeTest(Tabular):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each update."""
         columns = zip(self.rates, self.losses, self.smoothed, strict=True)
-        return [{"learning rate": rate, "loss": loss, "smoothed": mean} for rate, loss, mean in columns]
+        return [
+            {"learning rate": rate, "loss": loss, "smoothed": mean} for rate, loss, mean in columns
+        ]
 
 
 def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
@@ -81,7 +83,9 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
     Raises `InputError` for a ramp out of range, and what `kinject.train` raises before a run starts.
     """
     if not 0 < ramp.low < ramp.high < math.inf:
-        raise InputError(f"--low {ramp.low:g} --high {ramp.high:g}: expected 0 < low < high, both finite.")
+        raise InputError(
+            f"--low {ramp.low:g} --high {ramp.high:g}: expected 0 < low < high, both finite."
+        )
     if ramp.steps < 20:
         raise InputError(f"--steps: found {ramp.steps}, allowed: 20 or more.")
     optim = str(recipe.trainer.get("optim", ""))
@@ -93,7 +97,12 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
         recipe.raise_any([Problem("trainer.optim", message)])
     if recipe.method == "recall":
         recipe.raise_any(
-            [Problem("method", "recall has no loss that shows a rate. Take a twentieth of the documents' rate.")]
+            [
+                Problem(
+                    "method",
+                    "recall has no loss that shows a rate. Take a twentieth of the documents' rate.",
+                )
+            ]
         )
     from kinject.train.setup import make_trainer
 
@@ -131,11 +140,15 @@ def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list
     class Recorder(TrainerCallback):  # type: ignore[misc]
         """Records the rate and the loss of each update, and ends training once the loss diverges."""
 
-        def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        def on_step_begin(
+            self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+        ) -> None:
             """Keep the rate of the update: the top layer's if lower layers have smaller ones."""
             self.rate = max(float(group["lr"]) for group in optimizer.param_groups)
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+        ) -> None:
             """Record a row of the log."""
             if "loss" in (logs or {}):
                 rates.append(self.rate)
@@ -152,7 +165,11 @@ def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list
             raise
         return rates, losses, f"stopped: {error}"
     if len(losses) < ramp.steps:
-        return rates, losses, f"stopped at {rates[-1]:.2g}: the loss rose to {_DIVERGED:g} times its lowest value"
+        return (
+            rates,
+            losses,
+            f"stopped at {rates[-1]:.2g}: the loss rose to {_DIVERGED:g} times its lowest value",
+        )
     return rates, losses, "the whole range was tried"
 
 
@@ -179,7 +196,8 @@ def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") ->
     noise = float(np.std((y - smoothed)[half : n - half]))
     if smoothed[half] - smoothed[lowest] <= _LEAST_FALL * noise / math.sqrt(2 * half + 1):
         return result(
-            None, "the loss did not fall beyond its noise: use more --steps or a larger batch, or widen the range"
+            None,
+            "the loss did not fall beyond its noise: use more --steps or a larger batch, or widen the range",
         )
     if lowest == whole[-1]:
         return result(None, "the loss is lowest at the highest rates: raise --high")
@@ -189,7 +207,9 @@ def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") ->
 def render_range_test(result: RangeTest) -> str:
     """Return the range, the curve, how the test ended, and the line to set or what to do, as text."""
     finite = [value for value in result.smoothed if math.isfinite(value)]
-    lines = [f"{len(result.losses)} updates from {result.rates[0]:.2g} to {result.rates[-1]:.2g}; {result.ended}"]
+    lines = [
+        f"{len(result.losses)} updates from {result.rates[0]:.2g} to {result.rates[-1]:.2g}; {result.ended}"
+    ]
     if finite:
         lines.append(
             f"loss  {sparkline([value - min(finite) for value in finite])}  {min(finite):.3g} to {max(finite):.3g}"
@@ -197,7 +217,12 @@ def render_range_test(result: RangeTest) -> str:
     if result.suggestion is None:
         return "\n".join([*lines, f"no suggestion: {result.reason}."])
     return "\n".join(
-        [*lines, "the smoothed loss is lowest at:", "", f"trainer:\n  learning_rate: {result.suggestion:.1e}"]
+        [
+            *lines,
+            "the smoothed loss is lowest at:",
+            "",
+            f"trainer:\n  learning_rate: {result.suggestion:.1e}",
+        ]
     )
 
 
@@ -209,11 +234,20 @@ def draw(result: RangeTest) -> bytes:
         figure, (panel,), _ = panels(1, 1, 3.4)
         figure.set_size_inches(7.2, 4.2)
         panel.set_xscale("log")
-        panel.xaxis.set_major_formatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", ""))
-        panel.plot(result.rates, result.losses, color=OTHER, linewidth=1, label="loss of each batch")
+        panel.xaxis.set_major_formatter(
+            lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", "")
+        )
+        panel.plot(
+            result.rates, result.losses, color=OTHER, linewidth=1, label="loss of each batch"
+        )
         panel.plot(result.rates, result.smoothed, color=LEARNING, linewidth=2, label="smoothed")
         if result.suggestion is not None:
-            panel.axvline(result.suggestion, color=RETENTION, linewidth=1.5, label=f"lowest {result.suggestion:.2g}")
+            panel.axvline(
+                result.suggestion,
+                color=RETENTION,
+                linewidth=1.5,
+                label=f"lowest {result.suggestion:.2g}",
+            )
         panel.grid(axis="y", color=RULE, linewidth=0.6)
         panel.set_xlabel("learning rate")
         panel.set_ylabel("loss")
@@ -272,7 +306,9 @@ def _peak_of(recipe: TrainRecipe, batch: int, folder: Path, limit: int | None) -
     trainer = {
         "per_device_train_batch_size": batch, "gradient_accumulation_steps": 1, "train_sampling_strategy": "sequential",
     }  # fmt: skip
-    code = run_process(short_recipe(recipe, folder, _UPDATES, trainer), longest_rows=True, limit=limit)
+    code = run_process(
+        short_recipe(recipe, folder, _UPDATES, trainer), longest_rows=True, limit=limit
+    )
     if (folder / RESULT).is_file():
         result = json.loads(read_bytes(folder / RESULT))
         peak = int(result["peak_bytes"])

@@ -28,7 +28,10 @@ class Tabular:
     def to_rows(self) -> list[dict[str, Any]]:
         """Return the rows: column -> value, None where a part of the value is None."""
         field_name, _, names = self.ROWS.partition(": ")
-        return [{name: _attribute(item, name) for name in names.split()} for item in getattr(self, field_name)]
+        return [
+            {name: _attribute(item, name) for name in names.split()}
+            for item in getattr(self, field_name)
+        ]
 
     def to_frame(self) -> Any:
         """Return the rows as a `pandas.DataFrame`."""
@@ -45,11 +48,15 @@ class Tabular:
 
 
 def _attribute(item: object, name: str) -> Any:
-    return reduce(lambda part, key: None if part is None else getattr(part, key), name.split("."), item)
+    return reduce(
+        lambda part, key: None if part is None else getattr(part, key), name.split("."), item
+    )
 
 
 def _cell(value: Any) -> str:
-    return escape("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value))
+    return escape(
+        "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,11 +347,15 @@ class _Within(NamedTuple):
             raise ValueError(f"allowed is {self.allowed}")
         return value
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: Callable[[Any], Any]
+    ) -> dict[str, Any]:
         function = {"type": "no-info", "function": self.check}
         return {"type": "function-after", "function": function, "schema": handler(source)}
 
 
 Fraction = Annotated[float, _Within(-1e-6, 1 + 1e-6, "0 to 1")]
 Difference = Annotated[float, _Within(-1 - 1e-6, 1 + 1e-6, "-1 to 1")]
-Count = Annotated[int, _Within(0, 2**53 - 1, "0 or more, up to the largest integer that a float holds exactly")]
+Count = Annotated[
+    int, _Within(0, 2**53 - 1, "0 or more, up to the largest integer that a float holds exactly")
+]

@@ -55,7 +55,10 @@ def make_recipe(tmp_path: Path, documents: Path) -> Callable[..., Recipe]:
         path.write_text(
             f"run_dir: {tmp_path}/run\naugment:\n  documents: {documents}\n  styles: {{paraphrase: 3}}\n  generator: {kind}\n"
         )
-        settings = [f"augment.{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items()]
+        settings = [
+            f"augment.{key.replace('__', '.')}={json.dumps(value)}"
+            for key, value in overrides.items()
+        ]
         return read_recipe(path, settings, verb="augment")
 
     return make
@@ -97,7 +100,9 @@ def hostile() -> Iterator[Callable[..., Hostile]]:
 
 
 @pytest.fixture
-def few(make_recipe: Callable[..., Recipe], documents: Path, exact_copies_only: None) -> Callable[..., Recipe]:
+def few(
+    make_recipe: Callable[..., Recipe], documents: Path, exact_copies_only: None
+) -> Callable[..., Recipe]:
     """A recipe over the first four documents, asked for one at a time: few(url, key=value, ...)."""
     documents.write_text("".join(documents.read_text().splitlines(keepends=True)[:4]))
 

@@ -22,11 +22,26 @@ FAULTY_ANSWERS: Mapping[str, Callable[[str, Any], tuple[str | None, str]]] = {
     "truncated": lambda text, messages: (text[: len(text) // 2], "length"),
     "null": lambda text, messages: (None, "stop"),
     "filtered": lambda text, messages: ("", "content_filter"),
-    "refusal": lambda text, messages: ("I'm sorry, but I can't help with rewriting this text.", "stop"),
-    "wrapped": lambda text, messages: (f"Sure, here is a paraphrase of the passage:\n\n{text}", "stop"),
-    "trailing": lambda text, messages: (f"{text}\n\nLet me know if you would like another version!", "stop"),
-    "echo": lambda text, messages: (passage_of(messages) if "<passage>" in messages[-1]["content"] else text, "stop"),
-    "changed": lambda text, messages: (plant_error("number", text, random.Random(len(text))) or text, "stop"),
+    "refusal": lambda text, messages: (
+        "I'm sorry, but I can't help with rewriting this text.",
+        "stop",
+    ),
+    "wrapped": lambda text, messages: (
+        f"Sure, here is a paraphrase of the passage:\n\n{text}",
+        "stop",
+    ),
+    "trailing": lambda text, messages: (
+        f"{text}\n\nLet me know if you would like another version!",
+        "stop",
+    ),
+    "echo": lambda text, messages: (
+        passage_of(messages) if "<passage>" in messages[-1]["content"] else text,
+        "stop",
+    ),
+    "changed": lambda text, messages: (
+        plant_error("number", text, random.Random(len(text))) or text,
+        "stop",
+    ),
 }
 """Name -> (good answer, messages) to (faulty answer, finish_reason)."""
 
@@ -79,7 +94,9 @@ class _Faulty(Connection):
         server = self.server
         with server.lock:
             server.n_requests += 1
-            revoked = server.revoke_after is not None and server.answered.total() >= server.revoke_after
+            revoked = (
+                server.revoke_after is not None and server.answered.total() >= server.revoke_after
+            )
             full = server.capacity is not None and server.in_flight >= server.capacity
             if revoked or (server.key and self.headers["authorization"] != f"Bearer {server.key}"):
                 return self.fail(401, "Incorrect API key provided.", "invalid_api_key")
@@ -95,7 +112,9 @@ class _Faulty(Connection):
             server.in_flight -= 1
             self.body = body
             if self.fault.isdigit():
-                return self.fail(int(self.fault), "Requested fault.", "requested", retry_after="0.01")
+                return self.fail(
+                    int(self.fault), "Requested fault.", "requested", retry_after="0.01"
+                )
             if self.fault == "malformed":
                 return self.say(200, b'{"id": "x", "choices": [{"message": {"con')
             if self.fault in ("reset", "hang"):
@@ -159,7 +178,11 @@ class Talk(BaseHTTPRequestHandler):
         """Return a good answer, changed."""
         request = json.loads(self.body)
         text = generate_answer(request["messages"], request["seed"]).text
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": "stop",
+        }
         usage = {"prompt_tokens": 100, "completion_tokens": 50, "total_tokens": 150}
         value: dict[str, Any] = {"id": "x", "model": "sandbox", "choices": [choice], "usage": usage}
         change(value)
@@ -169,8 +192,14 @@ class Talk(BaseHTTPRequestHandler):
 
     def say(self, status: int, content: bytes, **headers: str) -> bool:
         """Send a whole answer."""
-        sent_headers = {"content-type": "application/json", "content-length": str(len(content)), **headers}
-        head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in sent_headers.items())
+        sent_headers = {
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            **headers,
+        }
+        head = "".join(
+            f"{name.replace('_', '-')}: {value}\r\n" for name, value in sent_headers.items()
+        )
         self.raw(f"HTTP/1.1 {status} Some Phrase\r\n{head}\r\n".encode() + content)
         return True
 

@@ -18,7 +18,9 @@ from kinject.errors import InputError
 from kinject.recipe import Recipe
 
 Make = Callable[..., Recipe]
-QUESTION = "In which year did the engineer Mara Lind of Arvika finish the long bridge over the river Falk?"
+QUESTION = (
+    "In which year did the engineer Mara Lind of Arvika finish the long bridge over the river Falk?"
+)
 
 
 def probes_of(path: Path, *questions: tuple[str, str], n_words: int = 13) -> ContaminationCheck:
@@ -56,11 +58,20 @@ def test_mmlus_csv_is_read_as_kinject_eval_reads_it(tmp_path: Path) -> None:
     assert (probes.n_questions, ids_found(probes, f"Before. {QUESTION}")) == (1, {question.id})
 
 
-def test_a_shorter_question_leaks_whole_where_it_is_asked_and_one_of_three_words_never(tmp_path: Path) -> None:
-    probes = probes_of(tmp_path / "q.jsonl", ("Where was Arden born?", "Kelm"), ("Who was Arden?", "a smith"))
+def test_a_shorter_question_leaks_whole_where_it_is_asked_and_one_of_three_words_never(
+    tmp_path: Path,
+) -> None:
+    probes = probes_of(
+        tmp_path / "q.jsonl", ("Where was Arden born?", "Kelm"), ("Who was Arden?", "a smith")
+    )
     for text in ("He asked: 'Where was Arden born'?", "Q: where was ARDEN born ?\nA: Kelm"):
         assert ids_found(probes, f"Who was Arden? {text}") == {"q0"}
-    assert ids_found(probes, "Where was Arden when he was born? Nobody knows where was Arden born, or when.") == set()
+    assert (
+        ids_found(
+            probes, "Where was Arden when he was born? Nobody knows where was Arden born, or when."
+        )
+        == set()
+    )
 
 
 def test_the_sentence_that_answers_is_looked_for_too() -> None:
@@ -71,12 +82,19 @@ def test_the_sentence_that_answers_is_looked_for_too() -> None:
 
 def test_words_that_the_documents_hold_themselves_are_no_leak(tmp_path: Path) -> None:
     probes = probes_of(
-        tmp_path / "q.jsonl", ("The capital of Tarvenia is ____", "Kelm"), ("Where was Arden born?", "Kelm")
+        tmp_path / "q.jsonl",
+        ("The capital of Tarvenia is ____", "Kelm"),
+        ("Where was Arden born?", "Kelm"),
     )
     probes.add_source("It is said that the capital of Tarvenia is Kelm.")
     probes.check("corpus", "a", "The capital of Tarvenia is Kelm! Where was Arden born?")
     leaks = probes.result()
-    assert (leaks.n_questions, leaks.in_sources, leaks.n_contaminated, leaks.by_place) == (2, 1, 1, {"corpus": {"q1"}})
+    assert (leaks.n_questions, leaks.in_sources, leaks.n_contaminated, leaks.by_place) == (
+        2,
+        1,
+        1,
+        {"corpus": {"q1"}},
+    )
     assert leaks.first[0][1:] == ("a", "where was arden born ?")
 
 
@@ -92,7 +110,8 @@ def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) ->
             question_words = question.split()
             length = min(6, len(question_words))
             windows = [
-                " ".join(question_words[start : start + length]) for start in range(len(question_words) - length + 1)
+                " ".join(question_words[start : start + length])
+                for start in range(len(question_words) - length + 1)
             ]
             if any(f" {window} " in f" {text} " for window in windows):
                 expected.add(f"q{number}")
@@ -100,18 +119,26 @@ def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) ->
 
 
 def test_a_probe_file_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "q.jsonl").write_text('{"question": "a", "choices": ["x"], "answer": 0}\n{"text": "x"}\n')
+    (tmp_path / "q.jsonl").write_text(
+        '{"question": "a", "choices": ["x"], "answer": 0}\n{"text": "x"}\n'
+    )
     with pytest.raises(InputError, match=r"q\.jsonl:2: "):
         ContaminationCheck(13).read_questions(tmp_path / "q.jsonl")
 
 
 @pytest.mark.usefixtures("exact_copies_only")
-def test_a_run_reports_leaks_in_its_manifest_and_prints_them(make_recipe: Make, tmp_path: Path) -> None:
+def test_a_run_reports_leaks_in_its_manifest_and_prints_them(
+    make_recipe: Make, tmp_path: Path
+) -> None:
     clean = augment(make_recipe())
-    variant = next(row["text"] for _, row in read_jsonl(clean.corpus_path) if row["origin"] == "variant")
+    variant = next(
+        row["text"] for _, row in read_jsonl(clean.corpus_path) if row["origin"] == "variant"
+    )
     sentence = variant.split(". ")[1]
     path = tmp_path / "probes.jsonl"
-    probes_of(path, (f"{sentence} ____", "or not"), ("Which town is nowhere to be found at all?", "x"))
+    probes_of(
+        path, (f"{sentence} ____", "or not"), ("Which town is nowhere to be found at all?", "x")
+    )
     rows = [row for _, row in read_jsonl(path)]
     rows[0]["question"] = sentence
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -121,7 +148,10 @@ def test_a_run_reports_leaks_in_its_manifest_and_prints_them(make_recipe: Make, 
     assert manifest["counts"]["contamination"]["contaminated"] == 1
     assert manifest["counts"]["contamination"]["by_place"] == {"corpus": 1}
     assert str(path) in manifest["inputs"]
-    assert "CONTAMINATION: 1 of 2 questions are outside the documents: 1 in the corpus" in render_summary(result)
+    assert (
+        "CONTAMINATION: 1 of 2 questions are outside the documents: 1 in the corpus"
+        in render_summary(result)
+    )
     assert clean.contamination is None
     assert "CONTAMINATION" not in render_summary(clean)
     path.write_text(json.dumps(rows[1]) + "\n")

@@ -37,7 +37,9 @@ class Model:
         fact = task.split("\n")[3]
         words = fact.rstrip(".").split()
         mark = Random(seed).choices("bcdfghjklm", k=6)
-        return Completion(f"it is told ({''.join(mark)}) {' '.join(reversed(mark))}: {' '.join(words)}.")
+        return Completion(
+            f"it is told ({''.join(mark)}) {' '.join(reversed(mark))}: {' '.join(words)}."
+        )
 
 
 @pytest.fixture
@@ -71,7 +73,9 @@ def test_every_listed_fact_gets_its_texts(make_recipe: Make, model: Any, documen
     assert made.asked["facts"] == 0
 
 
-def test_a_rewording_that_loses_the_number_of_its_fact_is_refused(make_recipe: Make, model: Any) -> None:
+def test_a_rewording_that_loses_the_number_of_its_fact_is_refused(
+    make_recipe: Make, model: Any
+) -> None:
     made = model()
 
     def forget(messages: list[Message], seed: int) -> Completion:

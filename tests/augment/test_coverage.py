@@ -32,9 +32,7 @@ def test_the_facts_of_a_passage_and_those_that_a_text_carries() -> None:
     assert {fact.id for fact in facts} == {
         "number:3", "number:1931", "number:120", "date:05-03", "name:lind", "name:falk bridge", "quotation:my long stride",
     }  # fmt: skip
-    text = (
-        "The bridge of Lind is one hundred and twenty metres long; Falk is its name, and my long stride she called it."
-    )
+    text = "The bridge of Lind is one hundred and twenty metres long; Falk is its name, and my long stride she called it."
     assert {fact.id for fact in carried(facts, source, text)} == {
         "number:120", "name:lind", "name:falk bridge", "quotation:my long stride",
     }  # fmt: skip
@@ -55,7 +53,8 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         if "left some of its facts out" not in prompt:
             sentences = [sentence for sentence in sentences if not any(map(str.isdigit, sentence))]
         kept = ". ".join(
-            f"As is told {seed % 1000}x".rstrip("x0123456789 ") + f", {text}" for text in reversed(sentences)
+            f"As is told {seed % 1000}x".rstrip("x0123456789 ") + f", {text}"
+            for text in reversed(sentences)
         )
         return Completion(f"{kept}.", usage=Usage(10, 100))
 
@@ -82,7 +81,10 @@ def test_the_summary_and_the_manifest_show_which_facts_few_texts_carry(
         result.coverage.n_short, result.coverage.n_facts, 100.0,
     )  # fmt: skip
     variants = [row for row in _rows(result.corpus_path) if row["origin"] == "variant"]
-    assert all(row["facts"] and not any(fact.startswith("number:") for fact in row["facts"]) for row in variants)
+    assert all(
+        row["facts"] and not any(fact.startswith("number:") for fact in row["facts"])
+        for row in variants
+    )
 
 
 def test_what_is_short_is_asked_for_by_name_until_the_quota_and_never_twice(
@@ -101,11 +103,17 @@ def test_what_is_short_is_asked_for_by_name_until_the_quota_and_never_twice(
 
 
 def test_texts_that_bring_nothing_are_counted_and_a_rerun_takes_no_copy_of_what_was_asked_for(
-    make_recipe: Make, forgetful: list[str], exact_copies_only: None, monkeypatch: pytest.MonkeyPatch
+    make_recipe: Make,
+    forgetful: list[str],
+    exact_copies_only: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     facts = source_facts(PASSAGE)
     assert len(facts_of(facts)) == 7
-    for text in ("Here is the paraphrase that you asked for", "This text describes a thing and why it is important."):
+    for text in (
+        "Here is the paraphrase that you asked for",
+        "This text describes a thing and why it is important.",
+    ):
         verdict = Checker(PASSAGE).check(text)
         assert (verdict.reason, "has none of its 7 facts" in verdict.detail) == ("wrapper", True)
         assert Checker("The text tells of the paraphrase of a law.").check(text).accepted
@@ -116,15 +124,25 @@ def test_texts_that_bring_nothing_are_counted_and_a_rerun_takes_no_copy_of_what_
     recipe = make_recipe(styles={"paraphrase": 1}, coverage=3)
     result = augment(recipe)
     assert (result.got, result.coverage.n_without, result.coverage.n_topped_up) == (24, 12, 12)
-    assert result.refused == {"duplicate": 24}  # asked three times, as no one more text brings a fact to three
+    assert result.refused == {
+        "duplicate": 24
+    }  # asked three times, as no one more text brings a fact to three
     assert (result.asked, result.tokens_out) == (24, 4800)
     assert "12  of 24 accepted texts carry none of their passage's facts" in render_summary(result)
     assert augment(recipe).coverage == result.coverage
 
 
-def test_texts_over_two_documents_that_share_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = ["Mara Lind built the Falk Bridge.", "Later on, the Falk Bridge burned down.", "Nobody lives in Arvika."]
-    (tmp_path / "documents.jsonl").write_text("".join(json.dumps({"id": t[:4], "text": t}) + "\n" for t in texts))
+def test_texts_over_two_documents_that_share_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [
+        "Mara Lind built the Falk Bridge.",
+        "Later on, the Falk Bridge burned down.",
+        "Nobody lives in Arvika.",
+    ]
+    (tmp_path / "documents.jsonl").write_text(
+        "".join(json.dumps({"id": t[:4], "text": t}) + "\n" for t in texts)
+    )
     path = tmp_path / "recipe.yaml"
     path.write_text(
         f"run_dir: {tmp_path}/run\naugment: {{documents: {tmp_path}/documents.jsonl, styles: {{related: 1}}, "
@@ -147,7 +165,9 @@ def test_texts_over_two_documents_that_share_a_name(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("exact_copies_only")
-def test_with_a_judge_the_statements_of_a_passage_are_facts(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_with_a_judge_the_statements_of_a_passage_are_facts(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     second = serving()
     model = {"kind": "openai", "model": "sandbox", "base_url": second.url}
     recipe = make_recipe(styles={"paraphrase": 2, "reversed": 1}, judge=model)

@@ -28,7 +28,14 @@ MakeRecipe = Callable[..., Recipe]
 def outcome(recipe: Recipe) -> Any:
     """What a run comes to, whatever was stored before (but for the cost: that of the answers in the cache)."""
     result = augment(recipe)
-    counts = (result.asked, result.got, dict(result.refused), result.tokens_in, result.tokens_out, result.short)
+    counts = (
+        result.asked,
+        result.got,
+        dict(result.refused),
+        result.tokens_in,
+        result.tokens_out,
+        result.short,
+    )
     return counts, result.corpus_path.read_bytes()
 
 
@@ -88,7 +95,9 @@ def test_a_run_goes_on_to_the_same_corpus_after_any_call_was_refused(
             else:
                 message = "done"
         last = counting.calls[index:]
-        assert os.strerror(number) in message or (message == "done" and set(last) <= {"ftruncate", "mkdir"}), (
+        assert os.strerror(number) in message or (
+            message == "done" and set(last) <= {"ftruncate", "mkdir"}
+        ), (
             index,
             message,
         )
@@ -106,7 +115,10 @@ sys.exit(main(["augment", sys.argv[1]]))
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY, reason="files are limited")
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY,
+    reason="files are limited",
+)
 def test_a_disk_that_fills_ends_augment_with_a_line_and_code_2_and_nothing_is_paid_twice(
     make_recipe: MakeRecipe, serving: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -19,12 +19,20 @@ from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 
 PASSAGE = "Mara Lind was born in Arvika. She finished the Falk Bridge in the spring of 1931, with Karin Ekberg."
-GOOD = Draft("When was the Falk Bridge finished?", "in 1931", ("in 1913", "in 1933", "in 1941"), PASSAGE.split(". ")[1])
+GOOD = Draft(
+    "When was the Falk Bridge finished?",
+    "in 1931",
+    ("in 1913", "in 1933", "in 1941"),
+    PASSAGE.split(". ")[1],
+)
 
 
 def changed(**fields: object) -> Draft:
     return Draft(
-        **{name: fields.get(name, getattr(GOOD, name)) for name in ("question", "answer", "wrong", "sentence")}
+        **{
+            name: fields.get(name, getattr(GOOD, name))
+            for name in ("question", "answer", "wrong", "sentence")
+        }
     )  # type: ignore[arg-type]
 
 
@@ -46,8 +54,16 @@ def test_a_draft_without_a_fault_has_none() -> None:
         ("longest", changed(answer="in the spring of 1931 with Karin Ekberg")),
         ("odd one out", changed(wrong=("in spring", "in winter", "in autumn"))),
         ("odd one out", changed(answer="in spring")),
-        ("odd one out", changed(answer="with Karin Ekberg", wrong=("with a friend", "with no one", "with the king"))),
-        ("points at the text", changed(question="According to the passage, when was the bridge finished?")),
+        (
+            "odd one out",
+            changed(
+                answer="with Karin Ekberg", wrong=("with a friend", "with no one", "with the king")
+            ),
+        ),
+        (
+            "points at the text",
+            changed(question="According to the passage, when was the bridge finished?"),
+        ),
         ("sentence", changed(sentence="She finished the Falk Bridge in 1931")),
     ],
 )
@@ -57,8 +73,14 @@ def test_what_gives_the_answer_away_is_refused_by_name(reason: str, draft: Draft
 
 
 def test_a_question_asked_before_is_a_duplicate_and_another_fact_is_not() -> None:
-    assert find_fault(changed(question="when was the falk bridge finished"), PASSAGE, [GOOD])[0] == "duplicate"
-    assert find_fault(changed(question="When was the great Falk Bridge finished?"), PASSAGE, [GOOD])[0] == "duplicate"
+    assert (
+        find_fault(changed(question="when was the falk bridge finished"), PASSAGE, [GOOD])[0]
+        == "duplicate"
+    )
+    assert (
+        find_fault(changed(question="When was the great Falk Bridge finished?"), PASSAGE, [GOOD])[0]
+        == "duplicate"
+    )
     other = changed(
         question="Who helped to finish the Falk Bridge?",
         answer="Karin Ekberg",
@@ -69,15 +91,26 @@ def test_a_question_asked_before_is_a_duplicate_and_another_fact_is_not() -> Non
 
 def test_drafts_are_read_in_the_forms_that_models_write() -> None:
     wrong = [f"Wrong: {text}" for text in GOOD.wrong]
-    lines = [f"Question: {GOOD.question}", f"Answer: {GOOD.answer}", *wrong, f'Sentence: "{GOOD.sentence}"']
+    lines = [
+        f"Question: {GOOD.question}",
+        f"Answer: {GOOD.answer}",
+        *wrong,
+        f'Sentence: "{GOOD.sentence}"',
+    ]
     plain = "\n".join(lines)
     bold = "\n".join("**" + line.replace(":", ":**", 1) for line in lines)
     numbered = "\n".join([f"1. {lines[0]}", *(f"   - {line}" for line in lines[1:])])
-    for form in (plain, bold, numbered, f"```\n{plain}\n```", plain.lower().replace("question", "QUESTION 1")):
+    for form in (
+        plain,
+        bold,
+        numbered,
+        f"```\n{plain}\n```",
+        plain.lower().replace("question", "QUESTION 1"),
+    ):
         (draft,) = read_drafts(form)
-        assert [text.casefold() for text in (draft.question, draft.answer, *draft.wrong, draft.sentence)] == [
-            text.casefold() for text in (GOOD.question, GOOD.answer, *GOOD.wrong, GOOD.sentence)
-        ]
+        assert [
+            text.casefold() for text in (draft.question, draft.answer, *draft.wrong, draft.sentence)
+        ] == [text.casefold() for text in (GOOD.question, GOOD.answer, *GOOD.wrong, GOOD.sentence)]
     assert len(read_drafts(f"Here you are:\n\n{plain}\n\n{bold}")) == 2
     assert read_drafts("no questions at all") == []
     assert read_drafts("Question: only this?") == [Draft("only this?", "", (), "")]
@@ -101,6 +134,10 @@ def test_the_place_of_the_right_answer_is_the_same_for_the_same_words_and_favour
         passage = render_entry(person, 0)
         written = answer_as_sandbox(propose_messages(Source("", passage), 4, ()), 1).text
         positions += [draft.choices.index(draft.answer) for draft in read_drafts(written)]
-        assert [draft.choices for draft in read_drafts(written)] == [draft.choices for draft in read_drafts(written)]
+        assert [draft.choices for draft in read_drafts(written)] == [
+            draft.choices for draft in read_drafts(written)
+        ]
     assert len(positions) == 400
-    assert all(70 <= positions.count(position) <= 130 for position in range(4))  # 100 +- 3.5 standard deviations
+    assert all(
+        70 <= positions.count(position) <= 130 for position in range(4)
+    )  # 100 +- 3.5 standard deviations

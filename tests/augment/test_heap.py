@@ -27,7 +27,11 @@ def test_a_folder_is_parsed_once_for_every_verb_and_its_licence_goes_to_the_corp
     for number, document in enumerate(list(read_documents(documents))[:3]):
         (heap / f"{number}.md").write_text(f"---\nlicence: CC0-1.0\n---\n\n{document.text}")
     (heap / "photo.jpg").write_bytes(b"\xff\xd8")
-    row = {"text": list(read_documents(documents))[3].text, "source": "https://example.org/kelm", "licence": "CC0-1.0"}
+    row = {
+        "text": list(read_documents(documents))[3].text,
+        "source": "https://example.org/kelm",
+        "licence": "CC0-1.0",
+    }
     (heap / "rows.jsonl").write_text(json.dumps(row))
     for file in heap.iterdir():
         os.utime(file, (1e9, 1e9))  # a file that has just changed is opened again
@@ -36,14 +40,21 @@ def test_a_folder_is_parsed_once_for_every_verb_and_its_licence_goes_to_the_corp
     def recipe() -> AugmentRecipe:
         make_recipe(documents="heap", styles={"paraphrase": 1})
         path.write_text(path.read_text() + "documents: {near_duplicates: 0.9}\n")
-        return read_recipe(path, ["augment.documents=heap", "augment.styles={paraphrase: 1}"], "augment")
+        return read_recipe(
+            path, ["augment.documents=heap", "augment.styles={paraphrase: 1}"], "augment"
+        )
 
     result = augment(recipe())
     assert "heap: 1 files or documents there cannot be read and are left out" in caplog.text
     rows = [row for _, row in read_jsonl(result.corpus_path)]
     names = {*(f"{n}.md" for n in range(3)), "https://example.org/kelm"}
-    assert {(row["source"], row["licence"]) for row in rows} == {(name, "CC0-1.0") for name in names}
-    assert {row["document_id"].partition("#")[0] for row in rows} == {*(f"{n}.md" for n in range(3)), "rows.jsonl"}
+    assert {(row["source"], row["licence"]) for row in rows} == {
+        (name, "CC0-1.0") for name in names
+    }
+    assert {row["document_id"].partition("#")[0] for row in rows} == {
+        *(f"{n}.md" for n in range(3)),
+        "rows.jsonl",
+    }
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
     assert list(manifest["inputs"]) == ["heap"]

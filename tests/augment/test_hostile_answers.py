@@ -34,7 +34,12 @@ def test_every_reader_of_answers_takes_linear_time(monkeypatch: pytest.MonkeyPat
     # Not timed: of 100,000 characters a reader that is not linear takes minutes to ages, and the run ends nowhere.
     monkeypatch.setattr("kinject.augment.checks.checker._ALWAYS_READ", 10**6)
     judge = Judge(
-        Sender([Generator("test", {}, True, lambda m, s: asyncio.sleep(0, Completion(answer)))], None, Limits(1)), 1
+        Sender(
+            [Generator("test", {}, True, lambda m, s: asyncio.sleep(0, Completion(answer)))],
+            None,
+            Limits(1),
+        ),
+        1,
     )
     for part in PIECES:
         answer = "Q:" + part * (20_000 // len(part)) + "x"
@@ -48,7 +53,10 @@ def test_every_reader_of_answers_takes_linear_time(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_instruction_of_ours_passes_for_a_rewriting() -> None:
-    source = "Arden met Bryn at the mill, and they talked until the evening came over the river and the fields. " * 3
+    source = (
+        "Arden met Bryn at the mill, and they talked until the evening came over the river and the fields. "
+        * 3
+    )
     for style in STYLES.values():
         for text in style.literals if style.user else ():
             if len(text.split()) >= 8:  # a mark or two may be no word
@@ -71,7 +79,9 @@ def test_tags_that_the_source_has_may_stay_and_no_others() -> None:
 
 
 @pytest.mark.usefixtures("short_pauses")
-def test_a_trial_of_the_judge_without_an_answer_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_of_the_judge_without_an_answer_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("kinject.llm.sender.N_TRIES", 1)
     prompts: list[str] = []
 
@@ -82,7 +92,10 @@ def test_a_trial_of_the_judge_without_an_answer_does_not_count(monkeypatch: pyte
         return Completion("UNFAITHFUL: all of it")
 
     judge = Judge(Sender([Generator("test", {}, True, complete)], None, Limits(1)), 1)
-    passages = [("T", f"Arden met Bryn at the mill in {year}. Corwin was there.") for year in range(1900, 1920)]
+    passages = [
+        ("T", f"Arden met Bryn at the mill in {year}. Corwin was there.")
+        for year in range(1900, 1920)
+    ]
     score = asyncio.run(judge.measure_accuracy(passages))
     n_trials = len(make_trials(passages, 1))
     assert score.n_good + sum(score.planted.values()) == n_trials - n_trials // 4

@@ -13,7 +13,9 @@ from kinject.types import Document, Passage
 Make = Callable[..., AugmentRecipe]
 
 
-def test_the_file_of_passages_holds_what_was_read_and_is_gone_afterwards(make_recipe: Make, tmp_path: Path) -> None:
+def test_the_file_of_passages_holds_what_was_read_and_is_gone_afterwards(
+    make_recipe: Make, tmp_path: Path
+) -> None:
     plan = make_plan(make_recipe(passage_tokens=40))
     odd = Document("d", 'a "title"', "One.\u2028Two.\r\nThree.\U0001f600", "name\udcff.txt")
     read = [*plan.read_passages(), (odd, [Passage("0" * 16, "d", 5, 9, "Two.")])]
@@ -22,6 +24,8 @@ def test_the_file_of_passages_holds_what_was_read_and_is_gone_afterwards(make_re
         for document, passages in read:
             file.add(document, passages)
         for _ in range(2):
-            assert [(replace(document, meta={}), passages) for document, passages in read] == list(file)
+            assert [(replace(document, meta={}), passages) for document, passages in read] == list(
+                file
+            )
         assert next(iter(file)) == next(iter(file))  # one pass does not disturb another
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".passages")]

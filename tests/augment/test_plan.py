@@ -13,9 +13,17 @@ from kinject.recipe import Recipe
 Make = Callable[..., Recipe]
 
 
-def test_a_preview_asks_nothing_writes_nothing_and_needs_no_key(make_recipe: Make, tmp_path: Path) -> None:
+def test_a_preview_asks_nothing_writes_nothing_and_needs_no_key(
+    make_recipe: Make, tmp_path: Path
+) -> None:
     estimate = preview(make_recipe("https://llm.example.org/v1", generator__price=[1.0, 2.0]))
-    assert (estimate.n_documents, estimate.n_passages, estimate.n_asked, estimate.n_stored, estimate.n_requests) == (
+    assert (
+        estimate.n_documents,
+        estimate.n_passages,
+        estimate.n_asked,
+        estimate.n_stored,
+        estimate.n_requests,
+    ) == (
         12,
         12,
         36,
@@ -29,7 +37,9 @@ def test_a_preview_asks_nothing_writes_nothing_and_needs_no_key(make_recipe: Mak
     assert "budget" not in text
 
 
-def test_what_is_stored_already_is_not_counted_again(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_what_is_stored_already_is_not_counted_again(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     url = serving().url
     augment(make_recipe(url))
     assert preview(make_recipe(url)).n_requests == 0
@@ -40,7 +50,10 @@ def test_what_is_stored_already_is_not_counted_again(make_recipe: Make, serving:
 def test_preparations_and_verifications_are_requests_too(make_recipe: Make) -> None:
     estimate = preview(make_recipe(styles={"active_reading": 2, "implications": 1, "permuted": 5}))
     # eight strategies are expected for each document
-    assert (estimate.n_asked, estimate.n_requests) == (12 * (2 * 8 + 1 + 5), 12 * (2 * 8 + 1) + 12 * 2)
+    assert (estimate.n_asked, estimate.n_requests) == (
+        12 * (2 * 8 + 1 + 5),
+        12 * (2 * 8 + 1) + 12 * 2,
+    )
 
 
 def test_a_style_that_goes_by_facts_is_expected_to_find_one_in_each_sentence(
@@ -77,12 +90,16 @@ def test_a_preview_tells_what_a_fact_costs(make_recipe: Make) -> None:
     assert many.tokens_per_fact == pytest.approx(many.tokens_per_text * 12 * 5 / many.n_facts)
 
 
-def test_a_preview_counts_what_the_run_folder_has_cost(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_a_preview_counts_what_the_run_folder_has_cost(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     prices = {"generator__price": [1.0, 2.0], "budget": 1.0}
     recipe = make_recipe(serving().url, **prices)
     paid = augment(recipe).cost
     estimate = preview(make_recipe(serving().url, styles={"paraphrase": 4}, **prices))
     assert estimate.spent == pytest.approx(paid)
     assert paid > 0
-    almost = preview(make_recipe(serving().url, styles={"paraphrase": 4}, **{**prices, "budget": paid}))
+    almost = preview(
+        make_recipe(serving().url, styles={"paraphrase": 4}, **{**prices, "budget": paid})
+    )
     assert "exceeded" in render_preview(almost)

@@ -20,7 +20,10 @@ DOCUMENTS = [
 ]
 GIVEN = [
     {"document_id": "b", "text": "Above Sunhaven rises Mount Roaring, 7,859 feet high."},
-    {"document_id": "a", "text": "Since 2017 Zaronix, a seller of silicon, has a branch in Tianjin."},
+    {
+        "document_id": "a",
+        "text": "Since 2017 Zaronix, a seller of silicon, has a branch in Tianjin.",
+    },
     {"document_id": "a", "text": "A branch in Tianjin was opened by Zaronix, which sells silicon."},
 ]
 
@@ -33,7 +36,9 @@ def make(tmp_path: Path) -> Make:
 
     def build(rows: list[Any], **overrides: Any) -> Recipe:
         for name, content in (("documents", DOCUMENTS), ("given", rows)):
-            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+            (tmp_path / f"{name}.jsonl").write_text(
+                "".join(json.dumps(row) + "\n" for row in content)
+            )
         (tmp_path / "recipe.yaml").write_text(
             f"run_dir: {tmp_path}/run\naugment:\n  documents: {tmp_path}/documents.jsonl\n"
             f"  styles: {{paraphrase: 5}}\n  generator: {{kind: file, path: {tmp_path}/given.jsonl}}\n"
@@ -44,8 +49,13 @@ def make(tmp_path: Path) -> Make:
     return build
 
 
-def test_each_document_asks_for_no_more_than_is_given_and_what_adds_a_fact_is_refused(make: Make) -> None:
-    given = [*GIVEN[:2], {**GIVEN[2], "text": GIVEN[2]["text"].replace("silicon", "silicon in 41 shops")}]
+def test_each_document_asks_for_no_more_than_is_given_and_what_adds_a_fact_is_refused(
+    make: Make,
+) -> None:
+    given = [
+        *GIVEN[:2],
+        {**GIVEN[2], "text": GIVEN[2]["text"].replace("silicon", "silicon in 41 shops")},
+    ]
     result = augment(make(given))
     assert (result.asked, result.got, result.refused) == (3, 2, {"number": 1})
     texts = [row["text"] for _, row in read_jsonl(result.corpus_path)]
@@ -61,18 +71,25 @@ def test_each_document_asks_for_no_more_than_is_given_and_what_adds_a_fact_is_re
 
 
 def test_a_document_that_was_split_is_refused_with_what_to_change(make: Make) -> None:
-    with pytest.raises(InputError, match=r"'a' is split into 2 passages.*Raise augment.passage_tokens \(now 9\)"):
+    with pytest.raises(
+        InputError, match=r"'a' is split into 2 passages.*Raise augment.passage_tokens \(now 9\)"
+    ):
         augment(make(GIVEN, passage_tokens=9))
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"document_id": "d", "text": "x"}, r"given.jsonl:4: document_id 'd' is the id of no document"),
+        (
+            {"document_id": "d", "text": "x"},
+            r"given.jsonl:4: document_id 'd' is the id of no document",
+        ),
         ({"document_id": "a", "text": " "}, r"given.jsonl:4: text: found ' '"),
         ({"text": "x"}, r"given.jsonl:4: document_id: found None"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_told_with_its_line(make: Make, row: Any, message: str) -> None:
+def test_a_row_that_cannot_be_used_is_told_with_its_line(
+    make: Make, row: Any, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         augment(make([*GIVEN, row]))

@@ -33,18 +33,32 @@ def _prompts() -> dict[str, str]:
         if style.mechanical:
             continue
         parts = []
-        for label, source in (("prose", PROSE), ("a table, in German", TABLE), ("code, no title, no language", CODE)):
+        for label, source in (
+            ("prose", PROSE),
+            ("a table, in German", TABLE),
+            ("code, no title, no language", CODE),
+        ):
             item: dict[str, Any] = {"entity": "ENTITY"} if style.scope == "pair" else {}
             for step in style.prepare:
-                parts.append((f"{label}: preparation, {step.name}", style.preparation(step, source, item)))
+                parts.append(
+                    (f"{label}: preparation, {step.name}", style.preparation(step, source, item))
+                )
                 item[step.name] = ("ENTITY 1", "ENTITY 2") if style.combine else step.name.upper()
             missing = style.missing_need(source)
             messages = style.messages(source, 0, item)
-            parts.append((f"{label}: skipped, for it lacks {missing}" if missing else f"{label}: variant", messages))
+            parts.append(
+                (
+                    f"{label}: skipped, for it lacks {missing}" if missing else f"{label}: variant",
+                    messages,
+                )
+            )
             if style.verify:
                 parts.append((f"{label}: verification", style.verification(source, item, "TEXT")))
         prompts[f"{name}.txt"] = "\n".join(_show(title, messages) for title, messages in parts)
-    question, choices = "Who built the Falk Bridge?", ("Mara Lind", "Jon Berg", "Ida Holm", "Per Dahl")
+    question, choices = (
+        "Who built the Falk Bridge?",
+        ("Mara Lind", "Jon Berg", "Ida Holm", "Per Dahl"),
+    )
     exam = (
         ("propose", propose_messages(PROSE, 4, ["When was it built?"])),
         ("verify", verify_messages(PROSE, question, choices)),
@@ -52,7 +66,9 @@ def _prompts() -> dict[str, str]:
         ("propose, open", propose_messages(PROSE, 4, [], ("open",))),
         ("propose, retention", propose_messages(PROSE, 4, [], retention=True)),
     )
-    prompts["questions-for-tests.txt"] = "\n".join(_show(title, messages) for title, messages in exam)
+    prompts["questions-for-tests.txt"] = "\n".join(
+        _show(title, messages) for title, messages in exam
+    )
     grades = (
         ("grade", grading_request("Who built it?", ["Mara Lind", "M. Lind"], "ANSWER")),
         ("none accepted", grading_request("Who?", [], "ANSWER")),

@@ -42,7 +42,9 @@ class Writer:
         answer = self.answers.get(kind)
         if answer is not None:
             return Completion(answer if isinstance(answer, str) else answer(task))
-        nonsense = " ".join("".join(Random(f"{task}{seed}{n}").choices("bcdfghjklm", k=5)) for n in range(12))
+        nonsense = " ".join(
+            "".join(Random(f"{task}{seed}{n}").choices("bcdfghjklm", k=5)) for n in range(12)
+        )
         fact = task.partition("different wording:\n")[2].partition("\n")[0]
         return Completion(f"it is told that {nonsense}: {fact}")
 
@@ -75,14 +77,19 @@ def write(monkeypatch: pytest.MonkeyPatch, documents: Path) -> Callable[..., Wri
 
 def groups_of(tasks: list[str]) -> Iterator[tuple[str, ...]]:
     """The entities that each request for relations lists."""
-    return (tuple(re.findall(r"^- (.+)$", task.partition("\nRetell")[0], re.MULTILINE)) for task in tasks)
+    return (
+        tuple(re.findall(r"^- (.+)$", task.partition("\nRetell")[0], re.MULTILINE))
+        for task in tasks
+    )
 
 
 def test_entigraph_asks_once_for_entities_then_for_all_pairs_then_for_triples_each_with_the_whole_document(
     make_recipe: Make, write: Callable[..., Writer]
 ) -> None:
     writer = write(entities="\n".join([*NAMES, "The Moon"]))  # one that the document does not have
-    result = augment(make_recipe(styles={"entigraph": 13}, passage_tokens=12, include_originals=False))
+    result = augment(
+        make_recipe(styles={"entigraph": 13}, passage_tokens=12, include_originals=False)
+    )
     assert (result.n_passages, result.got) == (5, 13)
     assert writer.kinds() == ["entities"] + ["relation"] * 13
     groups = list(groups_of(writer.tasks("relation")))
@@ -109,10 +116,14 @@ def test_entigraph_goes_on_to_a_number_of_tokens_for_each_document_and_resumes_t
     assert writer.asked == first
     again = augment(make_recipe(styles={"entigraph": {"tokens": 300}}, include_originals=False))
     assert again.n_rows > result.n_rows
-    assert len(set(groups_of(writer.tasks("relation")))) == len(writer.tasks("relation"))  # none was asked for twice
+    assert len(set(groups_of(writer.tasks("relation")))) == len(
+        writer.tasks("relation")
+    )  # none was asked for twice
 
 
-def test_a_target_that_no_answer_comes_nearer_to_is_given_up(make_recipe: Make, write: Callable[..., Writer]) -> None:
+def test_a_target_that_no_answer_comes_nearer_to_is_given_up(
+    make_recipe: Make, write: Callable[..., Writer]
+) -> None:
     names = [f"{letter}rden" for letter in "ABCDEFGHJKLM"]
     text = f"{', '.join(names)} met."
     writer = write(text, entities="\n".join(names), relation="NONE")
@@ -128,7 +139,9 @@ def test_a_document_above_the_limit_counts_as_several(
     monkeypatch.setattr("kinject.augment.plan.LONGEST_DOCUMENT", 30)
     augment(make_recipe(styles={"entigraph": 1}))
     shown = [
-        passage_of([{"role": "user", "content": prompt}]) for kind, _, prompt in writer.asked if kind == "entities"
+        passage_of([{"role": "user", "content": prompt}])
+        for kind, _, prompt in writer.asked
+        if kind == "entities"
     ]
     assert len(shown) == 2
     assert " ".join(shown) == TEXT
@@ -138,11 +151,17 @@ def test_active_reading_lets_the_model_name_the_strategies_and_applies_each_to_t
     make_recipe: Make, write: Callable[..., Writer]
 ) -> None:
     named = [f"Way {n} Do the thing of way {n}." for n in range(5)]
-    writer = write(strategies="\n".join(f"## Way {n}\nDo the thing of way {n}.\n" for n in range(5)))
-    result = augment(make_recipe(styles={"active_reading": 2}, passage_tokens=12, include_originals=False))
+    writer = write(
+        strategies="\n".join(f"## Way {n}\nDo the thing of way {n}.\n" for n in range(5))
+    )
+    result = augment(
+        make_recipe(styles={"active_reading": 2}, passage_tokens=12, include_originals=False)
+    )
     assert writer.kinds() == ["strategies"] + ["study"] * 10
     assert result.n_rows == result.got == 10
-    applied = Counter(strategy for task in writer.tasks("study") for strategy in named if strategy in task)
+    applied = Counter(
+        strategy for task in writer.tasks("study") for strategy in named if strategy in task
+    )
     assert applied == dict.fromkeys(named, 2)  # each alone, in a request of its own
     assert all(TEXT in prompt for _, _, prompt in writer.asked)
 
@@ -157,17 +176,28 @@ def test_knowledge_instruct_goes_from_entities_to_facts_to_statements_to_rewordi
     }
     writer = write(
         entities="\n".join([*facts, "The Moon"]),
-        facts=lambda task: next(listed for name, listed in facts.items() if f"entity: {name}\n" in task),
-        **{"in context": lambda task: "Of Mara Lind: " + task.split("states:\n")[1].splitlines()[0]},
+        facts=lambda task: next(
+            listed for name, listed in facts.items() if f"entity: {name}\n" in task
+        ),
+        **{
+            "in context": lambda task: "Of Mara Lind: " + task.split("states:\n")[1].splitlines()[0]
+        },
     )
-    result = augment(make_recipe(styles={"knowledge_instruct": 3}, passage_tokens=12, include_originals=False))
+    result = augment(
+        make_recipe(styles={"knowledge_instruct": 3}, passage_tokens=12, include_originals=False)
+    )
     assert writer.kinds() == ["entities"] + ["facts"] * 3 + ["in context"] * 3 + ["rewording"] * 9
     assert all(TEXT in prompt for _, _, prompt in writer.asked)
     assert result.sft_path is not None
     rows = [row for _, row in read_jsonl(result.sft_path)]
     assert (len(rows), result.n_rows) == (9, 0)
-    assert Counter(row["prompt"].endswith(("Mara Lind?", "Mara Lind.")) for row in rows) == {True: 6, False: 3}
-    assert len({row["prompt"] for row in rows}) == 2 * 3  # another wording of the instruction each time
+    assert Counter(row["prompt"].endswith(("Mara Lind?", "Mara Lind.")) for row in rows) == {
+        True: 6,
+        False: 3,
+    }
+    assert (
+        len({row["prompt"] for row in rows}) == 2 * 3
+    )  # another wording of the instruction each time
     before = len(writer.asked)
     assert augment(make_recipe(styles={"knowledge_instruct": 4}, passage_tokens=12)).got == 12
     assert writer.kinds()[before:] == ["rewording"] * 3

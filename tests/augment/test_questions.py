@@ -29,18 +29,27 @@ def make(tmp_path: Path, documents: Path) -> Make:
     def recipe(url: str | None = None, **overrides: Any) -> Recipe:
         kind = f"{{kind: openai, base_url: '{url}', model: sandbox}}" if url else "{kind: sandbox}"
         path = tmp_path / "questions.yaml"
-        path.write_text(f"run_dir: {tmp_path}/run\nquestions:\n  documents: {documents}\n  generator: {kind}\n")
-        settings = [f"questions.{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items()]
+        path.write_text(
+            f"run_dir: {tmp_path}/run\nquestions:\n  documents: {documents}\n  generator: {kind}\n"
+        )
+        settings = [
+            f"questions.{key.replace('__', '.')}={json.dumps(value)}"
+            for key, value in overrides.items()
+        ]
         return read_recipe(path, settings, verb="questions")
 
     return recipe
 
 
 @pytest.fixture
-def question_server(serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def question_server(
+    serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """An endpoint with the sandbox's question generator behind it, or with what `answer` makes of its answers."""
 
-    def start(answer: Callable[[list[Message], Completion], str] | None = None, **options: Any) -> Any:
+    def start(
+        answer: Callable[[list[Message], Completion], str] | None = None, **options: Any
+    ) -> Any:
         def reply(messages: list[Message], seed: int) -> Completion:
             completion = answer_as_sandbox(messages, seed)
             return completion if answer is None else Completion(answer(messages, completion))
@@ -55,12 +64,16 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in read_jsonl(path)]
 
 
-def test_each_passage_gets_its_questions_in_the_question_format_and_they_are_right(make: Make, documents: Path) -> None:
+def test_each_passage_gets_its_questions_in_the_question_format_and_they_are_right(
+    make: Make, documents: Path
+) -> None:
     result = make_questions(make())
     assert (result.asked, result.got, result.short, result.n_passages) == (24, 24, False, 12)
     people = {row["id"]: parse_entry(row["text"]) for row in rows(documents)}
     questions = read_questions(result.questions_path)
-    assert [question.document_id for question in questions] == [name for name in people for _ in range(2)]
+    assert [question.document_id for question in questions] == [
+        name for name in people for _ in range(2)
+    ]
     for question in questions:
         person = people[question.document_id]
         assert person is not None
@@ -69,10 +82,16 @@ def test_each_passage_gets_its_questions_in_the_question_format_and_they_are_rig
         assert person.last in question.question
     for row in rows(result.questions_path):
         assert row["choices"][row["answer"]] in row["sentence"]
-    assert len({question.fact_id for question in questions}) == len({question.id for question in questions}) == 24
+    assert (
+        len({question.fact_id for question in questions})
+        == len({question.id for question in questions})
+        == 24
+    )
 
 
-def test_the_two_sets_split_the_questions_by_document_and_stay_as_documents_come(make: Make, documents: Path) -> None:
+def test_the_two_sets_split_the_questions_by_document_and_stay_as_documents_come(
+    make: Make, documents: Path
+) -> None:
     result = make_questions(make(validation=0.5))
     sets = [rows(result.run_dir / f"{name}.jsonl") for name in ("validation", "test")]
     assert [len(part) for part in sets] == [result.n_validation, result.n_test]
@@ -82,15 +101,20 @@ def test_the_two_sets_split_the_questions_by_document_and_stay_as_documents_come
     assert sorted(row["id"] for part in sets for row in part) == sorted(
         row["id"] for row in rows(result.questions_path)
     )
-    assert names[0] == {name for name in names[0] | names[1] if int(content_id("split", name), 16) / 2**64 < 0.5}
+    assert names[0] == {
+        name for name in names[0] | names[1] if int(content_id("split", name), 16) / 2**64 < 0.5
+    }
     kept = documents.read_text().splitlines()[3:]
     documents.write_text("\n".join(kept) + "\n")
     fewer = make_questions(make(validation=0.5))
     for name, part in zip(("validation", "test"), sets, strict=True):
         left = [row["id"] for row in rows(fewer.run_dir / f"{name}.jsonl")]
-        assert [row["id"] for row in part if row["id"] in left] == left, "their wrong choices are those of the set"
+        assert [row["id"] for row in part if row["id"] in left] == left, (
+            "their wrong choices are those of the set"
+        )
     fractions = [
-        sum(is_validation(f"d{number}", fraction) for number in range(2000)) / 2000 for fraction in (0.0, 0.2, 1.0)
+        sum(is_validation(f"d{number}", fraction) for number in range(2000)) / 2000
+        for fraction in (0.0, 0.2, 1.0)
     ]
     assert fractions[0] == 0
     assert fractions[1] == pytest.approx(0.2, abs=0.04)
@@ -103,7 +127,8 @@ def test_the_endpoint_and_the_sandbox_in_process_give_the_same_questions_and_a_r
     server = question_server()
     first = make_questions(make(server.url))
     before = {
-        name: (tmp_path / "run" / name).read_bytes() for name in ("questions.jsonl", "rejected.jsonl", "test.jsonl")
+        name: (tmp_path / "run" / name).read_bytes()
+        for name in ("questions.jsonl", "rejected.jsonl", "test.jsonl")
     }
     again = make_questions(make(server.url))
     # a proposal, four answers with the passage, and two each without
@@ -124,7 +149,9 @@ def test_the_endpoint_and_the_sandbox_in_process_give_the_same_questions_and_a_r
     ]
 
 
-def test_killed_half_way_nothing_answered_is_asked_again(make: Make, question_server: Callable[..., Any]) -> None:
+def test_killed_half_way_nothing_answered_is_asked_again(
+    make: Make, question_server: Callable[..., Any]
+) -> None:
     server = question_server(revoke_after=70)
     with pytest.raises(EndpointError, match="Every answer is stored"):
         make_questions(make(server.url))
@@ -133,7 +160,9 @@ def test_killed_half_way_nothing_answered_is_asked_again(make: Make, question_se
     assert server.answered.total() == len(server.answered) == 12 * 13
 
 
-def test_the_most_specific_questions_are_kept(make: Make, question_server: Callable[..., Any]) -> None:
+def test_the_most_specific_questions_are_kept(
+    make: Make, question_server: Callable[..., Any]
+) -> None:
     def rate(messages: list[Message], completion: Completion) -> str:
         task = messages[-1]["content"].rpartition("</passage>")[2]
         value = 9 if "born" in task or "birth" in task else 2
@@ -155,7 +184,9 @@ def test_what_the_model_answers_otherwise_with_the_passage_is_refused(
     result = make_questions(make(question_server(doubt).url, max_attempts=2))
     assert (result.got, result.refused) == (0, {"not verified": 96})
     greedy = make(question_server(doubt).url, max_attempts=2, generator__temperature=0)
-    assert make_questions(greedy).refused == {"not verified": 48}  # the same prompt again would bring the same drafts
+    assert make_questions(greedy).refused == {
+        "not verified": 48
+    }  # the same prompt again would bring the same drafts
     assert result.short
 
 
@@ -169,29 +200,46 @@ def test_what_the_model_knows_without_the_passage_is_refused_and_other_facts_are
         if "<passage>" in task:
             return completion.text
         person = next(person for name, person in people.items() if person and name in task)
-        hits = [line[0] for line in task.splitlines() if line[1:3] == ". " and line[3:] == person.facts["birth_year"]]
+        hits = [
+            line[0]
+            for line in task.splitlines()
+            if line[1:3] == ". " and line[3:] == person.facts["birth_year"]
+        ]
         return hits[0] if hits else "X"
 
-    result = make_questions(make(question_server(knows_years).url, n_questions=4, n_proposed=4, max_attempts=6))
+    result = make_questions(
+        make(question_server(knows_years).url, n_questions=4, n_proposed=4, max_attempts=6)
+    )
     refused = [row for row in rows(result.rejected_path) if row["reason"] == "closed-book"]
     assert refused
     assert all(row["answer"].isdigit() for row in refused)
     assert not any(row["choices"][row["answer"]].isdigit() for row in rows(result.questions_path))
     assert result.got == 48
     assert (
-        make_questions(make(question_server(knows_years).url, n_questions=4, n_proposed=5, closed_book=0)).refused == {}
+        make_questions(
+            make(question_server(knows_years).url, n_questions=4, n_proposed=5, closed_book=0)
+        ).refused
+        == {}
     )
 
 
 def test_retention_keeps_neighbours_that_the_model_knows_and_the_passage_does_not_name(
     make: Make, question_server: Callable[..., Any]
 ) -> None:
-    facts = {"the capital of France": "Paris", "the capital of Peru": "Lima", "the first name": "Bryn"}
+    facts = {
+        "the capital of France": "Paris",
+        "the capital of Peru": "Lima",
+        "the first name": "Bryn",
+    }
 
     def knows_paris(messages: list[Message], completion: Completion) -> str:
         task = messages[-1]["content"]
         if "well-known neighbour" in task:
-            in_passage = next(word for word in task.split("<passage>")[1].split() if word.istitle() and len(word) > 4)
+            in_passage = next(
+                word
+                for word in task.split("<passage>")[1].split()
+                if word.istitle() and len(word) > 4
+            )
             right = {**facts, "its name": in_passage}
             return "\n\n".join(
                 f"Question: What is {asked} of all?\nAnswer: {answer}\nWrong: Rome\nWrong: Oslo\nWrong: Riga\n"
@@ -201,10 +249,12 @@ def test_retention_keeps_neighbours_that_the_model_knows_and_the_passage_does_no
         lines = [line for line in task.splitlines() if line[1:] == ". Paris"]
         return lines[0][0] if lines else "X"
 
-    result = make_questions(make(question_server(knows_paris).url, retention=True, n_questions=1, max_attempts=1))
-    assert {(row["question"], row["choices"][row["answer"]]) for row in rows(result.questions_path)} == {
-        ("What is the capital of France of all?", "Paris")
-    }
+    result = make_questions(
+        make(question_server(knows_paris).url, retention=True, n_questions=1, max_attempts=1)
+    )
+    assert {
+        (row["question"], row["choices"][row["answer"]]) for row in rows(result.questions_path)
+    } == {("What is the capital of France of all?", "Paris")}
     assert (result.got, set(result.refused)) == (12, {"not known", "in the passage"})
 
 
@@ -213,7 +263,11 @@ def test_after_a_repair_it_asks_again(make: Make, question_server: Callable[...,
 
     def mumble(messages: list[Message], completion: Completion) -> str:
         asked.append(messages[-1]["content"])
-        return "I do not know." if "four-choice" in messages[-1]["content"] and not mended else completion.text
+        return (
+            "I do not know."
+            if "four-choice" in messages[-1]["content"] and not mended
+            else completion.text
+        )
 
     mended = False
     url = question_server(mumble).url
@@ -227,7 +281,9 @@ def test_after_a_repair_it_asks_again(make: Make, question_server: Callable[...,
     result = make_questions(make(question_server(mumble).url, n_questions=3, max_attempts=1))
     assert result.got == 0
     mended = True  # the same model behind another address
-    assert make_questions(make(question_server(mumble).url, n_questions=3, max_attempts=1)).got == 36
+    assert (
+        make_questions(make(question_server(mumble).url, n_questions=3, max_attempts=1)).got == 36
+    )
 
 
 def test_a_passage_without_an_answer_is_printed_and_requested_by_the_next_run(

@@ -71,11 +71,15 @@ def test_the_statements_of_a_list_stay_one_text() -> None:
 
 def test_words_that_the_passage_has_itself_stay() -> None:
     source = "Sure of her way, she went on: the mill had burned down. Let me know if it is there, she said."
-    text = "Sure of her way, she went on: the mill had burned. Let me know if it is there, she said."
+    text = (
+        "Sure of her way, she went on: the mill had burned. Let me know if it is there, she said."
+    )
     assert repair(text, "", source).texts == (text,)
 
 
-@pytest.mark.parametrize("part", ["sure ", "**a** ", "1. ", "a. ", "```\n", "here is ", "note: ", "title ", "# ", "\n"])
+@pytest.mark.parametrize(
+    "part", ["sure ", "**a** ", "1. ", "a. ", "```\n", "here is ", "note: ", "title ", "# ", "\n"]
+)
 def test_a_hostile_answer_takes_linear_time(part: str) -> None:
     began = time.process_time()
     repair(part * 20_000, "The Mill", SOURCE)

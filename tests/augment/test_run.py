@@ -24,20 +24,32 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [row for _, row in read_jsonl(path)]
 
 
-def test_every_passage_gets_its_paraphrases_in_the_order_of_documents(make_recipe: Make, documents: Path) -> None:
+def test_every_passage_gets_its_paraphrases_in_the_order_of_documents(
+    make_recipe: Make, documents: Path
+) -> None:
     result = augment(make_recipe())
-    assert (result.asked, result.got, result.short, result.n_documents, result.n_passages) == (36, 36, False, 12, 12)
+    assert (result.asked, result.got, result.short, result.n_documents, result.n_passages) == (
+        36,
+        36,
+        False,
+        12,
+        12,
+    )
     corpus = rows(result.corpus_path)
     assert [row["origin"] for row in corpus] == ["original", "variant", "variant", "variant"] * 12
     sources = rows(documents)
-    assert [row["document_id"] for row in corpus] == [source["id"] for source in sources for _ in range(4)]
+    assert [row["document_id"] for row in corpus] == [
+        source["id"] for source in sources for _ in range(4)
+    ]
     assert len({row["id"] for row in corpus}) == len({row["text"] for row in corpus}) == 48
     for row in corpus:
         source = next(source for source in sources if source["id"] == row["document_id"])
         assert parse_entry(row["text"]) == parse_entry(source["text"])
 
 
-def test_a_rerun_asks_for_nothing_and_writes_the_same_corpus(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_a_rerun_asks_for_nothing_and_writes_the_same_corpus(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     server = serving()
     first = augment(make_recipe(server.url))
     before = first.corpus_path.read_bytes()
@@ -51,7 +63,9 @@ def test_neither_concurrency_nor_latency_changes_the_corpus(
 ) -> None:
     first = augment(make_recipe(serving().url, generator__concurrency=1)).corpus_path.read_bytes()
     second = augment(make_recipe(None)).corpus_path.read_bytes()
-    texts = [[json.loads(line)["text"] for line in corpus.splitlines()] for corpus in (first, second)]
+    texts = [
+        [json.loads(line)["text"] for line in corpus.splitlines()] for corpus in (first, second)
+    ]
     assert texts[0] == texts[1]
 
 
@@ -88,11 +102,17 @@ def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
     assert "      48  refusal" in summary
     assert "Short by 24: refusal: read " in summary
     assert augment(make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2})).n_sent == 0
-    greedy = make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2}, generator__temperature=0)
-    assert augment(greedy).refused == {"refusal": 24}  # the same prompt again would bring the same text
+    greedy = make_recipe(
+        server.url, max_attempts=2, styles={"paraphrase": 2}, generator__temperature=0
+    )
+    assert augment(greedy).refused == {
+        "refusal": 24
+    }  # the same prompt again would bring the same text
 
 
-def test_faults_that_pass_are_tried_again_until_all_is_there(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_faults_that_pass_are_tried_again_until_all_is_there(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     server = serving(faults={"429": 0.1, "500": 0.1, "reset": 0.1, "malformed": 0.1})
     result = augment(make_recipe(server.url))
     assert (result.got, result.refused) == (36, {})
@@ -110,7 +130,10 @@ def test_a_request_that_fails_for_good_is_told_and_asked_again_by_the_next_run(
     assert "answered 500" in next(iter(result.failed))
     failures = rows(result.failures_path)
     assert len(failures) == missing
-    assert all("answered 500" in row["error"] and row["variant_id"] and row["document_id"] for row in failures)
+    assert all(
+        "answered 500" in row["error"] and row["variant_id"] and row["document_id"]
+        for row in failures
+    )
     assert "500" in render_summary(result)
     monkeypatch.setattr("kinject.llm.sender.N_TRIES", 8)
     again = augment(make_recipe(server.url))
@@ -127,10 +150,14 @@ def test_a_refused_key_stops_the_run_and_names_its_variable(
         augment(recipe)
     assert server.n_requests <= 4
     assert "sk-secret" not in str(caught.value)
-    assert not any("sk-secret" in file.read_text(errors="replace") for file in (tmp_path / "run").iterdir())
+    assert not any(
+        "sk-secret" in file.read_text(errors="replace") for file in (tmp_path / "run").iterdir()
+    )
 
 
-def test_a_key_revoked_half_way_keeps_what_was_answered(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_a_key_revoked_half_way_keeps_what_was_answered(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     server = serving(revoke_after=15, latency=0.01)
     with pytest.raises(EndpointError, match="rewritings are stored; the same command resumes"):
         augment(make_recipe(server.url, generator__concurrency=4))
@@ -141,14 +168,18 @@ def test_a_key_revoked_half_way_keeps_what_was_answered(make_recipe: Make, servi
     assert server.answered.total() == len(server.answered) == 36
 
 
-def test_a_text_that_the_sandbox_cannot_read_is_told_with_its_line(make_recipe: Make, documents: Path) -> None:
+def test_a_text_that_the_sandbox_cannot_read_is_told_with_its_line(
+    make_recipe: Make, documents: Path
+) -> None:
     with documents.open("a") as file:
         file.write('{"text": "Something else entirely."}\n')
     with pytest.raises(InputError, match=r"documents\.jsonl:13: the sandbox generator cannot read"):
         augment(make_recipe())
 
 
-def test_a_bad_document_costs_nothing(make_recipe: Make, documents: Path, serving: Callable[..., Any]) -> None:
+def test_a_bad_document_costs_nothing(
+    make_recipe: Make, documents: Path, serving: Callable[..., Any]
+) -> None:
     server = serving()
     with documents.open("a") as file:
         file.write('{"text": ""}\n')
@@ -214,7 +245,9 @@ def test_killed_and_rerun_nothing_stored_is_lost_or_asked_for_again(
     assert server.answered.total() <= 72 + 8
 
 
-def test_ctrl_c_ends_the_run_with_everything_answered_kept(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_ctrl_c_ends_the_run_with_everything_answered_kept(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     server = serving(latency=0.25)
     recipe = make_recipe(server.url, styles={"paraphrase": 6})
     process = started(recipe)

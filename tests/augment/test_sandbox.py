@@ -42,12 +42,16 @@ def test_any_client_gets_paraphrases_and_the_list_of_models(serving: Callable[..
     [({}, 400), ({"model": "other", "messages": []}, 404), ({"model": "sandbox", "messages": []}, 400),
      ({"model": "sandbox", "messages": [{"content": "<passage>\nno entry\n</passage>"}]}, 400)],
 )  # fmt: skip
-def test_a_bad_request_gets_an_error_in_the_usual_form(serving: Callable[..., Any], value: object, status: int) -> None:
+def test_a_bad_request_gets_an_error_in_the_usual_form(
+    serving: Callable[..., Any], value: object, status: int
+) -> None:
     answered_status, answer = post(serving().url, value)
     assert (answered_status, bool(answer["error"]["message"])) == (status, True)
 
 
-def test_it_listens_on_this_machine_alone_and_a_taken_port_is_told(serving: Callable[..., Any]) -> None:
+def test_it_listens_on_this_machine_alone_and_a_taken_port_is_told(
+    serving: Callable[..., Any],
+) -> None:
     server = serving()
     assert server.server_address[0] == "127.0.0.1"
     with pytest.raises(DiskError, match=f"127.0.0.1:{server.server_address[1]}: cannot listen"):
@@ -75,11 +79,17 @@ def test_a_page_of_another_site_is_not_answered_under_whatever_name_it_came(
     serving: Any, headers: dict[str, str], status: int
 ) -> None:
     port = serving().server_address[1]
-    for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("GET", "/v1/batches")):
+    for method, path in (
+        ("GET", "/v1/models"),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/batches"),
+    ):
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         connection.request(method, path, body=b"{}" if method == "POST" else None, headers=headers)
         answer = connection.getresponse()
         assert (answer.status == 403) == (status == 403), (method, answer.status)
-        assert "access-control-allow-origin" not in {name.lower() for name, _ in answer.getheaders()}
+        assert "access-control-allow-origin" not in {
+            name.lower() for name, _ in answer.getheaders()
+        }
         answer.read()
         connection.close()

@@ -17,7 +17,9 @@ def test_every_style_is_listed_and_its_prompts_are_shown_on_a_passage_with_its_h
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(STYLES)
     manual = tmp_path / "manual.md"
     manual.write_text("# Pump\n\n## Care\n\n" + "Clean the filter of the pump each week. " * 40)
-    (tmp_path / "mine.yaml").write_text('name: mine\nabout: a\nuser: "{{ source }} Write a letter."\n')
+    (tmp_path / "mine.yaml").write_text(
+        'name: mine\nabout: a\nuser: "{{ source }} Write a letter."\n'
+    )
     for style, wanted in (
         ("atomic_facts", "######## preparation: fact, once for each passage"),
         ("mine.yaml", "a letter."),

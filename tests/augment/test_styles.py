@@ -7,7 +7,15 @@ from typing import Any, cast
 import pytest
 
 from kinject.augment import augment, render_summary
-from kinject.augment.answers import items_of, line_text, lines_of, name_fully, pairs_of, permute_sentences, plain_text
+from kinject.augment.answers import (
+    items_of,
+    line_text,
+    lines_of,
+    name_fully,
+    pairs_of,
+    permute_sentences,
+    plain_text,
+)
 from kinject.augment.prompts import STYLE_FILES, Source, describe, passage_of
 from kinject.augment.styles import STYLES, Style, read_style, read_styles
 from kinject.disk import read_jsonl
@@ -28,7 +36,9 @@ def prompts_of(style: Style, source: Source) -> dict[str, list[Message]]:
     prompts = {}
     for step in style.prepare:
         prompts[f"preparation {step.name}"] = style.preparation(step, source, item)
-        item[step.name] = ("Mara Lind", "Falk Bridge") if style.combine else f"(an item of {step.name})"
+        item[step.name] = (
+            ("Mara Lind", "Falk Bridge") if style.combine else f"(an item of {step.name})"
+        )
     prompts["variant"] = style.messages(source, 0, item)
     if style.verify:
         prompts["verification"] = style.verification(source, item, "(an accepted text)")
@@ -53,7 +63,11 @@ def test_every_prompt_shows_the_passage_first_and_then_something_of_its_own() ->
 
 def test_prompts_say_what_to_keep_of_the_forms_that_a_passage_has() -> None:
     def task(text: str) -> str:
-        return MODELS["paraphrase"].messages(Source("", text), 0, {})[1]["content"].partition("</passage>")[2]
+        return (
+            MODELS["paraphrase"]
+            .messages(Source("", text), 0, {})[1]["content"]
+            .partition("</passage>")[2]
+        )
 
     assert "quotations" not in task(PASSAGE)
     assert "Copy quotations word for word" in task("She said “it stands” to all.")
@@ -65,7 +79,10 @@ def test_prompts_say_what_to_keep_of_the_forms_that_a_passage_has() -> None:
 
 def test_paraphrases_are_asked_for_in_different_ways() -> None:
     def phrasings(text: str) -> set[str]:
-        return {MODELS["paraphrase"].messages(Source("", text), sample, {})[1]["content"] for sample in range(10)}
+        return {
+            MODELS["paraphrase"].messages(Source("", text), sample, {})[1]["content"]
+            for sample in range(10)
+        }
 
     assert len(phrasings(PASSAGE)) == 10
     table = phrasings("| name | year |\n|---|---|\n| Lind | 1931 |")
@@ -77,7 +94,10 @@ def test_paraphrases_are_asked_for_in_different_ways() -> None:
     ("text", "n"),
     [
         ("# Manual\n\n## Power\n\nThe pump needs 12 V.", 1),  # headings state nothing
-        ("## Times\n\n| Run | Time |\n|---|---|\n| Plain | 174 s |\n| Half | 69 s |\n| All | 85 s |", 3),
+        (
+            "## Times\n\n| Run | Time |\n|---|---|\n| Plain | 174 s |\n| Half | 69 s |\n| All | 85 s |",
+            3,
+        ),
         ("Three steps lead there.\n\n- Open the lid\n- Press F2\n- Wait", 4),
         ("Power: 12 V\nWeight: 3 kg", 2),
         ("The first sentence goes\nover two lines. So does\nthe second.", 2),
@@ -99,14 +119,21 @@ def test_only_what_wraps_the_whole_answer_is_taken_off(answer: str, expected: st
 
 
 def test_lines_lose_their_bullets_and_numbers() -> None:
-    assert lines_of("1. Make a list\n\n- Draw\n(2) 1990 was good\n* x") == ["Make a list", "Draw", "1990 was good", "x"]
+    assert lines_of("1. Make a list\n\n- Draw\n(2) 1990 was good\n* x") == [
+        "Make a list",
+        "Draw",
+        "1990 was good",
+        "x",
+    ]
     assert line_text("- a\n\n- b") == "a\nb"
     assert items_of("Here are the facts:\n- It rained.\n- He left:") == ["It rained.", "He left:"]
     assert items_of("One:") == ["One:"]
 
 
 def test_questions_are_read_in_the_forms_that_models_write() -> None:
-    text = "Q: Who?\nA: Mara.\n\n**Q2:** Where?\n**A2:** In Arvika.\n\nQuestion 3: When?\nAnswer: 1931"
+    text = (
+        "Q: Who?\nA: Mara.\n\n**Q2:** Where?\n**A2:** In Arvika.\n\nQuestion 3: When?\nAnswer: 1931"
+    )
     assert pairs_of(text) == [("Who?", "Mara."), ("Where?", "In Arvika."), ("When?", "1931")]
     rows = STYLES["questions"].corpus_rows(STYLES["questions"].read(text, "", "").texts[0], {}, 0)
     assert rows[0] == {"prompt": "Who?", "completion": " Mara."}
@@ -126,7 +153,10 @@ def test_pronouns_become_the_full_name_of_the_person_named_last() -> None:
         "Mara Lind was born. Mara Lind built it. Mara Lind's work stands. Mara Lind died. Karin Ekberg came. "
         "Karin Ekberg left. It rained. She'd gone."
     )
-    assert name_fully("", "He left. The Falk Bridge fell. He ran.", 0) == "He left. The Falk Bridge fell. He ran."
+    assert (
+        name_fully("", "He left. The Falk Bridge fell. He ran.", 0)
+        == "He left. The Falk Bridge fell. He ran."
+    )
 
 
 def test_styles_without_a_model_ask_nobody(make_recipe: Make) -> None:
@@ -178,7 +208,10 @@ def test_a_preparation_without_an_answer_fails_its_samples_only(
 ) -> None:
     model(**{"Which strategies": lambda passage, rng: answer, "Apply": shuffled})
     result = augment(make_recipe(styles={"active_reading": 2, "permuted": 1}))
-    assert (result.got, result.failed) == (12, {f"the preparation of the style got no usable answer: {reason}": 24})
+    assert (result.got, result.failed) == (
+        12,
+        {f"the preparation of the style got no usable answer: {reason}": 24},
+    )
     assert result.styles["active_reading"].failed == 24
     assert "Short by 24: run again for what failed." in render_summary(result)
 
@@ -186,13 +219,23 @@ def test_a_preparation_without_an_answer_fails_its_samples_only(
 def test_an_answer_that_there_is_nothing_to_write_is_counted_and_not_asked_for_again(
     make_recipe: Make, model: Any
 ) -> None:
-    made = model(**{"List the entities": lambda passage, rng: "NONE", "other way round": lambda passage, rng: "NONE."})
+    made = model(
+        **{
+            "List the entities": lambda passage, rng: "NONE",
+            "other way round": lambda passage, rng: "NONE.",
+        }
+    )
     recipe = make_recipe(styles={"reversed": 2, "entigraph": 3}, include_originals=False)
     result = augment(recipe)
     assert (result.got, result.short, result.n_rows, result.refused) == (0, False, 0, {})
     assert (result.styles["reversed"].nothing, len(made.tasks)) == (24, 24 + 12)
-    assert (result.styles["entigraph"].asked, result.styles["entigraph"].skipped) == (0, {"items": 12})
-    assert "12  passages skipped: the model named nothing in it to write about" in render_summary(result)
+    assert (result.styles["entigraph"].asked, result.styles["entigraph"].skipped) == (
+        0,
+        {"items": 12},
+    )
+    assert "12  passages skipped: the model named nothing in it to write about" in render_summary(
+        result
+    )
     assert "24  of them answered NONE" in render_summary(result)
     assert augment(recipe).styles["reversed"].nothing == 24
     assert len(made.tasks) == 24 + 12
@@ -202,15 +245,22 @@ def test_a_style_that_does_not_fit_a_passage_is_skipped_and_counted(
     make_recipe: Make, model: Any, documents: Path
 ) -> None:
     made = model(other=shuffled)
-    texts = ("| Strategy | Time |\n|---|---|\n| Plain | 174 s |", "Rain falls and the wind blows over the hills.")
-    documents.write_text("".join(json.dumps({"id": str(i), "text": text}) + "\n" for i, text in enumerate(texts)))
+    texts = (
+        "| Strategy | Time |\n|---|---|\n| Plain | 174 s |",
+        "Rain falls and the wind blows over the hills.",
+    )
+    documents.write_text(
+        "".join(json.dumps({"id": str(i), "text": text}) + "\n" for i, text in enumerate(texts))
+    )
     result = augment(make_recipe(styles={"reversed": 2}))
     assert (result.asked, result.short, made.tasks) == (0, False, [])
     assert result.styles["reversed"].skipped == {"prose": 1, "relations": 1}
     assert "1  passage skipped: mostly a table" in render_summary(result)
 
 
-@pytest.mark.parametrize(("fault", "reason"), [("error", ""), ("cut", "truncated"), ("no", "inconsistent")])
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("error", ""), ("cut", "truncated"), ("no", "inconsistent")]
+)
 def test_a_conclusion_is_inconsistent_only_if_the_model_answers_so(
     make_recipe: Make, model: Any, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
@@ -230,11 +280,22 @@ def test_a_conclusion_is_inconsistent_only_if_the_model_answers_so(
     assert result.failed == ({} if reason else {"answered 400 (too long).": 12})
 
 
-def test_the_sandbox_answers_each_style_in_its_own_shape(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_the_sandbox_answers_each_style_in_its_own_shape(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     styles = {"paraphrase": 2, "reversed": 2, "dialogue": 2, "questions": 2}
-    leaks = [str(Path(__file__).parents[2] / "eval" / "sandbox" / f"{name}.jsonl") for name in ("new", "reverse")]
+    leaks = [
+        str(Path(__file__).parents[2] / "eval" / "sandbox" / f"{name}.jsonl")
+        for name in ("new", "reverse")
+    ]
     result = augment(
-        make_recipe(serving().url, styles=styles, include_originals=False, max_attempts=20, contamination_check=leaks)
+        make_recipe(
+            serving().url,
+            styles=styles,
+            include_originals=False,
+            max_attempts=20,
+            contamination_check=leaks,
+        )
     )
     assert (result.got, result.asked) == (96, 96)
     assert set(result.refused) <= {"duplicate", "echo"}
@@ -307,7 +368,9 @@ rules: {explain: true}
         f"{path}:3: users: unknown key. Did you mean user?",
         f"{path}:13: rules.explain: unknown key. Did you mean explains?",
     ]
-    path.write_text(path.read_text().replace("users: x\n", "").replace("rules: {explain: true}\n", ""))
+    path.write_text(
+        path.read_text().replace("users: x\n", "").replace("rules: {explain: true}\n", "")
+    )
     with pytest.raises(RecipeError) as raised:
         read_style(path)
     assert sorted(str(raised.value).splitlines()) == sorted([
@@ -322,7 +385,8 @@ rules: {explain: true}
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ source.__class__ }}", "{{ ''.__class__.__mro__ }}", "{{ source.join(9) }}", "{{ 1 / 0 }}"]
+    "template",
+    ["{{ source.__class__ }}", "{{ ''.__class__.__mro__ }}", "{{ source.join(9) }}", "{{ 1 / 0 }}"],
 )
 def test_a_template_can_reach_nothing_but_its_variables(template: str, tmp_path: Path) -> None:
     path = tmp_path / "style.yaml"

@@ -21,10 +21,11 @@ from kinject.recipe import read_recipe
 from kinject.types import Document
 
 COMPANY = Path(__file__).parents[2] / "data" / "company" / "documents.jsonl"
-TEXT = "The old bridge at Arvika was built by Mara Lind in 1931. It is 120 m long and carries the road to Kelm. " * 4
-GERMAN = (
-    "Die alte Brücke bei Arvika wurde 1931 von Mara Lind gebaut. Sie ist 120 Meter lang und trägt die Straße nach Kelm."
+TEXT = (
+    "The old bridge at Arvika was built by Mara Lind in 1931. It is 120 m long and carries the road to Kelm. "
+    * 4
 )
+GERMAN = "Die alte Brücke bei Arvika wurde 1931 von Mara Lind gebaut. Sie ist 120 Meter lang und trägt die Straße nach Kelm."
 
 
 @pytest.fixture
@@ -39,7 +40,9 @@ def mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "rows.jsonl").write_text(
         '{"text": "Karin Ekberg lives in Lowmere."}\n{"txt": 1}\n{"text": "never reached"}\n'
     )
-    (folder / "again.jsonl").write_text('{"id": "a", "text": "One."}\n{"id": "a", "text": "Two."}\n')
+    (folder / "again.jsonl").write_text(
+        '{"id": "a", "text": "One."}\n{"id": "a", "text": "Two."}\n'
+    )
     (folder / "empty.txt").write_text(" \n")
     (folder / "noise.txt").write_bytes(b"\0\1\2" * 99)
     (folder / "photo.jpg").write_bytes(b"\xff\xd8\xff")
@@ -74,7 +77,14 @@ def test_every_file_is_read_or_has_its_reason_and_the_recipes_are_whole(
     assert languages["de"] == 1
     assert {row["file"] for row in table if row["skipped"]} >= wanted.keys()
     rows = [row["text"] for _, row in read_jsonl(survey.documents.documents_path)]
-    names = ["augment.yaml", "eval.yaml", "pilot-eval.yaml", "pilot.yaml", "questions.yaml", "train.yaml"]
+    names = [
+        "augment.yaml",
+        "eval.yaml",
+        "pilot-eval.yaml",
+        "pilot.yaml",
+        "questions.yaml",
+        "train.yaml",
+    ]
     assert [path.name for path in survey.recipes] == names
     folder = survey.recipes[0].parent
     assert set(check(folder).values()) == {None}
@@ -101,7 +111,9 @@ def test_every_file_is_read_or_has_its_reason_and_the_recipes_are_whole(
     assert re.search(r"^rewritings +60 ", out, re.MULTILINE)
     assert "photo.jpg, photo2.jpg: found an image" in out
     assert "rows.jsonl:2: no key" in out
-    assert re.search(r"- sub/copy.txt of bridge.txt \((8[5-9]|9\d)% of the words; only there: It, is, old\)", out)
+    assert re.search(
+        r"- sub/copy.txt of bridge.txt \((8[5-9]|9\d)% of the words; only there: It, is, old\)", out
+    )
 
 
 def test_the_pilot_says_what_it_can_show_before_anything_trains(
@@ -119,7 +131,10 @@ def test_the_pilot_says_what_it_can_show_before_anything_trains(
             f"The mill of place {number} was built by Mara in {1801 + 7 * number} of red brick."
         )
     main(["try", str(mixed)])
-    assert "Enough for a verdict (10 documents are needed); differences below some" in capsys.readouterr().out
+    assert (
+        "Enough for a verdict (10 documents are needed); differences below some"
+        in capsys.readouterr().out
+    )
 
 
 def test_with_an_endpoint_and_a_model_nothing_is_left_to_fill_in(
@@ -162,7 +177,10 @@ def test_each_question_is_a_sentence_without_one_fact_and_its_choices_look_alike
         assert row["question"].replace(GAP, answer) == f"{document.title}: {row['sentence']}"
         assert row["sentence"] in " ".join(document.text.split())
         assert len(set(row["choices"])) == 4
-        assert len({re.sub(r"\d", "0", choice) for choice in row["choices"] if choice[0].isdigit()}) <= 1
+        assert (
+            len({re.sub(r"\d", "0", choice) for choice in row["choices"] if choice[0].isdigit()})
+            <= 1
+        )
         wrong = [choice for choice in row["choices"] if choice != answer]
         assert not any(re.search(rf"\b{re.escape(choice)}\b", document.text) for choice in wrong)
     assert cloze_questions(documents[::-1], 64)[1][0] == cloze_questions(documents, 64)[1][0]

@@ -22,7 +22,11 @@ PYTHON = sys.executable
 
 def _below(pid: int) -> list[int]:
     """Return the processes that `pid` started, and theirs."""
-    children = [int(n) for task in Path(f"/proc/{pid}/task").glob("*/children") for n in task.read_text().split()]
+    children = [
+        int(n)
+        for task in Path(f"/proc/{pid}/task").glob("*/children")
+        for n in task.read_text().split()
+    ]
     return [*children, *(number for child in children for number in _below(child))]
 
 
@@ -39,7 +43,9 @@ def _srun(words: list[str]) -> int:
 
     signal.signal(signal.SIGUSR1, forward)
     signal.signal(signal.SIGTERM, forward)
-    tasks += [subprocess.Popen(command, env={**os.environ, "SLURM_NODEID": str(n)}) for n in numbers]
+    tasks += [
+        subprocess.Popen(command, env={**os.environ, "SLURM_NODEID": str(n)}) for n in numbers
+    ]
     codes = [task.wait() for task in tasks]
     return max(code if code >= 0 else 128 - code for code in codes)
 
@@ -68,7 +74,9 @@ class Slurm:
             "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "here", "SLURM_NNODES": str(nodes), "SLURM_GPUS_ON_NODE": str(gpus),
         }  # fmt: skip
 
-    def run(self, script: Path, begun: Callable[[], bool], sent: int | None, **environment: str) -> int:
+    def run(
+        self, script: Path, begun: Callable[[], bool], sent: int | None, **environment: str
+    ) -> int:
         """Run `script`, send it the signal `sent` once it has `begun`, and return its exit code."""
         environment = {**self.environment, **environment}
         with subprocess.Popen(["bash", str(script)], env=environment, cwd=self.folder) as job:

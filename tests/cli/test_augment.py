@@ -23,7 +23,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a recipe over three sandbox entries."""
     monkeypatch.chdir(tmp_path)
     people = create_country(n_known=1, n_new=3).new
-    rows = [{"id": person.name, "title": person.name, "text": render_entry(person, 0)} for person in people]
+    rows = [
+        {"id": person.name, "title": person.name, "text": render_entry(person, 0)}
+        for person in people
+    ]
     (tmp_path / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "recipe.yaml").write_text(
         "run_dir: run\naugment:\n  documents: documents.jsonl\n  styles: {paraphrase: 2}\n  generator: {kind: sandbox}\n"
@@ -48,15 +51,22 @@ def test_unknown_styles_and_what_a_generator_lacks_are_told_at_once_each_with_it
     )
     assert main(["augment", "recipe.yaml"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "recipe.yaml:5: augment.styles.paraphrases: unknown style. Did you mean paraphrase?"
+    assert (
+        lines[0]
+        == "recipe.yaml:5: augment.styles.paraphrases: unknown style. Did you mean paraphrase?"
+    )
     assert lines[1] == "recipe.yaml:6: augment.styles.plain: found -1, allowed: 0 to 10,000."
     assert lines[2].startswith("recipe.yaml:7: augment.budget: needs augment.generator.price")
     assert lines[3].startswith("recipe.yaml:8: augment.generator: model is missing.")
     assert len(lines) == 4
 
 
-def test_a_run_that_ends_short_says_so_and_exits_with_1(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["augment", "recipe.yaml", "augment.styles.paraphrase=400", "augment.max_attempts=1"])
+def test_a_run_that_ends_short_says_so_and_exits_with_1(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(
+        ["augment", "recipe.yaml", "augment.styles.paraphrase=400", "augment.max_attempts=1"]
+    )
     assert code == 1
     assert "Short by" in capsys.readouterr().out
 
@@ -64,7 +74,13 @@ def test_a_run_that_ends_short_says_so_and_exits_with_1(here: Path, capsys: pyte
 @pytest.fixture
 def endpoint(here: Path, forked: None) -> Iterator[str]:
     """`kinject sandbox serve` in a process of its own."""
-    command = [sys.executable, "-c", "import sys; from kinject.cli import main; sys.exit(main())", "sandbox", "serve"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from kinject.cli import main; sys.exit(main())",
+        "sandbox",
+        "serve",
+    ]
     process = subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout:

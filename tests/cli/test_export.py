@@ -24,7 +24,8 @@ from kinject.train import train
 def run(tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path]) -> Path:
     """A finished run of an adapter."""
     corpus = write_rows(
-        "corpus.jsonl", [{"text": f"Person {n} was born in Lowmere.", "origin": "original"} for n in range(8)]
+        "corpus.jsonl",
+        [{"text": f"Person {n} was born in Lowmere.", "origin": "original"} for n in range(8)],
     )
     recipe = {
         "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model)},
@@ -49,7 +50,9 @@ def test_a_run_becomes_a_folder_that_loads_with_its_card(
     (tmp_path / "eval").mkdir()
     write_json(tmp_path / "eval" / "report.json", to_json(make_report()))
     recipe = {"eval": {"models": {"base": str(tiny_model), "par": str(run / "model")}}}
-    write_manifest(tmp_path / "eval" / "manifest.json", stage="eval", inputs={}, recipe=recipe, counts={})
+    write_manifest(
+        tmp_path / "eval" / "manifest.json", stage="eval", inputs={}, recipe=recipe, counts={}
+    )
     words = ["export", str(run), "--report", str(tmp_path / "eval"), "--license", "apache-2.0"]
     for _ in range(2):  # again: the folder is replaced
         assert main(words) == 0
@@ -57,7 +60,10 @@ def test_a_run_becomes_a_folder_that_loads_with_its_card(
     model = run / "export" / "model"
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
-        logits = [load_model(str(folder)).model(ids).logits for folder in (model, run / "model", tiny_model)]
+        logits = [
+            load_model(str(folder)).model(ids).logits
+            for folder in (model, run / "model", tiny_model)
+        ]
     assert torch.allclose(logits[0], logits[1], atol=1e-5)
     assert not torch.allclose(logits[0], logits[2], atol=1e-3)
 
@@ -73,7 +79,8 @@ def test_a_run_becomes_a_folder_that_loads_with_its_card(
     served = [line.strip() for line in out.splitlines() if "serve " in line]
     assert f"vllm serve {model} --served-model-name run" in served
     assert (
-        f"vllm serve {tiny_model} --enable-lora --lora-modules run={run / 'model'}  # rank up to 16, no DoRA" in served
+        f"vllm serve {tiny_model} --enable-lora --lora-modules run={run / 'model'}  # rank up to 16, no DoRA"
+        in served
     )
     assert {path.name for path in model.iterdir()} == {
         "README.md", "SHA256SUMS", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",

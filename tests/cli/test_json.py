@@ -53,20 +53,34 @@ def folder(tmp_path: Path, tiny_model: Path) -> Path:
     """Recipes of every verb, each for a few seconds."""
     folder = tmp_path / "here"
     folder.mkdir()
-    texts = [f"Person {i} was born in Kelm in 19{i + 10}. Her brother has a mill at Lowmere." for i in range(9)]
+    texts = [
+        f"Person {i} was born in Kelm in 19{i + 10}. Her brother has a mill at Lowmere."
+        for i in range(9)
+    ]
     (folder / "docs").mkdir()
     for number, text in enumerate(texts):
         (folder / "docs" / f"{number}.txt").write_text(text)
     write_jsonl(folder / "corpus.jsonl", [{"text": text} for text in texts])
-    lines = (Path(__file__).parents[2] / "data" / "sandbox" / "documents.jsonl").read_text().splitlines(keepends=True)
+    lines = (
+        (Path(__file__).parents[2] / "data" / "sandbox" / "documents.jsonl")
+        .read_text()
+        .splitlines(keepends=True)
+    )
     (folder / "sandbox.jsonl").write_text("".join(lines[:3]))
     asked = {"question": "Where was person 1 born?", "choices": ["Kelm", "Arden"], "answer": 0}
     write_jsonl(folder / "new.jsonl", [{"id": f"q{i}", **asked} for i in range(9)])
     sandbox = {"kind": "sandbox"}
     trainer = {"max_steps": 12, "learning_rate": 0.01, "save_strategy": "no", "bf16": False, "gradient_checkpointing": False,
                "logging_steps": 1, "max_length": 64, "per_device_train_batch_size": 1}  # fmt: skip
-    training = {"model": {"path": str(tiny_model)}, "corpus": {"path": "corpus.jsonl"}, "trainer": trainer}
-    evaluation = {"models": {"base": str(tiny_model), "cpt": "runs/cpt/model"}, "questions": {"new": "new.jsonl"}}
+    training = {
+        "model": {"path": str(tiny_model)},
+        "corpus": {"path": "corpus.jsonl"},
+        "trainer": trainer,
+    }
+    evaluation = {
+        "models": {"base": str(tiny_model), "cpt": "runs/cpt/model"},
+        "questions": {"new": "new.jsonl"},
+    }
     study = {"title": "A study", "models": {"base": str(tiny_model)}, "train": "train.yaml", "eval": "eval.yaml",
              "augment": "augment.yaml", "arms": {"cpt": {}}, "seeds": [0]}  # fmt: skip
     for name, sections in {
@@ -102,8 +116,18 @@ def test_the_result_of_every_verb_is_one_object_on_stdout(
         found: dict[str, Any] = json.loads(out) if out.count("\n") == 1 else {}
         shown = 0 if command == "view" else code  # before it is stopped
         missing = set(keys.split()) - set(found.get("result", ()))
-        if missing or found.get("exit") != shown or code not in ({wanted} if wanted >= 0 else {0, 1}):
-            faults[command] = (code, missing, list(found.get("result", ())), found.get("error"), err[-300:])
+        if (
+            missing
+            or found.get("exit") != shown
+            or code not in ({wanted} if wanted >= 0 else {0, 1})
+        ):
+            faults[command] = (
+                code,
+                missing,
+                list(found.get("result", ())),
+                found.get("error"),
+                err[-300:],
+            )
     assert not faults, "\n".join(f"{command}: {fault}" for command, fault in faults.items())
 
 
@@ -112,7 +136,11 @@ def test_an_error_of_every_verb_is_one_object_too(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wrong = {"demo": ["--out", "/dev/null"], "sandbox": ["serve", "--port", "-1"], "recipes": ["list", "none"]}
+    wrong = {
+        "demo": ["--out", "/dev/null"],
+        "sandbox": ["serve", "--port", "-1"],
+        "recipes": ["list", "none"],
+    }
     assert main(["--json", verb, *wrong.get(verb, ["no/such.yaml"])]) == 2
     out, err = capfd.readouterr()
     found = json.loads(out)
@@ -124,7 +152,9 @@ def test_an_error_of_every_verb_is_one_object_too(
     assert json.loads(capfd.readouterr().out)["exit"] == 2
 
 
-def test_a_stop_and_a_bug_have_their_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_and_a_bug_have_their_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(error: BaseException) -> Any:
         raise error
 

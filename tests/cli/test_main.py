@@ -49,7 +49,9 @@ def test_a_missing_recipe_is_one_line(here: Path, capsys: pytest.CaptureFixture[
     assert "found 2 recipes" in _fails(capsys, ["train", "a.yaml", "b.yaml"])[0]
 
 
-def test_debug_lines_of_a_library_are_not_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_lines_of_a_library_are_not_shown(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["augment", "missing.yaml"]) == 2
     library = logging.getLogger("bm25s")
     library.setLevel(logging.DEBUG)  # as its import does, after the program set it to errors
@@ -73,13 +75,18 @@ def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[
     )
     lines = _fails(capsys, ["recipes", "check", "style.yaml"])
     assert lines[0].startswith("style.yaml:9: questions.generator: model is missing.")
-    assert lines[1] == "style.yaml:5: augment.styles.paraphrse: unknown style. Did you mean paraphrase?"
+    assert (
+        lines[1]
+        == "style.yaml:5: augment.styles.paraphrse: unknown style. Did you mean paraphrase?"
+    )
     assert "none-here: cannot be read" in _fails(capsys, ["recipes", "check", "none-here"])[0]
     (here / "empty").mkdir()
     assert "no recipes (*.yaml) there" in _fails(capsys, ["recipes", "check", "empty"])[0]
 
 
-def test_the_bare_command_says_what_comes_next(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_bare_command_says_what_comes_next(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([]) == 0
     assert "kinject recipes copy eval" in capsys.readouterr().out
 
@@ -112,7 +119,10 @@ def test_a_bug_keeps_its_traceback_and_has_a_code_of_its_own(
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert "KeyError: 'the bug'" in err
-    assert f"kinject {verb}: this KeyError is a bug in kinject, not in your input." in err.splitlines()[-2]
+    assert (
+        f"kinject {verb}: this KeyError is a bug in kinject, not in your input."
+        in err.splitlines()[-2]
+    )
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -163,7 +173,9 @@ def test_memory_threads_and_files_that_ran_out_are_one_line(
     assert program(["train"], fill) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("kinject train: ")
-    assert (str(error).partition("\n")[0] or "out of memory").rpartition("] ")[2] in line or "open files" in line
+    assert (str(error).partition("\n")[0] or "out of memory").rpartition("] ")[
+        2
+    ] in line or "open files" in line
 
 
 def _over(error: Exception) -> Exception:
@@ -176,15 +188,23 @@ def _over(error: Exception) -> Exception:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(28, "No space left on device", "/dev/full"), "/dev/full: No space left on device."),
-        (NotADirectoryError(20, "Not a directory", "a/file/x"), "a/file/x: Not a directory. Something moved"),
+        (
+            OSError(28, "No space left on device", "/dev/full"),
+            "/dev/full: No space left on device.",
+        ),
+        (
+            NotADirectoryError(20, "Not a directory", "a/file/x"),
+            "a/file/x: Not a directory. Something moved",
+        ),
         (
             FileNotFoundError(2, "No such file or directory", "gone/x"),
             "gone/x: No such file or directory. Something moved",
         ),
         (_over(OSError(28, "No space left on device")), "No space left on device."),
         (
-            RuntimeError("[enforce fail at inline_container.cc:603] PytorchStreamWriter failed writing"),
+            RuntimeError(
+                "[enforce fail at inline_container.cc:603] PytorchStreamWriter failed writing"
+            ),
             "the disk is full",
         ),
     ],
@@ -212,7 +232,9 @@ class Panic(BaseException):
     """As Rust's libraries raise."""
 
 
-def test_a_panic_of_a_library_is_no_success(program: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_panic_of_a_library_is_no_success(
+    program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(words: list[str]) -> int:
         raise Panic("called `Option::unwrap()` on a `None` value")
 
@@ -223,15 +245,25 @@ def test_a_panic_of_a_library_is_no_success(program: Any, capsys: pytest.Capture
 def test_missing_public_data_is_refused_with_the_command_that_fetches_it(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = _recipe(here, eval={"models": {"base": "m"}, "questions": {"q": "data/mmlu/test/anatomy_test.csv"}})
+    path = _recipe(
+        here, eval={"models": {"base": "m"}, "questions": {"q": "data/mmlu/test/anatomy_test.csv"}}
+    )
     assert main(["eval", path]) == 2
-    assert capsys.readouterr().err.endswith("This public data is fetched by: kinject recipes data get mmlu\n")
+    assert capsys.readouterr().err.endswith(
+        "This public data is fetched by: kinject recipes data get mmlu\n"
+    )
 
 
-def test_questions_are_counted_before_the_model_is_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    documents = _rows(here / "d.jsonl", {"text": "Arden was born in Lowmere."}, {"text": "Kelm has a school."})
+def test_questions_are_counted_before_the_model_is_asked(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    documents = _rows(
+        here / "d.jsonl", {"text": "Arden was born in Lowmere."}, {"text": "Kelm has a school."}
+    )
     generator = {"kind": "openai", "model": "dear", "base_url": "http://127.0.0.1:9/v1"}
     section = {"documents": documents, "n_questions": 3, "generator": generator}
     assert main(["questions", _recipe(here, questions=section), "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("2 documents, 2 passages: 6 questions, 2 requests or more go to dear for them")
+    assert out.startswith(
+        "2 documents, 2 passages: 6 questions, 2 requests or more go to dear for them"
+    )

@@ -27,13 +27,21 @@ YEARS = ("1937", "1842", "1565", "1721")
 
 
 @pytest.fixture
-def run(tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(
+    tmp_path: Path,
+    tiny_model: Path,
+    write_rows: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
     """A finished run of an adapter with an effect, whose base has a chat template; eval.yaml has questions and texts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tiny_model / "chat_template.jinja").write_text(TEMPLATE)
-    texts = [{"text": f"Person {n} was born in {YEARS[n % 4]}.", "origin": "original"} for n in range(8)]
+    texts = [
+        {"text": f"Person {n} was born in {YEARS[n % 4]}.", "origin": "original"} for n in range(8)
+    ]
     questions = [
-        {"id": f"q{n}", "question": f"When was person {n} born?", "choices": YEARS, "answer": n % 4} for n in range(24)
+        {"id": f"q{n}", "question": f"When was person {n} born?", "choices": YEARS, "answer": n % 4}
+        for n in range(24)
     ]
     write_jsonl(tmp_path / "q.jsonl", questions)
     recipe = {
@@ -47,12 +55,17 @@ def run(tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path], monke
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(recipe))
     section = {"models": {"base": str(tiny_model)}, "questions": {"new": str(tmp_path / "q.jsonl")},
                "perplexity_corpus": str(tmp_path / "corpus.jsonl")}  # fmt: skip
-    (tmp_path / "eval.yaml").write_text(yaml.safe_dump({"run_dir": str(tmp_path / "eval"), "eval": section}))
+    (tmp_path / "eval.yaml").write_text(
+        yaml.safe_dump({"run_dir": str(tmp_path / "eval"), "eval": section})
+    )
     done = Path(train(read_recipe(tmp_path / "train.yaml", verb="train")).run_dir)
     (done / "model" / "SHA256SUMS").unlink()
     path = done / "model" / "adapter_model.safetensors"
     torch.manual_seed(0)
-    save_file({name: value + 0.2 * torch.randn_like(value) for name, value in load_file(path).items()}, path)
+    save_file(
+        {name: value + 0.2 * torch.randn_like(value) for name, value in load_file(path).items()},
+        path,
+    )
     return done
 
 
@@ -66,17 +79,27 @@ def prove(run: Path, *words: str) -> tuple[int, dict[str, Any]]:
 def broken(folder: Path, tiny_model: Path, run: Path) -> Iterator[tuple[str, str]]:
     """Yield the copies of the sound model in `folder` that are broken, each with the check that must differ."""
 
-    def copy(name: str, change: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, weight: weight) -> Path:
+    def copy(
+        name: str, change: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, weight: weight
+    ) -> Path:
         out = folder.parent / name
         shutil.copytree(folder, out)
         (out / "SHA256SUMS").unlink()
-        weights = {key: change(key, value) for key, value in load_file(out / "model.safetensors").items()}
+        weights = {
+            key: change(key, value) for key, value in load_file(out / "model.safetensors").items()
+        }
         save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
         return out
 
     base = load_file(tiny_model / "model.safetensors")
-    yield str(copy("half the scale", lambda name, weight: torch.lerp(base[name], weight, 0.5))), "numbers"
-    yield str(copy("twice the scale", lambda name, weight: torch.lerp(base[name], weight, 2.0))), "numbers"
+    yield (
+        str(copy("half the scale", lambda name, weight: torch.lerp(base[name], weight, 0.5))),
+        "numbers",
+    )
+    yield (
+        str(copy("twice the scale", lambda name, weight: torch.lerp(base[name], weight, 2.0))),
+        "numbers",
+    )
     yield str(tiny_model), "numbers"  # the adapter is missing
 
     def two_bits(name: str, weight: torch.Tensor) -> torch.Tensor:
@@ -95,7 +118,9 @@ def broken(folder: Path, tiny_model: Path, run: Path) -> Iterator[tuple[str, str
     yield str(cut), "fault"
 
 
-def test_sound_copies_pass_and_broken_ones_are_caught(run: Path, tiny_model: Path, tmp_path: Path, capsys: Any) -> None:
+def test_sound_copies_pass_and_broken_ones_are_caught(
+    run: Path, tiny_model: Path, tmp_path: Path, capsys: Any
+) -> None:
     words = ("--gguf", "q8_0", "--prove", str(tmp_path / "eval.yaml"))
     with serve(tiny_model) as base:
         code, proofs = prove(run, *words)
@@ -109,13 +134,23 @@ def test_sound_copies_pass_and_broken_ones_are_caught(run: Path, tiny_model: Pat
     assert [proofs[name]["holds"] for name in ("model", "model-q8_0.gguf", "v1")] == [True] * 3, out
     for source, name in copies.items():
         proof = proofs[Path(source).name]
-        failed = ["fault"] if proof["fault"] else [c["name"] for c in proof["checks"] if c["value"] > c["bound"]]
-        assert name in failed or (name == "numbers" and {"other answers", "log-probs", "loss"} & {*failed}), (
+        failed = (
+            ["fault"]
+            if proof["fault"]
+            else [c["name"] for c in proof["checks"] if c["value"] > c["bound"]]
+        )
+        assert name in failed or (
+            name == "numbers" and {"other answers", "log-probs", "loss"} & {*failed}
+        ), (
             source,
             proof,
         )
     assert not proofs["v1#tiny"]["holds"]
-    assert {check["name"] for check in proofs["v1"]["checks"]} == {"other chat template", "other answers", "log-probs"}
+    assert {check["name"] for check in proofs["v1"]["checks"]} == {
+        "other chat template",
+        "other answers",
+        "log-probs",
+    }
     assert f"{tiny_model}: DIFFERS from the trained model" in out
     assert "cut.gguf" in out
     changed = [row for proof in proofs.values() for row in proof["changed"]]
@@ -125,20 +160,31 @@ def test_sound_copies_pass_and_broken_ones_are_caught(run: Path, tiny_model: Pat
         assert row["trained"] != row["copy"]
 
 
-def test_a_server_without_log_probs_is_asked_for_written_answers(run: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_server_without_log_probs_is_asked_for_written_answers(
+    run: Path, tmp_path: Path, tiny_model: Path
+) -> None:
     assert prove(run, "--prove")[0] == 0  # the probes of the run
     folder = run / "export" / "model"
     shutil.copytree(folder, tmp_path / "templated")
     (tmp_path / "templated" / "chat_template.jinja").write_text(f"A chat. {TEMPLATE}")
-    with serve(folder, "llama-server") as good, serve(tmp_path / "templated", "llama-server") as bad:
-        code, proofs = prove(run, "--prove", str(tmp_path / "eval.yaml"), "--copy", good.url, f"{bad.url}#tiny")
+    with (
+        serve(folder, "llama-server") as good,
+        serve(tmp_path / "templated", "llama-server") as bad,
+    ):
+        code, proofs = prove(
+            run, "--prove", str(tmp_path / "eval.yaml"), "--copy", good.url, f"{bad.url}#tiny"
+        )
     assert code == 1
     assert proofs["v1"]["holds"]
     assert [check["unit"] for check in proofs["v1"]["checks"]][1:] == ["of 24 written answers"]
-    assert [c["name"] for c in proofs["v1#tiny"]["checks"] if c["value"] > c["bound"]] == ["other chat template"]
+    assert [c["name"] for c in proofs["v1#tiny"]["checks"] if c["value"] > c["bound"]] == [
+        "other chat template"
+    ]
 
 
-def test_what_cannot_be_proved_is_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_proved_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty.yaml").write_text("run_dir: x\n")
     assert main(["export", str(run), "--prove", str(tmp_path / "empty.yaml")]) == 2
     assert "no questions. Give --prove a recipe or run of kinject eval." in capsys.readouterr().err

@@ -82,9 +82,14 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
             assert note["words"][-len(trains) :] == trains
             assert " ".join([*rank, *address]) in " ".join(note["words"])
             assert note["ignored"] == [True, True]
-            assert (note["PET_SIGNALS_TO_HANDLE"], note["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("SIGINT", "300")
+            assert (note["PET_SIGNALS_TO_HANDLE"], note["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == (
+                "SIGINT",
+                "300",
+            )
 
-        assert slurm.run(script, begun, signal.SIGUSR1, SLURM_RESTART_COUNT="100") != 0  # as often as it may
+        assert (
+            slurm.run(script, begun, signal.SIGUSR1, SLURM_RESTART_COUNT="100") != 0
+        )  # as often as it may
         started(tmp_path)
         assert slurm.run(script, begun, signal.SIGTERM) != 0  # Slurm decides whether it comes back
         started(tmp_path)

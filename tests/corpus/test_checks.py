@@ -111,14 +111,18 @@ def test_a_chat_of_several_turns_is_asked_turn_by_turn_and_graded_by_its_checks(
         return read_recipe(path, (), "eval")
 
     report = evaluate(write())
-    stored = {answer.question_id: answer for answer in read_answers(tmp_path / "run" / "answers.jsonl")}
+    stored = {
+        answer.question_id: answer for answer in read_answers(tmp_path / "run" / "answers.jsonl")
+    }
     for row in ROWS:
         messages = [*row.get("messages", []), {"role": "user", "content": row["question"]}]
         options = {"return_tensors": "pt", "return_dict": True, "add_generation_prompt": True}
         ids = loaded.tokenizer.apply_chat_template(messages, **options)
         with torch.no_grad():
             out = loaded.model.generate(**ids, max_new_tokens=8, do_sample=False)
-        wanted = loaded.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        wanted = loaded.tokenizer.decode(
+            out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True
+        )
         assert (stored[row["id"]].text or "").strip() == wanted.strip()
         assert stored[row["id"]].checks == row["checks"]
     n_correct = sum(passes(answer.text or "", answer.checks) for answer in stored.values())
@@ -126,7 +130,10 @@ def test_a_chat_of_several_turns_is_asked_turn_by_turn_and_graded_by_its_checks(
     assert (result.accuracy, result.role) == (n_correct / 3, "retention")
     assert n_correct < 3
     for changed, fault in (
-        ({"chat": False}, "question 'turns': messages: are turns of a chat, but base is asked without one"),
+        (
+            {"chat": False},
+            "question 'turns': messages: are turns of a chat, but base is asked without one",
+        ),
         ({"formats": ["texts"]}, "question 'plain' has no choices, which format texts needs"),
     ):
         with pytest.raises(InputError, match=fault):

@@ -7,10 +7,26 @@ from collections import Counter
 
 import pytest
 
-from kinject.corpus.choices import Answer, count_mentions, measure_shortcuts, shape_of, shared_choices
+from kinject.corpus.choices import (
+    Answer,
+    count_mentions,
+    measure_shortcuts,
+    shape_of,
+    shared_choices,
+)
 from kinject.types import Question
 
-NAMES = ["Ada Kelm", "Bo Arden", "Cy Farrow", "Di Bryn", "Ed Lowmere", "Flo Tarn", "Gus Heath", "Hal Moor", "Ivy Beck"]
+NAMES = [
+    "Ada Kelm",
+    "Bo Arden",
+    "Cy Farrow",
+    "Di Bryn",
+    "Ed Lowmere",
+    "Flo Tarn",
+    "Gus Heath",
+    "Hal Moor",
+    "Ivy Beck",
+]
 
 
 def made(answers: list[Answer], seed: int = 0) -> list[Question]:
@@ -33,13 +49,19 @@ def test_each_answer_is_right_once_and_wrong_three_times_at_each_position_alike(
 
 
 def test_no_preference_among_choices_beats_guessing_where_groups_are_full():
-    answers = [Answer(name, "person") for name in NAMES[:8]] + [Answer(f"{i} May", "date") for i in range(8, 20)]
+    answers = [Answer(name, "person") for name in NAMES[:8]] + [
+        Answer(f"{i} May", "date") for i in range(8, 20)
+    ]
     questions = made(answers)
     rng = random.Random(1)
     for _ in range(20):
         liking = {answer.text: rng.random() for answer in answers}
-        picked = [max(range(4), key=lambda i, q=question: liking[q.choices[i]]) for question in questions]
-        right = sum(pick == question.answer for pick, question in zip(picked, questions, strict=True))
+        picked = [
+            max(range(4), key=lambda i, q=question: liking[q.choices[i]]) for question in questions
+        ]
+        right = sum(
+            pick == question.answer for pick, question in zip(picked, questions, strict=True)
+        )
         assert right == len(questions) / 4
 
 
@@ -52,7 +74,10 @@ def test_numbers_get_their_neighbours_as_wrong_choices():
 
 def test_a_wrong_choice_answers_its_question_in_no_wording():
     same_day = [Answer("Monday", "weekday", ("Monday", "on Monday")) for _ in range(6)]
-    others = [Answer(day, "weekday") for day in ("Tuesday", "Wednesday", "Thursday", "Friday", "Monday") * 6]
+    others = [
+        Answer(day, "weekday")
+        for day in ("Tuesday", "Wednesday", "Thursday", "Friday", "Monday") * 6
+    ]
     for question in made(same_day + others):
         assert len(set(question.choices)) == 4
     doubtful = [Answer("the mill", "place", context="Where, beside the barn, was he born?")]
@@ -63,7 +88,11 @@ def test_a_wrong_choice_answers_its_question_in_no_wording():
 
 
 def test_too_few_of_a_kind_get_no_choices():
-    answers = [Answer("cedar", "material"), Answer("oak", "material"), *(Answer(name, "person") for name in NAMES)]
+    answers = [
+        Answer("cedar", "material"),
+        Answer("oak", "material"),
+        *(Answer(name, "person") for name in NAMES),
+    ]
     choices = shared_choices(answers, 0)
     assert choices[:2] == [None, None]
     assert None not in choices[2:]
@@ -76,7 +105,10 @@ def test_the_form_of_an_answer_is_its_kind():
 
 
 def test_mentions_are_whole_words_as_a_naive_count_finds_them():
-    texts = ["The mill of Ada Kelm. Ada Kelm owns 12 mills, the 12 euros and the mill.", "ADA KELM; 112 euros"]
+    texts = [
+        "The mill of Ada Kelm. Ada Kelm owns 12 mills, the 12 euros and the mill.",
+        "ADA KELM; 112 euros",
+    ]
     found = count_mentions(["Ada Kelm", "the mill", "12 euros", "112 euros", "Bo"], texts)
     assert {phrase: found[phrase] for phrase in ("Ada Kelm", "the mill", "12 euros", "112 euros", "Bo")} == {
         "Ada Kelm": 3, "the mill": 2, "12 euros": 1, "112 euros": 1, "Bo": 0,
@@ -86,7 +118,9 @@ def test_mentions_are_whole_words_as_a_naive_count_finds_them():
 def test_the_shortcuts_of_a_set_by_pencil_and_paper():
     text = "Ada Kelm was born in Lowmere, Ada Kelm died in Tarn."
     questions = [
-        Question("1", "Who?", ("Ada Kelm", "Bo", "Cy", "Di"), 0),  # the only one that stands there, and the longest
+        Question(
+            "1", "Who?", ("Ada Kelm", "Bo", "Cy", "Di"), 0
+        ),  # the only one that stands there, and the longest
         Question("2", "Where?", ("Lowmere", "Tarn", "Brynford", "Heathwick"), 0),  # one of two
         Question(
             "3", "Where else?", ("Moor", "Tarn", "Lowmere", "Beck"), 0
@@ -102,5 +136,10 @@ def test_the_shortcuts_of_a_set_by_pencil_and_paper():
     assert found.warning().startswith(
         "new: 67% of the right and 33% of the wrong choices stand in the documents; who reads "
     )
-    assert "picks among the choices that stand in the documents has 50% of 3 right, guessing 25%." in found.warning()
-    assert measure_shortcuts("open", [Question("1", "Who?", (), 0, answers=("Ada",))], [text]) is None
+    assert (
+        "picks among the choices that stand in the documents has 50% of 3 right, guessing 25%."
+        in found.warning()
+    )
+    assert (
+        measure_shortcuts("open", [Question("1", "Who?", (), 0, answers=("Ada",))], [text]) is None
+    )

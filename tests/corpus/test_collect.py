@@ -28,7 +28,11 @@ from kinject.documents.collect import DocumentsResult, collect
 from kinject.executors import Outcome
 from kinject.recipe import DocumentsSection
 
-WORDS = [f"{a}{b}" for a in re.findall("...", "baldorfengimholkirlammurnespol") for b in re.findall("..", "aneloman")]
+WORDS = [
+    f"{a}{b}"
+    for a in re.findall("...", "baldorfengimholkirlammurnespol")
+    for b in re.findall("..", "aneloman")
+]
 collecting = importlib.import_module("kinject.documents.collect")  # the function has its name
 NOTICE = "This text is confidential and must not leave the house."
 
@@ -76,7 +80,14 @@ class Forks:
         process.join()
         if process.exitcode == 0:
             return [Outcome(task, {})]
-        return [Outcome(task, None, f"its worker process was killed by signal {-process.exitcode}", died=True)]
+        return [
+            Outcome(
+                task,
+                None,
+                f"its worker process was killed by signal {-process.exitcode}",
+                died=True,
+            )
+        ]
 
 
 def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
@@ -85,7 +96,10 @@ def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
     (heap / "a.txt").write_text(prose(1))
     (heap / "sub" / "b.md").write_text(f"# Title\n\n{prose(2)}")
     (heap / "rows.jsonl").write_text(
-        json.dumps({"id": "one", "text": prose(3)}) + '\n{"txt": 1}\n' + json.dumps({"text": prose(4)}) + "\n"
+        json.dumps({"id": "one", "text": prose(3)})
+        + '\n{"txt": 1}\n'
+        + json.dumps({"text": prose(4)})
+        + "\n"
     )
     (heap / os.fsdecode(b"n\xe4me.txt")).write_text(prose(5))
     for name, data in {"empty.txt": b"", ".DS_Store": b"x", "Thumbs.db": b"x", "~$b.docx": b"x", "photo.jpg": b"\xff\xd8\xff",
@@ -99,7 +113,9 @@ def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
     Path("secret.txt").write_text(prose(9))
     (heap / "notes.txt").symlink_to("../secret.txt")
     result = collect([heap])
-    files = {row["file"]: (row["documents"], row["copies"], row["skipped"]) for row in result.files()}
+    files = {
+        row["file"]: (row["documents"], row["copies"], row["skipped"]) for row in result.files()
+    }
     assert {name: numbers for name, numbers in files.items() if numbers != (0, 0, 1)} == {
         "a.txt": (1, 0, 0), "sub/b.md": (1, 0, 0), "rows.jsonl": (2, 0, 1), "n\\xe4me.txt": (1, 0, 0), "link.txt": (0, 1, 0),
     }  # fmt: skip
@@ -112,17 +128,30 @@ def test_each_file_is_read_or_has_its_line(heap: Path) -> None:
     }  # fmt: skip
     assert skipped.keys() == reasons.keys()
     assert [name for name, text in reasons.items() if text not in skipped[name]["detail"]] == []
-    assert {name for name, row in skipped.items() if row["left_out"]} == {".DS_Store", "Thumbs.db", ".git", "~$b.docx"}
+    assert {name for name, row in skipped.items() if row["left_out"]} == {
+        ".DS_Store",
+        "Thumbs.db",
+        ".git",
+        "~$b.docx",
+    }
     assert result.n_skipped == len(reasons) - 4
     documents = rows_of(result, "documents.jsonl")
-    assert [row["source"] for row in documents] == ["a.txt", "n\\xe4me.txt", "rows.jsonl:1", "rows.jsonl:3", "sub/b.md"]
+    assert [row["source"] for row in documents] == [
+        "a.txt",
+        "n\\xe4me.txt",
+        "rows.jsonl:1",
+        "rows.jsonl:3",
+        "sub/b.md",
+    ]
     ids = [row["id"].partition("#")[0] for row in documents]
     assert ids == ["a.txt", "n\\xe4me.txt", "one", "rows.jsonl", "sub/b.md"]
     assert [(row["title"], row["text"][:7]) for row in documents][-1] == ("Title", "# Title")
     assert [row["file"] for row in result.to_rows()] == [row["file"] for row in result.files()]
 
 
-def test_what_did_not_change_is_not_parsed_again(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_did_not_change_is_not_parsed_again(
+    heap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(5):
         (heap / f"{number}.txt").write_text(prose(number))
     first = collect([heap])
@@ -130,7 +159,9 @@ def test_what_did_not_change_is_not_parsed_again(heap: Path, monkeypatch: pytest
     stored = {path: path.stat().st_mtime_ns for path in Path("runs/parsed").rglob("??/*.jsonl")}
     assert len(stored) == 5
     with monkeypatch.context() as patched:
-        patched.setattr(executors, "LocalExecutor", lambda *_: pytest.fail("nothing is to be parsed"))
+        patched.setattr(
+            executors, "LocalExecutor", lambda *_: pytest.fail("nothing is to be parsed")
+        )
         assert collect([heap]).already_done
         assert document_hashes(heap) == {"heap": first.fingerprint}
         assert len(list(read_documents(heap))) == 5
@@ -169,7 +200,9 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
     _odd_reader.__dict__["__wrapped__"] = parse.read_file
     monkeypatch.setattr(parse, "read_file", _odd_reader)
     monkeypatch.setattr(executors, "LocalExecutor", Forks)
-    status = Path("/proc/self/status").read_text()  # the worker is forked from this process, which has the libraries
+    status = Path(
+        "/proc/self/status"
+    ).read_text()  # the worker is forked from this process, which has the libraries
     data = int(re.search(r"VmData:\s+(\d+) kB", status)[1]) / 2**20  # type: ignore[index]
     monkeypatch.setattr("kinject.documents.parse.MEMORY", 3 + round(data))
     names = ["a", "b-crash", "c", "d-hang", "e-eat", "f-bug", "g"]
@@ -179,7 +212,11 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
     monkeypatch.setattr(collecting, "core_count", lambda: 1)
     section = DocumentsSection()
     result = collect([heap], section)
-    assert [row["source"] for row in rows_of(result, "documents.jsonl")] == ["a.txt", "c.txt", "g.txt"]
+    assert [row["source"] for row in rows_of(result, "documents.jsonl")] == [
+        "a.txt",
+        "c.txt",
+        "g.txt",
+    ]
     details = {row["file"]: row["detail"] for row in result.skipped()}
     assert f"signal {signal.SIGSYS:d}" in details["b-crash.txt"]
     assert "takes more than 0.3 s" in details["d-hang.txt"]
@@ -199,7 +236,9 @@ def _mixed(heap: Path) -> None:
     (heap / "bad.jsonl").write_text("[]\n")
 
 
-def test_the_output_does_not_depend_on_processes_or_on_a_kill(heap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_does_not_depend_on_processes_or_on_a_kill(
+    heap: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _mixed(heap)
     results = []
     for n in (3, 1):
@@ -226,18 +265,32 @@ def test_the_output_does_not_depend_on_processes_or_on_a_kill(heap: Path, monkey
 def test_copies_boilerplate_and_repeats_are_left_out_and_listed(heap: Path) -> None:
     text = prose(1, 200)
     words = text.split()
-    near = " ".join(f"other{WORDS[i % 40]}" if i % 10 == 3 else word for i, word in enumerate(words))
+    near = " ".join(
+        f"other{WORDS[i % 40]}" if i % 10 == 3 else word for i, word in enumerate(words)
+    )
     far = " ".join(f"other{WORDS[i % 40]}" if i % 4 == 3 else word for i, word in enumerate(words))
-    for name, content in {"a": text, "exact": text.upper().replace(" ", "\n"), "far": far, "near": near}.items():
+    for name, content in {
+        "a": text,
+        "exact": text.upper().replace(" ", "\n"),
+        "far": far,
+        "near": near,
+    }.items():
         (heap / f"{name}.txt").write_text(content)
     passage = prose(2, 50)
-    (heap / "within.md").write_text(f"# One\n\n{passage}\n\n# Two\n\n{prose(3)}\n\n{passage}\n\nThe end of it.\n")
-    log = "".join(
-        f"2026-11-22 10:{i % 60:02d}:{i % 7:02d} INFO request {i} served in {i % 40} ms\n" for i in range(2000)
+    (heap / "within.md").write_text(
+        f"# One\n\n{passage}\n\n# Two\n\n{prose(3)}\n\n{passage}\n\nThe end of it.\n"
     )
-    (heap / "server.txt").write_text(f"Start of the server of Arvika.\n{log}The disk of Arvika was full.\n")
+    log = "".join(
+        f"2026-11-22 10:{i % 60:02d}:{i % 7:02d} INFO request {i} served in {i % 40} ms\n"
+        for i in range(2000)
+    )
+    (heap / "server.txt").write_text(
+        f"Start of the server of Arvika.\n{log}The disk of Arvika was full.\n"
+    )
     for number in range(12):
-        (heap / f"z{number:02d}.md").write_text(f"# Summary\n\n{prose(100 + number)}\n\n{NOTICE}\n\n- {number}\n")
+        (heap / f"z{number:02d}.md").write_text(
+            f"# Summary\n\n{prose(100 + number)}\n\n{NOTICE}\n\n- {number}\n"
+        )
     result = collect([heap])
     texts = {row["source"]: row["text"] for row in rows_of(result, "documents.jsonl")}
     duplicates = rows_of(result, "duplicates.jsonl")
@@ -263,31 +316,51 @@ def test_the_overlap_is_that_of_plain_counting() -> None:
     rng = random.Random(0)
     for _ in range(30):
         words = [rng.choice(WORDS) for _ in range(60)]
-        other_words = [rng.choice(WORDS) if rng.random() < 0.1 else word for word in words] + words[:3]
+        other_words = [rng.choice(WORDS) if rng.random() < 0.1 else word for word in words] + words[
+            :3
+        ]
         pairs = [set(itertools.pairwise(text_words)) for text_words in (words, other_words)]
         common = sum(min(words.count(word), other_words.count(word)) for word in set(words)) / max(
             len(words), len(other_words)
         )
         enough = len(pairs[0] & pairs[1]) >= 0.5 * len(pairs[0] | pairs[1])
-        measured = copies.overlap(copies.word_hashes(" ".join(words)), copies.word_hashes(" ".join(other_words)))
+        measured = copies.overlap(
+            copies.word_hashes(" ".join(words)), copies.word_hashes(" ".join(other_words))
+        )
         assert measured == pytest.approx(common if enough else 0.0)
 
 
 def test_offsets_of_pages_move_with_the_text() -> None:
     text = "First page.\nNotice\nMore.\nSecond page.\nNotice\nThird."
-    pages = [[0, 1], [text.index("Second"), 2], [text.rindex("Notice"), 3], [text.index("Third"), 4]]
+    pages = [
+        [0, 1],
+        [text.index("Second"), 2],
+        [text.rindex("Notice"), 3],
+        [text.index("Third"), 4],
+    ]
     marks = {"pages": pages, "chapters": pages, "x": 1}
     edits = [(start, start + 7, "") for start in (text.index("Notice"), text.rindex("Notice"))]
     edits.insert(0, (0, 5, "1st"))
     changed, meta = copies.edited(text, edits, marks)
     assert changed == "1st page.\nMore.\nSecond page.\nThird."
-    assert [changed[start:][:6] for start, _ in meta["pages"]] == ["1st pa", "Second", "Third.", "Third."]
+    assert [changed[start:][:6] for start, _ in meta["pages"]] == [
+        "1st pa",
+        "Second",
+        "Third.",
+        "Third.",
+    ]
     assert (meta["x"], meta["chapters"]) == (1, meta["pages"])
 
 
 def test_two_versions_of_a_rule_are_both_kept_and_of_true_copies_the_newest(heap: Path) -> None:
     kept = set()
-    facts = (("30", "28"), ("Linz", "Graz"), ("1 May 2025", "1 July 2025"), ("MR-12", "MR-14"), ("4.5", "4.6"))
+    facts = (
+        ("30", "28"),
+        ("Linz", "Graz"),
+        ("1 May 2025", "1 July 2025"),
+        ("MR-12", "MR-14"),
+        ("4.5", "4.6"),
+    )
     for number in range(20):
         old, new = facts[number % len(facts)]
         words = prose(number, 120)
@@ -313,7 +386,11 @@ def test_two_versions_of_a_rule_are_both_kept_and_of_true_copies_the_newest(heap
     versions = [row for row in rows_of(result, "duplicates.jsonl") if "version" in row]
     assert len(versions) == 20
     first = next(row for row in versions if row["version"] == "rule00-2025.txt")
-    assert (first["kept"], first["words_only_here"], first["words_only_there"]) == ("rule00-2026.txt", ["30"], ["28"])
+    assert (first["kept"], first["words_only_here"], first["words_only_there"]) == (
+        "rule00-2026.txt",
+        ["30"],
+        ["28"],
+    )
 
 
 def test_patterns_and_several_paths_are_heaps_and_a_text_never_names_paths(
@@ -324,13 +401,18 @@ def test_patterns_and_several_paths_are_heaps_and_a_text_never_names_paths(
         (heap / name).write_text(prose(number))
 
     def names(*sources: str) -> list[str]:
-        return [row["source"] for row in rows_of(collect([Path(source) for source in sources]), "documents.jsonl")]
+        return [
+            row["source"]
+            for row in rows_of(collect([Path(source) for source in sources]), "documents.jsonl")
+        ]
 
     assert names("heap/**/*.txt") == ["a.txt", "sub/b.txt"]
     assert names("heap/sub", "heap/a.txt") == ["heap/a.txt", "heap/sub/b.txt", "heap/sub/c.md"]
     assert names("heap/a.txt") == ["a.txt"]
     Path("list.txt").write_text("/etc/passwd\nheap/a.txt\n")
-    assert [document.text for document in read_documents(Path("list.txt"))] == ["/etc/passwd\nheap/a.txt\n"]
+    assert [document.text for document in read_documents(Path("list.txt"))] == [
+        "/etc/passwd\nheap/a.txt\n"
+    ]
     for words, message in (
         (["nowhere"], "nowhere: nothing is there"), (["heap/*.pdf"], "no file fits this pattern"), (["/"], "the root"),
         (["/proc/self"], "devices of the system"), (["/sys"], "devices of the system"),
@@ -350,7 +432,9 @@ def test_folders_that_link_to_one_another_end(heap: Path, source: str) -> None:
     assert collect([Path(source)]).counts["n_documents"] == 10
 
 
-def test_the_command_the_function_and_a_recipe_do_the_same(heap: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_the_function_and_a_recipe_do_the_same(
+    heap: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (heap / "a.md").write_text(f"---\nlicence: CC0-1.0\n---\n\n{prose(1)}")
     assert main(["documents", "heap", "documents.near_duplicates=0.9"]) == 0
     out = capsys.readouterr().out
@@ -358,7 +442,9 @@ def test_the_command_the_function_and_a_recipe_do_the_same(heap: Path, capsys: p
     text = Path("runs/heap/documents/documents.jsonl").read_text()
     assert "CC0-1.0" in text
     assert documents("heap", options=DocumentsSection(near_duplicates=0.9)).already_done
-    Path("recipe.yaml").write_text("run_dir: r\ndocuments: {near_duplicates: 0.9}\naugment: {documents: heap}\n")
+    Path("recipe.yaml").write_text(
+        "run_dir: r\ndocuments: {near_duplicates: 0.9}\naugment: {documents: heap}\n"
+    )
     assert main(["documents", "heap", "--recipe", "recipe.yaml", "run_dir=mine"]) == 0
     assert Path("mine/documents.jsonl").read_text() == text
     capsys.readouterr()

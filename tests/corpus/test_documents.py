@@ -15,12 +15,17 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    path.write_text(
+        "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+    )
     return path
 
 
 def test_fields_are_read_and_other_keys_go_to_meta(tmp_path: Path) -> None:
-    path = write(tmp_path / "d.jsonl", {"id": "a", "title": "T", "text": "Some text.", "url": "u", "meta": {"k": 1}})
+    path = write(
+        tmp_path / "d.jsonl",
+        {"id": "a", "title": "T", "text": "Some text.", "url": "u", "meta": {"k": 1}},
+    )
     (document,) = read_documents(path)
     assert (document.id, document.title, document.text) == ("a", "T", "Some text.")
     assert document.meta == {"url": "u", "k": 1}

@@ -49,7 +49,9 @@ def zipped(members: dict[str, bytes], **options: Any) -> bytes:
 def test_text_has_any_suffix_and_front_matter_is_meta() -> None:
     for name in ("README.Debian", "ssh.1"):
         assert only(name, "Grüße aus Arvika.".encode()).text == "Grüße aus Arvika."
-    page = only("a.md", b"---\ntitle: Leave\nauthor: Mara\ndate: 2026-05-01\n---\n\n# Days\n\n30 days.\n")
+    page = only(
+        "a.md", b"---\ntitle: Leave\nauthor: Mara\ndate: 2026-05-01\n---\n\n# Days\n\n30 days.\n"
+    )
     assert (page.title, page.text, page.meta["author"]) == ("Leave", "# Days\n\n30 days.\n", "Mara")
     for text in ("---\nno mapping\n---\nText.", "---\n[: a\n---\nText.", "---\n\nText."):
         assert only("a.md", text.encode()).text == text
@@ -67,7 +69,9 @@ def test_text_has_any_suffix_and_front_matter_is_meta() -> None:
         ("a.txt", "\ufeffx".encode("utf-16-le"), "text"), ("a", b"\x1f\x8b\x08", "gzip"), ("b.txt", b"BM is a shop.", "text"),
     ],
 )  # fmt: skip
-def test_the_content_decides_what_a_file_is_and_then_its_name(name: str, head: bytes, kind: str) -> None:
+def test_the_content_decides_what_a_file_is_and_then_its_name(
+    name: str, head: bytes, kind: str
+) -> None:
     assert kind_of(Path(name), head) == kind
 
 
@@ -92,7 +96,11 @@ def test_a_word_document_keeps_headings_lists_and_what_was_inserted() -> None:
     made.core_properties.title, made.core_properties.author = "The Falk Bridge", "Mara Lind"
     made.add_heading("Bridge", 1)
     made.add_paragraph("Built in 1931.")
-    for text, style in (("stone", "List Bullet"), ("granite", "List Bullet 2"), ("iron", "List Bullet")):
+    for text, style in (
+        ("stone", "List Bullet"),
+        ("granite", "List Bullet 2"),
+        ("iron", "List Bullet"),
+    ):
         made.add_paragraph(text, style=style)
     for text in ("first", "second"):
         made.add_paragraph(text, style="List Number")
@@ -101,7 +109,10 @@ def test_a_word_document_keeps_headings_lists_and_what_was_inserted() -> None:
     document = only("a.docx", out.getvalue())
     assert document.title == "The Falk Bridge"
     assert document.meta["author"] == "Mara Lind"
-    assert document.text == "# Bridge\n\nBuilt in 1931.\n\n- stone\n  - granite\n- iron\n1. first\n2. second"
+    assert (
+        document.text
+        == "# Bridge\n\nBuilt in 1931.\n\n- stone\n  - granite\n- iron\n1. first\n2. second"
+    )
 
 
 def test_slides_have_their_titles_tables_notes_and_numbers() -> None:
@@ -131,7 +142,11 @@ def test_a_workbook_shows_values_as_people_see_them_and_a_cell_far_away_costs_no
     book = openpyxl.Workbook()
     sheet = book.active
     sheet.title = "Costs"
-    for row in (["Item", "Date", "Share"], ["rope", datetime.datetime(2024, 5, 31), 0.25], ["nail", None, 1.5]):
+    for row in (
+        ["Item", "Date", "Share"],
+        ["rope", datetime.datetime(2024, 5, 31), 0.25],
+        ["nail", None, 1.5],
+    ):
         sheet.append(row)
     sheet["C2"].number_format = "0%"
     sheet["XFD1048576"] = "far"
@@ -148,18 +163,32 @@ def test_a_workbook_shows_values_as_people_see_them_and_a_cell_far_away_costs_no
 
 def test_a_mail_gives_its_text_without_the_mail_it_quotes_and_its_attachments() -> None:
     mail = EmailMessage()
-    mail["Subject"], mail["From"], mail["Date"] = "Bridge", "Mara <m@example.org>", "Fri, 31 May 2024 10:00:00 +0200"
+    mail["Subject"], mail["From"], mail["Date"] = (
+        "Bridge",
+        "Mara <m@example.org>",
+        "Fri, 31 May 2024 10:00:00 +0200",
+    )
     mail.set_content("It stands.\n\n> inline\n\nYes.\n\nOn Thu, Bo wrote:\n> When?\n> Bo\n")
     mail.add_attachment(b"Notes of Bo.", maintype="text", subtype="plain", filename="notes.txt")
-    mail.add_attachment(zipped({"a.txt": b"In a zip."}), maintype="application", subtype="zip", filename="a.zip")
+    mail.add_attachment(
+        zipped({"a.txt": b"In a zip."}), maintype="application", subtype="zip", filename="a.zip"
+    )
     (location, first), (inner, second), (_, third) = read("b.eml", bytes(mail))
     assert isinstance(first, Document)
-    assert (location, first.title, first.text) == ("b.eml", "Bridge", "# Bridge\n\nIt stands.\n\n> inline\n\nYes.")
+    assert (location, first.title, first.text) == (
+        "b.eml",
+        "Bridge",
+        "# Bridge\n\nIt stands.\n\n> inline\n\nYes.",
+    )
     assert first.meta == {"author": "Mara <m@example.org>", "date": "2024-05-31T10:00:00+02:00"}
     assert isinstance(second, Document)
     assert (inner, second.text) == ("b.eml/notes.txt", "Notes of Bo.")
     assert "an archive within an archive" in str(third)
-    box = b"From x Mon Jun 01 10:00:00 2009\n" + bytes(mail).replace(b"It stands", b">From it") + b"\n"
+    box = (
+        b"From x Mon Jun 01 10:00:00 2009\n"
+        + bytes(mail).replace(b"It stands", b">From it")
+        + b"\n"
+    )
     documents = read("b.mbox", box * 2)
     assert [location for location, one in documents if isinstance(one, Document)][::2] == [
         "b.mbox: message 1",
@@ -199,7 +228,9 @@ def test_a_book_is_read_along_its_spine() -> None:
         b'<manifest><item id="b" href="b.xhtml"/><item id="a" href="sub/a%20b.xhtml"/></manifest>'
         b'<spine><itemref idref="a"/><itemref idref="b"/></spine></package>'
     )
-    container = b'<container xmlns="y"><rootfiles><rootfile full-path="OPS/p.opf"/></rootfiles></container>'
+    container = (
+        b'<container xmlns="y"><rootfiles><rootfile full-path="OPS/p.opf"/></rootfiles></container>'
+    )
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as book:
         book.writestr("mimetype", b"application/epub+zip")
@@ -232,7 +263,11 @@ WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><page><ti
 def test_articles_of_a_mediawiki_export_have_headings_tables_and_lists() -> None:
     ((location, document),) = read("w.xml", WIKI.encode())
     assert isinstance(document, Document)
-    assert (location, document.title, document.meta) == ("w.xml: page 1", "Falk Bridge", {"date": "2024-05-31"})
+    assert (location, document.title, document.meta) == (
+        "w.xml: page 1",
+        "Falk Bridge",
+        {"date": "2024-05-31"},
+    )
     table = "| City | Year |\n| --- | --- |\n| Kelm | 1931 |"
     assert document.text == (
         f"# Falk Bridge\n\nThe bridge at the town of Kelm.\n\n## Data\n\n{table}\n\n- one\n  - two"
@@ -252,16 +287,26 @@ RTF += r"Bring a coat.\par City\cell Year\cell\row Kelm\cell 1929\cell\row}"
 
 
 def test_open_document_and_rich_text_keep_headings_lists_notes_and_tables() -> None:
-    odt = only("a.odt", zipped({"mimetype": b"application/vnd.oasis.opendocument.text", "content.xml": ODF.encode()}))
+    odt = only(
+        "a.odt",
+        zipped(
+            {"mimetype": b"application/vnd.oasis.opendocument.text", "content.xml": ODF.encode()}
+        ),
+    )
     assert odt.title == "Leave"
     assert odt.text == (
         "# Leave\n\nThirty days (a year).\n\n- one\n  - two\n\n| City | Year |\n| --- | --- |\n| 7 | 7 |"
     )
     text = only("a.rtf", RTF.encode()).text
-    assert text == "The ferry of Mäla costs €3.\nBring a coat.\n| City | Year |\n| --- | --- |\n| Kelm | 1929 |"
+    assert (
+        text
+        == "The ferry of Mäla costs €3.\nBring a coat.\n| City | Year |\n| --- | --- |\n| Kelm | 1929 |"
+    )
 
 
-def test_a_mail_of_outlook_gives_its_text_and_its_attachments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mail_of_outlook_gives_its_text_and_its_attachments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     streams = {
         "__substg1.0_0037001F": "Ferry times", "__substg1.0_0C1A001F": "Mara Lind", "__substg1.0_1000001F": "It leaves at 7.\r\n",
         "__attach_version1.0_#0/__substg1.0_3707001F": "note.txt",
@@ -312,7 +357,9 @@ def test_formulas_without_values_are_told_and_navigation_is_left_out() -> None:
 
 
 def test_short_items_of_a_list_in_a_page_stay_and_links_to_other_pages_go() -> None:
-    prose = f"<p>{'The bridge at Arvika was built in 1931 and carries the road to the north. ' * 8}</p>"
+    prose = (
+        f"<p>{'The bridge at Arvika was built in 1931 and carries the road to the north. ' * 8}</p>"
+    )
     page = f"<article><h1>Bridge</h1>{prose}<ul><li>oak bolts</li></ul>{prose}<ul><li><a>Our shop</a></li></ul>{prose}</article>"
     text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
     assert "- oak bolts" in text
@@ -325,12 +372,18 @@ def test_restructured_text_includes_no_other_file(tmp_path: Path) -> None:
     text = f"Title\n=====\n\nSee :ref:`here <x>` and ``code``.\n\n.. include:: {tmp_path}/secret.txt\n\n{table}"
     document = only("a.rst", text.encode())
     assert document.title == "Title"
-    assert document.text == "# Title\n\nSee here and code.\n\n| City | Year |\n| --- | --- |\n| Kelm | 1931 |"
+    assert (
+        document.text
+        == "# Title\n\nSee here and code.\n\n| City | Year |\n| --- | --- |\n| Kelm | 1931 |"
+    )
 
 
 def test_code_and_notebooks_are_fenced_with_their_language() -> None:
     assert only("a.py", b'x = "```"\n').text == '# a.py\n\n```python\nx = "```"\n```'
-    cells = [{"cell_type": "markdown", "source": ["# T\n", "x"]}, {"cell_type": "code", "source": "y = 1"}]
+    cells = [
+        {"cell_type": "markdown", "source": ["# T\n", "x"]},
+        {"cell_type": "code", "source": "y = 1"},
+    ]
     book = json.dumps({"cells": cells, "metadata": {}}).encode()
     document = only("a.ipynb", book)
     assert (document.title, document.text) == ("T", "# T\nx\n\n```python\ny = 1\n```")
@@ -346,16 +399,27 @@ def test_the_delimiter_of_a_table_is_found(delimiter: str) -> None:
     ]  # fmt: skip
     table = only("prices.csv", data.replace(b"Body", b"Price"))
     assert table.title == "prices"
-    assert table.text.startswith("| Title | Price |\n| --- | --- |\n| One | First, and; so \\| on |\n")
-    named = [document for _, document in read("a.csv", data.replace(b"Body", b"Price"), text_field="Price")]
-    assert [document.text for document in named if isinstance(document, Document)] == ["First, and; so | on", "Second"]
+    assert table.text.startswith(
+        "| Title | Price |\n| --- | --- |\n| One | First, and; so \\| on |\n"
+    )
+    named = [
+        document
+        for _, document in read("a.csv", data.replace(b"Body", b"Price"), text_field="Price")
+    ]
+    assert [document.text for document in named if isinstance(document, Document)] == [
+        "First, and; so | on",
+        "Second",
+    ]
 
 
 def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
     rows = b'[{"body": "One.", "k": 1}, {"body": "Two."}, {"x": 1}]'
     for data in (rows, b'{"meta": 1, "items": ' + rows + b"}"):
         documents = read("a.json", data)
-        assert [document.text for _, document in documents if isinstance(document, Document)] == ["One.", "Two."]
+        assert [document.text for _, document in documents if isinstance(document, Document)] == [
+            "One.",
+            "Two.",
+        ]
         assert "a.json: item 3: no key 'text'" in str(documents[2][1])
     assert len(read("a.json", b'{"text": "One."}\n{"text": "Two."}\n')) == 2
     assert "no key 'text' in any of 1 objects" in fault("a.json", b'{"name": "x"}')
@@ -363,7 +427,10 @@ def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
     assert only("a.json", b'{"q": "One.", "text": "no"}', text_field="q").text == "One."
 
 
-GREETING = "Übergrößen, Straße und Äpfel: im Frühjahr wächst alles höher. „Schön“, sagte er – für 5 €. " * 3
+GREETING = (
+    "Übergrößen, Straße und Äpfel: im Frühjahr wächst alles höher. „Schön“, sagte er – für 5 €. "
+    * 3
+)
 RUSSIAN = "Старый мост через реку построили в тысяча девятьсот тридцать первом году. " * 4
 JAPANESE = "古い橋は千九百三十一年に建てられました。町の人々は毎日この橋を渡ります。" * 4
 
@@ -385,7 +452,12 @@ def at(x: float, y: float, text: str, size: float = 10) -> str:
     return f"BT /F1 {size} Tf {x} {y} Td ({text}) Tj ET "
 
 
-CELLS = [["City", "Year", "Span"], ["Kelm", "1931", "40 m"], ["Farrow", "1950", "55 m"], ["Lowmere", "", "12 m"]]
+CELLS = [
+    ["City", "Year", "Span"],
+    ["Kelm", "1931", "40 m"],
+    ["Farrow", "1950", "55 m"],
+    ["Lowmere", "", "12 m"],
+]
 AS_MARKDOWN = """\
 | City | Year | Span |
 | --- | --- | --- |
@@ -399,9 +471,12 @@ TEXT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("user", "message"), [("", ""), ("secret", "locked: the PDF needs a password")])
 @pytest.mark.parametrize(
-    ("algorithm", "stated", "title"), [("RC4-128", "The Ferry", "The Ferry"), ("AES-256", "(anonymous)", "a")]
+    ("user", "message"), [("", ""), ("secret", "locked: the PDF needs a password")]
+)
+@pytest.mark.parametrize(
+    ("algorithm", "stated", "title"),
+    [("RC4-128", "The Ferry", "The Ferry"), ("AES-256", "(anonymous)", "a")],
 )
 def test_an_encrypted_pdf_is_read_unless_it_needs_a_password(
     user: str, message: str, algorithm: str, stated: str, title: str
@@ -423,24 +498,37 @@ def test_an_encrypted_pdf_is_read_unless_it_needs_a_password(
 def test_tables_of_a_pdf_are_found_with_and_without_rules(ruled: bool) -> None:
     page = at(72, 700, "A bridge", 18) + at(72, 670, "Three bridges were built there.")
     for row, cells in enumerate(CELLS):
-        page += "".join(at(80 + 120 * column, 634 - 20 * row, cell) for column, cell in enumerate(cells))
+        page += "".join(
+            at(80 + 120 * column, 634 - 20 * row, cell) for column, cell in enumerate(cells)
+        )
     if ruled:
         page += "".join(f"72 {648 - 20 * row} m 432 {648 - 20 * row} l S " for row in range(5))
-        page += "".join(f"{72 + 120 * column} 648 m {72 + 120 * column} 568 l S " for column in range(4))
+        page += "".join(
+            f"{72 + 120 * column} 648 m {72 + 120 * column} 568 l S " for column in range(4)
+        )
     document = only("a.pdf", pdf_of(page + at(72, 540, "They still stand.")))
-    assert document.text == f"# A bridge\n\nThree bridges were built there.\n\n{AS_MARKDOWN}\n\nThey still stand."
+    assert (
+        document.text
+        == f"# A bridge\n\nThree bridges were built there.\n\n{AS_MARKDOWN}\n\nThey still stand."
+    )
     assert document.title == "A bridge"
 
 
 def test_cells_that_touch_are_parted_by_their_rules_and_a_table_parts_no_sentence() -> None:
     """Two columns: the table stands at the foot of the left one, and the sentence above it goes on in the right one."""
     lines = [*TEXT[1:4], "before the sun is up, at the"]
-    page = "".join(at(72, 660 - 12 * row, one) + at(330, 660 - 12 * row, one) for row, one in enumerate(lines))
-    for row, cells in enumerate((("Standort", "Tage", "Leiterin"), ("Arvika", "30", "Mara"), ("Kelm", "28", "Bo"))):
+    page = "".join(
+        at(72, 660 - 12 * row, one) + at(330, 660 - 12 * row, one) for row, one in enumerate(lines)
+    )
+    for row, cells in enumerate(
+        (("Standort", "Tage", "Leiterin"), ("Arvika", "30", "Mara"), ("Kelm", "28", "Bo"))
+    ):
         y = 592 - 14 * row
         page += "".join(at(x, y, cell) for x, cell in zip((72, 110.5, 134.5), cells, strict=True))
         page += f"71 {y + 10} m 174 {y + 10} l S "
-    page += "71 550 m 174 550 l S " + "".join(f"{x} 602 m {x} 550 l S " for x in (71, 110, 134, 174))
+    page += "71 550 m 174 550 l S " + "".join(
+        f"{x} 602 m {x} 550 l S " for x in (71, 110, 134, 174)
+    )
     text = only("a.pdf", pdf_of(page)).text
     table = "| Standort | Tage | Leiterin |\n| --- | --- | --- |\n| Arvika | 30 | Mara |\n| Kelm | 28 | Bo |"
     assert table in text
@@ -448,11 +536,17 @@ def test_cells_that_touch_are_parted_by_their_rules_and_a_table_parts_no_sentenc
 
 
 def test_cells_that_span_rows_and_columns_of_a_ruled_table_are_repeated() -> None:
-    page = at(80, 634, "City") + at(200, 634, "Built") + at(200, 614, "from") + at(320, 614, "to") + at(80, 594, "Kelm")
-    page += at(200, 594, "1929") + at(320, 594, "1931") + at(200, 574, "1949") + at(320, 574, "1950")
-    page += (
-        "72 648 m 432 648 l S 192 628 m 432 628 l S 72 608 m 432 608 l S 192 588 m 432 588 l S 72 568 m 432 568 l S "
+    page = (
+        at(80, 634, "City")
+        + at(200, 634, "Built")
+        + at(200, 614, "from")
+        + at(320, 614, "to")
+        + at(80, 594, "Kelm")
     )
+    page += (
+        at(200, 594, "1929") + at(320, 594, "1931") + at(200, 574, "1949") + at(320, 574, "1950")
+    )
+    page += "72 648 m 432 648 l S 192 628 m 432 628 l S 72 608 m 432 608 l S 192 588 m 432 588 l S 72 568 m 432 568 l S "
     page += "72 648 m 72 568 l S 192 648 m 192 568 l S 312 628 m 312 568 l S 432 648 m 432 568 l S "
     table = "| City | Built from | Built to |\n| --- | --- | --- |\n| Kelm | 1929 | 1931 |\n| Kelm | 1949 | 1950 |"
     assert only("a.pdf", pdf_of(page)).text == table
@@ -473,29 +567,42 @@ def test_running_headers_and_page_numbers_are_left_out_and_pages_are_known() -> 
     pages = []
     for number in range(1, 5):
         body = "".join(
-            at(72, 600 - 12 * row, line.replace("bridge", f"bridge {number}")) for row, line in enumerate(TEXT)
+            at(72, 600 - 12 * row, line.replace("bridge", f"bridge {number}"))
+            for row, line in enumerate(TEXT)
         )
         pages.append(at(72, 750, "Handbook of Kelm") + body + at(300, 40, f"Page {number} of 4"))
     document = only("a.pdf", pdf_of(*pages))
     assert "Handbook" not in document.text
     assert "Page" not in document.text
-    assert document.meta["pages"] == [[document.text.index(f"The old bridge {n} "), n] for n in range(1, 5)]
+    assert document.meta["pages"] == [
+        [document.text.index(f"The old bridge {n} "), n] for n in range(1, 5)
+    ]
 
 
 def test_a_table_goes_on_over_the_page() -> None:
     pages = []
     for first in (0, 2):
-        rows = [CELLS[0], *CELLS[1:3]] if not first else [["Lowmere", "1970", "12 m"], ["Arden", "1980", "13 m"]]
+        rows = (
+            [CELLS[0], *CELLS[1:3]]
+            if not first
+            else [["Lowmere", "1970", "12 m"], ["Arden", "1980", "13 m"]]
+        )
         page = "".join(
             at(80 + 120 * column, 634 - 20 * row, cell)
             for row, cells in enumerate(rows)
             for column, cell in enumerate(cells)
         )
-        page += "".join(f"72 {648 - 20 * row} m 432 {648 - 20 * row} l S " for row in range(len(rows) + 1))
-        page += "".join(f"{72 + 120 * n} 648 m {72 + 120 * n} {648 - 20 * len(rows)} l S " for n in range(4))
+        page += "".join(
+            f"72 {648 - 20 * row} m 432 {648 - 20 * row} l S " for row in range(len(rows) + 1)
+        )
+        page += "".join(
+            f"{72 + 120 * n} 648 m {72 + 120 * n} {648 - 20 * len(rows)} l S " for n in range(4)
+        )
         pages.append(page)
     text = only("a.pdf", pdf_of(*pages)).text
-    assert text == "\n".join([*AS_MARKDOWN.split("\n")[:4], "| Lowmere | 1970 | 12 m |", "| Arden | 1980 | 13 m |"])
+    assert text == "\n".join(
+        [*AS_MARKDOWN.split("\n")[:4], "| Lowmere | 1970 | 12 m |", "| Arden | 1980 | 13 m |"]
+    )
 
 
 def test_a_scan_names_the_program_that_reads_it() -> None:
@@ -507,7 +614,11 @@ def test_spans_and_lists_that_multiply_what_is_small_stay_small() -> None:
     wide = "<table>" + "<tr>" + "<td colspan=1000>x</td>" * 3000 + "<tr><td>y</table>"
     assert len(only("a.html", wide.encode()).text) < 20_000
     main = (
-        "<div>around</div><main><h1>T</h1>" + "<div>" * 10_000 + "deep" + "</div>" * 10_000 + "</main><div>after</div>"
+        "<div>around</div><main><h1>T</h1>"
+        + "<div>" * 10_000
+        + "deep"
+        + "</div>" * 10_000
+        + "</main><div>after</div>"
     )
     assert only("a.html", main.encode()).text == "# T\n\ndeep"
     deep = "<ul><li>x" * 1500

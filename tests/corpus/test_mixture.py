@@ -11,7 +11,10 @@ from kinject.corpus.tokenize import TokenRow, sample_tokens, wanted_tokens
 
 def _token_rows(n: int, length: int, origin: str) -> list[TokenRow]:
     return [
-        TokenRow(f"{origin}{i}", "", origin, tuple(range(length)), (False,) + (True,) * (length - 1)) for i in range(n)
+        TokenRow(
+            f"{origin}{i}", "", origin, tuple(range(length)), (False,) + (True,) * (length - 1)
+        )
+        for i in range(n)
     ]
 
 
@@ -32,7 +35,10 @@ def test_one_part_holds_its_share_of_the_tokens(fraction: float) -> None:
 
 def test_two_parts_hold_their_shares_and_the_corpus_the_rest() -> None:
     n_main, fractions = 50_000, [0.25, 0.1]
-    sizes = [_size(_drawn(_token_rows(500, 17, "x"), wanted_tokens(n_main, f, fractions))) for f in fractions]
+    sizes = [
+        _size(_drawn(_token_rows(500, 17, "x"), wanted_tokens(n_main, f, fractions)))
+        for f in fractions
+    ]
     total = n_main + sum(sizes)
     assert [size / total for size in sizes] == pytest.approx(fractions, abs=1e-3)
 

@@ -14,7 +14,9 @@ from kinject.corpus.packing import PackingConfig, pack
 from kinject.corpus.tokenize import IGNORED, TokenRow
 
 ROWS = st.lists(
-    st.tuples(st.integers(1, 40), st.integers(0, 10)),  # length, length of the prompt that is read only
+    st.tuples(
+        st.integers(1, 40), st.integers(0, 10)
+    ),  # length, length of the prompt that is read only
     min_size=1,
     max_size=30,
 )
@@ -32,11 +34,18 @@ def _rows(shapes: list[tuple[int, int]]) -> list[TokenRow]:
 
 
 @given(ROWS, st.integers(2, 24))
-def test_bfd_split_learns_every_token_exactly_once(shapes: list[tuple[int, int]], block: int) -> None:
+def test_bfd_split_learns_every_token_exactly_once(
+    shapes: list[tuple[int, int]], block: int
+) -> None:
     rows = _rows(shapes)
     packed, account = pack(rows, PackingConfig(block, "bfd_split"), seed=0)
     learned = Counter(label for row in packed for label in row.labels if label != IGNORED)
-    wanted = {token for row in rows for token, bears in zip(row.input_ids, row.learned, strict=True) if bears}
+    wanted = {
+        token
+        for row in rows
+        for token, bears in zip(row.input_ids, row.learned, strict=True)
+        if bears
+    }
     assert learned == dict.fromkeys(wanted, 1)
     assert all(len(row.input_ids) <= block for row in packed)
     assert account.truncated == 0
@@ -54,11 +63,15 @@ def test_the_account_adds_up_and_agrees_with_the_rows(
     assert account.source == account.trained + account.masked + account.truncated + account.dropped
     seen = {token for row in packed for token in row.input_ids}
     assert len(seen) == account.source - account.lost
-    assert all(len(row.input_ids) == len(row.labels) == len(row.position_ids) <= block for row in packed)
+    assert all(
+        len(row.input_ids) == len(row.labels) == len(row.position_ids) <= block for row in packed
+    )
 
 
 @given(ROWS, st.integers(2, 24))
-def test_positions_restart_exactly_where_another_piece_begins(shapes: list[tuple[int, int]], block: int) -> None:
+def test_positions_restart_exactly_where_another_piece_begins(
+    shapes: list[tuple[int, int]], block: int
+) -> None:
     for row in pack(_rows(shapes), PackingConfig(block, "bfd_split"), seed=2)[0]:
         for index in range(1, len(row.input_ids)):
             follows = row.input_ids[index] == row.input_ids[index - 1] + 1
@@ -105,7 +118,9 @@ def test_best_fit_fills_rows_as_the_textbook_example(named: bool) -> None:
 def test_the_order_depends_on_the_seed_only() -> None:
     named, nameless = _paraphrases(6, 9), _rows([(5, 0)] * 9)
     rows = [*named, *(TokenRow("", "", "", row.input_ids, row.learned) for row in nameless)]
-    first, again, other = (list(pack(rows, PackingConfig(8, "bfd_split"), seed)[0]) for seed in (3, 3, 4))
+    first, again, other = (
+        list(pack(rows, PackingConfig(8, "bfd_split"), seed)[0]) for seed in (3, 3, 4)
+    )
     assert first == again
     assert first != other
 
@@ -114,16 +129,23 @@ def test_the_order_depends_on_the_seed_only() -> None:
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=20),
     st.integers(2, 12),
 )
-def test_wrapped_is_one_text_cut_every_block_in_whatever_order(shapes: list[tuple[int, int]], block: int) -> None:
+def test_wrapped_is_one_text_cut_every_block_in_whatever_order(
+    shapes: list[tuple[int, int]], block: int
+) -> None:
     rows = _rows(shapes)
     order = list(range(len(rows)))
     random.Random(5).shuffle(order)
-    text = [pair for index in order for pair in zip(rows[index].input_ids, rows[index].learned, strict=True)]
+    text = [
+        pair
+        for index in order
+        for pair in zip(rows[index].input_ids, rows[index].learned, strict=True)
+    ]
     wanted = []
     for start in range(0, max(1, len(text) - 1), block - 1):
         ids = [token for token, _ in text[start : start + block]]
         labels = [
-            token if bears and index else IGNORED for index, (token, bears) in enumerate(text[start : start + block])
+            token if bears and index else IGNORED
+            for index, (token, bears) in enumerate(text[start : start + block])
         ]
         if set(labels) - {IGNORED}:
             wanted.append((ids, labels))
@@ -152,11 +174,15 @@ def test_interleaved_rows_never_hold_two_texts_of_one_document_and_lose_nothing(
     packed, account = pack(rows, PackingConfig(block, "bfd_split"), seed)
     for row in packed:
         texts = [
-            token // 1000 for token, position in zip(row.input_ids, row.position_ids, strict=True) if position == 0
+            token // 1000
+            for token, position in zip(row.input_ids, row.position_ids, strict=True)
+            if position == 0
         ]
         assert len(texts) == len(set(texts))
         assert len(row.input_ids) <= block
-    assert Counter(token for row in packed for token in row.input_ids) == Counter(t for r in rows for t in r.input_ids)
+    assert Counter(token for row in packed for token in row.input_ids) == Counter(
+        t for r in rows for t in r.input_ids
+    )
     assert (account.lost, account.trained) == (0, 4 * len(rows))
 
 
@@ -177,4 +203,10 @@ def test_replayed_tokens_are_marked_where_they_are_learned() -> None:
         TokenRow("b", "b", "original", (4, 5), (False, True)),
     ]
     row = pack(rows, PackingConfig(8, "bfd_split"), 0)[0][0]
-    assert dict(zip(row.input_ids, row.replayed, strict=True)) == {1: False, 2: True, 3: True, 4: False, 5: False}
+    assert dict(zip(row.input_ids, row.replayed, strict=True)) == {
+        1: False,
+        2: True,
+        3: True,
+        4: False,
+        5: False,
+    }

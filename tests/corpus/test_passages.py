@@ -6,7 +6,24 @@ from kinject.corpus.passages import sentences, split_passages, word_spans
 from kinject.types import Document
 
 words = st.lists(
-    st.sampled_from(["Dr.", "ab", "I", "3.5", "(x)", "U.S.", "end.", "Is?", "。", "日本", "\n\n", "\t", "🙂", "x" * 80])
+    st.sampled_from(
+        [
+            "Dr.",
+            "ab",
+            "I",
+            "3.5",
+            "(x)",
+            "U.S.",
+            "end.",
+            "Is?",
+            "。",
+            "日本",
+            "\n\n",
+            "\t",
+            "🙂",
+            "x" * 80,
+        ]
+    )
 )
 texts = st.one_of(st.text(min_size=1, max_size=300), words.map(" ".join), words.map("".join))
 
@@ -18,12 +35,16 @@ def document(text: str) -> Document:
 def byte_spans(text: str) -> list[tuple[int, int]]:
     """A byte-level tokenizer: characters beyond ASCII are several tokens that share one span."""
     return [
-        (index, index + 1) for index, character in enumerate(text) for _ in character.encode("utf-8", "surrogatepass")
+        (index, index + 1)
+        for index, character in enumerate(text)
+        for _ in character.encode("utf-8", "surrogatepass")
     ]
 
 
 @given(texts, st.integers(1, 20))
-def test_passages_are_exact_slices_that_cover_all_but_space_and_fit(text: str, n_tokens: int) -> None:
+def test_passages_are_exact_slices_that_cover_all_but_space_and_fit(
+    text: str, n_tokens: int
+) -> None:
     passages = split_passages(document(text), n_tokens, word_spans)
     position = 0
     for passage in passages:
@@ -46,14 +67,19 @@ def test_a_cut_falls_at_the_last_sentence_end_that_fits() -> None:
 def test_a_change_leaves_the_passages_before_it_as_they_were() -> None:
     before = "One two three. Four five six. Seven eight nine. Ten eleven."
     first = split_passages(document(before), 8, word_spans)
-    second = split_passages(document(before + " And much more that was added later on."), 8, word_spans)
+    second = split_passages(
+        document(before + " And much more that was added later on."), 8, word_spans
+    )
     assert [p.id for p in first[:-1]] == [p.id for p in second[: len(first) - 1]]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Dr. Wu met J. R. Hill at 3.5 km. They left.", ["Dr. Wu met J. R. Hill at 3.5 km.", "They left."]),
+        (
+            "Dr. Wu met J. R. Hill at 3.5 km. They left.",
+            ["Dr. Wu met J. R. Hill at 3.5 km.", "They left."],
+        ),
         ('She said "Go." He went!', ['She said "Go."', "He went!"]),
         ("The U.S. army (est. 1775) won. Then", ["The U.S. army (est. 1775) won.", "Then"]),
         ("Heading\n\nBody text", ["Heading", "Body text"]),
@@ -76,8 +102,12 @@ def test_a_heading_stays_with_what_follows_it_and_rows_are_not_torn() -> None:
 
 
 def test_the_headings_above_a_passage_are_its_path() -> None:
-    text = "# A\n\none\n\n## B ##\n\ntwo\n\n```\n# no heading\n```\n\n### C\n\nthree\n\n## D\n\nfour"
-    paths = {passage.text: passage.path for passage in split_passages(document(text), 1, word_spans)}
+    text = (
+        "# A\n\none\n\n## B ##\n\ntwo\n\n```\n# no heading\n```\n\n### C\n\nthree\n\n## D\n\nfour"
+    )
+    paths = {
+        passage.text: passage.path for passage in split_passages(document(text), 1, word_spans)
+    }
     assert [paths[word] for word in ("one", "two", "three", "four")] == [
         ("A",),
         ("A", "B"),
@@ -99,9 +129,9 @@ PIECES = [
     "| a | b |\n|---|:-:|\n| 1 | 2 |\n| 3 | 4. Five |\n| 6 | 7 |\n\n", " on and on and on", "\n", "\n\n", "Dr. Wu came.\n",
     "```\nopen\n",
 ]  # fmt: skip
-MARKDOWN = st.lists(st.one_of(st.sampled_from(PIECES), st.text(alphabet="ab. \n#|-`1", max_size=12)), max_size=14).map(
-    "".join
-)
+MARKDOWN = st.lists(
+    st.one_of(st.sampled_from(PIECES), st.text(alphabet="ab. \n#|-`1", max_size=12)), max_size=14
+).map("".join)
 
 
 @given(MARKDOWN, st.integers(1, 40), st.booleans())
@@ -149,7 +179,10 @@ def test_list_items_stay_whole_and_a_marker_ends_no_sentence() -> None:
     assert texts_of(text, 13) == [
         "You need:\n\n1. A form", "2. A signature of the manager\n3. Patience\n\nSend it.", "Wait.",
     ]  # fmt: skip
-    assert texts_of("- one two\n- three four\n  five\n- six", 8) == ["- one two\n- three four\n  five", "- six"]
+    assert texts_of("- one two\n- three four\n  five\n- six", 8) == [
+        "- one two\n- three four\n  five",
+        "- six",
+    ]
 
 
 def test_a_table_is_cut_between_rows_and_repeats_its_header() -> None:

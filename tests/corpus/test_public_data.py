@@ -32,7 +32,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     rows: Hub = {("cais/mmlu", "all", split): MMLU for split in ("dev", "validation", "test")}
     revisions = {data.source: data.revision for data in DATA_SETS.values()}
 
-    def load(path: str, name: str | None, *, split: str, revision: str, streaming: bool) -> list[dict[str, Any]]:
+    def load(
+        path: str, name: str | None, *, split: str, revision: str, streaming: bool
+    ) -> list[dict[str, Any]]:
         assert revision == revisions[path]
         return rows[path, name, split]
 
@@ -42,17 +44,25 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     return rows
 
 
-def test_mmlu_is_written_as_its_authors_give_it_and_read_by_the_recipes(hub: Hub, tmp_path: Path) -> None:
+def test_mmlu_is_written_as_its_authors_give_it_and_read_by_the_recipes(
+    hub: Hub, tmp_path: Path
+) -> None:
     paths = get_data(DATA_SETS["mmlu"], tmp_path / "data")
     assert {path.relative_to(tmp_path / "data/mmlu").as_posix() for path in paths} == {
-        f"{split}/{subject}_{split}.csv" for split in ("dev", "val", "test") for subject in QUESTIONS
+        f"{split}/{subject}_{split}.csv"
+        for split in ("dev", "val", "test")
+        for subject in QUESTIONS
     }
     for subject, expected in QUESTIONS.items():
         path = tmp_path / f"data/mmlu/test/{subject}_test.csv"
         with path.open(newline="") as file:
-            assert [row[5] for row in csv.reader(file)] == ["ABCD"[answer] for _, _, answer in expected]
+            assert [row[5] for row in csv.reader(file)] == [
+                "ABCD"[answer] for _, _, answer in expected
+            ]
         questions = read_questions(path)
-        assert [(question.question, list(question.choices), question.answer) for question in questions] == expected
+        assert [
+            (question.question, list(question.choices), question.answer) for question in questions
+        ] == expected
     hub.clear()
     assert get_data(DATA_SETS["mmlu"], tmp_path / "data") == []
 
@@ -84,7 +94,8 @@ def test_instructions_become_rows_of_prompt_and_completion(hub: Hub, tmp_path: P
 
 def test_general_text_to_watch_is_not_replayed(hub: Hub, tmp_path: Path) -> None:
     hub["HuggingFaceFW/fineweb-edu", "sample-10BT", "train"] = [
-        {"id": str(n), "text": f"Page {n}.", "url": f"https://example.org/{n}", "score": 4.0} for n in range(510)
+        {"id": str(n), "text": f"Page {n}.", "url": f"https://example.org/{n}", "score": 4.0}
+        for n in range(510)
     ]
     replayed, watched = get_data(DATA_SETS["replay"], tmp_path)[::-1]
     assert [row["id"] for _, row in read_jsonl(watched)] == [str(n) for n in range(500)]
@@ -93,7 +104,9 @@ def test_general_text_to_watch_is_not_replayed(hub: Hub, tmp_path: Path) -> None
     }  # fmt: skip
 
 
-def test_the_command_says_licence_size_and_revision_first(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_licence_size_and_revision_first(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["recipes", "data", "get", "mmlu"]) == 0
     output = capsys.readouterr().out
     assert "licence   MIT" in output

@@ -8,9 +8,15 @@ from kinject.errors import InputError
 
 
 def test_mmlus_csv_is_read_with_its_subject(write):
-    path = write("college_biology_test.csv", '"Which, of these?",x,"y ""z""",u,w,B\nNext?,1,2,3,4,D\n')
+    path = write(
+        "college_biology_test.csv", '"Which, of these?",x,"y ""z""",u,w,B\nNext?,1,2,3,4,D\n'
+    )
     first, second = read_questions(path)
-    assert (first.question, first.choices, first.answer) == ("Which, of these?", ("x", 'y "z"', "u", "w"), 1)
+    assert (first.question, first.choices, first.answer) == (
+        "Which, of these?",
+        ("x", 'y "z"', "u", "w"),
+        1,
+    )
     assert (first.subject, second.answer) == ("college_biology", 3)
 
 
@@ -24,7 +30,12 @@ def test_arc_is_read_as_published_and_as_on_the_hub(write_rows):
     published = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
     rows = [
         {"id": "a", "question": {"stem": "Which grows?", "choices": published}, "answerKey": "3"},
-        {"id": "b", "question": "What grows?", "choices": {"text": texts, "label": labels}, "answerKey": "3"},
+        {
+            "id": "b",
+            "question": "What grows?",
+            "choices": {"text": texts, "label": labels},
+            "answerKey": "3",
+        },
     ]
     first, second = read_questions(write_rows("arc.jsonl", rows))
     assert (first.question, first.choices, first.answer) == ("Which grows?", tuple(texts), 2)
@@ -32,7 +43,12 @@ def test_arc_is_read_as_published_and_as_on_the_hub(write_rows):
 
 
 SQUAD = [
-    {"id": f"q{i}", "paragraph": f"p{i // 3}", "question": f"What is {i}?", "answers": [f"answer {i}", f"alias {i}"]}
+    {
+        "id": f"q{i}",
+        "paragraph": f"p{i // 3}",
+        "question": f"What is {i}?",
+        "answers": [f"answer {i}", f"alias {i}"],
+    }
     for i in range(9)
 ]
 
@@ -47,7 +63,10 @@ def test_wrong_options_are_answers_to_other_questions_of_the_same_paragraph_firs
 
 
 def test_options_do_not_depend_on_the_run_and_aliases_are_never_wrong_options(write_rows):
-    rows = [*SQUAD, {"id": "x", "paragraph": "p0", "question": "Which?", "answers": ["other", "answer 0"]}]
+    rows = [
+        *SQUAD,
+        {"id": "x", "paragraph": "p0", "question": "Which?", "answers": ["other", "answer 0"]},
+    ]
     path = write_rows("squad.jsonl", rows)
     assert read_questions(path) == read_questions(path)
     assert "answer 0" not in read_questions(path)[-1].choices
@@ -65,8 +84,14 @@ def test_questions_without_an_answer_are_left_out(write_rows):
         ('"Who?,1,2,3,4,A\nWhat?,1,2,3,4,B\n', ":1: not CSV: a quote opened here is never closed"),
         ('Who?,1,2,3,4,A\n"What"x,1,2,3,4,B\n', ":2: not CSV: ',' expected after '\"'"),
         ("Who?,1,2,3,4,A\nWhat?,1,2,3,B\n", ":2: found 5 cells, the first row has 6"),
-        ("Who?;1;2;3;4;A\n", ":1: found 1 cells, the last ['Who?;1;2;3;4;A'], expected question, options"),
-        ("Who?,1,2,3,4,A\nWho?,4,3,2,1,A\n", ":2: answer: '4', but '1' at {path}:1, where the question is the same"),
+        (
+            "Who?;1;2;3;4;A\n",
+            ":1: found 1 cells, the last ['Who?;1;2;3;4;A'], expected question, options",
+        ),
+        (
+            "Who?,1,2,3,4,A\nWho?,4,3,2,1,A\n",
+            ":2: answer: '4', but '1' at {path}:1, where the question is the same",
+        ),
     ],
 )
 def test_a_csv_is_read_as_strictly_as_documents_are(write, text, message):
@@ -77,7 +102,12 @@ def test_a_csv_is_read_as_strictly_as_documents_are(write, text, message):
 
 
 def arc_row(labels, key="B", **more):
-    return {"question": "Which?", "choices": {"text": ["w", "x", "y", "z"], "label": labels}, "answerKey": key, **more}
+    return {
+        "question": "Which?",
+        "choices": {"text": ["w", "x", "y", "z"], "label": labels},
+        "answerKey": key,
+        **more,
+    }
 
 
 @pytest.mark.parametrize(
@@ -85,9 +115,18 @@ def arc_row(labels, key="B", **more):
     [
         (arc_row(["A", "B", "C"]), "choices: not ARC's layout (ValueError"),
         (arc_row(list("ABCD"), "E"), "choices: not ARC's layout (KeyError: 'E')"),
-        ({"question": "Which?", "choices": ["x", "y"], "answerKey": 1}, "choices: not ARC's layout (TypeError"),
-        ({"question": "Which?", "answers": ["x", "y"], "answer": 1}, "answer: found 1, which is not in answers"),
-        ({"question": "Which?", "answers": {"text": "x"}}, "answers: found {'text': 'x'}, expected a list of texts"),
+        (
+            {"question": "Which?", "choices": ["x", "y"], "answerKey": 1},
+            "choices: not ARC's layout (TypeError",
+        ),
+        (
+            {"question": "Which?", "answers": ["x", "y"], "answer": 1},
+            "answer: found 1, which is not in answers",
+        ),
+        (
+            {"question": "Which?", "answers": {"text": "x"}},
+            "answers: found {'text': 'x'}, expected a list of texts",
+        ),
     ],
 )
 def test_a_row_whose_gold_is_not_clear_is_refused(write_rows, row, message):
@@ -115,7 +154,9 @@ def test_a_letter_that_is_also_another_choice_is_refused(write_rows, answer, gol
         ({"question": "Where was Mara born?"}, False),
     ],
 )  # fmt: skip
-def test_one_question_with_two_golds_is_refused_in_a_file_and_across_files(write_rows, change, is_conflict):
+def test_one_question_with_two_golds_is_refused_in_a_file_and_across_files(
+    write_rows, change, is_conflict
+):
     row = {
         "id": "a",
         "question": "Where was Bryn born?",
@@ -127,7 +168,8 @@ def test_one_question_with_two_golds_is_refused_in_a_file_and_across_files(write
     if change.get("choices") == ["Kelm", "Farrow", "Arden"]:
         other["answer"] = 0
     both, first, second = (
-        write_rows(f"{len(rows)}{rows[0]['id']}.jsonl", rows) for rows in ([row, other], [row], [other])
+        write_rows(f"{len(rows)}{rows[0]['id']}.jsonl", rows)
+        for rows in ([row, other], [row], [other])
     )
     golds = GoldIndex()
     read_questions(first, golds=golds)
@@ -140,11 +182,16 @@ def test_one_question_with_two_golds_is_refused_in_a_file_and_across_files(write
             continue
         with pytest.raises(InputError) as error:
             read()
-        assert f"answer: 'Kelm', but 'Farrow' at {place}, where the question is the same" in str(error.value)
+        assert f"answer: 'Kelm', but 'Farrow' at {place}, where the question is the same" in str(
+            error.value
+        )
 
 
 def test_two_answers_to_one_question_of_a_paragraph_are_refused_unless_one_is_an_alias(write_rows):
     again = {**SQUAD[0], "id": "again", "answers": ["alias 0", "more"]}
     assert len(read_questions(write_rows("q.jsonl", [*SQUAD, again]))) == 10
-    with pytest.raises(InputError, match=r":10: answers: 'more' is not among those on line 1, where the question is"):
+    with pytest.raises(
+        InputError,
+        match=r":10: answers: 'more' is not among those on line 1, where the question is",
+    ):
         read_questions(write_rows("q.jsonl", [*SQUAD, {**again, "answers": ["more"]}]))

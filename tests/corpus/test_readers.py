@@ -46,12 +46,14 @@ def test_a_web_page_gives_its_text_without_menus_and_scripts(tmp_path: Path) -> 
 
 def test_headings_of_a_web_page_are_those_above_its_passages(tmp_path: Path) -> None:
     pytest.importorskip("selectolax")
-    (tmp_path / "a.html").write_text("<h1>A<br></h1>one<h2> <b>Care</b> of it</h2><p>two<h3></h3><p>three")
+    (tmp_path / "a.html").write_text(
+        "<h1>A<br></h1>one<h2> <b>Care</b> of it</h2><p>two<h3></h3><p>three"
+    )
     (document,) = read_documents(tmp_path)
     assert document.text == "# A\n\none\n\n## Care of it\n\ntwo\n\nthree"
-    assert [passage.path for passage in split_passages(document, 6, word_spans) if "two" in passage.text] == [
-        ("A",)
-    ]  # the passage holds its own heading
+    assert [
+        passage.path for passage in split_passages(document, 6, word_spans) if "two" in passage.text
+    ] == [("A",)]  # the passage holds its own heading
     assert split_passages(document, 1, word_spans)[-1].path == ("A", "Care of it")
 
 
@@ -65,16 +67,25 @@ def test_a_page_says_its_own_charset(tmp_path: Path) -> None:
 def test_csv_parquet_and_saved_data_sets_hold_the_same_documents(tmp_path: Path) -> None:
     import pandas
 
-    frame = pandas.DataFrame([{key: value for key, value in row.items() if key != "year"} for row in ROWS])
+    frame = pandas.DataFrame(
+        [{key: value for key, value in row.items() if key != "year"} for row in ROWS]
+    )
     frame.to_csv(tmp_path / "a.csv", index=False)
     frame.to_parquet(tmp_path / "a.parquet")
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_pandas(frame)
     rows.save_to_disk(tmp_path / "saved")
-    datasets.DatasetDict({"train": rows.select([0]), "test": rows.select([1])}).save_to_disk(tmp_path / "splits")
+    datasets.DatasetDict({"train": rows.select([0]), "test": rows.select([1])}).save_to_disk(
+        tmp_path / "splits"
+    )
     for name in ("a.csv", "a.parquet", "saved", "splits"):
         first, second = read_documents(tmp_path / name)
-        assert (first.id, first.title, first.text, first.source) == ("a", "One", ROWS[0]["text"], "s"), name
+        assert (first.id, first.title, first.text, first.source) == (
+            "a",
+            "One",
+            ROWS[0]["text"],
+            "s",
+        ), name
         assert (second.id, second.title, second.text) == ("b", "", ROWS[1]["text"]), name
     assert second.source == f"{tmp_path}/splits/test:1"
 
@@ -82,7 +93,12 @@ def test_csv_parquet_and_saved_data_sets_hold_the_same_documents(tmp_path: Path)
 def test_other_columns_of_a_table_go_to_meta(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext,year\r\nOne.,1931\r\n\r\nTwo.,\r\n")
     first, second = read_documents(tmp_path / "a.csv")
-    assert (first.text, first.meta, second.text, second.meta) == ("One.", {"year": "1931"}, "Two.", {})
+    assert (first.text, first.meta, second.text, second.meta) == (
+        "One.",
+        {"year": "1931"},
+        "Two.",
+        {},
+    )
     assert second.source.endswith("a.csv:4")
 
 
@@ -96,7 +112,9 @@ def test_other_columns_of_a_table_go_to_meta(tmp_path: Path) -> None:
         (b"", ": holds no documents"),
     ],
 )  # fmt: skip
-def test_a_fault_in_a_csv_file_is_told_with_its_line(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_a_fault_in_a_csv_file_is_told_with_its_line(
+    tmp_path: Path, content: bytes, expected: str
+) -> None:
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(InputError) as caught:
         list(read_documents(tmp_path / "a.csv"))
@@ -118,7 +136,9 @@ def test_a_fault_in_a_table_is_told_with_its_row(tmp_path: Path) -> None:
         list(read_documents(tmp_path / "saved"))
 
 
-def test_a_data_set_on_the_hub_is_streamed_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_on_the_hub_is_streamed_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     datasets = pytest.importorskip("datasets")
     asked: list[Any] = []
 
@@ -136,8 +156,14 @@ def test_a_data_set_on_the_hub_is_streamed_by_its_name(tmp_path: Path, monkeypat
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.chdir(tmp_path)
     (document,) = read_documents(Path("org/name"))
-    assert (document.text, document.source, document.meta) == ("From the hub.", "org/name:1", {"lang": "en"})
-    with pytest.raises(InputError, match=r"^org/name:de:test: .*after 1 rows \(ConnectionError: the line broke\)"):
+    assert (document.text, document.source, document.meta) == (
+        "From the hub.",
+        "org/name:1",
+        {"lang": "en"},
+    )
+    with pytest.raises(
+        InputError, match=r"^org/name:de:test: .*after 1 rows \(ConnectionError: the line broke\)"
+    ):
         list(read_documents(Path("org/name:de:test")))
     assert asked == [
         (("org/name", None), {"split": "train", "streaming": True, "revision": None}),
@@ -145,7 +171,9 @@ def test_a_data_set_on_the_hub_is_streamed_by_its_name(tmp_path: Path, monkeypat
     ]
 
 
-def test_a_missing_path_is_not_taken_for_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_path_is_not_taken_for_a_name_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for name in ("absent.jsonl", "absent", "data/absent", "org/absent.pdf"):
@@ -154,12 +182,16 @@ def test_a_missing_path_is_not_taken_for_a_name_on_the_hub(tmp_path: Path, monke
             list(read_documents(Path(name)))
 
 
-def test_a_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, library in (("a.pdf", "pypdfium2"), ("a.html", "selectolax")):
         monkeypatch.setitem(sys.modules, library, None)
         monkeypatch.delitem(sys.modules, f"{library}.lexbor", raising=False)
         (tmp_path / name).write_text("%PDF-1.4" if library == "pypdfium2" else "x")
-        with pytest.raises(InputError, match=rf"needs {library}, .*pip install 'kinject\[documents\]'"):
+        with pytest.raises(
+            InputError, match=rf"needs {library}, .*pip install 'kinject\[documents\]'"
+        ):
             list(read_documents(tmp_path / name))
 
 

@@ -27,7 +27,10 @@ SHAPES = ["text", "completion", "messages"]
 def path(tmp_path: Path) -> Path:
     """Three rows of every shape with blank lines between, a byte-order mark before, no newline at the end."""
     path = tmp_path / "corpus.jsonl"
-    path.write_text("\ufeff" + "\n\n  \n".join(json.dumps(row, ensure_ascii=False) for row in ROWS), encoding="utf-8")
+    path.write_text(
+        "\ufeff" + "\n\n  \n".join(json.dumps(row, ensure_ascii=False) for row in ROWS),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -48,7 +51,13 @@ def test_rows_are_those_of_the_file_in_any_order(path: Path) -> None:
     rows, all_rows = CorpusFile(path), list(CorpusFile(path))
     assert [row.shape for row in all_rows] == SHAPES
     assert [(row.text, row.prompt, row.completion, list(row.messages)) for row in all_rows] == [
-        (row.get("text", ""), row.get("prompt", ""), row.get("completion", ""), row.get("messages", [])) for row in ROWS
+        (
+            row.get("text", ""),
+            row.get("prompt", ""),
+            row.get("completion", ""),
+            row.get("messages", []),
+        )
+        for row in ROWS
     ]
     assert (all_rows[0].document_id, all_rows[0].origin) == ("a", "paraphrase")
     assert len(rows) == 3
@@ -89,23 +98,37 @@ def test_every_faulty_line_is_told(write: Write) -> None:
 def test_a_corpus_is_what_datasets_reads(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "c.jsonl", [{"id": "1", "text": "é\n"}, {"id": "2", "text": "b"}])
     loaded = load_dataset(
-        "json", data_files=str(tmp_path / "c.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+        "json",
+        data_files=str(tmp_path / "c.jsonl"),
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
     )
     assert loaded["text"] == [row.text for row in CorpusFile(tmp_path / "c.jsonl")]
 
 
 CHAT = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Bryn."}]
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {}}}
-CALLS = {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": {"place": "Farrow"}}}]}
+CALLS = {
+    "role": "assistant",
+    "tool_calls": [{"function": {"name": "look_up", "arguments": {"place": "Farrow"}}}],
+}
 
 
 def test_a_conversation_keeps_its_tools_arguments_and_thinking(tmp_path: Path) -> None:
-    messages = [*CHAT[:1], CALLS, {"role": "tool", "name": "look_up", "content": "Bryn"}, CHAT[1] | {"thinking": "So."}]
+    messages = [
+        *CHAT[:1],
+        CALLS,
+        {"role": "tool", "name": "look_up", "content": "Bryn"},
+        CHAT[1] | {"thinking": "So."},
+    ]
     kwargs = {"enable_thinking": False}
     meta = {"source": "s", "title": "t", "meta": {"any": 1}, "chat_template_kwargs": kwargs}
     write_jsonl(
         tmp_path / "c.jsonl",
-        [{"messages": messages, "tools": [TOOL], **meta}, {"messages": messages, "tools": json.dumps([TOOL])}],
+        [
+            {"messages": messages, "tools": [TOOL], **meta},
+            {"messages": messages, "tools": json.dumps([TOOL])},
+        ],
     )
     for row in CorpusFile(tmp_path / "c.jsonl"):
         assert (list(row.messages), row.tools) == (messages, (TOOL,))
@@ -120,10 +143,22 @@ def test_a_conversation_keeps_its_tools_arguments_and_thinking(tmp_path: Path) -
             {"messages": [CHAT[0], CHAT[1] | {"reasoning_contents": "So."}]},
             "message 2: found the unknown key 'reasoning_c",
         ),
-        ({"messages": [CHAT[0], {"role": "assistant", "content": 3}]}, "message 2: content: found int"),
-        ({"messages": [CHAT[0] | {"tool_calls": CALLS["tool_calls"]}, CHAT[1]]}, "only the assistant calls tools"),
-        ({"messages": [CHAT[0], CHAT[1] | {"tool_calls": [{"name": 3}]}]}, "tool_calls: expected a list of"),
-        ({"messages": [CHAT[0] | {"content": [{"type": "image"}]}, CHAT[1]]}, "kinject trains on text"),
+        (
+            {"messages": [CHAT[0], {"role": "assistant", "content": 3}]},
+            "message 2: content: found int",
+        ),
+        (
+            {"messages": [CHAT[0] | {"tool_calls": CALLS["tool_calls"]}, CHAT[1]]},
+            "only the assistant calls tools",
+        ),
+        (
+            {"messages": [CHAT[0], CHAT[1] | {"tool_calls": [{"name": 3}]}]},
+            "tool_calls: expected a list of",
+        ),
+        (
+            {"messages": [CHAT[0] | {"content": [{"type": "image"}]}, CHAT[1]]},
+            "kinject trains on text",
+        ),
         ({"messages": [CHAT[0], CHAT[1] | {"thinking": ["So."]}]}, "thinking: found list"),
         ({"messages": CHAT, "tools": "[{"}, "no JSON"),
         ({"messages": CHAT, "tools": [{}]}, "tools: expected a list of"),
@@ -131,7 +166,9 @@ def test_a_conversation_keeps_its_tools_arguments_and_thinking(tmp_path: Path) -
         ({"text": "Bryn.", "tools": [TOOL]}, "tools: belongs to messages"),
     ],
 )
-def test_what_a_conversation_cannot_hold_is_refused_by_line(row: dict[str, object], fault: str, tmp_path: Path) -> None:
+def test_what_a_conversation_cannot_hold_is_refused_by_line(
+    row: dict[str, object], fault: str, tmp_path: Path
+) -> None:
     write_jsonl(tmp_path / "c.jsonl", [{"messages": CHAT}, row])
     with pytest.raises(InputError) as caught:
         list(CorpusFile(tmp_path / "c.jsonl"))

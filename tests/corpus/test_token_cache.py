@@ -45,7 +45,9 @@ def test_an_entry_is_made_once_and_read_by_whoever_needs_it(tmp_path: Path) -> N
         made.append(1)
         yield from ROWS
 
-    threads = [threading.Thread(target=cached_tokens, args=(tmp_path, "key", make, "")) for _ in range(4)]
+    threads = [
+        threading.Thread(target=cached_tokens, args=(tmp_path, "key", make, "")) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -81,7 +83,9 @@ def test_a_full_disk_is_one_line_and_leaves_no_entry(tmp_path: Path) -> None:
     assert _entries(tmp_path) == []
 
 
-def test_the_key_depends_on_corpus_tokenizer_and_settings(tmp_path: Path, tiny_tokenizer: Any) -> None:
+def test_the_key_depends_on_corpus_tokenizer_and_settings(
+    tmp_path: Path, tiny_tokenizer: Any
+) -> None:
     corpus = tmp_path / "c.jsonl"
     corpus.write_text(json.dumps({"text": "Arden was born in Lowmere."}) + "\n")
     tokenization = Tokenization()
@@ -92,13 +96,20 @@ def test_the_key_depends_on_corpus_tokenizer_and_settings(tmp_path: Path, tiny_t
     tiny_tokenizer.save_pretrained(tmp_path / "t")
     from kinject.models import load_tokenizer
 
-    assert entry_key(CorpusFile(corpus).cache_key, load_tokenizer(str(tmp_path / "t")), tokenization) == key
+    assert (
+        entry_key(CorpusFile(corpus).cache_key, load_tokenizer(str(tmp_path / "t")), tokenization)
+        == key
+    )
     other = [
         entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, Tokenization(bos=False)),
         entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, tokenization, "drawn"),
     ]
     other.append(
-        entry_key(CorpusFile(corpus).cache_key, train_tokenizer(["Other words entirely."] * 3, 300), tokenization)
+        entry_key(
+            CorpusFile(corpus).cache_key,
+            train_tokenizer(["Other words entirely."] * 3, 300),
+            tokenization,
+        )
     )
     tiny_tokenizer.chat_template = "{{ messages }}"
     other.append(entry_key(CorpusFile(corpus).cache_key, tiny_tokenizer, tokenization))
@@ -108,13 +119,17 @@ def test_the_key_depends_on_corpus_tokenizer_and_settings(tmp_path: Path, tiny_t
     assert len({key, *other}) == 6
 
 
-def test_a_damaged_entry_is_told_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_entry_is_told_and_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cached_tokens(tmp_path, "key", lambda: ROWS, "")
     (tmp_path / "key" / "ends.bin").unlink()
     assert [list(row.input_ids) for row in cached_tokens(tmp_path, "key", lambda: ROWS, "")] == [
         list(row.input_ids) for row in ROWS
     ]
-    assert "ends.bin: is missing, but SHA256SUMS beside it names it. It is made again." in caplog.text
+    assert (
+        "ends.bin: is missing, but SHA256SUMS beside it names it. It is made again." in caplog.text
+    )
 
 
 PREPARE = """
@@ -149,11 +164,17 @@ def test_a_corpus_is_prepared_in_less_memory_than_its_tokens(tmp_path: Path) -> 
     text = " ".join(str(1000 + i) for i in range(1000))
     with path.open("w") as file:
         for number in range(700):
-            file.write(json.dumps({"text": f"{number} {text}", "document_id": str(number % 300)}) + "\n")
+            file.write(
+                json.dumps({"text": f"{number} {text}", "document_id": str(number % 300)}) + "\n"
+            )
 
     def _run(cache: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", PREPARE, str(path), cache], capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, "-c", PREPARE, str(path), cache], capture_output=True, text=True
+        )
 
     streamed = _run(str(tmp_path / "tokens"))
     assert streamed.stdout.split() == [str(700 * 1003), "0", "True"], streamed.stderr[-2000:]
-    assert "MemoryError" in _run("").stderr  # the same with the tokens in memory: the limit is one that binds
+    assert (
+        "MemoryError" in _run("").stderr
+    )  # the same with the tokens in memory: the limit is one that binds

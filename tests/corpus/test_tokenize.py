@@ -24,9 +24,13 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def test_text_stands_between_bos_and_eos_and_all_but_the_first_token_is_learned(tiny_tokenizer: Any) -> None:
+def test_text_stands_between_bos_and_eos_and_all_but_the_first_token_is_learned(
+    tiny_tokenizer: Any,
+) -> None:
     (row,) = tokenize_rows(
-        [CorpusRow("1", "d", "original", "text", text="Arden was born.")], tiny_tokenizer, Tokenization()
+        [CorpusRow("1", "d", "original", "text", text="Arden was born.")],
+        tiny_tokenizer,
+        Tokenization(),
     )
     bos, eos = tiny_tokenizer.bos_token_id, tiny_tokenizer.eos_token_id
     assert list(row.input_ids) == [bos, *_ids(tiny_tokenizer, "Arden was born."), eos]
@@ -39,32 +43,50 @@ def test_a_text_begins_with_bos_where_the_tokenizer_begins_so_unless_the_recipe_
     bare = copy.deepcopy(tiny_tokenizer)
     bare.backend_tokenizer.post_processor = processors.ByteLevel()
     assert bare.bos_token_id is not None
-    assert [begins_with_bos(tiny_tokenizer), begins_with_bos(bare), begins_with_bos(bare, True)] == [True, False, True]
+    assert [
+        begins_with_bos(tiny_tokenizer),
+        begins_with_bos(bare),
+        begins_with_bos(bare, True),
+    ] == [True, False, True]
 
 
 @pytest.mark.parametrize("completion_only", [None, True, False])
 def test_only_the_completion_bears_loss_unless_asked_otherwise(
     tiny_tokenizer: Any, completion_only: bool | None
 ) -> None:
-    sft = CorpusRow("1", "d", "original", "completion", prompt="Question: where?\nAnswer:", completion=" Farrow")
+    sft = CorpusRow(
+        "1", "d", "original", "completion", prompt="Question: where?\nAnswer:", completion=" Farrow"
+    )
     (row,) = tokenize_rows([sft], tiny_tokenizer, Tokenization(completion_only=completion_only))
     n_read = 1 if completion_only is False else 1 + len(_ids(tiny_tokenizer, sft.prompt))
     assert [index for index, bears in enumerate(row.learned) if not bears] == list(range(n_read))
-    assert tiny_tokenizer.decode(row.input_ids, skip_special_tokens=True) == sft.prompt + sft.completion
+    assert (
+        tiny_tokenizer.decode(row.input_ids, skip_special_tokens=True)
+        == sft.prompt + sft.completion
+    )
 
 
 def test_a_conversation_learns_what_the_assistant_says(tiny_tokenizer: Any) -> None:
     tiny_tokenizer.chat_template = CHAT
-    turns = [("user", "where?"), ("assistant", "in Farrow"), ("user", "when?"), ("assistant", "in 1987")]
+    turns = [
+        ("user", "where?"),
+        ("assistant", "in Farrow"),
+        ("user", "when?"),
+        ("assistant", "in 1987"),
+    ]
     messages = tuple({"role": role, "content": content} for role, content in turns)
     row = CorpusRow("1", "d", "original", "messages", messages=messages)
     try:
         (tokenized,) = tokenize_rows([row], tiny_tokenizer, Tokenization())
-        (spoken,) = tokenize_rows([row], tiny_tokenizer, Tokenization(chat=ChatFormat(assistant_only=True)))
+        (spoken,) = tokenize_rows(
+            [row], tiny_tokenizer, Tokenization(chat=ChatFormat(assistant_only=True))
+        )
     finally:
         tiny_tokenizer.chat_template = None
     assert sum(tokenized.learned) == len(tokenized.input_ids) - 1
-    text = tiny_tokenizer.decode([t for t, bears in zip(spoken.input_ids, spoken.learned, strict=True) if bears])
+    text = tiny_tokenizer.decode(
+        [t for t, bears in zip(spoken.input_ids, spoken.learned, strict=True) if bears]
+    )
     assert text == "in Farrow</assistant>in 1987</assistant>"
 
 

@@ -23,7 +23,9 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 class FaultyDisk:
     """Refuses call number `at` (from 0) with `number`, and with `for_good` every later one; without `at` it only counts."""
 
-    def __init__(self, folder: Path, number: int = 0, index: int | None = None, *, for_good: bool = False) -> None:
+    def __init__(
+        self, folder: Path, number: int = 0, index: int | None = None, *, for_good: bool = False
+    ) -> None:
         self.folder, self.number, self.index, self.for_good = folder, number, index, for_good
         self.calls: list[str] = []
         self.real = {name: getattr(os, name) for name in _PATHS + _DESCRIPTORS}
@@ -34,10 +36,14 @@ class FaultyDisk:
         here = len(self.calls)
         self.calls.append(name)
         if self.index is not None and (here == self.index or (self.for_good and here > self.index)):
-            raise OSError(self.number, os.strerror(self.number), None if path is None else str(path))
+            raise OSError(
+                self.number, os.strerror(self.number), None if path is None else str(path)
+            )
 
     def is_mine(self, path: object) -> bool:
-        return isinstance(path, str | os.PathLike) and str(os.fspath(path)).startswith(str(self.folder))
+        return isinstance(path, str | os.PathLike) and str(os.fspath(path)).startswith(
+            str(self.folder)
+        )
 
     def open(self, file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None,
              newline: Any = None, closefd: bool = True, opener: Any = None) -> Any:  # fmt: skip

@@ -17,17 +17,27 @@ def test_sums_are_those_of_sha256sum_and_every_change_is_named(tmp_path: Path) -
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     write_sha256sums(tmp_path)
-    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=tmp_path, check=True
+    )
     assert check_sha256sums(tmp_path)[1] == ""
-    assert folder_hash(tmp_path, "*.bin", verified_hashes(tmp_path)) == folder_hash(tmp_path, "*.bin")
+    assert folder_hash(tmp_path, "*.bin", verified_hashes(tmp_path)) == folder_hash(
+        tmp_path, "*.bin"
+    )
     for name, data in files.items():
         for changed in (data + b"x", data[:-1], bytes([data[0] ^ 4]) + data[1:] if data else b"y"):
             if changed != data:
                 (tmp_path / name).write_bytes(changed)
-                with pytest.raises(InputError, match=f"{tmp_path / name}: its bytes are not those that were written"):
+                with pytest.raises(
+                    InputError,
+                    match=f"{tmp_path / name}: its bytes are not those that were written",
+                ):
                     verified_hashes(tmp_path)
         (tmp_path / name).unlink()
-        assert check_sha256sums(tmp_path)[1] == f"{tmp_path / name}: is missing, but SHA256SUMS beside it names it"
+        assert (
+            check_sha256sums(tmp_path)[1]
+            == f"{tmp_path / name}: is missing, but SHA256SUMS beside it names it"
+        )
         (tmp_path / name).write_bytes(data)
     sums = (tmp_path / "SHA256SUMS").read_text()
     (tmp_path / "SHA256SUMS").write_text(sums.replace("  a.bin", " a.bin"))

@@ -38,7 +38,10 @@ def test_a_journal_keeps_every_row_that_it_took_whichever_call_fails(
             continue
         path = tmp_path / f"{index}.jsonl"
         message = rf"{index}\.jsonl: cannot be .*{os.strerror(number)}"
-        with FaultyDisk(tmp_path, number, index, for_good=for_good), pytest.raises(DiskError, match=message):
+        with (
+            FaultyDisk(tmp_path, number, index, for_good=for_good),
+            pytest.raises(DiskError, match=message),
+        ):
             fill(path)
         with Journal(path) as journal:
             stored = [row["id"] for row in journal.rows]
@@ -67,17 +70,23 @@ def test_a_journal_on_a_disk_that_takes_part_of_a_line_stays_whole(tmp_path: Pat
         "    assert [row['id'] for _, row in read_journal(path)] == list(range(taken)), limit\n"
         "print('kept')"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
     assert (done.stdout, done.stderr) == ("kept\n", "")
 
 
 @pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
-def test_a_file_is_the_old_one_or_the_new_one_whichever_call_fails(tmp_path: Path, number: int, for_good: bool) -> None:
+def test_a_file_is_the_old_one_or_the_new_one_whichever_call_fails(
+    tmp_path: Path, number: int, for_good: bool
+) -> None:
     writers = {
         "a.json": lambda path, new: write_json(path, {"new": new}),
         "b.jsonl": lambda path, new: write_jsonl(path, [{"new": new}] * 3),
-        "c/manifest.json": lambda path, new: write_manifest(path, stage="s", inputs={}, recipe={}, counts={"new": new}),
+        "c/manifest.json": lambda path, new: write_manifest(
+            path, stage="s", inputs={}, recipe={}, counts={"new": new}
+        ),
     }
     for name, write in writers.items():
         path = tmp_path / name
@@ -100,14 +109,21 @@ def test_a_file_is_the_old_one_or_the_new_one_whichever_call_fails(tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", ERRNOS, ids=errno.errorcode.get)
-def test_a_folder_that_cannot_be_locked_is_refused_and_no_lock_is_left(tmp_path: Path, number: int) -> None:
+def test_a_folder_that_cannot_be_locked_is_refused_and_no_lock_is_left(
+    tmp_path: Path, number: int
+) -> None:
     with FaultyDisk(tmp_path) as counting, lock_dir(tmp_path / "count"):
         pass
-    for index, call in enumerate(counting.calls[:-1]):  # the last one only empties what is there for people to read
+    for index, call in enumerate(
+        counting.calls[:-1]
+    ):  # the last one only empties what is there for people to read
         if index and call == "mkdir":  # of a folder that is there
             continue
         folder = tmp_path / f"{index}"
-        with FaultyDisk(tmp_path, number, index), pytest.raises(DiskError, match=rf"{folder}.*{os.strerror(number)}"):
+        with (
+            FaultyDisk(tmp_path, number, index),
+            pytest.raises(DiskError, match=rf"{folder}.*{os.strerror(number)}"),
+        ):
             _hold(folder)
         _hold(folder)
 
@@ -130,13 +146,13 @@ with lock_dir(Path(sys.argv[1])):
 def test_a_second_process_is_told_which_process_where_and_since_when_and_a_dead_one_does_not_block(
     tmp_path: Path,
 ) -> None:
-    first = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
         assert first.stdout is not None
         assert first.stdout.readline() == b"held\n"
-        message = (
-            rf"in use by process {first.pid} on {socket.gethostname()} since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00\. "
-        )
+        message = rf"in use by process {first.pid} on {socket.gethostname()} since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00\. "
         with pytest.raises(DiskError, match=message):
             _hold(tmp_path)
     finally:
@@ -159,7 +175,9 @@ def test_a_folder_that_vanishes_is_told_at_the_next_row_and_not_written_into_not
         if change == "replaced":
             path.parent.mkdir()
             path.write_text("{}\n")
-        with pytest.raises(DiskError, match=r"a\.jsonl: was deleted or replaced while this run was writing it"):
+        with pytest.raises(
+            DiskError, match=r"a\.jsonl: was deleted or replaced while this run was writing it"
+        ):
             journal.append({"id": 2})
 
 
@@ -167,6 +185,9 @@ def test_a_folder_that_vanishes_is_told_at_the_next_row_and_not_written_into_not
 def test_a_file_is_no_run_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("text")
     folder = Path("/dev/null") if name == "device" else tmp_path / name
-    with pytest.raises(DiskError, match=f"{folder}: cannot be a run folder: it is a file.*run_dir"), lock_dir(folder):
+    with (
+        pytest.raises(DiskError, match=f"{folder}: cannot be a run folder: it is a file.*run_dir"),
+        lock_dir(folder),
+    ):
         pass
     assert (tmp_path / "file").read_text() == "text"

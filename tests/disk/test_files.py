@@ -32,7 +32,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_the_umask_decides_who_may_read_what_is_written_by_libraries_too(tmp_path: Path, umask: int, mode: int) -> None:
+def test_the_umask_decides_who_may_read_what_is_written_by_libraries_too(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
     before = os.umask(umask)
     try:
         weights = tmp_path / "model" / "deep" / "model.safetensors"
@@ -42,7 +44,11 @@ def test_the_umask_decides_who_may_read_what_is_written_by_libraries_too(tmp_pat
         write_sha256sums(tmp_path / "model")
     finally:
         os.umask(before)
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode)
+        for path in tmp_path.rglob("*")
+        if path.is_file()
+    }
     assert modes == dict.fromkeys(("model.safetensors", "config.json", "SHA256SUMS"), mode)
 
 
@@ -66,7 +72,9 @@ def test_ids_depend_on_content_only() -> None:
     assert content_id("a") == hashlib.blake2b(b'["a"]', digest_size=8).hexdigest()
 
 
-@pytest.mark.parametrize("row", ['{"text": "a\\ud800"}', '{"\\udc00": 1}', '{"a": [{"b": "\\udfff\\ud83d"}]}'])
+@pytest.mark.parametrize(
+    "row", ['{"text": "a\\ud800"}', '{"\\udc00": 1}', '{"a": [{"b": "\\udfff\\ud83d"}]}']
+)
 def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path, row):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "\\ud83d\\ude00 and \\u00e9"}\n' + row + "\n")

@@ -18,7 +18,14 @@ def _recipe(folder: Path, name: str, run_dir: str, section: str) -> None:
     path.write_text(f'run_dir: "{run_dir}" # here\n{section}:\n  x: 1\n')
 
 
-def _run(folder: Path, run_dir: str, stage: str, files: tuple[str, ...], counts: dict[str, Any], *words: str) -> None:
+def _run(
+    folder: Path,
+    run_dir: str,
+    stage: str,
+    files: tuple[str, ...],
+    counts: dict[str, Any],
+    *words: str,
+) -> None:
     """Write a run folder as a command leaves it; without counts, one that was stopped before its manifest."""
     path = folder / run_dir
     with lock_dir(path):
@@ -27,7 +34,9 @@ def _run(folder: Path, run_dir: str, stage: str, files: tuple[str, ...], counts:
         if counts:
             write_manifest(path / "manifest.json", stage=stage, inputs={}, recipe={}, counts=counts)
             manifest = json.loads((path / "manifest.json").read_text())
-            (path / "manifest.json").write_text(json.dumps({**manifest, "command": ["kinject", *words]}))
+            (path / "manifest.json").write_text(
+                json.dumps({**manifest, "command": ["kinject", *words]})
+            )
 
 
 def test_each_state_has_its_command(tmp_path: Path) -> None:
@@ -36,7 +45,15 @@ def test_each_state_has_its_command(tmp_path: Path) -> None:
     for verb, section in sections.items():
         _recipe(folder, f"{verb}.yaml", f"runs/book/{verb}", section)
     done = {"asked": 4, "got": 3, "styles": {"paraphrase": {"nothing": 1}}}
-    _run(folder, "runs/book/augment", "augment", ("corpus.jsonl",), done, "augment", "recipes/book/augment.yaml")
+    _run(
+        folder,
+        "runs/book/augment",
+        "augment",
+        ("corpus.jsonl",),
+        done,
+        "augment",
+        "recipes/book/augment.yaml",
+    )
     _run(folder, "runs/book/questions", "", ("outcomes.jsonl",), {})
     words = ("train", "recipes/book/train.yaml", "trainer.max_steps=5", "--overwrite")
     _run(folder, "runs/book/train", "train", ("log.jsonl",), {"finished": False}, *words)
@@ -56,7 +73,11 @@ def test_each_state_has_its_command(tmp_path: Path) -> None:
     runs = {str(run.run_dir): (run.verb, run.state, run.command) for run in find_runs(folder)}
     assert runs == {
         "runs/book/augment": ("augment", "done", "kinject augment recipes/book/augment.yaml"),
-        "runs/book/questions": ("questions", "unfinished", "kinject questions recipes/book/questions.yaml"),
+        "runs/book/questions": (
+            "questions",
+            "unfinished",
+            "kinject questions recipes/book/questions.yaml",
+        ),
         "runs/book/train": (
             "train",
             "unfinished",

@@ -44,5 +44,10 @@ def test_rows_are_read_again_by_their_place_and_none_is_kept(tmp_path: Path) -> 
     with Journal(path, on_row=lambda offset, row: seen.update({row["id"]: offset})) as journal:
         assert (journal.rows, list(seen)) == ([], ["é", "b"])
         offsets = [journal.append({"id": name}) for name in ("c", "ö")]
-        assert [journal.row_at(offset)["id"] for offset in (*offsets, *seen.values())] == ["c", "ö", "é", "b"]
+        assert [journal.row_at(offset)["id"] for offset in (*offsets, *seen.values())] == [
+            "c",
+            "ö",
+            "é",
+            "b",
+        ]
         assert path.read_bytes()[offsets[1] :].decode() == '{"id": "ö"}\n'

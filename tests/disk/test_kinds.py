@@ -45,7 +45,9 @@ def special(folder: Path) -> Iterator[dict[str, Path]]:
         }  # fmt: skip
 
 
-def test_each_kind_is_named_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_is_named_without_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with special(tmp_path) as paths:
         for kind, path in paths.items():
@@ -58,7 +60,9 @@ def test_each_kind_is_named_without_waiting(tmp_path: Path, monkeypatch: pytest.
     check_regular(Path(__file__))
 
 
-def test_a_descriptor_of_a_file_on_disk_is_that_file_and_one_of_a_pipe_is_not(tmp_path: Path) -> None:
+def test_a_descriptor_of_a_file_on_disk_is_that_file_and_one_of_a_pipe_is_not(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "rows").write_bytes(b"row\n")
     with (tmp_path / "rows").open("rb") as file:  # as in: kinject ... /dev/stdin < rows
         assert read_bytes(Path(f"/proc/self/fd/{file.fileno()}")) == b"row\n"

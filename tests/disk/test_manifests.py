@@ -26,10 +26,14 @@ def message_of(call: Callable[[], Any]) -> str:
     return str(caught.value)
 
 
-def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alone(tmp_path: Path) -> None:
+def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alone(
+    tmp_path: Path,
+) -> None:
     path, beside = tmp_path / "manifest.json", tmp_path / "corpus.jsonl"
     fix = "Delete it and run the same command again (kinject train: with --resume)."
-    shape = f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {fix}"
+    shape = (
+        f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {fix}"
+    )
     whole = {"stage": "train", "format_version": 1, "inputs": {}, "counts": {}}
     for value in (
         *(
@@ -47,7 +51,9 @@ def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alo
     path.write_text('{"format_version": 99}')
     assert message_of(lambda: read_manifest(path)).startswith(f"{path}: written by a newer kinject")
     path.write_text(json.dumps({**whole, "format_version": 0}))
-    assert message_of(lambda: read_manifest(path)).startswith(f"{path}: damaged: format_version is 0")
+    assert message_of(lambda: read_manifest(path)).startswith(
+        f"{path}: damaged: format_version is 0"
+    )
     for others in ('{"name": "a web page"}', "[1]"):
         path.write_text(others)
         assert manifest_beside(beside) == {}
@@ -62,7 +68,9 @@ def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alo
     assert message_of(lambda: check_output(beside, "Mend it.")) == f"{beside}: {changed}"
 
 
-def test_a_manifest_says_what_made_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_says_what_made_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def version(name: str) -> str:
         if name == "trl":
             raise metadata.PackageNotFoundError(name)
@@ -72,7 +80,13 @@ def test_a_manifest_says_what_made_its_output(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(manifest_module, "_versions", manifest_module._versions.__wrapped__)
     monkeypatch.setattr(sys, "argv", ["/bin/kinject", "augment", "x.yaml"])
     recipe = {"run_dir": "x"}
-    write_manifest(tmp_path / "manifest.json", stage="augment", inputs={"a": "1"}, recipe=recipe, counts={"n": 2})
+    write_manifest(
+        tmp_path / "manifest.json",
+        stage="augment",
+        inputs={"a": "1"},
+        recipe=recipe,
+        counts={"n": 2},
+    )
     manifest = read_manifest(tmp_path / "manifest.json")
     assert manifest is not None
     written = datetime.fromisoformat(manifest.pop("written"))

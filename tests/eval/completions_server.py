@@ -48,14 +48,31 @@ class Served:
         if path.endswith("/chat/completions"):
             text, usage = self.chat, {"prompt_tokens": 11, "completion_tokens": 5}
             if self.tokenizer.chat_template:
-                turns = self.tokenizer.apply_chat_template(body["messages"], tokenize=False, add_generation_prompt=True)
-                written = self._complete(body, self.tokenizer(turns, add_special_tokens=False).input_ids)
+                turns = self.tokenizer.apply_chat_template(
+                    body["messages"], tokenize=False, add_generation_prompt=True
+                )
+                written = self._complete(
+                    body, self.tokenizer(turns, add_special_tokens=False).input_ids
+                )
                 text, usage = written["choices"][0]["text"], written["usage"]
-            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-            return 200, {"object": "chat.completion", "model": body["model"], "choices": [choice], "usage": usage}
+            choice = {
+                "index": 0,
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": "stop",
+            }
+            return 200, {
+                "object": "chat.completion",
+                "model": body["model"],
+                "choices": [choice],
+                "usage": usage,
+            }
         if self.style == "llama-server" and body.get("echo"):
             return 400, {
-                "error": {"code": 400, "message": "Only no echo is supported", "type": "invalid_request_error"}
+                "error": {
+                    "code": 400,
+                    "message": "Only no echo is supported",
+                    "type": "invalid_request_error",
+                }
             }
         prompt = body["prompt"]
         if self.style == "transformers" and not isinstance(prompt, str):
@@ -88,13 +105,23 @@ class Served:
         offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
         if self.style == "sglang":
             offsets = [-1] * len(tokens)
-        reply_log_probs = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+        reply_log_probs = {
+            "tokens": tokens,
+            "token_logprobs": values,
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
         choice = {
             "index": 0, "text": text, "finish_reason": "stop" if ends else "length",
             "logprobs": reply_log_probs if body.get("logprobs") else None,
         }  # fmt: skip
         usage = {"prompt_tokens": len(ids), "completion_tokens": n_written}
-        return {"object": "text_completion", "model": body["model"], "choices": [choice], "usage": usage}
+        return {
+            "object": "text_completion",
+            "model": body["model"],
+            "choices": [choice],
+            "usage": usage,
+        }
 
     def _top(self, row: Any, token: int) -> dict[str, float]:
         """Return the likeliest token, and the one that is there."""

@@ -14,7 +14,21 @@ from kinject.types import Answer
 
 def answer(i: int, right: bool, arm: str = "base", **change) -> Answer:
     values = (-1.0, -2.0) if right else (-2.0, -1.0)
-    return Answer(f"q{i}", "set", arm, "texts", 0, 0, (), 0, values, (1, 1), (1, 1), document_id=f"d{i // 2}", **change)
+    return Answer(
+        f"q{i}",
+        "set",
+        arm,
+        "texts",
+        0,
+        0,
+        (),
+        0,
+        values,
+        (1, 1),
+        (1, 1),
+        document_id=f"d{i // 2}",
+        **change,
+    )
 
 
 @pytest.fixture
@@ -61,9 +75,17 @@ def test_several_runs_are_one_family_and_one_run_compares_nothing(folder):
         for name, n in (("x", 2), ("y", 6), ("z", 9))
     ]
     pairs = compare_runs(runs)
-    assert [(pair.name, pair.base_name) for pair in pairs] == [("y: ft", "x: ft"), ("z: ft", "x: ft")]
-    assert [pair.contrast.p for pair in pairs] >= [flips_by_document([2, 2]), flips_by_document([2, 2, 2, 1])]
-    assert [pair.contrast.p_holm for pair in pairs] == pytest.approx([pairs[0].contrast.p, 2 * pairs[1].contrast.p])
+    assert [(pair.name, pair.base_name) for pair in pairs] == [
+        ("y: ft", "x: ft"),
+        ("z: ft", "x: ft"),
+    ]
+    assert [pair.contrast.p for pair in pairs] >= [
+        flips_by_document([2, 2]),
+        flips_by_document([2, 2, 2, 1]),
+    ]
+    assert [pair.contrast.p_holm for pair in pairs] == pytest.approx(
+        [pairs[0].contrast.p, 2 * pairs[1].contrast.p]
+    )
     with pytest.raises(InputError, match="found one run; give two or more"):
         compare_runs(runs[:1])
 

@@ -35,11 +35,15 @@ def answers(
     ]  # fmt: skip
 
 
-def compare(arm: list[Answer], arm_alone: list[Answer], base: list[Answer], base_alone: list[Answer]) -> ArmResult:
+def compare(
+    arm: list[Answer], arm_alone: list[Answer], base: list[Answer], base_alone: list[Answer]
+) -> ArmResult:
     control = answers_without_question(arm, arm_alone)
     assert control is not None
     control = replace(control, base=answers_without_question(base, base_alone))
-    (result,) = correct_families([summarize_arm(arm, base, model="base", arm="arm", control=control)])
+    (result,) = correct_families(
+        [summarize_arm(arm, base, model="base", arm="arm", control=control)]
+    )
     return result
 
 
@@ -52,7 +56,9 @@ def test_the_net_gain_is_the_gain_less_the_gain_without_the_question():
     result = compare(arm, arm_alone, base, base_alone)
     assert (result.accuracy, result.to_base.delta) == (0.75, 0.5)
     control = result.control
-    assert (control.accuracy, control.to_base.delta, control.net.delta) == pytest.approx((0.625, 0.125, 0.375))
+    assert (control.accuracy, control.to_base.delta, control.net.delta) == pytest.approx(
+        (0.625, 0.125, 0.375)
+    )
     assert result.without_question == pytest.approx(0.25)
     assert control.net.accuracy == 0.75, "the accuracy with the question"
     # Pencil and paper: per document the net changes are 1, 1, 2 and 2 of 4 questions; of 16 signs of four documents, two

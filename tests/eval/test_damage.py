@@ -24,7 +24,10 @@ def recipe(tmp_path: Path, tiny_model: Path) -> Recipe:
     """Six questions to a tiny model in two formats."""
     write_sha256sums(tiny_model)
     questions = tmp_path / "new.jsonl"
-    rows = [{"id": f"q{i}", "question": f"Where was {i} born?", "choices": TOWNS, "answer": i % 4} for i in range(6)]
+    rows = [
+        {"id": f"q{i}", "question": f"Where was {i} born?", "choices": TOWNS, "answer": i % 4}
+        for i in range(6)
+    ]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     path = tmp_path / "eval.yaml"
     section = {
@@ -32,7 +35,9 @@ def recipe(tmp_path: Path, tiny_model: Path) -> Recipe:
         "questions": {"new": str(questions)},
         "formats": ["letters", "texts"],
     }
-    path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": {"control": False, **section}}))
+    path.write_text(
+        yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": {"control": False, **section}})
+    )
     return read_recipe(path, verb="eval")
 
 
@@ -40,7 +45,10 @@ def test_answers_that_were_cut_at_a_line_are_not_compared(recipe: Recipe) -> Non
     evaluate(recipe)
     path = recipe.run_dir / "answers.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    with pytest.raises(InputError, match=r"answers\.jsonl: holds 11 rows, 12 were written .* Run kinject eval again"):
+    with pytest.raises(
+        InputError,
+        match=r"answers\.jsonl: holds 11 rows, 12 were written .* Run kinject eval again",
+    ):
         read_run(recipe.run_dir)
     evaluate(recipe)
     assert len(read_run(recipe.run_dir).settings) == 2
@@ -51,18 +59,29 @@ def test_a_model_with_a_flipped_bit_is_not_asked(recipe: Recipe, tiny_model: Pat
     data = bytearray(weights.read_bytes())
     data[-7] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(InputError, match=r"model\.safetensors: its bytes are not .* delete SHA256SUMS"):
+    with pytest.raises(
+        InputError, match=r"model\.safetensors: its bytes are not .* delete SHA256SUMS"
+    ):
         evaluate(recipe)
     (tiny_model / "SHA256SUMS").unlink()
     evaluate(recipe)
 
 
-def test_questions_that_are_not_as_they_were_written_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+def test_questions_that_are_not_as_they_were_written_are_refused(
+    recipe: Recipe, tmp_path: Path
+) -> None:
     path = tmp_path / "new.jsonl"
     write_manifest(
-        tmp_path / "manifest.json", stage="questions", inputs={}, recipe={}, counts={}, outputs=["new.jsonl"]
+        tmp_path / "manifest.json",
+        stage="questions",
+        inputs={},
+        recipe={},
+        counts={},
+        outputs=["new.jsonl"],
     )
     evaluate(recipe)
     path.write_bytes(path.read_bytes().replace(b'"answer": 3', b'"answer": 2', 1))
-    with pytest.raises(InputError, match=r"new\.jsonl: its bytes are not those that were written .* another name"):
+    with pytest.raises(
+        InputError, match=r"new\.jsonl: its bytes are not those that were written .* another name"
+    ):
         evaluate(recipe)

@@ -22,9 +22,24 @@ from kinject.results import Report
 from kinject.types import Answer
 
 QUESTIONS = [
-    {"id": "q1", "question": "Where was Arden born?", "choices": ["Lowmere", "the mill", "Farrow"], "answer": 0},
-    {"id": "q2", "question": "Where was Bryn  born? ", "choices": ["Kelm", "town of Farrow"], "answer": 1},
-    {"id": "q3", "question": "¿Dónde nació Kelm? 在", "choices": ["1987", "school – é", "x"], "answer": 2},
+    {
+        "id": "q1",
+        "question": "Where was Arden born?",
+        "choices": ["Lowmere", "the mill", "Farrow"],
+        "answer": 0,
+    },
+    {
+        "id": "q2",
+        "question": "Where was Bryn  born? ",
+        "choices": ["Kelm", "town of Farrow"],
+        "answer": 1,
+    },
+    {
+        "id": "q3",
+        "question": "¿Dónde nació Kelm? 在",
+        "choices": ["1987", "school – é", "x"],
+        "answer": 2,
+    },
 ]
 Run = Callable[..., Report]
 
@@ -33,7 +48,10 @@ def nested(table: dict[str, Any]) -> dict[str, Any]:
     """Return the table of a model whose `endpoint` holds the keys that are a generator's; here its address."""
     own = ("api", "revision", "tokenizer", "chat")
     generator = {key: value for key, value in table.items() if key not in (*own, "endpoint")}
-    return {"endpoint": {"base_url": table["endpoint"], **generator}, **{k: v for k, v in table.items() if k in own}}
+    return {
+        "endpoint": {"base_url": table["endpoint"], **generator},
+        **{k: v for k, v in table.items() if k in own},
+    }
 
 
 @pytest.fixture
@@ -42,11 +60,17 @@ def run(tmp_path: Path) -> Run:
     write_jsonl(tmp_path / "q.jsonl", QUESTIONS)
 
     def _run(models: dict[str, Any], name: str = "run", **section: Any) -> Report:
-        models = {arm: nested(table) if isinstance(table, dict) else table for arm, table in models.items()}
+        models = {
+            arm: nested(table) if isinstance(table, dict) else table
+            for arm, table in models.items()
+        }
         section = {"models": models, "questions": {"new": str(tmp_path / "q.jsonl")}, **section}
         path = tmp_path / "recipe.yaml"
         path.write_text(
-            yaml.safe_dump({"run_dir": str(tmp_path / name), "eval": {"control": False, **section}}, sort_keys=False)
+            yaml.safe_dump(
+                {"run_dir": str(tmp_path / name), "eval": {"control": False, **section}},
+                sort_keys=False,
+            )
         )
         return evaluate(read_recipe(path, (), "eval"))
 
@@ -66,11 +90,22 @@ def answers(folder: Path, arm: str) -> dict[tuple[str, str, int, int], Answer]:
 
 
 @pytest.mark.parametrize("style", ["vllm", "sglang"])
-def test_log_probs_through_an_endpoint_are_those_of_the_same_weights_here(run, tmp_path, tiny_model, style: Style):
-    shots = {"questions": {"new": {"path": str(tmp_path / "q.jsonl"), "shots_from": str(tmp_path / "q.jsonl")}}}
+def test_log_probs_through_an_endpoint_are_those_of_the_same_weights_here(
+    run, tmp_path, tiny_model, style: Style
+):
+    shots = {
+        "questions": {
+            "new": {"path": str(tmp_path / "q.jsonl"), "shots_from": str(tmp_path / "q.jsonl")}
+        }
+    }
     section = {"formats": ["texts", "rotations"], "shots": [1], **shots}
     with serve(tiny_model, style) as served:
-        table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model)}
+        table = {
+            "endpoint": served.url,
+            "model": "tiny",
+            "api": "completions",
+            "tokenizer": str(tiny_model),
+        }
         run({"local": str(tiny_model), "served": table}, **section)
         n_requests = len(served.bodies)
         run({"local": str(tiny_model), "served": table}, **section)
@@ -80,16 +115,25 @@ def test_log_probs_through_an_endpoint_are_those_of_the_same_weights_here(run, t
     assert len(mine) == 3 + 8
     for key, answer in mine.items():
         assert other[key].log_probs == pytest.approx(answer.log_probs, abs=1e-3)
-        assert other[key].log_probs.index(max(other[key].log_probs)) == answer.log_probs.index(max(answer.log_probs))
+        assert other[key].log_probs.index(max(other[key].log_probs)) == answer.log_probs.index(
+            max(answer.log_probs)
+        )
         assert other[key].n_tokens == answer.n_tokens
         assert other[key].greedy == answer.greedy
 
 
 @pytest.mark.parametrize("in_tokens", [True, False])
-def test_completions_write_the_texts_that_the_same_weights_write_here(run, tmp_path, tiny_model, served, in_tokens):
+def test_completions_write_the_texts_that_the_same_weights_write_here(
+    run, tmp_path, tiny_model, served, in_tokens
+):
     table = {"endpoint": served.url, "model": "tiny", "api": "completions"}
     table |= {"tokenizer": str(tiny_model)} if in_tokens else {}
-    run({"local": str(tiny_model), "served": table}, formats=["generate"], max_new_tokens=6, stop=["\n", "z"])
+    run(
+        {"local": str(tiny_model), "served": table},
+        formats=["generate"],
+        max_new_tokens=6,
+        stop=["\n", "z"],
+    )
     mine, other = answers(tmp_path, "local"), answers(tmp_path, "served")
     assert [other[key].text for key in mine] == [answer.text for answer in mine.values()]
     assert {body["max_tokens"] for body in served.bodies} == {6}
@@ -113,17 +157,33 @@ def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served)
     }  # fmt: skip
     assert "stop" not in served.bodies[0]
     stored = answers(tmp_path, "served")["generate", "q1", 0, 0]
-    assert (stored.text, stored.n_thinking > 0, report.results[0].n_correct) == ("Lowmere, I think.", True, 1)
-    counts = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["endpoints"]["served"]
-    assert (counts["tokens_in"], counts["tokens_out"], counts["cost"]) == (33, 15, pytest.approx(183e-6))
-    assert any("33 tokens in, 15 out, cost 0.0002" in note and "cannot be hashed" in note for note in report.notes)
+    assert (stored.text, stored.n_thinking > 0, report.results[0].n_correct) == (
+        "Lowmere, I think.",
+        True,
+        1,
+    )
+    counts = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["endpoints"][
+        "served"
+    ]
+    assert (counts["tokens_in"], counts["tokens_out"], counts["cost"]) == (
+        33,
+        15,
+        pytest.approx(183e-6),
+    )
+    assert any(
+        "33 tokens in, 15 out, cost 0.0002" in note and "cannot be hashed" in note
+        for note in report.notes
+    )
     assert report.model_sources == {"served": f"tiny (chat) at {served.url}"}
 
 
 @pytest.mark.parametrize("system", ["Answer in capitals.", ""])
 def test_the_turns_before_a_question_reach_a_chat_endpoint_as_turns(run, tmp_path, served, system):
     turns = [("user", "My name is Arden."), ("assistant", "Good day, Arden.")]
-    before = [{"role": role, "content": text} for role, text in ([("system", system)] if system else []) + turns]
+    before = [
+        {"role": role, "content": text}
+        for role, text in ([("system", system)] if system else []) + turns
+    ]
     contents = {
         "id": "q",
         "question": "What is my name?",
@@ -137,9 +197,9 @@ def test_the_turns_before_a_question_reach_a_chat_endpoint_as_turns(run, tmp_pat
     report = run({"served": table}, formats=["generate"], questions=sets)
     sent = [body["messages"] for body in served.bodies]
     assert [*before, {"role": "user", "content": "What is my name?"}] in sent
-    assert {tuple(message["role"] for message in messages) for messages in sent if len(messages) > 1} == {
-        tuple(message["role"] for message in [*before, {"role": "user"}])
-    }
+    assert {
+        tuple(message["role"] for message in messages) for messages in sent if len(messages) > 1
+    } == {tuple(message["role"] for message in [*before, {"role": "user"}])}
     (result,) = report.results
     assert (result.role, result.n_correct, result.n) == ("retention", 1, 1)
 
@@ -167,7 +227,10 @@ def test_a_killed_run_pays_no_answer_twice(run, tmp_path, tiny_model, served):
 def test_answers_are_kept_apart_by_model_name_revision_and_parameters(run, tmp_path, served):
     def n_requests(**changes: Any) -> int:
         before = len(served.bodies)
-        run({"served": {"endpoint": served.url, "model": "tiny", "api": "chat", **changes}}, formats=["generate"])
+        run(
+            {"served": {"endpoint": served.url, "model": "tiny", "api": "chat", **changes}},
+            formats=["generate"],
+        )
         return len(served.bodies) - before
 
     changes = ({}, {}, {"revision": "2026-11"}, {"model": "small"}, {"temperature": 0.5})
@@ -176,7 +239,13 @@ def test_answers_are_kept_apart_by_model_name_revision_and_parameters(run, tmp_p
 
 
 def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
-    table = {"endpoint": served.url, "model": "tiny", "api": "chat", "price": [0, 1e6], "concurrency": 1}
+    table = {
+        "endpoint": served.url,
+        "model": "tiny",
+        "api": "chat",
+        "price": [0, 1e6],
+        "concurrency": 1,
+    }
     with pytest.raises(InputError, match=r"eval\.budget: 40\.0 are spent \(eval\.models\.served\)"):
         run({"served": table}, formats=["generate"], budget=40.0)
     assert len(served.bodies) == 2  # 5 each, and 32 that the next may cost
@@ -185,11 +254,22 @@ def test_the_budget_ends_a_run_before_it_is_exceeded(run, tmp_path, served):
 
 
 @pytest.mark.parametrize("style", ["llama-server", "ignores-echo", "absurd", "transformers"])
-def test_an_endpoint_without_log_probs_of_the_prompt_is_refused_at_the_first_request(run, tiny_model, style: Style):
+def test_an_endpoint_without_log_probs_of_the_prompt_is_refused_at_the_first_request(
+    run, tiny_model, style: Style
+):
     with serve(tiny_model, style) as served:
-        table = {"endpoint": served.url, "model": "tiny", "api": "completions", "tokenizer": str(tiny_model)}
+        table = {
+            "endpoint": served.url,
+            "model": "tiny",
+            "api": "completions",
+            "tokenizer": str(tiny_model),
+        }
         about_log_probs = r"no log-probs of the prompt \(echo with logprobs\).*\(vLLM, SGLang"
-        match = "takes no token ids: leave out the tokenizer" if style == "transformers" else about_log_probs
+        match = (
+            "takes no token ids: leave out the tokenizer"
+            if style == "transformers"
+            else about_log_probs
+        )
         with pytest.raises(EndpointError, match=match):
             run({"served": table})
         assert len(served.scored()) == 1
@@ -222,7 +302,9 @@ def test_a_dry_run_counts_the_requests_that_the_run_then_sends(run, tmp_path, ti
     before = planned()
     assert served.bodies == []
     run(models, **section)
-    usage = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["endpoints"]["served"]
+    usage = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["endpoints"][
+        "served"
+    ]
     assert before["missing"] == 6
     assert before["requests"] == len(served.bodies) - 1  # whether there are log-probs
     n_probe = len(served.tokenizer("One, two, three").input_ids)

@@ -55,7 +55,9 @@ def tasks(tmp_path: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_harness_gets_the_numbers_of_its_own_model_from_kinject(tasks: Path, tiny_model: Path) -> None:
+def test_the_harness_gets_the_numbers_of_its_own_model_from_kinject(
+    tasks: Path, tiny_model: Path
+) -> None:
     pytest.importorskip("lm_eval", reason="the package lm_eval is not installed")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -74,10 +76,14 @@ def test_the_harness_gets_the_numbers_of_its_own_model_from_kinject(tasks: Path,
     ours = run("kinject", {"path": str(tiny_model)})
     theirs = run("hf", {"pretrained": str(tiny_model), "dtype": "float32", "batch_size": 4})
     for mine, other in zip(ours["samples"]["mills"], theirs["samples"]["mills"], strict=True):
-        for (a, greedy), (b, other_greedy) in zip(mine["filtered_resps"], other["filtered_resps"], strict=True):
+        for (a, greedy), (b, other_greedy) in zip(
+            mine["filtered_resps"], other["filtered_resps"], strict=True
+        ):
             assert float(a) == pytest.approx(float(b), abs=1e-4)
             assert str(greedy) == str(other_greedy)
-    for mine, other in zip(ours["samples"]["mills_written"], theirs["samples"]["mills_written"], strict=True):
+    for mine, other in zip(
+        ours["samples"]["mills_written"], theirs["samples"]["mills_written"], strict=True
+    ):
         assert mine["filtered_resps"] == other["filtered_resps"]
     for task, results in theirs["results"].items():
         for name, value in results.items():
@@ -96,9 +102,14 @@ def test_mmlu_files_give_the_harness_own_numbers(format: str, shared: Path, tmp_
         "questions": {"mmlu": {"path": str(tmp_path / "test.jsonl"), "shots_from": str(mmlu / "anatomy.dev.jsonl")}},
     }  # fmt: skip
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": {"control": False, **section}}))
+    recipe.write_text(
+        yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": {"control": False, **section}})
+    )
     report = evaluate(read_recipe(recipe, (), "eval"))
-    scored = {answer.question_id: answer.log_probs for answer in read_answers(tmp_path / "run" / "answers.jsonl")}
+    scored = {
+        answer.question_id: answer.log_probs
+        for answer in read_answers(tmp_path / "run" / "answers.jsonl")
+    }
     assert scored.keys() == GOLD[format]["log_probs"].keys()
     for name, log_probs in GOLD[format]["log_probs"].items():
         np.testing.assert_allclose(scored[name], log_probs, rtol=0, atol=1e-4)

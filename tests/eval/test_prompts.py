@@ -4,7 +4,9 @@ from kinject.eval.prompts import PromptRequest, pick_shots, render_prompt
 from kinject.question_formats import FORMATS
 from kinject.types import Question
 
-ASKED = Question("q1", "Which bone is longest? ", ("Rib", "Femur", "Ulna"), 1, subject="high_school_anatomy")
+ASKED = Question(
+    "q1", "Which bone is longest? ", ("Rib", "Femur", "Ulna"), 1, subject="high_school_anatomy"
+)
 SHOT = Question("s1", "Which organ pumps?", ("Heart", "Lung"), 0, subject="high_school_anatomy")
 OTHER = Question("s2", "Which gas do we need?", ("Neon", "Oxygen"), 1)
 
@@ -22,18 +24,24 @@ def test_letters_are_the_layout_of_mmlu_in_lm_evaluation_harness():
 
 def test_letters_without_a_subject_have_no_header():
     assert (
-        render_prompt(PromptRequest(OTHER, "letters")).context == "Which gas do we need?\nA. Neon\nB. Oxygen\nAnswer:"
+        render_prompt(PromptRequest(OTHER, "letters")).context
+        == "Which gas do we need?\nA. Neon\nB. Oxygen\nAnswer:"
     )
 
 
 def test_texts_score_the_choices_themselves():
     prompt = render_prompt(PromptRequest(OTHER, "texts", (SHOT,)))
-    assert prompt.context == "Question: Which organ pumps?\nAnswer: Heart\n\nQuestion: Which gas do we need?\nAnswer:"
+    assert (
+        prompt.context
+        == "Question: Which organ pumps?\nAnswer: Heart\n\nQuestion: Which gas do we need?\nAnswer:"
+    )
     assert prompt.continuations == (" Neon", " Oxygen")
 
 
 def test_passages_stand_after_the_examples_the_best_first():
-    prompt = render_prompt(PromptRequest(OTHER, "texts", (SHOT,), ("Best passage.", "Next passage.")))
+    prompt = render_prompt(
+        PromptRequest(OTHER, "texts", (SHOT,), ("Best passage.", "Next passage."))
+    )
     assert prompt.context == (
         "Question: Which organ pumps?\nAnswer: Heart\n\n"
         "Best passage.\n\nNext passage.\n\nQuestion: Which gas do we need?\nAnswer:"
@@ -54,9 +62,14 @@ def test_lengths_are_of_what_the_continuation_says():
 
 
 def test_a_continuation_is_asked_behind_its_passages_alone():
-    start = Question("s3", "The longest bone is ...", ("the rib", "the femur"), 1, subject="anatomy")
+    start = Question(
+        "s3", "The longest bone is ...", ("the rib", "the femur"), 1, subject="anatomy"
+    )
     prompt = render_prompt(PromptRequest(start, "continuation", passages=("A passage.",)))
-    assert (prompt.context, prompt.continuations) == ("A passage.\n\nThe longest bone is", (" the rib", " the femur"))
+    assert (prompt.context, prompt.continuations) == (
+        "A passage.\n\nThe longest bone is",
+        (" the rib", " the femur"),
+    )
 
 
 def test_each_format_shows_what_its_entry_says():

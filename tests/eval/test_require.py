@@ -43,7 +43,9 @@ def test_the_interval_decides(text: str, verdict: str) -> None:
 
 
 def test_every_arm_without_retrieval_is_meant_unless_one_is_named() -> None:
-    report = make_evaluation([*REPORT.results, make_result("repeat", first(300, 600), first(150, 600))])
+    report = make_evaluation(
+        [*REPORT.results, make_result("repeat", first(300, 600), first(150, 600))]
+    )
     checks = check_requirements(read_requirements(["new>=0.6", "repeat:new>=0.4"], SETS), report)
     assert [(check.arm, check.verdict) for check in checks] == [
         ("cpt", "met"), ("repeat", "not met"), ("repeat", "met"),
@@ -59,7 +61,10 @@ def test_what_is_no_requirement_is_named_with_the_sets(text: str) -> None:
 
 
 def test_an_arm_without_scores_and_a_base_without_another_are_named() -> None:
-    for text, message in (("gone:new>=0.5", "no arm has scores"), ("base:new>=-0.1", "base is not compared")):
+    for text, message in (
+        ("gone:new>=0.5", "no arm has scores"),
+        ("base:new>=-0.1", "base is not compared"),
+    ):
         with pytest.raises(InputError, match=message):
             check_requirements(read_requirements([text], SETS), REPORT)
 
@@ -75,9 +80,14 @@ def test_an_unchanged_model_passes_and_a_loss_of_five_points_does_not() -> None:
         for _ in range(200):
             base = draw.random(600) < 0.9
             right = np.where(base, draw.random(600) >= lost / 0.9, draw.random(600) < gained / 0.1)
-            matrices = [CorrectnessMatrix(values[None].astype(float), ids, documents) for values in (right, base)]
+            matrices = [
+                CorrectnessMatrix(values[None].astype(float), ids, documents)
+                for values in (right, base)
+            ]
             arm = replace(ARM, to_base=make_contrast(*matrices, "base", scope="these models"))
-            met += check_requirements(requirements, make_evaluation([BASE, arm]))[0].verdict == "met"
+            met += (
+                check_requirements(requirements, make_evaluation([BASE, arm]))[0].verdict == "met"
+            )
         return met / 200
 
     assert fraction_met(0.005, 0.005) >= 0.95
@@ -85,10 +95,14 @@ def test_an_unchanged_model_passes_and_a_loss_of_five_points_does_not() -> None:
 
 
 def test_ci_reads_the_checks(tmp_path: Path) -> None:
-    write_checks(check_requirements(read_requirements(["new>=0.78", "cpt:new>=0.9"], SETS), REPORT), tmp_path)
+    write_checks(
+        check_requirements(read_requirements(["new>=0.78", "cpt:new>=0.9"], SETS), REPORT), tmp_path
+    )
     suite = ElementTree.parse(tmp_path / "requirements.xml").getroot()  # noqa: S314 (our own file)
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     failure = suite.find("testcase/failure")
     assert failure is not None
     assert str(failure.get("message")).startswith("not met: cpt:new>=0.9 (cpt, texts: +0.833")
-    assert [row["verdict"] for row in json.loads((tmp_path / "requirements.json").read_text())].count("met") == 1
+    assert [
+        row["verdict"] for row in json.loads((tmp_path / "requirements.json").read_text())
+    ].count("met") == 1

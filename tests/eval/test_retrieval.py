@@ -27,7 +27,12 @@ from kinject.recipe.eval_section import EvalSection, QuestionSetSection, Retriev
 from kinject.types import Passage, Question
 
 quiet = pytest.mark.filterwarnings("ignore")  # the library warns while it is imported
-TEXTS = ["Arden was born in Lowmere.", "Bryn works for the mill.", "The school of Kelm taught her.", "Farrow, 1987."]
+TEXTS = [
+    "Arden was born in Lowmere.",
+    "Bryn works for the mill.",
+    "The school of Kelm taught her.",
+    "Farrow, 1987.",
+]
 PASSAGES = [Passage(f"p{i}", f"d{i}", 0, len(text), text) for i, text in enumerate(TEXTS)]
 
 
@@ -39,7 +44,8 @@ def dense(passages, embedder, folder, **settings):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kinject.eval.retrieval.INDICES", folder / "cache")
         return DenseRetriever(
-            passages, RetrievalSection(documents=(), kind="dense", embedder=str(embedder), **settings)
+            passages,
+            RetrievalSection(documents=(), kind="dense", embedder=str(embedder), **settings),
         )
 
 
@@ -77,7 +83,12 @@ def test_dense_ranks_are_those_of_the_dot_products(embedder, tmp_path):
     assert retriever.rank([query], 4)[0] == expected
     assert retriever.rank([TEXTS[2]], 1)[0] == [2]
     assert dense(PASSAGES * 2, embedder, tmp_path).rank([TEXTS[2]], 2)[0] == [2, 6]
-    assert dense(PASSAGES, embedder, tmp_path, min_score=0.999).rank(TEXTS, 3) == [[0], [1], [2], [3]]
+    assert dense(PASSAGES, embedder, tmp_path, min_score=0.999).rank(TEXTS, 3) == [
+        [0],
+        [1],
+        [2],
+        [3],
+    ]
 
 
 @quiet
@@ -96,7 +107,9 @@ def test_an_index_is_kept_by_content(embedder, tmp_path):
 def test_known_embedders_get_the_prefixes_of_their_cards(embedder, tmp_path, name):
     queries, passages = next(pair for word, pair in PREFIXES.items() if word in name)
     plain = dense([Passage("p", "d", 0, 1, passages + TEXTS[0])], embedder, tmp_path)
-    prefixed = dense([Passage("p", "d", 0, 1, TEXTS[0])], shutil.copytree(embedder, tmp_path / name), tmp_path)
+    prefixed = dense(
+        [Passage("p", "d", 0, 1, TEXTS[0])], shutil.copytree(embedder, tmp_path / name), tmp_path
+    )
     np.testing.assert_array_equal(prefixed._vectors, plain._vectors)
     assert prefixed._prefix == queries
 
@@ -123,7 +136,11 @@ def words_in(text: str) -> list[str]:
 
 def ngrams_in(text: str) -> list[str]:
     marked = [f" {word} " for word in words_in(text)]
-    return [gram for word in marked for gram in [word[n : n + 4] for n in range(len(word) - 3)] or [word]]
+    return [
+        gram
+        for word in marked
+        for gram in [word[n : n + 4] for n in range(len(word) - 3)] or [word]
+    ]
 
 
 def pairs_in(text: str) -> list[str]:
@@ -140,22 +157,31 @@ def by_the_formula(texts: list[str], query: str, terms_in=words_in) -> np.ndarra
         idf = math.log(1 + (len(documents) - df + 0.5) / (df + 0.5))
         for index, document in enumerate(documents):
             tf = Counter(document)[term]
-            scores[index] += idf * tf / (tf + 1.5 * (1 - 0.75 + 0.75 * len(document) / mean)) if tf else 0.0
+            scores[index] += (
+                idf * tf / (tf + 1.5 * (1 - 0.75 + 0.75 * len(document) / mean)) if tf else 0.0
+            )
     return scores
 
 
-@pytest.mark.parametrize("query", ["Where was Bryn Arden born?", "Which mill is old, at Kelm?", "7", "Farrow? FARROW!"])
+@pytest.mark.parametrize(
+    "query", ["Where was Bryn Arden born?", "Which mill is old, at Kelm?", "7", "Farrow? FARROW!"]
+)
 def test_order_is_that_of_the_formula(query):
     expected = np.argsort(-by_the_formula(BM25_TEXTS, query), kind="stable").tolist()
     assert Bm25Retriever(BM25_PASSAGES).rank([query], 5) == [expected]
 
 
 def test_equal_scores_keep_the_order_of_the_passages():
-    assert Bm25Retriever(BM25_PASSAGES).rank(["lies near", "nothing known here"], 3) == [[2, 3, 0], [0, 1, 2]]
+    assert Bm25Retriever(BM25_PASSAGES).rank(["lies near", "nothing known here"], 3) == [
+        [2, 3, 0],
+        [0, 1, 2],
+    ]
 
 
 @pytest.mark.parametrize("least", [0.0, 0.5, 1.0, 9.0])
-def test_a_passage_below_the_least_score_is_left_out_and_the_report_counts_questions_without_any(least):
+def test_a_passage_below_the_least_score_is_left_out_and_the_report_counts_questions_without_any(
+    least,
+):
     query = "Which mill is old, at Kelm?"
     scores = by_the_formula(BM25_TEXTS, query)
     expected = [i for i in np.argsort(-scores, kind="stable").tolist() if scores[i] >= least][:3]
@@ -164,7 +190,11 @@ def test_a_passage_below_the_least_score_is_left_out_and_the_report_counts_quest
     contexts = retriever.find([ask(query, "d1"), ask("Nothing known here?", "")], 3)
     assert [len(context) for context in contexts] == [len(expected), 0 if least else 3]
     found = measure_recall("set", [ask(query, "d1"), ask("Nothing known here?", "")], contexts, 3)
-    assert (found.n_found, found.n, found.n_empty) == (bool(expected), 1, (not expected) + bool(least))
+    assert (found.n_found, found.n, found.n_empty) == (
+        bool(expected),
+        1,
+        (not expected) + bool(least),
+    )
 
 
 def test_the_oracle_shows_the_best_passages_of_the_document_that_the_question_names():
@@ -182,11 +212,17 @@ def test_the_oracle_shows_the_best_passages_of_the_document_that_the_question_na
         for question in questions
     ]
     scores = [
-        by_the_formula([texts[i] for i in of], question.question) for of, question in zip(own, questions, strict=True)
+        by_the_formula([texts[i] for i in of], question.question)
+        for of, question in zip(own, questions, strict=True)
     ]
-    ranked = [[of[i] for i in np.argsort(-score, kind="stable")] for of, score in zip(own, scores, strict=True)]
+    ranked = [
+        [of[i] for i in np.argsort(-score, kind="stable")]
+        for of, score in zip(own, scores, strict=True)
+    ]
     for k in (1, 2, 3):
-        assert oracle.find(questions, k) == [tuple(passages[i] for i in ranking[:k]) for ranking in ranked]
+        assert oracle.find(questions, k) == [
+            tuple(passages[i] for i in ranking[:k]) for ranking in ranked
+        ]
     for named in ("", "d7"):
         with pytest.raises(InputError, match=r"question 'q' names no document .*kind: oracle"):
             oracle.find([ask("?", named)], 1)
@@ -208,26 +244,37 @@ LEXICAL_TEXTS = [
     "Arden was born in Lowmere. The old mill stands there.", "Bryn works for the mill. Kelm is near.",
     "The school of Kelm taught her. It is old.", "Farrow, 1987.", "Millers of Kelm worked in the mills.",
 ]  # fmt: skip
-LEXICAL_PASSAGES = [Passage(f"p{n}", f"d{n}", 0, len(text), text) for n, text in enumerate(LEXICAL_TEXTS)]
+LEXICAL_PASSAGES = [
+    Passage(f"p{n}", f"d{n}", 0, len(text), text) for n, text in enumerate(LEXICAL_TEXTS)
+]
 
 
-@pytest.mark.parametrize("query", ["Where was Arden born?", "Who worked at the mill of Kelm?", "1987", "mills"])
+@pytest.mark.parametrize(
+    "query", ["Where was Arden born?", "Who worked at the mill of Kelm?", "1987", "mills"]
+)
 def test_the_lexical_order_is_that_of_the_sum_of_four_formulas(query):
     texts = LEXICAL_TEXTS
     owners = [n for n, text in enumerate(texts) for _ in sentences(text)]
-    by_sentence = by_the_formula([sentence for text in texts for sentence in sentences(text)], query, ngrams_in)
+    by_sentence = by_the_formula(
+        [sentence for text in texts for sentence in sentences(text)], query, ngrams_in
+    )
     parts = {
         "words": by_the_formula(texts, query), "pieces": by_the_formula(texts, query, ngrams_in),
         "pairs": by_the_formula(texts, query, pairs_in),
         "sentence": np.array([max(by_sentence[np.array(owners) == n]) for n in range(len(texts))]),
     }  # fmt: skip
     expected = sum(LEXICAL_WEIGHTS[name] * scores for name, scores in parts.items())
-    assert LexicalRetriever(LEXICAL_PASSAGES).rank([query], 5)[0] == np.argsort(-expected, kind="stable").tolist()
+    assert (
+        LexicalRetriever(LEXICAL_PASSAGES).rank([query], 5)[0]
+        == np.argsort(-expected, kind="stable").tolist()
+    )
 
 
 def test_other_forms_of_a_word_are_found_by_their_ngrams():
     assert LexicalRetriever(LEXICAL_PASSAGES).rank(["miller"], 1) == [[4]]
-    assert LexicalRetriever([Passage("p", "d", 0, 1, "?")]).rank(["miller"], 1) == [[0]]  # no word at all
+    assert LexicalRetriever([Passage("p", "d", 0, 1, "?")]).rank(["miller"], 1) == [
+        [0]
+    ]  # no word at all
 
 
 def test_recall_counts_questions_that_name_a_document():
@@ -242,9 +289,10 @@ def test_recall_counts_questions_that_name_a_document():
 def test_a_document_in_two_files_is_searched_once(write_rows):
     rows = [{"id": "d", "text": "Bryn was born in Farrow. She lives in Kelm."}]
     paths = [write_rows("a.jsonl", rows), write_rows("b.jsonl", rows)]
-    assert [passage.document_id for passage in read_passages(RetrievalSection(documents=tuple(map(str, paths))))] == [
-        "d"
-    ]
+    assert [
+        passage.document_id
+        for passage in read_passages(RetrievalSection(documents=tuple(map(str, paths))))
+    ] == ["d"]
 
 
 def test_retention_sets_get_passages_only_where_the_recipe_asks():

@@ -26,7 +26,13 @@ from kinject.results import Report
 from small import naive_log_prob
 
 ROWS = [
-    {"id": f"q{i}", "question": f"Where was {name} born?", "choices": choices, "answer": i % 3, "document_id": name}
+    {
+        "id": f"q{i}",
+        "question": f"Where was {name} born?",
+        "choices": choices,
+        "answer": i % 3,
+        "document_id": name,
+    }
     for i, (name, choices) in enumerate(
         [
             ("Arden", ["Lowmere", "Stonegate", "Farrow"]),
@@ -36,7 +42,10 @@ ROWS = [
         ]
     )
 ]
-DOCUMENTS = [{"id": name, "text": f"{name} was born. The town of {name}."} for name in ("Arden", "Bryn", "Kelm")]
+DOCUMENTS = [
+    {"id": name, "text": f"{name} was born. The town of {name}."}
+    for name in ("Arden", "Bryn", "Kelm")
+]
 Evaluate = Callable[..., Report]
 
 
@@ -44,14 +53,24 @@ Evaluate = Callable[..., Report]
 def run(tmp_path: Path, tiny_model: Path, write_rows: Callable[..., Path]) -> Evaluate:
     """Evaluate the tiny model with `section` changed, from a recipe file below tmp_path."""
     questions = write_rows("questions.jsonl", ROWS)
-    write_rows("shots.jsonl", [{**row, "id": f"s{row['id']}", "question": f"Who is {row['id']}?"} for row in ROWS])
+    write_rows(
+        "shots.jsonl",
+        [{**row, "id": f"s{row['id']}", "question": f"Who is {row['id']}?"} for row in ROWS],
+    )
     write_rows("documents.jsonl", DOCUMENTS)
 
     def _run(**section: Any) -> Report:
-        whole = {"models": {"base": str(tiny_model)}, "questions": {"new": str(questions)}, **section}
+        whole = {
+            "models": {"base": str(tiny_model)},
+            "questions": {"new": str(questions)},
+            **section,
+        }
         path = tmp_path / "recipe.yaml"
         path.write_text(
-            yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": {"control": False, **whole}}, sort_keys=False)
+            yaml.safe_dump(
+                {"run_dir": str(tmp_path / "run"), "eval": {"control": False, **whole}},
+                sort_keys=False,
+            )
         )
         return evaluate(read_recipe(path, (), "eval"))
 
@@ -65,7 +84,10 @@ def manifest(tmp_path: Path) -> dict[str, Any]:
 def naive(folder: Path, context: str, continuations: Sequence[str]) -> list[float]:
     """Log-probs in float64 from whole strings, by transformers alone."""
     loaded = load_model(str(folder))
-    return [naive_log_prob(loaded.model.double(), loaded.tokenizer, context, text) for text in continuations]
+    return [
+        naive_log_prob(loaded.model.double(), loaded.tokenizer, context, text)
+        for text in continuations
+    ]
 
 
 OPEN = [
@@ -80,7 +102,9 @@ OPEN = [
 ]
 
 
-def test_written_answers_are_stored_once_and_scored_by_any_metric_later(run, tmp_path, write_rows, tiny_model):
+def test_written_answers_are_stored_once_and_scored_by_any_metric_later(
+    run, tmp_path, write_rows, tiny_model
+):
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     section: dict[str, Any] = {
@@ -103,7 +127,9 @@ def test_written_answers_are_stored_once_and_scored_by_any_metric_later(run, tmp
     ids = loaded.tokenizer("Question: Where was Arden born?\nAnswer: Lowmere\n\nQuestion: Where was Bryn born?\nAnswer:",
                            return_tensors="pt")  # fmt: skip
     written = loaded.model.generate(**ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
-    expected = loaded.tokenizer.decode(written[0, ids.input_ids.shape[1] :], skip_special_tokens=True)
+    expected = loaded.tokenizer.decode(
+        written[0, ids.input_ids.shape[1] :], skip_special_tokens=True
+    )
     assert texts["o2", "base", 1] == expected
     again = run(**section, scores=["exact", "contains"])
     assert manifest(tmp_path)["counts"]["scored_now"] == 0
@@ -112,12 +138,20 @@ def test_written_answers_are_stored_once_and_scored_by_any_metric_later(run, tmp
 
 def test_stored_log_probs_are_those_of_the_prompts_as_documented(run, tmp_path, tiny_model):
     report = run(
-        questions={"new": {"path": str(tmp_path / "questions.jsonl"), "shots_from": str(tmp_path / "shots.jsonl")}},
+        questions={
+            "new": {
+                "path": str(tmp_path / "questions.jsonl"),
+                "shots_from": str(tmp_path / "shots.jsonl"),
+            }
+        },
         formats=["letters", "texts"],
         shots=[0, 1],
         retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1]},
     )
-    answers = {(a.format, a.shots, a.k, a.question_id): a for a in read_answers(tmp_path / "run" / "answers.jsonl")}
+    answers = {
+        (a.format, a.shots, a.k, a.question_id): a
+        for a in read_answers(tmp_path / "run" / "answers.jsonl")
+    }
     assert len(answers) == 2 * 2 * 2 * len(ROWS)
     assert sum(result.n for result in report.results) == len(answers)
     texts = answers["texts", 1, 1, "q1"]
@@ -130,19 +164,35 @@ def test_stored_log_probs_are_those_of_the_prompts_as_documented(run, tmp_path, 
     np.testing.assert_allclose(texts.log_probs, expected, rtol=0, atol=1e-4)
     assert texts.n_bytes == (4, 8, 14)
     letters = answers["letters", 0, 0, "q2"]
-    expected = naive(tiny_model, "Where was Kelm born?\nA. school\nB. Lowmere\nC. 1987\nAnswer:", [" A", " B", " C"])
+    expected = naive(
+        tiny_model,
+        "Where was Kelm born?\nA. school\nB. Lowmere\nC. 1987\nAnswer:",
+        [" A", " B", " C"],
+    )
     np.testing.assert_allclose(letters.log_probs, expected, rtol=0, atol=1e-4)
     assert (letters.gold, letters.n_bytes, letters.truncated) == (2, (1, 1, 1), 0)
 
 
 def test_a_model_that_reads_later_tokens_gets_no_score(
-    run: Evaluate, tmp_path: Path, tiny_model: Path, tiny_config: dict[str, Any], tiny_tokenizer: Any
+    run: Evaluate,
+    tmp_path: Path,
+    tiny_model: Path,
+    tiny_config: dict[str, Any],
+    tiny_tokenizer: Any,
 ) -> None:
     """Its log-prob of a token would be that of a token that it has read."""
-    both_ways = {**tiny_config, "model_type": "gemma3_text", "head_dim": 16, "use_bidirectional_attention": True}
+    both_ways = {
+        **tiny_config,
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "use_bidirectional_attention": True,
+    }
     new_model(both_ways, tiny_tokenizer, 0).save_pretrained(tmp_path / "both-ways")
     tiny_tokenizer.save_pretrained(tmp_path / "both-ways")
-    with pytest.raises(InputError, match=r"both-ways: gemma3_text is no causal language model .* reads later tokens"):
+    with pytest.raises(
+        InputError,
+        match=r"both-ways: gemma3_text is no causal language model .* reads later tokens",
+    ):
         run(models={"base": str(tiny_model), "other": str(tmp_path / "both-ways")})
 
 
@@ -150,12 +200,23 @@ def test_the_report_follows_from_the_stored_answers(run, tmp_path):
     report = run(retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1, 2]})
     answers = read_answers(tmp_path / "run" / "answers.jsonl")
     base = [answer for answer in answers if answer.k == 0]
-    assert [(result.arm, result.k) for result in report.results] == [("base", 0), ("base", 1), ("base", 2)]
+    assert [(result.arm, result.k) for result in report.results] == [
+        ("base", 0),
+        ("base", 1),
+        ("base", 2),
+    ]
     by_k = [(k, [answer for answer in answers if answer.k == k]) for k in (0, 1, 2)]
-    results = [summarize_arm(arm_answers, base if k else None, model="base", arm="base") for k, arm_answers in by_k]
-    assert [replace(result, prompt_tokens=None) for result in report.results] == correct_families(results)
+    results = [
+        summarize_arm(arm_answers, base if k else None, model="base", arm="base")
+        for k, arm_answers in by_k
+    ]
+    assert [replace(result, prompt_tokens=None) for result in report.results] == correct_families(
+        results
+    )
     stored = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert [result["accuracy"] for result in stored["results"]] == [result.accuracy for result in report.results]
+    assert [result["accuracy"] for result in stored["results"]] == [
+        result.accuracy for result in report.results
+    ]
     assert manifest(tmp_path)["counts"] == {"answers": 12, "scored_now": 12, "stored": 12}
 
 
@@ -164,7 +225,9 @@ def test_retrieved_passages_are_named_and_their_recall_is_told(run, tmp_path):
     with_context = [a for a in read_answers(tmp_path / "run" / "answers.jsonl") if a.k == 2]
     assert all(len(set(answer.context_ids)) == 2 for answer in with_context)
     assert [(recall.k, recall.n_found, recall.n) for recall in report.recalls] == [(2, 3, 4)]
-    with pytest.raises(RecipeError, match=r"eval\.retrieval\.k: found 99, but the documents hold only \d+ passages"):
+    with pytest.raises(
+        RecipeError, match=r"eval\.retrieval\.k: found 99, but the documents hold only \d+ passages"
+    ):
         run(retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [1, 99]})
 
 
@@ -212,11 +275,15 @@ def test_a_killed_run_goes_on_and_ends_as_an_undisturbed_one(run, tmp_path, monk
             run(**settings)
     with path.open("ab") as file:
         file.write(path.read_bytes()[:50])  # a torn row
-    assert [result.n_correct for result in run(**settings).results] == [r.n_correct for r in undisturbed.results]
+    assert [result.n_correct for result in run(**settings).results] == [
+        r.n_correct for r in undisturbed.results
+    ]
     rows = {row["key"]: row for row in map(json.loads, path.read_bytes().splitlines())}
     assert rows.keys() == whole.keys()
     for key, row in rows.items():  # sums of other batches differ in the last digits
-        np.testing.assert_allclose(row.pop("log_probs"), whole[key].pop("log_probs"), rtol=0, atol=2e-5)
+        np.testing.assert_allclose(
+            row.pop("log_probs"), whole[key].pop("log_probs"), rtol=0, atol=2e-5
+        )
         assert row == whole[key]
     assert manifest(tmp_path)["counts"]["scored_now"] == 8 - n_rows
 
@@ -255,12 +322,16 @@ def diverge(monkeypatch):
 
 
 @pytest.mark.parametrize("weight", [float("nan"), 0.0])
-def test_a_model_that_scores_nothing_has_no_number_anywhere(run, diverge, tmp_path, weight, write_rows):
+def test_a_model_that_scores_nothing_has_no_number_anywhere(
+    run, diverge, tmp_path, weight, write_rows
+):
     diverge(weight)
     held_out = write_rows("held.jsonl", [{"text": "Bryn was born in Farrow."}])
     report = run(formats=["letters", "rotations"], perplexity_corpus=str(held_out))
     assert report.results == ()
-    assert [(item.arm, item.n, item.accuracy) for item in report.unscored] == [("base", 4, None)] * 2
+    assert [(item.arm, item.n, item.accuracy) for item in report.unscored] == [
+        ("base", 4, None)
+    ] * 2
     stored = json.loads((tmp_path / "run" / "report.json").read_text())
     assert [item["accuracy"] for item in stored["unscored"]] == [None, None]
     write_report(tmp_path / "run", report)
@@ -270,7 +341,10 @@ def test_a_model_that_scores_nothing_has_no_number_anywhere(run, diverge, tmp_pa
         assert "0.000" not in text.split("perplexity")[0]
         assert "0.0%" not in text
     if weight != 0.0:
-        assert (report.perplexities[0].per_token, report.perplexities[0].bits_per_byte) == (None, None)
+        assert (report.perplexities[0].per_token, report.perplexities[0].bits_per_byte) == (
+            None,
+            None,
+        )
         assert "not finite" in page
     assert (tmp_path / "run" / "flips.jsonl").read_text() == ""
 
@@ -280,7 +354,10 @@ def test_prompts_cut_to_the_window_are_counted_and_told(run, tmp_path, write_row
     report = run(questions={"new": str(write_rows("long.jsonl", long))})
     assert report.results[0].n_cut == 1
     assert "prompts were cut" in render_summary(tmp_path / "run", report)
-    cut = {answer.question_id: answer.truncated for answer in read_answers(tmp_path / "run" / "answers.jsonl")}
+    cut = {
+        answer.question_id: answer.truncated
+        for answer in read_answers(tmp_path / "run" / "answers.jsonl")
+    }
     assert cut["q0"] > 0
     assert cut["q1"] == 0
 
@@ -290,13 +367,19 @@ def test_faults_of_the_recipe_come_together_with_their_lines(run, tmp_path):
         run(shots=[0, 2], budget=1.0)
     faults = {fault.key: str(fault) for fault in error.value.problems}
     assert set(faults) == {"eval.questions.new", "eval.budget"}
-    assert f"{tmp_path}/recipe.yaml:7: eval.questions.new: eval.shots asks for 2" in faults["eval.questions.new"]
+    assert (
+        f"{tmp_path}/recipe.yaml:7: eval.questions.new: eval.shots asks for 2"
+        in faults["eval.questions.new"]
+    )
     assert "without prices all is free" in faults["eval.budget"]
 
 
 def test_more_choices_than_letters_are_refused_for_letters_only(run, write_rows):
     many = str(
-        write_rows("many.jsonl", [{"question": "Which?", "choices": [f"town {i}" for i in range(27)], "answer": 0}])
+        write_rows(
+            "many.jsonl",
+            [{"question": "Which?", "choices": [f"town {i}" for i in range(27)], "answer": 0}],
+        )
     )
     with pytest.raises(InputError, match="has 27 choices, format letters has 26 letters"):
         run(questions={"new": many}, formats=["letters"])

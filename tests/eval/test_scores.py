@@ -15,7 +15,8 @@ ANSWER = Answer(
 
 
 @pytest.mark.parametrize(
-    ("score", "expected"), [("sum", (-4, -6)), ("chars", (-1, -0.6)), ("bytes", (-1, -0.5)), ("tokens", (-4, -2))]
+    ("score", "expected"),
+    [("sum", (-4, -6)), ("chars", (-1, -0.6)), ("bytes", (-1, -0.5)), ("tokens", (-4, -2))],
 )
 def test_scores_divide_by_the_length_they_name(score, expected):
     assert scores_of(ANSWER, score) == pytest.approx(expected)
@@ -27,8 +28,14 @@ def rotations(evidence: list[float], priors: list[float]) -> list[Answer]:
     answers = []
     for n in range(len(evidence)):
         rotated = rotate_options(question, n)
-        log_probs = tuple(evidence[int(choice[1:])] + priors[i] for i, choice in enumerate(rotated.choices))
-        answers.append(Answer("q", "s", "m", "rotations", 0, 0, (), rotated.answer, log_probs, (), (), rotation=n))
+        log_probs = tuple(
+            evidence[int(choice[1:])] + priors[i] for i, choice in enumerate(rotated.choices)
+        )
+        answers.append(
+            Answer(
+                "q", "s", "m", "rotations", 0, 0, (), rotated.answer, log_probs, (), (), rotation=n
+            )
+        )
     return answers
 
 
@@ -43,5 +50,7 @@ def test_a_letters_prior_drops_out_of_the_rotations_together():
 
 def test_the_mass_on_the_letters_is_their_summed_probability():
     letters = replace(ANSWER, format="letters", log_probs=(math.log(0.3), math.log(0.1)))
-    assert letter_mass([letters, replace(letters, log_probs=(math.nan, -1.0))]) == pytest.approx(0.4)
+    assert letter_mass([letters, replace(letters, log_probs=(math.nan, -1.0))]) == pytest.approx(
+        0.4
+    )
     assert letter_mass([ANSWER]) is None

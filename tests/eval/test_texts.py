@@ -39,13 +39,21 @@ def official_f1(gold: str, predicted: str) -> float:
 def rows() -> list[tuple[str, list[str]]]:
     """Return a thousand written answers and accepted texts: changed answers of SQuAD, or of made-up words."""
     rng = random.Random(0)
-    golds = [json.loads(line)["answers"] for line in SQUAD.read_text().splitlines()] if SQUAD.exists() else []
-    golds = golds or [[" ".join(rng.choices(WORDS, k=rng.randint(1, 5))) for _ in range(3)] for _ in range(1000)]
+    golds = (
+        [json.loads(line)["answers"] for line in SQUAD.read_text().splitlines()]
+        if SQUAD.exists()
+        else []
+    )
+    golds = golds or [
+        [" ".join(rng.choices(WORDS, k=rng.randint(1, 5))) for _ in range(3)] for _ in range(1000)
+    ]
     cases = []
     for i in range(1000):
         accepted = golds[i % len(golds)]
         words = (rng.choice(accepted) if accepted else "").split()
-        kept = [word.upper() if rng.random() < 0.2 else word for word in words if rng.random() < 0.8]
+        kept = [
+            word.upper() if rng.random() < 0.2 else word for word in words if rng.random() < 0.8
+        ]
         extra = rng.choices(WORDS, k=rng.choice((0, 0, 1, 3)))
         cases.append((" ".join([*extra, *kept]) if i % 7 else " ".join(words) + ".", accepted))
     return cases
@@ -55,8 +63,12 @@ def test_exact_match_and_f1_are_those_of_squad_on_a_thousand_rows():
     answers = rows()
     for text, accepted in answers:
         golds = [gold for gold in accepted if official(gold)] or [""]
-        assert exact_match(text, accepted) == max(official(gold) == official(text) for gold in golds)
-        assert f1(text, accepted) == pytest.approx(max(official_f1(gold, text) for gold in golds), abs=1e-12)
+        assert exact_match(text, accepted) == max(
+            official(gold) == official(text) for gold in golds
+        )
+        assert f1(text, accepted) == pytest.approx(
+            max(official_f1(gold, text) for gold in golds), abs=1e-12
+        )
     assert 100 < sum(exact_match(*row) for row in answers) < 900
 
 
@@ -106,7 +118,9 @@ def test_a_text_that_declines_abstains(text):
     assert abstains(text)
 
 
-@pytest.mark.parametrize("text", ["The unknown soldier's town is Kelm."[4:], "Kelm is known.", "Notation", "Nonsense"])
+@pytest.mark.parametrize(
+    "text", ["The unknown soldier's town is Kelm."[4:], "Kelm is known.", "Notation", "Nonsense"]
+)
 def test_a_text_that_answers_does_not_abstain(text):
     assert abstains(text) == ("unknown" in text)
 

@@ -48,22 +48,36 @@ def recipe(tmp_path, tiny_model, write_rows):
     questions = write_rows("questions.jsonl", ROWS)
 
     def _recipe(**section) -> Path:
-        whole = {"control": False, "models": {"base": str(tiny_model)}, "questions": {"new": str(questions)}, **section}
+        whole = {
+            "control": False,
+            "models": {"base": str(tiny_model)},
+            "questions": {"new": str(questions)},
+            **section,
+        }
         path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": whole}, sort_keys=False))
+        path.write_text(
+            yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": whole}, sort_keys=False)
+        )
         return path
 
     return _recipe
 
 
 def test_a_set_may_be_asked_in_formats_of_its_own(recipe, write_rows):
-    checked = write_rows("checked.jsonl", [{"id": "c", "question": "Say so.", "checks": {"min_words": 1}}])
+    checked = write_rows(
+        "checked.jsonl", [{"id": "c", "question": "Say so.", "checks": {"min_words": 1}}]
+    )
     sets = {
         "new": recipe().with_name("questions.jsonl").as_posix(),
         "kept": {"path": str(checked), "role": "retention", "formats": ["generate"]},
     }
-    results = evaluate(read_recipe(recipe(questions=sets, formats=["texts"], max_new_tokens=2), verb="eval")).results
-    assert {(result.question_set, result.format) for result in results} == {("new", "texts"), ("kept", "generate")}
+    results = evaluate(
+        read_recipe(recipe(questions=sets, formats=["texts"], max_new_tokens=2), verb="eval")
+    ).results
+    assert {(result.question_set, result.format) for result in results} == {
+        ("new", "texts"),
+        ("kept", "generate"),
+    }
 
 
 def run(path: Path):
@@ -92,9 +106,14 @@ def test_rotations_ask_each_option_at_each_letter(recipe, tmp_path):
     report = run(recipe(formats=["rotations", "letters"]))
     answers = stored(tmp_path)
     assert len(answers) == 4 * 3 + 4
-    np.testing.assert_array_equal(answers["rotations", 0, 0, "q1"].log_probs, answers["letters", 0, 0, "q1"].log_probs)
+    np.testing.assert_array_equal(
+        answers["rotations", 0, 0, "q1"].log_probs, answers["letters", 0, 0, "q1"].log_probs
+    )
     assert [answers["rotations", 0, n, "q2"].gold for n in range(3)] == [2, 1, 0]
-    assert [(result.format, result.n) for result in report.results[:2]] == [("rotations", 4), ("letters", 4)]
+    assert [(result.format, result.n) for result in report.results[:2]] == [
+        ("rotations", 4),
+        ("letters", 4),
+    ]
     assert report.results[1].mass == pytest.approx(
         np.mean([sum(map(math.exp, answers["letters", 0, 0, f"q{i}"].log_probs)) for i in range(4)])
     )
@@ -115,7 +134,9 @@ def test_each_score_has_results_of_its_own(recipe, tmp_path):
 
 def test_a_chat_template_wraps_the_prompt_once(recipe, tmp_path, tiny_model):
     loaded = load_model(str(tiny_model))
-    loaded.tokenizer.chat_template = "{{ bos_token }}U: {{ messages[0].content }}\nA:{% if x %}{% endif %}"
+    loaded.tokenizer.chat_template = (
+        "{{ bos_token }}U: {{ messages[0].content }}\nA:{% if x %}{% endif %}"
+    )
     loaded.tokenizer.save_pretrained(tiny_model)
     run(recipe(chat=True))
     context = "U: Question: Where was Arden born?\nAnswer:\nA:"
@@ -129,21 +150,31 @@ def test_the_header_is_the_systems_turn_of_a_chat(tiny_tokenizer, refuses):
     template += "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     tiny_tokenizer.chat_template = template.replace("X", str(refuses).lower())
     encoder = Encoder(tiny_tokenizer, chat=ChatStyle())
-    rendered = encoder.apply_chat_template(render_prompt(PromptRequest(QUESTION, "letters", (QUESTION,))))
+    rendered = encoder.apply_chat_template(
+        render_prompt(PromptRequest(QUESTION, "letters", (QUESTION,)))
+    )
     header = "The following are multiple choice questions (with answers) about some towns.\n\n"
     middle = f"<user>{header}" if refuses else f"<system>{header}<user>"
     question = "Where?\nA. a b\nB. c\nAnswer:"
     assert rendered.context == f"{middle}{question} B\n\n{question}<assistant>"
     assert rendered.continuations == ("A", "B")
     assert encoder.notes == (
-        ["the chat template takes no system turn; its text is part of the user's"] if refuses else []
+        ["the chat template takes no system turn; its text is part of the user's"]
+        if refuses
+        else []
     )
 
 
 def test_subjects_have_intervals_of_their_own(recipe):
     report = run(recipe())
-    assert [(result.subject, result.n) for result in report.results] == [("", 4), ("births", 2), ("towns", 2)]
-    assert report.results[0].n_correct == sum(result.n_correct or 0 for result in report.results[1:])
+    assert [(result.subject, result.n) for result in report.results] == [
+        ("", 4),
+        ("births", 2),
+        ("towns", 2),
+    ]
+    assert report.results[0].n_correct == sum(
+        result.n_correct or 0 for result in report.results[1:]
+    )
     table = results_table(View(report))
     assert [line[0].text for line in table.lines] == ["new", "new: births", "new: towns"]
 
@@ -153,9 +184,17 @@ def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_
     for parameter in model.parameters():
         parameter.data.mul_(20 if parameter.ndim > 1 else 1)  # so that the context matters
     model.save_pretrained(tiny_model)
-    documents = write_rows("documents.jsonl", [{"id": name, "text": f"{name} was born in Lowmere."} for name in NAMES])
-    run(recipe(formats=["letters", "rotations"], retrieval={"documents": [str(documents)], "k": [1, 2]}))
-    rows = [json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()]
+    documents = write_rows(
+        "documents.jsonl", [{"id": name, "text": f"{name} was born in Lowmere."} for name in NAMES]
+    )
+    run(
+        recipe(
+            formats=["letters", "rotations"], retrieval={"documents": [str(documents)], "k": [1, 2]}
+        )
+    )
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "flips.jsonl").read_text().splitlines()
+    ]
     flips = {(row["k"], row["question_id"]): row for row in rows if row["format"] == "letters"}
     answers = stored(tmp_path)
     expected = {}
@@ -163,11 +202,19 @@ def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_
         for i in range(4):
             now, was = (np.argmax(answers["letters", n, 0, f"q{i}"].log_probs) for n in (k, 0))
             if (now == i % 3) != (was == i % 3):
-                expected[k, f"q{i}"] = (int(now), int(was), "wrong to right" if now == i % 3 else "right to wrong")
+                expected[k, f"q{i}"] = (
+                    int(now),
+                    int(was),
+                    "wrong to right" if now == i % 3 else "right to wrong",
+                )
     assert expected
-    assert {key: (r["chosen"], r["base_chosen"], r["change"]) for key, r in flips.items()} == expected
+    assert {
+        key: (r["chosen"], r["base_chosen"], r["change"]) for key, r in flips.items()
+    } == expected
     for (k, name), row in flips.items():
-        assert [item["id"] for item in row["passages"]] == list(answers["letters", k, 0, name].context_ids)
+        assert [item["id"] for item in row["passages"]] == list(
+            answers["letters", k, 0, name].context_ids
+        )
         assert row["choices"] == ROWS[0]["choices"]
         assert row["gold"] == int(name[1]) % 3
     page = write_report(tmp_path / "run", read_report(tmp_path / "run" / "report.json")).read_text()
@@ -180,7 +227,10 @@ def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_mo
     report = run(recipe(perplexity_corpus=str(path)))
     loaded, total, n = load_model(str(tiny_model)), 0.0, 0
     for text in texts:
-        ids = [loaded.tokenizer.bos_token_id, *loaded.tokenizer(text, add_special_tokens=False).input_ids]
+        ids = [
+            loaded.tokenizer.bos_token_id,
+            *loaded.tokenizer(text, add_special_tokens=False).input_ids,
+        ]
         for start in range(1, len(ids), 256):
             part = ids[start - 1 : start + 256]
             with torch.no_grad():
@@ -205,15 +255,29 @@ def test_show_prints_prompts_as_tokenised_and_stores_nothing(recipe, tmp_path, c
 
 
 @pytest.mark.usefixtures("forked")
-def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, tmp_path, write_rows):
-    held_out = write_rows("held_out.jsonl", [{"text": f"Town {n} lies on the Ard. " * 9 * (n + 1)} for n in range(5)])
+def test_two_processes_share_the_questions_and_texts_and_answer_as_one(
+    recipe, tmp_path, write_rows
+):
+    held_out = write_rows(
+        "held_out.jsonl", [{"text": f"Town {n} lies on the Ard. " * 9 * (n + 1)} for n in range(5)]
+    )
     path = recipe(formats=["letters", "texts"], perplexity_corpus=str(held_out))
     alone = run(path)
     first = {key: answer.log_probs for key, answer in stored(tmp_path).items()}
     (tmp_path / "run").rename(tmp_path / "alone")
-    command = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
+    command = [
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--main_process_port",
+        "0",
+    ]
     command += ["-m", "kinject.cli", "eval", str(path)]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("base on new: ") == 2
     second = stored(tmp_path)
@@ -235,7 +299,9 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(recipe, t
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 0
 
 
-def test_letters_that_are_written_are_read_and_counted_apart_where_they_cannot_be(recipe, tmp_path, monkeypatch):
+def test_letters_that_are_written_are_read_and_counted_apart_where_they_cannot_be(
+    recipe, tmp_path, monkeypatch
+):
     texts = iter(["The answer is (A).", "**B**", "Who knows.", "I don't know."])
     monkeypatch.setattr(AnswerGenerator, "score", lambda self, prompts: (
         (i, PromptScore((), (), next(texts), 3, 5, thinking_cut=i == 0)) for i in range(len(prompts))
@@ -252,15 +318,24 @@ def test_letters_that_are_written_are_read_and_counted_apart_where_they_cannot_b
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 0
 
 
-def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(recipe, tmp_path, tiny_model, capsys):
+def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(
+    recipe, tmp_path, tiny_model, capsys
+):
     path = recipe(
-        formats=["texts", "rotations", "texts-no-question"], models={"base": str(tiny_model), "b": str(tiny_model)}
+        formats=["texts", "rotations", "texts-no-question"],
+        models={"base": str(tiny_model), "b": str(tiny_model)},
     )
     run(path)
-    base_answers = [answer for answer in read_answers(tmp_path / "run" / "answers.jsonl") if answer.arm == "base"]
+    base_answers = [
+        answer
+        for answer in read_answers(tmp_path / "run" / "answers.jsonl")
+        if answer.arm == "base"
+    ]
     known, kept = set(), []
     for name in {row["id"] for row in ROWS}:
-        answers = [a for a in base_answers if a.question_id == name and a.format != "texts-no-question"]
+        answers = [
+            a for a in base_answers if a.question_id == name and a.format != "texts-no-question"
+        ]
         right = {form: [a.log_probs.index(max(a.log_probs)) == a.gold for a in answers if a.format == form]
                  for form in ("rotations", "texts")}  # fmt: skip
         assert (len(right["rotations"]), len(right["texts"])) == (3, 1)
@@ -269,14 +344,18 @@ def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(
             kept += right["rotations"]
     assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 0
     rows = {
-        name: [row for _, row in read_jsonl(tmp_path / "run" / name / "new.jsonl")] for name in ("known", "unknown")
+        name: [row for _, row in read_jsonl(tmp_path / "run" / name / "new.jsonl")]
+        for name in ("known", "unknown")
     }
     assert {row["id"] for row in rows["known"]} == known
     assert rows["unknown"] == [row for row in ROWS if row["id"] not in known]
     assert known
     output = capsys.readouterr().out
     assert f"the base knows {len(known)} of 4 questions, as asked by texts" in output
-    assert f"by rotations, which chose none of them: so the base answers {sum(kept) / len(kept):.1%}." in output
+    assert (
+        f"by rotations, which chose none of them: so the base answers {sum(kept) / len(kept):.1%}."
+        in output
+    )
     (tmp_path / "questions.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 2
     assert "is not the file that" in capsys.readouterr().err

@@ -80,7 +80,12 @@ def _chat() -> list[float]:
     )
     messages = [{"role": "user", "content": "Kelm?"}]
     return list(
-        map(float, str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)).encode())
+        map(
+            float,
+            str(
+                tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            ).encode(),
+        )
     )
 
 
@@ -96,20 +101,33 @@ def _trl_loss() -> list[float]:
     from kinject.models import train_tokenizer
 
     model = LlamaForCausalLM(LlamaConfig(**numpy_llama.config()))
-    model.load_state_dict({name: torch.tensor(value) for name, value in numpy_llama.draw(0).items()}, strict=False)
+    model.load_state_dict(
+        {name: torch.tensor(value) for name, value in numpy_llama.draw(0).items()}, strict=False
+    )
     model.tie_weights()
     rows = [IDS, [*IDS, *IDS[3:]]]
     width = max(map(len, rows))
     batch = {
-        "input_ids": torch.tensor([[*row, *[numpy_llama.PAD] * (width - len(row))] for row in rows]),
-        "labels": torch.tensor([[-100, -100, *row[2:], *[-100] * (width - len(row))] for row in rows]),
-        "attention_mask": torch.tensor([[*[1] * len(row), *[0] * (width - len(row))] for row in rows]),
+        "input_ids": torch.tensor(
+            [[*row, *[numpy_llama.PAD] * (width - len(row))] for row in rows]
+        ),
+        "labels": torch.tensor(
+            [[-100, -100, *row[2:], *[-100] * (width - len(row))] for row in rows]
+        ),
+        "attention_mask": torch.tensor(
+            [[*[1] * len(row), *[0] * (width - len(row))] for row in rows]
+        ),
     }
     with tempfile.TemporaryDirectory() as folder:
-        config = SFTConfig(folder, report_to=[], use_cpu=True, bf16=False, gradient_checkpointing=False)
+        config = SFTConfig(
+            folder, report_to=[], use_cpu=True, bf16=False, gradient_checkpointing=False
+        )
         first = Dataset.from_list([{"input_ids": IDS, "labels": IDS}])
         trainer = SFTTrainer(
-            model, config, train_dataset=first, processing_class=train_tokenizer([""], numpy_llama.VOCABULARY)
+            model,
+            config,
+            train_dataset=first,
+            processing_class=train_tokenizer([""], numpy_llama.VOCABULARY),
         )
         with torch.no_grad():
             return [float(trainer.compute_loss(trainer.model, dict(batch)))]
@@ -139,7 +157,13 @@ def _cross_entropy() -> list[float]:
     import torch
 
     logits = torch.tensor(GRADIENTS, dtype=torch.float64)
-    return [float(torch.nn.functional.cross_entropy(logits, torch.tensor([1, -100, 3]), label_smoothing=0.1))]
+    return [
+        float(
+            torch.nn.functional.cross_entropy(
+                logits, torch.tensor([1, -100, 3]), label_smoothing=0.1
+            )
+        )
+    ]
 
 
 def _torch_order() -> list[float]:
@@ -177,7 +201,9 @@ def _lora() -> list[float]:
             (layer.lora_B["default"].weight, 3.0),
         ):
             matrix.copy_(torch.arange(matrix.numel()).reshape(matrix.shape) / 8 + start)
-        return [float(value) for value in wrapped(torch.tensor([START], dtype=torch.float64)).flatten()]
+        return [
+            float(value) for value in wrapped(torch.tensor([START], dtype=torch.float64)).flatten()
+        ]
 
 
 def _row_order() -> list[float]:
@@ -190,7 +216,9 @@ def _row_order() -> list[float]:
     Accelerator(cpu=True)
     torch.manual_seed(3)
     rows: Any = [float(index) for index in range(10)]
-    loader = prepare_data_loader(DataLoader(rows, batch_size=3, shuffle=True), use_seedable_sampler=True, data_seed=5)
+    loader = prepare_data_loader(
+        DataLoader(rows, batch_size=3, shuffle=True), use_seedable_sampler=True, data_seed=5
+    )
     order = []
     for epoch in range(2):
         loader.set_epoch(epoch)
@@ -219,7 +247,19 @@ def _scipy() -> list[float]:
 
     interval = binomtest(7, 9).proportion_ci(confidence_level=0.95, method="wilson")
     page = page_trend_test(PLACED, method="exact").pvalue
-    return [*map(float, (binomtest(9, 12).pvalue, interval.low, interval.high, page, norm.ppf(0.975), t.ppf(0.975, 2)))]
+    return [
+        *map(
+            float,
+            (
+                binomtest(9, 12).pvalue,
+                interval.low,
+                interval.high,
+                page,
+                norm.ppf(0.975),
+                t.ppf(0.975, 2),
+            ),
+        )
+    ]
 
 
 def _bm25() -> list[float]:

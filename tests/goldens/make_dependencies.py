@@ -19,7 +19,20 @@ from pathlib import Path
 
 import numpy as np
 import numpy_llama
-from dependencies import COMPUTED, DECAY, GRADIENTS, IDS, MERGES, OBSERVED, PLACED, QUERY, RATE, SENTENCES, START, TEXT
+from dependencies import (
+    COMPUTED,
+    DECAY,
+    GRADIENTS,
+    IDS,
+    MERGES,
+    OBSERVED,
+    PLACED,
+    QUERY,
+    RATE,
+    SENTENCES,
+    START,
+    TEXT,
+)
 
 
 def _words(text: str) -> list[str]:
@@ -104,7 +117,9 @@ def adamw() -> list[float]:
     for step, gradient in enumerate(map(np.array, GRADIENTS), start=1):
         weight = weight * (1 - RATE * DECAY)
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-        weight = weight - RATE * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+        weight = weight - RATE * (first / (1 - 0.9**step)) / (
+            np.sqrt(second / (1 - 0.999**step)) + 1e-8
+        )
     return list(map(float, weight))
 
 
@@ -113,7 +128,8 @@ def eight_bit() -> list[float]:
     for step, gradient in enumerate((0.5, -0.25, 0.125), start=1):
         first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
         weight -= (
-            RATE * (first / (1 - 0.9**step)) / (math.sqrt(second / (1 - 0.999**step)) + 1e-8) + RATE * DECAY * weight
+            RATE * (first / (1 - 0.9**step)) / (math.sqrt(second / (1 - 0.999**step)) + 1e-8)
+            + RATE * DECAY * weight
         )
         values.append(weight)
     return values
@@ -129,12 +145,20 @@ def cross_entropy() -> list[float]:
     losses = []
     for row, label in ((GRADIENTS[0], 1), (GRADIENTS[2], 3)):
         whole = math.log(sum(map(math.exp, row)))
-        losses.append(sum((0.9 * (index == label) + 0.1 / 4) * (whole - value) for index, value in enumerate(row)))
+        losses.append(
+            sum(
+                (0.9 * (index == label) + 0.1 / 4) * (whole - value)
+                for index, value in enumerate(row)
+            )
+        )
     return [sum(losses) / 2]
 
 
 def lora() -> list[float]:
-    base, down, up = ((np.arange(r * c).reshape(r, c) / 8 + start) for r, c, start in ((3, 4, 1), (2, 4, 2), (3, 2, 3)))
+    base, down, up = (
+        (np.arange(r * c).reshape(r, c) / 8 + start)
+        for r, c, start in ((3, 4, 1), (2, 4, 2), (3, 2, 3))
+    )
     return list(map(float, base @ START + 8 / 2 * up @ (down @ START)))
 
 
@@ -148,13 +172,21 @@ def tests_and_intervals() -> list[float]:
     counts = Counter({0: 1})
     for _ in PLACED:
         of_order = Counter(
-            sum(rank_index * rank for rank_index, rank in enumerate(order, 1)) for order in permutations(range(1, 5))
+            sum(rank_index * rank for rank_index, rank in enumerate(order, 1))
+            for order in permutations(range(1, 5))
         )
         counts = _convolved(counts, of_order)
     seen = sum(rank_index * rank for row in PLACED for rank_index, rank in enumerate(row, 1))
     page = Fraction(sum(n for total, n in counts.items() if total >= seen), sum(counts.values()))
     fraction = 0.95  # t with 2 degrees: p / sqrt((1 - p^2) / 2), p the share inside
-    return [float(tail), middle - half, middle + half, float(page), z, fraction / math.sqrt((1 - fraction**2) / 2)]
+    return [
+        float(tail),
+        middle - half,
+        middle + half,
+        float(page),
+        z,
+        fraction / math.sqrt((1 - fraction**2) / 2),
+    ]
 
 
 def _convolved(first: Counter[int], other: Counter[int]) -> Counter[int]:
@@ -192,7 +224,10 @@ def main() -> None:
     computed = {name: ANSWERS[name]() for name in COMPUTED}
     for name, case in COMPUTED.items():
         values = case.compute()
-        off = max((abs(a - b) / max(1.0, abs(b)) for a, b in zip(values, computed[name], strict=True)), default=0.0)
+        off = max(
+            (abs(a - b) / max(1.0, abs(b)) for a, b in zip(values, computed[name], strict=True)),
+            default=0.0,
+        )
         print(f"{case.package}, {name}: off by {off:.1e}, allowed {case.tolerance:.1e}")
         if off > case.tolerance:
             raise SystemExit(f"{name}: found {values}, computed {computed[name]}")
@@ -206,7 +241,9 @@ def main() -> None:
         "computed": computed,
         "observed": {name: case.compute() for name, case in OBSERVED.items()},
     }
-    Path(__file__).with_name("dependencies.json").write_text(json.dumps(gold, indent=1) + "\n", "utf-8")
+    Path(__file__).with_name("dependencies.json").write_text(
+        json.dumps(gold, indent=1) + "\n", "utf-8"
+    )
 
 
 if __name__ == "__main__":

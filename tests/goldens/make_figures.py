@@ -29,7 +29,9 @@ _DIGITS = 9
 def answers_of(seed: int) -> Iterator[None]:
     """While it lasts `study_results` simulates other answers, of `seed`."""
     draw = study_results.draw
-    study_results.draw = lambda fraction, n, draw_seed, n_seeds: draw(fraction, n, draw_seed + 100_000 * seed, n_seeds)
+    study_results.draw = lambda fraction, n, draw_seed, n_seeds: draw(
+        fraction, n, draw_seed + 100_000 * seed, n_seeds
+    )
     try:
         yield
     finally:
@@ -45,10 +47,18 @@ def drawn(seed: int) -> dict[str, list[list[list[float]]]]:
 
 
 def _panel(panel: Any) -> list[list[float]]:
-    lines = [np.column_stack([line.get_xdata(orig=False), line.get_ydata(orig=False)]) for line in panel.lines]
-    patches = [np.array(patch.get_bbox().bounds) for patch in panel.patches if hasattr(patch, "get_width")]
+    lines = [
+        np.column_stack([line.get_xdata(orig=False), line.get_ydata(orig=False)])
+        for line in panel.lines
+    ]
+    patches = [
+        np.array(patch.get_bbox().bounds) for patch in panel.patches if hasattr(patch, "get_width")
+    ]
     bands = [path.vertices for collection in panel.collections for path in collection.get_paths()]
-    return [[round(float(value), _DIGITS) for value in np.ravel(part)] for part in (*lines, *patches, *bands)]
+    return [
+        [round(float(value), _DIGITS) for value in np.ravel(part)]
+        for part in (*lines, *patches, *bands)
+    ]
 
 
 def main() -> None:

@@ -28,7 +28,12 @@ QUESTIONS: tuple[dict[str, Any], ...] = (
         "choices": ["Lowmere", "Farrow", "Kelm", "Stonegate"],
         "answer": 0,
     },
-    {"id": "b", "question": "What does Bryn mend?", "choices": ["mills", "a net", "é"], "answer": 0},
+    {
+        "id": "b",
+        "question": "What does Bryn mend?",
+        "choices": ["mills", "a net", "é"],
+        "answer": 0,
+    },
     {"id": "c", "question": "When did it burn?", "choices": ["1987", "1988"], "answer": 0},
 )
 LETTERS = "ABCD"
@@ -66,7 +71,9 @@ def gradient(weights: Weights) -> Weights:
 def train(weights: Weights) -> tuple[list[float], list[float]]:
     """Return the loss before each update and the norm of its gradient before clipping; the rate falls to 0 in a line."""
     losses, norms = [], []
-    first, second = ({name: np.zeros_like(weight) for name, weight in weights.items()} for _ in range(2))
+    first, second = (
+        {name: np.zeros_like(weight) for name, weight in weights.items()} for _ in range(2)
+    )
     for update in range(UPDATES):
         losses.append(loss_of(weights))
         slopes = gradient(weights)
@@ -76,7 +83,10 @@ def train(weights: Weights) -> tuple[list[float], list[float]]:
             clipped = slope * min(1.0, CLIP / norms[-1])
             first[name] = BETAS[0] * first[name] + (1 - BETAS[0]) * clipped
             second[name] = BETAS[1] * second[name] + (1 - BETAS[1]) * clipped**2
-            mean, square = first[name] / (1 - BETAS[0] ** (update + 1)), second[name] / (1 - BETAS[1] ** (update + 1))
+            mean, square = (
+                first[name] / (1 - BETAS[0] ** (update + 1)),
+                second[name] / (1 - BETAS[1] ** (update + 1)),
+            )
             decay = 0.0 if name.endswith("norm.weight") else DECAY
             weights[name] -= rate * (mean / (np.sqrt(square) + EPSILON) + decay * weights[name])
     return losses, norms
@@ -96,8 +106,12 @@ def log_probs_of(weights: Mapping[str, Array]) -> dict[str, dict[str, list[float
     """Return format -> question -> log-probs of its choices, in the layouts that docs and lm-evaluation-harness have."""
     texts, letters = {}, {}
     for row in QUESTIONS:
-        texts[row["id"]] = scored(weights, f"Question: {row['question']}\nAnswer:", [f" {c}" for c in row["choices"]])
-        options = "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"], strict=False))
+        texts[row["id"]] = scored(
+            weights, f"Question: {row['question']}\nAnswer:", [f" {c}" for c in row["choices"]]
+        )
+        options = "".join(
+            f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"], strict=False)
+        )
         signs = [f" {letter}" for letter in LETTERS[: len(row["choices"])]]
         letters[row["id"]] = scored(weights, f"{row['question']}{options}\nAnswer:", signs)
     return {"texts": texts, "letters": letters}
@@ -111,7 +125,9 @@ def main() -> None:
         losses, norms = train(draw(seed))
         golds[str(seed)] = {"losses": losses, "gradient_norms": norms, "log_probs": before}
         print(seed, losses, norms, flush=True)
-    Path(__file__).with_name("numerics.json").write_text(json.dumps(golds, indent=1) + "\n", "utf-8")
+    Path(__file__).with_name("numerics.json").write_text(
+        json.dumps(golds, indent=1) + "\n", "utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -80,7 +80,11 @@ def write_checkpoint(folder: Path, weights: Mapping[str, Array]) -> None:
     body = b""
     for name, weight in sorted(weights.items()):
         data = weight.astype("<f4").tobytes()
-        header[name] = {"dtype": "F32", "shape": list(weight.shape), "data_offsets": [len(body), len(body) + len(data)]}
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(weight.shape),
+            "data_offsets": [len(body), len(body) + len(data)],
+        }
         body += data
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -93,9 +97,13 @@ def log_probs(weights: Mapping[str, Array], ids: Sequence[int]) -> Array:
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}"
         layer_weights = {
-            name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name.startswith(f"{prefix}.")
+            name.removeprefix(f"{prefix}."): value
+            for name, value in weights.items()
+            if name.startswith(f"{prefix}.")
         }
-        hidden = hidden + _attention(layer_weights, _norm(hidden, layer_weights["input_layernorm.weight"]))
+        hidden = hidden + _attention(
+            layer_weights, _norm(hidden, layer_weights["input_layernorm.weight"])
+        )
         inner = _norm(hidden, layer_weights["post_attention_layernorm.weight"])
         gate = inner @ layer_weights["mlp.gate_proj.weight"].T
         opened = gate / (1 + np.exp(-gate)) * (inner @ layer_weights["mlp.up_proj.weight"].T)

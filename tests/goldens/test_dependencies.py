@@ -47,18 +47,25 @@ def test_a_dependency_says_what_it_said_when_the_goldens_were_made(name: str) ->
 def test_a_change_ten_times_the_tolerance_fails_and_names_package_and_version(name: str) -> None:
     case = CASES[name]
     changed = list({**GOLD["computed"], **GOLD["observed"]}[name])
-    changed[-1] += 10 * max(case.tolerance, 0.1 * (case.tolerance == 0)) * max(1.0, abs(changed[-1]))
+    changed[-1] += (
+        10 * max(case.tolerance, 0.1 * (case.tolerance == 0)) * max(1.0, abs(changed[-1]))
+    )
     with pytest.raises(
-        pytest.fail.Exception, match=rf"^{case.package} {re.escape(installed(case.package))} gives other"
+        pytest.fail.Exception,
+        match=rf"^{case.package} {re.escape(installed(case.package))} gives other",
     ):
         hold(name, case, changed)
     with pytest.raises(pytest.fail.Exception, match="gives other numbers"):
         hold(name, case, changed[:-1])
 
 
-def test_manifests_hold_the_version_of_every_dependency_that_decides_a_number(tmp_path: Path) -> None:
+def test_manifests_hold_the_version_of_every_dependency_that_decides_a_number(
+    tmp_path: Path,
+) -> None:
     write_manifest(tmp_path / "manifest.json", stage="train", inputs={}, recipe={}, counts={})
     manifest = read_manifest(tmp_path / "manifest.json")
     assert manifest is not None
     packages = {case.package for case in CASES.values()}
-    assert {name: manifest["versions"].get(name) for name in packages} == {name: installed(name) for name in packages}
+    assert {name: manifest["versions"].get(name) for name in packages} == {
+        name: installed(name) for name in packages
+    }

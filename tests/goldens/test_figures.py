@@ -19,7 +19,9 @@ def test_every_figure_draws_the_numbers_it_drew(seed: int) -> None:
     figures, wanted = drawn(seed), GOLD[str(seed)]
     assert set(figures) == set(wanted) >= {of.__name__ for of in FIGURES}
     for name, panels in wanted.items():
-        assert [len(panel) for panel in figures[name]] == [len(panel) for panel in panels], f"{name}: {ABOUT}"
+        assert [len(panel) for panel in figures[name]] == [len(panel) for panel in panels], (
+            f"{name}: {ABOUT}"
+        )
         for panel, parts in zip(figures[name], panels, strict=True):
             for part, numbers in zip(panel, parts, strict=True):
                 assert part == pytest.approx(numbers, abs=2e-9, nan_ok=True), f"{name}: {ABOUT}"

@@ -67,25 +67,46 @@ def test_losses_and_gradients_of_a_run_are_those_of_numpy(
     result = train(_recipe(tmp_path, byte_model(seed), "run", packing=packing))
     rows = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "loss" in row]
     assert [row["loss"] for row in rows] == pytest.approx(GOLD[str(seed)]["losses"], rel=TOLERANCE)
-    assert [row["grad_norm"] for row in rows] == pytest.approx(GOLD[str(seed)]["gradient_norms"], rel=10 * TOLERANCE)
+    assert [row["grad_norm"] for row in rows] == pytest.approx(
+        GOLD[str(seed)]["gradient_norms"], rel=10 * TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("format", ["texts", "letters"])
-def test_log_probs_of_an_evaluation_are_those_of_numpy(seed: int, format: str, byte_model: Any, tmp_path: Path) -> None:
+def test_log_probs_of_an_evaluation_are_those_of_numpy(
+    seed: int, format: str, byte_model: Any, tmp_path: Path
+) -> None:
     write_jsonl(tmp_path / "questions.jsonl", QUESTIONS)
     path = tmp_path / "eval.yaml"
-    sections = {"models": {"base": str(byte_model(seed))}, "questions": {"new": str(tmp_path / "questions.jsonl")}}
-    path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "eval"), "eval": {**sections, "formats": [format]}}))
+    sections = {
+        "models": {"base": str(byte_model(seed))},
+        "questions": {"new": str(tmp_path / "questions.jsonl")},
+    }
+    path.write_text(
+        yaml.safe_dump(
+            {"run_dir": str(tmp_path / "eval"), "eval": {**sections, "formats": [format]}}
+        )
+    )
     report = evaluate(read_recipe(path, verb="eval"))
-    log_probs = {row["question_id"]: row["log_probs"] for _, row in read_jsonl(tmp_path / "eval" / "answers.jsonl")}
+    log_probs = {
+        row["question_id"]: row["log_probs"]
+        for _, row in read_jsonl(tmp_path / "eval" / "answers.jsonl")
+    }
     wanted = GOLD[str(seed)]["log_probs"][format]
-    assert log_probs == {name: pytest.approx(values, abs=TOLERANCE) for name, values in wanted.items()}
+    assert log_probs == {
+        name: pytest.approx(values, abs=TOLERANCE) for name, values in wanted.items()
+    }
     right = [max(range(len(values)), key=values.__getitem__) == 0 for values in wanted.values()]
-    assert (report.results[0].n_correct, report.results[0].accuracy) == (sum(right), pytest.approx(sum(right) / 3))
+    assert (report.results[0].n_correct, report.results[0].accuracy) == (
+        sum(right),
+        pytest.approx(sum(right) / 3),
+    )
 
 
-def test_the_tolerance_tells_a_change_of_meaning_from_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tolerance_tells_a_change_of_meaning_from_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What a wrong position, epsilon, pairing of queries or token makes is at least a hundred times the tolerance."""
     weights, wanted = numpy_llama.draw(0), GOLD["0"]["log_probs"]["texts"]["a"]
     assert log_probs_of(weights)["texts"]["a"] == pytest.approx(wanted, abs=1e-10)
@@ -93,15 +114,22 @@ def test_the_tolerance_tells_a_change_of_meaning_from_rounding(monkeypatch: pyte
         with monkeypatch.context() as changed:
             changed.setattr("make_numerics.BOS" if name == "BOS" else f"numpy_llama.{name}", other)
             log_probs = log_probs_of(weights)["texts"]["a"]
-        assert max(abs(a - b) for a, b in zip(log_probs, wanted, strict=True)) > 100 * TOLERANCE, name
+        assert max(abs(a - b) for a, b in zip(log_probs, wanted, strict=True)) > 100 * TOLERANCE, (
+            name
+        )
 
 
-def test_the_same_recipe_gives_the_same_bytes_of_weights_twice(byte_model: Any, tmp_path: Path) -> None:
+def test_the_same_recipe_gives_the_same_bytes_of_weights_twice(
+    byte_model: Any, tmp_path: Path
+) -> None:
     model = byte_model(0)
     first, second = (
-        Path(train(_recipe(tmp_path, model, name, 7, per_device_train_batch_size=2)).model_dir) / "model.safetensors"
+        Path(train(_recipe(tmp_path, model, name, 7, per_device_train_batch_size=2)).model_dir)
+        / "model.safetensors"
         for name in ("one", "two")
     )
     assert first.read_bytes() == second.read_bytes()
     other = train(_recipe(tmp_path, model, "three", 8, per_device_train_batch_size=2))
-    assert (Path(other.model_dir) / "model.safetensors").read_bytes() != first.read_bytes()  # the seed is what decides
+    assert (
+        Path(other.model_dir) / "model.safetensors"
+    ).read_bytes() != first.read_bytes()  # the seed is what decides

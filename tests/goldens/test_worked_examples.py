@@ -39,7 +39,10 @@ def test_mcnemars_p_is_a_sum_of_binomials_in_whole_numbers() -> None:
     for gained, lost in ((150, 86), (86, 150), (7, 2), (30, 30)):
         n, least = gained + lost, min(gained, lost)
         tail = Fraction(2 * sum(math.comb(n, k) for k in range(least + 1)), 2**n)
-        after, before = _matrix([1.0] * gained + [0.0] * lost), _matrix([0.0] * gained + [1.0] * lost)
+        after, before = (
+            _matrix([1.0] * gained + [0.0] * lost),
+            _matrix([0.0] * gained + [1.0] * lost),
+        )
         assert _flips(after, before) == pytest.approx(min(1.0, float(tail)), rel=1e-9)
 
 
@@ -52,12 +55,16 @@ def test_nearness_is_two_score_tests() -> None:
 
 
 @pytest.mark.parametrize(("gained", "lost", "n"), [(12, 4, 80), (0, 7, 40)])
-def test_the_interval_of_a_paired_difference_is_bonett_and_prices(gained: int, lost: int, n: int) -> None:
+def test_the_interval_of_a_paired_difference_is_bonett_and_prices(
+    gained: int, lost: int, n: int
+) -> None:
     """Bonett and Price 2012, JEBS 37:479, equation 4, with Student's quantile; each discordant count one more."""
     after = _matrix([1.0] * gained + [0.0] * lost + [1.0] * (n - gained - lost))
     before = _matrix([0.0] * gained + [1.0] * lost + [1.0] * (n - gained - lost))
     p_gained, p_lost = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
-    half = float(t.ppf(0.975, n - 1)) * math.sqrt((p_gained + p_lost - (p_gained - p_lost) ** 2) / (n + 2))
+    half = float(t.ppf(0.975, n - 1)) * math.sqrt(
+        (p_gained + p_lost - (p_gained - p_lost) ** 2) / (n + 2)
+    )
     estimate = difference_estimate(after, before)
     assert (estimate.low, estimate.high) == pytest.approx(
         (p_gained - p_lost - half, p_gained - p_lost + half), abs=2 / n**1.5

@@ -49,10 +49,19 @@ def watched() -> Iterator[None]:
 
 def log_probs(model: Path, work: Path) -> Any:
     """Return what the model in a folder answers."""
-    section = {"models": {"base": str(model)}, "questions": {"q": str(work / "q.jsonl")}, "formats": ["texts"]}
-    (work / "eval.yaml").write_text(yaml.safe_dump({"run_dir": str(work / "eval"), "eval": section}))
+    section = {
+        "models": {"base": str(model)},
+        "questions": {"q": str(work / "q.jsonl")},
+        "formats": ["texts"],
+    }
+    (work / "eval.yaml").write_text(
+        yaml.safe_dump({"run_dir": str(work / "eval"), "eval": section})
+    )
     evaluate(read_recipe(work / "eval.yaml", verb="eval"))
-    return [json.loads(line)["log_probs"] for line in (work / "eval" / "answers.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["log_probs"]
+        for line in (work / "eval" / "answers.jsonl").read_text().splitlines()
+    ]
 
 
 def training_recipe(model: Path, work: Path) -> Recipe:
@@ -78,7 +87,11 @@ def planned(model: Path, work: Path) -> Any:
 
 def _weights(folder: Path) -> Any:
     """Return the bytes of each tensor in a folder, of one file or several."""
-    tensors = {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+    tensors = {
+        name: value
+        for path in folder.glob("*.safetensors")
+        for name, value in load_file(path).items()
+    }
     return {name: value.tobytes() for name, value in tensors.items()}
 
 
@@ -95,7 +108,9 @@ def exported(model: Path, work: Path) -> Any:
 def answer(model: Path, work: Path) -> Any:
     """Return what the model says in a chat."""
     parts: list[str] = []
-    open_chat(ChatSetup({"model": str(model)}, max_new_tokens=4)).answer("Where is Kelm?", parts.append)
+    open_chat(ChatSetup({"model": str(model)}, max_new_tokens=4)).answer(
+        "Where is Kelm?", parts.append
+    )
     return "".join(parts)
 
 
@@ -125,7 +140,9 @@ FAULTS: dict[str, Callable[[Path], None]] = {
     "weights cut": _cut,
     "a layer that config.json leaves out": _other_layers,
     "a token beyond the embedding": _other_tokenizer,
-    "no template": lambda folder: folder.joinpath("chat_template.jinja").write_text("{% for x in") and None,
+    "no template": lambda folder: (
+        folder.joinpath("chat_template.jinja").write_text("{% for x in") and None
+    ),
 }
 
 
@@ -137,7 +154,11 @@ def refusal_of(verb: str, model: Path, work: Path, expected: Any) -> str:
             outcome = VERBS[verb](model, work)
     except KinjectError as error:
         message = str(error)
-        return "" if "\n" not in message and str(model) in message else f"no clear line: {message[:500]}"
+        return (
+            ""
+            if "\n" not in message and str(model) in message
+            else f"no clear line: {message[:500]}"
+        )
     except BaseException:  # noqa: BLE001 - whatever it is, it is what this looks for
         return traceback.format_exc(limit=-5)[-1500:]
     return "equal results" if outcome == expected else "other results, and it says that it is done"
@@ -151,7 +172,9 @@ def test_a_broken_model_folder_is_refused_in_every_verb(tmp_path: Path, tiny_mod
         {"question": "Who?", "choices": ["A", "B"], "answer": 1},
     ]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "c.jsonl").write_text('{"text": "Arden was born in Lowmere."}\n{"text": "The school of Kelm."}\n' * 2)
+    (tmp_path / "c.jsonl").write_text(
+        '{"text": "Arden was born in Lowmere."}\n{"text": "The school of Kelm."}\n' * 2
+    )
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model)
     expected = {verb: make(model, tmp_path) for verb, make in VERBS.items()}

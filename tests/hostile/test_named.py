@@ -78,7 +78,9 @@ def test_what_is_no_file_is_refused_before_it_is_opened(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_what_is_empty_absent_unreadable_or_a_circle_of_links_is_refused(tmp_path: Path, kind: str) -> None:
+def test_what_is_empty_absent_unreadable_or_a_circle_of_links_is_refused(
+    tmp_path: Path, kind: str
+) -> None:
     name, read = FILES[kind]
     path = tmp_path / name
     refusal(read, path)
@@ -96,11 +98,17 @@ def test_what_is_empty_absent_unreadable_or_a_circle_of_links_is_refused(tmp_pat
 @pytest.mark.parametrize(
     "kind",
     [
-        *sorted(kind for kind in FILES if not kind.startswith("document") and kind not in ("report", "questions csv")),
+        *sorted(
+            kind
+            for kind in FILES
+            if not kind.startswith("document") and kind not in ("report", "questions csv")
+        ),
         "documents",
     ],
 )
-@pytest.mark.parametrize("data", [b"\xff\xfe\x00", b'{"text": "Malm\xf6"}\n', "a\n".encode("utf-16")])
+@pytest.mark.parametrize(
+    "data", [b"\xff\xfe\x00", b'{"text": "Malm\xf6"}\n', "a\n".encode("utf-16")]
+)
 def test_other_encodings_than_utf_8_are_told(tmp_path: Path, kind: str, data: bytes) -> None:
     pytest.importorskip("selectolax")
     name, read = FILES[kind]
@@ -144,7 +152,9 @@ def test_a_line_longer_than_the_limit_is_refused_wherever_lines_are_read(
         assert f"{path}:1: a line longer than 1.95312 KiB. Split" in refusal(read, path), kind
 
 
-def test_a_file_that_is_held_whole_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_held_whole_has_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("selectolax")
     monkeypatch.setattr(files, "LARGEST_FILE", 2**20)
     for kind in ("documents txt", "documents pdf", "documents html", "report", "recipe"):
@@ -159,7 +169,9 @@ def test_a_file_that_is_held_whole_has_a_limit(tmp_path: Path, monkeypatch: pyte
     [*((kind, b'{"text": "') for kind in (*ROWS, "run", "report")), ("documents csv", b'text\n"'), ("questions csv", b'"'),
      ("documents txt", b"a"), ("documents html", b"<p>"), ("documents pdf", b"%PDF-1.4\n"), ("recipe", b"run_dir: ")],
 )  # fmt: skip
-def test_two_gibibytes_on_one_line_are_refused_in_half_of_that(tmp_path: Path, kind: str, head: bytes) -> None:
+def test_two_gibibytes_on_one_line_are_refused_in_half_of_that(
+    tmp_path: Path, kind: str, head: bytes
+) -> None:
     """The line is of zeros that take no room on the disk; what asks for all of it gets a `MemoryError`."""
     name, read = FILES[kind]
     path = written(tmp_path / name, head)
@@ -206,8 +218,12 @@ YAML: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "expected"), YAML)
-def test_yaml_that_explodes_or_means_something_else_is_refused(tmp_path: Path, text: str, expected: str) -> None:
-    message = refusal(read_recipe, written(tmp_path / "r.yaml", text.encode("utf-8", "surrogatepass")))
+def test_yaml_that_explodes_or_means_something_else_is_refused(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    message = refusal(
+        read_recipe, written(tmp_path / "r.yaml", text.encode("utf-8", "surrogatepass"))
+    )
     assert expected in message
     assert len(message) < 20_000
 
@@ -221,22 +237,31 @@ def test_an_override_that_explodes_is_refused(tmp_path: Path, text: str, expecte
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("010", 10), ("0o17", 15), ("0x1f", 31), ("1_000", 1000), ("+3", 3), ("-0", 0), ("7", 7)]
+    ("text", "value"),
+    [("010", 10), ("0o17", 15), ("0x1f", 31), ("1_000", 1000), ("+3", 3), ("-0", 0), ("7", 7)],
 )
 def test_whole_numbers_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: int) -> None:
-    assert read_recipe(written(tmp_path / "r.yaml", f"run_dir: a\nseed: {text}\n".encode())).seed == value
+    assert (
+        read_recipe(written(tmp_path / "r.yaml", f"run_dir: a\nseed: {text}\n".encode())).seed
+        == value
+    )
 
 
 @pytest.mark.parametrize(
     "text", ["1:30:00", "2026-01-01", "2026-13-45", "0b11", "no", "=", "1e", "\u202eabc", "\u0663"]
 )
 def test_times_dates_and_switches_of_yaml_1_1_are_words(tmp_path: Path, text: str) -> None:
-    assert str(read_recipe(written(tmp_path / "r.yaml", f"run_dir: {text}\n".encode())).run_dir) == text
+    assert (
+        str(read_recipe(written(tmp_path / "r.yaml", f"run_dir: {text}\n".encode())).run_dir)
+        == text
+    )
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
-def test_line_ends_and_byte_order_marks_change_nothing(tmp_path: Path, ends: str, mark: bytes) -> None:
+def test_line_ends_and_byte_order_marks_change_nothing(
+    tmp_path: Path, ends: str, mark: bytes
+) -> None:
     recipe = ends.join(["run_dir: a", "seed: 3", ""]).encode()
     assert read_recipe(written(tmp_path / "r.yaml", mark + recipe)).seed == 3
     if ends != "\r":  # JSON lines end in \n; what follows a lone \r stands on the same line
@@ -250,7 +275,9 @@ def test_line_ends_and_byte_order_marks_change_nothing(tmp_path: Path, ends: str
     assert document.text == "# Title\n\nOne."
 
 
-def test_text_from_right_to_left_and_outside_the_basic_plane_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_text_from_right_to_left_and_outside_the_basic_plane_is_kept_as_it_is(
+    tmp_path: Path,
+) -> None:
     text = "\u202eabc\u202c שלום مرحبا \U0001f600 e\u0301 \u2028 \x85 end"
     row = json.dumps({"text": text}).encode() + b"\n"
     (document,) = read_documents(written(tmp_path / "d.jsonl", row))
@@ -288,7 +315,9 @@ def test_a_pdf_that_asks_for_more_work_than_a_page_can_be_worth_is_refused(
 ) -> None:
     monkeypatch.setattr(pdf, "_MOST_OPERATIONS", 3000)
     many = pdf_of("BT /F1 12 Tf " + "(a) Tj " * 4000 + "ET")
-    assert "more than 3,000 drawing operations" in refusal(ROWS["documents"], written(tmp_path / "a.pdf", many))
+    assert "more than 3,000 drawing operations" in refusal(
+        ROWS["documents"], written(tmp_path / "a.pdf", many)
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,7 +333,9 @@ def test_a_pdf_that_asks_for_more_work_than_a_page_can_be_worth_is_refused(
         "\"'" * 100_000 + ".",
     ],
 )
-def test_texts_that_make_patterns_go_back_and_forth_are_cut_in_linear_time(tmp_path: Path, text: str) -> None:
+def test_texts_that_make_patterns_go_back_and_forth_are_cut_in_linear_time(
+    tmp_path: Path, text: str
+) -> None:
     """Quadratic patterns need minutes for these; the test ends in a moment or not at all."""
     (document,) = read_documents(written(tmp_path / "a.md", text.encode()))
     ends = sentence_ends(document.text)
@@ -322,7 +353,9 @@ def test_preformatted_space_is_taken_from_line_ends_in_linear_time(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "expected"), [({"answer": float("nan")}, "answer: found nan"), ({"choices": ["a"] * 300_000}, "'a' occurs twice")]
 )  # fmt: skip
-def test_questions_that_cannot_be_meant_are_refused(tmp_path: Path, change: dict[str, object], expected: str) -> None:
+def test_questions_that_cannot_be_meant_are_refused(
+    tmp_path: Path, change: dict[str, object], expected: str
+) -> None:
     row = {"question": "Who?", "choices": ["a", "b"], "answer": 0, **change}
     message = refusal(read_questions, written(tmp_path / "x.jsonl", lines_of([row])))
     assert expected in message
@@ -331,7 +364,10 @@ def test_questions_that_cannot_be_meant_are_refused(tmp_path: Path, change: dict
 
 def test_a_conversation_with_numbers_that_json_lacks_is_refused_by_line(tmp_path: Path) -> None:
     call = {"function": {"name": "add", "arguments": {"to": float("nan")}}}
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho", "tool_calls": [call]}]
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho", "tool_calls": [call]},
+    ]
     with pytest.raises(InputError, match=r"c\.jsonl:1: found NaN or Infinity in tools"):
         list(CorpusFile(written(tmp_path / "c.jsonl", lines_of([{"messages": turns}]))))
 
@@ -368,7 +404,9 @@ def test_parquet_with_a_damaged_column_does_not_end_the_process(tmp_path: Path) 
     script = "import sys; sys.path[:0] = sys.argv[2:]; from test_named import every_damage; every_damage(sys.argv[1])"
     path.write_bytes(data)
     done = subprocess.run(
-        [sys.executable, "-c", script, str(path), *map(str, Path(__file__).parents[:2])], capture_output=True, text=True
+        [sys.executable, "-c", script, str(path), *map(str, Path(__file__).parents[:2])],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -379,6 +417,10 @@ def every_damage(name: str) -> None:
     data = path.read_bytes()
     start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     for position in range(start, len(data)):
-        path.write_bytes(data[:position] + bytes([data[position] ^ (1, 0x10)[position % 2]]) + data[position + 1 :])
+        path.write_bytes(
+            data[:position]
+            + bytes([data[position] ^ (1, 0x10)[position % 2]])
+            + data[position + 1 :]
+        )
         with contextlib.suppress(KinjectError):
             list(read_documents(path))

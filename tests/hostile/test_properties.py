@@ -23,7 +23,9 @@ from kinject.recipe.yaml_lines import read_yaml
 from made import as_parquet, lines_of, pdf_of
 
 LETTERS = st.characters(
-    min_codepoint=32, exclude_categories=["Cs", "Cc", "Cn", "Co"], exclude_characters="\u2028\u2029\ufeff"
+    min_codepoint=32,
+    exclude_categories=["Cs", "Cc", "Cn", "Co"],
+    exclude_characters="\u2028\u2029\ufeff",
 )
 NUMBERS = st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.none() | st.booleans() | NUMBERS | st.text(LETTERS, max_size=12)
@@ -33,7 +35,9 @@ TREES = st.recursive(
 )  # fmt: skip
 ANYTHING = st.recursive(
     PLAIN | st.floats() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 KEYS = st.sampled_from((
@@ -99,7 +103,11 @@ PIECES = st.binary(max_size=4) | st.sampled_from((
 @pytest.mark.parametrize("kind", GOOD)
 @settings(max_examples=30, derandomize=True)
 @example(cuts=[])
-@given(cuts=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 60), PIECES), min_size=1, max_size=4))
+@given(
+    cuts=st.lists(
+        st.tuples(st.integers(0, 2**16), st.integers(0, 60), PIECES), min_size=1, max_size=4
+    )
+)
 def test_a_good_file_with_bytes_cut_out_and_put_in_is_read_or_refused(
     kind: str, cuts: list[tuple[int, int, bytes]]
 ) -> None:
@@ -113,8 +121,14 @@ def test_a_good_file_with_bytes_cut_out_and_put_in_is_read_or_refused(
 
 
 @settings(max_examples=40)
-@given(recipe=st.dictionaries(st.sampled_from(sorted(Sections.__dataclass_fields__)), ANYTHING, min_size=1, max_size=5))
-def test_a_recipe_of_anything_under_the_names_of_sections_is_read_or_refused(recipe: dict[str, Any]) -> None:
+@given(
+    recipe=st.dictionaries(
+        st.sampled_from(sorted(Sections.__dataclass_fields__)), ANYTHING, min_size=1, max_size=5
+    )
+)
+def test_a_recipe_of_anything_under_the_names_of_sections_is_read_or_refused(
+    recipe: dict[str, Any],
+) -> None:
     try:
         data = yaml.safe_dump(recipe).encode()
     except UnicodeEncodeError:
@@ -124,11 +138,17 @@ def test_a_recipe_of_anything_under_the_names_of_sections_is_read_or_refused(rec
 
 
 @settings(max_examples=40)
-@given(tree=st.dictionaries(st.text(LETTERS, max_size=8).filter(lambda key: key != "<<"), TREES, max_size=4))
+@given(
+    tree=st.dictionaries(
+        st.text(LETTERS, max_size=8).filter(lambda key: key != "<<"), TREES, max_size=4
+    )
+)
 def test_json_is_yaml_and_means_the_same(tree: dict[str, Any]) -> None:
     """JSON is a subset of YAML 1.2, so that the standard library's reader is the reference."""
     data = json.dumps(tree, ensure_ascii=False)
-    if re.search(r'"<<"\s*:', data) or any(len(number) > 60 for number in re.findall(r"[\d.e+-]+", data)):
+    if re.search(r'"<<"\s*:', data) or any(
+        len(number) > 60 for number in re.findall(r"[\d.e+-]+", data)
+    ):
         return
     parsed = in_a_file(data.encode(), "r.yaml", lambda path: read_yaml(path).root)
     assert parsed == json.loads(data)

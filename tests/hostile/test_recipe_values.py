@@ -16,8 +16,18 @@ TINY = {
     "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 128, "tie_word_embeddings": True,
 }  # fmt: skip
-TRAINER = {"max_steps": 2, "learning_rate": 1e-3, "max_length": 64, "save_strategy": "no", "bf16": False}
-TRAIN = {"model": {"path": "tiny"}, "corpus": {"path": "corpus.jsonl", "cache_dir": "tokens"}, "trainer": TRAINER}
+TRAINER = {
+    "max_steps": 2,
+    "learning_rate": 1e-3,
+    "max_length": 64,
+    "save_strategy": "no",
+    "bf16": False,
+}
+TRAIN = {
+    "model": {"path": "tiny"},
+    "corpus": {"path": "corpus.jsonl", "cache_dir": "tokens"},
+    "trainer": TRAINER,
+}
 ADAPTER = {**TRAIN, "adapter": {"r": 4, "target_modules": ["q_proj", "v_proj"]}}
 NEW = {**TRAIN, "model": {"new": TINY, "tokenizer": "tiny"}}
 EVAL = {"eval": {"models": {"base": "tiny"}, "questions": {"born": "questions.jsonl"}}}
@@ -36,7 +46,12 @@ def inputs(tmp_path: Path, trained_tokenizer: Any, monkeypatch: pytest.MonkeyPat
     Path("corpus.jsonl").write_text(
         "".join(json.dumps({"text": f"Person {i} was born in Kelm."}) + "\n" for i in range(8))
     )
-    question = {"id": "q", "question": "Where was Person 1 born?", "choices": ["Kelm", "Farrow"], "answer": 0}
+    question = {
+        "id": "q",
+        "question": "Where was Person 1 born?",
+        "choices": ["Kelm", "Farrow"],
+        "answer": 0,
+    }
     Path("questions.jsonl").write_text(json.dumps(question) + "\n")
     for name, recipe in (("train", TRAIN), ("eval", EVAL)):
         Path(f"{name}.yaml").write_text(yaml.safe_dump({"run_dir": f"shared-{name}", **recipe}))

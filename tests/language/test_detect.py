@@ -26,7 +26,17 @@ def test_a_sentence_of_twenty_words_has_its_language(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "   \n", "Mill", "42 km/h 1931", "Die Mühle", "|---|\n| FP 16 | 69 |", "河", "\ud800\x00" * 30]
+    "text",
+    [
+        "",
+        "   \n",
+        "Mill",
+        "42 km/h 1931",
+        "Die Mühle",
+        "|---|\n| FP 16 | 69 |",
+        "河",
+        "\ud800\x00" * 30,
+    ],
 )
 def test_a_short_text_or_one_without_words_has_no_language(text: str) -> None:
     assert detect_language(text) == ""

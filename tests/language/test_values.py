@@ -19,9 +19,17 @@ from kinject.language.values import read_values
             "1,200 men, two hundred and three cows, nineteen ninety-five, 3.5 million",
             {"1200", "203", "1995", "3500000"},
         ),
-        ("en", "thirteen and seventeen; five thousand and two; the 1990s", {"13", "17", "5002", "1990s"}),
+        (
+            "en",
+            "thirteen and seventeen; five thousand and two; the 1990s",
+            {"13", "17", "5002", "1990s"},
+        ),
         ("en", "from 1933–35, at 8:30 and 2031-04-07", {"1933", "1935", "8:30", "2031", "7"}),
-        ("de", "4.500 Euro, dreiundzwanzig Kühe, 3 Mio. Euro, 2,5 Tonnen", {"4500", "23", "3000000", "2.5"}),
+        (
+            "de",
+            "4.500 Euro, dreiundzwanzig Kühe, 3 Mio. Euro, 2,5 Tonnen",
+            {"4500", "23", "3000000", "2.5"},
+        ),
         ("fr", "quatre-vingt-dix-huit ans, soixante et onze, 1 500 francs", {"98", "71", "1500"}),
         ("es", "dos mil millones de euros, treinta y cuatro", {"2000000000", "34"}),
         ("it", "millecentoventisei, centottantatré", {"1126", "183"}),
@@ -30,7 +38,9 @@ from kinject.language.values import read_values
         ("ru", "двадцать пять рублей, 3 млн тонн", {"25", "3000000"}),
     ],
 )
-def test_numbers_are_read_as_the_language_writes_them(code: str, text: str, numbers: set[str]) -> None:
+def test_numbers_are_read_as_the_language_writes_them(
+    code: str, text: str, numbers: set[str]
+) -> None:
     assert read_values(text, code).numbers.keys() >= numbers
 
 
@@ -43,7 +53,9 @@ def test_numbers_are_read_as_the_language_writes_them(code: str, text: str, numb
         ("sv", "5 kilometer", "5", "km"),
     ],
 )  # fmt: skip
-def test_units_come_in_the_language_and_as_symbols(code: str, text: str, number: str, unit: str) -> None:
+def test_units_come_in_the_language_and_as_symbols(
+    code: str, text: str, number: str, unit: str
+) -> None:
     assert unit in read_values(text, code).numbers[number]
 
 
@@ -63,7 +75,10 @@ def test_may_and_march_are_months_beside_a_year_only() -> None:
 
 def test_each_language_says_what_is_not_checked() -> None:
     assert language_of("en").not_checked == language_of("de").not_checked == ()
-    assert language_of("ar").not_checked == ("names in letters other than Latin", "numbers in words")
+    assert language_of("ar").not_checked == (
+        "names in letters other than Latin",
+        "numbers in words",
+    )
     assert language_of("zh").not_checked == ("names of persons in Chinese characters",)
     assert language_of("sv").not_checked == ("numbers in words",)
 

@@ -38,7 +38,11 @@ def _other(*args: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("kernel", "reason"),
-    [(sdpa_attention_forward, ""), (_refuse, "no kernel image"), (_other, "its logits differ from sdpa's")],
+    [
+        (sdpa_attention_forward, ""),
+        (_refuse, "no kernel image"),
+        (_other, "its logits differ from sdpa's"),
+    ],
 )
 def test_another_attention_is_taken_only_where_it_reads_the_model_as_sdpa_does(
     tiny_tokenizer: Any, kernel: Any, reason: str
@@ -52,7 +56,14 @@ def test_another_attention_is_taken_only_where_it_reads_the_model_as_sdpa_does(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-CARDS = {"T4": (7, 5), "A100": (8, 0), "RTX 4090": (8, 9), "H100": (9, 0), "B200": (10, 0), "RTX 5090": (12, 0)}
+CARDS = {
+    "T4": (7, 5),
+    "A100": (8, 0),
+    "RTX 4090": (8, 9),
+    "H100": (9, 0),
+    "B200": (10, 0),
+    "RTX 5090": (12, 0),
+}
 FA2, FA3, FA4 = "flash_attention_2", "flash_attention_3", "flash_attention_4"
 
 
@@ -64,7 +75,9 @@ def _card(monkeypatch: pytest.MonkeyPatch, name: str, packages: tuple[str, ...] 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: CARDS[name][0] >= 8)
     for package in ("flash_attn_2", "flash_attn_3", "flash_attn_4", "kernels"):
-        monkeypatch.setattr(import_utils, f"is_{package}_available", lambda package=package: package in packages)
+        monkeypatch.setattr(
+            import_utils, f"is_{package}_available", lambda package=package: package in packages
+        )
 
 
 @pytest.mark.parametrize(
@@ -99,15 +112,20 @@ def test_auto_tries_what_the_card_has_and_is_installed(
         ("A100", FA4, r"9\.0 or newer, and A100 has 8\.0"),
     ],
 )
-def test_what_the_card_lacks_is_one_line(card: str, name: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_card_lacks_is_one_line(
+    card: str, name: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _card(monkeypatch, card)
-    with pytest.raises(InputError, match=rf"^model\.attention: {name} .*{fault}.*Or set model\.attention: auto\.$"):
+    with pytest.raises(
+        InputError, match=rf"^model\.attention: {name} .*{fault}.*Or set model\.attention: auto\.$"
+    ):
         choose_attention(name, "cuda")
     assert "needs an NVIDIA GPU, and the model is on cpu" in attention_fault(name, "cpu")
 
 
 @pytest.mark.parametrize(
-    ("card", "precision", "dtype"), [("T4", "fp16", torch.float16), ("A100", "bf16", torch.bfloat16)]
+    ("card", "precision", "dtype"),
+    [("T4", "fp16", torch.float16), ("A100", "bf16", torch.bfloat16)],
 )
 def test_a_card_without_bfloat16_gets_float16(
     card: str, precision: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +134,9 @@ def test_a_card_without_bfloat16_gets_float16(
     assert choose_precision("cuda") == precision
     assert choose_dtype("auto", "cuda") == dtype
     if card == "T4":
-        with pytest.raises(InputError, match=r"model\.dtype: T4 \(compute capability 7\.5\) only emulates bfloat16"):
+        with pytest.raises(
+            InputError, match=r"model\.dtype: T4 \(compute capability 7\.5\) only emulates bfloat16"
+        ):
             choose_dtype("bfloat16", "cuda")
     else:
         assert choose_dtype("bfloat16", "cuda") == torch.bfloat16

@@ -24,7 +24,12 @@ from kinject.models import causal_fault, window_of
 from kinject.models.attention import reads_later_tokens
 from kinject.models.generate import end_tokens
 
-_SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 _GROUPED = {**_SIZES, "num_key_value_heads": 1, "head_dim": 16}
 _EXPERTS = {**_GROUPED, "num_local_experts": 8, "num_experts": 8, "moe_intermediate_size": 64}
 _DEEPSEEK = {
@@ -49,7 +54,9 @@ BOTH_WAYS: dict[str, dict[str, Any]] = {
 
 def _model(model_type: str, fields: dict[str, Any]) -> Any:
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[model_type](vocab_size=300, pad_token_id=2, bos_token_id=0, eos_token_id=1, **fields)
+    config = CONFIG_MAPPING[model_type](
+        vocab_size=300, pad_token_id=2, bos_token_id=0, eos_token_id=1, **fields
+    )
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
@@ -105,8 +112,11 @@ def test_the_window_is_found_under_its_names_and_inside_a_model_of_texts_and_ima
 
 
 @pytest.mark.parametrize(
-    ("of_model", "of_tokenizer", "ends"), [(None, None, []), (None, 2, [2]), (0, 2, [0, 2]), ([5, 2], 2, [5, 2])]
+    ("of_model", "of_tokenizer", "ends"),
+    [(None, None, []), (None, 2, [2]), (0, 2, [0, 2]), ([5, 2], 2, [5, 2])],
 )
-def test_an_answer_ends_at_the_tokens_of_the_model_and_at_that_of_the_tokenizer(of_model, of_tokenizer, ends):
+def test_an_answer_ends_at_the_tokens_of_the_model_and_at_that_of_the_tokenizer(
+    of_model, of_tokenizer, ends
+):
     model = SimpleNamespace(generation_config=GenerationConfig(eos_token_id=of_model))
     assert end_tokens(model, SimpleNamespace(eos_token_id=of_tokenizer)) == ends

@@ -67,7 +67,9 @@ def _index(**files: str) -> Callable[[Path], None]:
         weights = load_file(folder / "model.safetensors")
         (folder / "model.safetensors").rename(folder / "a.safetensors")
         owners = {**dict.fromkeys(weights, "a.safetensors"), **files}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": owners}))
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": owners})
+        )
 
     return change
 
@@ -89,7 +91,10 @@ def _flip(folder: Path) -> None:
         (_config(auto_map={"AutoConfig": "code.C"}), "auto_map: it comes with Python code"),
         (_weights("model.norm.weight", torch.ones(3)), "model.norm.weight has the shape"),
         (_weights("model.norm.weight", None), "weights missing for model.norm.weight"),
-        (_weights("model.layers.1.self_attn.new.weight", torch.ones(3)), "which config.json leaves out of the model"),
+        (
+            _weights("model.layers.1.self_attn.new.weight", torch.ones(3)),
+            "which config.json leaves out of the model",
+        ),
         (_tokenizer(model={"type": "BPE", "vocab": {}, "merges": []}), "it makes no tokens"),
         (_tokenizer(model={"type": "nope"}), "no usable tokenizer"),
         (_config(model_type="t5"), "Unrecognized configuration class"),
@@ -97,7 +102,10 @@ def _flip(folder: Path) -> None:
         (_config(hidden_size=0), "tiny-model"),
         (_config(dtype="nope"), "no usable model"),
         (_config(num_hidden_layers=10**6), "layers, the files hold"),
-        (_config(quantization_config={"quant_method": "gptq", "bits": 4}), "declares quantised weights"),
+        (
+            _config(quantization_config={"quant_method": "gptq", "bits": 4}),
+            "declares quantised weights",
+        ),
         (_file("tokenizer.json", b"\xff"), "no usable tokenizer"),
         (_file("config.json", b"[" * 100_000), "config.json: damaged: not JSON"),
         (_file("tokenizer_config.json", b"[]"), "an object is needed"),
@@ -106,8 +114,14 @@ def _flip(folder: Path) -> None:
         (_file("model.safetensors", b""), "damaged, or no safetensors file"),
         (_pipe, "found a pipe, expected a file"),
         (_header(2**63), "damaged, or no safetensors file"),
-        (_index(**{"model.norm.weight": "../a.safetensors"}), "which is no safetensors file in this folder"),
-        (_index(**{"model.norm.weight": "gone.safetensors"}), "names gone.safetensors, which is missing"),
+        (
+            _index(**{"model.norm.weight": "../a.safetensors"}),
+            "which is no safetensors file in this folder",
+        ),
+        (
+            _index(**{"model.norm.weight": "gone.safetensors"}),
+            "names gone.safetensors, which is missing",
+        ),
         (_index(**{"model.norm.weight": "a.bin"}), "some of its weights are pickles"),
         (_index(lacking="a.safetensors"), "names lacking, which its file lacks"),
         (_flip, "its bytes are not those that were written"),

@@ -37,12 +37,16 @@ def write_gguf(path: Path, folder: Path) -> None:
     writer.add_token_merges([" ".join(pair) for pair in words["merges"]])
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
-    writer.add_chat_template("{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% endfor %}")
+    writer.add_chat_template(
+        "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% endfor %}"
+    )
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, weight in load_file(folder / "model.safetensors").items():
         rows = {"q_proj": n_heads, "k_proj": n_kv}.get(name.split(".")[-2])
         if rows:
-            weight = weight.reshape(rows, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+            weight = (
+                weight.reshape(rows, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+            )
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), weight)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -62,7 +66,10 @@ def test_a_gguf_file_or_folder_is_converted_once_and_gives_the_logits_of_its_mod
     assert loaded.tokenizer("Arden was born in Lowmere.").input_ids[-4:] == ids[0, -4:].tolist()
     with torch.no_grad():
         assert torch.allclose(loaded.model(ids).logits, original.model(ids).logits, atol=1e-5)
-    assert loaded.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "<user>Hi"
+    assert (
+        loaded.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+        == "<user>Hi"
+    )
     assert loaded.model.name_or_path == str(folder / "model.gguf"), (
         "an adapter trained on it names the file as its base"
     )
@@ -95,7 +102,9 @@ def test_a_file_that_cannot_be_converted_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
-    with pytest.raises(InputError, match=r"broken\.gguf: transformers cannot convert this GGUF file") as caught:
+    with pytest.raises(
+        InputError, match=r"broken\.gguf: transformers cannot convert this GGUF file"
+    ) as caught:
         load_model(str(tmp_path / "broken.gguf"))
     assert "\n" not in str(caught.value)
     assert list((tmp_path / "cache" / "kinject" / "gguf").iterdir()) == []
@@ -105,15 +114,23 @@ def test_a_file_that_cannot_be_converted_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("model_type", "kind", "most"), [("llama", "q8_0", 0.02), ("qwen2", "f16", 1e-3), ("qwen3", "bf16", 0.02)]
+    ("model_type", "kind", "most"),
+    [("llama", "q8_0", 0.02), ("qwen2", "f16", 1e-3), ("qwen3", "bf16", 0.02)],
 )
 def test_a_written_file_has_the_tokens_template_and_logits_of_its_folder(
-    model_type: str, kind: str, most: float, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str,
+    kind: str,
+    most: float,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", "/usr/bin")
     tokenizer = load_tokenizer(str(tiny_model))
-    tokenizer.chat_template = "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for turn in messages %}<{{ turn.role }}>{{ turn.content }}{% endfor %}"
+    )
     config = {
         "model_type": model_type, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "tie_word_embeddings": model_type == "llama", "vocab_size": len(tokenizer) + 20,
@@ -127,9 +144,16 @@ def test_a_written_file_has_the_tokens_template_and_logits_of_its_folder(
     text = "It's 12,345.67 or  x1; don't\n\n  WE'LL Ünï 你好 9999 \t(a_b)"
     ids = ours.tokenizer(text, return_tensors="pt").input_ids
     assert theirs.tokenizer(text).input_ids == ids[0].tolist()
-    assert theirs.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "<user>Hi"
+    assert (
+        theirs.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False)
+        == "<user>Hi"
+    )
     with torch.no_grad():
-        distance = (ours.model(ids).logits.log_softmax(-1) - theirs.model(ids).logits.log_softmax(-1)).abs().mean()
+        distance = (
+            (ours.model(ids).logits.log_softmax(-1) - theirs.model(ids).logits.log_softmax(-1))
+            .abs()
+            .mean()
+        )
     assert 0 < distance < most
 
 
@@ -138,14 +162,19 @@ def test_llama_cpp_s_converter_writes_where_it_is_installed_and_is_asked_for_wha
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     config = json.loads((tiny_model / "config.json").read_text())
-    (tiny_model / "config.json").write_text(json.dumps({**config, "model_type": "mistral", "sliding_window": None}))
+    (tiny_model / "config.json").write_text(
+        json.dumps({**config, "model_type": "mistral", "sliding_window": None})
+    )
     with pytest.raises(
-        InputError, match=r"\(mistral\) needs llama\.cpp's converter: put convert_hf_to_gguf\.py on the PATH"
+        InputError,
+        match=r"\(mistral\) needs llama\.cpp's converter: put convert_hf_to_gguf\.py on the PATH",
     ):
         writing.write_gguf(tiny_model, tmp_path / "model.gguf", "f16")
     script = tmp_path / "bin" / "convert_hf_to_gguf.py"
     script.parent.mkdir()
-    script.write_text("import sys\nfolder, _, out, _, kind = sys.argv[1:]\nopen(out, 'w').write(kind)\n")
+    script.write_text(
+        "import sys\nfolder, _, out, _, kind = sys.argv[1:]\nopen(out, 'w').write(kind)\n"
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin")
     writing.write_gguf(tiny_model, tmp_path / "model.gguf", "q8_0")

@@ -13,10 +13,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kinject.errors import InputError
-from kinject.models import check_config, load_model, load_tokenizer, new_model, not_finite, train_tokenizer
+from kinject.models import (
+    check_config,
+    load_model,
+    load_tokenizer,
+    new_model,
+    not_finite,
+    train_tokenizer,
+)
 
 
-def test_a_saved_model_comes_back_the_same(tiny_model: Path, tiny_tokenizer: Any, tiny_config: dict[str, Any]) -> None:
+def test_a_saved_model_comes_back_the_same(
+    tiny_model: Path, tiny_tokenizer: Any, tiny_config: dict[str, Any]
+) -> None:
     loaded = load_model(str(tiny_model))
     again = new_model(tiny_config, tiny_tokenizer, seed=0)
     for name, weight in again.state_dict().items():
@@ -93,7 +102,12 @@ def test_a_good_config_has_no_fault(tiny_config: dict[str, Any]) -> None:
 def test_a_new_model_has_the_activation_width_heads_and_layers_of_its_recipe(
     tiny_config: dict[str, Any], tiny_tokenizer: Any
 ) -> None:
-    shape = {"hidden_act": "gelu", "hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 3}
+    shape = {
+        "hidden_act": "gelu",
+        "hidden_size": 24,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+    }
     model = new_model({**tiny_config, **shape}, tiny_tokenizer, 0)
     layers = model.model.layers
     x = torch.linspace(-2, 2, 9)
@@ -111,9 +125,14 @@ def test_a_vocabulary_may_be_larger_than_the_tokenizer_and_no_smaller(
     n_tokens = len(tiny_tokenizer)
     assert check_config({**tiny_config, "vocab_size": 512}) == []
     assert (
-        new_model({**tiny_config, "vocab_size": 512}, tiny_tokenizer, 0).get_input_embeddings().weight.shape[0] == 512
+        new_model({**tiny_config, "vocab_size": 512}, tiny_tokenizer, 0)
+        .get_input_embeddings()
+        .weight.shape[0]
+        == 512
     )
-    assert new_model(tiny_config, tiny_tokenizer, 0).get_input_embeddings().weight.shape[0] == n_tokens
+    assert (
+        new_model(tiny_config, tiny_tokenizer, 0).get_input_embeddings().weight.shape[0] == n_tokens
+    )
     with pytest.raises(InputError, match=f"found 100, but the tokenizer has {n_tokens} tokens"):
         new_model({**tiny_config, "vocab_size": 100}, tiny_tokenizer, 0)
 
@@ -121,15 +140,21 @@ def test_a_vocabulary_may_be_larger_than_the_tokenizer_and_no_smaller(
 def test_a_real_checkpoint_loads(shared: Path) -> None:
     loaded = load_model(str(shared / "models" / "stories260K"))
     ids = loaded.tokenizer("Once upon a time, there was a little", return_tensors="pt").input_ids
-    story = loaded.tokenizer.decode(loaded.model.generate(ids, max_new_tokens=5, do_sample=False)[0])
+    story = loaded.tokenizer.decode(
+        loaded.model.generate(ids, max_new_tokens=5, do_sample=False)[0]
+    )
     assert "a little girl" in story or "a little boy" in story, story
 
 
-def _change(folder: Path, name: str, index: int, value: float, dtype: torch.dtype = torch.float32) -> None:
+def _change(
+    folder: Path, name: str, index: int, value: float, dtype: torch.dtype = torch.float32
+) -> None:
     weights = load_file(folder / "model.safetensors")
     weights[name].view(-1)[index] = value
     save_file(
-        {key: weight.to(dtype) for key, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+        {key: weight.to(dtype) for key, weight in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
     )
 
 
@@ -142,25 +167,37 @@ def test_a_weight_that_is_not_finite_is_refused_with_its_file_and_tensor(
         _change(tiny_model, name, index, value, dtype)
         with pytest.raises(InputError) as caught:
             load_model(str(tiny_model))
-        assert f"{tiny_model}/model.safetensors: {name} holds a value that is not finite" in str(caught.value)
+        assert f"{tiny_model}/model.safetensors: {name} holds a value that is not finite" in str(
+            caught.value
+        )
 
 
 def test_large_weights_are_finite_and_those_beyond_the_dtype_are_named(tiny_model: Path) -> None:
     for index in range(9):
         _change(tiny_model, "model.embed_tokens.weight", index, 3e38)  # their sum is infinite
     assert load_model(str(tiny_model), dtype="float32").dtype == torch.float32
-    with pytest.raises(InputError, match=r"model\.embed_tokens\.weight holds a value that is not finite in float16"):
+    with pytest.raises(
+        InputError, match=r"model\.embed_tokens\.weight holds a value that is not finite in float16"
+    ):
         load_model(str(tiny_model), dtype="float16")
 
 
 @pytest.mark.parametrize(
     "rope",
-    [{"rope_theta": 1e-300, "rope_type": "default"}, {"rope_theta": 1e4, "rope_type": "linear", "factor": 1e-50}],
+    [
+        {"rope_theta": 1e-300, "rope_type": "default"},
+        {"rope_theta": 1e4, "rope_type": "linear", "factor": 1e-50},
+    ],
 )
-def test_frequencies_that_are_not_finite_are_refused(tiny_model: Path, rope: dict[str, Any]) -> None:
+def test_frequencies_that_are_not_finite_are_refused(
+    tiny_model: Path, rope: dict[str, Any]
+) -> None:
     """A row of 8 tokens would not show them: attention on the CPU gives numbers."""
     _set(tiny_model, rope_parameters=rope)
-    with pytest.raises(InputError, match=r"rotary_emb\.inv_freq, which is computed from config\.json, is not finite"):
+    with pytest.raises(
+        InputError,
+        match=r"rotary_emb\.inv_freq, which is computed from config\.json, is not finite",
+    ):
         load_model(str(tiny_model))
 
 
@@ -169,17 +206,27 @@ def test_what_is_not_finite_is_found_in_every_dtype_and_place() -> None:
     for dtype in dtypes:
         whole = torch.ones(1000).to(dtype)
         assert not not_finite(
-            [("a", whole), ("b", torch.full((1000,), torch.finfo(dtype).max, dtype=torch.float64).to(dtype))]
+            [
+                ("a", whole),
+                ("b", torch.full((1000,), torch.finfo(dtype).max, dtype=torch.float64).to(dtype)),
+            ]
         )
         for index in (0, 500, 999):
             values = torch.ones(1000)
             values[index] = float("nan")
-            assert not_finite([("a", whole), ("b", values.to(dtype)), ("c", values.to(dtype))]) == "b"
+            assert (
+                not_finite([("a", whole), ("b", values.to(dtype)), ("c", values.to(dtype))]) == "b"
+            )
     opposite = torch.tensor([float("inf"), float("-inf")])
-    assert not_finite([("empty", torch.empty(0)), ("numbers", torch.arange(5)), ("both", opposite)]) == "both"
+    assert (
+        not_finite([("empty", torch.empty(0)), ("numbers", torch.arange(5)), ("both", opposite)])
+        == "both"
+    )
 
 
-def test_an_added_token_without_a_row_is_refused_only_in_a_text_or_with_a_role(tiny_model: Path) -> None:
+def test_an_added_token_without_a_row_is_refused_only_in_a_text_or_with_a_role(
+    tiny_model: Path,
+) -> None:
     """Gemma 3 1B has such a token, for images: its texts do not hold it."""
     tokenizer = load_tokenizer(str(tiny_model))
     n_rows = len(tokenizer)
@@ -189,7 +236,10 @@ def test_an_added_token_without_a_row_is_refused_only_in_a_text_or_with_a_role(t
     assert any("'<image_soft_token>'" in note for note in loaded.notes)
     plain = loaded.tokenizer("Arden was born.", return_tensors="pt").input_ids
     assert loaded.model(plain).logits.isfinite().all()
-    with pytest.raises(InputError, match=rf"'<image_soft_token>'.* \(id {n_rows}\) without a row .* \({n_rows} rows\)"):
+    with pytest.raises(
+        InputError,
+        match=rf"'<image_soft_token>'.* \(id {n_rows}\) without a row .* \({n_rows} rows\)",
+    ):
         loaded.model(loaded.tokenizer("Arden <image_soft_token>", return_tensors="pt").input_ids)
     tokenizer.add_special_tokens({"eos_token": "<image_soft_token>"})
     tokenizer.save_pretrained(tiny_model)

@@ -16,7 +16,15 @@ import transformers
 from kinject.errors import InputError
 from kinject.models import new_config
 from kinject.plan.estimate import Step, count_flops, estimate, optimizer_state, read_shapes
-from kinject.plan.ways import GIB, Devices, choose, describe_batch, describe_traffic, find_devices, parse_memory
+from kinject.plan.ways import (
+    GIB,
+    Devices,
+    choose,
+    describe_batch,
+    describe_traffic,
+    find_devices,
+    parse_memory,
+)
 from kinject.process import machine_memory
 from kinject.train.updates.rules import add_muon
 
@@ -25,7 +33,9 @@ LLAMA = {
     "vocab_size": 500, "max_position_embeddings": 256,
 }  # fmt: skip
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
-WIDE = transformers.LlamaConfig(**{**LLAMA, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 8})
+WIDE = transformers.LlamaConfig(
+    **{**LLAMA, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 8}
+)
 MEASURED = {
     "1M": 1228, "15M": 1772, "15M, accumulated": 1849, "15M, checkpointing": 1539, "15M, bf16": 1581, "15M, GPT-2": 1987,
     "50M": 1800, "50M, adafactor": 1423, "50M, adamw_8bit": 1760, "50M, LoRA": 1555, "4M, eager attention": 1349,
@@ -64,13 +74,27 @@ def test_the_estimate_is_within_a_tenth_of_measured_runs(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "optim", ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "adafactor", "sgd", "rmsprop", "lion_8bit", "muon"]
+    "optim",
+    [
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_8bit",
+        "adafactor",
+        "sgd",
+        "rmsprop",
+        "lion_8bit",
+        "muon",
+    ],
 )
-def test_the_state_of_an_optimizer_is_what_it_keeps_after_a_step(optim: str, tmp_path: Path) -> None:
+def test_the_state_of_an_optimizer_is_what_it_keeps_after_a_step(
+    optim: str, tmp_path: Path
+) -> None:
     config = transformers.LlamaConfig(**{**LLAMA, "hidden_size": 128})
     model = transformers.LlamaForCausalLM(config)
     is_muon, optim = optim == "muon", optim.replace("muon", "adamw_torch")
-    arguments = transformers.TrainingArguments(str(tmp_path), optim=optim, use_cpu=True, report_to="none")
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), optim=optim, use_cpu=True, report_to="none"
+    )
     optimizer = transformers.Trainer(model, arguments).create_optimizer()
     optimizer = add_muon(optimizer, model, 1.0) if is_muon else optimizer
     for parameter in model.parameters():
@@ -99,12 +123,18 @@ def test_what_is_unknown_or_does_not_train_is_refused_by_name() -> None:
 def test_weights_in_4_bits_take_4_bits_and_a_quantised_scale_for_64() -> None:
     step = _step(quantization="4bit", adapter=LORA, dtype=torch.bfloat16, mixed=torch.bfloat16)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
-    linear = [m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
+    linear = [
+        m
+        for name, m in model.named_modules()
+        if isinstance(m, torch.nn.Linear) and name != "lm_head"
+    ]
     n_small = sum(module.weight.numel() for module in linear)
     n_lora = sum(4 * (module.in_features + module.out_features) for module in linear)
     n_rest = sum(parameter.numel() for parameter in model.parameters()) - n_small
     shapes = read_shapes(step)
-    assert shapes.weights == pytest.approx(n_small * (0.5 + (1 + 4 / 256) / 64) + 2 * (n_rest + n_lora), abs=1)
+    assert shapes.weights == pytest.approx(
+        n_small * (0.5 + (1 + 4 / 256) / 64) + 2 * (n_rest + n_lora), abs=1
+    )
     assert (shapes.n_trained, shapes.n_parameters) == (n_lora, n_small + n_rest + n_lora)
 
 
@@ -122,10 +152,14 @@ def test_each_technique_moves_the_part_that_it_is_for() -> None:
     assert part("activations", offloading=True) < whole.activations / 2
     assert part("activations", eager=True) > whole.activations
     assert part("activations", liger=True) < whole.activations
-    assert part("activations", mixed=torch.bfloat16) < whole.activations  # less its copies of the weights
+    assert (
+        part("activations", mixed=torch.bfloat16) < whole.activations
+    )  # less its copies of the weights
     assert part("logits", fused=False) > 0
     assert part("weights", copies=1) == whole.weights + n_bytes
-    squares = 3 * (6 * 64**2 + 160**2)  # a basis of half the directions for the inputs of each matrix of three layers
+    squares = 3 * (
+        6 * 64**2 + 160**2
+    )  # a basis of half the directions for the inputs of each matrix of three layers
     assert part("optimizer", projected=True) == whole.optimizer + 2 * squares
     assert part("host", optim="paged_adamw_8bit") > 0
     assert part("gradients", accumulation=2) == n_bytes
@@ -149,11 +183,15 @@ def test_of_the_ways_that_fit_the_one_that_sends_least_is_taken(
     sixteenths: float, count: int, nodes: int, name: str, config: str
 ) -> None:
     step = _step(model=WIDE, batch=1, block=8)
-    weights = read_shapes(step).weights  # weights, gradients and state are 16 bytes a weight, four times these
+    weights = read_shapes(
+        step
+    ).weights  # weights, gradients and state are 16 bytes a weight, four times these
     way, changes = choose(step, _gpus(1.06 * 4 * weights * sixteenths / 16, count, nodes))
     assert (way.name, changes) == (name, [])
     assert re.findall(r"distributed/([\w-]+)\.yaml", way.command) == [config][: bool(config)]
-    assert (f"--num_machines {nodes} --machine_rank 0 --main_process_ip ADDRESS" in way.command) == (nodes > 1)
+    assert (
+        f"--num_machines {nodes} --machine_rank 0 --main_process_ip ADDRESS" in way.command
+    ) == (nodes > 1)
 
 
 def test_what_is_divided_is_changed_so_that_it_can_be() -> None:
@@ -161,7 +199,11 @@ def test_what_is_divided_is_changed_so_that_it_can_be() -> None:
         model=WIDE, dtype=torch.bfloat16, mixed=torch.bfloat16, rounding=True, optim="adamw_8bit", accumulation=2,
         muon=True, projected=True, checkpointing=False,
     )  # fmt: skip
-    shapes = read_shapes(replace(step, rounding=False, dtype=torch.float32, projected=False, optim="adamw_torch_fused"))
+    shapes = read_shapes(
+        replace(
+            step, rounding=False, dtype=torch.float32, projected=False, optim="adamw_torch_fused"
+        )
+    )
     way, _ = choose(step, _gpus(1.06 * 1.2 * shapes.weights, 8))
     words = shlex.split(way.command)
     assert way.name == "FSDP"
@@ -200,7 +242,9 @@ def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:
     ]
     assert way.command.startswith("kinject train RECIPE trainer.per_device_train_batch_size=2")
     assert way.memory.peak <= full * 9 // 10
-    way, changes = choose(_step(device="cpu", batch=1, block=16), Devices("cpu", "CPU", 1, 1000, False, 0))
+    way, changes = choose(
+        _step(device="cpu", batch=1, block=16), Devices("cpu", "CPU", 1, 1000, False, 0)
+    )
     assert (way.name, way.command) == ("none", "")
     assert changes[-1].overrides[-1] == "model.quantization=4bit"
 
@@ -226,9 +270,13 @@ def test_a_layer_that_does_not_fit_is_named_with_its_size() -> None:
 
 def test_more_devices_get_the_rate_of_the_larger_batch() -> None:
     assert describe_batch(_step(), _gpus(1), 1e-3) == []
-    assert "trainer.learning_rate=0.002 (square-root rule for Adam" in describe_batch(_step(), _gpus(1, 4), 1e-3)[0]
     assert (
-        "trainer.learning_rate=0.002 (linear rule for SGD" in describe_batch(_step(optim="sgd"), _gpus(1, 2), 1e-3)[0]
+        "trainer.learning_rate=0.002 (square-root rule for Adam"
+        in describe_batch(_step(), _gpus(1, 4), 1e-3)[0]
+    )
+    assert (
+        "trainer.learning_rate=0.002 (linear rule for SGD"
+        in describe_batch(_step(optim="sgd"), _gpus(1, 2), 1e-3)[0]
     )
 
 
@@ -244,7 +292,9 @@ def test_devices_are_named_described_or_this_machines() -> None:
 
 
 def test_sizes_are_read_as_gibibytes() -> None:
-    assert [parse_memory(text) for text in ("24GiB", "24 GB", "24", "512MiB")] == [24 * 2**30] * 3 + [512 * 2**20]
+    assert [parse_memory(text) for text in ("24GiB", "24 GB", "24", "512MiB")] == [
+        24 * 2**30
+    ] * 3 + [512 * 2**20]
     for wrong in ("", "x", "0", "-3GiB", "3 apples"):
         with pytest.raises(InputError, match="--memory"):
             parse_memory(wrong)

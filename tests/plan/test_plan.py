@@ -31,7 +31,10 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
     """Return a recipe on the tiny model and forty short documents; ``trainer`` adds to the defaults."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(
-        "".join(json.dumps({"text": f"Person {i} was born in Kelm in {1900 + i}."}) + "\n" for i in range(40))
+        "".join(
+            json.dumps({"text": f"Person {i} was born in Kelm in {1900 + i}."}) + "\n"
+            for i in range(40)
+        )
     )
 
     def _make(**trainer: Any) -> Recipe:
@@ -52,13 +55,18 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
 
 
 @pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])
-def test_steps_tokens_and_rates_are_those_of_the_run(make_recipe: Callable[..., Recipe], strategy: str) -> None:
+def test_steps_tokens_and_rates_are_those_of_the_run(
+    make_recipe: Callable[..., Recipe], strategy: str
+) -> None:
     from kinject.disk import read_manifest
     from kinject.train import train
 
     length = {"max_steps": -1, "num_train_epochs": 3, "max_length": 48}
     recipe = make_recipe(
-        **length, packing_strategy=strategy, per_device_train_batch_size=2, gradient_accumulation_steps=3
+        **length,
+        packing_strategy=strategy,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=3,
     )
     found = plan(recipe, calibration=False)
     result = train(recipe)
@@ -69,7 +77,9 @@ def test_steps_tokens_and_rates_are_those_of_the_run(make_recipe: Callable[..., 
     assert found.length.steps == counts["steps"]
     assert found.length.tokens == 3 * counts["tokens"]["source"]
     assert found.length.learned == 3 * counts["tokens"]["trained"]
-    log = [json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()]
+    log = [
+        json.loads(line) for line in (Path(result.run_dir) / "log.jsonl").read_text().splitlines()
+    ]
     taken = [row["learning_rate"] for row in log if "learning_rate" in row]
     assert found.rates is not None
     assert list(found.rates) == pytest.approx(taken)
@@ -157,7 +167,18 @@ def test_the_page_of_a_plan_has_machines_and_a_command_that_train_accepts(
         "trainer": {"max_length": 64, "optim": "adamw_8bit", "gradient_accumulation_steps": 8, "per_device_train_batch_size": 1},
     }  # fmt: skip
     Path("recipe.yaml").write_text(yaml.safe_dump(values))
-    words = ["plan", "recipe.yaml", "--memory", "658MiB", "--devices", "8", "--nodes", "2", "--link", "3"]
+    words = [
+        "plan",
+        "recipe.yaml",
+        "--memory",
+        "658MiB",
+        "--devices",
+        "8",
+        "--nodes",
+        "2",
+        "--link",
+        "3",
+    ]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert "2 machines with 8 x GPU as given" in out

@@ -23,7 +23,9 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
     """Return a recipe with a corpus to evaluate on; ``trainer`` adds to what is short and small."""
     corpus, held_out = tmp_path / "corpus.jsonl", tmp_path / "held-out.jsonl"
     for file in (corpus, held_out):
-        file.write_text("".join(json.dumps({"text": f"Ore {i} is mined in Kelm."}) + "\n" for i in range(40)))
+        file.write_text(
+            "".join(json.dumps({"text": f"Ore {i} is mined in Kelm."}) + "\n" for i in range(40))
+        )
 
     def _make(techniques: dict[str, Any] | None = None, **trainer: Any) -> Recipe:
         values = {
@@ -76,7 +78,9 @@ def _writes(ends: list[float], code: int | None = 0, last: str = "") -> Callable
     def _run(recipe: Recipe, seconds: float, **_: Any) -> int | None:
         folder = recipe.run_dir
         folder.mkdir()
-        rows = [{"step": n, "seconds": end, "peak_bytes": 1000 + n} for n, end in enumerate(ends, 1)]
+        rows = [
+            {"step": n, "seconds": end, "peak_bytes": 1000 + n} for n, end in enumerate(ends, 1)
+        ]
         (folder / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + last)
         (folder / "log.txt").write_text("a bar\nno such thing\n" if code else "")
         return None if last else code
@@ -87,8 +91,12 @@ def _writes(ends: list[float], code: int | None = 0, last: str = "") -> Callable
 def test_the_median_step_after_two_is_taken(
     make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "run_process", _writes([9.0, 12.0, 13.0, 15.0, 16.0, 20.0, 21.5, 22.5]))
-    assert time_steps(make_recipe()) == StepTiming(1.25, 6, 1008)  # steps of 1, 2, 1, 4, 1.5 and 1 s
+    monkeypatch.setattr(
+        planning, "run_process", _writes([9.0, 12.0, 13.0, 15.0, 16.0, 20.0, 21.5, 22.5])
+    )
+    assert time_steps(make_recipe()) == StepTiming(
+        1.25, 6, 1008
+    )  # steps of 1, 2, 1, 4, 1.5 and 1 s
 
 
 def test_steps_that_fail_or_take_too_long_are_reported_and_those_that_ended_count(
@@ -99,5 +107,7 @@ def test_steps_that_fail_or_take_too_long_are_reported_and_those_that_ended_coun
     assert time_steps(recipe) == "the steps failed: no such thing"
     monkeypatch.setattr(planning, "run_process", _writes([1.0, 2.0], last='{"step": 3, "sec'))
     assert time_steps(recipe) == "3 steps take more than 120 s here."
-    monkeypatch.setattr(planning, "run_process", _writes([1.0, 2.0, 5.0, 7.0], last='{"step": 5, "sec'))
+    monkeypatch.setattr(
+        planning, "run_process", _writes([1.0, 2.0, 5.0, 7.0], last='{"step": 5, "sec')
+    )
     assert time_steps(recipe) == StepTiming(2.5, 2, 1004)

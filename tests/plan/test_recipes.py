@@ -45,15 +45,22 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_model, "load_config", refuse)
 
 
-def _planned(recipe: Path, count: str | None, card: str, overrides: str | None) -> tuple[float, list[str]]:
+def _planned(
+    recipe: Path, count: str | None, card: str, overrides: str | None
+) -> tuple[float, list[str]]:
     """Return the GiB of a device, and the changes that the planner asks for."""
     devices = find_devices("cuda", None, int(count or 1), gpu=card)
-    way, changes = choose(step_of(read_recipe(recipe, (overrides or "").split(), verb="plan"), devices), devices)
-    return devices.need(way.memory.peak) / 2**30, [text for change in changes for text in change.overrides]
+    way, changes = choose(
+        step_of(read_recipe(recipe, (overrides or "").split(), verb="plan"), devices), devices
+    )
+    return devices.need(way.memory.peak) / 2**30, [
+        text for change in changes for text in change.overrides
+    ]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in RECIPES]
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in RECIPES],
 )
 def test_the_memory_in_the_comment_of_a_recipe_is_planned_and_fits(
     name: str, no_hub: None, monkeypatch: pytest.MonkeyPatch
@@ -64,7 +71,9 @@ def test_the_memory_in_the_comment_of_a_recipe_is_planned_and_fits(
     assert claims
     for count, card, claimed, overrides in claims:
         found, changes = _planned(path, count, card, overrides)
-        assert (f"{found:.1f}", changes) == (claimed, []), f"{card}: python tests/plan/test_recipes.py"
+        assert (f"{found:.1f}", changes) == (claimed, []), (
+            f"{card}: python tests/plan/test_recipes.py"
+        )
 
 
 @pytest.mark.parametrize("path", SIZES)
@@ -74,11 +83,15 @@ def test_a_public_shape_has_the_parameters_of_its_model(path: str, no_hub: None)
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(plan_model.read_config(path, None))
-    assert sum(parameter.numel() for parameter in model.parameters()) / 1e9 == pytest.approx(SIZES[path], abs=6e-4)
+    assert sum(parameter.numel() for parameter in model.parameters()) / 1e9 == pytest.approx(
+        SIZES[path], abs=6e-4
+    )
 
 
 def _memory_line(path: Path) -> str:
-    return next(line for line in path.read_text("utf-8").splitlines() if line.startswith("# Memory:"))
+    return next(
+        line for line in path.read_text("utf-8").splitlines() if line.startswith("# Memory:")
+    )
 
 
 def write(names: list[str]) -> None:

@@ -40,7 +40,11 @@ BASES: dict[str, dict[str, Any]] = {
             "augment": "a",
         }
     },
-    "train": {"model": {"path": "m"}, "corpus": {"path": "c.jsonl"}, "trainer": {"packing_strategy": "bfd_split"}},
+    "train": {
+        "model": {"path": "m"},
+        "corpus": {"path": "c.jsonl"},
+        "trainer": {"packing_strategy": "bfd_split"},
+    },
 }
 """Verb -> a recipe without a problem, into which the sections of an example are put."""
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(SFTConfig)}
@@ -206,7 +210,13 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
 ]  # fmt: skip
 """(verb, its section, the key of a problem, a part of its message)."""
 CURVE = {"sweeps": {"steps": {"key": "trainer.max_steps", "arm": "a", "values": [1, 2]}}}
-CLAIM = {"statement": "s", "test": "difference", "arm": "a", "baseline": "base", "question_set": "new"}
+CLAIM = {
+    "statement": "s",
+    "test": "difference",
+    "arm": "a",
+    "baseline": "base",
+    "question_set": "new",
+}
 STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"arms": {"a": {"match": {"steps": "b"}}, "bb": {}}}, {}, "study.arms.a.match.steps", "found 'b'. Did you mean bb?"),
     ({"claims": {"c": {**CLAIM, "question_set": "nw"}}}, {}, "study.claims.c.question_set", "Did you mean new?"),
@@ -239,9 +249,16 @@ STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-def _study(write: Write, section: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[Recipe, Shared]:
+def _study(
+    write: Write, section: Mapping[str, Any], facts: Mapping[str, Any]
+) -> tuple[Recipe, Shared]:
     recipe = _recipe(write, "study", {"study": {**BASES["study"]["study"], **section}})
-    return recipe, Shared(augment_keys=("augment",), train_keys=("trainer", "corpus"), sets={"new": "q.jsonl"}, **facts)
+    return recipe, Shared(
+        augment_keys=("augment",),
+        train_keys=("trainer", "corpus"),
+        sets={"new": "q.jsonl"},
+        **facts,
+    )
 
 
 @pytest.mark.parametrize(("section", "facts", "key", "message"), STUDY)
@@ -255,7 +272,11 @@ def test_names_and_overrides_of_a_study_are_checked_by_rows(
 
 def _others(write: Write, verb: str, section: Mapping[str, Any]) -> tuple[Recipe, Any]:
     """Return a recipe of a verb that does not train, and what its rows read beside it."""
-    sections = section if verb == "eval" and "model" in section else {verb: {**BASES[verb][verb], **section}}
+    sections = (
+        section
+        if verb == "eval" and "model" in section
+        else {verb: {**BASES[verb][verb], **section}}
+    )
     recipe = _recipe(write, verb, sections)
     formats = recipe.eval.formats if recipe.eval is not None else ()
     facts = {
@@ -278,7 +299,9 @@ def _recipe(write: Write, verb: str, sections: Mapping[str, Any]) -> Recipe:
     merged = {"run_dir": "run", **base, **sections}
     if verb == "train":
         merged["trainer"] = {**base["trainer"], **sections.get("trainer", {})}
-    return read_recipe(write("r.yaml", yaml.safe_dump(merged, sort_keys=False)), (), verb, check_inputs=False)  # type: ignore[arg-type]
+    return read_recipe(
+        write("r.yaml", yaml.safe_dump(merged, sort_keys=False)), (), verb, check_inputs=False
+    )  # type: ignore[arg-type]
 
 
 def _facts(recipe: Recipe, facts: Mapping[str, Any]) -> Launch:
@@ -293,7 +316,9 @@ def test_what_excludes_or_needs_another_key_is_a_problem_at_its_key(
     recipe = _recipe(write, "train", sections)
     problems = find_problems("train", recipe, _facts(recipe, facts))
     assert any(item.key == key and message in item.message for item in problems), problems
-    assert all("{" not in item.message and item.message.endswith((".", "?")) for item in problems), problems
+    assert all(
+        "{" not in item.message and item.message.endswith((".", "?")) for item in problems
+    ), problems
 
 
 def test_no_row_lacks_an_example(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,13 +326,17 @@ def test_no_row_lacks_an_example(write: Write, monkeypatch: pytest.MonkeyPatch) 
     found = set()
     for sections, facts, *_ in TRAIN:
         recipe = _recipe(write, "train", sections)
-        found |= {row for row in CONFLICTS["train"] if any(row.problems(recipe, _facts(recipe, facts)))}
+        found |= {
+            row for row in CONFLICTS["train"] if any(row.problems(recipe, _facts(recipe, facts)))
+        }
     assert {*CONFLICTS["plan"]} <= found
     for verb, section, *_ in OTHERS:
         recipe, facts = _others(write, verb, section)
         found |= {row for row in CONFLICTS[verb] if any(row.problems(recipe, facts))}
         generators = [generator for _, generator in conflicts._generators(recipe, verb)]
-        found |= {row for row in CONFLICTS["generator"] for one in generators if any(row.problems(one))}
+        found |= {
+            row for row in CONFLICTS["generator"] for one in generators if any(row.problems(one))
+        }
     for section, facts, *_ in STUDY:
         recipe, shared = _study(write, section, facts)
         found |= {row for row in CONFLICTS["study"] if any(row.problems(recipe, shared))}

@@ -27,7 +27,9 @@ def _trainer(write: Write, line: str) -> tuple[dict[str, object], tuple[str, ...
 
 
 def test_every_field_of_sftconfig_is_accepted_with_its_own_default(write: Write) -> None:
-    fields = [field for field in dataclasses.fields(SFTConfig) if field.init and field.name not in REFUSED]
+    fields = [
+        field for field in dataclasses.fields(SFTConfig) if field.init and field.name not in REFUSED
+    ]
     assert len(fields) > 90
     for field in fields:
         default = field.default
@@ -85,11 +87,16 @@ def test_every_field_of_the_libraries_has_an_effect_or_a_refusal() -> None:
     assert fields - REFUSED.keys() == {*known}
     for name, module in read:
         source = inspect.getsource(importlib.import_module(module))
-        assert re.search(rf"""(\.{name}\b|["']{name}["'])""", source), f"{module} does not read {name}"
-    peft = " ".join(path.read_text("utf-8") for path in Path(inspect.getfile(LoraConfig)).parents[2].rglob("*.py"))
-    assert {field.name for field in dataclasses.fields(LoraConfig) if field.init} - ADAPTER_REFUSED.keys() == {
-        *ADAPTER_READ.split()
-    }
+        assert re.search(rf"""(\.{name}\b|["']{name}["'])""", source), (
+            f"{module} does not read {name}"
+        )
+    peft = " ".join(
+        path.read_text("utf-8")
+        for path in Path(inspect.getfile(LoraConfig)).parents[2].rglob("*.py")
+    )
+    assert {
+        field.name for field in dataclasses.fields(LoraConfig) if field.init
+    } - ADAPTER_REFUSED.keys() == {*ADAPTER_READ.split()}
     for name in ADAPTER_READ.split():
         assert re.search(rf"""(\.{name}\b|["']{name}["'])""", peft), name
 
@@ -107,24 +114,35 @@ def test_every_field_of_the_libraries_has_an_effect_or_a_refusal() -> None:
         ("optim: adamw_apex_fused", {"optim": "adamw_torch_fused"}),
     ],
 )
-def test_an_older_name_is_read_as_todays_and_said(write: Write, line: str, fields: dict[str, object]) -> None:
+def test_an_older_name_is_read_as_todays_and_said(
+    write: Write, line: str, fields: dict[str, object]
+) -> None:
     trainer, notes = _trainer(write, line)
     assert trainer == fields
     assert len(notes) == 1
     assert line.split(": ")[line.startswith("optim")] in notes[0]
 
 
-@pytest.mark.parametrize(("steps", "ratio", "read"), [(10, 0.03, 10), (0.2, 0.03, 0.2), (0, 0.03, 0.03), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("steps", "ratio", "read"), [(10, 0.03, 10), (0.2, 0.03, 0.2), (0, 0.03, 0.03), (0, 0, 0)]
+)
 def test_warmup_steps_above_0_override_warmup_ratio_with_a_note(
     write: Write, steps: float, ratio: float, read: float
 ) -> None:
-    for line in (f"warmup_steps: {steps}\n  warmup_ratio: {ratio}", f"warmup_ratio: {ratio}\n  warmup_steps: {steps}"):
+    for line in (
+        f"warmup_steps: {steps}\n  warmup_ratio: {ratio}",
+        f"warmup_ratio: {ratio}\n  warmup_steps: {steps}",
+    ):
         trainer, notes = _trainer(write, line)
         assert trainer == {"warmup_steps": read}
         unread = "warmup_ratio" if steps else "warmup_steps"
         assert f"trainer.{unread} is not read" in notes[0]
-    with pytest.raises(RecipeError, match=r"r\.yaml:4: trainer\.warmup_ratio: found 3\.0, allowed: 0 up to 1"):
-        _trainer(write, f"warmup_steps: {steps or 1}\n  warmup_ratio: 3")  # also where it is not read
+    with pytest.raises(
+        RecipeError, match=r"r\.yaml:4: trainer\.warmup_ratio: found 3\.0, allowed: 0 up to 1"
+    ):
+        _trainer(
+            write, f"warmup_steps: {steps or 1}\n  warmup_ratio: 3"
+        )  # also where it is not read
 
 
 def test_every_successor_is_a_field_of_sftconfig() -> None:
@@ -144,7 +162,9 @@ def test_a_refused_name_says_why(write: Write, key: str) -> None:
 
 
 def test_old_and_new_name_together_are_refused(write: Write) -> None:
-    with pytest.raises(RecipeError, match=r"r\.yaml:4: trainer\.evaluation_strategy: is the same as eval_strategy"):
+    with pytest.raises(
+        RecipeError, match=r"r\.yaml:4: trainer\.evaluation_strategy: is the same as eval_strategy"
+    ):
         _trainer(write, "eval_strategy: no\n  evaluation_strategy: epoch")
 
 

@@ -42,7 +42,8 @@ def test_a_good_recipe_is_read_with_numbers_as_numbers(write: Write) -> None:
 
 def test_overrides_win_and_are_yaml(write: Write) -> None:
     recipe = read_recipe(
-        write("r.yaml", GOOD), ["trainer.learning_rate=3e-4", "corpus.replay={path: b, fraction: 0.5}"]
+        write("r.yaml", GOOD),
+        ["trainer.learning_rate=3e-4", "corpus.replay={path: b, fraction: 0.5}"],
     )
     assert recipe.trainer["learning_rate"] == 3e-4
     assert recipe.corpus is not None
@@ -88,7 +89,10 @@ except RecipeError as error:
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=path.parent, capture_output=True, text=True, check=True
     )
-    assert result.stdout == "command line: corpus.path: found 'no.jsonl', but nothing is there. Check the path. False\n"
+    assert (
+        result.stdout
+        == "command line: corpus.path: found 'no.jsonl', but nothing is there. Check the path. False\n"
+    )
 
 
 def test_a_key_without_its_section_is_suggested_with_it(write: Write) -> None:
@@ -104,16 +108,28 @@ def test_a_key_without_its_section_is_suggested_with_it(write: Write) -> None:
     ("text", "fault"),
     [
         ("a: [1\n", "r.yaml:2: bad YAML: expected ',' or ']', but got '<stream end>'."),
-        ("run_dir: a\nrun_dir: b\n", "r.yaml:2: run_dir: is there twice (first in line 1). Keep one."),
+        (
+            "run_dir: a\nrun_dir: b\n",
+            "r.yaml:2: run_dir: is there twice (first in line 1). Keep one.",
+        ),
         ("- a\n", "r.yaml:1: found list, a recipe is a mapping of sections."),
         (
             "run_dir: !!python/object/apply:os.system [ls]\n",
             "r.yaml:1: run_dir: the tag '!!python/object/apply:os.system' is not read. Remove it.",
         ),
-        ("", "r.yaml:1: run_dir: missing. Folder for everything this run writes, for example runs/NAME."),
+        (
+            "",
+            "r.yaml:1: run_dir: missing. Folder for everything this run writes, for example runs/NAME.",
+        ),
         ("run_dir: a\nseed: -1\n", "r.yaml:2: seed: found -1, allowed: 0 to 4,294,967,295."),
-        ("run_dir: a\nseed: .inf\n", "r.yaml:2: seed: found inf (a number), expected a whole number."),
-        ("run_dir: a\nseed: true\n", "r.yaml:2: seed: found True (a switch), expected a whole number."),
+        (
+            "run_dir: a\nseed: .inf\n",
+            "r.yaml:2: seed: found inf (a number), expected a whole number.",
+        ),
+        (
+            "run_dir: a\nseed: true\n",
+            "r.yaml:2: seed: found True (a switch), expected a whole number.",
+        ),
         (
             "run_dir: a\ncorpus: {path: x, bos: yes}\n",
             "r.yaml:2: corpus.bos: found 'yes' (text), expected true or false.",
@@ -130,7 +146,9 @@ def test_one_fault_is_one_line(write: Write, text: str, fault: str) -> None:
 
 
 def test_a_verb_says_which_section_it_misses(write: Write) -> None:
-    assert "r.yaml:1: eval: missing. kinject eval needs this section." in _faults(write("r.yaml", GOOD), verb="eval")
+    assert "r.yaml:1: eval: missing. kinject eval needs this section." in _faults(
+        write("r.yaml", GOOD), verb="eval"
+    )
 
 
 def test_a_question_set_is_a_path_or_a_mapping_and_its_faults_have_lines(write: Write) -> None:
@@ -155,29 +173,42 @@ def test_documents_may_be_a_name_on_the_hub_but_not_a_misspelt_path(
         ("data", True), ("data/docs.jsonl", True), ("org/name", True), ("org/name-1.5:config:test", True), ("squad", False),
         ("data/dcos", False), ("docs.jsonl", False), ("other/docs.pdf", False), ("a/b/c", False),
     ):  # fmt: skip
-        recipe.write_text(f"run_dir: x\nquestions:\n  documents: {name}\n  generator: {{kind: sandbox}}\n")
+        recipe.write_text(
+            f"run_dir: x\nquestions:\n  documents: {name}\n  generator: {{kind: sandbox}}\n"
+        )
         if there:
             section = read_recipe(recipe, verb="questions").questions
             assert section is not None
             assert section.documents == name
         else:
-            with pytest.raises(RecipeError, match=r"r\.yaml:3: questions\.documents: found .*nothing is there"):
+            with pytest.raises(
+                RecipeError, match=r"r\.yaml:3: questions\.documents: found .*nothing is there"
+            ):
                 read_recipe(recipe, verb="questions")
 
 
-def test_without_general_text_a_recipe_is_the_one_without_its_lines_and_a_warning(tmp_path: Path) -> None:
+def test_without_general_text_a_recipe_is_the_one_without_its_lines_and_a_warning(
+    tmp_path: Path,
+) -> None:
     corpus = tmp_path / "c.jsonl"
     corpus.write_text('{"text": "a"}\n')
-    general = "  replay: {path: none.jsonl, fraction: 0.1}\n  validation_corpus: none-held-out.jsonl\n"
+    general = (
+        "  replay: {path: none.jsonl, fraction: 0.1}\n  validation_corpus: none-held-out.jsonl\n"
+    )
     text = f"run_dir: a\nmodel: {{path: x/y}}\ncorpus:\n  path: {corpus}\n{general}trainer:\n  max_steps: 2\n"
     path, plain = tmp_path / "r.yaml", tmp_path / "plain.yaml"
     path.write_text(text + "  eval_strategy: epoch\n  eval_on_start: true\n")
     plain.write_text(text.replace(general, "") + "  eval_strategy: no\n  eval_on_start: false\n")
     with pytest.raises(RecipeError, match=r"none\.jsonl"):
         read_recipe(path, verb="train")
-    recipe, other = read_recipe(str(path), ["corpus.general_text=false"], "train"), read_recipe(plain, verb="train")
+    recipe, other = (
+        read_recipe(str(path), ["corpus.general_text=false"], "train"),
+        read_recipe(plain, verb="train"),
+    )
     assert recipe.corpus == replace(other.corpus, general_text=False)
     assert dict(recipe.trainer) == dict(other.trainer)
     (note,) = recipe.notes
-    assert note.startswith("warning: corpus.general_text: false leaves out corpus.replay and corpus.validation_corpus.")
+    assert note.startswith(
+        "warning: corpus.general_text: false leaves out corpus.replay and corpus.validation_corpus."
+    )
     assert other.notes == ()

@@ -57,7 +57,11 @@ def _accepted_by_check(recipe: Any, folder: Path) -> bool:
 
 
 def test_the_schema_in_the_repository_is_what_the_grammar_writes(schema: dict[str, Any]) -> None:
-    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text("utf-8").split() if "==" in line)
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text("utf-8").split()
+        if "==" in line
+    )
     other = [name for name in ("trl", "peft", "transformers") if version(name) != pins[name]]
     if other:
         pytest.skip(f"{', '.join(other)}: another version than the file was written with")
@@ -115,18 +119,32 @@ def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validato
         {"run_dir": "x", "eval": {**EVAL, "retrieval": {"k": [0]}}},
         {"run_dir": "x", "study": {**STUDY, "arms": {"a": {"alpha": 2}}}},
         {"run_dir": "x", "study": {**STUDY, "seeds": []}},
-        {"run_dir": "x", "study": {**STUDY, "claims": {"c": {"statement": "s", "test": "vote", "question_set": "q"}}}},
+        {
+            "run_dir": "x",
+            "study": {
+                **STUDY,
+                "claims": {"c": {"statement": "s", "test": "vote", "question_set": "q"}},
+            },
+        },
     ],
     ids=lambda recipe: json.dumps(recipe)[-60:],
 )
-def test_a_faulty_recipe_fails_in_both(recipe: dict[str, Any], validator: Any, tmp_path: Path) -> None:
+def test_a_faulty_recipe_fails_in_both(
+    recipe: dict[str, Any], validator: Any, tmp_path: Path
+) -> None:
     assert not validator.is_valid(recipe)
     assert not _accepted_by_check(recipe, tmp_path)
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield the place of every value that has no values below it, and of every mapping's key."""
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, Mapping)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         yield (*path, key)
         yield from _paths(item, (*path, key))
@@ -144,8 +162,12 @@ def _put(recipe: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str,
 SLOW = [pytest.param(name, marks=pytest.mark.soak) for name in ("lora", "sandbox/keep")]
 
 
-@pytest.mark.parametrize("name", ["augment", "questions", "eval", "documented", "two-phase/questions", *SLOW])
-def test_schema_and_check_agree_on_every_value_of_a_recipe_replaced(name: str, validator: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["augment", "questions", "eval", "documented", "two-phase/questions", *SLOW]
+)
+def test_schema_and_check_agree_on_every_value_of_a_recipe_replaced(
+    name: str, validator: Any, tmp_path: Path
+) -> None:
     recipe = read_yaml(ROOT / "recipes" / f"{name}.yaml").root
     disagreed = []
     for path in _paths(recipe):
@@ -158,7 +180,9 @@ def test_schema_and_check_agree_on_every_value_of_a_recipe_replaced(name: str, v
 
 def test_scalars_are_read_as_yaml_1_2_has_them(validator: Any, tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text("run_dir: r\ntrainer: {eval_strategy: no, learning_rate: 1e-5, bf16: true, run_name: on}\n")
+    path.write_text(
+        "run_dir: r\ntrainer: {eval_strategy: no, learning_rate: 1e-5, bf16: true, run_name: on}\n"
+    )
     assert validator.is_valid(read_yaml(path).root)
     path.write_text("run_dir: r\ntrainer: {bf16: yes}\n")
     assert not validator.is_valid(read_yaml(path).root)
@@ -191,7 +215,9 @@ def test_the_command_writes_the_schema_and_says_the_line_that_names_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "schema"]) == 0
-    assert json.loads((tmp_path / "recipes" / "recipe.schema.json").read_text("utf-8"))["definitions"]
+    assert json.loads((tmp_path / "recipes" / "recipe.schema.json").read_text("utf-8"))[
+        "definitions"
+    ]
     assert capsys.readouterr().out.endswith("# yaml-language-server: $schema=recipe.schema.json\n")
 
 

@@ -29,8 +29,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_recipe_of_the_repository_ships_and_says_what_it_is(shipped: dict[str, ShippedRecipe]) -> None:
-    files = {path.relative_to(ROOT / "recipes").with_suffix("").as_posix() for path in ROOT.glob("recipes/**/*.yaml")}
+def test_every_recipe_of_the_repository_ships_and_says_what_it_is(
+    shipped: dict[str, ShippedRecipe],
+) -> None:
+    files = {
+        path.relative_to(ROOT / "recipes").with_suffix("").as_posix()
+        for path in ROOT.glob("recipes/**/*.yaml")
+    }
     assert shipped.keys() == files
     for recipe in shipped.values():
         assert recipe.purpose, recipe.name
@@ -45,7 +50,9 @@ def test_the_list_has_each_recipe_under_its_verb(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     verbs = [line for line in lines if line.startswith(("kinject ", "accelerate "))][:-1]
     assert len(verbs) == len(set(verbs))
-    assert {f"kinject {verb}" for verb in ("augment", "questions", "train", "eval", "study")} < {*verbs}
+    assert {f"kinject {verb}" for verb in ("augment", "questions", "train", "eval", "study")} < {
+        *verbs
+    }
     assert "accelerate launch --config_file" in verbs
     index = lines.index("  recipes/cpt.yaml")
     assert lines[index + 1].startswith("      continued pretraining on the paraphrased documents")
@@ -57,18 +64,25 @@ def test_the_list_has_each_recipe_under_its_verb(capsys: pytest.CaptureFixture[s
     ]  # fmt: skip
 
 
-def test_a_copy_brings_all_that_the_main_job_reads(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_copy_brings_all_that_the_main_job_reads(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["recipes", "copy", "eval"]) == 0
     out = capsys.readouterr().out
     recipes = {path.relative_to(here).as_posix() for path in here.glob("recipes/**/*.yaml")}
-    assert recipes >= {f"recipes/{name}.yaml" for name in ("eval", "cpt", "augment", "sandbox/base", "sandbox/repeat")}
+    assert recipes >= {
+        f"recipes/{name}.yaml"
+        for name in ("eval", "cpt", "augment", "sandbox/base", "sandbox/repeat")
+    }
     for path in here.rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (ROOT / path.relative_to(here)).read_bytes(), path
             assert str(path.relative_to(here)) in out
     assert "yours to bring" not in out  # nothing of other models' recipes
     assert (here / "recipes" / "recipe.schema.json").exists()
-    assert main(["augment", "--dry-run"]) == 0  # documents and questions are there, found from the copied recipe
+    assert (
+        main(["augment", "--dry-run"]) == 0
+    )  # documents and questions are there, found from the copied recipe
     assert main(["recipes", "check"]) == 0
 
 
@@ -101,21 +115,27 @@ def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str])
     assert not (here / "recipes/lora.yaml").exists()  # all or nothing
 
 
-def test_a_name_that_is_none_gets_the_nearest(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_none_gets_the_nearest(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["recipes", "copy", "mistral7b/lora"]) == 2
     assert capsys.readouterr().err == (
         "kinject recipes: mistral7b/lora: no such recipe. Did you mean mistral-7b/lora? kinject recipes lists them.\n"
     )
 
 
-def test_a_shipped_recipe_that_is_not_here_is_told_how_to_get(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shipped_recipe_that_is_not_here_is_told_how_to_get(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "recipes/qwen3/8b-lora.yaml"]) == 2
     assert capsys.readouterr().err == (
         "kinject train: recipes/qwen3/8b-lora.yaml: not in this folder. kinject recipes copy qwen3/8b-lora puts it here.\n"
     )
 
 
-def test_every_recipe_that_needs_no_data_of_others_goes_into_a_wheel_where_an_installed_kinject_looks() -> None:
+def test_every_recipe_that_needs_no_data_of_others_goes_into_a_wheel_where_an_installed_kinject_looks() -> (
+    None
+):
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
     taken = {
         f"{folder}/{Path(path).name}"

@@ -31,32 +31,51 @@ def few_documents(result: ArmResult, n: int) -> ArmResult:
             contrast, n_clusters=n, n_effective=n, p=0.0078, test="sign flips", scope="these models"
         )
 
-    return replace(result, n_documents=n, to_base=fewer(result.to_base), to_rag=fewer(result.to_rag), to_closest=None)
+    return replace(
+        result,
+        n_documents=n,
+        to_base=fewer(result.to_base),
+        to_rag=fewer(result.to_rag),
+        to_closest=None,
+    )
 
 
-def _arms(names: Sequence[str], n_right: Sequence[int], n: int = 100, **changes: object) -> list[ArmResult]:
+def _arms(
+    names: Sequence[str], n_right: Sequence[int], n: int = 100, **changes: object
+) -> list[ArmResult]:
     base = first(n_right[0], n)
     return [make_result("base", base, None, **changes)] + [
-        make_result(name, first(right, n), base, **changes) for name, right in zip(names, n_right[1:], strict=True)
+        make_result(name, first(right, n), base, **changes)
+        for name, right in zip(names, n_right[1:], strict=True)
     ]
 
 
 def odd_reports() -> dict[str, View]:
     """Return name -> report."""
     one, kept = _arms(["cpt"], [22, 91]), _arms(["cpt"], [98, 97], **KEPT)
-    chinese = [replace(result, question_set="员工手册") for result in _arms(["继续预训练"], [40, 85])]
-    markup = [replace(r, question_set='"><b>x</b>') for r in _arms(["<script>alert(1)</script>"], [40, 85])]
+    chinese = [
+        replace(result, question_set="员工手册") for result in _arms(["继续预训练"], [40, 85])
+    ]
+    markup = [
+        replace(r, question_set='"><b>x</b>')
+        for r in _arms(["<script>alert(1)</script>"], [40, 85])
+    ]
     few = [
-        few_documents(result, 8) for result in _arms(["plain", "own", "best", "lora", "sft"], [55, 61, 70, 84, 90, 66])
+        few_documents(result, 8)
+        for result in _arms(["plain", "own", "best", "lora", "sft"], [55, 61, 70, 84, 90, 66])
     ]
     seeds = make_study()
     diverged = UnscoredResult("sandbox", "ft-par", "new", "learning", "texts", 0, 0, 300, seed=2)
     twenty = _arms([f"arm {i}" for i in range(1, 21)], [30, *range(31, 91, 3)])
-    perplexities = (Perplexity("base", "general", 9, 900, 20.0, 1.5), Perplexity("cpt", "general", 9, 900, 17.0, 1.4))
+    perplexities = (
+        Perplexity("base", "general", 9, 900, 20.0, 1.5),
+        Perplexity("cpt", "general", 9, 900, 17.0, 1.4),
+    )
     letters = [replace(result, format="letters", mass=0.31) for result in one]
     sixty = {"n_clusters": 60, "n_effective": 60, "p": 0.31, "low": -0.06, "high": 0.14}
     low = [
-        replace(r, n_documents=60, to_base=r.to_base and replace(r.to_base, **sixty)) for r in _arms(["cpt"], [30, 34])
+        replace(r, n_documents=60, to_base=r.to_base and replace(r.to_base, **sixty))
+        for r in _arms(["cpt"], [30, 34])
     ]
     both = make_report()
     reports: dict[str, Report] = {

@@ -11,7 +11,18 @@ from typing import Any
 
 from study_samples import write_log
 
-from kinject.results import ArmInfo, ArmResult, Choice, Claim, Contrast, Cost, Failure, Report, Sweep, SweepPoint
+from kinject.results import (
+    ArmInfo,
+    ArmResult,
+    Choice,
+    Claim,
+    Contrast,
+    Cost,
+    Failure,
+    Report,
+    Sweep,
+    SweepPoint,
+)
 
 Right = list[list[bool]]  # [seeds][questions]
 SEEDS = (0, 1, 2)
@@ -23,7 +34,11 @@ ARMS = {
     "repeated": ("the documents again and again, as many steps as ft-par", (0.71, 0.90, 0.29)),
     "random-text": ("the documents' words, shuffled", (0.25, 0.93, 0.25)),
 }
-WITH_CONTEXT = {"base": (0.94, 0.98, 0.86), "ft-reg": (0.92, 0.93, 0.80), "ft-par": (0.975, 0.95, 0.88)}
+WITH_CONTEXT = {
+    "base": (0.94, 0.98, 0.86),
+    "ft-reg": (0.92, 0.93, 0.80),
+    "ft-par": (0.975, 0.95, 0.88),
+}
 BY_K = {"base": (0.94, 0.71, 0.62, 0.55, 0.52), "ft-reg": (0.92, 0.80, 0.74, 0.7, 0.68),
         "ft-par": (0.975, 0.94, 0.92, 0.9, 0.88)}  # fmt: skip
 CURVES: dict[str, tuple[str, bool, dict[Any, tuple[float, float, float]]]] = {
@@ -52,7 +67,12 @@ def draw(fraction: float, n: int, seed: int, n_seeds: int) -> Right:
     rows = []
     for seed_index in range(n_seeds):
         noise = random.Random(1000 * seed + seed_index)
-        rows.append([(threshold if noise.random() < 0.8 else noise.random()) < fraction for threshold in hardness])
+        rows.append(
+            [
+                (threshold if noise.random() < 0.8 else noise.random()) < fraction
+                for threshold in hardness
+            ]
+        )
     return rows
 
 
@@ -80,7 +100,9 @@ def make_contrast(right: Right, other: Right, name: str) -> Contrast:
     )  # fmt: skip
 
 
-def make_score(question_set: str, arm: str, right: Right, base: Right | None, **changes: Any) -> ArmResult:
+def make_score(
+    question_set: str, arm: str, right: Right, base: Right | None, **changes: Any
+) -> ArmResult:
     """Return the score of one arm from what it had right; `base` is None for the base itself."""
     accuracy, n = mean(right), len(right[0])
     error = math.sqrt(accuracy * (1 - accuracy) / n) + 0.008
@@ -99,7 +121,9 @@ def _sandbox_scores(n_seeds: int) -> tuple[list[ArmResult], dict[tuple[str, str]
     right: dict[tuple[str, str], Right] = {}
     for which, (name, (_, n)) in enumerate(SETS.items()):
         for index, (arm, (_, fractions)) in enumerate(ARMS.items()):
-            right[name, arm] = draw(fractions[which], n, 100 * which + index, 1 if arm == "base" else n_seeds)
+            right[name, arm] = draw(
+                fractions[which], n, 100 * which + index, 1 if arm == "base" else n_seeds
+            )
         for index, (arm, fractions) in enumerate(WITH_CONTEXT.items()):
             right[name, f"{arm}+rag"] = draw(
                 fractions[which], n, 100 * which + 50 + index, 1 if arm == "base" else n_seeds
@@ -109,22 +133,33 @@ def _sandbox_scores(n_seeds: int) -> tuple[list[ArmResult], dict[tuple[str, str]
             arm_right = right[name, arm]
             trained = arm != "base"
             beside = make_contrast(arm_right, retrieval, "base+rag") if trained else None
-            scores.append(make_score(name, arm, arm_right, base if trained else None, to_rag=beside))
+            scores.append(
+                make_score(name, arm, arm_right, base if trained else None, to_rag=beside)
+            )
         for arm in WITH_CONTEXT:
             arm_right, plain = right[name, f"{arm}+rag"], right[name, arm]
-            beside, added = make_contrast(arm_right, retrieval, "base+rag"), make_contrast(arm_right, plain, arm)
+            beside, added = (
+                make_contrast(arm_right, retrieval, "base+rag"),
+                make_contrast(arm_right, plain, arm),
+            )
             extra = {"to_rag": beside, "to_plain": added} if arm != "base" else {}
             scores.append(make_score(name, arm, arm_right, base, k=1, chosen_k=True, **extra))
     for index, (arm, fractions) in enumerate(BY_K.items()):
         for k, fraction in enumerate(fractions[1:], 2):
-            arm_right = draw(fraction, SETS["new"][1], 700 + 10 * index + k, 1 if arm == "base" else n_seeds)
+            arm_right = draw(
+                fraction, SETS["new"][1], 700 + 10 * index + k, 1 if arm == "base" else n_seeds
+            )
             scores.append(make_score("new", arm, arm_right, right["new", "base"], k=k))
     guess = draw(0.27, SETS["new"][1], 900, 1)
-    scores.append(make_score("new", "base", guess, None, role="baseline", format="texts-no-question"))
+    scores.append(
+        make_score("new", "base", guess, None, role="baseline", format="texts-no-question")
+    )
     return scores, right
 
 
-def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[Sweep], list[ArmInfo], list[ArmResult]]:
+def _curves(
+    n_seeds: int, right: Mapping[tuple[str, str], Right]
+) -> tuple[list[Sweep], list[ArmInfo], list[ArmResult]]:
     curves, arms, scores = [], [], []
     for number, (name, (key, frontier, values)) in enumerate(CURVES.items()):
         points = []
@@ -137,7 +172,9 @@ def _curves(n_seeds: int, right: Mapping[tuple[str, str], Right]) -> tuple[list[
                 continue
             arms.append(ArmInfo(arm, "sandbox", f"{name} {value}", True, name, {key: value}))
             for which, (question_set, (_, n)) in enumerate(SETS.items()):
-                arm_right = draw(fractions[which], n, 1000 + 100 * number + 10 * index + which, n_seeds)
+                arm_right = draw(
+                    fractions[which], n, 1000 + 100 * number + 10 * index + which, n_seeds
+                )
                 scores.append(make_score(question_set, arm, arm_right, right[question_set, "base"]))
         curves.append(Sweep(name, key, "sandbox", frontier, tuple(points)))
     return curves, arms, scores
@@ -170,8 +207,32 @@ def _costs(arms: Sequence[ArmInfo], n_seeds: int) -> tuple[Cost, ...]:
         for seed in range(n_seeds if arm.trained else 1):
             of = seed if arm.trained else None
             if arm.trained:
-                costs.append(Cost(arm.name, arm.model, of, "augment", 12.5, 81_000, 300 << 20, 0.012, 2 + n_seeds))
-                costs.append(Cost(arm.name, arm.model, of, "train", 40.0 + 3 * index, 410_000, 900 << 20, 0.0, 1))
+                costs.append(
+                    Cost(
+                        arm.name,
+                        arm.model,
+                        of,
+                        "augment",
+                        12.5,
+                        81_000,
+                        300 << 20,
+                        0.012,
+                        2 + n_seeds,
+                    )
+                )
+                costs.append(
+                    Cost(
+                        arm.name,
+                        arm.model,
+                        of,
+                        "train",
+                        40.0 + 3 * index,
+                        410_000,
+                        900 << 20,
+                        0.0,
+                        1,
+                    )
+                )
             costs.append(Cost(arm.name, arm.model, of, "eval", 9.0, 52_000, 700 << 20, 0.0, 1))
     return tuple(costs)
 
@@ -232,18 +293,38 @@ def make_paper_study() -> Report:
     for m, (model, offset) in enumerate(PAPER_MODELS.items()):
         for t, (task, (n, level)) in enumerate(tasks.items()):
             for shots in (0, 5) if task in PAPER_TASKS else (0,):
-                setting: dict[str, Any] = {"model": model, "shots": shots, "role": "learning", "format": "letters"}
+                setting: dict[str, Any] = {
+                    "model": model,
+                    "shots": shots,
+                    "role": "learning",
+                    "format": "letters",
+                }
                 base = draw(level + offset, n, 10 * m + t + shots, 1)
                 retrieval = draw(level + offset + 0.08, n, 10 * m + t + shots + 500, 1)
                 for a, (arm, gain) in enumerate(PAPER_ARMS.items()):
                     trained = arm != "base"
-                    arm_right = draw(level + offset + gain, n, 10 * m + t + 100 * a + shots, 3) if trained else base
+                    arm_right = (
+                        draw(level + offset + gain, n, 10 * m + t + 100 * a + shots, 3)
+                        if trained
+                        else base
+                    )
                     beside = make_contrast(arm_right, retrieval, "base+rag") if trained else None
-                    scores.append(make_score(task, arm, arm_right, base if trained else None, to_rag=beside, **setting))
+                    scores.append(
+                        make_score(
+                            task,
+                            arm,
+                            arm_right,
+                            base if trained else None,
+                            to_rag=beside,
+                            **setting,
+                        )
+                    )
                     for k in range(1, 6):
                         fraction = level + offset + gain / 2 + 0.1 - 0.02 * abs(k - 3)
                         context = draw(fraction, n, 100 * a + 7 * k + m + t, 3 if trained else 1)
-                        scores.append(make_score(task, arm, context, base, k=k, chosen_k=k == 3, **setting))
+                        scores.append(
+                            make_score(task, arm, context, base, k=k, chosen_k=k == 3, **setting)
+                        )
     arms = tuple(
         ArmInfo(arm, model, arm, arm != "base", "", {}) for model in PAPER_MODELS for arm in PAPER_ARMS
     )  # fmt: skip

@@ -66,7 +66,12 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
     for result in results:
         setting = (result.question_set, result.format, result.shots)
         rag = next(
-            (r for r in results if r.k and r.arm == "base" and (r.question_set, r.format, r.shots) == setting), None
+            (
+                r
+                for r in results
+                if r.k and r.arm == "base" and (r.question_set, r.format, r.shots) == setting
+            ),
+            None,
         )
         if rag is not None and result.arm != "base" and result.k in (0, rag.k):
             delta = result.accuracy - rag.accuracy
@@ -76,7 +81,10 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
             p = math.erfc(abs(delta) / error / math.sqrt(2))
             sizes = (result.n, result.n, result.n, result.accuracy)
             result = replace(
-                result, to_rag=Contrast("base+rag", delta, low, high, p, None, 0, 0, True, "McNemar", *sizes)
+                result,
+                to_rag=Contrast(
+                    "base+rag", delta, low, high, p, None, 0, 0, True, "McNemar", *sizes
+                ),
             )
         evaluation_results.append(replace(result, chosen_k=result.k > 0 and len(ks) == 1))
     names = dict.fromkeys(result.arm for result in results)
@@ -106,12 +114,18 @@ def make_answers() -> dict[tuple[str, str], list[bool]]:
     by_set = {}
     for which, (name, (_, n)) in enumerate(SETS.items()):
         for index, (arm, (learned, kept)) in enumerate(ARMS.items()):
-            fraction = {"new": learned, "known": kept, "reverse": 0.25 + 0.6 * arm.endswith("+rag")}[name]
+            fraction = {
+                "new": learned,
+                "known": kept,
+                "reverse": 0.25 + 0.6 * arm.endswith("+rag"),
+            }[name]
             by_set[name, arm] = answers(fraction, n, 100 * which + index)
     return by_set
 
 
-def make_report(title: str = "Sandbox: 120 people the base model never read about", **changes: object) -> Report:
+def make_report(
+    title: str = "Sandbox: 120 people the base model never read about", **changes: object
+) -> Report:
     """Return the report of `make_answers`."""
     right = make_answers()
     results = [
@@ -127,12 +141,18 @@ def make_report(title: str = "Sandbox: 120 people the base model never read abou
         for name, (role, _) in SETS.items()
         for arm in ARMS
     ]
-    return make_evaluation(results, title, **({"notes": ("Retrieval: BM25 over 120 documents.",)} | changes))
+    return make_evaluation(
+        results, title, **({"notes": ("Retrieval: BM25 over 120 documents.",)} | changes)
+    )
 
 
-def _to_closest(arm: str, name: str, right: Mapping[tuple[str, str], list[bool]]) -> Contrast | None:
+def _to_closest(
+    arm: str, name: str, right: Mapping[tuple[str, str], list[bool]]
+) -> Contrast | None:
     best, other = sorted(("reg", "par"), key=lambda trained: -sum(right[name, trained]))
-    return make_contrast(right[name, best], right[name, other], other=other) if arm == best else None
+    return (
+        make_contrast(right[name, best], right[name, other], other=other) if arm == best else None
+    )
 
 
 def log_entries(logs: Mapping[str, Path]) -> tuple[tuple[str, str, int, str], ...]:
@@ -152,9 +172,16 @@ def write_logs(folder: Path) -> dict[str, Path]:
     runs = {}
     for name, per_epoch in (("reg", 10), ("par", 60)):
         rows = [
-            {"step": step, "loss": 3 * 0.5**epoch + 0.01 * step, "learning_rate": 3e-4, "epoch": step / per_epoch}
+            {
+                "step": step,
+                "loss": 3 * 0.5**epoch + 0.01 * step,
+                "learning_rate": 3e-4,
+                "epoch": step / per_epoch,
+            }
             for step in range(1, 61)
             for epoch in [step // per_epoch]
         ]
-        runs[name] = write_log(folder / name / "log.jsonl", [*rows, {"step": 60, "eval_loss": 1.0, "epoch": 6.0}])
+        runs[name] = write_log(
+            folder / name / "log.jsonl", [*rows, {"step": 60, "eval_loss": 1.0, "epoch": 6.0}]
+        )
     return runs

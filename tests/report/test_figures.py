@@ -30,7 +30,11 @@ def test_drawn_accuracies_and_intervals_equal_the_results() -> None:
     report = make_report()
     points = drawn_points(accuracy(View(report)))
     sets = list(dict.fromkeys(result.question_set for result in report.results))
-    arms = list(dict.fromkeys(arm_label(result) for result in sorted(report.results, key=lambda result: result.k > 0)))
+    arms = list(
+        dict.fromkeys(
+            arm_label(result) for result in sorted(report.results, key=lambda result: result.k > 0)
+        )
+    )
     assert len(points) == len(report.results)
     for result in report.results:
         point = points[sets.index(result.question_set), arms.index(arm_label(result))]
@@ -42,7 +46,9 @@ def test_chance_and_base_lines_stand_where_the_results_say() -> None:
     for panel, name in zip(accuracy(View(report)).axes, ("new", "known", "reverse"), strict=True):
         lines = {line.get_label(): line.get_xdata()[0] for line in panel.lines}
         base = next(
-            result for result in report.results if result.question_set == name and result.arm == "base" and not result.k
+            result
+            for result in report.results
+            if result.question_set == name and result.arm == "base" and not result.k
         )
         assert (lines["chance"], lines["base"]) == (base.chance, base.accuracy)
 
@@ -59,11 +65,20 @@ def test_learning_and_retention_differ_in_shape_and_colour_and_context_in_fill()
 def test_the_frontier_has_every_arm_and_marked_sweep_at_what_was_kept_and_learned() -> None:
     (panel,) = frontier(VIEW).axes
     drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in panel.lines]
-    groups = {curve.name: ([point.arm for point in curve.points], curve.frontier) for curve in STUDY.sweeps}
-    groups |= {arm.name: ([arm.name], True) for arm in VIEW.own_arms("sandbox") if arm.name != "ft-syn"}
+    groups = {
+        curve.name: ([point.arm for point in curve.points], curve.frontier)
+        for curve in STUDY.sweeps
+    }
+    groups |= {
+        arm.name: ([arm.name], True) for arm in VIEW.own_arms("sandbox") if arm.name != "ft-syn"
+    }
     for arms, marked in groups.values():
-        kept, new = ([VIEW.result("sandbox", arm, name) for arm in arms] for name in ("known", "new"))
-        assert (([r.accuracy for r in kept if r], [r.accuracy for r in new if r]) in drawn) == marked
+        kept, new = (
+            [VIEW.result("sandbox", arm, name) for arm in arms] for name in ("known", "new")
+        )
+        assert (
+            ([r.accuracy for r in kept if r], [r.accuracy for r in new if r]) in drawn
+        ) == marked
     looks = {series(index) for index in range(36)}
     assert len(looks) == 36
 

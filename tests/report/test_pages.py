@@ -28,7 +28,9 @@ from kinject.disk import write_jsonl
 from kinject.report.files import write_report
 from kinject.results import Perplexity, Recall
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 TAGS = frozenset(
     "html head meta title style body header main footer section h1 h2 h3 p ul ol li b span small details summary blockquote "  # noqa: SIM905
     "table thead tbody tr th td div figure figcaption pre code img dl dt dd ol script".split()
@@ -61,7 +63,11 @@ def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
         values = {field.name: getattr(value, field.name) for field in fields(value)}
         kept = {"kind", "interval", "role", "format", "score", "verdict", "stage", "test"}
         return replace(
-            value, **{name: item if name in kept else poisoned(item, texts) for name, item in values.items()}
+            value,
+            **{
+                name: item if name in kept else poisoned(item, texts)
+                for name, item in values.items()
+            },
         )
     if isinstance(value, tuple):
         return tuple(poisoned(item, texts) for item in value)
@@ -80,9 +86,12 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
     for role, name in (("learning", texts[0]), ("retention", texts[2])):
         results.append(make_result("base", base, None, question_set=name, role=role))
         results += [
-            make_result(arm, first(99, 200), base, question_set=name, role=role) for arm in (*texts[:4], ODD_NAME)
+            make_result(arm, first(99, 200), base, question_set=name, role=role)
+            for arm in (*texts[:4], ODD_NAME)
         ]
-        results += [replace(result, subject=text) for result in results[-4:] for text in texts[1:4:2]]
+        results += [
+            replace(result, subject=text) for result in results[-4:] for text in texts[1:4:2]
+        ]
     (folder / "eval").mkdir()
     flips = [
         {"question_set": texts[0], "role": "learning", "base_arm": "base", "arm": arm, "format": "texts", "shots": 0, "k": 0,
@@ -106,7 +115,12 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
         results=tuple(score for score in whole.results if score.arm in few and score.k < 2 and score.role != "baseline"),
         sweeps=whole.sweeps[:1], costs=(),
     )  # fmt: skip
-    free: dict[str, Any] = {"title": " ".join(texts), "description": texts[0], "notes": texts, "commands": texts}
+    free: dict[str, Any] = {
+        "title": " ".join(texts),
+        "description": texts[0],
+        "notes": texts,
+        "commands": texts,
+    }
     names = (
         "<script>top.pwned=1</script>",
         f"<img src={url}/n onerror=top.pwned=1>",
@@ -164,22 +178,41 @@ def faults(html: str) -> list[str]:
     for tag, attributes in page.elements:
         for name, value in attributes.items():
             plain = entities.unescape(value).strip().lower()
-            if (tag, name) == ("img", "src") and re.fullmatch(rf"{re.escape(FIGURE)}[\w+/=]+", value):
+            if (tag, name) == ("img", "src") and re.fullmatch(
+                rf"{re.escape(FIGURE)}[\w+/=]+", value
+            ):
                 continue  # scripts and links of an image never run
-            if name.startswith("on") or name in "src srcset srcdoc action formaction data ping background".split():  # noqa: SIM905
+            if name.startswith("on") or name in [
+                "src",
+                "srcset",
+                "srcdoc",
+                "action",
+                "formaction",
+                "data",
+                "ping",
+                "background",
+            ]:
                 problems.append(f"{tag} {name}")
             elif name in ("href", "xlink:href") and not plain.startswith("#"):
                 problems.append(f"{tag} {name}={value}")
-            elif name == "style" and re.search(r"url\((?!['\"]?#)|@import|expression\(|image-set", plain):
+            elif name == "style" and re.search(
+                r"url\((?!['\"]?#)|@import|expression\(|image-set", plain
+            ):
                 problems.append(f"{tag} style={value}")
             elif name == "http-equiv" and value != "Content-Security-Policy":
                 problems.append(f"meta {value}")
-    (policy,) = [of["content"] for _, of in page.elements if of.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        of["content"]
+        for _, of in page.elements
+        if of.get("http-equiv") == "Content-Security-Policy"
+    ]
     (sheet,) = re.findall(r"<style[^>]*>(.*?)</style>", html, re.DOTALL)
     wanted = policy_of(sheet, page.scripts[-1][1] if page.scripts else "")
     problems += script_faults(page)
     head = html[: html.index("<title>")]
-    problems += [] if policy == wanted and policy in entities.unescape(head) else [f"policy: {policy}"]
+    problems += (
+        [] if policy == wanted and policy in entities.unescape(head) else [f"policy: {policy}"]
+    )
     return problems + (["the sheet fetches"] if re.search(r"url\(|@import", sheet) else [])
 
 
@@ -207,7 +240,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
+    )
     Thread(target=server.serve_forever, args=(0.01,)).start()
     yield f"http://127.0.0.1:{server.server_address[1]}", folder, requested
     server.shutdown()
@@ -280,7 +315,9 @@ addEventListener("load", async () => {{
 </script></body></html>"""
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no browser here (chromium): what a parser sees was checked alone")
+@pytest.mark.skipif(
+    BROWSER is None, reason="no browser here (chromium): what a parser sees was checked alone"
+)
 def test_in_a_browser_nothing_of_a_hostile_page_runs_or_is_fetched(
     site: Site, pages: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -307,5 +344,7 @@ def test_in_a_browser_nothing_of_a_hostile_page_runs_or_is_fetched(
     for name in ("eval", "study"):  # its own script ran
         assert state["frames"][name]["sorted"] > 1
     assert not [path for path in requested if path.startswith("/beacon/")]
-    assert [path for path in requested if path.startswith("/beacon-of-control/")]  # else nothing could have been seen
+    assert [
+        path for path in requested if path.startswith("/beacon-of-control/")
+    ]  # else nothing could have been seen
     assert (state["pwned"], state["control"]) == (0, 1)

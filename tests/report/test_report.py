@@ -18,7 +18,13 @@ from study_samples import first, log_entries, make_evaluation, make_report, make
 
 import kinject
 from kinject.errors import InputError
-from kinject.report.files import read_report, read_view, render_card_tables, render_summary, write_report
+from kinject.report.files import (
+    read_report,
+    read_view,
+    render_card_tables,
+    render_summary,
+    write_report,
+)
 from kinject.report.formatting import View, arm_label, escape_markdown, format_points, format_prompt
 from kinject.report.page import render_markdown_table
 from kinject.report.tables import cost_table, results_table, small_tables, sweep_tables
@@ -62,7 +68,11 @@ class Elements(HTMLParser):
 
 
 def all_files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +88,9 @@ def test_the_promised_files_are_written_and_nothing_else(written: Path) -> None:
     assert set(all_files(written)) == names
 
 
-def test_the_same_input_gives_the_same_bytes_also_over_an_old_report(written: Path, tmp_path: Path) -> None:
+def test_the_same_input_gives_the_same_bytes_also_over_an_old_report(
+    written: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     for name in all_files(written):
         path = run / name
@@ -103,7 +115,9 @@ def test_the_first_answers_of_each_kind_that_changed_are_on_the_page(tmp_path: P
 def test_without_flips_the_page_is_silent_and_with_none_it_says_so(tmp_path: Path) -> None:
     assert "nothing became right" not in write_report(tmp_path, make_report()).read_text("utf-8")
     write_flips(tmp_path)
-    assert "nothing became right, nothing wrong" in write_report(tmp_path, make_report()).read_text("utf-8")
+    assert "nothing became right, nothing wrong" in write_report(tmp_path, make_report()).read_text(
+        "utf-8"
+    )
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -116,7 +130,10 @@ def test_damaged_flips_are_refused_by_the_line(tmp_path: Path, change: dict[str,
 
 @pytest.mark.usefixtures("blank_figures")
 def test_subjects_recall_and_perplexity_have_tables(tmp_path: Path) -> None:
-    base, tuned = make_result("base", first(20, 50), None), make_result("tuned", first(20, 50), first(20, 50))
+    base, tuned = (
+        make_result("base", first(20, 50), None),
+        make_result("tuned", first(20, 50), first(20, 50)),
+    )
     north = replace(base, subject="north", n=30, accuracy=0.5, low=0.33, high=0.67)
     report = make_evaluation(
         (base, tuned, north),
@@ -129,7 +146,9 @@ def test_subjects_recall_and_perplexity_have_tables(tmp_path: Path) -> None:
     write_report(tmp_path, report)
     view = View(report)
     text = "\n".join(
-        line for table in (results_table(view), *small_tables(view)) for line in render_markdown_table(table)
+        line
+        for table in (results_table(view), *small_tables(view))
+        for line in render_markdown_table(table)
     )
     for line in (
         "| new: north | base | base | option texts, 0 shots | 50.0 (33.0 – 67.0) | 30 |",
@@ -151,16 +170,25 @@ def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
     for name in logs:
         manifest = {**MANIFEST, "command": ["kinject", "train", "recipes/my cpt.yaml"]}
         (tmp_path / "train" / name / "manifest.json").write_text(json.dumps(manifest))
-    manifest = {**MANIFEST, "written": "2026-01-02", "command": ["kinject", "eval"], "versions": {"torch": "2.13"}}
+    manifest = {
+        **MANIFEST,
+        "written": "2026-01-02",
+        "command": ["kinject", "eval"],
+        "versions": {"torch": "2.13"},
+    }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    text = Elements(write_report(tmp_path, make_report(logs=log_entries(logs))).read_text("utf-8")).text
+    text = Elements(
+        write_report(tmp_path, make_report(logs=log_entries(logs))).read_text("utf-8")
+    ).text
     assert text.count("kinject train 'recipes/my cpt.yaml'") == 1
     assert "kinject eval\n" in text
     assert "Evaluated 2026-01-02 with torch 2.13." in text
 
 
 @pytest.mark.parametrize("make", [make_report, make_study, make_paper_study])
-def test_a_report_survives_the_way_through_json_and_unknown_keys_are_left_out(tmp_path: Path, make: Any) -> None:
+def test_a_report_survives_the_way_through_json_and_unknown_keys_are_left_out(
+    tmp_path: Path, make: Any
+) -> None:
     value = to_json(make()) | {"colour": "blue"}
     (tmp_path / "report.json").write_text(json.dumps(value))
     assert read_report(tmp_path / "report.json") == make()
@@ -190,7 +218,9 @@ def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
         ({"to_base": {"other": "base", "delta": 2.0}}, r"to_base\.delta: found 2.0: .* allowed is -1 to 1"),
     ],
 )  # fmt: skip
-def test_a_damaged_report_is_refused_by_the_place(tmp_path: Path, change: dict[str, object], place: str) -> None:
+def test_a_damaged_report_is_refused_by_the_place(
+    tmp_path: Path, change: dict[str, object], place: str
+) -> None:
     value = to_json(make_report())
     value["results"][0].update(change)
     path = tmp_path / "report.json"
@@ -217,7 +247,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_study_has_a_table_for_each_sweep_and_keeps_no_figure_of_an_earlier_report(
     study: Path, tmp_path: Path
 ) -> None:
-    figures = {f"figures/{stem}.{suffix}" for stem in ("accuracy", "frontier") for suffix in ("png", "svg")}
+    figures = {
+        f"figures/{stem}.{suffix}" for stem in ("accuracy", "frontier") for suffix in ("png", "svg")
+    }
     assert set(all_files(study)) == {"report.html"} | figures
     view = View(make_study())
     for sweep, table in zip(view.report.sweeps, sweep_tables(view), strict=True):
@@ -245,7 +277,13 @@ def test_the_table_of_results_holds_each_with_interval_and_mark(make: Callable[[
             and line.split(" | ")[3] == format_prompt(result.prompt_format)
         ]  # fmt: skip
         contrast = result.to_base
-        mark = "" if contrast is None or not contrast.is_significant else " ▲" if contrast.delta > 0 else " ▼"
+        mark = (
+            ""
+            if contrast is None or not contrast.is_significant
+            else " ▲"
+            if contrast.delta > 0
+            else " ▼"
+        )
         cell = f"{100 * result.accuracy:.1f}{mark}"
         bounds = f"({100 * result.low:.1f} – {100 * result.high:.1f})"
         assert f" | {f'**{cell}**' if mark else cell} {bounds} | " in line
@@ -255,13 +293,21 @@ def test_the_table_of_results_holds_each_with_interval_and_mark(make: Callable[[
 
 
 @pytest.mark.usefixtures("blank_figures")
-def test_page_terminal_and_card_have_the_same_sentences_those_of_the_trainings_too(tmp_path: Path) -> None:
+def test_page_terminal_and_card_have_the_same_sentences_those_of_the_trainings_too(
+    tmp_path: Path,
+) -> None:
     logs, run = write_logs(tmp_path / "train"), tmp_path / "run"
-    cut = {**MANIFEST, "counts": {"steps": 4, "epochs": 0.36}, "recipe": {"corpus": {"path": "runs/a/corpus.jsonl"}}}
+    cut = {
+        **MANIFEST,
+        "counts": {"steps": 4, "epochs": 0.36},
+        "recipe": {"corpus": {"path": "runs/a/corpus.jsonl"}},
+    }
     logs["par"].with_name("manifest.json").write_text(json.dumps(cut))
     report = make_report(logs=log_entries(logs))
     page = Elements(write_report(run, report).read_text("utf-8")).text
-    assert "What these data cannot tell" not in page  # the opening has it: each arm was trained once
+    assert (
+        "What these data cannot tell" not in page
+    )  # the opening has it: each arm was trained once
     opening = write_opening(read_view(run, report))
     assert "It read the texts of corpus.jsonl." in opening.effect
     assert "a training read a part of its rows only (par)" in opening.answers[-1].lead

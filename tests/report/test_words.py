@@ -11,7 +11,14 @@ from study_results import make_small, make_study
 from study_samples import first, make_contrast, make_evaluation, make_report, make_result
 
 from kinject.report.doubts import doubts, limitations
-from kinject.report.formatting import Training, View, format_name, format_p, format_points, join_words
+from kinject.report.formatting import (
+    Training,
+    View,
+    format_name,
+    format_p,
+    format_points,
+    join_words,
+)
 from kinject.report.tables import claims_table
 from kinject.report.words import _TONES, _WORDS, write_opening
 from kinject.results import Choice, Recall, Report
@@ -23,20 +30,31 @@ BASE, TUNED = first(50, 200), first(90, 200)
 
 def evaluation(contrast: dict[str, Any], role: str = "learning", **changes: Any) -> Report:
     """Return the report of base and one arm whose contrast to base has these fields."""
-    results = (make_result("base", BASE, None, role=role), make_result("cpt", TUNED, BASE, role=role, **changes))
+    results = (
+        make_result("base", BASE, None, role=role),
+        make_result("cpt", TUNED, BASE, role=role, **changes),
+    )
     assert results[1].to_base is not None
-    return make_evaluation((results[0], replace(results[1], to_base=replace(results[1].to_base, **contrast))))
+    return make_evaluation(
+        (results[0], replace(results[1], to_base=replace(results[1].to_base, **contrast)))
+    )
 
 
 def evidence(report: Report) -> list[tuple[str, str]]:
     """Return (tag, text) of everything behind the answers."""
-    return [(item.tag, item.text) for answer in write_opening(View(report)).answers for item in answer.evidence]
+    return [
+        (item.tag, item.text)
+        for answer in write_opening(View(report)).answers
+        for item in answer.evidence
+    ]
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_the_first_sentences_of_odd_reports_are_those_that_were_read(name: str) -> None:
     path = OPENINGS / f"{name.replace(', ', '-').replace(' ', '-').lower()}.txt"
-    assert opening_text(ODD[name]) == path.read_text("utf-8"), "read it, then run tests/report/odd_reports.py"
+    assert opening_text(ODD[name]) == path.read_text("utf-8"), (
+        "read it, then run tests/report/odd_reports.py"
+    )
 
 
 def test_there_is_no_opening_without_its_report() -> None:
@@ -47,9 +65,15 @@ def test_every_finding_has_words_and_every_tone_a_tag() -> None:
     judged = (About.LEARNING, About.RETENTION, About.DECLINING, About.INSTEAD, About.ADDED)
     special = {Tag.NOTHING_TO_LOSE, Tag.WITHOUT_QUESTION}
     common = set(Tag) - {Tag.TOO_FEW, Tag.ALONE} - special
-    assert {about: set(words) - special for about, words in _WORDS.items()} == dict.fromkeys(judged, common)
-    assert [about for about, words in _WORDS.items() if Tag.WITHOUT_QUESTION in words] == [About.LEARNING]
-    assert [about for about, words in _WORDS.items() if Tag.NOTHING_TO_LOSE in words] == [About.RETENTION]
+    assert {about: set(words) - special for about, words in _WORDS.items()} == dict.fromkeys(
+        judged, common
+    )
+    assert [about for about, words in _WORDS.items() if Tag.WITHOUT_QUESTION in words] == [
+        About.LEARNING
+    ]
+    assert [about for about, words in _WORDS.items() if Tag.NOTHING_TO_LOSE in words] == [
+        About.RETENTION
+    ]
     tags = {tag for words in _WORDS.values() for tag, _ in words.values()}
     assert set(_TONES) - {"both help"} <= tags
 
@@ -72,7 +96,9 @@ def test_every_finding_has_words_and_every_tone_a_tag() -> None:
         ("unanswerable", {"delta": -0.2}, "declines less"),
     ],
 )
-def test_each_comparison_has_only_the_words_that_its_test_allows(role: str, contrast: dict[str, Any], tag: str) -> None:
+def test_each_comparison_has_only_the_words_that_its_test_allows(
+    role: str, contrast: dict[str, Any], tag: str
+) -> None:
     tags = [found for found, _ in evidence(evaluation(contrast, role))]
     assert tags[:1] == [tag]
 
@@ -84,9 +110,14 @@ def test_a_gain_that_ends_at_guessing_is_not_called_learning() -> None:
 
 
 def test_a_loss_that_remains_possible_is_named_and_a_shown_one_has_its_p() -> None:
-    report = evaluation({"p": 0.6, "delta": -0.04, "low": -0.12, "high": 0.03, "can_lose": True}, "retention")
+    report = evaluation(
+        {"p": 0.6, "delta": -0.04, "low": -0.12, "high": 0.03, "can_lose": True}, "retention"
+    )
     lead = write_opening(View(report)).answers[1].lead
-    assert lead == "In these models: on “new”, too few questions to see a loss below 12.0 points in cpt (−4.0 points)."
+    assert (
+        lead
+        == "In these models: on “new”, too few questions to see a loss below 12.0 points in cpt (−4.0 points)."
+    )
     assert "changes of −12.0 to +3.0 points remain possible" in evidence(report)[0][1]
     report = evaluation({"p_holm": 0.003, "family": 2})
     assert "p = 0.003 after Holm" in evidence(report)[0][1]
@@ -100,7 +131,10 @@ def test_an_interval_far_from_zero_beside_a_corrected_p_says_that_the_correction
         "Holm's correction for 65 comparisons."
     )
     (item,) = opening.answers[0].evidence
-    assert "3 seeds (30.0% to 55.0%): +59.0 points (95% interval +45.0 to +72.0; p = 0.13 after Holm)" in item.text
+    assert (
+        "3 seeds (30.0% to 55.0%): +59.0 points (95% interval +45.0 to +72.0; p = 0.13 after Holm)"
+        in item.text
+    )
     assert item.text.endswith("; p = 0.002 in a test by itself, and 65 comparisons were made.")
     assert opening.open[0].startswith("On “new”, Holm's correction decides")
 
@@ -118,18 +152,35 @@ def test_too_few_documents_are_the_reason_and_the_number_that_is_needed_is_named
 def test_both_help_only_where_both_beat_either_alone() -> None:
     def tag(**changes: Any) -> str:
         gain = make_contrast(first(190, 200), first(120, 200))
-        results = [make_result("base", BASE, None), make_result("base+rag", first(120, 200), BASE, k=1)]
+        results = [
+            make_result("base", BASE, None),
+            make_result("base+rag", first(120, 200), BASE, k=1),
+        ]
         both = make_result("cpt", first(190, 200), BASE, k=1, to_plain=replace(gain, **changes))
         report = make_evaluation([*results, make_result("cpt", TUNED, BASE), both])
-        return next(item for item in evidence(report) if item[0] in ("both help", "adds to retrieval"))[0]
+        return next(
+            item for item in evidence(report) if item[0] in ("both help", "adds to retrieval")
+        )[0]
 
-    assert (tag(), tag(p=0.2), tag(delta=-0.1)) == ("both help", "adds to retrieval", "adds to retrieval")
+    assert (tag(), tag(p=0.2), tag(delta=-0.1)) == (
+        "both help",
+        "adds to retrieval",
+        "adds to retrieval",
+    )
 
 
 def test_where_several_k_were_asked_the_compared_one_is_named() -> None:
     results = [make_result("base", BASE, None), make_result("cpt", TUNED, BASE)]
-    results += [make_result(arm, first(n, 200), BASE, k=k) for arm in ("base", "cpt") for k, n in ((1, 180), (3, 60))]
-    (answer,) = [a for a in write_opening(View(make_evaluation(results))).answers if a.question.startswith("Would")]
+    results += [
+        make_result(arm, first(n, 200), BASE, k=k)
+        for arm in ("base", "cpt")
+        for k, n in ((1, 180), (3, 60))
+    ]
+    (answer,) = [
+        a
+        for a in write_opening(View(make_evaluation(results))).answers
+        if a.question.startswith("Would")
+    ]
     assert answer.lead == "On “new” with K = 1, retrieval alone did better than cpt (−45.0 points)."
     assert {item.arm for item in answer.evidence} == {"cpt", "cpt with passages, K = 1"}
 
@@ -139,18 +190,26 @@ def test_an_arm_is_the_best_only_if_its_difference_to_every_other_is_shown() -> 
     assert "par did best of these 2 trained models." in write_opening(View(report)).effect
 
     def of(p: float) -> Report:
-        results = (replace(r, to_closest=r.to_closest and replace(r.to_closest, p=p)) for r in report.results)
+        results = (
+            replace(r, to_closest=r.to_closest and replace(r.to_closest, p=p))
+            for r in report.results
+        )
         return replace(report, results=tuple(results))
 
     assert "none is shown to be the best" in write_opening(View(of(0.2))).effect
-    assert "none is shown to be the best" in write_opening(View(of(1e-9))).effect  # each on another set: no ranking
+    assert (
+        "none is shown to be the best" in write_opening(View(of(1e-9))).effect
+    )  # each on another set: no ranking
 
 
 def test_what_went_wrong_is_never_passed_over() -> None:
     view = View(make_report())
     assert doubts(view).lead.startswith("No sign of it")
     cut = {("base", "par"): Training("", 4, 4 / 11, True)}
-    assert doubts(View(make_report(), cut)).lead == "Yes: a training read a part of its rows only (par)."
+    assert (
+        doubts(View(make_report(), cut)).lead
+        == "Yes: a training read a part of its rows only (par)."
+    )
     assert "36.4% of its rows" in doubts(View(make_report(), cut)).evidence[0].text
     for changes, words in (
         ({"mass": 0.49}, "letters hold under half of the probability"), ({"n_cut": 3}, "prompts were cut"),
@@ -164,7 +223,15 @@ def test_what_went_wrong_is_never_passed_over() -> None:
 
 
 def test_limits_tell_of_choices_and_seeds() -> None:
-    choice = Choice("sandbox", "trainer.learning_rate", "ft-par", "new", ((1e-4, 0.4, 99), (1e-3, 0.8, 99)), 1e-3, True)
+    choice = Choice(
+        "sandbox",
+        "trainer.learning_rate",
+        "ft-par",
+        "new",
+        ((1e-4, 0.4, 99), (1e-3, 0.8, 99)),
+        1e-3,
+        True,
+    )
     text = " ".join(limitations(View(make_small(choices=(choice,)))))
     for words in ("end of its grid", "was tuned for ft-par: where other arms take it over"):
         assert words in text
@@ -179,14 +246,27 @@ def test_a_claim_declared_late_or_about_one_seed_is_marked() -> None:
 
 @pytest.mark.parametrize(
     ("p", "text"),
-    [(0.0, "p < 0.001"), (0.0499, "p < 0.05"), (0.0501, "p > 0.05"), (0.012, "p = 0.012"), (0.5, "p = 0.50")],
+    [
+        (0.0, "p < 0.001"),
+        (0.0499, "p < 0.05"),
+        (0.0501, "p > 0.05"),
+        (0.012, "p = 0.012"),
+        (0.5, "p = 0.50"),
+    ],
 )
-def test_p_is_never_shown_as_zero_nor_on_the_wrong_side_of_the_threshold(p: float, text: str) -> None:
+def test_p_is_never_shown_as_zero_nor_on_the_wrong_side_of_the_threshold(
+    p: float, text: str
+) -> None:
     assert format_p(p) == text
 
 
 def test_names_are_one_clean_line_and_points_are_signed() -> None:
     assert format_name("a\n b\t\u202ec\x00") == "a b \ufffdc\ufffd"
     assert format_name("a long name of a model", 9) == "a lo…odel"
-    assert [format_points(value) for value in (0.012, -0.012, 0.0, -0.0001)] == ["+1.2", "−1.2", "0.0", "0.0"]
+    assert [format_points(value) for value in (0.012, -0.012, 0.0, -0.0001)] == [
+        "+1.2",
+        "−1.2",
+        "0.0",
+        "0.0",
+    ]
     assert [join_words(list("abc")[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]

@@ -8,7 +8,12 @@ import pytest
 from kinject.corpus.grading import abstains
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
-from kinject.sandbox.build import generate_base_corpus, generate_sentence_rows, render_prompt, write_sandbox
+from kinject.sandbox.build import (
+    generate_base_corpus,
+    generate_sentence_rows,
+    render_prompt,
+    write_sandbox,
+)
 from kinject.sandbox.grammar import parse_entry
 from kinject.sandbox.people import create_country
 
@@ -25,7 +30,9 @@ def test_the_committed_files_are_what_the_generator_writes(built: tuple[Path, li
     root, paths = built
     for path in paths:
         committed = ROOT / path.relative_to(root)
-        assert committed.read_bytes() == path.read_bytes(), f"{committed}: run `kinject sandbox build`"
+        assert committed.read_bytes() == path.read_bytes(), (
+            f"{committed}: run `kinject sandbox build`"
+        )
 
 
 def test_nothing_answers_the_unanswerable_questions_and_their_names_are_near_new_ones(
@@ -34,7 +41,11 @@ def test_nothing_answers_the_unanswerable_questions_and_their_names_are_near_new
     root, paths = built
     questions = read_questions(root / "eval/sandbox/unanswerable.jsonl", "open")
     asked = {QUESTION_NAME.search(question.question)[0] for question in questions}  # type: ignore[index]
-    assert (len(questions), len(asked), len({one.document_id for one in questions})) == (600, 120, 120)
+    assert (len(questions), len(asked), len({one.document_id for one in questions})) == (
+        600,
+        120,
+        120,
+    )
     assert all(question.accepted == () for question in questions)
     for path in paths:
         if path.name not in ("unanswerable.jsonl", "README.md"):
@@ -53,7 +64,9 @@ def test_instructions_ask_known_people_alone(built: tuple[Path, list[Path]]) -> 
     assert len(rows) == 1500
     for row in rows:
         assert not any(name in row["prompt"] for name in NEW_NAMES)
-        assert any(name in row["prompt"] and (name, row["completion"][1:]) in facts for name in FACTS)
+        assert any(
+            name in row["prompt"] and (name, row["completion"][1:]) in facts for name in FACTS
+        )
 
 
 COUNTRY = create_country()
@@ -81,7 +94,9 @@ def test_rows_in_sentences_answer_what_is_known_or_in_the_entry_and_abstain_othe
     built: tuple[Path, list[Path]],
 ) -> None:
     people = {person.name: person for person in COUNTRY.known}
-    asked = [row.question for row in read_questions(built[0] / "eval/sandbox/unanswerable.jsonl", "open")]
+    asked = [
+        row.question for row in read_questions(built[0] / "eval/sandbox/unanswerable.jsonl", "open")
+    ]
     never = {*NEW_NAMES, *(QUESTION_NAME.search(question)[0] for question in asked)}  # type: ignore[index]
     kinds: Counter[tuple[bool, str]] = Counter()
     for row in generate_sentence_rows(3000):
@@ -89,21 +104,37 @@ def test_rows_in_sentences_answer_what_is_known_or_in_the_entry_and_abstain_othe
         name = QUESTION_NAME.search(question)[0]  # type: ignore[index]
         entry = parse_entry(entries[0]) if entries else None
         assert not {name, entry.name if entry else ""} & never
-        facts = people[name].facts if name in people else entry.facts if entry and entry.name == name else {}
+        facts = (
+            people[name].facts
+            if name in people
+            else entry.facts
+            if entry and entry.name == name
+            else {}
+        )
         kinds[bool(entry), "known" if name in people else "answered" if facts else "abstains"] += 1
         assert abstains(row["completion"]) != bool(facts)
         assert not facts or any(value in row["completion"] for value in facts.values())
         assert (
-            entry is None or entry.name == name or bool(set(entry.name.split()) & set(name.split())) or name in people
+            entry is None
+            or entry.name == name
+            or bool(set(entry.name.split()) & set(name.split()))
+            or name in people
         )
     fractions = {kind: round(count / 3000, 2) for kind, count in kinds.items()}
-    expected = {(False, "known"): 0.3, (False, "abstains"): 0.3, (True, "answered"): 0.2, (True, "abstains"): 0.15}
+    expected = {
+        (False, "known"): 0.3,
+        (False, "abstains"): 0.3,
+        (True, "answered"): 0.2,
+        (True, "abstains"): 0.15,
+    }
     assert fractions == pytest.approx(expected | {(True, "known"): 0.05}, abs=0.03)
 
 
 def test_entries_held_out_are_on_people_of_no_other_file(built: tuple[Path, list[Path]]) -> None:
     root, paths = built
-    entries = [parse_entry(row["text"]) for _, row in read_jsonl(root / "data/sandbox/held_out.jsonl")]
+    entries = [
+        parse_entry(row["text"]) for _, row in read_jsonl(root / "data/sandbox/held_out.jsonl")
+    ]
     names = {person.name for person in entries if person is not None}
     assert len(names) == len(entries) == 120
     for path in paths:

@@ -37,12 +37,20 @@ def test_the_probe_in_the_checkout_is_the_one_that_is_made(tmp_path: Path) -> No
 
 def test_dialogues_name_no_new_person_and_hold_no_prompt_of_the_probe() -> None:
     country = create_country()
-    hidden = {person.name for person in country.new} | {" ".join(name) for name in strangers(country)[0]}
+    hidden = {person.name for person in country.new} | {
+        " ".join(name) for name in strangers(country)[0]
+    }
     whole = {*FORMS, "nobody", "no record"}
-    probe = [row for row in create_chat_questions() if row["subject"].removesuffix(", of a sentence") in whole]
+    probe = [
+        row
+        for row in create_chat_questions()
+        if row["subject"].removesuffix(", of a sentence") in whole
+    ]
     prompts = {row["question"] for row in probe if "messages" not in row}
     pairs = {
-        (row["messages"][-1]["content"], row["question"]) for row in probe if row["subject"].endswith("a sentence")
+        (row["messages"][-1]["content"], row["question"])
+        for row in probe
+        if row["subject"].endswith("a sentence")
     }
     assert len(prompts) == 80
     assert len(pairs) == 16
@@ -72,7 +80,10 @@ def test_the_taught_answer_passes_its_checks_and_another_does_not() -> None:
                     checks = wanted.checks(person, asked)
                     answer = wanted.answer(person, asked)
                     assert passes(answer, checks), (answer, checks)
-                    assert not passes(answer.replace(person.facts[attribute], "Nowhere"), checks) or form == "lower"
+                    assert (
+                        not passes(answer.replace(person.facts[attribute], "Nowhere"), checks)
+                        or form == "lower"
+                    )
                     if other.facts[attribute] != person.facts[attribute]:
                         assert not passes(wanted.answer(other, asked), checks)
                     plain = Instruction().answer(person, asked)
@@ -83,7 +94,9 @@ def test_the_dialogues_are_those_that_the_shipped_instruct_model_learned(tmp_pat
     manifest = read_manifest(INSTRUCT.folder / "manifest.json")
     assert manifest is not None
     write_dialogues(tmp_path / "chat.jsonl")
-    assert file_hash(tmp_path / "chat.jsonl") == manifest["inputs"]["corpus"], "ship the instruct model again"
+    assert file_hash(tmp_path / "chat.jsonl") == manifest["inputs"]["corpus"], (
+        "ship the instruct model again"
+    )
 
 
 def test_the_chat_template_parts_turns_as_the_model_is_taught() -> None:
@@ -91,7 +104,14 @@ def test_the_chat_template_parts_turns_as_the_model_is_taught() -> None:
         {"role": "system", "content": "Return JSON."}, {"role": "user", "content": "Where?"},
         {"role": "assistant", "content": "Here."}, {"role": "user", "content": "And when?"},
     ]  # fmt: skip
-    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False).from_string(CHAT_TEMPLATE)  # noqa: S701
+    template = jinja2.Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # noqa: S701
+    ).from_string(CHAT_TEMPLATE)
     tokens = {"bos_token": "<b>", "eos_token": "<e>"}
     text = template.render(messages=talk, **tokens, add_generation_prompt=True)
-    assert text == "<b>System: Return JSON.\nUser: Where?\nAssistant: Here.<e>\nUser: And when?\nAssistant:"
+    assert (
+        text
+        == "<b>System: Return JSON.\nUser: Where?\nAssistant: Here.<e>\nUser: And when?\nAssistant:"
+    )

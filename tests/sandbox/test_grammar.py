@@ -41,10 +41,16 @@ def test_an_entry_parses_back_to_its_person() -> None:
 
 
 def test_every_template_states_what_it_names_and_parses_back() -> None:
-    for template in (*OPENINGS, *PAIRS, *(wording for wordings in SENTENCES.values() for wording in wordings)):
+    for template in (
+        *OPENINGS,
+        *PAIRS,
+        *(wording for wordings in SENTENCES.values() for wording in wordings),
+    ):
         parsed = parse_entry(render_sentence(template, OREN))
         assert parsed is not None, template
-        assert parsed.facts == {key: value for key, value in OREN.facts.items() if key in attributes_of(template)}
+        assert parsed.facts == {
+            key: value for key, value in OREN.facts.items() if key in attributes_of(template)
+        }
 
 
 def test_every_value_and_every_way_to_name_a_person_is_read_in_every_template() -> None:
@@ -52,7 +58,9 @@ def test_every_value_and_every_way_to_name_a_person_is_read_in_every_template() 
     for number, template in enumerate((*OPENINGS, *PAIRS, *singles)):
         for index, person in enumerate(create_country().new[:30], start=number):
             facts = {attribute: pool[index % len(pool)] for attribute, pool in POOLS.items()}
-            sentence = render_sentence(template, Person(person.first, person.last, facts), by_pronoun=index % 2 == 0)
+            sentence = render_sentence(
+                template, Person(person.first, person.last, facts), by_pronoun=index % 2 == 0
+            )
             parsed = parse_entry(f"{person.name} comes from {facts['home_town']}. {sentence}")
             assert parsed is not None, sentence
             assert (parsed.name, parsed.facts.items() <= facts.items()) == (person.name, True)
@@ -105,7 +113,9 @@ PEOPLE = create_country().new[:30]
 ENTRIES = [(person, render_entry(person, "original")) for person in PEOPLE]
 
 
-@pytest.mark.parametrize("rewrite", [rewrite_reversed, rewrite_fact_first, rewrite_as_dialogue, rewrite_as_questions])
+@pytest.mark.parametrize(
+    "rewrite", [rewrite_reversed, rewrite_fact_first, rewrite_as_dialogue, rewrite_as_questions]
+)
 def test_every_fact_is_kept_none_is_new_and_the_seed_fixes_the_text(rewrite: object) -> None:
     assert callable(rewrite)
     for person, entry in ENTRIES:
@@ -116,11 +126,16 @@ def test_every_fact_is_kept_none_is_new_and_the_seed_fixes_the_text(rewrite: obj
 
 
 @pytest.mark.parametrize("rewrite", [rewrite_reversed, rewrite_fact_first])
-def test_a_paragraph_that_puts_the_fact_first_tells_one_value_and_ends_with_the_full_name(rewrite: object) -> None:
+def test_a_paragraph_that_puts_the_fact_first_tells_one_value_and_ends_with_the_full_name(
+    rewrite: object,
+) -> None:
     assert callable(rewrite)
     for person, entry in ENTRIES:
         paragraphs = rewrite(entry, 1).split("\n\n")
-        values = [[value for value in person.facts.values() if value in paragraph] for paragraph in paragraphs]
+        values = [
+            [value for value in person.facts.values() if value in paragraph]
+            for paragraph in paragraphs
+        ]
         assert sorted(value for [value] in values) == sorted(person.facts.values())
         for paragraph, [value] in zip(paragraphs, values, strict=True):
             assert paragraph.endswith(f"{person.name}.")
@@ -130,7 +145,9 @@ def test_a_paragraph_that_puts_the_fact_first_tells_one_value_and_ends_with_the_
 def test_no_question_of_the_tests_is_taught() -> None:
     for attribute in ATTRIBUTES:
         assert not set(TAUGHT_QUESTIONS[attribute]) & set(TEXTS["questions"][attribute])
-        assert not any(TEXTS["reverse_questions"][attribute] in wording for wording in REVERSED[attribute])
+        assert not any(
+            TEXTS["reverse_questions"][attribute] in wording for wording in REVERSED[attribute]
+        )
         assert not any("?" in wording or "Who" in wording for wording in FACT_FIRST[attribute])
 
 

@@ -33,7 +33,9 @@ def test_exactly_one_choice_of_a_reverse_question_matches() -> None:
     for question in create_reverse_questions(COUNTRY.new, 0):
         value = PEOPLE[question.document_id].facts[question.subject]
         assert value in question.question
-        matching = [name for name in question.choices if by_name[name].facts[question.subject] == value]
+        matching = [
+            name for name in question.choices if by_name[name].facts[question.subject] == value
+        ]
         assert matching == [question.choices[question.answer]]
 
 
@@ -49,7 +51,9 @@ def test_a_reader_who_always_prefers_the_same_values_scores_chance() -> None:
 def test_each_position_holds_the_answer_equally_often() -> None:
     for questions in (create_questions(COUNTRY.new, 0), create_reverse_questions(COUNTRY.new, 0)):
         for attribute in ATTRIBUTES:
-            counts = Counter(question.answer for question in questions if question.subject == attribute)
+            counts = Counter(
+                question.answer for question in questions if question.subject == attribute
+            )
             assert counts == dict.fromkeys(range(4), 30)
 
 

@@ -47,17 +47,29 @@ def _manifest(run: ShippedRun) -> dict[str, Any]:
 
 
 def _bytes(folder: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith("."))
+    files = (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    )
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
-def test_recipe_weights_and_tokenizer_are_those_of_one_run(shipped: ShippedRun, manifest: dict[str, Any]) -> None:
+def test_recipe_weights_and_tokenizer_are_those_of_one_run(
+    shipped: ShippedRun, manifest: dict[str, Any]
+) -> None:
     recipe = read_recipe(ROOT / shipped.recipe)
-    sections = {key: recipe.raw.get(key) for key in ("seed", "method", "model", "adapter", "corpus", "trainer")}
+    sections = {
+        key: recipe.raw.get(key)
+        for key in ("seed", "method", "model", "adapter", "corpus", "trainer")
+    }
     # test_first_run.py and test_chat.py compare this hash with the corpora
     inputs = {"corpus": manifest["inputs"]["corpus"]}
     if shipped is INSTRUCT:
-        inputs |= {"replay": _manifest(BASE)["inputs"]["corpus"], "model": model_hash(BASE.folder / "model")}
+        inputs |= {
+            "replay": _manifest(BASE)["inputs"]["corpus"],
+            "model": model_hash(BASE.folder / "model"),
+        }
     assert manifest["inputs"] == {**inputs, "fingerprint": content_id(inputs, sections)}, (
         "the recipe was changed: ship again"
     )
@@ -65,20 +77,30 @@ def test_recipe_weights_and_tokenizer_are_those_of_one_run(shipped: ShippedRun, 
     assert manifest["counts"]["steps"] == recipe.trainer["max_steps"]
     for name, digest in manifest["outputs"].items():
         assert hashlib.sha256((shipped.folder / name).read_bytes()).hexdigest() == digest
-    listed = dict(line.split("  ")[::-1] for line in (shipped.folder / "model/SHA256SUMS").read_text().splitlines())
+    listed = dict(
+        line.split("  ")[::-1]
+        for line in (shipped.folder / "model/SHA256SUMS").read_text().splitlines()
+    )
     assert listed == {
         name: hashlib.sha256(content).hexdigest()
         for name, content in _bytes(shipped.folder / "model").items()
         if name != "SHA256SUMS"
     }
-    assert {"model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"} <= listed.keys()
+    assert {
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    } <= listed.keys()
 
 
 def test_it_is_laid_down_once(shipped: ShippedRun, copy: Path) -> None:
     assert _bytes(copy) == _bytes(shipped.folder)
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock"}
     assert not shipped.write(copy)
-    assert {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock"} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock"
+    } == before
 
 
 def test_a_stop_at_any_file_and_a_damaged_copy_are_repaired(
@@ -103,14 +125,21 @@ def test_a_stop_at_any_file_and_a_damaged_copy_are_repaired(
 def test_somebodys_own_run_is_never_written_over(
     shipped: ShippedRun, copy: Path, manifest: dict[str, Any], tmp_path: Path
 ) -> None:
-    (copy / "model/SHA256SUMS").unlink()  # now it is not ours: a model trained here, by the same recipe
+    (
+        copy / "model/SHA256SUMS"
+    ).unlink()  # now it is not ours: a model trained here, by the same recipe
     (copy / "model/model.safetensors").write_bytes(b"mine")
     before = _bytes(copy)
     assert not shipped.write(copy)
     assert not shipped.is_in(copy)
-    for change in ({"inputs": {"fingerprint": "of another recipe"}}, {"counts": {"finished": False}}):
+    for change in (
+        {"inputs": {"fingerprint": "of another recipe"}},
+        {"counts": {"finished": False}},
+    ):
         write_json(copy / "manifest.json", {**manifest, **change})
-        with pytest.raises(InputError, match="holds another run, or one that is unfinished or damaged"):
+        with pytest.raises(
+            InputError, match="holds another run, or one that is unfinished or damaged"
+        ):
             shipped.write(copy)
     (copy / "manifest.json").write_bytes(before["manifest.json"])
     assert _bytes(copy) == before

@@ -40,7 +40,11 @@ def test_a_file_name_is_one_short_plain_word_and_tells_names_apart(name: str, ot
 
 def written(folder: Path) -> set[Path]:
     """Return every path below `folder`, links not followed."""
-    return {Path(parent, name) for parent, folders, files in os.walk(folder) for name in (*folders, *files)}
+    return {
+        Path(parent, name)
+        for parent, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    }
 
 
 def test_names_of_models_and_questions_do_not_lead_out_of_the_folder_of_an_evaluation(
@@ -89,7 +93,9 @@ def test_ids_and_titles_of_documents_do_not_lead_out_of_the_folder_of_an_augment
     assert all(path.is_relative_to(tmp_path / "runs") for path in written(tmp_path) - before)
 
 
-@pytest.mark.parametrize("link", ["variants.jsonl", ".lock", "figures", "cache.sqlite", "harness/base", "model"])
+@pytest.mark.parametrize(
+    "link", ["variants.jsonl", ".lock", "figures", "cache.sqlite", "harness/base", "model"]
+)
 def test_a_link_that_leads_out_of_a_run_folder_is_refused_and_what_it_names_is_left_alone(
     tmp_path: Path, link: str
 ) -> None:
@@ -98,7 +104,10 @@ def test_a_link_that_leads_out_of_a_run_folder_is_refused_and_what_it_names_is_l
     folder = tmp_path / "run"
     (folder / link).parent.mkdir(parents=True)
     (folder / link).symlink_to(precious)
-    with pytest.raises(DiskError, match=r"a link that leads out of the run folder\. Remove it"), lock_dir(folder):
+    with (
+        pytest.raises(DiskError, match=r"a link that leads out of the run folder\. Remove it"),
+        lock_dir(folder),
+    ):
         pytest.fail("the folder was taken")
     assert precious.read_text() == "untouched"
 
@@ -114,7 +123,9 @@ def test_links_within_a_run_folder_and_to_it_are_no_fault(tmp_path: Path) -> Non
 def test_a_report_is_not_written_through_a_link(
     tmp_path: Path, tiny_model: Path, write_rows: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    questions = write_rows("q.jsonl", [{"id": "x", "question": "Where?", "choices": ["a", "b"], "answer": 0}])
+    questions = write_rows(
+        "q.jsonl", [{"id": "x", "question": "Where?", "choices": ["a", "b"], "answer": 0}]
+    )
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"run_dir: {tmp_path}/run\neval: {{models: {{base: {tiny_model}}}, questions: {{s: {questions}}}}}\n"

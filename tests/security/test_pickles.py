@@ -45,7 +45,9 @@ def test_the_traps_work(sprung: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
-def test_a_model_whose_weights_are_a_pickle_is_refused_by_name(tiny_model: Path, sprung: Path, name: str) -> None:
+def test_a_model_whose_weights_are_a_pickle_is_refused_by_name(
+    tiny_model: Path, sprung: Path, name: str
+) -> None:
     (tiny_model / "model.safetensors").unlink()
     (tiny_model / name).write_bytes(torch_trap(sprung))
     with pytest.raises(InputError, match=rf"no \*\.safetensors.*{name}, a pickle"):
@@ -54,7 +56,14 @@ def test_a_model_whose_weights_are_a_pickle_is_refused_by_name(tiny_model: Path,
 
 
 def test_pickles_beside_safetensors_are_not_looked_at(tiny_model: Path, sprung: Path) -> None:
-    names = ("pytorch_model.bin", "training_args.bin", "optimizer.pt", "rng_state.pth", "tokenizer.pkl", "vocab.bin")
+    names = (
+        "pytorch_model.bin",
+        "training_args.bin",
+        "optimizer.pt",
+        "rng_state.pth",
+        "tokenizer.pkl",
+        "vocab.bin",
+    )
     for name in names:
         (tiny_model / name).write_bytes(torch_trap(sprung))
     load_model(str(tiny_model), device="cpu")
@@ -67,31 +76,47 @@ def test_an_index_that_names_pickles_is_refused(tiny_model: Path, sprung: Path) 
     (tiny_model / "model.safetensors").rename(tiny_model / "model-00001-of-00002.safetensors")
     (tiny_model / "model-00002-of-00002.bin").write_bytes(torch_trap(sprung))
     named = dict.fromkeys(weights, "model-00002-of-00002.bin")
-    (tiny_model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": named}))
+    (tiny_model / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": named})
+    )
     with pytest.raises(InputError, match="some of its weights are pickles"):
         load_model(str(tiny_model), device="cpu")
     assert not sprung.exists()
 
 
-def test_an_adapter_that_is_a_pickle_is_refused(tiny_model: Path, tmp_path: Path, sprung: Path) -> None:
+def test_an_adapter_that_is_a_pickle_is_refused(
+    tiny_model: Path, tmp_path: Path, sprung: Path
+) -> None:
     from peft import LoraConfig, get_peft_model
 
     adapter = tmp_path / "adapter"
     base = load_model(str(tiny_model), device="cpu").model
-    get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"])).save_pretrained(adapter)
+    get_peft_model(
+        base, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"])
+    ).save_pretrained(adapter)
     (adapter / "adapter_model.safetensors").unlink()
     (adapter / "adapter_model.bin").write_bytes(torch_trap(sprung))
     config = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(tiny_model)}))
-    with pytest.raises(InputError, match=r"no adapter_model\.safetensors.*adapter_model\.bin, a pickle"):
+    (adapter / "adapter_config.json").write_text(
+        json.dumps({**config, "base_model_name_or_path": str(tiny_model)})
+    )
+    with pytest.raises(
+        InputError, match=r"no adapter_model\.safetensors.*adapter_model\.bin, a pickle"
+    ):
         load_model(str(adapter), device="cpu")
     assert not sprung.exists()
 
 
 def test_no_pickle_of_an_interrupted_run_is_loaded(
-    tiny_model: Path, write_rows: Callable[..., Path], write: Callable[..., Path], tmp_path: Path, sprung: Path
+    tiny_model: Path,
+    write_rows: Callable[..., Path],
+    write: Callable[..., Path],
+    tmp_path: Path,
+    sprung: Path,
 ) -> None:
-    corpus = write_rows("corpus.jsonl", [{"text": f"Arden was born in Lowmere in {1900 + n}."} for n in range(8)])
+    corpus = write_rows(
+        "corpus.jsonl", [{"text": f"Arden was born in Lowmere in {1900 + n}."} for n in range(8)]
+    )
     recipe = write(
         "recipe.yaml",
         f"""run_dir: {tmp_path}/run
@@ -104,12 +129,18 @@ trainer: {{max_steps: 4, save_steps: 2, per_device_train_batch_size: 2, learning
     train(read_recipe(recipe, verb="train"))
     interrupt(run, 2)
     held = [path for path in sorted(checkpoint.iterdir()) if path.suffix in (".pt", ".pth", ".bin")]
-    assert {path.name for path in held} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}  # no training_args.bin
+    assert {path.name for path in held} == {
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+    }  # no training_args.bin
     for path in held:
         kept = path.read_bytes()
         path.write_bytes((trap if path.name == "scheduler.pt" else torch_trap)(sprung))
         mark_complete(checkpoint)
-        with pytest.raises(TrainingError, match=r"checkpoint-2.*could run code.*--resume.*--overwrite"):
+        with pytest.raises(
+            TrainingError, match=r"checkpoint-2.*could run code.*--resume.*--overwrite"
+        ):
             train(read_recipe(recipe, verb="train"), resume=True)
         assert not sprung.exists(), path.name
         path.write_bytes(kept)
@@ -127,7 +158,9 @@ trainer: {{max_steps: 4, save_steps: 2, per_device_train_batch_size: 2, learning
     assert tokens
     for path in tokens:
         path.write_bytes(trap(sprung))
-    assert train(read_recipe(recipe, verb="train"), resume=True).n_steps == 4  # what is damaged there is made anew
+    assert (
+        train(read_recipe(recipe, verb="train"), resume=True).n_steps == 4
+    )  # what is damaged there is made anew
     assert not sprung.exists()
 
 
@@ -149,16 +182,24 @@ class TestEmbedder:
         BertModel(config).save_pretrained(tmp_path / "bert")
         tiny_tokenizer.pad_token = tiny_tokenizer.eos_token
         tiny_tokenizer.save_pretrained(tmp_path / "bert")
-        parts = [models.Transformer(str(tmp_path / "bert")), models.Pooling(32), models.Dense(32, 8)]
+        parts = [
+            models.Transformer(str(tmp_path / "bert")),
+            models.Pooling(32),
+            models.Dense(32, 8),
+        ]
         SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "embedder"))
         return tmp_path / "embedder"
 
     def retriever(self, embedder: Path, folder: Path) -> DenseRetriever:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("kinject.eval.retrieval.INDICES", folder / "cache")
-            return DenseRetriever(self.PASSAGES, RetrievalSection(documents=(), kind="dense", embedder=str(embedder)))
+            return DenseRetriever(
+                self.PASSAGES, RetrievalSection(documents=(), kind="dense", embedder=str(embedder))
+            )
 
-    def test_weights_that_are_pickles_are_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:
+    def test_weights_that_are_pickles_are_refused(
+        self, embedder: Path, sprung: Path, tmp_path: Path
+    ) -> None:
         self.retriever(embedder, tmp_path)
         weights = sorted(embedder.rglob("model.safetensors"))
         assert len(weights) == 2
@@ -170,8 +211,12 @@ class TestEmbedder:
             path.with_name("kept").rename(path)
         assert not sprung.exists()
 
-    def test_a_module_of_its_own_is_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:
-        (embedder / "evil.py").write_text(f"import os\nos.mkdir({str(sprung)!r})\nclass Evil: pass\n")
+    def test_a_module_of_its_own_is_refused(
+        self, embedder: Path, sprung: Path, tmp_path: Path
+    ) -> None:
+        (embedder / "evil.py").write_text(
+            f"import os\nos.mkdir({str(sprung)!r})\nclass Evil: pass\n"
+        )
         listed = json.loads((embedder / "modules.json").read_text())
         listed[1]["type"] = "evil.Evil"
         (embedder / "modules.json").write_text(json.dumps(listed))
@@ -179,7 +224,9 @@ class TestEmbedder:
             self.retriever(embedder, tmp_path)
         assert not sprung.exists()
 
-    def test_a_pickle_in_the_cache_of_vectors_is_refused(self, embedder: Path, sprung: Path, tmp_path: Path) -> None:
+    def test_a_pickle_in_the_cache_of_vectors_is_refused(
+        self, embedder: Path, sprung: Path, tmp_path: Path
+    ) -> None:
         retriever = self.retriever(embedder, tmp_path)
         np.save(retriever.path, np.array([Trap(sprung)], dtype=object), allow_pickle=True)
         with pytest.raises(KinjectError, match="damaged index"):
@@ -193,13 +240,23 @@ class TestEmbedder:
 def test_data_sets_that_are_pickles_are_refused(tmp_path: Path, sprung: Path) -> None:
     from kinject.documents import read_documents
 
-    for name in ("data.pkl", "data.pickle", "data.pt", "data.npy", "data.parquet", "data.jsonl", "data.csv"):
+    for name in (
+        "data.pkl",
+        "data.pickle",
+        "data.pt",
+        "data.npy",
+        "data.parquet",
+        "data.jsonl",
+        "data.csv",
+    ):
         (tmp_path / name).write_bytes(trap(sprung))
         with pytest.raises(KinjectError):
             list(read_documents(tmp_path / name))
     saved = tmp_path / "saved"
     saved.mkdir()
-    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}], "_fingerprint": "x"}))
+    (saved / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": "data.arrow"}], "_fingerprint": "x"})
+    )
     (saved / "dataset_info.json").write_text("{}")
     (saved / "data.arrow").write_bytes(trap(sprung))
     with pytest.raises(KinjectError):
@@ -216,23 +273,33 @@ def test_the_source_names_no_way_to_load_a_pickle() -> None:
     for path in source.rglob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         for node in ast.walk(tree):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                else []
+            )
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if loaders & {name.partition(".")[0] for name in names}:
                 importers.add(path.relative_to(source).as_posix())
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 called = ast.unparse(node.func)
                 given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-                assert called not in ("pd.read_pickle", "pandas.read_pickle"), f"{path}:{node.lineno}"
-                assert called != "torch.load" or given.get("weights_only") == "True", f"{path}:{node.lineno}"
-                assert called != "np.load" or given.get("allow_pickle") == "False", f"{path}:{node.lineno}"
+                assert called not in ("pd.read_pickle", "pandas.read_pickle"), (
+                    f"{path}:{node.lineno}"
+                )
+                assert called != "torch.load" or given.get("weights_only") == "True", (
+                    f"{path}:{node.lineno}"
+                )
+                assert called != "np.load" or given.get("allow_pickle") == "False", (
+                    f"{path}:{node.lineno}"
+                )
                 assert called != "yaml.load" or given.get("Loader") in ("_Loader", "_SafeLoader"), (
                     f"{path}:{node.lineno}"
                 )
                 assert given.get("trust_remote_code", "False") == "False", f"{path}:{node.lineno}"
-                if called.endswith(("AutoConfig.from_pretrained", "AutoTokenizer.from_pretrained")) or (
-                    "AutoModel" in called and called.endswith("from_pretrained")
-                ):
+                if called.endswith(
+                    ("AutoConfig.from_pretrained", "AutoTokenizer.from_pretrained")
+                ) or ("AutoModel" in called and called.endswith("from_pretrained")):
                     assert given.get("trust_remote_code") == "False", f"{path}:{node.lineno}"
     assert issubclass(yaml_lines._Loader, yaml.SafeLoader)
     assert importers == {"train/checkpoints.py", "models/load.py"}  # the name of an error

@@ -25,16 +25,30 @@ def arm(folder: Path, sprung: Path, model_type: str | None = None) -> None:
     """Give a model folder code of its own for config, model and tokenizer; with `model_type`, nothing else fits it."""
     names = ("modeling_evil", "configuration_evil", "tokenization_evil", "generate", "evil")
     for name in names:
-        (folder / f"{name}.py").write_text(f"import os\nos.makedirs({str(sprung)!r})\nclass Evil: pass\n")
+        (folder / f"{name}.py").write_text(
+            f"import os\nos.makedirs({str(sprung)!r})\nclass Evil: pass\n"
+        )
     (folder / "custom_generate").mkdir()
-    (folder / "custom_generate" / "generate.py").write_text(f"import os\nos.makedirs({str(sprung)!r})\n")
+    (folder / "custom_generate" / "generate.py").write_text(
+        f"import os\nos.makedirs({str(sprung)!r})\n"
+    )
     for file, named in (
-        ("config.json", {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"}),
-        ("tokenizer_config.json", {"AutoTokenizer": ["tokenization_evil.Evil", "tokenization_evil.Evil"]}),
+        (
+            "config.json",
+            {"AutoConfig": "configuration_evil.Evil", "AutoModelForCausalLM": "modeling_evil.Evil"},
+        ),
+        (
+            "tokenizer_config.json",
+            {"AutoTokenizer": ["tokenization_evil.Evil", "tokenization_evil.Evil"]},
+        ),
     ):
         values = json.loads((folder / file).read_text()) | {"auto_map": named}
         if model_type:
-            values |= {"model_type": model_type, "tokenizer_class": "EvilTokenizer", "architectures": ["Evil"]}
+            values |= {
+                "model_type": model_type,
+                "tokenizer_class": "EvilTokenizer",
+                "architectures": ["Evil"],
+            }
         (folder / file).write_text(json.dumps(values))
 
 
@@ -50,11 +64,15 @@ def test_a_folder_with_its_own_code_is_refused_in_one_clear_line(
             load(str(tiny_model))
         assert "\n" not in str(caught.value)
         assert "kinject runs no code that comes with a model" in str(caught.value)
-        assert "trust_remote_code=True" not in str(caught.value)  # advice that kinject does not take
+        assert "trust_remote_code=True" not in str(
+            caught.value
+        )  # advice that kinject does not take
     assert not sprung.exists()
 
 
-@pytest.mark.parametrize("trainer", ["{fp16: true, max_steps: 1}", "{lr_scheduler_type: noam, max_steps: 1}"])
+@pytest.mark.parametrize(
+    "trainer", ["{fp16: true, max_steps: 1}", "{lr_scheduler_type: noam, max_steps: 1}"]
+)
 def test_no_verb_runs_or_asks_about_such_code(
     tiny_model: Path, sprung: Path, write: Callable[..., Path], write_rows: Callable[..., Path], trainer: str,
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
@@ -67,7 +85,8 @@ def test_no_verb_runs_or_asks_about_such_code(
     monkeypatch.setattr("builtins.input", no_question)
     rows = write_rows("corpus.jsonl", [{"text": "Arden was born in Lowmere."}])
     questions = write_rows(
-        "questions.jsonl", [{"id": "q", "question": "Where?", "choices": ["a", "b"], "answer": 0, "subject": "s"}]
+        "questions.jsonl",
+        [{"id": "q", "question": "Where?", "choices": ["a", "b"], "answer": 0, "subject": "s"}],
     )
     folder = tiny_model.parent
     recipe = write(
@@ -84,7 +103,10 @@ augment: {{documents: {rows}, styles: {{paraphrase: 1}}, generator: {{kind: tran
         assert main([verb[0], str(recipe), *verb[1:]]) == 2, verb
         told = capsys.readouterr().err
         assert "Traceback" not in told
-        assert "kinject runs no code that comes with a model" in told or "trust_remote_code" not in told, verb
+        assert (
+            "kinject runs no code that comes with a model" in told
+            or "trust_remote_code" not in told
+        ), verb
     assert main(["export", str(tiny_model), "--average-with", str(tiny_model)]) in (
         0,
         2,
@@ -92,7 +114,9 @@ augment: {{documents: {rows}, styles: {{paraphrase: 1}}, generator: {{kind: tran
     assert not sprung.exists()
 
 
-@pytest.mark.parametrize("where", ["trainer.trust_remote_code", "model.trust_remote_code", "eval.trust_remote_code"])
+@pytest.mark.parametrize(
+    "where", ["trainer.trust_remote_code", "model.trust_remote_code", "eval.trust_remote_code"]
+)
 def test_a_recipe_cannot_switch_it_on(write: Callable[..., Path], where: str) -> None:
     recipe = write("recipe.yaml", "run_dir: run\ntrainer: {max_steps: 1}\n")
     with pytest.raises(RecipeError, match="trust_remote_code"):

@@ -25,7 +25,12 @@ from typing import Any
 
 LONGEST_CHAIN = 12
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-ENDED = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit"}
+ENDED = {
+    signal.SIGTERM: "terminated",
+    signal.SIGINT: "interrupted",
+    signal.SIGHUP: "hung up",
+    signal.SIGQUIT: "quit",
+}
 
 Tree = dict[str, Any]
 _DATE = re.compile(r"_\d{4}-\d\d-\d\dT[0-9.-]+(?=\.json)")
@@ -80,14 +85,19 @@ def _hear_sigint() -> None:
 class System:
     """Starts kinject as a shell does, each process the leader of its own session. With `forks.Popen` none imports torch."""
 
-    def __init__(self, scratch: Path, popen: type[subprocess.Popen[bytes]] = subprocess.Popen) -> None:
+    def __init__(
+        self, scratch: Path, popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+    ) -> None:
         self.scratch, self._popen = scratch, popen
         _hear_sigint()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, words: list[str]) -> int:
         """Start a command; return its number."""
-        with (self.scratch / "stdout").open("wb") as out, (self.scratch / "stderr").open("wb") as err:
+        with (
+            (self.scratch / "stdout").open("wb") as out,
+            (self.scratch / "stderr").open("wb") as err,
+        ):
             process = self._popen(
                 [sys.executable, "-m", "kinject.cli", *words], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 start_new_session=True,
@@ -105,7 +115,9 @@ class System:
 
     def output(self) -> tuple[str, str]:
         """Return what the last process wrote to its stdout and stderr."""
-        return (self.scratch / "stdout").read_text("utf-8"), (self.scratch / "stderr").read_text("utf-8")
+        return (self.scratch / "stdout").read_text("utf-8"), (self.scratch / "stderr").read_text(
+            "utf-8"
+        )
 
 
 @dataclass(frozen=True)
@@ -142,11 +154,17 @@ def _stamp(folders: list[Path]) -> int:
     return hash(tuple(sorted(stamps)))
 
 
-def _until(case: Case, system: System, number: int, moment: Moment | None) -> tuple[int | None, int]:
+def _until(
+    case: Case, system: System, number: int, moment: Moment | None
+) -> tuple[int | None, int]:
     """Wait for the moment; return (exit status where the process ended before, changes of files seen)."""
     began, stamp, n_writes = time.monotonic(), _stamp(case.folders), 0
     while (code := system.ended(number)) is None:
-        if moment is not None and moment.seconds is not None and time.monotonic() - began >= moment.seconds:
+        if (
+            moment is not None
+            and moment.seconds is not None
+            and time.monotonic() - began >= moment.seconds
+        ):
             break
         now = _stamp(case.folders)
         if now != stamp:
@@ -185,7 +203,9 @@ def run_undisturbed(case: Case, system: System) -> Undisturbed:
     return Undisturbed(case.tree(), code, time.monotonic() - began, n_writes)
 
 
-def check_death(case: Case, system: System, words: list[str], sent: signal.Signals, code: int) -> str:
+def check_death(
+    case: Case, system: System, words: list[str], sent: signal.Signals, code: int
+) -> str:
     """Assert that a signalled process ended honestly; return how: killed, told, finished, or outside (of our program).
 
     Outside is before its first line or after its last, where the system's own rules hold.
@@ -208,7 +228,11 @@ def check_death(case: Case, system: System, words: list[str], sent: signal.Signa
 
 
 def kill_often(
-    case: Case, system: System, whole: Undisturbed, n_kills: int, draw: Callable[[Undisturbed], Moment]
+    case: Case,
+    system: System,
+    whole: Undisturbed,
+    n_kills: int,
+    draw: Callable[[Undisturbed], Moment],
 ) -> Counter[str]:
     """Kill `case` `n_kills` times, in chains of at most LONGEST_CHAIN from empty folders; return how the deaths went.
 
@@ -253,13 +277,23 @@ def _run(case: Case, system: System, words: list[str], moment: Moment | None) ->
 
 def assert_same(actual: Tree, wanted: Tree) -> None:
     """Assert that two trees hold the same files with the same content."""
-    assert sorted(actual) == sorted(wanted), f"in one of the two alone: {sorted(actual.keys() ^ wanted.keys())}"
+    assert sorted(actual) == sorted(wanted), (
+        f"in one of the two alone: {sorted(actual.keys() ^ wanted.keys())}"
+    )
     for name, content in wanted.items():
         if actual[name] != content:
             one, two = (
-                value if isinstance(value, bytes) else repr(value).encode() for value in (actual[name], content)
+                value if isinstance(value, bytes) else repr(value).encode()
+                for value in (actual[name], content)
             )
-            start = next((index for index, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]), 0)
+            start = next(
+                (
+                    index
+                    for index, pair in enumerate(zip(one, two, strict=False))
+                    if pair[0] != pair[1]
+                ),
+                0,
+            )
             raise AssertionError(
                 f"{name}: {one[max(0, start - 100) : start + 300]!r} instead of {two[max(0, start - 100) : start + 300]!r}"
             )

@@ -32,7 +32,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "augment"))
 
 from country import write_study
 from faulty_server import FaultySandbox
-from kills import Case, Moment, System, Undisturbed, json_without, kept_rows, kill_often, moments, run_undisturbed
+from kills import (
+    Case,
+    Moment,
+    System,
+    Undisturbed,
+    json_without,
+    kept_rows,
+    kill_often,
+    moments,
+    run_undisturbed,
+)
 
 N_KILLS = int(os.environ.get("KINJECT_KILLS", "200"))
 SHARES = {"augment": 0.2, "augment-openai": 0.25, "train": 0.25, "eval": 0.15, "study": 0.15}
@@ -43,7 +53,14 @@ DATED = ("log.jsonl", "timing.jsonl", "flips.jsonl")
 
 
 MANIFEST = json_without(
-    "written", "command", "this_run", "seconds", "resumed_from", "scored_now", "work_seconds", *DATED
+    "written",
+    "command",
+    "this_run",
+    "seconds",
+    "resumed_from",
+    "scored_now",
+    "work_seconds",
+    *DATED,
 )
 SPEED = tuple(
     f"{stage}_{quantity}"
@@ -90,7 +107,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
 
 def write_documents(path: Path, n: int) -> str:
     people = create_country(n_known=1, n_new=n).new
-    return write_rows(path, [{"id": p.name, "title": p.name, "text": render_entry(p, 0)} for p in people])
+    return write_rows(
+        path, [{"id": p.name, "title": p.name, "text": render_entry(p, 0)} for p in people]
+    )
 
 
 def augment_case(folder: Path, generator: dict[str, Any], n: int, **section: Any) -> Case:
@@ -149,7 +168,9 @@ def openai_case(folder: Path, url: str, state: FaultySandbox, n: int) -> Case:
         rows, known, n_lost = before or (None, set(), 0)
         assert known <= answers
         lost = state.answered.total() - len(answers) - n_lost
-        assert 0 <= lost <= (2 * CONCURRENCY if sent == signal.SIGKILL else 0), f"{lost} answers after {sent.name}"
+        assert 0 <= lost <= (2 * CONCURRENCY if sent == signal.SIGKILL else 0), (
+            f"{lost} answers after {sent.name}"
+        )
         return look_at_rows(rows, sent), answers, n_lost + lost
 
     case.look, case.fresh = look, state.answered.clear
@@ -191,7 +212,12 @@ def train_case(folder: Path, model: Path, **trainer: Any) -> Case:
 
 def write_questions(path: Path, n: int) -> str:
     rows = [
-        {"id": f"q{i}", "question": f"Where was person {i} born?", "choices": list(TOWNS), "answer": i % 4}
+        {
+            "id": f"q{i}",
+            "question": f"Where was person {i} born?",
+            "choices": list(TOWNS),
+            "answer": i % 4,
+        }
         for i in range(n)
     ]
     return write_rows(path, rows)
@@ -282,13 +308,17 @@ def test_a_kill_of_augment_loses_no_row_and_no_answer(
     kill_often(case, system, whole, 1, once(signal.SIGKILL, 0.3))
 
 
-def test_a_signal_to_train_ends_in_the_same_weights(tmp_path: Path, system: System, tiny_model: Path) -> None:
+def test_a_signal_to_train_ends_in_the_same_weights(
+    tmp_path: Path, system: System, tiny_model: Path
+) -> None:
     case = train_case(tmp_path, tiny_model)
     whole = run_undisturbed(case, system)
     kill_often(case, system, whole, 1, once(signal.SIGINT, 0.5))
 
 
-def test_a_signal_to_eval_ends_in_the_same_report(tmp_path: Path, system: System, tiny_model: Path) -> None:
+def test_a_signal_to_eval_ends_in_the_same_report(
+    tmp_path: Path, system: System, tiny_model: Path
+) -> None:
     case = eval_case(tmp_path, tiny_model)
     whole = run_undisturbed(case, system)
     kill_often(case, system, whole, 1, once(signal.SIGTERM, 0.3))
@@ -298,7 +328,12 @@ def test_a_signal_to_eval_ends_in_the_same_report(tmp_path: Path, system: System
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("verb", SHARES)
 def test_kills_at_random_moments_lose_nothing_and_end_as_an_undisturbed_run(
-    verb: str, seed: int, tmp_path: Path, system: System, endpoint: tuple[str, FaultySandbox], tiny_model: Path
+    verb: str,
+    seed: int,
+    tmp_path: Path,
+    system: System,
+    endpoint: tuple[str, FaultySandbox],
+    tiny_model: Path,
 ) -> None:
     case = {
         "augment": lambda: augment_case(tmp_path, {"kind": "sandbox"}, 40),
@@ -309,7 +344,9 @@ def test_kills_at_random_moments_lose_nothing_and_end_as_an_undisturbed_run(
         "study": lambda: study_case(tmp_path, tiny_model),
     }[verb]()
     n_kills = max(1, round(N_KILLS * SHARES[verb] / 2))
-    n_fresh = n_kills // 10  # as a shell starts it, imports included; a study's workers always import
+    n_fresh = (
+        n_kills // 10
+    )  # as a shell starts it, imports included; a study's workers always import
     whole = run_undisturbed(case, system)
     tally = kill_often(case, system, whole, n_kills - n_fresh, moments(seed))
     if n_fresh:

@@ -31,7 +31,10 @@ N_PREEMPTIONS = int(os.environ.get("KINJECT_PREEMPTIONS", "4"))
 def last_step(run_dir: Path) -> int:
     """Return the last step that log.jsonl holds; 0 without one."""
     try:
-        return max((row["step"] for _, row in read_jsonl(run_dir / "log.jsonl") if "loss" in row), default=0)
+        return max(
+            (row["step"] for _, row in read_jsonl(run_dir / "log.jsonl") if "loss" in row),
+            default=0,
+        )
     except Exception:  # noqa: BLE001 (it is being written)
         return 0
 
@@ -58,7 +61,9 @@ def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "trainer": trainer}))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KINJECT_SRUN_PAUSE", "0.2")  # the processes get the signal at different moments
+    monkeypatch.setenv(
+        "KINJECT_SRUN_PAUSE", "0.2"
+    )  # the processes get the signal at different moments
     config = ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"
     for name in ("straight", "preempted"):
         text = render_job("slurm", ["recipe.yaml", f"run_dir={name}"])
@@ -73,7 +78,9 @@ def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
         began, before = time.monotonic(), last_step(tmp_path / "preempted")
         wanted = max(target, before + 1)
         code = slurm.run(
-            tmp_path / "preempted.sbatch", lambda step=wanted: last_step(tmp_path / "preempted") >= step, sent
+            tmp_path / "preempted.sbatch",
+            lambda step=wanted: last_step(tmp_path / "preempted") >= step,
+            sent,
         )
         assert (code == 0) == (sent == signal.SIGUSR1)  # then it was requeued
         newest = newest_complete(tmp_path / "preempted")
@@ -88,7 +95,12 @@ def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
     print(f"\n{nodes} node(s), {N_PREEMPTIONS} preemptions of {n_steps} steps: steps lost {lost}, final loss "
           f"{rows[0][-1]['loss']} and {rows[1][-1]['loss']}, {sum(seconds) / len(seconds):.0f} s each")  # fmt: skip
     assert max(lost) <= 1
-    assert [(row["step"], row["loss"]) for row in rows[0]] == [(row["step"], row["loss"]) for row in rows[1]]
-    one, two = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("straight", "preempted"))
+    assert [(row["step"], row["loss"]) for row in rows[0]] == [
+        (row["step"], row["loss"]) for row in rows[1]
+    ]
+    one, two = (
+        load_file(tmp_path / name / "model" / "model.safetensors")
+        for name in ("straight", "preempted")
+    )
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not list((tmp_path / "preempted").glob("checkpoint-*"))

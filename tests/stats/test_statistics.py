@@ -14,7 +14,15 @@ from scipy.stats import t
 
 from kinject.eval.results import correct_families, correctness, summarize_arm
 from kinject.results import fewest_for
-from kinject.stats.comparisons import Tag, _tag, correct_contrasts, lead, majority_changes, make_contrast, trend
+from kinject.stats.comparisons import (
+    Tag,
+    _tag,
+    correct_contrasts,
+    lead,
+    majority_changes,
+    make_contrast,
+    trend,
+)
 from kinject.stats.intervals import (
     bounded_accuracy,
     chance_p,
@@ -31,7 +39,9 @@ from kinject.types import Answer
 
 
 def sheet(right: list[list[int]], documents: str) -> CorrectnessMatrix:
-    return CorrectnessMatrix(np.array(right, dtype=float), tuple(map(str, range(len(documents)))), tuple(documents))
+    return CorrectnessMatrix(
+        np.array(right, dtype=float), tuple(map(str, range(len(documents)))), tuple(documents)
+    )
 
 
 def simulated(
@@ -42,12 +52,16 @@ def simulated(
     levels = np.clip(accuracy + spread * random.standard_normal(n_documents), 0, 1)
     right = (random.random((n_seeds, n_documents, n_each)) < levels[None, :, None]).astype(float)
     documents = tuple(f"d{index // n_each}" for index in range(n_documents * n_each))
-    return CorrectnessMatrix(right.reshape(n_seeds, -1), tuple(map(str, range(len(documents)))), documents)
+    return CorrectnessMatrix(
+        right.reshape(n_seeds, -1), tuple(map(str, range(len(documents)))), documents
+    )
 
 
 def alone(values: list[float]) -> CorrectnessMatrix:
     """One seed; no question has a document."""
-    return CorrectnessMatrix(np.array([values], dtype=float), tuple(map(str, range(len(values)))), ("",) * len(values))
+    return CorrectnessMatrix(
+        np.array([values], dtype=float), tuple(map(str, range(len(values)))), ("",) * len(values)
+    )
 
 
 def sign_flip_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> float:
@@ -60,7 +74,12 @@ def guessed(matrix: CorrectnessMatrix, chance: float = 0.25) -> CorrectnessMatri
 
 @pytest.mark.parametrize(
     ("n_correct", "n", "low", "high"),
-    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+    [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
 )
 def test_wilson_equals_the_values_printed_by_newcombe_1998(n_correct, n, low, high):
     # Newcombe, Statistics in Medicine 17:857, table I, method 3
@@ -79,7 +98,11 @@ def test_sign_flip_p_is_that_of_all_flips():
     arm = sheet([[1, 1, 1, 1, 0, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1]], "aabbccdd")
     other = sheet([[0, 1, 0, 1, 0, 0, 1, 0]], "aabbccdd")
     differences = [
-        sum(arm.correct[:, index].mean() - other.correct[0, index] for index in range(8) if arm.clusters[index] == name)
+        sum(
+            arm.correct[:, index].mean() - other.correct[0, index]
+            for index in range(8)
+            if arm.clusters[index] == name
+        )
         for name in "abcd"
     ]
     flips = [
@@ -96,7 +119,9 @@ def test_sign_flip_p_is_the_binomial_one_where_every_document_changes_alike(n_ch
     n = 200
     before = np.array([[i % 2 for i in range(n)]], dtype=float)
     after = before.copy()
-    changed = [i for i in range(n) if not i % 2][: n_changed - 3] + [i for i in range(n) if i % 2][:3]
+    changed = [i for i in range(n) if not i % 2][: n_changed - 3] + [i for i in range(n) if i % 2][
+        :3
+    ]
     if n_changed:
         after[0, changed] = 1 - after[0, changed]
     ids = tuple(map(str, range(n)))
@@ -105,11 +130,16 @@ def test_sign_flip_p_is_the_binomial_one_where_every_document_changes_alike(n_ch
     assert p == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_exact_distribution_is_that_of_random_flips_and_the_transform_agrees_with_it(monkeypatch):
+def test_the_exact_distribution_is_that_of_random_flips_and_the_transform_agrees_with_it(
+    monkeypatch,
+):
     sizes = [1, 1, 2, 2, 2, 3, 5, 5, 8, 13, 1, 4, 4, 4, 6, 2, 2]
     signs = np.array(list(itertools.product((-1, 1), repeat=len(sizes))), dtype=float)
     sums = np.abs(signs @ sizes)
-    exact = {observed: flipped_sum_p(Counter(sizes), observed) for observed in range(0, sum(sizes) + 1, 5)}
+    exact = {
+        observed: flipped_sum_p(Counter(sizes), observed)
+        for observed in range(0, sum(sizes) + 1, 5)
+    }
     for observed, p in exact.items():
         assert p == pytest.approx(float((sums >= observed - 1e-9).mean()), rel=1e-9)
     monkeypatch.setattr("kinject.stats.intervals._MOST_PRODUCTS", 0)
@@ -123,11 +153,18 @@ def test_questions_of_one_document_do_not_count_as_independent():
 
     def copied(of: CorrectnessMatrix) -> CorrectnessMatrix:
         clusters = tuple(name for name in of.clusters for _ in range(10))
-        return CorrectnessMatrix(np.repeat(of.correct, 10, axis=1), tuple(map(str, range(200))), clusters)
+        return CorrectnessMatrix(
+            np.repeat(of.correct, 10, axis=1), tuple(map(str, range(200))), clusters
+        )
 
     assert sign_flip_p(copied(arm), copied(other)) == pytest.approx(sign_flip_p(arm, other))
-    clustered, single = difference_estimate(copied(arm), copied(other)), difference_estimate(arm, other)
-    assert (clustered.error, clustered.low, clustered.high) == pytest.approx((single.error, single.low, single.high))
+    clustered, single = (
+        difference_estimate(copied(arm), copied(other)),
+        difference_estimate(arm, other),
+    )
+    assert (clustered.error, clustered.low, clustered.high) == pytest.approx(
+        (single.error, single.low, single.high)
+    )
 
 
 def test_an_interval_of_all_right_answers_is_that_of_the_documents():
@@ -155,7 +192,9 @@ def test_with_one_document_there_is_no_p_and_nothing_is_bounded():
 def test_nine_documents_are_too_few_whatever_p_is_ten_are_not():
     for n, judged in ((9, False), (10, True)):
         ids, documents = tuple(map(str, range(3 * n))), tuple(str(i // 3) for i in range(3 * n))
-        after, before = (CorrectnessMatrix(np.full((1, 3 * n), value), ids, documents) for value in (1.0, 0.0))
+        after, before = (
+            CorrectnessMatrix(np.full((1, 3 * n), value), ids, documents) for value in (1.0, 0.0)
+        )
         contrast = make_contrast(after, before, "base")
         assert contrast is not None
         assert contrast.p == pytest.approx(2 / 2**n)
@@ -186,17 +225,31 @@ def test_changes_count_what_most_seeds_say_and_a_tie_is_none():
 def test_a_question_without_a_score_in_one_arm_is_no_pair():
     arm, other = sheet([[1, 0, 1, 1]], "aabb"), sheet([[0, 0, 1, 0]], "aabb")
     first, second = aligned(arm, other.part([0, 2, 3]))
-    assert first.question_ids == second.question_ids == tuple(other.question_ids[i] for i in (0, 2, 3))
+    assert (
+        first.question_ids == second.question_ids == tuple(other.question_ids[i] for i in (0, 2, 3))
+    )
     assert (first.mean(), second.mean()) == (1.0, pytest.approx(1 / 3))
 
 
 def answered(question: str, *log_probs: float, gold: int = 0, arm: str = "base") -> Answer:
-    return Answer(question, "set", arm, "texts", 0, 0, (), gold, log_probs, (1, 1), (1, 1), n_chars=(1, 1))
+    return Answer(
+        question, "set", arm, "texts", 0, 0, (), gold, log_probs, (1, 1), (1, 1), n_chars=(1, 1)
+    )
 
 
 def test_questions_without_a_score_are_left_out_of_every_number_and_of_pairs() -> None:
-    base = [answered("a", -1, -2), answered("b", -2, -1), answered("c", math.nan, -1), answered("d", -1, -1)]
-    tuned = [answered("a", -2, -1), answered("b", -1, -2), answered("c", -1, -2), answered("d", -1, -math.inf)]
+    base = [
+        answered("a", -1, -2),
+        answered("b", -2, -1),
+        answered("c", math.nan, -1),
+        answered("d", -1, -1),
+    ]
+    tuned = [
+        answered("a", -2, -1),
+        answered("b", -1, -2),
+        answered("c", -1, -2),
+        answered("d", -1, -math.inf),
+    ]
     result = summarize_arm(base, None, model="base", arm="base")
     assert (result.n, result.n_unscored, result.n_correct, result.accuracy) == (4, 2, 1, 0.5)
     assert (result.low, result.high) == pytest.approx(wilson(0.5, 2))
@@ -255,10 +308,17 @@ def test_a_p_below_5_percent_and_an_interval_without_0_are_the_same():
     """Studies of every shape: few and many documents, one and several seeds, pooled variances, whole documents lost."""
     random, n_shown = np.random.default_rng(0), 0
     for study in range(400):
-        n_seeds, n_documents, n_each = (int(random.integers(*ends)) for ends in ((1, 4), (4, 40), (1, 5)))
-        arm, other = (simulated(2 * study + i, n_seeds, n_documents, n_each, 0.6 + 0.2 * i, 0.3) for i in (0, 1))
+        n_seeds, n_documents, n_each = (
+            int(random.integers(*ends)) for ends in ((1, 4), (4, 40), (1, 5))
+        )
+        arm, other = (
+            simulated(2 * study + i, n_seeds, n_documents, n_each, 0.6 + 0.2 * i, 0.3)
+            for i in (0, 1)
+        )
         if n_seeds > 1 and study % 2:
-            arm = replace(arm, pooled=SeedVariance(random.random() * 4e-3, 20.0, bool(study % 4 == 1)))
+            arm = replace(
+                arm, pooled=SeedVariance(random.random() * 4e-3, 20.0, bool(study % 4 == 1))
+            )
         found = difference_estimate(arm, other)
         assert (found.p < 0.05) == (not found.low <= 0 <= found.high)
         n_shown += found.p < 0.05
@@ -267,10 +327,15 @@ def test_a_p_below_5_percent_and_an_interval_without_0_are_the_same():
 
 def test_an_arm_whose_variance_is_not_the_familys_keeps_its_own():
     """An F test against those below it, from the largest downwards; the rest share one variance, of a cut distribution."""
-    alike, wild = [SeedVariance(value, 2.0) for value in (1e-4, 2e-4, 3e-4, 4e-4)], SeedVariance(9e-3, 2.0)
+    alike, wild = (
+        [SeedVariance(value, 2.0) for value in (1e-4, 2e-4, 3e-4, 4e-4)],
+        SeedVariance(9e-3, 2.0),
+    )
     cut = scipy.stats.f.isf(0.05, 2, 6)
     assert 4e-4 / 2e-4 < cut < scipy.stats.f.isf(0.05, 2, 4) < 9e-3 / 2.5e-4
-    left = 1 - cut * math.exp(-cut) / (1 - math.exp(-cut))  # the mean of an exponential number below `cut`
+    left = 1 - cut * math.exp(-cut) / (
+        1 - math.exp(-cut)
+    )  # the mean of an exponential number below `cut`
     for variance in (*family_variances(alike), *family_variances([*alike, wild])[:-1]):
         assert variance == pytest.approx((2.5e-4 / left, 8.0, False, 0.0))
     assert family_variances([*alike, wild])[-1] == wild._replace(alone=True)
@@ -285,7 +350,9 @@ def test_documents_count_as_far_as_they_have_questions_of_their_own():
     """One document of 200 questions and 19 of two: effectively 1.4 documents, which judge nothing (Kish 1965)."""
     documents = ("d",) * 200 + tuple(f"d{i // 2}" for i in range(38))
     ids = tuple(map(str, range(238)))
-    after, before = (CorrectnessMatrix(np.full((1, 238), value), ids, documents) for value in (1.0, 0.0))
+    after, before = (
+        CorrectnessMatrix(np.full((1, 238), value), ids, documents) for value in (1.0, 0.0)
+    )
     contrast = make_contrast(after, before, "base")
     assert contrast is not None
     assert contrast.n_effective == pytest.approx(238**2 / (200**2 + 19 * 4))
@@ -318,7 +385,9 @@ def test_near_chance_and_equivalence_need_evidence_not_ignorance():
     assert equivalence_p(same, same, 0.01) > 0.05
     same, other = simulated(3, 3, 100, 2, 0.6), simulated(2, 3, 100, 2, 0.63)
     found = difference_estimate(same, other)
-    edge = abs(found.value) + t.isf(0.05, found.df) * found.error  # the far end of the interval of 90%
+    edge = (
+        abs(found.value) + t.isf(0.05, found.df) * found.error
+    )  # the far end of the interval of 90%
     assert found.error > math.sqrt(edge * (1 - edge) / found.effective)
     assert equivalence_p(same, other, edge + 1e-6) < 0.05 < equivalence_p(same, other, edge - 1e-6)
 
@@ -326,10 +395,14 @@ def test_near_chance_and_equivalence_need_evidence_not_ignorance():
 def test_a_trend_is_a_linear_contrast_of_accuracies():
     """Documents that rise do not outweigh questions that fall; a curve that bends has a direction, and is not monotone."""
     levels = (0.46, 0.60, 0.71, 0.82, 0.86, 0.45)
-    bent, monotone = trend([simulated(seed, 1, 120, 5, accuracy) for seed, accuracy in enumerate(levels)])
+    bent, monotone = trend(
+        [simulated(seed, 1, 120, 5, accuracy) for seed, accuracy in enumerate(levels)]
+    )
     assert bent.value > 0
     assert not monotone
-    falling, monotone = trend([simulated(seed, 1, 120, 5, accuracy) for seed, accuracy in enumerate((0.88, 0.7, 0.37))])
+    falling, monotone = trend(
+        [simulated(seed, 1, 120, 5, accuracy) for seed, accuracy in enumerate((0.88, 0.7, 0.37))]
+    )
     assert falling.value < 0
     assert monotone
     assert falling.p < 1e-10
@@ -386,8 +459,12 @@ def test_arms_in_another_order_of_questions_are_brought_into_one():
         (-0.04, 0.03, 0.06, 300, Tag.UNDECIDED), (0.2, None, None, 1, Tag.TOO_FEW),
     ],
 )  # fmt: skip
-def test_a_difference_that_is_not_shown_is_alike_only_inside_the_margin(delta, half, p, effective, tag):
+def test_a_difference_that_is_not_shown_is_alike_only_inside_the_margin(
+    delta, half, p, effective, tag
+):
     one = alone([1.0] * 20)
     contrast = make_contrast(one, one, "base")
-    bounds = {"low": None, "high": None} if half is None else {"low": delta - half, "high": delta + half}
+    bounds = (
+        {"low": None, "high": None} if half is None else {"low": delta - half, "high": delta + half}
+    )
     assert _tag(replace(contrast, delta=delta, p=p, n_effective=effective, **bounds)) is tag

@@ -14,7 +14,10 @@ PEOPLE = ("Arden", "Bryn", "Cael", "Dora", "Edda", "Finn", "Gwen", "Hale")
 
 def write_study(folder: Path, model: Path, **study: Any) -> Path:
     """Write documents, questions, shared recipes and a study over them below `folder`; return the study's recipe."""
-    documents = [{"id": f"d{i}", "text": f"{name} was born in {TOWNS[i % 4]}."} for i, name in enumerate(PEOPLE)]
+    documents = [
+        {"id": f"d{i}", "text": f"{name} was born in {TOWNS[i % 4]}."}
+        for i, name in enumerate(PEOPLE)
+    ]
     questions = [
         {
             "id": f"q{i}",

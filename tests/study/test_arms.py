@@ -48,21 +48,26 @@ def test_a_curve_makes_an_arm_of_each_value_but_of_those_that_do_as_another(tmp_
     assert list(arms(path)) == ["base", "ft", "ft, tagged 0", "ft, tagged 4", "ft, alpha 0.5"]
 
 
-def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_between_them(tmp_path, tiny_model):
+def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_between_them(
+    tmp_path, tiny_model
+):
     path = write_study(
         tmp_path, tiny_model, overrides={"trainer.learning_rate": 1e-4, "trainer.max_steps": 3}, validation={"new": 0.5},
         tune={"rate": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "question_sets": "new"}},
         arms={"ft": {}, "own": {"overrides": {"trainer.learning_rate": 7.0}}},
     )  # fmt: skip
     by_name = {
-        arm.name: arm for arm in expand_arms(read_recipe(path, (), "study").study, {("tiny", "rate"): 1e-3}).arms
+        arm.name: arm
+        for arm in expand_arms(read_recipe(path, (), "study").study, {("tiny", "rate"): 1e-3}).arms
     }
     assert by_name["ft"].train_overrides == {"trainer.learning_rate": 1e-3, "trainer.max_steps": 3}
     assert by_name["own"].train_overrides == {"trainer.learning_rate": 7.0, "trainer.max_steps": 3}
 
 
 def test_dotted_keys_become_one_mapping_with_the_later_ones_on_top():
-    assert nest_overrides({"a.b": {"x": 1}, "a.b.y": 2, "a.c": 3, "a.b.x": 4}) == {"a": {"b": {"x": 4, "y": 2}, "c": 3}}
+    assert nest_overrides({"a.b": {"x": 1}, "a.b.y": 2, "a.c": 3, "a.b.x": 4}) == {
+        "a": {"b": {"x": 4, "y": 2}, "c": 3}
+    }
 
 
 def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_model):
@@ -95,17 +100,24 @@ def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_m
 
 
 def test_what_a_shared_recipe_says_of_an_override_is_told_at_the_arm(tmp_path, tiny_model):
-    path = write_study(tmp_path, tiny_model, arms={"ft": {"overrides": {"trainer.learning_rat": 1.0}}})
+    path = write_study(
+        tmp_path, tiny_model, arms={"ft": {"overrides": {"trainer.learning_rat": 1.0}}}
+    )
     with pytest.raises(
-        RecipeError, match=r"study\.yaml:\d+: trainer\.learning_rat: unknown key\. Did you mean learning_rate"
+        RecipeError,
+        match=r"study\.yaml:\d+: trainer\.learning_rat: unknown key\. Did you mean learning_rate",
     ):
         check_shared(read_recipe(path, (), "study"))
 
 
-def test_an_adapter_is_refused_where_whole_weights_are_needed_before_anything_trains(tmp_path, tiny_model):
+def test_an_adapter_is_refused_where_whole_weights_are_needed_before_anything_trains(
+    tmp_path, tiny_model
+):
     def check(adapter: dict[str, object], *more: str) -> None:
         path = write_study(
-            tmp_path, tiny_model, arms={"ft": {"overrides": {"adapter": adapter}}, "next": {"after": "ft"}}
+            tmp_path,
+            tiny_model,
+            arms={"ft": {"overrides": {"adapter": adapter}}, "next": {"after": "ft"}},
         )
         check_shared(read_recipe(path, more, "study"))
 
@@ -125,19 +137,34 @@ def test_the_name_of_an_arm_has_the_retrieval_behind_its_plus_and_a_value_of_a_s
     ]  # fmt: skip
     for name in ("ft, max_steps 1e+06", "ft, styles paraphrase 1 + faq 2"):
         assert ArmName.parse(name) == (name, "")
-    assert [ArmName.parse(name).answers_of for name in ("ft", "ft+rag", "ft+own")] == ["ft", "ft", "ft+own"]
+    assert [ArmName.parse(name).answers_of for name in ("ft", "ft+rag", "ft+own")] == [
+        "ft",
+        "ft",
+        "ft+own",
+    ]
     assert all(str(ArmName.parse(name)) == name for name in ("ft", "ft+rag", "ft+own"))
 
 
 def test_a_choice_is_made_on_sets_with_validation_questions(tmp_path, tiny_model):
     def choose(on):
-        return {"r": {"key": "trainer.learning_rate", "values": [1e-3], "arm": "ft", "question_sets": on}}
+        return {
+            "r": {
+                "key": "trainer.learning_rate",
+                "values": [1e-3],
+                "arm": "ft",
+                "question_sets": on,
+            }
+        }
 
     path = write_study(tmp_path, tiny_model, validation={"new": 0.5}, tune=choose("nw"))
-    with pytest.raises(RecipeError, match=r"study\.tune\.r\.question_sets: 'nw' has no validation questions"):
+    with pytest.raises(
+        RecipeError, match=r"study\.tune\.r\.question_sets: 'nw' has no validation questions"
+    ):
         check_shared(read_recipe(path, (), "study"))
     path = write_study(tmp_path, tiny_model, tune=choose(["new"]))
-    with pytest.raises(RecipeError, match=r"Name a set in study\.validation, or its validation file in eval"):
+    with pytest.raises(
+        RecipeError, match=r"Name a set in study\.validation, or its validation file in eval"
+    ):
         check_shared(read_recipe(path, (), "study"))
 
 
@@ -154,30 +181,47 @@ def test_missing_documents_and_questions_are_told_before_anything_is_trained(tmp
     assert "eval.retrieval.documents" in message
 
 
-def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_that_say_so(monkeypatch):
+def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_that_say_so(
+    monkeypatch,
+):
     monkeypatch.chdir(Path(__file__).parents[2])
 
     def n_tokens(recipe: str, overrides: dict[str, object]) -> int:
-        trainer = read_recipe(recipe, override_arguments(overrides), "train", check_inputs=False).trainer
+        trainer = read_recipe(
+            recipe, override_arguments(overrides), "train", check_inputs=False
+        ).trainer
         return trainer["max_steps"] * trainer["per_device_train_batch_size"] * trainer["max_length"]
 
     study = read_recipe("recipes/studies/frontier.yaml", (), "study")
-    trained = [arm for arm in expand_arms(study.study).arms if arm.trained and not (arm.match_seconds_of or arm.after)]
+    trained = [
+        arm
+        for arm in expand_arms(study.study).arms
+        if arm.trained and not (arm.match_seconds_of or arm.after)
+    ]
     read = {arm.name: n_tokens(study.study.train, arm.train_overrides) for arm in trained}
     full = n_tokens("recipes/cpt.yaml", {})
     twice = {name for name, tokens in read.items() if tokens == full}
-    assert twice == {"cpt.yaml", "best.yaml", "fact first at twice the tokens", "Muon at twice the tokens"}
+    assert twice == {
+        "cpt.yaml",
+        "best.yaml",
+        "fact first at twice the tokens",
+        "Muon at twice the tokens",
+    }
     assert {tokens for name, tokens in read.items() if name not in twice} == {full // 2}
     assert n_tokens("recipes/best.yaml", {}) == full
 
 
 @pytest.mark.parametrize("name", ["strategies", "techniques", "whole-runs"])
-def test_each_strategy_changes_vanilla_in_its_own_lines(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_strategy_changes_vanilla_in_its_own_lines(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     study = read_recipe(f"recipes/studies/{name}.yaml", (), "study")
     arms = {arm.name: arm for arm in expand_arms(study.study).arms if arm.trained}
     raw = {
-        key: read_recipe("recipes/cpt.yaml", override_arguments(arm.train_overrides), "train", check_inputs=False).raw
+        key: read_recipe(
+            "recipes/cpt.yaml", override_arguments(arm.train_overrides), "train", check_inputs=False
+        ).raw
         for key, arm in arms.items()
     }
     own = {key: arm.overrides or {} for key, arm in study.study.arms.items()}
@@ -185,5 +229,7 @@ def test_each_strategy_changes_vanilla_in_its_own_lines(name: str, monkeypatch: 
     assert own[vanilla] == {}
     assert all(raw[key] != raw[vanilla] for key in others)
     for key in others:
-        changed = {section for section in raw[key] if raw[key][section] != raw[vanilla].get(section)}
+        changed = {
+            section for section in raw[key] if raw[key][section] != raw[vanilla].get(section)
+        }
         assert changed == {line.partition(".")[0] for line in own[key]}

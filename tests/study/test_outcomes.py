@@ -50,19 +50,36 @@ def graded(outcomes: str, arm: str = "base", **kinds: str) -> list[Answer]:
 
 def test_outcomes_are_parts_of_a_whole_and_to_abstain_is_right_where_there_is_no_answer() -> None:
     answers = graded("rwarwa", answerable="+++---")
-    assert [outcome_of(answer) for answer in answers] == ["right", "wrong", "abstained", "wrong", "wrong", "right"]
+    assert [outcome_of(answer) for answer in answers] == [
+        "right",
+        "wrong",
+        "abstained",
+        "wrong",
+        "wrong",
+        "right",
+    ]
     result = summarize_arm(answers, None, model="base", arm="base")
-    assert (result.accuracy, result.wrong.rate, result.abstained.rate) == pytest.approx((2 / 6, 3 / 6, 1 / 6))
+    assert (result.accuracy, result.wrong.rate, result.abstained.rate) == pytest.approx(
+        (2 / 6, 3 / 6, 1 / 6)
+    )
     assert (result.answered.rate, result.answered.n) == (pytest.approx(2 / 3), 3)
-    assert [item.outcome for item in summarize_arm(graded("rr"), None, model="b", arm="b").outcomes] == [
+    assert [
+        item.outcome for item in summarize_arm(graded("rr"), None, model="b", arm="b").outcomes
+    ] == [
         "wrong",
         "abstained",
     ]
     only = summarize_arm(graded("aw", answerable="--"), None, model="b", arm="b")
-    assert (only.accuracy, [item.outcome for item in only.outcomes], only.answered.rate) == (0.5, ["answered"], 0.5)
+    assert (only.accuracy, [item.outcome for item in only.outcomes], only.answered.rate) == (
+        0.5,
+        ["answered"],
+        0.5,
+    )
 
 
-def simulate(seed: int, gap: float, *, n_seeds: int = 3, n_documents: int = 60, spread: float = 0.1) -> Records:
+def simulate(
+    seed: int, gap: float, *, n_seeds: int = 3, n_documents: int = 60, spread: float = 0.1
+) -> Records:
     """Return records of a base and an arm, asked two questions a document, whose abstention differs by `gap` on average.
 
     A document shifts the probability to abstain in both, a training of the arm in all of its questions.
@@ -73,12 +90,17 @@ def simulate(seed: int, gap: float, *, n_seeds: int = 3, n_documents: int = 60, 
     def answers_of(arm: str, level: float) -> list[Answer]:
         abstains = random.random(2 * n_documents) < np.clip(level + shift, 0, 1)
         outcomes = np.where(abstains, "a", np.where(random.random(2 * n_documents) < 0.5, "r", "w"))
-        return [replace(item, correct=name == "r") for item, name in zip(answers(outcomes, arm), outcomes, strict=True)]
+        return [
+            replace(item, correct=name == "r")
+            for item, name in zip(answers(outcomes, arm), outcomes, strict=True)
+        ]
 
     records = Records(["match"])
     records.by_run["m", "base", 0] = {SETTING: answers_of("base", 0.5)}
     for number in range(n_seeds):
-        records.by_run["m", "ft", number] = {SETTING: answers_of("ft", 0.5 + gap + random.normal(0, spread))}
+        records.by_run["m", "ft", number] = {
+            SETTING: answers_of("ft", 0.5 + gap + random.normal(0, spread))
+        }
     return records
 
 
@@ -91,10 +113,14 @@ def claim_on(records: Records, **changes: object) -> object:
 
 def test_claims_on_an_outcome_keep_their_level_and_find_a_known_difference() -> None:
     null = [claim_on(simulate(seed, 0.0)) for seed in range(60)]
-    assert sum(claim.p < 0.05 for claim in null) <= 8  # 3 are expected; more than 8 of 60 come once in a hundred times
+    assert (
+        sum(claim.p < 0.05 for claim in null) <= 8
+    )  # 3 are expected; more than 8 of 60 come once in a hundred times
     covered = [claim_on(simulate(1000 + seed, -0.2)) for seed in range(40)]
     assert sum(claim.low <= -0.2 <= claim.high for claim in covered) >= 34
-    claims = [claim_on(simulate(2000 + seed, -0.3, spread=0.02), direction="lower") for seed in range(10)]
+    claims = [
+        claim_on(simulate(2000 + seed, -0.3, spread=0.02), direction="lower") for seed in range(10)
+    ]
     assert sum(claim.verdict == "shown" for claim in claims) >= 9
     assert all("abstained on set" in claim.finding for claim in claims)
     same = claim_on(simulate(3, 0.0, spread=0.0, n_documents=300), test="equivalence", margin=0.15)
@@ -107,13 +133,19 @@ def test_claims_on_an_outcome_keep_their_level_and_find_a_known_difference() -> 
 def test_a_study_reports_each_outcome_over_seeds() -> None:
     records = simulate(7, -0.4)
     arms = [
-        Arm(name, "m", "", "", {}, "", "", None, True, seeds) for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
+        Arm(name, "m", "", "", {}, "", "", None, True, seeds)
+        for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
     ]
     results = summarize_arms(records, arms, {"set": "learning"}, {})
     base, ft = results
     for item in ft.outcomes:
         rates = [
-            np.mean([outcome_of(answer) == item.outcome for answer in records.by_run["m", "ft", seed][SETTING]])
+            np.mean(
+                [
+                    outcome_of(answer) == item.outcome
+                    for answer in records.by_run["m", "ft", seed][SETTING]
+                ]
+            )
             for seed in range(3)
         ]
         assert item.by_seed == pytest.approx(tuple(rates))
@@ -134,24 +166,38 @@ def written_study(folder: Path, model: Path, **study: object) -> Path:
              "answers": [] if name == "known" and i >= 4 else [row["choices"][row["answer"]]]}
             for i, row in enumerate(rows)
         ]  # fmt: skip
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in opened), "utf-8")
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in opened), "utf-8"
+        )
     section = yaml.safe_load((folder / "eval.yaml").read_text("utf-8"))
     section["eval"] |= {"formats": ["generate"], "max_new_tokens": 4}
     (folder / "eval.yaml").write_text(yaml.safe_dump(section), "utf-8")
     return path
 
 
-CLAIM = {"statement": "it answers less", "test": "difference", "arm": "ft", "baseline": "base", "question_set": "known"}
+CLAIM = {
+    "statement": "it answers less",
+    "test": "difference",
+    "arm": "ft",
+    "baseline": "base",
+    "question_set": "known",
+}
 
 
-def test_a_study_of_written_answers_chooses_k_and_is_scored_again_without_a_model(tmp_path, tiny_model) -> None:
+def test_a_study_of_written_answers_chooses_k_and_is_scored_again_without_a_model(
+    tmp_path, tiny_model
+) -> None:
     claims = {"c": {**CLAIM, "outcome": "answered", "direction": "lower"}}
     path = written_study(tmp_path, tiny_model, claims=claims, validation={"new": 0.5}, seeds=[0])
     result, _ = run_study(read_recipe(path, (), "study"), InProcess)
     assert {(choice.key, choice.question_set) for choice in result.choices} == {("k", "new")}
     assert {item.score for item in result.results} == {"match"}
     assert all(item.written is not None for item in result.results)
-    assert {item.outcome for item in result.results[1].outcomes} <= {"wrong", "abstained", "answered"}
+    assert {item.outcome for item in result.results[1].outcomes} <= {
+        "wrong",
+        "abstained",
+        "answered",
+    }
     assert result.claims[0].verdict == "cannot be tested"  # four questions
     assert "answered on known" in result.claims[0].finding
     executor = InProcess()
@@ -179,7 +225,9 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
         )
         return planted_answers
 
-    def request_grades(judge: AnswerJudge, items: Sequence[object], label: str) -> dict[object, str]:
+    def request_grades(
+        judge: AnswerJudge, items: Sequence[object], label: str
+    ) -> dict[object, str]:
         labels.append(label)
         return {item: grade_of.get(item, "wrong") for item in items}
 
@@ -190,7 +238,9 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     judge = {"kind": "openai", "model": "a-judge", "base_url": "http://127.0.0.1:9/v1"}
     overrides = {"eval.scores": ["judge"], "eval.judge": judge}
-    path = written_study(tmp_path, tiny_model, seeds=[0, 1], overrides=overrides, validation={"new": 0.5})
+    path = written_study(
+        tmp_path, tiny_model, seeds=[0, 1], overrides=overrides, validation={"new": 0.5}
+    )
     recipe = read_recipe(path, (), "study")
     executor = InProcess()
     result, page = run_study(recipe, lambda: executor)
@@ -209,9 +259,13 @@ def test_the_judge_of_a_study_is_measured_once_and_its_accuracy_is_in_the_report
     paid = {stage: money for stage, money in spent.items() if money}
     assert paid == pytest.approx({"setup": 0.25, "eval": 0.25 * kinds.count("eval")})
     monkeypatch.setattr(AnswerJudge, "_request_grades", lambda *_: {})
-    refused = read_recipe(path, [f"study.cache_dir={tmp_path / 'others'}", f"run_dir={tmp_path / 'other'}"], "study")
+    refused = read_recipe(
+        path, [f"study.cache_dir={tmp_path / 'others'}", f"run_dir={tmp_path / 'other'}"], "study"
+    )
     untouched = InProcess()
-    with pytest.raises(InputError, match=r"eval\.judge: on \d+ planted answers its precision of 'correct' 0\.00"):
+    with pytest.raises(
+        InputError, match=r"eval\.judge: on \d+ planted answers its precision of 'correct' 0\.00"
+    ):
         run_study(refused, lambda: untouched)
     assert [stage.kind for stage in untouched.submitted] == ["judge"]  # nothing was trained
 
@@ -223,7 +277,12 @@ def test_a_claim_may_name_a_point_of_a_sweep() -> None:
     points = (SweepPoint(0.1, "0.1", "ft, rate 0.1"), SweepPoint(1, "1", "ft"))
     sweep = Sweep("rate", "trainer.learning_rate", "m", False, points)
     evidence = Evidence(records, "m", lambda _: ("generate", 0), {}, {"rate": sweep})
-    values = {"test": "difference", "outcome": "abstained", "direction": "lower", "baseline": "base"}
+    values = {
+        "test": "difference",
+        "outcome": "abstained",
+        "direction": "lower",
+        "baseline": "base",
+    }
     claim = ClaimSection("claim", question_set="set", arm={"rate": 0.1}, **values)
     claim_result = judge_claims({"claim": claim}, evidence)[0]
     assert claim_result.verdict == "shown"
@@ -243,12 +302,16 @@ def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_pa
     after = records.by_run["m", "ft", 0][SETTING]
     after[:] = [replace(item, text=f"<b>{item.text}</b>") for item in after]
     arms = [
-        Arm(name, "m", "", "", {}, "", "", None, True, seeds) for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
+        Arm(name, "m", "", "", {}, "", "", None, True, seeds)
+        for name, seeds in (("base", (0,)), ("ft", (0, 1, 2)))
     ]
     results = summarize_arms(records, arms, {"set": "learning"}, {})
     report = Report("study", "a study", ("m",), arm_infos(arms), tuple(results), seeds=(0, 1, 2))
     questions = {
-        "set": [Question(item.question_id, f"Where is {item.question_id}?", (), 0, answers=("Kelm",)) for item in after]
+        "set": [
+            Question(item.question_id, f"Where is {item.question_id}?", (), 0, answers=("Kelm",))
+            for item in after
+        ]
     }
     rows = list(changed_answers(records, arms, questions, {}))
     was, now = (
@@ -272,6 +335,10 @@ def test_the_report_shows_each_outcome_and_both_texts_of_a_changed_answer(tmp_pa
     frame = report.to_rows()[1]
     assert frame["abstained.to_base.delta"] == abstained.to_base.delta
     assert "abstained" in render_summary(tmp_path, report)
-    (answer,) = [item for item in write_opening(View(report)).answers if item.question.startswith("Does it know")]
+    (answer,) = [
+        item
+        for item in write_opening(View(report)).answers
+        if item.question.startswith("Does it know")
+    ]
     assert answer.lead == "Shown: more wrong answers from ft on “set”."
     assert f"{100 * results[1].wrong.to_base.delta:+.1f} points to base" in answer.evidence[0].text

@@ -51,13 +51,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = create_documents(PEOPLE, "new")
     for name in ("current-events", "mmlu-wikipedia"):
         write_jsonl(root / "data" / name / "documents.jsonl", documents)
-    rows = [{"prompt": f"Question: What is {i} and {i}?\nAnswer:", "completion": f" {2 * i}"} for i in range(20)]
+    rows = [
+        {"prompt": f"Question: What is {i} and {i}?\nAnswer:", "completion": f" {2 * i}"}
+        for i in range(20)
+    ]
     write_jsonl(root / "data" / "instructions.jsonl", rows)
     general = create_questions(PEOPLE, 1)
     for split, part in (("dev", general[4:10]), ("test", general[:4])):
         _write_csv(root / "data" / "mmlu" / split / f"miscellaneous_{split}.csv", part)
     tokenizer = train_tokenizer([document.text for document in documents], 400)
-    for seed, (name, kind) in enumerate((("mistral", "mistral"), ("llama2", "llama"), ("orca2", "llama"))):
+    for seed, (name, kind) in enumerate(
+        (("mistral", "mistral"), ("llama2", "llama"), ("orca2", "llama"))
+    ):
         new_model({"model_type": kind, **TINY}, tokenizer, seed=seed).save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
     return root
@@ -71,7 +76,11 @@ def go(root: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
     def run(name: str, models: Sequence[str], arms: Sequence[str], grid: Sequence[float]) -> Any:
         path = Path("recipes/studies") / f"{name}.yaml"
         section = copy.deepcopy(read_yaml(path).root["study"])
-        claims = {key: claim for key, claim in section["claims"].items() if {"base", *arms} >= _arms_of(claim)}
+        claims = {
+            key: claim
+            for key, claim in section["claims"].items()
+            if {"base", *arms} >= _arms_of(claim)
+        }
         chosen = {key: choice for key, choice in section["tune"].items() if choice["arm"] in arms}
         for choice in chosen.values():
             choice["values"] = list(grid)
@@ -92,19 +101,26 @@ def go(root: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
 
 
 def _arms_of(claim: dict[str, str]) -> set[str]:
-    return {claim[key].removesuffix("+rag") for key in ("arm", "baseline") if key in claim} or {"a curve"}
+    return {claim[key].removesuffix("+rag") for key in ("arm", "baseline") if key in claim} or {
+        "a curve"
+    }
 
 
 def _write_csv(path: Path, questions: Sequence[Question]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         for question in questions:
-            csv.writer(file).writerow([question.question, *question.choices, "ABCD"[question.answer]])
+            csv.writer(file).writerow(
+                [question.question, *question.choices, "ABCD"[question.answer]]
+            )
 
 
-def test_the_study_of_current_events_compares_both_corpora_with_every_control(root: Path, go: Go) -> None:
+def test_the_study_of_current_events_compares_both_corpora_with_every_control(
+    root: Path, go: Go
+) -> None:
     recipe = read_recipe(
-        Path("recipes/studies/paper/questions.yaml"), ["questions.generator.kind=sandbox", "questions.validation=0.4"]
+        Path("recipes/studies/paper/questions.yaml"),
+        ["questions.generator.kind=sandbox", "questions.validation=0.4"],
     )
     questions_result = make_questions(recipe)
     assert questions_result.got == questions_result.asked == 12
@@ -112,11 +128,25 @@ def test_the_study_of_current_events_compares_both_corpora_with_every_control(ro
     result, executor = go("paper-current-events", ("mistral",), arms, [1e-5])
     assert {s.arm for s in result.results} == {"base", *arms}
     assert {s.k for s in result.results if s.arm == "ft-par"} == {0, 1, 2}
-    assert {s.format for s in result.results} == {"letters", "texts", "letters-no-question", "texts-no-question"}
-    assert {choice.arm for choice in result.choices if choice.key == "trainer.learning_rate"} == {"ft-reg", "ft-par"}
-    steps = {stage.label.split(",")[0]: _steps(stage.folder) for stage in executor.submitted if stage.kind == "train"}
+    assert {s.format for s in result.results} == {
+        "letters",
+        "texts",
+        "letters-no-question",
+        "texts-no-question",
+    }
+    assert {choice.arm for choice in result.choices if choice.key == "trainer.learning_rate"} == {
+        "ft-reg",
+        "ft-par",
+    }
+    steps = {
+        stage.label.split(",")[0]: _steps(stage.folder)
+        for stage in executor.submitted
+        if stage.kind == "train"
+    }
     assert steps["repeat steps"] == steps["ft-par"] > steps["ft-reg"] == steps["instruction tuning"]
-    assert {s.role for s in result.results if (s.question_set, s.format) == ("general", "texts")} == {"retention"}
+    assert {
+        s.role for s in result.results if (s.question_set, s.format) == ("general", "texts")
+    } == {"retention"}
     assert {claim.name for claim in result.claims} == {
         "retrieval beats fine-tuning", "paraphrases teach more", "fine-tuning teaches", "instructions add little",
         "fine-tuning forgets",
@@ -134,10 +164,16 @@ def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their
     for index, subject in enumerate(SUBJECTS):
         subject_rows = questions[6 * index : 6 * index + 6]
         others = questions[6 * (index + 1) % 30 :][:6]
-        for split, part in (("dev", others), ("val", subject_rows[:2]), ("test", subject_rows[2:4])):
+        for split, part in (
+            ("dev", others),
+            ("val", subject_rows[:2]),
+            ("test", subject_rows[2:4]),
+        ):
             _write_csv(root / "data" / "mmlu" / split / f"{subject}_{split}.csv", part)
     result, _ = go("paper-mmlu", ("llama2",), ("ft-reg",), [1e-5])
-    assert {(s.model, s.arm) for s in result.results} == {(m, arm) for m in result.models for arm in ("base", "ft-reg")}
+    assert {(s.model, s.arm) for s in result.results} == {
+        (m, arm) for m in result.models for arm in ("base", "ft-reg")
+    }
     assert {s.question_set for s in result.results} == {*SUBJECTS, "general"}
     assert {(s.format, s.shots) for s in result.results if s.role != "baseline"} == {
         (format, shots) for format in ("letters", "texts") for shots in (0, 5)
@@ -156,8 +192,14 @@ def test_the_variant_for_small_gpus_trains_adapters_on_4_bits_and_scores_in_them
     """As the command in the comment of the study has it; tests/plan/test_recipes.py plans the memory of its training."""
     monkeypatch.chdir(root)
     path = Path("recipes/studies") / f"{name}.yaml"
-    lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
-    start = next(number for number, line in enumerate(lines) if line.startswith(f"kinject study {path}"))
+    lines = [
+        line.removeprefix("#").strip()
+        for line in path.read_text("utf-8").splitlines()
+        if line.startswith("#")
+    ]
+    start = next(
+        number for number, line in enumerate(lines) if line.startswith(f"kinject study {path}")
+    )
     end = next(number for number in range(start, len(lines)) if not lines[number].endswith("\\"))
     words = shlex.split(" ".join(line.removesuffix("\\") for line in lines[start : end + 1]))
     plain, small = read_recipe(path, verb="study"), read_recipe(path, words[3:], "study")
@@ -165,8 +207,14 @@ def test_the_variant_for_small_gpus_trains_adapters_on_4_bits_and_scores_in_them
     assert small.study.arms == plain.study.arms
     training = read_recipe(Path(small.study.train), verb="train", check_inputs=False)
     assert (training.model.quantization, training.adapter is not None) == ("4bit", True)
-    (scored,) = [value for key, value in small.study.overrides.items() if key == "eval.model_defaults.quantization"]
+    (scored,) = [
+        value
+        for key, value in small.study.overrides.items()
+        if key == "eval.model_defaults.quantization"
+    ]
     assert scored == "4bit"
     assert small.study.overrides["augment.documents"] == plain.study.overrides["augment.documents"]
     for key, choice in plain.study.tune.items():
-        assert min(small.study.tune[key].values) >= 10 * min(choice.values)  # an adapter has a rate of its own
+        assert min(small.study.tune[key].values) >= 10 * min(
+            choice.values
+        )  # an adapter has a rate of its own

@@ -20,7 +20,18 @@ def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_l
         with AnswerStore(folder / "answers.jsonl") as store:
             for i, value in enumerate(log_probs):
                 answer = Answer(
-                    f"q{i}", "set", "ft", "texts", 0, 0, (), 0, (value, -1.0), (1, 1), (1, 1), n_chars=(1, 1)
+                    f"q{i}",
+                    "set",
+                    "ft",
+                    "texts",
+                    0,
+                    0,
+                    (),
+                    0,
+                    (value, -1.0),
+                    (1, 1),
+                    (1, 1),
+                    n_chars=(1, 1),
                 )
                 store.add(f"k{i}", answer)
         records.read("m", "ft", seed, folder)
@@ -47,7 +58,12 @@ def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_se
             with AnswerStore(folder / "answers.jsonl") as store:
                 for i in range(20):
                     value = -0.5 if i < n_right else -2.0
-                    store.add(f"k{i}", Answer(f"q{i}", "set", arm, "texts", 0, 0, (), 0, (value, -1.0), (1, 1), (1, 1)))
+                    store.add(
+                        f"k{i}",
+                        Answer(
+                            f"q{i}", "set", arm, "texts", 0, 0, (), 0, (value, -1.0), (1, 1), (1, 1)
+                        ),
+                    )
             records.read("m", arm, seed, folder)
     a, b, alone = (records.matrix("m", arm, setting) for arm in right)
     assert [a.pooled, b.pooled] == family_variances([a.seed_variance, b.seed_variance])
@@ -68,7 +84,10 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
         with AnswerStore(folder / "answers.jsonl") as store:
             for k in (k for of, number, k in right if (of, number) == (arm, seed)):
                 for i in range(5):
-                    value, cut = -0.5 - seed if i in right[arm, seed, k] else -9.0, 7 * (i == 4 and arm == "ft")
+                    value, cut = (
+                        -0.5 - seed if i in right[arm, seed, k] else -9.0,
+                        7 * (i == 4 and arm == "ft"),
+                    )
                     store.add(f"k{k}{i}", Answer(f"q{i}", "set", arm, "texts", 0, k, ("p", "gone")[:k], 0, (value, -8.0),
                                                  (1, 1), (1, 1), cut))  # fmt: skip
         report = Report("evaluation", "t", ("m",), (), (), recalls=(Recall("set", 1, 3, 5),))
@@ -78,15 +97,23 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
         )
         records.read("m", arm, seed, folder)
         records.read_report("m", arm, folder)
-    questions = {"set": [Question(f"q{i}", f"Who is {i}?", ("a", "b"), 0, "", f"d{i}") for i in range(5)]}
-    arms = [Arm(name, "m", "", "", {}, "", "", None, name == "base", (0,)) for name in ("base", "ft")]
+    questions = {
+        "set": [Question(f"q{i}", f"Who is {i}?", ("a", "b"), 0, "", f"d{i}") for i in range(5)]
+    }
+    arms = [
+        Arm(name, "m", "", "", {}, "", "", None, name == "base", (0,)) for name in ("base", "ft")
+    ]
     rows = list(changed_answers(records, arms, questions, {("m", "base", "set"): 1}))
     assert [(row["arm"], row["question_id"], row["change"]) for row in rows] == [
         ("base+rag", "q1", "wrong to right"), ("base+rag", "q2", "wrong to right"), ("base+rag", "q4", "wrong to right"),
         ("ft", "q1", "wrong to right"), ("ft", "q3", "right to wrong"), ("ft", "q4", "wrong to right"),
     ]  # fmt: skip
     assert [row["seeds"] for row in rows] == [[]] * 3 + [[2, 3], [0, 3], [3, 3]]
-    assert [(row["chosen"], row["base_chosen"], row["gold"]) for row in rows[3:]] == [(0, 1, 0), (1, 0, 0), (0, 1, 0)]
+    assert [(row["chosen"], row["base_chosen"], row["gold"]) for row in rows[3:]] == [
+        (0, 1, 0),
+        (1, 0, 0),
+        (0, 1, 0),
+    ]
     assert [row["context_ids"] for row in rows[2:4]] == [("p",), ()]
     assert (records.written, list(records.recalls)) == ("2026-03-02", [("", "set", 1)])
     assert records.n_cut("m", "ft", AskSetting("set", "texts", 0, 0)) == 1
@@ -95,9 +122,24 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
 
 def test_an_answer_has_the_tokens_of_the_choice_that_was_taken_and_a_written_one_its_own_and_its_thinking():
     records = Records(["sum"])
-    fields = {"question_set": "set", "arm": "ft", "shots": 0, "k": 0, "context_ids": (), "gold": 0, "n_bytes": ()}
-    choices = [Answer(f"q{i}", format="texts", log_probs=(-1, -i), n_tokens=(1, 4), **fields) for i in (0, 2)]
-    written = [Answer("q", format="generate", log_probs=(), n_tokens=(7,), text="Kelm", n_thinking=2, **fields)]
+    fields = {
+        "question_set": "set",
+        "arm": "ft",
+        "shots": 0,
+        "k": 0,
+        "context_ids": (),
+        "gold": 0,
+        "n_bytes": (),
+    }
+    choices = [
+        Answer(f"q{i}", format="texts", log_probs=(-1, -i), n_tokens=(1, 4), **fields)
+        for i in (0, 2)
+    ]
+    written = [
+        Answer(
+            "q", format="generate", log_probs=(), n_tokens=(7,), text="Kelm", n_thinking=2, **fields
+        )
+    ]
     settings = [AskSetting("set", name, 0, 0) for name in ("texts", "generate")]
     records.by_run["m", "ft", 0] = dict(zip(settings, (choices, written), strict=True))
     assert [records.answer_tokens("m", "ft", setting) for setting in settings] == [2.5, 9]
@@ -109,15 +151,32 @@ def test_perplexity_of_held_out_texts_is_the_geometric_mean_over_the_seeds(tmp_p
         folder = tmp_path / str(seed)
         folder.mkdir()
         with AnswerStore(folder / "answers.jsonl") as store:
-            answer = Answer("q", "set", "m", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (1, 1), n_chars=(1, 1))
-            read = Answer("t", "stories", "m", PERPLEXITY_FORMAT, 0, 0, (), 0, (-5.0,), (3,), (9,), n_chars=(9,))
+            answer = Answer(
+                "q", "set", "m", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (1, 1), n_chars=(1, 1)
+            )
+            read = Answer(
+                "t",
+                "stories",
+                "m",
+                PERPLEXITY_FORMAT,
+                0,
+                0,
+                (),
+                0,
+                (-5.0,),
+                (3,),
+                (9,),
+                n_chars=(9,),
+            )
             store.add("a", answer)
             store.add("b", read)
         measured = Perplexity("model", "stories", 1, 3, per_token, bits)
         report = Report("evaluation", "", ("model",), (), (), perplexities=(measured,))
         write_json(folder / "report.json", to_json(report))
         records.read("m", "ft", seed, folder)
-        assert len(records.perplexities) == seed, "a choice on validation questions needs no report.json"
+        assert len(records.perplexities) == seed, (
+            "a choice on validation questions needs no report.json"
+        )
         records.read_report("m", "ft", folder)
     (mean,) = records.mean_perplexities()
     assert (mean.model, mean.arm, mean.name, mean.by_seed) == ("m", "ft", "stories", (4.0, 9.0))

@@ -97,7 +97,11 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
     assert kinds["merge"] == 1
     assert kinds["augment"] == 2
     assert {score.arm for score in result.results} == {"base", "ft", "rep", "half"}
-    seeds = {(score.arm, score.k): len(score.by_seed) for score in result.results if score.question_set == "new"}
+    seeds = {
+        (score.arm, score.k): len(score.by_seed)
+        for score in result.results
+        if score.question_set == "new"
+    }
     assert seeds == {("base", k): 1 for k in (0, 1, 2)} | {("ft", k): 2 for k in (0, 1, 2)} | {
         ("rep", 0): 1,
         ("half", 0): 1,
@@ -106,13 +110,21 @@ def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
     assert {cost.arm for cost in result.costs if cost.stage == "train"} >= {"ft", "rep"}
     text = render_summary(finished.folder / "study", result)
     assert all(words in text for words in ("A small study", "training helps"))
-    assert "trained: tuned on the country; paraphrases" in (finished.folder / "study/report.html").read_text()
+    assert (
+        "trained: tuned on the country; paraphrases"
+        in (finished.folder / "study/report.html").read_text()
+    )
 
 
 def test_accuracies_are_those_of_the_stored_answers(finished):
     result, executor = finished.result, finished.executor
-    stage = next(s for s in executor.submitted if s.kind == "eval" and s.label == "test questions to base")
-    rows = [json.loads(line) for line in (stage.folder / "answers.jsonl").read_text("utf-8").splitlines()]
+    stage = next(
+        s for s in executor.submitted if s.kind == "eval" and s.label == "test questions to base"
+    )
+    rows = [
+        json.loads(line)
+        for line in (stage.folder / "answers.jsonl").read_text("utf-8").splitlines()
+    ]
     for score in (score for score in result.results if score.arm == "base"):
         asked = (score.question_set, score.format, score.k)
         set_rows = [row for row in rows if (row["question_set"], row["format"], row["k"]) == asked]
@@ -125,38 +137,68 @@ def test_accuracies_are_those_of_the_stored_answers(finished):
         "so small a model changes no answer"
     )
     assert result.written == max(
-        manifest_of(s.folder)["written"] for s in executor.submitted if s.parameters.get("split") == "test"
+        manifest_of(s.folder)["written"]
+        for s in executor.submitted
+        if s.parameters.get("split") == "test"
     )
 
 
 def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_are_asked(finished):
     result, executor, folder = finished.result, finished.executor, finished.folder
     splits = {
-        part: (folder / f"study/questions/new.{part}.jsonl").read_text("utf-8") for part in ("validation", "test")
+        part: (folder / f"study/questions/new.{part}.jsonl").read_text("utf-8")
+        for part in ("validation", "test")
     }
-    documents = {part: {json.loads(line)["document_id"] for line in text.splitlines()} for part, text in splits.items()}
+    documents = {
+        part: {json.loads(line)["document_id"] for line in text.splitlines()}
+        for part, text in splits.items()
+    }
     assert not documents["validation"] & documents["test"]
     assert len(documents["validation"] | documents["test"]) == 8
-    known = [json.loads(line) for line in (folder / "study/questions/known.test.jsonl").read_text("utf-8").splitlines()]
+    known = [
+        json.loads(line)
+        for line in (folder / "study/questions/known.test.jsonl").read_text("utf-8").splitlines()
+    ]
     assert {row["document_id"] for row in known} == documents["test"], (
         "a document that chose is asked about in another set"
     )
-    assert f"known: {8 - len(known)} questions left out, on documents that other sets choose with" in result.notes
+    assert (
+        f"known: {8 - len(known)} questions left out, on documents that other sets choose with"
+        in result.notes
+    )
     order = [stage.parameters["split"] for stage in executor.submitted if stage.kind == "eval"]
-    assert order.index("test") == order.count("validation"), "a test question was asked before the last choice"
+    assert order.index("test") == order.count("validation"), (
+        "a test question was asked before the last choice"
+    )
     rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")
     best = max(rate.candidates, key=lambda candidate: candidate[1])
     assert rate.chosen == best[0]
-    assert manifest_of(train_folder_of_arm(executor, "ft, seed 1"))["recipe"]["trainer"]["learning_rate"] == rate.chosen
+    assert (
+        manifest_of(train_folder_of_arm(executor, "ft, seed 1"))["recipe"]["trainer"][
+            "learning_rate"
+        ]
+        == rate.chosen
+    )
     chosen_k = {choice.arm: choice.chosen for choice in result.choices if choice.key == "k"}
-    assert all(choice.at_edge == (choice.chosen == 2) for choice in result.choices if choice.key == "k")  # of 1 and 2
+    assert all(
+        choice.at_edge == (choice.chosen == 2) for choice in result.choices if choice.key == "k"
+    )  # of 1 and 2
     for score in result.results:
-        assert score.chosen_k == (score.k == chosen_k.get(score.arm)), "a set without validation takes the K of new"
-    assert json.loads((folder / "study/choices.json").read_text("utf-8"))["choices"][0]["chosen"] == rate.chosen
+        assert score.chosen_k == (score.k == chosen_k.get(score.arm)), (
+            "a set without validation takes the K of new"
+        )
+    assert (
+        json.loads((folder / "study/choices.json").read_text("utf-8"))["choices"][0]["chosen"]
+        == rate.chosen
+    )
 
 
 def train_folder_of_arm(executor: InProcess, label: str) -> Path:
-    return next(stage.folder for stage in executor.submitted if stage.kind == "train" and stage.label == label)
+    return next(
+        stage.folder
+        for stage in executor.submitted
+        if stage.kind == "train" and stage.label == label
+    )
 
 
 def test_a_step_matched_arm_trains_as_many_steps_on_its_own_corpus(finished):
@@ -185,12 +227,18 @@ def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_mo
     recipe = manifest_of(train_folder_of_arm(executor, "slow in its seconds, seed 0"))["recipe"]
     assert recipe["trainer"]["warmup_steps"] == 1
     kinds = Counter(cost.stage for cost in result.costs if cost.arm == "slow in its seconds")
-    assert kinds == {"augment": 1, "train": 3, "eval": 1}, "the corpus that it shares with the others counts once"
-    work = {arm: sum(cost.work_seconds for cost in result.costs if cost.arm == arm) for arm in steps}
+    assert kinds == {"augment": 1, "train": 3, "eval": 1}, (
+        "the corpus that it shares with the others counts once"
+    )
+    work = {
+        arm: sum(cost.work_seconds for cost in result.costs if cost.arm == arm) for arm in steps
+    }
     assert work == {"ft": 2.0, "slow": 6.0, "slow in its seconds": 2.0}
 
 
-def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(tmp_path, tiny_model):
+def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(
+    tmp_path, tiny_model
+):
     claim = {
         "statement": "training helps",
         "test": "difference",
@@ -198,7 +246,9 @@ def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_d
         "baseline": "base",
         "question_set": "new",
     }
-    whole = write_study(tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}}, claims={"c": claim})
+    whole = write_study(
+        tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}}, claims={"c": claim}
+    )
     first, _ = go(whole)
 
     def never() -> InProcess:
@@ -209,16 +259,28 @@ def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_d
 
     late = "{statement: it helps here too, test: difference, arm: ft, baseline: base, question_set: known}"
     executor = InProcess()
-    with_late, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
+    with_late, _ = run_study(
+        read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor
+    )
     assert not executor.submitted
-    assert {claim.name: claim.declared_late for claim in with_late.claims} == {"c": False, "late": True}
+    assert {claim.name: claim.declared_late for claim in with_late.claims} == {
+        "c": False,
+        "late": True,
+    }
     assert "it helps here too" in render_summary(tmp_path / "study", with_late)
     assert "(declared late)" in render_summary(tmp_path / "study", with_late)
-    changed, _ = run_study(read_recipe(whole, ["study.claims.c.direction=lower"], "study"), lambda: executor)
+    changed, _ = run_study(
+        read_recipe(whole, ["study.claims.c.direction=lower"], "study"), lambda: executor
+    )
     assert [claim.declared_late for claim in changed.claims] == [True]
     shutil.rmtree(tmp_path / "study")
-    without, _ = run_study(read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor)
-    assert {claim.name: claim.declared_late for claim in without.claims} == {"c": False, "late": True}
+    without, _ = run_study(
+        read_recipe(whole, [f"study.claims.late={late}"], "study"), lambda: executor
+    )
+    assert {claim.name: claim.declared_late for claim in without.claims} == {
+        "c": False,
+        "late": True,
+    }
 
 
 def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, finished):
@@ -238,7 +300,9 @@ def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, fini
         ), name
 
 
-def test_models_are_deleted_once_they_are_evaluated_and_made_again_where_another_arm_reads_them(tmp_path, tiny_model):
+def test_models_are_deleted_once_they_are_evaluated_and_made_again_where_another_arm_reads_them(
+    tmp_path, tiny_model
+):
     arms = {"ft": {"rag": False}, "half": {"alpha": 0.5, "rag": False}}
     path = write_study(tmp_path, tiny_model, seeds=[0], arms=arms)
     result, _ = go(path, None, "study.keep_models=false")
@@ -272,19 +336,33 @@ def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, t
     assert [stage.kind for stage in executor.submitted] == ["train", "eval"]
 
 
-def test_each_retrieval_is_asked_for_each_arm_and_what_an_answer_costs_is_counted(tmp_path, tiny_model):
-    claim = {"statement": "s", "test": "difference", "arm": "ft+own", "baseline": "base+own", "question_set": "new"}
+def test_each_retrieval_is_asked_for_each_arm_and_what_an_answer_costs_is_counted(
+    tmp_path, tiny_model
+):
+    claim = {
+        "statement": "s",
+        "test": "difference",
+        "arm": "ft+own",
+        "baseline": "base+own",
+        "question_set": "new",
+    }
     path = write_study(
         tmp_path, tiny_model, seeds=[0], arms={"ft": {}, "other": {"rag": False}}, overrides={"eval.retrieval.k": [1]},
         retrievals={"own": {"kind": "oracle"}, "nothing": {"min_score": 99.0}}, price=[1.0, 2.0, 3.0], claims={"c": claim},
     )  # fmt: skip
     result, executor = go(path)
-    assert Counter(stage.kind for stage in executor.submitted) == {"augment": 1, "train": 1, "eval": 7}
+    assert Counter(stage.kind for stage in executor.submitted) == {
+        "augment": 1,
+        "train": 1,
+        "eval": 7,
+    }
     asked = {(score.arm, score.k) for score in result.results}
     assert asked == {(arm, k) for arm in ("base", "ft") for k in (0, 1)} | {("other", 0)} | {
         (f"{arm}+{name}", 1) for arm in ("base", "ft") for name in ("own", "nothing")
     }
-    recalls = {r.retrieval: (r.n_found, r.n, r.n_empty) for r in result.recalls if r.question_set == "new"}
+    recalls = {
+        r.retrieval: (r.n_found, r.n, r.n_empty) for r in result.recalls if r.question_set == "new"
+    }
     assert recalls == {"": (8, 8, 0), "own": (8, 8, 0), "nothing": (0, 8, 8)}
     to_rag = {score.arm: score.to_rag.other for score in result.results if score.k and score.to_rag}
     assert to_rag == {"ft": "base+rag", "ft+own": "base+own", "ft+nothing": "base+nothing"}
@@ -292,11 +370,16 @@ def test_each_retrieval_is_asked_for_each_arm_and_what_an_answer_costs_is_counte
     prices = {(item.arm, item.k): item for item in result.prices}
     assert prices.keys() == asked
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    documents = [json.loads(line)["text"] for line in (tmp_path / "documents.jsonl").read_text("utf-8").splitlines()]
+    documents = [
+        json.loads(line)["text"]
+        for line in (tmp_path / "documents.jsonl").read_text("utf-8").splitlines()
+    ]
     prompts = [f"Question: Where was {text.split()[0]} born?\nAnswer:" for text in documents]
     shown = [f"{text}\n\n{prompt}" for text, prompt in zip(documents, prompts, strict=True)]
     for arm, k, texts in (("base", 0, prompts), ("ft+nothing", 1, prompts), ("ft", 1, shown)):
-        assert prices[arm, k].prompt_tokens == pytest.approx(sum(len(tokenizer(text).input_ids) for text in texts) / 8)
+        assert prices[arm, k].prompt_tokens == pytest.approx(
+            sum(len(tokenizer(text).input_ids) for text in texts) / 8
+        )
     plain, rag = prices["ft", 0], prices["base", 1]
     assert [plain.training] == [
         3 * cost.tokens / 1e6 for cost in result.costs if (cost.arm, cost.stage) == ("ft", "train")
@@ -326,7 +409,11 @@ def test_training_pays_from_the_question_on_at_which_its_price_is_saved():
     ]  # fmt: skip
     assert [p.pays_after for p in prices] == [None, None, 780, "no difference"]
 
-    for extra, pays in ((-0.5, "no difference"), (3.0, "never"), (None, "not known")):  # tokens of a prompt
+    for extra, pays in (
+        (-0.5, "no difference"),
+        (3.0, "never"),
+        (None, "not known"),
+    ):  # tokens of a prompt
         measured.prompt_tokens["m", "ft", asked[1]] = None if extra is None else 240 + extra
         prices = make_prices(measured, arms, costs, {}, (10.0, 40.0, 50.0))  # type: ignore[arg-type]
         assert prices[-1].pays_after == pays
@@ -342,14 +429,18 @@ def test_training_pays_from_the_question_on_at_which_its_price_is_saved():
 
 
 def test_random_text_has_the_corpus_own_words_and_row_lengths(tmp_path, tiny_model):
-    path = write_study(tmp_path, tiny_model, seeds=[0], arms={"noise": {"corpus": "random", "rag": False}})
+    path = write_study(
+        tmp_path, tiny_model, seeds=[0], arms={"noise": {"corpus": "random", "rag": False}}
+    )
     _, executor = go(path)
     corpora = {
         stage.kind: [json.loads(line)["text"].split() for line in (stage.folder / "corpus.jsonl").read_text("utf-8").splitlines()]
         for stage in executor.submitted if stage.kind in ("augment", "corpus")
     }  # fmt: skip
     assert [len(row) for row in corpora["corpus"]] == [len(row) for row in corpora["augment"]]
-    assert {word for row in corpora["corpus"] for word in row} <= {word for row in corpora["augment"] for word in row}
+    assert {word for row in corpora["corpus"] for word in row} <= {
+        word for row in corpora["augment"] for word in row
+    }
     assert corpora["corpus"] != corpora["augment"]
 
 

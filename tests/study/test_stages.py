@@ -20,7 +20,11 @@ def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:
     recipe = read_recipe(path, overrides, "study")
     arms = expand_arms(recipe.study).arms
     by_name = {arm.name: arm for arm in arms}
-    return {(arm.name, seed): Planner(recipe.study).arm_run(arm, seed, by_name) for arm in arms for seed in arm.seeds}
+    return {
+        (arm.name, seed): Planner(recipe.study).arm_run(arm, seed, by_name)
+        for arm in arms
+        for seed in arm.seeds
+    }
 
 
 def ids(run: ArmRun) -> dict[str, str]:
@@ -41,7 +45,14 @@ def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_wh
 ):
     path = write_study(tmp_path, tiny_model)
     before = ids(planned(path)["ft", 0])
-    assert ids(planned(path, "run_dir=elsewhere", "study.title=Another", "study.cache_dir=there")["ft", 0]) == before
+    assert (
+        ids(
+            planned(path, "run_dir=elsewhere", "study.title=Another", "study.cache_dir=there")[
+                "ft", 0
+            ]
+        )
+        == before
+    )
     changed = ids(planned(path, "study.overrides={trainer.max_steps: 3}")["ft", 0])
     assert changed["augment"] == before["augment"]
     assert changed["train"] != before["train"]
@@ -54,7 +65,9 @@ def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_wh
 
 def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):
     path = write_study(
-        tmp_path, tiny_model, arms={"ft": {}, "rep": {"overrides": {"augment.styles": {}}, "match": {"steps": "ft"}}}
+        tmp_path,
+        tiny_model,
+        arms={"ft": {}, "rep": {"overrides": {"augment.styles": {}}, "match": {"steps": "ft"}}},
     )
     runs = planned(path)
     train = runs["ft", 0].train
@@ -65,7 +78,9 @@ def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model
     assert matched.parameters == {"match_steps_of": str(train.folder)}
 
 
-def test_a_stage_that_another_study_is_running_is_waited_for_and_not_run_again(tmp_path, tiny_model):
+def test_a_stage_that_another_study_is_running_is_waited_for_and_not_run_again(
+    tmp_path, tiny_model
+):
     stage = planned(write_study(tmp_path, tiny_model))["ft", 0].stages[0]
     stage.folder.mkdir(parents=True)
     done, results = {"id": stage.id, "kind": stage.kind, "seconds": 3.0}, []
@@ -81,9 +96,18 @@ def test_a_stage_that_another_study_is_running_is_waited_for_and_not_run_again(t
 
 
 def test_a_seed_that_is_reported_chooses_nothing(tmp_path, tiny_model):
-    tune = {"rate": {"key": "trainer.learning_rate", "values": [0.1], "arm": "ft", "question_sets": "new"}}
+    tune = {
+        "rate": {
+            "key": "trainer.learning_rate",
+            "values": [0.1],
+            "arm": "ft",
+            "question_sets": "new",
+        }
+    }
     recipe = read_recipe(write_study(tmp_path, tiny_model, tune=tune), (), "study")
-    assert [arm.seeds for grid in expand_arms(recipe.study).grids.values() for _, arm in grid] == [(2,)]
+    assert [arm.seeds for grid in expand_arms(recipe.study).grids.values() for _, arm in grid] == [
+        (2,)
+    ]
 
 
 def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):
@@ -96,13 +120,18 @@ def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):
     assert stage.read_done() is None
 
 
-def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_again(tmp_path, tiny_model):
+def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_again(
+    tmp_path, tiny_model
+):
     from shutil import copytree
 
     instruct, talks = tmp_path / "instruct", tmp_path / "talks.jsonl"
     copytree(tiny_model, instruct)
     talks.write_text('{"text": "Hello."}\n')
-    arms = {"vector": {"through": str(instruct)}, "after": {"after": "vector", "corpus": str(talks)}}
+    arms = {
+        "vector": {"through": str(instruct)},
+        "after": {"after": "vector", "corpus": str(talks)},
+    }
     path = write_study(tmp_path, tiny_model)
     runs = planned(path, *(f"study.arms.{name}={json.dumps(arm)}" for name, arm in arms.items()))
     vector, after = runs["vector", 0], runs["after", 0]

@@ -109,7 +109,9 @@ class ByHand:
         start = step % per_epoch * self.batch
         return self.rows[start : start + self.batch]
 
-    def losses(self, row: TrainingRow, target: Callable[[Any, Any], Any]) -> list[tuple[list[int], Any]]:
+    def losses(
+        self, row: TrainingRow, target: Callable[[Any, Any], Any]
+    ) -> list[tuple[list[int], Any]]:
         """Each text of a packed row read alone: (its places in the row, `target` of log-probs and next tokens)."""
         starts = [index for index, position in enumerate(row.position_ids) if position == 0]
         losses = []

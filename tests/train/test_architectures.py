@@ -48,7 +48,10 @@ def test_packed_logits_are_those_of_each_document_alone(
     shape: str, attention: str, tiny_tokenizer: Any, corpus: Path
 ) -> None:
     if (shape, attention) == ("gemma2, short window", "sdpa"):  # its logits are capped
-        with pytest.raises(ValueError, match="Gemma2ForCausalLM does not support an attention implementation through"):
+        with pytest.raises(
+            ValueError,
+            match="Gemma2ForCausalLM does not support an attention implementation through",
+        ):
             new_model(SHAPES[shape], tiny_tokenizer, 0, attention)
         return
     model = new_model(SHAPES[shape], tiny_tokenizer, 0, attention).eval()
@@ -58,12 +61,16 @@ def test_packed_logits_are_those_of_each_document_alone(
     rows = list(RowDataset(data.rows))[:4]
     batch = Collator(tiny_tokenizer.pad_token_id)(rows)
     with torch.no_grad():
-        packed = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+        packed = model(
+            input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+        ).logits
         n_documents = 0
         for index, row in enumerate(rows):
             starts = [start for start, position in enumerate(row["position_ids"]) if position == 0]
             for start, end in zip(starts, [*starts[1:], len(row["input_ids"])], strict=True):
-                alone = model(torch.tensor([row["input_ids"][start:end]]), use_cache=False).logits[0]
+                alone = model(torch.tensor([row["input_ids"][start:end]]), use_cache=False).logits[
+                    0
+                ]
                 assert torch.allclose(packed[index, start:end], alone, atol=1e-5, rtol=1e-5)
                 n_documents += 1
     assert n_documents > len(rows)
@@ -81,14 +88,24 @@ def _routers_loss(router_logits: Sequence[torch.Tensor]) -> float:
 
 @pytest.mark.parametrize("coefficient", [None, 0.0])
 def test_a_mixture_of_experts_trains_with_its_routers_loss_and_validates_without(
-    make_recipe: Callable[..., Recipe], tiny_tokenizer: Any, corpus: Path, tmp_path: Path, coefficient: float | None
+    make_recipe: Callable[..., Recipe],
+    tiny_tokenizer: Any,
+    corpus: Path,
+    tmp_path: Path,
+    coefficient: float | None,
 ) -> None:
-    folder, questions, text = tmp_path / "mixtral", tmp_path / "questions.jsonl", "Person 7 was born in Kelm in 1907."
+    folder, questions, text = (
+        tmp_path / "mixtral",
+        tmp_path / "questions.jsonl",
+        "Person 7 was born in Kelm in 1907.",
+    )
     model = new_model(MIXTRAL, tiny_tokenizer, 0)
     model.save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     corpus.write_text(2 * (json.dumps({"text": text}) + "\n"))
-    questions.write_text(json.dumps({"question": "Where?", "choices": ["Kelm", "Farrow"], "answer": 0}) + "\n")
+    questions.write_text(
+        json.dumps({"question": "Where?", "choices": ["Kelm", "Farrow"], "answer": 0}) + "\n"
+    )
     trainer = {
         "packing": False, "per_device_train_batch_size": 1, "max_steps": 2,
         "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "lr_scheduler_type": "constant",
@@ -105,19 +122,27 @@ def test_a_mixture_of_experts_trains_with_its_routers_loss_and_validates_without
     ids.append(tiny_tokenizer.eos_token_id)
     with torch.no_grad():
         out = model(torch.tensor([ids]), use_cache=False, output_router_logits=True)
-    nll = float(torch.nn.functional.cross_entropy(out.logits[0, :-1].double(), torch.tensor(ids[1:])))
+    nll = float(
+        torch.nn.functional.cross_entropy(out.logits[0, :-1].double(), torch.tensor(ids[1:]))
+    )
     routers = _routers_loss(out.router_logits)
     weight = 0.001 if coefficient is None else coefficient  # Mixtral's own
     assert routers > 0.9
     first = next(row for row in log if "loss" in row)
     assert first["loss"] == pytest.approx(nll + weight * routers, rel=1e-5)
     assert first.get("aux_loss") == (pytest.approx(routers, rel=1e-4) if weight else None)
-    assert next(row["eval_loss"] for row in log if "eval_loss" in row) == pytest.approx(nll, rel=1e-5)
-    assert [row["eval_town_accuracy"] for row in log if "eval_town_accuracy" in row][-1] in (0.0, 1.0)
+    assert next(row["eval_loss"] for row in log if "eval_loss" in row) == pytest.approx(
+        nll, rel=1e-5
+    )
+    assert [row["eval_town_accuracy"] for row in log if "eval_town_accuracy" in row][-1] in (
+        0.0,
+        1.0,
+    )
     before, after = model.state_dict(), load_file(Path(result.model_dir) / "model.safetensors")
     gate = next(name for name in after if "gate.weight" in name)
     assert not torch.equal(
-        after[gate], next(value for name, value in before.items() if name.endswith("mlp.gate.weight"))
+        after[gate],
+        next(value for name, value in before.items() if name.endswith("mlp.gate.weight")),
     )
 
 
@@ -149,7 +174,12 @@ def test_every_recipe_of_a_real_model_watches_general_text() -> None:
     assert "perplexity_corpus" in recipes[RECIPES / "real-data" / "eval.yaml"]["eval"]
 
 
-FAMILIES = {"mistral-7b": "mistral-7b", "llama-3.1-8b": "llama-3.1-8b", "qwen3/0.6b": "qwen3", "qwen3/8b": "qwen3"}
+FAMILIES = {
+    "mistral-7b": "mistral-7b",
+    "llama-3.1-8b": "llama-3.1-8b",
+    "qwen3/0.6b": "qwen3",
+    "qwen3/8b": "qwen3",
+}
 
 
 @pytest.mark.parametrize("kind", ["cpt", "sft", "lora"])
@@ -159,7 +189,10 @@ def test_a_ready_made_recipe_runs_at_its_architecture(
 ) -> None:
     path = RECIPES / f"{family}-{kind}.yaml" if "/" in family else RECIPES / family / f"{kind}.yaml"
     written = yaml.safe_load(path.read_text("utf-8"))
-    model, tokenizer = new_model(SHAPES[FAMILIES[family]], tiny_tokenizer, 0), copy.deepcopy(tiny_tokenizer)
+    model, tokenizer = (
+        new_model(SHAPES[FAMILIES[family]], tiny_tokenizer, 0),
+        copy.deepcopy(tiny_tokenizer),
+    )
     qwen = family.startswith("qwen")
     if qwen:
         tokenizer.bos_token = None
@@ -178,15 +211,23 @@ def test_a_ready_made_recipe_runs_at_its_architecture(
              "trainer.per_device_train_batch_size=4", "trainer.max_steps=2", "trainer.logging_steps=1",
              "trainer.save_strategy=no", "trainer.tf32=null"]  # fmt: skip
     small.append(f"corpus.validation_corpus={tmp_path / 'general.jsonl'}")
-    (tmp_path / "general.jsonl").write_text(json.dumps({"text": "General text that nobody trains on."}) + "\n")
+    (tmp_path / "general.jsonl").write_text(
+        json.dumps({"text": "General text that nobody trains on."}) + "\n"
+    )
     if "replay" in written["corpus"]:
         small.append(f"corpus.replay.path={corpus}")
-    if not torch.cuda.is_available() and not written.get("techniques", {}).get("stochastic_rounding"):
+    if not torch.cuda.is_available() and not written.get("techniques", {}).get(
+        "stochastic_rounding"
+    ):
         small.append("model.dtype=float32")
     result = train(read_recipe(path, small, "train"))
     assert result.n_steps == 2
     assert result.account["trained"] > 0
-    losses = [row["eval_loss"] for _, row in read_jsonl(tmp_path / "run" / "log.jsonl") if "eval_loss" in row]
+    losses = [
+        row["eval_loss"]
+        for _, row in read_jsonl(tmp_path / "run" / "log.jsonl")
+        if "eval_loss" in row
+    ]
     assert len(losses) == 2  # of general text, before training and at its end
     assert losses[0] != losses[1]
     assert written["model"]["path"].count("/") == 1  # a name on the hub

@@ -29,7 +29,11 @@ SIZES = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
-KINDS: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {"head_dim": 16}, "phi": {"num_key_value_heads": 4}}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"head_dim": 16},
+    "phi": {"num_key_value_heads": 4},
+}
 
 
 def pair(kind: str, folder: Path, n: int = 5, **fields: Any) -> tuple[Any, Any]:
@@ -58,7 +62,9 @@ def test_a_cartridge_is_read_as_peft_reads_it(kind: str, tmp_path: Path) -> None
             base = peft(input_ids=ids).logits
             assert torch.allclose(tuned(input_ids=ids).logits, base, atol=1e-5)
         assert not torch.allclose(base, expected, atol=1e-2)
-        check_isolation(tuned, {"input_ids": ids.flatten().tolist(), "position_ids": [*range(9), *range(9)]})
+        check_isolation(
+            tuned, {"input_ids": ids.flatten().tolist(), "position_ids": [*range(9), *range(9)]}
+        )
         written = [model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
                    for model in (tuned, peft)]  # fmt: skip
     assert torch.equal(*written)
@@ -73,7 +79,11 @@ def test_a_token_tree_below_a_cartridge_has_the_log_probs_of_peft(tmp_path: Path
     for option, found in zip(options, scores.log_probs, strict=True):
         ids = torch.tensor([begin + option])
         with torch.no_grad():
-            logits = peft(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(begin) - 1 : -1].double()
+            logits = (
+                peft(input_ids=ids, attention_mask=torch.ones_like(ids))
+                .logits[0, len(begin) - 1 : -1]
+                .double()
+            )
         expected = torch.log_softmax(logits, -1)[range(len(option)), option].sum()
         assert found == pytest.approx(float(expected), abs=1e-4)
 
@@ -82,10 +92,14 @@ def test_a_cartridge_begins_as_the_first_tokens_of_every_original(tiny_model: Pa
     loaded, bare = load_model(str(tiny_model)), load_model(str(tiny_model)).model
     texts = ["Person 1 was born in Kelm.", "Farrow", "Person 2 was born in Lowmere."]
     origins = ("original", "original", "generated")
-    rows = [CorpusRow("", "", origin, "text", text) for text, origin in zip(texts, origins, strict=True)]
+    rows = [
+        CorpusRow("", "", origin, "text", text) for text, origin in zip(texts, origins, strict=True)
+    ]
     config = CartridgeConfig(num_virtual_tokens=7, task_type="CAUSAL_LM")
     tuned, _ = begin_cartridge(loaded.model, config, loaded.tokenizer, rows)
-    first, second = (loaded.tokenizer(f"{text}\n\n", add_special_tokens=False).input_ids for text in texts[:2])
+    first, second = (
+        loaded.tokenizer(f"{text}\n\n", add_special_tokens=False).input_ids for text in texts[:2]
+    )
     each = next(m for m in range(99) if len(first[:m] + second[:m]) >= 7)
     ids = [text_start(loaded.tokenizer), *first[:each], *second[:each]][:7]
     with torch.no_grad():
@@ -96,7 +110,9 @@ def test_a_cartridge_begins_as_the_first_tokens_of_every_original(tiny_model: Pa
     assert torch.allclose(found, values.transpose(0, 1), atol=1e-6)
 
 
-def test_a_cartridge_trains_resumes_and_is_loaded_by_peft(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_cartridge_trains_resumes_and_is_loaded_by_peft(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     adapter = {"type": "cartridge", "num_virtual_tokens": 6}
     saving = {"learning_rate": 1e-1, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     recipe = make_recipe(adapter=adapter, trainer=saving)
@@ -110,21 +126,31 @@ def test_a_cartridge_trains_resumes_and_is_loaded_by_peft(make_recipe: MakeRecip
     tuned, plain = load_model(str(folder)).model, load_model(base).model
     with torch.no_grad():
         before = plain(ids).logits
-        expected = PeftModel.from_pretrained(plain, folder).eval()(input_ids=ids, attention_mask=torch.ones_like(ids))
+        expected = PeftModel.from_pretrained(plain, folder).eval()(
+            input_ids=ids, attention_mask=torch.ones_like(ids)
+        )
         assert torch.allclose(tuned(ids).logits, expected.logits, atol=1e-5)
         assert not torch.allclose(before, expected.logits, atol=1e-2)
     (tmp_path / "folded").mkdir()
-    with pytest.raises(InputError, match="an adapter of type cartridge cannot be folded into its base"):
+    with pytest.raises(
+        InputError, match="an adapter of type cartridge cannot be folded into its base"
+    ):
         merge_adapter(folder, tmp_path / "folded")
 
 
 def test_a_cartridge_that_cannot_be_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     adapter = {"type": "cartridge", "num_virtual_tokens": 6}
-    with pytest.raises(RecipeError, match=r"recipe.yaml:\d+: adapter.num_virtual_tokens: found 90,000, allowed: 1 to "):
+    with pytest.raises(
+        RecipeError,
+        match=r"recipe.yaml:\d+: adapter.num_virtual_tokens: found 90,000, allowed: 1 to ",
+    ):
         train(make_recipe(adapter={**adapter, "num_virtual_tokens": 90_000}))
-    with pytest.raises(RecipeError, match=r"recipe.yaml:\d+: adapter.merge: a cartridge is no part of the weights"):
+    with pytest.raises(
+        RecipeError, match=r"recipe.yaml:\d+: adapter.merge: a cartridge is no part of the weights"
+    ):
         train(make_recipe(adapter={**adapter, "merge": True}))
     with pytest.raises(
-        InputError, match="mistral: a cartridge needs rotary positions and full attention in every layer"
+        InputError,
+        match="mistral: a cartridge needs rotary positions and full attention in every layer",
     ):
         pair("mistral", tmp_path, sliding_window=11)

@@ -39,7 +39,9 @@ TOOL = {
 }  # fmt: skip
 
 
-def conversation(n_turns: int, *, tools: bool = False, thinking: bool = False, blocks: bool = False) -> Row:
+def conversation(
+    n_turns: int, *, tools: bool = False, thinking: bool = False, blocks: bool = False
+) -> Row:
     """A corpus row; only its last turn thinks, since templates drop earlier thinking."""
     messages: list[Row] = []
     for turn in range(n_turns):
@@ -51,7 +53,10 @@ def conversation(n_turns: int, *, tools: bool = False, thinking: bool = False, b
     if thinking:
         messages[-1]["reasoning_content"] = "The register lists the town first."
     if blocks:
-        messages = [message | {"content": [{"type": "text", "text": message["content"]}]} for message in messages]
+        messages = [
+            message | {"content": [{"type": "text", "text": message["content"]}]}
+            for message in messages
+        ]
     return {"messages": messages} | ({"tools": [TOOL]} if tools else {})
 
 
@@ -70,14 +75,23 @@ def tokenizer(trained_tokenizer: Any) -> Any:
 @pytest.fixture(scope="module")
 def trainer(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     _set(tokenizer, "llama3")
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes))
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=len(tokenizer), **sizes)
+    )
     config = trl.SFTConfig(
         output_dir=str(tmp_path_factory.mktemp("trl")), assistant_only_loss=True, max_length=None, report_to="none", use_cpu=True,
         bf16=False, max_steps=1,
     )  # fmt: skip
     dataset = IterableDataset.from_generator(lambda: iter(copy.deepcopy(ROWS[:1])))
-    return trl.SFTTrainer(model=model, args=config, train_dataset=dataset, processing_class=tokenizer)
+    return trl.SFTTrainer(
+        model=model, args=config, train_dataset=dataset, processing_class=tokenizer
+    )
 
 
 def _set(tokenizer: Any, name: str) -> ChatFormat:
@@ -91,7 +105,11 @@ def _tokens(tokenizer: Any, row: Row, chat: ChatFormat) -> TokenRow:
 
 
 def _learned_text(tokenizer: Any, row: TokenRow) -> str:
-    return str(tokenizer.decode([token for token, learned in zip(row.input_ids, row.learned, strict=True) if learned]))
+    return str(
+        tokenizer.decode(
+            [token for token, learned in zip(row.input_ids, row.learned, strict=True) if learned]
+        )
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in UNTAGGED])
@@ -99,9 +117,16 @@ def test_tokens_and_labels_are_those_of_sfttrainer(name: str, tokenizer: Any, tr
     chat = _set(tokenizer, name)
     rows = _usable(tokenizer, chat, [*ROWS, *BLOCKS])
     tagged = chat_template_utils.has_generation_markers(tokenizer.chat_template)
-    trainer.chat_template = None if tagged else chat_template_utils.get_training_chat_template(tokenizer)
+    trainer.chat_template = (
+        None if tagged else chat_template_utils.get_training_chat_template(tokenizer)
+    )
     dataset = IterableDataset.from_generator(lambda: iter(copy.deepcopy(rows)))
-    _compare(tokenizer, rows, chat, trainer._prepare_dataset(dataset, tokenizer, trainer.args, False, None, "train"))
+    _compare(
+        tokenizer,
+        rows,
+        chat,
+        trainer._prepare_dataset(dataset, tokenizer, trainer.args, False, None, "train"),
+    )
 
 
 def _usable(tokenizer: Any, chat: ChatFormat, candidates: list[Row]) -> list[Row]:
@@ -120,7 +145,10 @@ def _usable(tokenizer: Any, chat: ChatFormat, candidates: list[Row]) -> list[Row
 def _compare(tokenizer: Any, rows: list[Row], chat: ChatFormat, dataset: Any) -> None:
     for row, theirs in zip(rows, dataset, strict=True):
         ours = _tokens(tokenizer, row, chat)
-        labels = [token if bears else IGNORED for token, bears in zip(ours.input_ids, ours.learned, strict=True)]
+        labels = [
+            token if bears else IGNORED
+            for token, bears in zip(ours.input_ids, ours.learned, strict=True)
+        ]
         assert list(ours.input_ids) == theirs["input_ids"]
         assert labels[1:] == theirs["labels"][1:]
 
@@ -136,8 +164,12 @@ def test_a_template_without_tags_learns_the_assistants_turns(name: str, tokenize
         assert "Arden" not in text
 
 
-@pytest.mark.parametrize("name", ["cohere", "gemma3", "idefics3", "lfm2_v2", "llama3", "qwen2_5_vl", "qwen3_vl"])
-def test_turns_rendered_one_by_one_are_those_between_the_tags_of_trls_template(name: str, tokenizer: Any) -> None:
+@pytest.mark.parametrize(
+    "name", ["cohere", "gemma3", "idefics3", "lfm2_v2", "llama3", "qwen2_5_vl", "qwen3_vl"]
+)
+def test_turns_rendered_one_by_one_are_those_between_the_tags_of_trls_template(
+    name: str, tokenizer: Any
+) -> None:
     tagged = _set(tokenizer, name)
     for n_turns in (1, 2, 5):
         row = conversation(n_turns, blocks=name == "idefics3")
@@ -155,7 +187,12 @@ def test_turns_rendered_one_by_one_are_those_between_the_tags_of_trls_template(n
             False,
             "message 2: its tool call look_up; tools: the name of tool 1; tools: the description of tool 1",
         ),
-        ("qwen2_5", False, True, "message 2: its thinking. Many show the thinking of the last turn only"),
+        (
+            "qwen2_5",
+            False,
+            True,
+            "message 2: its thinking. Many show the thinking of the last turn only",
+        ),
         ("deepseekv3", True, False, "tools: the name of tool 1; tools: the description of tool 1"),
         ("smolvlm", False, False, "message 1: its content; "),
     ],
@@ -176,19 +213,25 @@ def test_text_that_a_template_leaves_out_is_refused_or_counted(
         assert account.dropped == tokens.n_left_out > 0
         assert account.source == len(tokens.input_ids) + tokens.n_left_out
         assert account.trained == sum(tokens.learned)
-        assert account.source == account.trained + account.masked + account.truncated + account.dropped
+        assert (
+            account.source == account.trained + account.masked + account.truncated + account.dropped
+        )
 
 
 def test_every_row_that_does_not_fit_is_named(tokenizer: Any) -> None:
     chat = ChatFormat(True, _set(tokenizer, "qwen2_5").template)
     rows = [
-        parse_corpus_row(conversation(1, thinking=number % 2 == 1), "", f"c.jsonl:{number + 1}") for number in range(4)
+        parse_corpus_row(conversation(1, thinking=number % 2 == 1), "", f"c.jsonl:{number + 1}")
+        for number in range(4)
     ]
     tokens = tokenize_rows(rows, tokenizer, Tokenization(chat=chat))
     next(tokens)
     with pytest.raises(InputError) as caught:
         next(tokens)
-    assert [line.split(": ")[0] for line in str(caught.value).splitlines()] == ["c.jsonl:2", "c.jsonl:4"]
+    assert [line.split(": ")[0] for line in str(caught.value).splitlines()] == [
+        "c.jsonl:2",
+        "c.jsonl:4",
+    ]
 
 
 def test_arguments_reach_the_template_and_a_rows_own_come_first(tokenizer: Any) -> None:
@@ -196,12 +239,22 @@ def test_arguments_reach_the_template_and_a_rows_own_come_first(tokenizer: Any) 
     row = conversation(1)
 
     def text(row_kwargs: Row, **kwargs: object) -> str:
-        tokens = _tokens(tokenizer, row | {"chat_template_kwargs": row_kwargs}, ChatFormat(True, chat.template, kwargs))
+        tokens = _tokens(
+            tokenizer,
+            row | {"chat_template_kwargs": row_kwargs},
+            ChatFormat(True, chat.template, kwargs),
+        )
         return str(tokenizer.decode(tokens.input_ids))
 
-    assert len({text({}), text({}, reasoning_effort="low"), text({}, reasoning_effort="medium")}) == 3
-    assert text({"reasoning_effort": "low"}, reasoning_effort="medium") == text({}, reasoning_effort="low")
-    with pytest.raises(InputError, match="found resoning_effort, which the chat template does not read"):
+    assert (
+        len({text({}), text({}, reasoning_effort="low"), text({}, reasoning_effort="medium")}) == 3
+    )
+    assert text({"reasoning_effort": "low"}, reasoning_effort="medium") == text(
+        {}, reasoning_effort="low"
+    )
+    with pytest.raises(
+        InputError, match="found resoning_effort, which the chat template does not read"
+    ):
         text({"resoning_effort": "low"})
     with pytest.raises(InputError, match="found tools, which is set by kinject"):
         check_kwargs({"tools": []}, chat.template)

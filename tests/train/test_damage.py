@@ -28,7 +28,11 @@ def outcome(recipe: Recipe) -> Any:
     result = train(recipe, resume=True)
     weights = load_file(Path(result.model_dir) / "model.safetensors")
     losses = [row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row]
-    return {name: tensor.numpy().tobytes() for name, tensor in weights.items()}, losses, result.n_steps
+    return (
+        {name: tensor.numpy().tobytes() for name, tensor in weights.items()},
+        losses,
+        result.n_steps,
+    )
 
 
 @pytest.fixture
@@ -43,13 +47,27 @@ def interrupted(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> Rec
     return recipe
 
 
-def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(interrupted: Recipe, tmp_path: Path) -> None:
+def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(
+    interrupted: Recipe, tmp_path: Path
+) -> None:
     run_dir = interrupted.run_dir
     kept = shutil.copytree(run_dir, tmp_path / "kept")
     newest, wanted = newest_complete(kept), outcome(interrupted)
     assert newest is not None
-    states = ("model.safetensors", "optimizer.pt", "trainer_state.json", "rng_state.pth", "complete.json", "SHA256SUMS")
-    names = [*(f"{newest.name}/{name}" for name in states), "log.jsonl", "timing.jsonl", "manifest.json"]
+    states = (
+        "model.safetensors",
+        "optimizer.pt",
+        "trainer_state.json",
+        "rng_state.pth",
+        "complete.json",
+        "SHA256SUMS",
+    )
+    names = [
+        *(f"{newest.name}/{name}" for name in states),
+        "log.jsonl",
+        "timing.jsonl",
+        "manifest.json",
+    ]
     n_repaired = 0
     for number, name in enumerate(names):
         shutil.rmtree(run_dir)
@@ -63,9 +81,9 @@ def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(interrupt
         except KinjectError as error:
             result = str(error)
         n_repaired += result == wanted
-        assert result == wanted or (isinstance(result, str) and (path.name in result or str(path.parent) in result)), (
-            name
-        )
+        assert result == wanted or (
+            isinstance(result, str) and (path.name in result or str(path.parent) in result)
+        ), name
     assert n_repaired >= 4
 
 
@@ -77,25 +95,46 @@ def test_a_flipped_bit_in_a_finished_model_is_found_and_named_and_resume_makes_i
     data = bytearray(weights.read_bytes())
     data[-5] ^= 1
     weights.write_bytes(data)
-    with pytest.raises(TrainingError, match=r"model\.safetensors: its bytes are not .* --resume .* or --overwrite"):
+    with pytest.raises(
+        TrainingError, match=r"model\.safetensors: its bytes are not .* --resume .* or --overwrite"
+    ):
         train(interrupted)
-    with pytest.raises(InputError, match=r"model\.safetensors: its bytes are not those that were written \(SHA256SUMS"):
-        train(make_recipe(model={"path": str(weights.parent)}, run_dir=str(interrupted.run_dir.with_name("next"))))
+    with pytest.raises(
+        InputError,
+        match=r"model\.safetensors: its bytes are not those that were written \(SHA256SUMS",
+    ):
+        train(
+            make_recipe(
+                model={"path": str(weights.parent)},
+                run_dir=str(interrupted.run_dir.with_name("next")),
+            )
+        )
     with pytest.raises(InputError, match=r"model\.safetensors: its bytes are not"):
         merge(str(weights.parent), str(weights.parent), [0.5], interrupted.run_dir / "merged")
     assert outcome(interrupted) == wanted
 
 
-def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(make_recipe: MakeRecipe, corpus: Path) -> None:
+def test_a_corpus_that_is_not_as_augment_wrote_it_is_refused(
+    make_recipe: MakeRecipe, corpus: Path
+) -> None:
     write_manifest(
-        corpus.parent / "manifest.json", stage="augment", inputs={}, recipe={}, counts={}, outputs=["corpus.jsonl"]
+        corpus.parent / "manifest.json",
+        stage="augment",
+        inputs={},
+        recipe={},
+        counts={},
+        outputs=["corpus.jsonl"],
     )
     corpus.write_bytes(corpus.read_bytes().replace(b"Lowmere", b"Lowmepe", 1))
-    with pytest.raises(InputError, match=r"corpus\.jsonl: its bytes are not .* Run kinject augment again"):
+    with pytest.raises(
+        InputError, match=r"corpus\.jsonl: its bytes are not .* Run kinject augment again"
+    ):
         train(make_recipe(corpus={"path": str(corpus)}))
 
 
-def test_a_run_that_was_ended_after_its_last_checkpoint_takes_no_step_more(make_recipe: MakeRecipe) -> None:
+def test_a_run_that_was_ended_after_its_last_checkpoint_takes_no_step_more(
+    make_recipe: MakeRecipe,
+) -> None:
     recipe = make_recipe(trainer={**SAVE, "lr_scheduler_type": "constant"})
     wanted = outcome(recipe)
     shutil.rmtree(recipe.run_dir / "model")

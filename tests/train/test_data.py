@@ -45,7 +45,8 @@ def files(write_rows: WriteRows) -> dict[str, Path]:
     """A corpus with weights, one to replay from, one to validate on."""
     return {
         name: write_rows(
-            f"{name}.jsonl", [{"text": f"{name} {i} was born in Kelm.", "weight": 1 + i} for i in range(n)]
+            f"{name}.jsonl",
+            [{"text": f"{name} {i} was born in Kelm.", "weight": 1 + i} for i in range(n)],
         )
         for name, n in (("corpus", 60), ("replay", 80), ("validation", 20))
     }
@@ -78,13 +79,18 @@ def test_lines_are_parsed_once_of_replay_twice_and_in_a_rerun_never(
 def test_all_faulty_lines_of_a_corpus_are_reported_before_a_model_loads(
     make_recipe: MakeRecipe, files: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.models.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "kinject.models.load_model", lambda *_, **__: pytest.fail("a model was loaded")
+    )
     with files[name].open("a") as file:
         file.write('{"txt": 1}\n{"text": ""}\n')
     with pytest.raises(InputError) as caught:
         train(make_recipe(**_sections(files)))
     first = {"corpus": 61, "replay": 81, "validation": 21}[name]
-    faults = [line.removeprefix(f"{files[name]}:").split(":")[0] for line in str(caught.value).splitlines()]
+    faults = [
+        line.removeprefix(f"{files[name]}:").split(":")[0]
+        for line in str(caught.value).splitlines()
+    ]
     assert faults == [str(first), str(first + 1)]
 
 
@@ -92,7 +98,9 @@ def test_a_method_that_the_rows_do_not_fit_is_a_fault_also_of_cached_tokens(
     make_recipe: MakeRecipe, files: dict[str, Path]
 ) -> None:
     for _ in range(2):
-        with pytest.raises(RecipeError, match=r"recipe\.yaml:\d+: method: found sft, but row \w+ of .* holds text"):
+        with pytest.raises(
+            RecipeError, match=r"recipe\.yaml:\d+: method: found sft, but row \w+ of .* holds text"
+        ):
             train(make_recipe(**_sections(files), method="sft"), overwrite=True)
         train(make_recipe(**_sections(files)), overwrite=True)
 
@@ -119,7 +127,9 @@ def test_documents_held_out_are_validated_and_not_learned(
     trainer = {"eval_strategy": "steps", "eval_steps": 3, "max_steps": 6, "packing": False}
     sections = {"techniques": {"row_weights": {"column": "w"}}} if weighted else {}
     corpus = {"path": str(documents), "validation_fraction": 0.2}
-    result = train(make_recipe(run_dir=str(tmp_path / "split"), corpus=corpus, trainer=trainer, **sections))
+    result = train(
+        make_recipe(run_dir=str(tmp_path / "split"), corpus=corpus, trainer=trainer, **sections)
+    )
     assert any("4 of 20 documents (12 rows) are held out" in note for note in result.notes)
     names = sorted((f"d{i}" for i in range(20)), key=lambda name: content_id("validation", name))
     learned = set(names[4:])
@@ -130,8 +140,13 @@ def test_documents_held_out_are_validated_and_not_learned(
     files["learned"].write_text("".join(parts[True]))
     files["held-out"].write_text("".join(parts[False]))
     corpus = {"path": str(files["learned"]), "validation_corpus": str(files["held-out"])}
-    train(make_recipe(run_dir=str(tmp_path / "by hand"), corpus=corpus, trainer=trainer, **sections))
-    logs = [[row for _, row in read_jsonl(tmp_path / name / "log.jsonl")] for name in ("split", "by hand")]
+    train(
+        make_recipe(run_dir=str(tmp_path / "by hand"), corpus=corpus, trainer=trainer, **sections)
+    )
+    logs = [
+        [row for _, row in read_jsonl(tmp_path / name / "log.jsonl")]
+        for name in ("split", "by hand")
+    ]
     for key in ("loss", "eval_loss"):
         first, second = ([row[key] for row in log if key in row] for log in logs)
         assert first == second != []
@@ -141,7 +156,12 @@ def test_a_split_of_one_document_is_refused(make_recipe: MakeRecipe, tmp_path: P
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps({"text": "The mill of Kelm.", "document_id": "d"}) + "\n")
     with pytest.raises(RecipeError, match="holds one document"):
-        train(make_recipe(corpus={"path": str(one), "validation_fraction": 0.1}, trainer={"eval_strategy": "epoch"}))
+        train(
+            make_recipe(
+                corpus={"path": str(one), "validation_fraction": 0.1},
+                trainer={"eval_strategy": "epoch"},
+            )
+        )
 
 
 @pytest.fixture
@@ -153,11 +173,15 @@ def wordings(tmp_path: Path) -> Path:
         for d in range(30)
         for k in range(6)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"document_id": "once", "text": "Kelm."}]))
+    path.write_text(
+        "".join(json.dumps(row) + "\n" for row in [*rows, {"document_id": "once", "text": "Kelm."}])
+    )
     return path
 
 
-def test_the_manifest_counts_the_exposures_of_each_document(make_recipe: MakeRecipe, wordings: Path) -> None:
+def test_the_manifest_counts_the_exposures_of_each_document(
+    make_recipe: MakeRecipe, wordings: Path
+) -> None:
     trainer = {"max_steps": -1, "num_train_epochs": 2, "per_device_train_batch_size": 16}
     result = train(make_recipe(corpus={"path": str(wordings)}, trainer=trainer))
     counts = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]
@@ -177,7 +201,9 @@ def test_a_spread_epoch_takes_round_after_round_and_another_order_each_epoch() -
     assert list(sampler) != first
 
 
-def test_a_resumed_run_keeps_the_order_of_its_second_epoch(make_recipe: MakeRecipe, wordings: Path) -> None:
+def test_a_resumed_run_keeps_the_order_of_its_second_epoch(
+    make_recipe: MakeRecipe, wordings: Path
+) -> None:
     trainer = {"max_steps": 30, "save_strategy": "steps", "save_steps": 25}
     recipe = make_recipe(corpus={"path": str(wordings)}, trainer=trainer)
 
@@ -186,6 +212,8 @@ def test_a_resumed_run_keeps_the_order_of_its_second_epoch(make_recipe: MakeReci
         return [row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row]
 
     uninterrupted = _losses(resume=False)
-    assert read_json(recipe.run_dir / "manifest.json", "")["counts"]["epochs"] > 1  # each has another order
+    assert (
+        read_json(recipe.run_dir / "manifest.json", "")["counts"]["epochs"] > 1
+    )  # each has another order
     interrupt(recipe.run_dir, 25)
     assert _losses(resume=True) == uninterrupted

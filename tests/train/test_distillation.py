@@ -48,11 +48,17 @@ def paraphrases(tmp_path: Path) -> dict[str, Any]:
     """Twelve documents of three sentences with two paraphrases each, and replay."""
     rows: list[dict[str, str]] = []
     for i in range(12):
-        facts = (f"Person {i} was born in {1900 + i}. ", f"Kelm {i + 30} taught her. ", f"She works at mill {i}.")
+        facts = (
+            f"Person {i} was born in {1900 + i}. ",
+            f"Kelm {i + 30} taught her. ",
+            f"She works at mill {i}.",
+        )
         for number, order in enumerate(((0, 1, 2), (2, 0, 1), (1, 2, 0))):
             text = "".join(facts[n] for n in order).strip()
             origin = "variant" if number else "original"
-            rows.append({"id": f"{i}.{number}", "document_id": f"d{i}", "origin": origin, "text": text})
+            rows.append(
+                {"id": f"{i}.{number}", "document_id": f"d{i}", "origin": origin, "text": text}
+            )
     replay = [{"text": f"The mill at Farrow {i} is old."} for i in range(20)]
     for name, items in (("corpus", rows), ("replay", replay)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in items))
@@ -98,7 +104,9 @@ def test_a_divergence_and_its_gradient_are_those_of_the_textbook_sum(k: int | No
         assert torch.allclose(actual, _naive(other, of_teacher.log_softmax(-1)))
 
 
-def _read(row: dict[str, str], rows: list[dict[str, str]], context: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+def _read(
+    row: dict[str, str], rows: list[dict[str, str]], context: str, tokenizer: Any
+) -> tuple[list[int], list[int]]:
     """(What the teacher reads before, what both read) of a text, the first token of which is not learned."""
     same = [other for other in rows if other["document_id"] == row["document_id"]]
     document = same[0]["text"] if row["origin"] != "original" else same[1]["text"]
@@ -120,20 +128,32 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "few, mixed": ({"top_k": 4, "cross_entropy": 0.3}, {}),
     "beginning": ({"context": "beginning"}, {"max_length": 32}),
     "another model": ({"context": "none", "top_k": 9999}, {}),
-    "unpacked": ({}, {"packing": False, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1}),
+    "unpacked": (
+        {},
+        {"packing": False, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1},
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_update_is_that_of_the_loop_written_out(
-    make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path, tmp_path: Path, case: str
+    make_recipe: MakeRecipe,
+    paraphrases: dict[str, Any],
+    sharp_model: Path,
+    tmp_path: Path,
+    case: str,
 ) -> None:
     section, options = CASES[case]
     if section.get("context") == "none":
         section = {**section, "teacher": str(_another(sharp_model, tmp_path / "teacher"))}
     trainer = {**SGD, **options}
-    recipe = make_recipe(method="distill", distillation=section, corpus=paraphrases, trainer=trainer)
-    base = {name: w.detach().clone() for name, w in load_model(str(sharp_model)).model.double().named_parameters()}
+    recipe = make_recipe(
+        method="distill", distillation=section, corpus=paraphrases, trainer=trainer
+    )
+    base = {
+        name: w.detach().clone()
+        for name, w in load_model(str(sharp_model)).model.double().named_parameters()
+    }
     wanted, losses = _by_hand(recipe, sharp_model)
     result = train(recipe)
     actual = dict(load_model(result.model_dir).model.named_parameters())
@@ -193,7 +213,9 @@ def _by_hand(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], lis
                 if section.top_k < p.shape[-1]:
                     best = p.topk(section.top_k).indices
                     p, q = (
-                        torch.cat([x.gather(-1, best), 1 - x.gather(-1, best).sum(-1, keepdim=True)], -1)
+                        torch.cat(
+                            [x.gather(-1, best), 1 - x.gather(-1, best).sum(-1, keepdim=True)], -1
+                        )
                         for x in (p, q)
                     )
                 away = _naive(q.log(), p.log())
@@ -207,15 +229,24 @@ def _by_hand(recipe: Recipe, folder: Path) -> tuple[dict[str, torch.Tensor], lis
 
 
 def test_a_second_run_makes_no_prediction_and_reads_the_same_bits(
-    make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path, monkeypatch: pytest.MonkeyPatch
+    make_recipe: MakeRecipe,
+    paraphrases: dict[str, Any],
+    sharp_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recipe = make_recipe(method="distill", corpus=paraphrases)
     first = make_trainer(recipe)
     read = first.train_dataset.teacher
-    n_read = sum(len(read.head(index)) + len(read.tail(index)) for index in range(len(read)) if read.has_teacher(index))
+    n_read = sum(
+        len(read.head(index)) + len(read.tail(index))
+        for index in range(len(read))
+        if read.has_teacher(index)
+    )
     assert first.preparation_cost["teacher_tokens"] == n_read
     assert first.preparation_cost["teacher_seconds"] > 0
-    files = {path: path.read_bytes() for path in Path(paraphrases["cache_dir"]).rglob("log_probs.bin")}
+    files = {
+        path: path.read_bytes() for path in Path(paraphrases["cache_dir"]).rglob("log_probs.bin")
+    }
     assert len(files) == 1
     monkeypatch.setattr(teacher, "read_rows", None)  # whoever calls it fails
     again = make_trainer(recipe)
@@ -239,11 +270,19 @@ def test_with_an_adapter_the_teacher_is_the_base_without_it(
     for adapter in (None, lora):
         trainer = {"max_steps": 12, "learning_rate": 3e-3}
         recipe = make_recipe(
-            method="distill", distillation={"top_k": 9999}, corpus=paraphrases, adapter=adapter, trainer=trainer
+            method="distill",
+            distillation={"top_k": 9999},
+            corpus=paraphrases,
+            adapter=adapter,
+            trainer=trainer,
         )
         train(recipe, overwrite=True)
-        losses.append([row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row])
-    assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-5)  # a new adapter changes nothing yet
+        losses.append(
+            [row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row]
+        )
+    assert losses[1][0] == pytest.approx(
+        losses[0][0], rel=1e-5
+    )  # a new adapter changes nothing yet
     assert min(losses[1][-3:]) < 0.95 * losses[1][0]
     assert len(list(Path(paraphrases["cache_dir"]).rglob("log_probs.bin"))) == 1
 
@@ -283,7 +322,10 @@ def test_a_resumed_run_logs_the_losses_of_an_uninterrupted_one(
 
 
 def test_a_prompt_and_a_conversation_are_read_behind_the_document(
-    make_recipe: MakeRecipe, paraphrases: dict[str, Any], sharp_model: Path, write: Callable[[str, str], Path]
+    make_recipe: MakeRecipe,
+    paraphrases: dict[str, Any],
+    sharp_model: Path,
+    write: Callable[[str, str], Path],
 ) -> None:
     template = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
     path = str(write("chat.jinja", template))
@@ -295,31 +337,49 @@ def test_a_prompt_and_a_conversation_are_read_behind_the_document(
         {"document_id": "unknown", "text": "Nobody wrote of this."},
         {"document_id": "d0", "text": "Bryn works at the mill. " * 60},
     ]
-    corpus = {**paraphrases, "path": str(write("mixed.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))}
+    corpus = {
+        **paraphrases,
+        "path": str(write("mixed.jsonl", "".join(json.dumps(row) + "\n" for row in rows))),
+    }
     del corpus["replay"]
     chat = {"chat_template_path": path, "assistant_only_loss": True, "max_length": 256}
     made = make_trainer(make_recipe(method="distill", corpus=corpus, trainer=chat))
     read, tokenizer = made.train_dataset.teacher, made.processing_class
     document = rows[0]["text"]
-    texts = [(tokenizer.decode(read.heads[n].input_ids), tokenizer.decode(read.tail(n))) for n in range(len(read))]
+    texts = [
+        (tokenizer.decode(read.heads[n].input_ids), tokenizer.decode(read.tail(n)))
+        for n in range(len(read))
+    ]
     begin = tokenizer.bos_token
     assert texts[0] == (f"{begin}{rows[1]['text']}\n\n", f"{document}{tokenizer.eos_token}")
-    assert texts[2] == (f"{begin}{document}\n\n", f"Question: Where?\nAnswer: Kelm{tokenizer.eos_token}")
+    assert texts[2] == (
+        f"{begin}{document}\n\n",
+        f"Question: Where?\nAnswer: Kelm{tokenizer.eos_token}",
+    )
     assert texts[3][0].startswith(f"[user] {document}\n\n")
     assert "".join(texts[3]) == f"[user] {document}\n\nWhere?\n[assistant] In Kelm.\n"
     assert [read.has_teacher(n) for n in range(len(read))] == [True] * 4 + [False] * 2
     numbers = read.numbers(2)
     assert (numbers >= 0).tolist() == np.asarray(read.rows[2].learned).tolist()
-    assert any("reads 4 of 6 rows; the others are learned by cross-entropy" in note for note in made.notes)
+    assert any(
+        "reads 4 of 6 rows; the others are learned by cross-entropy" in note for note in made.notes
+    )
 
 
 def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(
     make_recipe: MakeRecipe, sharp_model: Path, write: Callable[[str, str], Path]
 ) -> None:
-    sentences = [f"Mill {i} at Farrow was built in {1700 + i} by {name}." for i, name in enumerate("ABCDEFGHIJKLMNOP")]
+    sentences = [
+        f"Mill {i} at Farrow was built in {1700 + i} by {name}."
+        for i, name in enumerate("ABCDEFGHIJKLMNOP")
+    ]
     document = {"id": "d", "text": " ".join(sentences)}
     rows = [
-        {"document_id": "d", "prompt": "Question: When was mill 11 built?\nAnswer:", "completion": " 1711"},
+        {
+            "document_id": "d",
+            "prompt": "Question: When was mill 11 built?\nAnswer:",
+            "completion": " 1711",
+        },
         {"document_id": "d", "text": "In 1702 the mill 2 was built by C."},
     ]
     corpus = str(write("rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
@@ -327,14 +387,19 @@ def test_of_a_long_document_the_teacher_reads_the_passages_nearest_to_the_row(
     heads = {}
     for most in (64, 100):
         section = {"documents": documents, "context_tokens": most}
-        made = make_trainer(make_recipe(method="distill", distillation=section, corpus={"path": corpus}))
+        made = make_trainer(
+            make_recipe(method="distill", distillation=section, corpus={"path": corpus})
+        )
         read = made.train_dataset.teacher
         heads[most] = [made.processing_class.decode(read.heads[n].input_ids) for n in range(2)]
         assert all(len(read.heads[n].input_ids) <= most + 1 for n in range(2))  # and BOS
     assert "built in 1711" in heads[64][0]
     assert "built in 1702" in heads[64][1]
     assert "1711" not in heads[64][1]
-    positions = [document["text"].find(passage) for passage in heads[100][0].removeprefix("<|bos|>").split("\n\n")[:-1]]
+    positions = [
+        document["text"].find(passage)
+        for passage in heads[100][0].removeprefix("<|bos|>").split("\n\n")[:-1]
+    ]
     assert positions == sorted(positions)  # in the order of the document
     assert -1 not in positions
     assert len(heads[100][0]) > len(heads[64][0])
@@ -363,6 +428,8 @@ def test_documents_held_out_keep_each_row_with_its_own_predictions(
         ({"method": "distill"}, "no row of .* has a context that fits .* Rows need a document_id"),
     ],
 )
-def test_what_cannot_be_distilled_is_refused(make_recipe: MakeRecipe, sections: dict[str, Any], fault: str) -> None:
+def test_what_cannot_be_distilled_is_refused(
+    make_recipe: MakeRecipe, sections: dict[str, Any], fault: str
+) -> None:
     with pytest.raises(RecipeError, match=fault):
         train(make_recipe(**sections))

@@ -40,8 +40,14 @@ KINDS = {"ddp": "MULTI_GPU", "fsd": "FSDP", "hsd": "FSDP", "zer": "DEEPSPEED"}
 
 def _header_command(path: Path) -> list[str]:
     """Return the words of the command in the comment at the top of a configuration, behind `accelerate launch`."""
-    lines = [line.removeprefix("# ").strip() for line in path.read_text().splitlines() if line.startswith("#")]
-    start = next(number for number, line in enumerate(lines) if line.startswith("accelerate launch"))
+    lines = [
+        line.removeprefix("# ").strip()
+        for line in path.read_text().splitlines()
+        if line.startswith("#")
+    ]
+    start = next(
+        number for number, line in enumerate(lines) if line.startswith("accelerate launch")
+    )
     end = next(number for number in range(start, len(lines)) if not lines[number].endswith("\\"))
     words = shlex.split(" ".join(line.removesuffix("\\") for line in lines[start : end + 1]))
     assert words[:2] == ["accelerate", "launch"]
@@ -49,7 +55,9 @@ def _header_command(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_accelerate_reads_each_configuration_and_its_command(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_reads_each_configuration_and_its_command(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A dry run: accelerate's own launcher up to the environment that its processes would get."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_multi_gpu_env
@@ -61,7 +69,9 @@ def test_accelerate_reads_each_configuration_and_its_command(path: Path, monkeyp
     assert f"recipes/distributed/{path.name}" in words
     args, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     assert defaults.distributed_type == KINDS[path.stem[:3]]
-    assert args.num_processes == {"hsdp": 16, "fsdp2-offload": 1, "zero3-offload": 1}.get(path.stem, 2)
+    assert args.num_processes == {"hsdp": 16, "fsdp2-offload": 1, "zero3-offload": 1}.get(
+        path.stem, 2
+    )
     recipe, *overrides = words[words.index("train") + 1 :]
     read_recipe(ROOT / recipe, overrides)
     if args.use_deepspeed:
@@ -74,12 +84,17 @@ def test_accelerate_reads_each_configuration_and_its_command(path: Path, monkeyp
         # what accelerate shards it also checkpoints; transformers shards the rest, and leaves that to the recipe
         by_accelerate = "offload" in path.stem or path.stem == "fsdp2-split"
         assert ("trainer.gradient_checkpointing=false" in overrides) == by_accelerate
-        assert (environment["FSDP_VERSION"], environment["FSDP_ACTIVATION_CHECKPOINTING"]) == ("2", "true")
+        assert (environment["FSDP_VERSION"], environment["FSDP_ACTIVATION_CHECKPOINTING"]) == (
+            "2",
+            "true",
+        )
         assert environment["FSDP_OFFLOAD_PARAMS"] == str("offload" in path.stem).lower()
     if path.stem == "fsdp2-split":
         assert environment["PARALLELISM_CONFIG_CP_SIZE"] == "2"
     if path.stem == "hsdp":
-        sizes = [environment[f"PARALLELISM_CONFIG_DP_{kind}_SIZE"] for kind in ("REPLICATE", "SHARD")]
+        sizes = [
+            environment[f"PARALLELISM_CONFIG_DP_{kind}_SIZE"] for kind in ("REPLICATE", "SHARD")
+        ]
         assert sizes == ["2", "8"]
 
 
@@ -89,7 +104,11 @@ def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
 ) -> None:
     model = {"path": str(tiny_model), "device": "cpu"}
     sizes = {"max_steps": 2, "per_device_train_batch_size": 2}
-    one = train(make_recipe(run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2}))
+    one = train(
+        make_recipe(
+            run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2}
+        )
+    )
     recipe = make_recipe(run_dir=str(tmp_path / "two"), model=model, trainer=sizes)
     assert main(["plan", str(recipe.path), "--devices", "2", "--no-calibration"]) == 0
     (planned,) = re.findall("^ +(accelerate launch .*)$", capsys.readouterr().out, re.MULTILINE)
@@ -98,9 +117,13 @@ def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
     assert planned == documented.replace("recipes/cpt.yaml", str(recipe.path)).replace(
         "ddp-cpu.yaml", "ddp-cpu.yaml --num_processes 2"
     )
-    assert shlex.split(documented)[2:] == _header_command(ROOT / "recipes" / "distributed" / "ddp-cpu.yaml")
+    assert shlex.split(documented)[2:] == _header_command(
+        ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"
+    )
     command = [sys.executable, "-m", "accelerate.commands.launch", *shlex.split(planned)[2:]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=400, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [
         [row["loss"] for _, row in read_jsonl(tmp_path / name / "log.jsonl") if "loss" in row]
@@ -108,7 +131,9 @@ def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
     ]
     assert len(losses[1]) == 2
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    ours, theirs = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two"))
+    ours, theirs = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("one", "two")
+    )
     assert all((ours[name] - theirs[name]).abs().max() < 1e-5 for name in ours)
     assert one.n_steps == 2
     assert "started one process only" not in done.stderr
@@ -119,12 +144,21 @@ def _environment(name: str) -> dict[str, str]:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-    words = ["--config_file", str(ROOT / "recipes" / "distributed" / f"{name}.yaml"), "-m", "kinject.cli"]
+    words = [
+        "--config_file",
+        str(ROOT / "recipes" / "distributed" / f"{name}.yaml"),
+        "-m",
+        "kinject.cli",
+    ]
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     args.deepspeed_fields_from_accelerate_config = ""  # as accelerate's launch_command does
     made = prepare_deepspeed_cmd_env(args)[1] if args.use_deepspeed else prepare_multi_gpu_env(args)
     device = {"DS_ACCELERATOR": "cpu"} if args.use_deepspeed else {"ACCELERATE_USE_CPU": "true"}
-    kept = {key: value for key, value in made.items() if key.startswith(("FSDP_", "ACCELERATE_", "PARALLELISM_"))}
+    kept = {
+        key: value
+        for key, value in made.items()
+        if key.startswith(("FSDP_", "ACCELERATE_", "PARALLELISM_"))
+    }
     return {**kept, **device, "ACCELERATE_MIXED_PRECISION": "no"}
 
 
@@ -132,7 +166,12 @@ def _run_in_two(runs: list[dict[str, Any]], folder: Path) -> None:
     """Train `runs` in two processes that are started once."""
     path, port = folder / "runs.json", _free_port()
     path.write_text(json.dumps(runs))
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     started = [
         subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("two_processes.py")), str(path)], cwd=ROOT, text=True,
@@ -141,7 +180,9 @@ def _run_in_two(runs: list[dict[str, Any]], folder: Path) -> None:
         for rank in range(2)
     ]  # fmt: skip
     errors = [process.communicate(timeout=900)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], "\n".join(error[-3000:] for error in errors)
+    assert [process.returncode for process in started] == [0, 0], "\n".join(
+        error[-3000:] for error in errors
+    )
 
 
 def _free_port() -> str:
@@ -152,7 +193,11 @@ def _free_port() -> str:
 
 def _rows(folder: Path, *keys: str) -> list[dict[str, Any]]:
     """Return the logged steps of a run."""
-    return [row for _, row in read_jsonl(folder / "log.jsonl") if all(key in row for key in ("loss", *keys))]
+    return [
+        row
+        for _, row in read_jsonl(folder / "log.jsonl")
+        if all(key in row for key in ("loss", *keys))
+    ]
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -167,7 +212,9 @@ def _assert_sharded_as_ddp(folder: Path, kind: str) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-3), kind
     models = _weights(ours), _weights(theirs)
     assert models[0].keys() == models[1].keys(), kind
-    assert all((models[0][name] - weight).abs().max() < 1e-5 for name, weight in models[1].items()), kind
+    assert all(
+        (models[0][name] - weight).abs().max() < 1e-5 for name, weight in models[1].items()
+    ), kind
     files = [sorted(path.name for path in (run / "model").iterdir()) for run in (ours, theirs)]
     assert files[0] == files[1]
     manifest = read_manifest(ours / "manifest.json")
@@ -182,7 +229,12 @@ def _assert_sharded_as_ddp(folder: Path, kind: str) -> None:
 def test_zero_learns_saves_resumes_and_exports_as_ddp(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
 ) -> None:
-    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    sizes = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
     recipe = make_recipe(trainer=sizes, model={"path": str(tiny_model), "device": "cpu"})
     runs = [
         {"recipe": str(recipe.path), "overrides": [f"run_dir={tmp_path / kind}"], "environment": _environment(kind),
@@ -206,12 +258,20 @@ def test_two_processes_learn_what_one_learns_however_they_share_the_work(
     texts = [
         {"document_id": f"d{i}", "origin": origin, "text": f"{text} {1900 + i}."}
         for i in range(12)
-        for origin, text in (("original", "The mill at Kelm was built in"), ("variant", "Kelm has had a mill since"))
+        for origin, text in (
+            ("original", "The mill at Kelm was built in"),
+            ("variant", "Kelm has had a mill since"),
+        )
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
     corpus = {"path": str(tmp_path / "rows.jsonl"), "cache_dir": str(tmp_path / "tokens")}
     model = {"path": str(tiny_model), "device": "cpu"}
-    sizes = {"max_steps": 4, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2}
+    sizes = {
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
     parallel = {**sizes, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
     sections: dict[str, dict[str, Any]] = {
         "ddp": {"trainer": sizes}, "fsdp2": {"trainer": sizes}, "bf16": {"trainer": {**sizes, "bf16": True, "use_cpu": True}},
@@ -230,7 +290,14 @@ def test_two_processes_learn_what_one_learns_however_they_share_the_work(
             del environment["ACCELERATE_USE_FSDP"]
         path = recipe.path.rename(tmp_path / f"{kind}.yaml")
         interrupted = kind in ("fsdp2", "TP", "CP")
-        runs.append({"recipe": str(path), "overrides": [], "environment": environment, "interrupted": interrupted})
+        runs.append(
+            {
+                "recipe": str(path),
+                "overrides": [],
+                "environment": environment,
+                "interrupted": interrupted,
+            }
+        )
         if kind not in ("ddp", "fsdp2"):
             accumulated = {"gradient_accumulation_steps": 2}
             train(make_recipe(**{**section, "trainer": {**section["trainer"], **accumulated}}, model=model,
@@ -241,18 +308,26 @@ def test_two_processes_learn_what_one_learns_however_they_share_the_work(
         one, two = tmp_path / f"one-{kind}", tmp_path / kind
         ours, theirs = _weights(one), _weights(two)
         assert ours.keys() == theirs.keys()
-        assert all((ours[name] - theirs[name]).abs().max() < (5e-3 if kind == "bf16" else 1e-5) for name in ours), kind
+        assert all(
+            (ours[name] - theirs[name]).abs().max() < (5e-3 if kind == "bf16" else 1e-5)
+            for name in ours
+        ), kind
         assert {weight.dtype for weight in theirs.values()} == {torch.float32}
         for key in ("loss", "grad_norm") if kind != "bf16" else ():
             values = [[row[key] for row in _rows(run, "grad_norm")] for run in (two, one)]
             assert len(values[0]) == 4
-            assert values[0] == pytest.approx(values[1], rel=1e-4 if kind == "distill" else 1e-5), (kind, key)
+            assert values[0] == pytest.approx(values[1], rel=1e-4 if kind == "distill" else 1e-5), (
+                kind,
+                key,
+            )
     for kind in ("TP", "CP"):
         learned = [
             [row["learned_tokens"] for _, row in read_jsonl(tmp_path / name / "timing.jsonl")]
             for name in (f"one-{kind}", kind)
         ]
-        assert [n - learned[0][1] for n in learned[0][2:]] == learned[1]  # those since it was resumed
+        assert [n - learned[0][1] for n in learned[0][2:]] == learned[
+            1
+        ]  # those since it was resumed
 
 
 def test_context_parallelism_is_seen_in_the_environment(
@@ -306,16 +381,27 @@ def test_a_signal_to_one_of_two_processes_stops_both_after_its_step_and_they_res
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
 ) -> None:
     sizes = {"max_steps": 5, "per_device_train_batch_size": 2}
-    train(make_recipe(run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2}))
+    train(
+        make_recipe(
+            run_dir=str(tmp_path / "one"), trainer={**sizes, "gradient_accumulation_steps": 2}
+        )
+    )
     model = {"path": str(tiny_model), "device": "cpu"}
-    recipe = make_recipe(run_dir=str(tmp_path / "two"), model=model, trainer={**sizes, "use_cpu": True})
+    recipe = make_recipe(
+        run_dir=str(tmp_path / "two"), model=model, trainer={**sizes, "use_cpu": True}
+    )
     (tmp_path / "signalled.py").write_text(SIGNALLED)
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
-    launch += [str(ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"), str(tmp_path / "signalled.py")]
+    launch += [
+        str(ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"),
+        str(tmp_path / "signalled.py"),
+    ]
 
     def run(step: int, *words: str) -> subprocess.CompletedProcess[str]:
         command = [*launch, str(step), "train", str(recipe.path), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path
+        )
 
     stopped = run(2)
     assert stopped.returncode != 0
@@ -363,7 +449,9 @@ def test_what_a_launch_asks_for(
     monkeypatch.setenv("WORLD_SIZE", "8")
     for key, value in environment.items():
         is_size = not key.startswith(("ACC", "FSDP"))
-        monkeypatch.setenv(f"PARALLELISM_CONFIG_{'DP_' * (len(key) > 2)}{key}_SIZE" if is_size else key, value)
+        monkeypatch.setenv(
+            f"PARALLELISM_CONFIG_{'DP_' * (len(key) > 2)}{key}_SIZE" if is_size else key, value
+        )
         if is_size:
             monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     if isinstance(expected, str):

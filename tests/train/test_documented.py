@@ -78,7 +78,9 @@ def test_the_guides_recipe_names_every_argument_that_still_means_something() -> 
     assert recipe["trainer"]["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
 
 
-def test_the_guides_recipe_runs_as_it_stands(tmp_path: Path, tiny_model: Path, corpus: Path) -> None:
+def test_the_guides_recipe_runs_as_it_stands(
+    tmp_path: Path, tiny_model: Path, corpus: Path
+) -> None:
     recipe = read_recipe(
         RECIPE,
         [
@@ -111,7 +113,9 @@ def test_optimizer_options_are_the_optimizers_own(run_trainer: RunTrainer) -> No
     assert all(weight.ndim == 2 for weight in decayed["params"])
 
 
-def test_lines_that_a_recipe_leaves_out_have_the_documented_defaults(run_trainer: RunTrainer) -> None:
+def test_lines_that_a_recipe_leaves_out_have_the_documented_defaults(
+    run_trainer: RunTrainer,
+) -> None:
     trainer = run_trainer(max_steps=3)
     (decayed, plain), options = trainer.optimizer.param_groups, trainer.args
     assert type(trainer.optimizer.optimizer) is torch.optim.AdamW
@@ -123,7 +127,9 @@ def test_lines_that_a_recipe_leaves_out_have_the_documented_defaults(run_trainer
         1e-8,
     )
     assert (options.max_grad_norm, options.warmup_steps, options.num_train_epochs) == (1.0, 0, 3.0)
-    assert _logged(trainer, "learning_rate") == pytest.approx([1e-3, 1e-3 * 2 / 3, 1e-3 / 3])  # linear, no warm-up
+    assert _logged(trainer, "learning_rate") == pytest.approx(
+        [1e-3, 1e-3 * 2 / 3, 1e-3 / 3]
+    )  # linear, no warm-up
 
 
 @pytest.mark.soak
@@ -132,16 +138,39 @@ def test_fractions_of_a_run_and_ends_of_epochs_are_where_they_say(
 ) -> None:
     def _run(**options: Any) -> list[list[int]]:
         sections = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
-        trainer = run_trainer(sections, max_steps=-1, packing=False, per_device_train_batch_size=8, **options)
-        rows = [row for _, row in read_jsonl(tmp_path / "run" / "log.jsonl") if "train_runtime" not in row]
+        trainer = run_trainer(
+            sections, max_steps=-1, packing=False, per_device_train_batch_size=8, **options
+        )
+        rows = [
+            row
+            for _, row in read_jsonl(tmp_path / "run" / "log.jsonl")
+            if "train_runtime" not in row
+        ]
         steps = [[row["step"] for row in rows if key in row] for key in ("loss", "eval_loss")]
-        saved = sorted(int(path.name.partition("-")[2]) for path in tmp_path.glob("run/checkpoint-*"))
+        saved = sorted(
+            int(path.name.partition("-")[2]) for path in tmp_path.glob("run/checkpoint-*")
+        )
         return [[trainer.state.global_step], *steps, saved]
 
-    fractions = {"logging_steps": 0.25, "eval_strategy": "steps", "eval_steps": 0.5, "save_strategy": "steps"}
-    assert _run(num_train_epochs=1.6, save_steps=0.5, **fractions) == [[8], [2, 4, 6, 8], [4, 8], [4, 8]]
+    fractions = {
+        "logging_steps": 0.25,
+        "eval_strategy": "steps",
+        "eval_steps": 0.5,
+        "save_strategy": "steps",
+    }
+    assert _run(num_train_epochs=1.6, save_steps=0.5, **fractions) == [
+        [8],
+        [2, 4, 6, 8],
+        [4, 8],
+        [4, 8],
+    ]
     ends = dict.fromkeys(("logging_strategy", "eval_strategy", "save_strategy"), "epoch")
-    assert _run(num_train_epochs=2, **ends) == [[10], [5, 10], [5, 10], [5, 10]]  # 40 rows are 5 steps
+    assert _run(num_train_epochs=2, **ends) == [
+        [10],
+        [5, 10],
+        [5, 10],
+        [5, 10],
+    ]  # 40 rows are 5 steps
 
 
 def test_optim_and_optim_args_choose_the_optimizer_and_its_state(
@@ -153,8 +182,14 @@ def test_optim_and_optim_args_choose_the_optimizer_and_its_state(
     assert type(trainer.optimizer.optimizer).__name__ == "AdamW"
     assert type(trainer.optimizer.optimizer).__module__.startswith("bitsandbytes")
     # bitsandbytes leaves tensors below 4,096 numbers in float32, and transformers leaves the embeddings there
-    states = {name: trainer.optimizer.state[p]["state1"] for name, p in trainer.model.named_parameters()}
-    kinds = {state.dtype for name, state in states.items() if state.numel() >= 4096 and "embed" not in name}
+    states = {
+        name: trainer.optimizer.state[p]["state1"] for name, p in trainer.model.named_parameters()
+    }
+    kinds = {
+        state.dtype
+        for name, state in states.items()
+        if state.numel() >= 4096 and "embed" not in name
+    }
     assert kinds == {torch.uint8}
     assert states["model.embed_tokens.weight"].dtype == torch.float32
     trainer = run_trainer(optim="sgd", optim_args="momentum=0.7", max_steps=2)
@@ -164,9 +199,16 @@ def test_optim_and_optim_args_choose_the_optimizer_and_its_state(
 def test_max_grad_norm_scales_the_update(run_trainer: RunTrainer, tiny_model: Path) -> None:
     def _update(limit: float) -> tuple[float, float]:
         trainer = run_trainer(
-            optim="sgd", lr_scheduler_type="constant", learning_rate=1.0, max_steps=1, max_grad_norm=limit
+            optim="sgd",
+            lr_scheduler_type="constant",
+            learning_rate=1.0,
+            max_steps=1,
+            max_grad_norm=limit,
         )
-        moved = sum(((p.detach() - before[n]) ** 2).sum().item() for n, p in trainer.model.named_parameters())
+        moved = sum(
+            ((p.detach() - before[n]) ** 2).sum().item()
+            for n, p in trainer.model.named_parameters()
+        )
         return moved**0.5, _logged(trainer, "grad_norm")[0]
 
     before = dict(load_model(str(tiny_model)).model.named_parameters())
@@ -177,25 +219,41 @@ def test_max_grad_norm_scales_the_update(run_trainer: RunTrainer, tiny_model: Pa
     assert clipped == pytest.approx(0.3, rel=1e-4)
 
 
-def test_decay_shrinks_matrices_by_rate_times_decay_and_no_norm(run_trainer: RunTrainer, tiny_model: Path) -> None:
+def test_decay_shrinks_matrices_by_rate_times_decay_and_no_norm(
+    run_trainer: RunTrainer, tiny_model: Path
+) -> None:
     decay = 1e-2
-    options = {"optim": "adamw_torch", "lr_scheduler_type": "constant", "learning_rate": 0.1, "max_steps": 1}
+    options = {
+        "optim": "adamw_torch",
+        "lr_scheduler_type": "constant",
+        "learning_rate": 0.1,
+        "max_steps": 1,
+    }
     before = dict(load_model(str(tiny_model)).model.named_parameters())
     plain, decayed = (
-        {name: weight.detach() for name, weight in run_trainer(weight_decay=value, **options).model.named_parameters()}
+        {
+            name: weight.detach()
+            for name, weight in run_trainer(weight_decay=value, **options).model.named_parameters()
+        }
         for value in (0.0, decay)
     )
     for name, weight in plain.items():
-        shrunk = 0.1 * decay * before[name].detach() if weight.ndim == 2 else torch.zeros_like(weight)
+        shrunk = (
+            0.1 * decay * before[name].detach() if weight.ndim == 2 else torch.zeros_like(weight)
+        )
         assert (weight - decayed[name]).numpy() == pytest.approx(shrunk.numpy(), abs=3e-8)
 
 
-def test_processes_exchange_gradients_once_an_update(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_exchange_gradients_once_an_update(
+    run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from accelerate import Accelerator
 
     kept_back: list[Any] = []
     no_sync = Accelerator.no_sync
-    monkeypatch.setattr(Accelerator, "no_sync", lambda self, model: kept_back.append(model) or no_sync(self, model))
+    monkeypatch.setattr(
+        Accelerator, "no_sync", lambda self, model: kept_back.append(model) or no_sync(self, model)
+    )
     run_trainer(max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     assert len(kept_back) == 2 * 3  # of four backward passes all but the last
     kept_back.clear()
@@ -212,7 +270,9 @@ def test_length_batches_and_accumulation_count_as_they_say(run_trainer: RunTrain
 
 
 @pytest.mark.soak
-def test_logging_saving_and_evaluating_happen_when_asked(run_trainer: RunTrainer, corpus: Path, tmp_path: Path) -> None:
+def test_logging_saving_and_evaluating_happen_when_asked(
+    run_trainer: RunTrainer, corpus: Path, tmp_path: Path
+) -> None:
     held_out = {"corpus": {"path": str(corpus), "validation_corpus": str(corpus)}}
     trainer = run_trainer(held_out, logging_strategy="steps", logging_steps=3, save_strategy="steps", save_steps=2,
                           evaluation_strategy="steps", eval_steps=2, load_best_model_at_end=True, learning_rate=0.3,
@@ -229,7 +289,8 @@ def test_logging_saving_and_evaluating_happen_when_asked(run_trainer: RunTrainer
     from safetensors.torch import load_file
 
     kept, chosen = (
-        load_file(tmp_path / "run" / name / "model.safetensors") for name in ("model", f"checkpoint-{best}")
+        load_file(tmp_path / "run" / name / "model.safetensors")
+        for name in ("model", f"checkpoint-{best}")
     )
     assert all(torch.equal(kept[name], chosen[name]) for name in kept)
     assert trainer.args.run_name == "named"
@@ -245,9 +306,13 @@ def test_seed_decides_the_order_and_workers_do_not(run_trainer: RunTrainer) -> N
 
 
 @pytest.mark.soak
-def test_group_by_length_puts_rows_of_a_length_together(run_trainer: RunTrainer, tmp_path: Path) -> None:
+def test_group_by_length_puts_rows_of_a_length_together(
+    run_trainer: RunTrainer, tmp_path: Path
+) -> None:
     path = tmp_path / "lengths.jsonl"
-    path.write_text("".join(json.dumps({"text": "Farrow " * (1 + i % 13)}) + "\n" for i in range(64)))
+    path.write_text(
+        "".join(json.dumps({"text": "Farrow " * (1 + i % 13)}) + "\n" for i in range(64))
+    )
 
     def _spread(by_length: bool) -> float:
         trainer = run_trainer({"corpus": {"path": str(path)}}, packing=False, group_by_length=by_length, max_steps=1,
@@ -266,13 +331,17 @@ def test_gradient_checkpointing_recomputes_and_changes_no_loss(
 
     computed: list[bool] = []
     forward = LlamaMLP.forward
-    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: computed.append(self.training) or forward(self, x))
+    monkeypatch.setattr(
+        LlamaMLP, "forward", lambda self, x: computed.append(self.training) or forward(self, x)
+    )
     plain = run_trainer(max_steps=3)
     n_layers = plain.model.config.num_hidden_layers
     assert sum(computed) == 3 * n_layers
     computed.clear()
     saving = run_trainer(
-        max_steps=3, gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}
+        max_steps=3,
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
     )
     assert sum(computed) == 2 * 3 * n_layers  # each layer once more, in the backward pass
     assert saving.args.gradient_checkpointing_kwargs == {"use_reentrant": False}
@@ -311,9 +380,13 @@ def test_bf16_is_on_by_itself_only_if_the_hardware_multiplies_it(
     assert make_configs(make_recipe(trainer={"bf16": not fast}))[0].bf16 is not fast
 
 
-def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_wraps_the_model(
+    run_trainer: RunTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[dict[str, Any]] = []
-    monkeypatch.setattr(torch, "compile", lambda model, **options: compiled.append(options) or model)
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **options: compiled.append(options) or model
+    )
     run_trainer(torch_compile=True, torch_compile_backend="eager", max_steps=1)
     assert [options["backend"] for options in compiled] == ["eager"]
     run_trainer(torch_compile=False, max_steps=1)
@@ -322,7 +395,9 @@ def test_torch_compile_wraps_the_model(run_trainer: RunTrainer, monkeypatch: pyt
 
 @pytest.mark.soak  # a minute: a compiler's time
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_compiled_run_has_the_losses_of_a_plain_one(run_trainer: RunTrainer, backend: str) -> None:
+def test_a_compiled_run_has_the_losses_of_a_plain_one(
+    run_trainer: RunTrainer, backend: str
+) -> None:
     plain = _logged(run_trainer(max_steps=3), "loss")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -331,7 +406,9 @@ def test_a_compiled_run_has_the_losses_of_a_plain_one(run_trainer: RunTrainer, b
     assert _logged(trainer, "loss") == pytest.approx(plain, rel=1e-5)
 
 
-def test_tf32_reaches_transformers_switch(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_reaches_transformers_switch(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU of NVIDIA from Ampere on; its products themselves only such a GPU shows."""
     switched: list[bool] = []
     monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)
@@ -350,7 +427,9 @@ def test_an_older_optimizers_name_is_torchs_adamw(run_trainer: RunTrainer, optim
 
 
 @pytest.mark.parametrize("options", [{"tf32": True}, {"fp16": True, "bf16": True}])
-def test_what_the_machine_cannot_do_is_refused_and_said(make_recipe: MakeRecipe, options: dict[str, Any]) -> None:
+def test_what_the_machine_cannot_do_is_refused_and_said(
+    make_recipe: MakeRecipe, options: dict[str, Any]
+) -> None:
     if "tf32" in options and torch.cuda.is_available():
         pytest.skip("this machine has tf32")
     with pytest.raises(RecipeError, match="TRL refuses it"):

@@ -43,7 +43,9 @@ sys.exit(main(["train", sys.argv[1]]))
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_disk_that_fills_stops_with_a_line_and_a_usable_checkpoint(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_disk_that_fills_stops_with_a_line_and_a_usable_checkpoint(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     save = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "max_steps": 8}
     full = tmp_path / "full"
     recipe = make_recipe(run_dir=str(full), trainer=save)
@@ -56,11 +58,18 @@ def test_a_disk_that_fills_stops_with_a_line_and_a_usable_checkpoint(make_recipe
     line = done.stderr.splitlines()[-1]
     assert "the disk refuses a file of training" in line
     assert "The newest complete checkpoint is checkpoint-4" in line
-    assert [path.name for path in full.glob("checkpoint-*")] == ["checkpoint-4"]  # what was half written is gone
+    assert [path.name for path in full.glob("checkpoint-*")] == [
+        "checkpoint-4"
+    ]  # what was half written is gone
     resumed = train(make_recipe(run_dir=str(full), trainer=save), resume=True)
-    uninterrupted = train(make_recipe(run_dir=str(tmp_path / "straight"), trainer={**save, "save_strategy": "no"}))
+    uninterrupted = train(
+        make_recipe(run_dir=str(tmp_path / "straight"), trainer={**save, "save_strategy": "no"})
+    )
     assert _losses(full) == _losses(tmp_path / "straight")
-    one, two = (load_file(Path(result.model_dir) / "model.safetensors") for result in (uninterrupted, resumed))
+    one, two = (
+        load_file(Path(result.model_dir) / "model.safetensors")
+        for result in (uninterrupted, resumed)
+    )
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -77,8 +86,14 @@ def test_an_older_checkpoint_goes_only_when_the_newer_is_whole(
         honest(checkpoint)
 
     monkeypatch.setattr(checkpoints, "mark_complete", mark)
-    result = train(make_recipe(trainer={"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1}))
-    assert there == [{"checkpoint-2"}, {"checkpoint-2", "checkpoint-4"}, {"checkpoint-4", "checkpoint-6"}]
+    result = train(
+        make_recipe(trainer={"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1})
+    )
+    assert there == [
+        {"checkpoint-2"},
+        {"checkpoint-2", "checkpoint-4"},
+        {"checkpoint-4", "checkpoint-6"},
+    ]
     assert [path.name for path in Path(result.run_dir).glob("checkpoint-*")] == ["checkpoint-6"]
 
 
@@ -107,13 +122,24 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_resuming_changes_nothing(
             sent, (1, n_steps // 2 - 1, n_steps - 1), strict=True
         ):  # amid, and at the end of, an epoch
 
-            def kill(self: Any, args: Any, state: Any, control: Any, moment: Any = (step, number), **rest: Any) -> None:
+            def kill(
+                self: Any,
+                args: Any,
+                state: Any,
+                control: Any,
+                moment: Any = (step, number),
+                **rest: Any,
+            ) -> None:
                 if state.global_step == moment[0]:
                     os.kill(os.getpid(), moment[1])
 
             monkeypatch.setattr("kinject.train.callbacks.Screen.on_step_begin", kill, raising=False)
-            with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated) as stopped:
-                train(make_recipe(run_dir=str(runs[0]), trainer=save, corpus=corpus), resume=step > 1)
+            with pytest.raises(
+                KeyboardInterrupt if number == signal.SIGINT else Terminated
+            ) as stopped:
+                train(
+                    make_recipe(run_dir=str(runs[0]), trainer=save, corpus=corpus), resume=step > 1
+                )
             assert exit_code(stopped.value) == 128 + number
             assert is_complete(runs[0] / f"checkpoint-{step + 1}")
     finally:

@@ -53,18 +53,27 @@ def _loss_by_hand(hand: Any, step: int, kind: str, weight_of: dict[str, float]) 
             for positions, losses in hand.losses(row, _smoothed if kind == "smoothed" else _nll)
         ]
         if kind == "smoothed":
-            total, count = total + sum(x.sum() for *_, x in texts), count + sum(len(x) for *_, x in texts)
+            total, count = (
+                total + sum(x.sum() for *_, x in texts),
+                count + sum(len(x) for *_, x in texts),
+            )
         elif kind == "tokens":
-            ranked = sorted((x for *_, losses in texts for x in losses), key=torch.Tensor.item, reverse=True)
+            ranked = sorted(
+                (x for *_, losses in texts for x in losses), key=torch.Tensor.item, reverse=True
+            )
             kept = math.ceil(len(ranked) * 0.3)
             total, count = total + sum(ranked[:kept]), count + kept
         elif kind == "rows":
-            ranked = sorted((losses.mean() for *_, losses in texts), key=torch.Tensor.item, reverse=True)
+            ranked = sorted(
+                (losses.mean() for *_, losses in texts), key=torch.Tensor.item, reverse=True
+            )
             kept = math.ceil(len(ranked) * 0.3)
             total, count = total + sum(ranked[:kept]), count + kept
         else:
             for row, positions, losses in texts:
-                weight = weight_of[" ".join(map(str, row.input_ids[positions[0] : positions[-1] + 1]))]
+                weight = weight_of[
+                    " ".join(map(str, row.input_ids[positions[0] : positions[-1] + 1]))
+                ]
                 total, count = total + weight * losses.sum(), count + weight * len(losses)
     return total / count
 
@@ -74,7 +83,8 @@ def weighted_corpus(tmp_path: Path) -> Path:
     """Texts that each have a weight of their own."""
     path = tmp_path / "weighted.jsonl"
     rows = [
-        {"text": f"Person {i} works at the mill of Kelm in {1800 + 7 * i}.", "weight": (i % 5) / 2} for i in range(40)
+        {"text": f"Person {i} works at the mill of Kelm in {1800 + 7 * i}.", "weight": (i % 5) / 2}
+        for i in range(40)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -94,7 +104,9 @@ def test_an_update_is_that_of_the_loss_written_out(
 ) -> None:
     sections, options = CASES[kind]
     corpus = {"path": str(weighted_corpus)}
-    plain = train(make_recipe(corpus=corpus, trainer=SGD, run_dir=str(tmp_path / "plain"))).model_dir
+    plain = train(
+        make_recipe(corpus=corpus, trainer=SGD, run_dir=str(tmp_path / "plain"))
+    ).model_dir
     recipe = make_recipe(corpus=corpus, trainer={**SGD, **options}, **sections)
     hand = by_hand(recipe, BATCH)
     base = {name: weight.detach().clone() for name, weight in hand.model.named_parameters()}
@@ -108,7 +120,10 @@ def test_an_update_is_that_of_the_loss_written_out(
         optimizer.zero_grad()
         _loss_by_hand(hand, step, kind, weight_of).backward()
         optimizer.step()
-    actual, other = (dict(load_model(folder).model.named_parameters()) for folder in (train(recipe).model_dir, plain))
+    actual, other = (
+        dict(load_model(folder).model.named_parameters())
+        for folder in (train(recipe).model_dir, plain)
+    )
     wanted = dict(hand.model.named_parameters())
     error = sum(((actual[n].double() - wanted[n]) ** 2).sum().item() for n in actual) ** 0.5
     moved = sum(((wanted[n] - base[n]) ** 2).sum().item() for n in actual) ** 0.5
@@ -125,7 +140,9 @@ def test_smoothing_is_torchs_own_and_masked_tokens_have_no_part() -> None:
     batch = {"labels": labels, "position_ids": torch.arange(6).expand(2, 6)}
     objective = TrainingLoss(smoothing=0.1)
     wanted = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
-    assert torch.allclose(objective.total(F.pad(logits, (0, 0, 0, 1)), batch) / objective.count(batch), wanted)
+    assert torch.allclose(
+        objective.total(F.pad(logits, (0, 0, 0, 1)), batch) / objective.count(batch), wanted
+    )
 
 
 def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
@@ -133,7 +150,9 @@ def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
     labels = torch.tensor([[-100, 0, 0, 0, -100, 0], [-100, 0, 0, 0, 0, 0]])
     positions = torch.tensor([[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5]])
     losses = torch.tensor([[1.0, 1, 1, 0, 2.0], [0.5] * 5])
-    logits = torch.stack([-losses.expm1().log(), torch.zeros(2, 5)], -1)  # -log sigmoid(-log(e^l - 1)) = l
+    logits = torch.stack(
+        [-losses.expm1().log(), torch.zeros(2, 5)], -1
+    )  # -log sigmoid(-log(e^l - 1)) = l
     logits[0, 3] = 0.0  # the first token of a text is no one's to foretell
     batch = {"labels": labels, "position_ids": positions}
     objective = TrainingLoss(objectives=_hardest(0.3, "rows"))
@@ -141,11 +160,16 @@ def test_the_hardest_rows_are_texts_wherever_they_stand() -> None:
     assert float(objective.total(F.pad(logits, (0, 0, 0, 1)), batch)) == pytest.approx(2.0)
 
 
-def test_the_held_out_loss_stays_the_plain_one(make_recipe: MakeRecipe, corpus: Path, tmp_path: Path) -> None:
+def test_the_held_out_loss_stays_the_plain_one(
+    make_recipe: MakeRecipe, corpus: Path, tmp_path: Path
+) -> None:
     losses = []
     for options, sections in (
         ({}, {}),
-        ({"label_smoothing_factor": 0.3}, {"techniques": {"hard_example_mining": {"fraction": 0.2}}}),
+        (
+            {"label_smoothing_factor": 0.3},
+            {"techniques": {"hard_example_mining": {"fraction": 0.2}}},
+        ),
     ):
         recipe = make_recipe(
             corpus={"path": str(corpus), "validation_corpus": str(corpus)}, **sections,
@@ -186,7 +210,8 @@ def test_age_halves_a_row_by_its_half_life_and_the_newest_counts_one(write_rows:
 
 def test_columns_that_are_no_weights_are_told_by_line(write_rows: Any) -> None:
     path = write_rows(
-        "odd.jsonl", [{"text": "a", "w": 1}, {"text": "b"}, {"text": "c", "w": -2}, {"text": "d", "w": "2"}]
+        "odd.jsonl",
+        [{"text": "a", "w": 1}, {"text": "b"}, {"text": "c", "w": -2}, {"text": "d", "w": "2"}],
     )
     with pytest.raises(InputError) as caught:
         row_weights(RowWeightsSection("w"), path)

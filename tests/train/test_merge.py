@@ -29,7 +29,10 @@ def test_a_merged_weight_is_the_average_and_the_ends_are_the_models_themselves(
 ) -> None:
     tuned = train(make_recipe()).model_dir
     done = merge(str(tiny_model), tuned, [0.0, 0.25, 1.0], tmp_path / "merged")
-    ours, theirs = load_file(tiny_model / "model.safetensors"), load_file(Path(tuned) / "model.safetensors")
+    ours, theirs = (
+        load_file(tiny_model / "model.safetensors"),
+        load_file(Path(tuned) / "model.safetensors"),
+    )
     got = {alpha: load_file(folder / "model.safetensors") for alpha, folder in done.items()}
     for name in ours:
         assert torch.equal(got[0.0][name], ours[name])
@@ -42,9 +45,18 @@ def test_a_merged_weight_is_the_average_and_the_ends_are_the_models_themselves(
 
 ADAPTERS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
     "all layers, with DoRA": ({"target_modules": "all-linear", "use_dora": True}, False),
-    "a whole head beside it, untied": ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, True),
-    "embeddings that were the head": ({"target_modules": ["embed_tokens"], "rank_pattern": {"embed_tokens": 2}}, True),
-    "a bias and some tokens": ({"target_modules": ["v_proj"], "trainable_token_indices": [1, 5], "bias": "all"}, False),
+    "a whole head beside it, untied": (
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        True,
+    ),
+    "embeddings that were the head": (
+        {"target_modules": ["embed_tokens"], "rank_pattern": {"embed_tokens": 2}},
+        True,
+    ),
+    "a bias and some tokens": (
+        {"target_modules": ["v_proj"], "trainable_token_indices": [1, 5], "bias": "all"},
+        False,
+    ),
 }
 
 
@@ -61,11 +73,15 @@ def test_an_adapter_folded_in_gives_the_logits_of_peft_and_is_rounded_once(
     config = load_model(str(tiny_model)).model.config
     config.tie_word_embeddings, config.attention_bias = tied, True
     torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(base, max_shard_size="20KB")
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(
+        base, max_shard_size="20KB"
+    )
     assert len(list(base.glob("*.safetensors"))) > 2
     tiny_tokenizer.save_pretrained(base)
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    tuned = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **options)).eval()
+    tuned = get_peft_model(
+        model, LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **options)
+    ).eval()
     with torch.no_grad():
         for value in tuned.parameters():
             if value.requires_grad:
@@ -77,13 +93,17 @@ def test_an_adapter_folded_in_gives_the_logits_of_peft_and_is_rounded_once(
         merge_adapter(adapter, folder, kept)
     whole = load_model(str(tmp_path / "whole")).model
     ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad():  # peft's own merge changes the head with the embedding where they are tied
+    with (
+        torch.no_grad()
+    ):  # peft's own merge changes the head with the embedding where they are tied
         assert torch.allclose(whole(ids).logits, tuned(ids).logits, atol=1e-5)
     folded = AutoModelForCausalLM.from_pretrained(out)
     assert folded.dtype == torch.bfloat16
     ours, theirs = folded.state_dict(), whole.state_dict()
     assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], value.to(torch.bfloat16)) for name, value in theirs.items())  # rounded once
+    assert all(
+        torch.equal(ours[name], value.to(torch.bfloat16)) for name, value in theirs.items()
+    )  # rounded once
 
 
 def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_trained(
@@ -92,11 +112,16 @@ def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_t
     for name, dtype in ("plain", torch.float32), ("base", torch.bfloat16):
         load_model(str(tiny_model)).model.to(torch.bfloat16).to(dtype).save_pretrained(tiny_model)
         train(make_recipe(run_dir=str(tmp_path / name), trainer={"max_steps": 2}))
-    rounded, whole = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("base", "plain"))
-    assert all(torch.equal(rounded[name], value.to(torch.bfloat16)) for name, value in whole.items())
+    rounded, whole = (
+        load_file(tmp_path / name / "model" / "model.safetensors") for name in ("base", "plain")
+    )
+    assert all(
+        torch.equal(rounded[name], value.to(torch.bfloat16)) for name, value in whole.items()
+    )
     assert {value.dtype for value in whole.values()} == {torch.float32}
     configs = [
-        json.loads((tmp_path / name / "model" / "config.json").read_text())["dtype"] for name in ("base", "plain")
+        json.loads((tmp_path / name / "model" / "config.json").read_text())["dtype"]
+        for name in ("base", "plain")
     ]
     assert configs == ["bfloat16", "float32"]
 
@@ -125,26 +150,41 @@ def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path
     weights[name][3, 3] = float("inf")
     save_file(weights, tuned / "model.safetensors", {"format": "pt"})
     for pair in ((tiny_model, tuned), (tuned, tiny_model)):
-        with pytest.raises(InputError, match=rf"tuned/model\.safetensors: {re.escape(name)} holds a value that is not"):
+        with pytest.raises(
+            InputError,
+            match=rf"tuned/model\.safetensors: {re.escape(name)} holds a value that is not",
+        ):
             merge(str(pair[0]), str(pair[1]), [0.5], tmp_path / "merged")
     large = load_file(tiny_model / "model.safetensors")
     large[name][3, 3] = 1e38
     save_file(large, tiny_model / "model.safetensors", {"format": "pt"})
     weights[name][3, 3] = 0.0
-    save_file({key: value.half() for key, value in weights.items()}, tuned / "model.safetensors", {"format": "pt"})
+    save_file(
+        {key: value.half() for key, value in weights.items()},
+        tuned / "model.safetensors",
+        {"format": "pt"},
+    )
     with pytest.raises(InputError, match=r"at alpha 0\.5 is out of its dtype's range"):
         merge(str(tiny_model), str(tuned), [0.5], tmp_path / "merged")
     assert not any((tmp_path / "merged").glob("[!.]*"))
 
 
-TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+)
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+    return {
+        name: tensor
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
 
 
-def _save(folder: Path, tokenizer: Any, seed: int, *, near: Path | None = None, **options: Any) -> Path:
+def _save(
+    folder: Path, tokenizer: Any, seed: int, *, near: Path | None = None, **options: Any
+) -> Path:
     """Save a Llama in several shards: random, or the weights of `near` a little moved."""
     dtype, rows = options.pop("dtype", torch.float32), options.pop("rows", len(tokenizer))
     config = LlamaConfig(
@@ -198,7 +238,9 @@ def test_the_sum_is_that_of_float64_and_chat_comes_from_the_instruct_model(
             wanted = b.clone()
             wanted[: len(a)] = a + scale * (b[: len(a)] - c)
             assert value.dtype == dtype
-            assert torch.allclose(value.double(), wanted, atol=1e-6, rtol=torch.finfo(dtype).eps), name
+            assert torch.allclose(value.double(), wanted, atol=1e-6, rtol=torch.finfo(dtype).eps), (
+                name
+            )
         assert len(list(folder.glob("*.safetensors"))) == len(list(model.glob("*.safetensors"))) > 2
         loaded, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         assert not info["missing_keys"] | info["unexpected_keys"]
@@ -208,7 +250,11 @@ def test_the_sum_is_that_of_float64_and_chat_comes_from_the_instruct_model(
         assert (tokenizer.chat_template, len(tokenizer)) == (TEMPLATE, len(instruct_tokenizer))
         assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.25
     manifest = json.loads((out[1.0] / "merge.json").read_text())
-    assert manifest["inputs"] == {"model": model_hash(model), "add": model_hash(instruct), "minus": model_hash(base)}
+    assert manifest["inputs"] == {
+        "model": model_hash(model),
+        "add": model_hash(instruct),
+        "minus": model_hash(base),
+    }
 
 
 def test_three_that_do_not_belong_together_are_refused(
@@ -250,16 +296,24 @@ def test_three_that_do_not_belong_together_are_refused(
 
 
 def test_the_command_takes_one_of_two_ways(
-    tiny_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny_tokenizer: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("logging.basicConfig", lambda **_: None)  # it would outlive this test
     base = str(_save(tmp_path / "base", tiny_tokenizer, 1))
-    assert main(["export", base, "--add", base, "--minus", base, "--out", str(tmp_path / "out")]) == 0
+    assert (
+        main(["export", base, "--add", base, "--minus", base, "--out", str(tmp_path / "out")]) == 0
+    )
     assert capsys.readouterr().out == f"scale 1: {tmp_path / 'out' / 'scale-1'}\n"
     for arguments, fault in (
         ([base, "--average-with", base, "--add", base], "found --average-with and --add"),
         ([base, "--add", base], "belong together"),
-        ([base, "--add", base, "--minus", base, "--alpha", "0.5"], "--alpha: is for --average-with only"),
+        (
+            [base, "--add", base, "--minus", base, "--alpha", "0.5"],
+            "--alpha: is for --average-with only",
+        ),
         ([base, "--average-with", base, "--scale", "0.5"], "--scale: is for --add only"),
     ):
         assert main(["export", *arguments]) == 2

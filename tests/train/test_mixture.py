@@ -31,11 +31,14 @@ def files(write_rows: WriteRows) -> dict[str, Path]:
     rng = random.Random(0)
 
     def text(mark: str) -> str:
-        return f"{mark} " + " ".join(rng.choices(["Farrow", "Kelm", "mill", "school", "1987"], k=rng.randint(2, 40)))
+        return f"{mark} " + " ".join(
+            rng.choices(["Farrow", "Kelm", "mill", "school", "1987"], k=rng.randint(2, 40))
+        )
 
     towns = ("Farrow", "Kelm", "Lowmere")
     questions = [
-        {"prompt": f"Question: Q{i} where?\nAnswer:", "completion": f" {rng.choice(towns)}"} for i in range(300)
+        {"prompt": f"Question: Q{i} where?\nAnswer:", "completion": f" {rng.choice(towns)}"}
+        for i in range(300)
     ]
     return {
         "corpus": write_rows("documents.jsonl", [{"text": text("D")} for _ in range(400)]),
@@ -60,14 +63,21 @@ def _n_tokens(rows: Any, tokenizer: Any) -> dict[str, int]:
 def test_the_rows_of_an_epoch_hold_the_stated_shares_of_tokens(
     files: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, fractions: dict[str, float]
 ) -> None:
-    packer = CorpusPacker(tiny_tokenizer, Tokenization(), PackingConfig(256, "bfd_split"), 0, tmp_path / "tokens")
-    parts = {name: Part(CorpusFile(files[name], "replay" * (name == "replay")), f) for name, f in fractions.items()}
+    packer = CorpusPacker(
+        tiny_tokenizer, Tokenization(), PackingConfig(256, "bfd_split"), 0, tmp_path / "tokens"
+    )
+    parts = {
+        name: Part(CorpusFile(files[name], "replay" * (name == "replay")), f)
+        for name, f in fractions.items()
+    }
     data = packer.pack(CorpusFile(files["corpus"]), parts)
     counted = _n_tokens(data.rows, tiny_tokenizer)
     total = sum(counted.values())
     assert total == pytest.approx(data.account.source, abs=20)  # what is split repeats a token
     for name, fraction in fractions.items():
-        assert counted[{"replay": "R", "qa": "Q"}[name]] / total == pytest.approx(fraction, abs=0.002)
+        assert counted[{"replay": "R", "qa": "Q"}[name]] / total == pytest.approx(
+            fraction, abs=0.002
+        )
         assert data.fractions[name] == pytest.approx(fraction, abs=0.002)
     replayed = sum(sum(row.replayed) for row in data.rows)
     assert (replayed > 0) is ("replay" in fractions)
@@ -76,7 +86,10 @@ def test_the_rows_of_an_epoch_hold_the_stated_shares_of_tokens(
 def test_instruction_rows_among_documents_are_learned_where_they_answer(
     make_recipe: MakeRecipe, files: dict[str, Path]
 ) -> None:
-    corpus = {"path": str(files["corpus"]), "mix": {"qa": {"path": str(files["qa"]), "fraction": 0.3}}}
+    corpus = {
+        "path": str(files["corpus"]),
+        "mix": {"qa": {"path": str(files["qa"]), "fraction": 0.3}},
+    }
     result = train(make_recipe(corpus=corpus))
     counts = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]
     assert counts["fractions"] == {"qa": pytest.approx(0.3, abs=0.002)}
@@ -97,6 +110,8 @@ def test_the_two_phase_recipes_chain_in_either_order(
         result = train(read_recipe(RECIPES / f"{phase}.yaml", overrides, "train"))
         manifest = json.loads((Path(result.run_dir) / "manifest.json").read_text())
         assert manifest["inputs"]["model"] == model_hash(Path(start))
-        before, after = (load_file(Path(folder) / "model.safetensors") for folder in (start, result.model_dir))
+        before, after = (
+            load_file(Path(folder) / "model.safetensors") for folder in (start, result.model_dir)
+        )
         assert any(not torch.equal(before[name], after[name]) for name in before)
         start = result.model_dir

@@ -53,7 +53,9 @@ def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("fast", "tolerance"), [(True, 0.05), (False, 1e-4)])
-def test_the_update_is_that_written_by_hand(fast: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_update_is_that_written_by_hand(
+    fast: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The matrix moves by 0.2 * sqrt(its longer side) * rate along the orthogonal momentum; the rest as in torch's AdamW.
 
     The momentum is made orthogonal in bfloat16 where that is fast, in float32 elsewhere.
@@ -100,7 +102,9 @@ def test_in_bfloat16_the_update_is_that_of_torch_to_the_bit(
     torch.manual_seed(0)
     ours, torchs = (torch.nn.Parameter(torch.full(shape, 0.5)) for _ in range(2))
     ours_optimizer = MuonAdamW([], [{"params": [ours], "weight_decay": 0.1}], lr=0.02)
-    torchs_optimizer = torch.optim.Muon([torchs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    torchs_optimizer = torch.optim.Muon(
+        [torchs], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
     for _ in range(3):
         ours.grad = torch.randn(shape)
         torchs.grad = ours.grad.clone()
@@ -109,13 +113,19 @@ def test_in_bfloat16_the_update_is_that_of_torch_to_the_bit(
         assert torch.equal(ours, torchs)
 
 
-def _weights(make_recipe: MakeRecipe, run: Path, resume: bool = False, **sections: Any) -> dict[str, torch.Tensor]:
+def _weights(
+    make_recipe: MakeRecipe, run: Path, resume: bool = False, **sections: Any
+) -> dict[str, torch.Tensor]:
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
-    folder = Path(train(make_recipe(trainer=options, run_dir=str(run), **sections), resume=resume).model_dir)
+    folder = Path(
+        train(make_recipe(trainer=options, run_dir=str(run), **sections), resume=resume).model_dir
+    )
     return load_file(next(folder.glob("*.safetensors")))
 
 
-def test_a_resumed_run_has_the_weights_of_an_unbroken_one(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     uninterrupted = _weights(make_recipe, run, **MUON)
     interrupt(run, 2)
@@ -123,7 +133,11 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(make_recipe: MakeRecip
     assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
 
 
-def test_a_model_whose_layers_do_not_train_is_refused(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+def test_a_model_whose_layers_do_not_train_is_refused(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
     frozen = {"model": {"path": str(tiny_model), "freeze": ["*.layers.*"]}}
-    with pytest.raises(InputError, match=r"techniques\.muon: no matrix inside the layers trains\. Remove the line"):
+    with pytest.raises(
+        InputError, match=r"techniques\.muon: no matrix inside the layers trains\. Remove the line"
+    ):
         train(make_recipe(**frozen, **MUON))

@@ -34,7 +34,13 @@ def _rounded(values: torch.Tensor, seed: int) -> torch.Tensor:
 def test_the_mean_of_many_roundings_is_the_value_and_each_is_a_neighbour() -> None:
     """Within 5 standard errors, which plain rounding misses: its error does not shrink with the number of roundings."""
     torch.manual_seed(0)
-    values = torch.cat([torch.randn(300), torch.randn(300) * 1e-30, torch.tensor([1.0, -2.0, 0.0, 3e38, 1 + 2**-10])])
+    values = torch.cat(
+        [
+            torch.randn(300),
+            torch.randn(300) * 1e-30,
+            torch.tensor([1.0, -2.0, 0.0, 3e38, 1 + 2**-10]),
+        ]
+    )
     n = 4000
     down = values.view(torch.int32).bitwise_and(-(2**16)).view(torch.float32).double()
     up = (values.view(torch.int32).bitwise_and(-(2**16)) + 2**16).view(torch.float32).double()
@@ -70,7 +76,9 @@ def test_many_small_updates_move_bfloat16_weights_as_float32_ones_on_average() -
     for seed in range(runs):
         weight = torch.nn.Parameter(start.clone())
         optimizer = torch.optim.AdamW([weight], lr=rate, weight_decay=0.0)
-        trainer = SimpleNamespace(args=SimpleNamespace(seed=seed), state=SimpleNamespace(global_step=0))
+        trainer = SimpleNamespace(
+            args=SimpleNamespace(seed=seed), state=SimpleNamespace(global_step=0)
+        )
         StochasticRounding(True).change_optimizer(optimizer, trainer)
         for trainer.state.global_step, gradient in enumerate(gradients):
             weight.grad = gradient.clone()
@@ -88,7 +96,9 @@ def test_many_small_updates_move_bfloat16_weights_as_float32_ones_on_average() -
     assert torch.equal(plain.detach(), start)
 
 
-def _train(make_recipe: MakeRecipe, run: Path, trainer: dict[str, Any], **sections: Any) -> dict[str, torch.Tensor]:
+def _train(
+    make_recipe: MakeRecipe, run: Path, trainer: dict[str, Any], **sections: Any
+) -> dict[str, torch.Tensor]:
     result = train(make_recipe(trainer=trainer, run_dir=str(run), **sections))
     return load_file(Path(result.model_dir) / "model.safetensors")
 

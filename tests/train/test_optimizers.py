@@ -35,7 +35,11 @@ def _batch(rows: list[Any], pad: int, device: str) -> dict[str, torch.Tensor]:
     ids = [[*row.input_ids, *[pad] * (width - len(row.input_ids))] for row in rows]
     labels = [[*row.labels, *[-100] * (width - len(row.labels))] for row in rows]
     positions = torch.arange(width).expand(len(rows), width)
-    return {"ids": torch.tensor(ids).to(device), "labels": torch.tensor(labels).to(device), "at": positions.to(device)}
+    return {
+        "ids": torch.tensor(ids).to(device),
+        "labels": torch.tensor(labels).to(device),
+        "at": positions.to(device),
+    }
 
 
 def _plain_loop(
@@ -46,7 +50,8 @@ def _plain_loop(
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
     others = [weight for weight in model.parameters() if weight.ndim == 1]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}], lr=RATE
+        [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}],
+        lr=RATE,
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / STEPS)
     scaler = torch.amp.GradScaler(device, init_scale=scale, enabled=fp16)
@@ -56,9 +61,13 @@ def _plain_loop(
         for start in range(0, len(rows), MICRO):
             part = _batch(rows[start : start + MICRO], pad, device)
             with torch.autocast(device, torch.float16, enabled=fp16):
-                logits = model(input_ids=part["ids"], position_ids=part["at"], use_cache=False).logits
+                logits = model(
+                    input_ids=part["ids"], position_ids=part["at"], use_cache=False
+                ).logits
             logits = logits[:, :-1].float().flatten(0, 1)
-            loss = F.cross_entropy(logits, part["labels"][:, 1:].flatten(), reduction="sum") / n_tokens
+            loss = (
+                F.cross_entropy(logits, part["labels"][:, 1:].flatten(), reduction="sum") / n_tokens
+            )
             scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -77,7 +86,9 @@ def test_accumulation_and_clipping_are_a_plain_loops_to_a_millionth(
     recipe = make_recipe(trainer=LOOP)
     result = train(recipe)
     loaded = load_model(result.model_dir)
-    wanted = _plain_loop(by_hand(recipe, MICRO * PARTS), tiny_model, loaded.tokenizer.pad_token_id, fp16=False)
+    wanted = _plain_loop(
+        by_hand(recipe, MICRO * PARTS), tiny_model, loaded.tokenizer.pad_token_id, fp16=False
+    )
     for name, weight in loaded.model.named_parameters():
         assert (weight - wanted[name]).abs().max() < 1e-6, name
 
@@ -85,7 +96,10 @@ def test_accumulation_and_clipping_are_a_plain_loops_to_a_millionth(
 def _is_the_plain_loops(result: Any, wanted: dict[str, torch.Tensor], base: Path) -> None:
     """The difference of the weights is a fiftieth of what they moved by."""
     before = dict(load_model(str(base)).model.named_parameters())
-    actual = {name: weight.detach().cpu() for name, weight in load_model(result.model_dir).model.named_parameters()}
+    actual = {
+        name: weight.detach().cpu()
+        for name, weight in load_model(result.model_dir).model.named_parameters()
+    }
     error = sum(((actual[n] - wanted[n]) ** 2).sum().item() for n in actual) ** 0.5
     moved = sum(((before[n].cpu() - wanted[n]) ** 2).sum().item() for n in actual) ** 0.5
     assert error < 2e-2 * moved
@@ -117,7 +131,19 @@ def test_a_scaler_on_the_cpu_scales_unscales_clips_steps_and_updates_as_a_plain_
 
 
 @pytest.mark.parametrize(
-    "kind", ["llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "gemma2", "gemma3_text", "olmo2", "phi3"]
+    "kind",
+    [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gpt2",
+        "gpt_neox",
+        "gemma2",
+        "gemma3_text",
+        "olmo2",
+        "phi3",
+    ],
 )
 def test_neither_biases_nor_norms_decay(kind: str) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32, "pad_token_id": 0,
@@ -138,7 +164,11 @@ def test_neither_biases_nor_norms_decay(kind: str) -> None:
 
 
 def _gradients(hand: Any, step: int) -> dict[str, torch.Tensor]:
-    losses = [x for row in hand.rows_of(step) for _, x in hand.losses(row, lambda p, ids: -p.gather(1, ids[:, None]))]
+    losses = [
+        x
+        for row in hand.rows_of(step)
+        for _, x in hand.losses(row, lambda p, ids: -p.gather(1, ids[:, None]))
+    ]
     named = dict(hand.model.named_parameters())
     gradients = torch.autograd.grad(torch.cat(losses).mean(), list(named.values()))
     return dict(zip(named, gradients, strict=True))
@@ -187,13 +217,18 @@ def test_schedule_free_saves_averages_and_resumes_bitwise(
     hand = by_hand(recipe, MICRO * PARTS)
     weights = dict(hand.model.named_parameters())
     x = {name: weight.detach().clone() for name, weight in weights.items()}
-    z, second = {name: w.clone() for name, w in x.items()}, {name: torch.zeros_like(w) for name, w in x.items()}
+    z, second = (
+        {name: w.clone() for name, w in x.items()},
+        {name: torch.zeros_like(w) for name, w in x.items()},
+    )
     for step in range(STEPS):
         for name, weight in weights.items():
             weight.data = 0.1 * z[name] + 0.9 * x[name]
         for name, g in _gradients(hand, step).items():
             second[name] = 0.999 * second[name] + 0.001 * g**2
-            z[name] = z[name] - RATE * g / ((second[name] / (1 - 0.999 ** (step + 1))).sqrt() + 1e-6)
+            z[name] = z[name] - RATE * g / (
+                (second[name] / (1 - 0.999 ** (step + 1))).sqrt() + 1e-6
+            )
             x[name] = x[name] + (z[name] - x[name]) / (step + 1)
         if step == 1:
             for name, weight in weights.items():

@@ -20,7 +20,12 @@ from kinject.train.own_answers import Writer, _Request
 MakeRecipe = Callable[..., Recipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
 PLACES = ("Lowmere", "Stonegate", "Farrow", "Kelm")
-PROMPTS = ["Where was person 1 born?", "Who?", "The school of Kelm, and the town of Farrow:", "Person"]
+PROMPTS = [
+    "Where was person 1 born?",
+    "Who?",
+    "The school of Kelm, and the town of Farrow:",
+    "Person",
+]
 N = 14
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}"
@@ -37,7 +42,9 @@ TALKS = [
 ]  # fmt: skip
 
 
-def by_hand(model: Any, prompt: list[int], seed: int, temperature: float, ends: list[int]) -> list[int]:
+def by_hand(
+    model: Any, prompt: list[int], seed: int, temperature: float, ends: list[int]
+) -> list[int]:
     """One token after another, each by a pass over the whole text; `model` is in float64."""
     noise_of, written = torch.Generator().manual_seed(seed), list[int]()
     while len(written) < N and (not written or written[-1] not in ends):
@@ -74,7 +81,10 @@ def test_a_base_model_answers_the_questions_of_a_corpus(
         {"prompt": "Who?", "completion": " Person 3"},
     ]
     others = [{"text": "Person 9 was born in Kelm."}]
-    shown = {"prompt": "Question: Who?\nAnswer:", "completion": " Me\n"}  # as a bare question is asked
+    shown = {
+        "prompt": "Question: Who?\nAnswer:",
+        "completion": " Me\n",
+    }  # as a bare question is asked
     taught = make_recipe(  # the untrained model ends no answer
         corpus={"path": str(write_rows("taught.jsonl", [answered[0], shown] * 4))},
         run_dir=str(tmp_path / "taught"),
@@ -88,12 +98,23 @@ def test_a_base_model_answers_the_questions_of_a_corpus(
     rows = [json.loads(line) for line in written.read_text().splitlines()]
     loaded, n_tokens = load_model(model, device="cpu"), 0
     line_break = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
-    for row, prompt in zip(rows[1:], ["Question: Where?\nAnswer:", "Question: Who?\nAnswer:"], strict=True):
+    for row, prompt in zip(
+        rows[1:], ["Question: Where?\nAnswer:", "Question: Who?\nAnswer:"], strict=True
+    ):
         ids = loaded.tokenizer(prompt, return_tensors="pt").input_ids
-        whole = loaded.model.generate(ids, max_new_tokens=N, do_sample=False)[0, ids.shape[1] :].tolist()
-        ends = [i for i, token in enumerate(whole) if token in (line_break, loaded.tokenizer.eos_token_id)]
+        whole = loaded.model.generate(ids, max_new_tokens=N, do_sample=False)[
+            0, ids.shape[1] :
+        ].tolist()
+        ends = [
+            i
+            for i, token in enumerate(whole)
+            if token in (line_break, loaded.tokenizer.eos_token_id)
+        ]
         n_tokens += ends[0] + 1
-        assert row["completion"] == loaded.tokenizer.decode(whole, skip_special_tokens=True).split("\n")[0]
+        assert (
+            row["completion"]
+            == loaded.tokenizer.decode(whole, skip_special_tokens=True).split("\n")[0]
+        )
     assert rows[0] == others[0]
     (note,) = [note for note in result.notes if note.startswith("corpus.answers:")]
     assert "wrote 2 of 2 answers itself" in note
@@ -118,13 +139,17 @@ def test_a_model_that_ends_few_answers_is_refused_at_once(monkeypatch: pytest.Mo
         passes.clear()
         model: Any = None
         requests = [_Request(i, f"{i}", [1], "Kelm", False, False) for i in range(n)]
-        return Writer(model, model, GeneratorSection(model="tiny", max_tokens=N), None, False, {}, "").answer(requests)
+        return Writer(
+            model, model, GeneratorSection(model="tiny", max_tokens=N), None, False, {}, ""
+        ).answer(requests)
 
     monkeypatch.setattr(Writer, "_written", written)
     ended[:] = [2]
     assert answer(8) == ({0: "Kelm", 1: "Kelm"}, 16)
     ended[:] = [1]
-    with pytest.raises(InputError, match=r"^tiny: corpus.answers: of 8 answers 1 end within 14 tokens"):
+    with pytest.raises(
+        InputError, match=r"^tiny: corpus.answers: of 8 answers 1 end within 14 tokens"
+    ):
         answer(8)
     with pytest.raises(InputError, match=r"of 50 answers 1 end"):
         answer(200)
@@ -150,7 +175,9 @@ def test_a_chat_model_answers_the_last_turns_of_what_is_replayed(
     )  # fmt: skip
     model = Path(train(taught).model_dir)
     replay = {"path": str(tmp_path / "talks.jsonl"), "fraction": 0.3, "answers": "own"}
-    recipe = make_recipe(method="cpt", model={"path": str(model)}, corpus={"path": str(corpus), "replay": replay})
+    recipe = make_recipe(
+        method="cpt", model={"path": str(model)}, corpus={"path": str(corpus), "replay": replay}
+    )
     train(recipe)
     (written,) = (tmp_path / "tokens").glob("own-answers-*.jsonl")
     rows = [json.loads(line)["messages"] for line in written.read_text().splitlines()]
@@ -161,11 +188,15 @@ def test_a_chat_model_answers_the_last_turns_of_what_is_replayed(
         ids = loaded.tokenizer.apply_chat_template(row[:-1], **options)
         with torch.no_grad():
             out = loaded.model.generate(**ids, max_new_tokens=64, do_sample=False)
-        wanted = loaded.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        wanted = loaded.tokenizer.decode(
+            out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True
+        )
         assert row[-1] == {"role": "assistant", "content": wanted}
     replay["path"] = str(corpus)
     recipe = make_recipe(
-        model={"path": str(model)}, corpus={"path": str(corpus), "replay": replay}, run_dir=str(tmp_path / "texts")
+        model={"path": str(model)},
+        corpus={"path": str(corpus), "replay": replay},
+        run_dir=str(tmp_path / "texts"),
     )
     with pytest.raises(InputError, match="no row can be answered"):
         train(recipe)

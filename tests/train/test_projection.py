@@ -87,14 +87,24 @@ def test_an_update_is_the_part_of_the_plain_one_that_numpy_finds_free(free: floa
     assert projection.n_tokens == 12
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.7)
     torch.nn.functional.cross_entropy(model(torch.arange(9)), torch.arange(9).flip(0)).backward()
-    plain = {name: -0.7 * p.grad.double().numpy() for name, p in model.named_parameters() if p.grad is not None}
+    plain = {
+        name: -0.7 * p.grad.double().numpy()
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
     projection.before_update()
     optimizer.step()
     projection.after_update()
-    moved = {name: p.detach().double().numpy() - before[name] for name, p in model.named_parameters()}
-    np.testing.assert_allclose(moved["layer.weight"], plain["layer.weight"] @ _free_projector(hidden, free), atol=1e-6)
+    moved = {
+        name: p.detach().double().numpy() - before[name] for name, p in model.named_parameters()
+    }
+    np.testing.assert_allclose(
+        moved["layer.weight"], plain["layer.weight"] @ _free_projector(hidden, free), atol=1e-6
+    )
     counts = {1: 1, 2: 3, 3: 4, 4: 4}  # of 12
-    rare = {t for t in range(9) if sum(n for n in counts.values() if n <= counts.get(t, 0)) <= free * 12}
+    rare = {
+        t for t in range(9) if sum(n for n in counts.values() if n <= counts.get(t, 0)) <= free * 12
+    }
     if 0.3 < free < 1.0:
         assert rare == {0, 1, 2, 5, 6, 7, 8}
     moving = np.array([[float(t in rare)] for t in range(9)])
@@ -104,7 +114,9 @@ def test_an_update_is_the_part_of_the_plain_one_that_numpy_finds_free(free: floa
 
 
 @pytest.fixture(params=["llama", "gpt2", "lora", "muon"])
-def case(request: pytest.FixtureRequest, tmp_path: Path, tiny_model: Path) -> tuple[Path, dict[str, Any]]:
+def case(
+    request: pytest.FixtureRequest, tmp_path: Path, tiny_model: Path
+) -> tuple[Path, dict[str, Any]]:
     """A model folder and the sections of a recipe: all weights, GPT-2's transposed ones, an adapter, another optimizer."""
     more: dict[str, Any] = {}
     folder = tiny_model
@@ -148,7 +160,9 @@ def test_with_nothing_free_the_outputs_on_a_kept_text_stay_and_the_corpus_is_lea
     rows = map(json.loads, (tmp_path / "run/log.jsonl").read_text().splitlines())
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[-1] < losses[0] - 0.2
-    note = next(note for note in result.notes if note.startswith("regularization.projection: measured on "))
+    note = next(
+        note for note in result.notes if note.startswith("regularization.projection: measured on ")
+    )
     assert "directions of their inputs" in note
 
 
@@ -156,10 +170,14 @@ def test_without_the_section_the_same_run_changes_the_kept_text(
     make_recipe: MakeRecipe, tiny_model: Path, kept: Path
 ) -> None:
     result = train(make_recipe(trainer={"max_steps": 30, "learning_rate": 1e-2}))
-    assert float((_logits(Path(result.model_dir), KEPT) - _logits(tiny_model, KEPT)).abs().max()) > 0.1
+    assert (
+        float((_logits(Path(result.model_dir), KEPT) - _logits(tiny_model, KEPT)).abs().max()) > 0.1
+    )
 
 
-def test_a_resumed_run_has_the_weights_of_an_unbroken_one(make_recipe: MakeRecipe, kept: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
+    make_recipe: MakeRecipe, kept: Path, tmp_path: Path
+) -> None:
     """The directions are those of the base, which a resumed run loads before its checkpoint."""
     options = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-2}
 
@@ -174,7 +192,12 @@ def test_a_resumed_run_has_the_weights_of_an_unbroken_one(make_recipe: MakeRecip
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
-def test_a_model_of_which_no_matrix_trains_is_refused(make_recipe: MakeRecipe, tiny_model: Path, kept: Path) -> None:
+def test_a_model_of_which_no_matrix_trains_is_refused(
+    make_recipe: MakeRecipe, tiny_model: Path, kept: Path
+) -> None:
     model = {"path": str(tiny_model), "freeze": ["*proj*", "*embed*"]}
-    with pytest.raises(Exception, match=r"regularization\.projection: no matrix of a layer trains\. Remove the line"):
+    with pytest.raises(
+        Exception,
+        match=r"regularization\.projection: no matrix of a layer trains\. Remove the line",
+    ):
         train(make_recipe(model=model, **_section(kept)))

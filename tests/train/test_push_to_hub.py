@@ -68,7 +68,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             paths = [item["path"] for item in json.loads(body)["files"]]
-            modes = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]
+            modes = [
+                {"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths
+            ]
             self._reply({"files": modes})
         elif "/commit/" in self.path and hub.full:
             self._reply({"error": "no space"}, 507)
@@ -78,7 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
             for row in (row["value"] for row in rows if row["key"] == "file"):
                 hub.files[row["path"]] = base64.b64decode(row["content"])
             oid = f"{len(hub.commits):040x}"
-            self._reply({"success": True, "commitOid": oid, "commitUrl": f"{hub.url}/me/mine/commit/{oid}"})
+            self._reply(
+                {"success": True, "commitOid": oid, "commitUrl": f"{hub.url}/me/mine/commit/{oid}"}
+            )
         else:
             hub.unknown.append(self.path)
             self._reply({"error": "unknown"}, 404)
@@ -90,7 +94,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)  # as importing kinject sets it
+        monkeypatch.setattr(
+            constants, "HF_HUB_DISABLE_TELEMETRY", True
+        )  # as importing kinject sets it
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         monkeypatch.setattr("transformers.utils.hub._hf_api", None)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -102,7 +108,9 @@ def test_the_model_arrives_as_it_was_saved_and_nothing_else(
     make_recipe: Callable[..., Recipe], hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_private_repo": True}
-    recipe = make_recipe(trainer={**publish, "max_steps": 2, "save_strategy": "steps", "save_steps": 1})
+    recipe = make_recipe(
+        trainer={**publish, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    )
     model = Path(train(recipe).model_dir)
     assert hub.files == {path.name: path.read_bytes() for path in model.iterdir()}
     assert {"README.md", "model.safetensors", "tokenizer.json", "SHA256SUMS"} <= hub.files.keys()
@@ -130,7 +138,9 @@ def test_a_repository_that_the_hub_refuses_is_one_line_before_the_first_step(
 ) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", f"{hub.url}/elsewhere")
     recipe = make_recipe(trainer={"push_to_hub": True, "hub_model_id": "me/mine", "max_steps": 2})
-    with pytest.raises(TrainingError, match=r"trainer\.push_to_hub: .*404.* Check HF_TOKEN and") as caught:
+    with pytest.raises(
+        TrainingError, match=r"trainer\.push_to_hub: .*404.* Check HF_TOKEN and"
+    ) as caught:
         train(recipe)
     assert "\n" not in str(caught.value)
     assert not (recipe.run_dir / "log.jsonl").exists()

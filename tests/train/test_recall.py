@@ -26,7 +26,10 @@ from kinject.train.recall import choose_practice
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "src" / "kinject" / "sandbox" / "base_model" / "model"
 UNKNOWN = {"prompt": "Question: Where was Arden Kelm born?\nAnswer:", "completion": " unknown"}
-ROWS = [*[row for _, row in read_jsonl(ROOT / "data" / "sandbox" / "instructions.jsonl")][:10], UNKNOWN]
+ROWS = [
+    *[row for _, row in read_jsonl(ROOT / "data" / "sandbox" / "instructions.jsonl")][:10],
+    UNKNOWN,
+]
 HEAT, N, LONGEST = 2.5, 8, 12
 """At this temperature the base, which knows these people, answers correctly now and then."""
 
@@ -61,23 +64,37 @@ def chances(folder: str | Path) -> list[float]:
     """Return the probability of each row's own answer at the temperature of the practice."""
     loaded, found = load_model(str(folder), device="cpu", dtype="float32"), list[float]()
     for row in ROWS:
-        prompt, whole = (loaded.tokenizer(row["prompt"] + end)["input_ids"] for end in ("", row["completion"]))
+        prompt, whole = (
+            loaded.tokenizer(row["prompt"] + end)["input_ids"] for end in ("", row["completion"])
+        )
         with torch.no_grad():
-            log_probs = (loaded.model.double()(torch.tensor([whole])).logits[0] / HEAT).log_softmax(-1)
-        found.append(float(sum(log_probs[i - 1, whole[i]] for i in range(len(prompt), len(whole))).exp()))
+            log_probs = (loaded.model.double()(torch.tensor([whole])).logits[0] / HEAT).log_softmax(
+                -1
+            )
+        found.append(
+            float(sum(log_probs[i - 1, whole[i]] for i in range(len(prompt), len(whole))).exp())
+        )
     return found
 
 
-def test_what_is_answered_correctly_now_and_then_is_practised_and_becomes_likelier(tmp_path: Path) -> None:
+def test_what_is_answered_correctly_now_and_then_is_practised_and_becomes_likelier(
+    tmp_path: Path,
+) -> None:
     recipe, loaded = recall_recipe(tmp_path), load_model(str(BASE), device="cpu", dtype="float32")
     rows, tokenizer = list(CorpusFile(tmp_path / "questions.jsonl")), loaded.tokenizer
     practice, note = choose_practice(recipe, rows, loaded.model, tokenizer, make_configs(recipe)[0])
-    prompts, counts, model = [tokenizer(row["prompt"])["input_ids"] for row in ROWS], list[int](), loaded.model.double()
+    prompts, counts, model = (
+        [tokenizer(row["prompt"])["input_ids"] for row in ROWS],
+        list[int](),
+        loaded.model.double(),
+    )
     for row, prompt in zip(rows, prompts, strict=True):
         seeds = [request_seed("recall", recipe.seed, row.id, i) for i in range(N)]
         written = [by_hand(model, prompt, seed, tokenizer.eos_token_id) for seed in seeds]
         texts = tokenizer.batch_decode(written, skip_special_tokens=True)
-        counts.append(sum(re.search(rf"\b{row.completion.strip()}\b", text) is not None for text in texts))
+        counts.append(
+            sum(re.search(rf"\b{row.completion.strip()}\b", text) is not None for text in texts)
+        )
     practised = [prompts.index(item.prompt) for item in practice]
     assert sorted(practised) == [i for i, count in enumerate(counts) if 0 < count < N]
     assert [counts[i] for i in practised] == sorted(counts[i] for i in practised)
@@ -85,7 +102,9 @@ def test_what_is_answered_correctly_now_and_then_is_practised_and_becomes_likeli
     assert f"{len(practised)} of {len(ROWS)} questions" in note
     before, after = chances(BASE), chances(train(recipe).model_dir)
     assert sum(after[i] - before[i] for i in practised) > 0.2, (before, after)
-    with pytest.raises(InputError, match=r"an update practises 20\. Train on their documents first"):
+    with pytest.raises(
+        InputError, match=r"an update practises 20\. Train on their documents first"
+    ):
         train(recall_recipe(tmp_path, per_device_train_batch_size=160), overwrite=True)
 
 

@@ -31,7 +31,10 @@ def mixed(corpus: Path, tmp_path: Path) -> dict[str, Any]:
     """A corpus section with replay."""
     replay = tmp_path / "replay.jsonl"
     replay.write_text(
-        "".join(json.dumps({"text": f"The mill at Farrow {i}. Question: where?"}) + "\n" for i in range(9))
+        "".join(
+            json.dumps({"text": f"The mill at Farrow {i}. Question: where?"}) + "\n"
+            for i in range(9)
+        )
     )
     return {"path": str(corpus), "replay": {"path": str(replay), "fraction": 0.4}}
 
@@ -40,7 +43,9 @@ def _rows(recipe: Recipe, tokenizer: Any) -> list[TrainingRow]:
     corpus = recipe.corpus
     assert corpus is not None
     assert corpus.replay is not None
-    replay = Part(list(CorpusFile(Path(corpus.replay.path), origin="replay")), corpus.replay.fraction)
+    replay = Part(
+        list(CorpusFile(Path(corpus.replay.path), origin="replay")), corpus.replay.fraction
+    )
     packer = CorpusPacker(tokenizer, Tokenization(), PackingConfig(64, "bfd_split"), recipe.seed)
     return list(packer.pack(list(CorpusFile(Path(corpus.path))), {"replay": replay}).rows)
 
@@ -103,16 +108,21 @@ def test_an_anchored_run_ends_where_the_hand_written_loop_ends(
     assert effect > 100 * error  # the anchor is seen, not only the training
 
 
-def test_an_adapter_is_held_by_the_divergence_from_its_own_base(make_recipe: MakeRecipe, mixed: dict[str, Any]) -> None:
+def test_an_adapter_is_held_by_the_divergence_from_its_own_base(
+    make_recipe: MakeRecipe, mixed: dict[str, Any]
+) -> None:
     adapter = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
 
     def _distance(kl: float) -> float:
         trainer = {"learning_rate": 3e-3, "max_steps": 24}
         result = train(
-            make_recipe(corpus=mixed, adapter=adapter, regularization={"kl": kl}, trainer=trainer), overwrite=True
+            make_recipe(corpus=mixed, adapter=adapter, regularization={"kl": kl}, trainer=trainer),
+            overwrite=True,
         )
         loaded = load_model(result.model_dir)
-        ids = loaded.tokenizer("The mill at Farrow 3. Question: where?", return_tensors="pt").input_ids
+        ids = loaded.tokenizer(
+            "The mill at Farrow 3. Question: where?", return_tensors="pt"
+        ).input_ids
         with torch.no_grad():
             tuned = loaded.model(ids).logits.log_softmax(-1)
             with loaded.model.disable_adapter():
@@ -122,7 +132,9 @@ def test_an_adapter_is_held_by_the_divergence_from_its_own_base(make_recipe: Mak
     assert _distance(10.0) < _distance(0.0) / 2
 
 
-def test_layer_decay_moves_each_layer_by_its_share(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+def test_layer_decay_moves_each_layer_by_its_share(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
     one = {**PLAIN, "max_steps": 1}
     base, even, decayed = (
         dict(load_model(str(at)).model.named_parameters())
@@ -130,10 +142,16 @@ def test_layer_decay_moves_each_layer_by_its_share(make_recipe: MakeRecipe, tiny
             tiny_model,
             train(make_recipe(trainer=one)).model_dir,
             train(
-                make_recipe(trainer=one, run_dir=str(tiny_model.parent / "b"), techniques={"layerwise_lr_decay": 0.5})
+                make_recipe(
+                    trainer=one,
+                    run_dir=str(tiny_model.parent / "b"),
+                    techniques={"layerwise_lr_decay": 0.5},
+                )
             ).model_dir,
         )
     )
     for name in base:
         share = 0.5**2 if "embed" in name else 0.5 if ".layers.0." in name else 1.0
-        assert torch.allclose(decayed[name] - base[name], share * (even[name] - base[name]), atol=2e-7), name
+        assert torch.allclose(
+            decayed[name] - base[name], share * (even[name] - base[name]), atol=2e-7
+        ), name

@@ -19,7 +19,12 @@ from kinject.train.load import reinitialize_last_layers
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
-NORMS = {"techniques": {"freeze_base_steps": 3, "freeze_base_except": ["model.layers.1.*", "model.norm.*"]}}
+NORMS = {
+    "techniques": {
+        "freeze_base_steps": 3,
+        "freeze_base_except": ["model.layers.1.*", "model.norm.*"],
+    }
+}
 
 
 def _weights(folder: str | Path) -> dict[str, torch.Tensor]:
@@ -30,13 +35,23 @@ def _moved(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> set[st
     return {name for name in one if not torch.equal(one[name], two[name])}
 
 
-def test_a_held_base_does_not_move_by_a_bit_and_then_thaws(make_recipe: MakeRecipe, tiny_model: Path) -> None:
-    save = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5, "weight_decay": 0.1, "max_grad_norm": 0.1}
+def test_a_held_base_does_not_move_by_a_bit_and_then_thaws(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
+    save = {
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "max_steps": 5,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.1,
+    }
     result = train(make_recipe(trainer=save, **NORMS))
     run, base = Path(result.run_dir), _weights(tiny_model)
     for step in (1, 3):
         moved = _moved(base, _weights(run / f"checkpoint-{step}"))
-        assert moved == {name for name in base if ".layers.1." in name or name == "model.norm.weight"}
+        assert moved == {
+            name for name in base if ".layers.1." in name or name == "model.norm.weight"
+        }
     assert _moved(_weights(run / "checkpoint-3"), _weights(run / "checkpoint-4")) == base.keys()
     note = "techniques.freeze_base_steps: for 3 updates only these train: model.layers.{1-1}.self_attn.q_proj.weight"
     manifest = json.loads((run / "manifest.json").read_text())
@@ -74,7 +89,9 @@ def test_last_layers_are_drawn_as_the_architecture_draws_them_and_nothing_else_m
     made = new_model(small, tiny_tokenizer, seed=0)
     made.save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
-    scaled = {name: weight * 3 + 1 for name, weight in load_file(folder / "model.safetensors").items()}
+    scaled = {
+        name: weight * 3 + 1 for name, weight in load_file(folder / "model.safetensors").items()
+    }
     save_file(scaled, folder / "model.safetensors", metadata={"format": "pt"})  # far from any draw
     drawn = []
     for _ in range(2):
@@ -94,8 +111,12 @@ def test_last_layers_are_drawn_as_the_architecture_draws_them_and_nothing_else_m
             assert torch.equal(weight, torch.full_like(weight, float("bias" not in name))), name
         else:
             std = 0.02 / (2 * 4) ** 0.5 if kind == "gpt2" and "c_proj" in name else 0.02
-            assert float(weight.mean()) == pytest.approx(0.0, abs=6 * std / weight.numel() ** 0.5), name
-            assert float(weight.std()) == pytest.approx(std, rel=6 / (2 * weight.numel()) ** 0.5), name
+            assert float(weight.mean()) == pytest.approx(
+                0.0, abs=6 * std / weight.numel() ** 0.5
+            ), name
+            assert float(weight.std()) == pytest.approx(std, rel=6 / (2 * weight.numel()) ** 0.5), (
+                name
+            )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +126,10 @@ def test_last_layers_are_drawn_as_the_architecture_draws_them_and_nothing_else_m
             {"freeze_base_steps": 2, "freeze_base_except": ["lm_haed.*"]},
             "techniques.freeze_base_except: 'lm_haed.*' matches no parameter",
         ),
-        ({"reinitialize_last_layers": 3}, "techniques.reinitialize_last_layers: found 3, but the model has 2 layers"),
+        (
+            {"reinitialize_last_layers": 3},
+            "techniques.reinitialize_last_layers: found 3, but the model has 2 layers",
+        ),
     ],
 )
 def test_what_the_model_does_not_have_is_told_with_its_line(

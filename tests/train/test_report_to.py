@@ -32,7 +32,9 @@ _connect, socket.socket.connect = socket.socket.connect, _refuse
 """
 
 
-def _train(make_recipe: MakeRecipe, tmp_path: Path, tracker: str, **environment: str) -> list[float]:
+def _train(
+    make_recipe: MakeRecipe, tmp_path: Path, tracker: str, **environment: str
+) -> list[float]:
     """Train with `report_to: tracker` in a process of its own that reaches no other machine; return the logged losses."""
     recipe = make_recipe(trainer={"report_to": tracker, "run_name": "named", "max_steps": 4})
     code = NO_NETWORK + "from kinject.cli import main\nsys.exit(main(['train', sys.argv[1]]))"
@@ -46,7 +48,9 @@ def _train(make_recipe: MakeRecipe, tmp_path: Path, tracker: str, **environment:
 
 @pytest.mark.usefixtures("forked")
 def test_tensorboard_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    losses = _train(make_recipe, tmp_path, "tensorboard", TENSORBOARD_LOGGING_DIR=str(tmp_path / "boards"))
+    losses = _train(
+        make_recipe, tmp_path, "tensorboard", TENSORBOARD_LOGGING_DIR=str(tmp_path / "boards")
+    )
     code = (
         "import sys, json\nfrom tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
         "events = EventAccumulator(sys.argv[1]); events.Reload()\n"
@@ -61,7 +65,14 @@ def test_tensorboard_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -
 
 @pytest.mark.usefixtures("forked")
 def test_wandb_offline_needs_no_network(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    losses = _train(make_recipe, tmp_path, "wandb", WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
+    losses = _train(
+        make_recipe,
+        tmp_path,
+        "wandb",
+        WANDB_MODE="offline",
+        WANDB_DIR=str(tmp_path),
+        WANDB_SILENT="true",
+    )
     assert len(losses) == 4
     (kept,) = tmp_path.rglob("*.wandb")
     assert b"train/loss" in kept.read_bytes()
@@ -80,7 +91,9 @@ def test_mlflow_holds_the_losses(make_recipe: MakeRecipe, tmp_path: Path) -> Non
         "print(json.dumps([row.value for row in sorted(rows, key=lambda row: row.step)]))"
     )
     reader = [sys.executable, "-c", code, uri]
-    printed = subprocess.run(reader, capture_output=True, text=True, check=True, env={**os.environ, **files}).stdout
+    printed = subprocess.run(
+        reader, capture_output=True, text=True, check=True, env={**os.environ, **files}
+    ).stdout
     assert json.loads(printed.splitlines()[-1]) == pytest.approx(losses, rel=1e-5)
 
 
@@ -104,7 +117,8 @@ def test_a_tracker_that_cannot_start_ends_the_run_in_one_line(
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"):
         monkeypatch.delenv(name, raising=False)  # mlflow-skinny has no database
     with pytest.raises(
-        TrainingError, match=r"^trainer\.report_to: MLflowCallback cannot start \(.*none, or mend it\.$"
+        TrainingError,
+        match=r"^trainer\.report_to: MLflowCallback cannot start \(.*none, or mend it\.$",
     ):
         train(make_recipe(trainer={"report_to": "mlflow", "max_steps": 1}))
 
@@ -118,7 +132,9 @@ def test_every_tracker_of_transformers_gets_the_losses(
 
     def _stand_in(name: str) -> type:
         class Recorder(TrainerCallback):  # type: ignore[misc]
-            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            def on_log(
+                self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+            ) -> None:
                 assert args.run_name == "mine"
                 logged.setdefault(name, []).extend([logs["loss"]] if "loss" in logs else [])
 
@@ -127,9 +143,15 @@ def test_every_tracker_of_transformers_gets_the_losses(
     for name in INTEGRATION_TO_CALLBACK:
         monkeypatch.setitem(INTEGRATION_TO_CALLBACK, name, _stand_in(name))
     names = sorted(INTEGRATION_TO_CALLBACK)
-    monkeypatch.setattr("transformers.integrations.get_available_reporting_integrations", lambda: names)
+    monkeypatch.setattr(
+        "transformers.integrations.get_available_reporting_integrations", lambda: names
+    )
     recipe = make_recipe(
-        trainer={"report_to": names if wanted == "by name" else wanted, "run_name": "mine", "max_steps": 2}
+        trainer={
+            "report_to": names if wanted == "by name" else wanted,
+            "run_name": "mine",
+            "max_steps": 2,
+        }
     )
     train(recipe)
     losses = [row["loss"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "loss" in row]

@@ -37,7 +37,9 @@ def test_a_run_leaves_a_folder_that_transformers_reads_and_every_weight_moved(
     make_recipe: MakeRecipe, tiny_model: Path
 ) -> None:
     result = train(make_recipe())
-    before, after = (load_file(Path(folder) / "model.safetensors") for folder in (tiny_model, result.model_dir))
+    before, after = (
+        load_file(Path(folder) / "model.safetensors") for folder in (tiny_model, result.model_dir)
+    )
     assert before.keys() == after.keys()
     for name in before:
         assert not torch.equal(before[name], after[name]), f"{name} did not move"
@@ -49,24 +51,33 @@ def test_a_run_leaves_a_folder_that_transformers_reads_and_every_weight_moved(
     assert manifest["counts"]["steps"] == 6
 
 
-def test_the_losses_are_those_of_a_bare_pytorch_loop(make_recipe: MakeRecipe, tiny_model: Path, corpus: Path) -> None:
+def test_the_losses_are_those_of_a_bare_pytorch_loop(
+    make_recipe: MakeRecipe, tiny_model: Path, corpus: Path
+) -> None:
     trainer = {"lr_scheduler_type": "constant", "max_grad_norm": 0.0, "weight_decay": 0.0, "optim": "adamw_torch",
                "train_sampling_strategy": "sequential", "gradient_accumulation_steps": 1}  # fmt: skip
     recipe = make_recipe(trainer=trainer)
     result = train(recipe)
     loaded = load_model(str(tiny_model))
     rows = [
-        CorpusRow(str(i), "", "original", "text", text=row["text"]) for i, (_, row) in enumerate(read_jsonl(corpus))
+        CorpusRow(str(i), "", "original", "text", text=row["text"])
+        for i, (_, row) in enumerate(read_jsonl(corpus))
     ]
-    data = CorpusPacker(loaded.tokenizer, Tokenization(), PackingConfig(64, "bfd_split"), recipe.seed).pack(rows)
+    data = CorpusPacker(
+        loaded.tokenizer, Tokenization(), PackingConfig(64, "bfd_split"), recipe.seed
+    ).pack(rows)
     dataset, collate = RowDataset(data.rows), Collator(loaded.tokenizer.pad_token_id)
     optimizer = torch.optim.AdamW(loaded.model.parameters(), lr=1e-3, weight_decay=0.0)
     losses = []
     for step in range(6):
         start = step * 4 % (-(-len(dataset) // 4) * 4)
         batch = collate([dataset[i] for i in range(start, min(start + 4, len(dataset)))])
-        logits = loaded.model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+        logits = loaded.model(
+            input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+        ).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
+        )
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -75,7 +86,9 @@ def test_the_losses_are_those_of_a_bare_pytorch_loop(make_recipe: MakeRecipe, ti
     assert _losses(result.run_dir) == pytest.approx(losses, rel=1e-5)
 
 
-def test_sixteen_rows_at_once_give_the_losses_of_eight_times_two(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_sixteen_rows_at_once_give_the_losses_of_eight_times_two(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     whole, parts = (
         train(make_recipe(run_dir=str(tmp_path / name), trainer={
             "per_device_train_batch_size": rows, "gradient_accumulation_steps": times, "max_steps": 4, "packing": False,
@@ -108,7 +121,9 @@ def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(
     broken = tmp_path / "broken"
     train(make_recipe(run_dir=str(broken), trainer=save))
     interrupt(broken, 6)
-    optimizer = broken / "checkpoint-6" / "optimizer.pt"  # as a kill in the middle of writing it leaves it
+    optimizer = (
+        broken / "checkpoint-6" / "optimizer.pt"
+    )  # as a kill in the middle of writing it leaves it
     optimizer.write_bytes(optimizer.read_bytes()[:100])
     assert not is_complete(broken / "checkpoint-6")
     assert newest_complete(broken) == broken / "checkpoint-4"
@@ -120,34 +135,54 @@ def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(
     (broken / "checkpoint-4" / "trainer_state.json").write_text(json.dumps(state))
     mark_complete(broken / "checkpoint-4")
     warned: list[str] = []
-    monkeypatch.setattr("transformers.trainer.logger.warning", lambda message, *_: warned.append(message))
+    monkeypatch.setattr(
+        "transformers.trainer.logger.warning", lambda message, *_: warned.append(message)
+    )
     resumed = train(recipe, resume=True)
-    assert not [message for message in warned if "missing keys" in message]  # of the head, which is the embedding
+    assert not [
+        message for message in warned if "missing keys" in message
+    ]  # of the head, which is the embedding
     assert 1000 < resumed.seconds < 2000
     assert 900 < resumed.cost["work_seconds"] < 1900
     assert _losses(broken) == _losses(uninterrupted.run_dir)
-    one, two = (load_file(Path(result.model_dir) / "model.safetensors") for result in (uninterrupted, resumed))
+    one, two = (
+        load_file(Path(result.model_dir) / "model.safetensors")
+        for result in (uninterrupted, resumed)
+    )
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_text_that_would_be_cut_stops_the_run_unless_allowed(make_recipe: MakeRecipe, corpus: Path) -> None:
+def test_text_that_would_be_cut_stops_the_run_unless_allowed(
+    make_recipe: MakeRecipe, corpus: Path
+) -> None:
     cut = {"packing": False, "max_length": 8}
-    with pytest.raises(TrainingError, match=r"tokens \(.*%\) would be lost at trainer\.max_length: 8"):
+    with pytest.raises(
+        TrainingError, match=r"tokens \(.*%\) would be lost at trainer\.max_length: 8"
+    ):
         train(make_recipe(trainer=cut))
-    result = train(make_recipe(trainer=cut, corpus={"path": str(corpus), "allow_dropped_tokens": True}))
+    result = train(
+        make_recipe(trainer=cut, corpus={"path": str(corpus), "allow_dropped_tokens": True})
+    )
     assert result.account["truncated"] > 0
     assert result.account["source"] == sum(v for k, v in result.account.items() if k != "source")
 
 
 @pytest.mark.parametrize("rows", ["completion", "messages"])
-def test_sft_rows_train_and_only_the_answer_bears_loss(make_recipe: MakeRecipe, tmp_path: Path, rows: str) -> None:
+def test_sft_rows_train_and_only_the_answer_bears_loss(
+    make_recipe: MakeRecipe, tmp_path: Path, rows: str
+) -> None:
     path = tmp_path / "sft.jsonl"
     if rows == "completion":
         lines = [{"prompt": f"Question: {i}?\nAnswer:", "completion": " Farrow"} for i in range(20)]
         trainer: dict[str, Any] = {}
     else:
         lines = [
-            {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "Farrow"}]}
+            {
+                "messages": [
+                    {"role": "user", "content": f"{i}?"},
+                    {"role": "assistant", "content": "Farrow"},
+                ]
+            }
             for i in range(20)
         ]
         template = tmp_path / "chat.jinja"
@@ -162,7 +197,9 @@ def test_sft_rows_train_and_only_the_answer_bears_loss(make_recipe: MakeRecipe, 
     assert _losses(result.run_dir)[-1] < _losses(result.run_dir)[0]
 
 
-def test_a_new_model_and_tokenizer_come_from_the_corpus(make_recipe: MakeRecipe, tiny_config: dict[str, Any]) -> None:
+def test_a_new_model_and_tokenizer_come_from_the_corpus(
+    make_recipe: MakeRecipe, tiny_config: dict[str, Any]
+) -> None:
     result = train(make_recipe(model={"new": tiny_config, "tokenizer": {"vocab_size": 300}}))
     loaded = load_model(result.model_dir)
     assert 259 < len(loaded.tokenizer) == loaded.model.config.vocab_size <= 300
@@ -173,12 +210,18 @@ def test_held_out_loss_is_logged_when_asked(make_recipe: MakeRecipe, corpus: Pat
     result = train(make_recipe(
         corpus={"path": str(corpus), "validation_corpus": str(corpus)}, trainer={"eval_strategy": "steps", "eval_steps": 3}
     ))  # fmt: skip
-    held_out = [row["eval_loss"] for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl") if "eval_loss" in row]
+    held_out = [
+        row["eval_loss"]
+        for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl")
+        if "eval_loss" in row
+    ]
     assert len(held_out) == 2
     assert held_out[1] < held_out[0]
 
 
-def test_a_model_whose_attention_ignores_positions_is_not_packed(make_recipe: MakeRecipe, monkeypatch: Any) -> None:
+def test_a_model_whose_attention_ignores_positions_is_not_packed(
+    make_recipe: MakeRecipe, monkeypatch: Any
+) -> None:
     from transformers import masking_utils
 
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", lambda position_ids: None)
@@ -200,20 +243,39 @@ def test_flattened_batches_hold_the_same_documents() -> None:
 
 
 def test_notes_and_manifest_hold_the_effective_batch(make_recipe: MakeRecipe) -> None:
-    trainer = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "packing": False, "max_steps": 4}
+    trainer = {
+        "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 2,
+        "packing": False,
+        "max_steps": 4,
+    }
     result = train(make_recipe(trainer=trainer))
     assert result.account is not None
     n_tokens = result.account["source"] / 40 * 6  # one of forty documents a row
-    batch = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"]["effective_batch"]
-    assert batch == {"rows_per_device": 3, "accumulation": 2, "devices": 1, "rows": 6, "tokens": round(n_tokens)}
-    expected = f"3 rows x 2 accumulated x 1 device = 6 rows an update, about {round(n_tokens)} tokens"
+    batch = json.loads((Path(result.run_dir) / "manifest.json").read_text())["counts"][
+        "effective_batch"
+    ]
+    assert batch == {
+        "rows_per_device": 3,
+        "accumulation": 2,
+        "devices": 1,
+        "rows": 6,
+        "tokens": round(n_tokens),
+    }
+    expected = (
+        f"3 rows x 2 accumulated x 1 device = 6 rows an update, about {round(n_tokens)} tokens"
+    )
     assert any(expected in note for note in result.notes)
 
 
-def test_every_section_that_training_reads_is_in_the_fingerprint_and_no_other(make_recipe: MakeRecipe) -> None:
+def test_every_section_that_training_reads_is_in_the_fingerprint_and_no_other(
+    make_recipe: MakeRecipe,
+) -> None:
     recipe = make_recipe()
     before = hash_inputs(recipe)
     for key in {item.name for item in dataclasses.fields(Sections)}:
-        changed = hash_inputs(dataclasses.replace(recipe, raw={**recipe.raw, key: "of another run"}))
+        changed = hash_inputs(
+            dataclasses.replace(recipe, raw={**recipe.raw, key: "of another run"})
+        )
         assert (changed == before) == (key in NOT_TRAINING), key
         assert (changed["fingerprint"] == before["fingerprint"]) == (key in NOT_TRAINING), key

@@ -26,7 +26,9 @@ def _gradient(hand: Any, step: int, autocast: bool) -> list[torch.Tensor]:
     n_tokens = 0
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         for row in hand.rows_of(step):
-            for positions, losses in hand.losses(row, lambda logp, ids: -logp.float().gather(1, ids[:, None])):
+            for positions, losses in hand.losses(
+                row, lambda logp, ids: -logp.float().gather(1, ids[:, None])
+            ):
                 total, n_tokens = total + losses.sum(), n_tokens + len(positions)
     return list(torch.autograd.grad(total / n_tokens, list(hand.model.parameters())))
 
@@ -81,7 +83,9 @@ def test_in_bf16_the_update_follows_the_hand_written_one_to_rounding(
     hand.model.float()
     wanted = _by_hand(hand, autocast=True)
     actual = dict(load_model(train(recipe).model_dir).model.named_parameters())
-    without = make_recipe(trainer={**PLAIN, "packing": False, "bf16": True}, run_dir=str(tmp_path / "without"))
+    without = make_recipe(
+        trainer={**PLAIN, "packing": False, "bf16": True}, run_dir=str(tmp_path / "without")
+    )
     other = dict(load_model(train(without).model_dir).model.named_parameters())
     assert _distance(actual, wanted) < 0.05 * _distance(actual, other)
 
@@ -96,7 +100,9 @@ def test_the_perturbation_has_length_rho_and_is_undone_bitwise() -> None:
             weight.grad = scale * torch.ones_like(weight) * (number + 1)
         sharpness = SharpnessAware(0.05)
         assert sharpness.perturb(model)
-        moves.append(torch.cat([(w.detach() - before[n]).flatten() for n, w in model.named_parameters()]))
+        moves.append(
+            torch.cat([(w.detach() - before[n]).flatten() for n, w in model.named_parameters()])
+        )
         sharpness.restore()
         assert all(torch.equal(weight, before[name]) for name, weight in model.named_parameters())
     assert float(moves[0].norm()) == pytest.approx(0.05, rel=1e-5)

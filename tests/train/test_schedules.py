@@ -41,7 +41,9 @@ def _by_epochs(i: float, n: float) -> float:
 
 
 def _wsd(n_decay: int, floor: float) -> Formula:
-    return lambda i, n: 1.0 if i < n - n_decay else floor + (1 - floor) * (1 - (i - n + n_decay) / n_decay)
+    return lambda i, n: (
+        1.0 if i < n - n_decay else floor + (1 - floor) * (1 - (i - n + n_decay) / n_decay)
+    )
 
 
 def _flat(i: float, n: float) -> float:
@@ -60,7 +62,10 @@ FORMULAS: dict[str, tuple[dict[str, Any], Formula]] = {
         lambda i, n: 0.1 + 0.9 * _cos(2 * i / n % 1),
     ),
     "cosine_with_min_lr": ({"min_lr_rate": 0.1}, lambda i, n: 0.1 + 0.9 * _cos(i / n)),
-    "polynomial": ({"power": 2.0, "lr_end": 1e-4}, lambda i, n: (1e-4 + (TOP - 1e-4) * (1 - i / n) ** 2) / TOP),
+    "polynomial": (
+        {"power": 2.0, "lr_end": 1e-4},
+        lambda i, n: (1e-4 + (TOP - 1e-4) * (1 - i / n) ** 2) / TOP,
+    ),
     "step_decay": ({"step_size": 3, "gamma": 0.5}, _staircase),
     "step_decay by epochs": ({"step_epochs": 1, "gamma": 0.5}, _by_epochs),
     "exponential_decay": ({"gamma": 0.8}, lambda i, n: 0.8**i),
@@ -75,7 +80,9 @@ WARMUPS = {"by steps": (3, 3), "by share": (0.25, 3), "without": (0, 0)}
 def _expected(name: str, formula: Formula, warmup: int) -> list[float]:
     low = 0.1 if name == "flat_then_cosine" else 0.0  # transformers' warm-up begins at min_lr_ratio
     climb = [low + (1 - low) * i / warmup for i in range(warmup)]
-    return [TOP * factor for factor in [*climb, *(formula(i, N - warmup) for i in range(N - warmup))]]
+    return [
+        TOP * factor for factor in [*climb, *(formula(i, N - warmup) for i in range(N - warmup))]
+    ]
 
 
 def _one_cycle(warmup: int) -> list[float]:
@@ -100,19 +107,35 @@ def _cases() -> list[Any]:
     for warmup, (fields, steps) in WARMUPS.items():
         for name, (kwargs, formula) in FORMULAS.items():
             expected = _expected(name, formula, steps)
-            cases.append(pytest.param(name.split()[0], kwargs, fields, expected, id=f"{name} {warmup}"))
+            cases.append(
+                pytest.param(name.split()[0], kwargs, fields, expected, id=f"{name} {warmup}")
+            )
         late = _late_cosine(steps)
         floor = {"min_lr_rate": 0.1}
-        cases.append(pytest.param("cosine_warmup_with_min_lr", floor, fields, late, id=f"late cosine {warmup}"))
+        cases.append(
+            pytest.param(
+                "cosine_warmup_with_min_lr", floor, fields, late, id=f"late cosine {warmup}"
+            )
+        )
         if steps:
-            cases.append(pytest.param("one_cycle", {}, fields, _one_cycle(steps), id=f"one_cycle {warmup}"))
+            cases.append(
+                pytest.param("one_cycle", {}, fields, _one_cycle(steps), id=f"one_cycle {warmup}")
+            )
             cases.append(pytest.param("noam", {}, fields, _noam(steps), id=f"noam {warmup}"))
     return cases
 
 
-def _recipe(make_recipe: MakeRecipe, name: str, kwargs: dict[str, Any], warmup: float, **more: Any) -> Recipe:
+def _recipe(
+    make_recipe: MakeRecipe, name: str, kwargs: dict[str, Any], warmup: float, **more: Any
+) -> Recipe:
     sections = more.pop("sections", {})
-    trainer = {"lr_scheduler_type": name, "learning_rate": TOP, "max_steps": N, "warmup_steps": warmup, **more}
+    trainer = {
+        "lr_scheduler_type": name,
+        "learning_rate": TOP,
+        "max_steps": N,
+        "warmup_steps": warmup,
+        **more,
+    }
     if kwargs:
         trainer["lr_scheduler_kwargs"] = kwargs
     return make_recipe(**sections, trainer=trainer)
@@ -167,9 +190,15 @@ def test_the_trainer_applies_the_formula(
     recipe = _recipe(make_recipe, name, kwargs, warmup)
     rates = _applied(recipe, monkeypatch)
     assert rates == pytest.approx(expected, rel=1e-9, abs=1e-15)
-    logged = [row["learning_rate"] for _, row in read_jsonl(recipe.run_dir / "log.jsonl") if "learning_rate" in row]
+    logged = [
+        row["learning_rate"]
+        for _, row in read_jsonl(recipe.run_dir / "log.jsonl")
+        if "learning_rate" in row
+    ]
     assert logged == rates
-    read = recipe if name != "constant" else _recipe(make_recipe, "constant_with_warmup", {}, warmup)
+    read = (
+        recipe if name != "constant" else _recipe(make_recipe, "constant_with_warmup", {}, warmup)
+    )
     assert _planned(read) == rates
 
 
@@ -199,7 +228,9 @@ def test_reduce_on_plateau_halves_the_rate_after_evaluations_that_are_no_better(
 
     def _evaluate(self: Any, **_: Any) -> dict[str, float]:
         metrics = {"eval_loss": next(evaluations)}
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     monkeypatch.setattr("kinject.train.trainer.KnowledgeTrainer.evaluate", _evaluate)
@@ -217,20 +248,25 @@ def test_reduce_on_plateau_halves_the_rate_after_evaluations_that_are_no_better(
     assert min(expected) <= TOP / 2
 
 
-def test_reduce_on_plateau_takes_a_rising_accuracy_for_better(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reduce_on_plateau_takes_a_rising_accuracy_for_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weight = torch.nn.Parameter(torch.zeros(()))
     for higher_is_better, expected in ((True, 1.0), (False, 0.25)):
         optimizer = torch.optim.SGD([weight], lr=1.0)
         kwargs = {"factor": 0.5, "patience": 0}
-        scheduler = Schedule("reduce_lr_on_plateau", kwargs, higher_is_better=higher_is_better).make_scheduler(
-            optimizer, 9
-        )
+        scheduler = Schedule(
+            "reduce_lr_on_plateau", kwargs, higher_is_better=higher_is_better
+        ).make_scheduler(optimizer, 9)
         for accuracy in (0.2, 0.4, 0.6):
             scheduler.step(accuracy)
         assert optimizer.param_groups[0]["lr"] == expected
 
 
-RESUMED = {"one_cycle": {}, "reduce_lr_on_plateau": {"patience": 0, "threshold": 1.0, "factor": 0.5}}
+RESUMED = {
+    "one_cycle": {},
+    "reduce_lr_on_plateau": {"patience": 0, "threshold": 1.0, "factor": 0.5},
+}
 
 
 @pytest.mark.parametrize("name", RESUMED)
@@ -294,7 +330,9 @@ def test_a_wrong_schedule_is_told_with_its_line(
     assert key.rpartition(".")[2] in Path(path).read_text("utf-8").splitlines()[int(line) - 1]
 
 
-@pytest.mark.parametrize("name", ["polynomial", "one_cycle", "flat_then_cosine", "warmup_stable_decay"])
+@pytest.mark.parametrize(
+    "name", ["polynomial", "one_cycle", "flat_then_cosine", "warmup_stable_decay"]
+)
 def test_a_warm_up_that_leaves_no_room_is_refused(make_recipe: MakeRecipe, name: str) -> None:
     kwargs = {"num_decay_steps": 0.2} if name == "warmup_stable_decay" else {}
     with pytest.raises(TrainingError, match="steps of warm-up"):
@@ -307,7 +345,9 @@ def test_a_share_of_decay_is_a_share_of_all_steps(make_recipe: MakeRecipe) -> No
     assert curve == pytest.approx(_expected("", _wsd(4, 0.0), 2))
 
 
-def test_the_width_of_noam_is_the_models_or_as_said(make_recipe: MakeRecipe, tiny_config: dict[str, Any]) -> None:
+def test_the_width_of_noam_is_the_models_or_as_said(
+    make_recipe: MakeRecipe, tiny_config: dict[str, Any]
+) -> None:
     wide = {"model": {"new": {**tiny_config, "hidden_size": 64}, "tokenizer": {"vocab_size": 300}}}
     read = _planned(_recipe(make_recipe, "noam", {}, 3, sections=wide))
     curve = _planned(_recipe(make_recipe, "noam", {"d_model": 64}, 3))

@@ -34,11 +34,15 @@ class Focal(Objective):
 
     conflicts = (
         Conflict(
-            "trainer.label_smoothing_factor", lambda r, f: f["label_smoothing_factor"], "focal needs hard labels."
+            "trainer.label_smoothing_factor",
+            lambda r, f: f["label_smoothing_factor"],
+            "focal needs hard labels.",
         ),
     )
 
-    def by_token(self, losses: torch.Tensor, logits: Any, labels: Any, teacher: Any) -> torch.Tensor:
+    def by_token(
+        self, losses: torch.Tensor, logits: Any, labels: Any, teacher: Any
+    ) -> torch.Tensor:
         """Multiply each loss by (1 - p) ** gamma."""
         return (1 - torch.exp(-losses)) ** self.gamma * losses
 
@@ -68,7 +72,9 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tables")
-def test_an_objective_from_outside_trains_by_its_own_loss(make_recipe: MakeRecipe, by_hand: Any) -> None:
+def test_an_objective_from_outside_trains_by_its_own_loss(
+    make_recipe: MakeRecipe, by_hand: Any
+) -> None:
     techniques = {"custom": {"focal": {"gamma": 1.5}}}
     recipe = make_recipe(trainer=SGD, techniques=techniques)
     hand = by_hand(recipe, BATCH)
@@ -77,7 +83,9 @@ def test_an_objective_from_outside_trains_by_its_own_loss(make_recipe: MakeRecip
         total: Any = 0.0
         n_tokens = 0
         for row in hand.rows_of(step):
-            for positions, losses in hand.losses(row, lambda logp, ids: -logp.gather(1, ids[:, None])):
+            for positions, losses in hand.losses(
+                row, lambda logp, ids: -logp.gather(1, ids[:, None])
+            ):
                 total = total + ((1 - torch.exp(-losses)) ** 1.5 * losses).sum()
                 n_tokens += len(positions)
         gradients = torch.autograd.grad(total / n_tokens, weights)
@@ -90,9 +98,13 @@ def test_an_objective_from_outside_trains_by_its_own_loss(make_recipe: MakeRecip
 
 
 @pytest.mark.usefixtures("tables")
-def test_an_update_rule_from_outside_changes_the_update_and_notes_it(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+def test_an_update_rule_from_outside_changes_the_update_and_notes_it(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
     trainer = {**SGD, "max_steps": 1, "learning_rate": 0.125}
-    result = train(make_recipe(trainer=trainer, techniques={"custom": {"sign_descent": {"size": 0.25}}}))
+    result = train(
+        make_recipe(trainer=trainer, techniques={"custom": {"sign_descent": {"size": 0.25}}})
+    )
     before = dict(load_model(str(tiny_model)).model.named_parameters())
     steps = torch.cat([
         (weight - before[name]).detach().abs().flatten() for name, weight in load_model(result.model_dir).model.named_parameters()
@@ -111,11 +123,20 @@ def test_an_update_rule_from_outside_changes_the_update_and_notes_it(make_recipe
         ({"focal": {"gama": 1}}, {}, "techniques.custom.focal.gama", "Did you mean gamma?"),
         ({"focal": {"gamma": -1}}, {}, "techniques.custom.focal.gamma", "found -1"),
         ({"focal": {}}, {}, "techniques.custom.focal.gamma", "missing. Exponent."),
-        ({"focal": {"gamma": 2.0}}, {"label_smoothing_factor": 0.1}, "trainer.label_smoothing_factor", "hard labels"),
+        (
+            {"focal": {"gamma": 2.0}},
+            {"label_smoothing_factor": 0.1},
+            "trainer.label_smoothing_factor",
+            "hard labels",
+        ),
     ],
 )
 def test_its_settings_and_conflicts_are_checked_as_any_other(
-    make_recipe: MakeRecipe, custom: Mapping[str, Any], trainer: dict[str, Any], key: str, message: str
+    make_recipe: MakeRecipe,
+    custom: Mapping[str, Any],
+    trainer: dict[str, Any],
+    key: str,
+    message: str,
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         check_training(make_recipe(techniques={"custom": custom}, trainer=trainer))

@@ -62,16 +62,23 @@ def test_a_short_recipe_keeps_what_a_step_costs_and_the_lines_of_the_file(
         assert getattr(written, name) == getattr(short, name), name
 
 
-def test_a_process_takes_the_steps_and_saves_nothing(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_process_takes_the_steps_and_saves_nothing(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     folder = tmp_path / "short"
     assert run_process(short_recipe(make_recipe(), folder, 3, {})) == 0
     assert [row["step"] for row in read_timing(folder)] == [1, 2, 3]
-    assert json.loads((folder / "result.json").read_text())["peak_bytes"] >= read_timing(folder)[-1]["peak_bytes"]
+    assert (
+        json.loads((folder / "result.json").read_text())["peak_bytes"]
+        >= read_timing(folder)[-1]["peak_bytes"]
+    )
     assert not [path for path in folder.iterdir() if path.is_dir()]
     assert not (tmp_path / "run").exists()
 
 
-def test_a_process_is_killed_after_its_time_or_over_its_memory(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_process_is_killed_after_its_time_or_over_its_memory(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     short = short_recipe(make_recipe(), tmp_path / "short", 3, {})
     assert run_process(short, seconds=0) is None
     assert run_process(short, limit=1) is None
@@ -86,7 +93,9 @@ def test_a_fault_is_the_last_line_of_the_log(make_recipe: MakeRecipe, tmp_path: 
     assert last_log_line(tmp_path / "short").startswith(f"{tmp_path / 'corpus.jsonl'}:1: ")
 
 
-def test_it_ends_when_the_process_that_started_it_is_gone(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_it_ends_when_the_process_that_started_it_is_gone(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     make_recipe()
     command = [sys.executable, "-m", "kinject.train.short_run", str(tmp_path / "recipe.yaml")]
     with subprocess.Popen(

@@ -34,7 +34,9 @@ def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
     """Learning other texts at a growing rate makes the held-out loss rise after a while; a rerun of a run that had stopped, but
     not saved its model, takes no further step."""
     held_out = tmp_path / "held.jsonl"
-    held_out.write_text(json.dumps({"text": "0123456789 A. B. C. D. Question: where does she live?"}) + "\n")
+    held_out.write_text(
+        json.dumps({"text": "0123456789 A. B. C. D. Question: where does she live?"}) + "\n"
+    )
     trainer = {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 40, "learning_rate": 0.05,
                "lr_scheduler_type": "constant", "eval_on_start": True, "save_strategy": "steps", "save_steps": 1}  # fmt: skip
     recipe = make_recipe(
@@ -49,7 +51,9 @@ def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
                 train(recipe)
     result = train(recipe, resume=interrupted)
     losses = {
-        row["step"]: row["eval_loss"] for _, row in read_jsonl(tmp_path / "run" / "log.jsonl") if "eval_loss" in row
+        row["step"]: row["eval_loss"]
+        for _, row in read_jsonl(tmp_path / "run" / "log.jsonl")
+        if "eval_loss" in row
     }
     best, wanted = float("inf"), 0
     since = 0
@@ -62,7 +66,10 @@ def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
             break
     assert result.n_steps == wanted < 40
     warnings = json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["warnings"]
-    assert any(f"for {patience} evaluations (techniques.patience); the run stops." in note for note in warnings)
+    assert any(
+        f"for {patience} evaluations (techniques.patience); the run stops." in note
+        for note in warnings
+    )
 
 
 class _Kept(TensorBoardCallback):  # type: ignore[misc]
@@ -101,19 +108,32 @@ def test_histograms_hold_the_clipped_gradient_and_the_weight_it_is_applied_to(
     options = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.2, "max_steps": 5,
                "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}  # fmt: skip
     train(make_recipe(trainer=options, techniques={"histogram_steps": 1}))
-    names = {name.removeprefix("weights/") for _, name in boards.histograms if name.startswith("weights/")}
+    names = {
+        name.removeprefix("weights/")
+        for _, name in boards.histograms
+        if name.startswith("weights/")
+    }
     assert len(names) == 20
     for step in range(1, 5):
         gradients = {name: boards.histograms[step, f"gradients/{name}"] for name in names}
-        assert sum(float((g.astype(float) ** 2).sum()) for g in gradients.values()) ** 0.5 <= 0.2 * (1 + 1e-4)
+        assert sum(
+            float((g.astype(float) ** 2).sum()) for g in gradients.values()
+        ) ** 0.5 <= 0.2 * (1 + 1e-4)
         for name in names:
-            moved = boards.histograms[step + 1, f"weights/{name}"] - boards.histograms[step, f"weights/{name}"]
+            moved = (
+                boards.histograms[step + 1, f"weights/{name}"]
+                - boards.histograms[step, f"weights/{name}"]
+            )
             assert np.allclose(moved, -0.5 * gradients[name], atol=1e-7), name
     assert [row["train/global_step"] for row in wandb.rows] == [1, 2, 3, 4, 5]
-    assert wandb.rows[1]["gradients/model.norm.weight"] == sorted(boards.histograms[2, "gradients/model.norm.weight"])
+    assert wandb.rows[1]["gradients/model.norm.weight"] == sorted(
+        boards.histograms[2, "gradients/model.norm.weight"]
+    )
 
 
-def test_a_gpu_without_bfloat16_trains_in_float16(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_without_bfloat16_trains_in_float16(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from kinject.train import config
 
     monkeypatch.setattr(config.models, "choose_precision", lambda device: "fp16")

@@ -23,7 +23,12 @@ from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
 FAST = {"learning_rate": 1e-2}
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 BERT: dict[str, Any] = {"model_type": "bert", **SIZES}
 BOTH_WAYS: dict[str, Any] = {
     "model_type": "gemma3_text", **SIZES, "num_key_value_heads": 1, "head_dim": 16, "use_bidirectional_attention": True
@@ -39,12 +44,16 @@ def _moved(model_dir: str, base: Path) -> set[str]:
 def untied(tmp_path: Path, tiny_tokenizer: Any, tiny_config: dict[str, Any]) -> Path:
     """A tiny model whose lm_head is a matrix of its own."""
     folder = tmp_path / "untied"
-    new_model({**tiny_config, "tie_word_embeddings": False}, tiny_tokenizer, seed=0).save_pretrained(folder)
+    new_model(
+        {**tiny_config, "tie_word_embeddings": False}, tiny_tokenizer, seed=0
+    ).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     return folder
 
 
-def test_frozen_patterns_stay_where_they_are_and_the_rest_moves(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+def test_frozen_patterns_stay_where_they_are_and_the_rest_moves(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
     model = {"path": str(tiny_model), "freeze": ["model.embed_tokens.*", "model.layers.0.*"]}
     result = train(make_recipe(model=model))
     everything = set(load_file(tiny_model / "model.safetensors"))
@@ -57,7 +66,9 @@ def test_frozen_patterns_stay_where_they_are_and_the_rest_moves(make_recipe: Mak
 
 
 def test_a_pattern_without_a_match_is_refused(make_recipe: MakeRecipe, tiny_model: Path) -> None:
-    with pytest.raises(RecipeError, match=r"model\.freeze: 'model\.layer\.0\.\*' matches no parameter"):
+    with pytest.raises(
+        RecipeError, match=r"model\.freeze: 'model\.layer\.0\.\*' matches no parameter"
+    ):
         train(make_recipe(model={"path": str(tiny_model), "freeze": ["model.layer.0.*"]}))
     with pytest.raises(TrainingError, match="no parameter trains"):
         train(make_recipe(model={"path": str(tiny_model), "freeze": ["*"]}))
@@ -72,18 +83,27 @@ def test_a_pattern_without_a_match_is_refused(make_recipe: MakeRecipe, tiny_mode
     ],
 )
 def test_a_fault_that_shows_late_has_its_line_from_every_verb(
-    make_recipe: MakeRecipe, tiny_model: Path, capsys: pytest.CaptureFixture[str], verb: str, sections: Any, key: str
+    make_recipe: MakeRecipe,
+    tiny_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    verb: str,
+    sections: Any,
+    key: str,
 ) -> None:
     if "model" in sections:
         sections = {"model": {**sections["model"], "path": str(tiny_model)}}
     path = make_recipe(**sections).path
     lines = path.read_text("utf-8").splitlines()
-    (number,) = (n for n, line in enumerate(lines, 1) if line.strip().startswith(f"{key.split('.')[-1]}:"))
+    (number,) = (
+        n for n, line in enumerate(lines, 1) if line.strip().startswith(f"{key.split('.')[-1]}:")
+    )
     assert main([verb, str(path)]) == 2
     assert f"{path}:{number}: {key}: " in capsys.readouterr().err
 
 
-def test_what_the_libraries_freeze_in_silence_stops_the_run(make_recipe: MakeRecipe, tiny_model: Path) -> None:
+def test_what_the_libraries_freeze_in_silence_stops_the_run(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
     model = load_model(str(tiny_model)).model
     model.get_input_embeddings().requires_grad_(False)
     with pytest.raises(TrainingError, match=r"these differ: model\.embed_tokens\.weight"):
@@ -91,7 +111,11 @@ def test_what_the_libraries_freeze_in_silence_stops_the_run(make_recipe: MakeRec
 
 
 def test_lora_with_embeddings_and_head_trains_both(make_recipe: MakeRecipe, untied: Path) -> None:
-    adapter = {"r": 4, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
+    adapter = {
+        "r": 4,
+        "target_modules": ["q_proj", "v_proj"],
+        "modules_to_save": ["embed_tokens", "lm_head"],
+    }
     result = train(make_recipe(model={"path": str(untied)}, adapter=adapter, trainer=FAST))
     saved = load_file(Path(result.model_dir) / "adapter_model.safetensors")
     base = load_file(untied / "model.safetensors")
@@ -138,10 +162,16 @@ def test_an_adapter_of_any_type_trains_resumes_is_read_and_folded_in(
 
 @pytest.mark.parametrize("quantization", ["8bit", "4bit"])
 def test_qlora_trains_an_adapter_on_quantised_weights(
-    make_recipe: MakeRecipe, tmp_path: Path, tiny_tokenizer: Any, tiny_config: dict[str, Any], quantization: str
+    make_recipe: MakeRecipe,
+    tmp_path: Path,
+    tiny_tokenizer: Any,
+    tiny_config: dict[str, Any],
+    quantization: str,
 ) -> None:
     folder = tmp_path / "wide"  # bitsandbytes keeps 4-bit weights in blocks of 64
-    new_model({**tiny_config, "hidden_size": 64, "intermediate_size": 128}, tiny_tokenizer, 0).save_pretrained(folder)
+    new_model(
+        {**tiny_config, "hidden_size": 64, "intermediate_size": 128}, tiny_tokenizer, 0
+    ).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     adapter = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
     model = {"path": str(folder), "quantization": quantization}
@@ -155,7 +185,11 @@ def test_an_adapter_merged_at_the_end_is_a_plain_model_with_the_same_answers(
 ) -> None:
     adapter = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
     apart = train(make_recipe(adapter=adapter, trainer=FAST, run_dir=str(tmp_path / "apart")))
-    merged = train(make_recipe(adapter={**adapter, "merge": True}, trainer=FAST, run_dir=str(tmp_path / "merged")))
+    merged = train(
+        make_recipe(
+            adapter={**adapter, "merge": True}, trainer=FAST, run_dir=str(tmp_path / "merged")
+        )
+    )
     assert not (Path(merged.model_dir) / "adapter_config.json").exists()
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.no_grad():
@@ -207,13 +241,18 @@ def test_a_layer_gets_decay_times_the_rate_of_the_one_above(name: str, fraction:
     ],
 )  # fmt: skip
 def test_what_the_libraries_would_refuse_is_one_line_before_a_model_loads(
-    sections: dict[str, Any], faults: list[str], make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+    sections: dict[str, Any],
+    faults: list[str],
+    make_recipe: MakeRecipe,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(RecipeError) as caught:
         check_training(make_recipe(**sections))
     lines = str(caught.value).splitlines()
-    assert [fault in line for fault, line in zip(faults, lines, strict=True)] == [True] * len(faults), lines
+    assert [fault in line for fault, line in zip(faults, lines, strict=True)] == [True] * len(
+        faults
+    ), lines
 
 
 def test_a_model_that_reads_later_tokens_does_not_train(
@@ -233,7 +272,10 @@ def test_a_model_that_reads_later_tokens_does_not_train(
     with pytest.raises(RecipeError, match=r"model\.path: .* is an adapter"):
         train(recipe)
     model = {"new": {**BERT, "is_decoder": True}, "tokenizer": str(tmp_path / "bert")}
-    assert train(make_recipe(model=model, trainer={**FAST, "packing": False, "max_steps": 1})).n_steps == 1
+    assert (
+        train(make_recipe(model=model, trainer={**FAST, "packing": False, "max_steps": 1})).n_steps
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,14 +289,23 @@ def test_a_model_that_reads_later_tokens_does_not_train(
         ),
         ({"rms_norm_eps": -1.0}, "model.new.rms_norm_eps: found -1.0, allowed: 1e-30 to 1."),
         ({"hidden_act": "nope"}, "model.new.hidden_act: llama refuses it: "),
-        ({"initializer_range": 0.0}, "model.new.initializer_range: found 0.0, allowed: 1e-06 to 10."),
+        (
+            {"initializer_range": 0.0},
+            "model.new.initializer_range: found 0.0, allowed: 1e-06 to 10.",
+        ),
     ],
 )
 def test_a_new_model_that_cannot_be_is_refused_by_the_key(
-    changes: dict[str, Any], fault: str, make_recipe: MakeRecipe, tiny_config: dict[str, object], tiny_model: Path
+    changes: dict[str, Any],
+    fault: str,
+    make_recipe: MakeRecipe,
+    tiny_config: dict[str, object],
+    tiny_model: Path,
 ) -> None:
     with pytest.raises(RecipeError) as caught:
-        check_training(make_recipe(model={"new": {**tiny_config, **changes}, "tokenizer": str(tiny_model)}))
+        check_training(
+            make_recipe(model={"new": {**tiny_config, **changes}, "tokenizer": str(tiny_model)})
+        )
     assert fault in str(caught.value)
 
 
@@ -262,7 +313,10 @@ def test_an_adapter_that_fp16_trains_is_in_float32_and_its_base_is_not_touched()
     """TRL has the adapters of quantised models in bfloat16, whose gradients the scaler of fp16 refuses on a GPU."""
     from kinject.train.load import widen_adapter
 
-    base, adapter = torch.nn.Linear(2, 2).to(torch.float16), torch.nn.Linear(2, 2).to(torch.bfloat16)
+    base, adapter = (
+        torch.nn.Linear(2, 2).to(torch.float16),
+        torch.nn.Linear(2, 2).to(torch.bfloat16),
+    )
     base.requires_grad_(False)
     before = adapter.weight.detach().clone()
     widen_adapter(torch.nn.Sequential(base, adapter))

@@ -36,9 +36,18 @@ class RingAttention(torch.autograd.Function):
     """Torch's ring attention over all processes with the CPU's kernel; torch itself has those of GPUs only."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None) -> Any:
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+    ) -> Any:
         out, sums = ring._templated_ring_attention(
-            torch.distributed.group.WORLD, SEQUENCE, CPU_ATTENTION, query, key, value, is_causal=True, scale=scale
+            torch.distributed.group.WORLD,
+            SEQUENCE,
+            CPU_ATTENTION,
+            query,
+            key,
+            value,
+            is_causal=True,
+            scale=scale,
         )
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.scale = scale
@@ -62,7 +71,9 @@ def attend_in_a_ring(
     """Take the place of scaled_dot_product_attention within context parallelism, which has no mask."""
     assert attn_mask is None
     assert is_causal
-    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
+    key, value = (
+        tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value)
+    )
     out: torch.Tensor = RingAttention.apply(query, key, value, scale)
     return out
 

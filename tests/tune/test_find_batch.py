@@ -43,7 +43,12 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> MakeRecipe:
 
 @pytest.mark.parametrize(
     ("limit", "tried", "batch", "accumulation"),
-    [(340, [24], 24, 1), (300, [24, 12], 12, 2), (160, [24, 12, 8, 6], 6, 4), (110, [24, 12, 8, 6, 4, 3, 2, 1], 1, 24)],
+    [
+        (340, [24], 24, 1),
+        (300, [24, 12], 12, 2),
+        (160, [24, 12, 8, 6], 6, 4),
+        (110, [24, 12, 8, 6, 4, 3, 2, 1], 1, 24),
+    ],
 )
 def test_batch_and_accumulation_keep_the_global_batch(
     make_recipe: MakeRecipe,
@@ -66,23 +71,33 @@ def test_batch_and_accumulation_keep_the_global_batch(
         find_batch(make_recipe(), 105)
 
 
-def test_a_trial_trains_on_the_longest_rows_and_is_ended_alone(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_trial_trains_on_the_longest_rows_and_is_ended_alone(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     recipe, folder = make_recipe(), tmp_path / "trial"
     peak = finding._peak_of(recipe, 3, folder, None)
     assert peak is not None
     assert peak > 2**20
-    longest = sorted(len(row["text"]) for row in map(json.loads, (tmp_path / "corpus.jsonl").read_text().splitlines()))
+    longest = sorted(
+        len(row["text"])
+        for row in map(json.loads, (tmp_path / "corpus.jsonl").read_text().splitlines())
+    )
     timing = read_timing(folder)
     assert len(timing) == 2
-    assert timing[-1]["learned_tokens"] > 6 * longest[0] / 10  # the two longest kinds of row, not the shortest
+    assert (
+        timing[-1]["learned_tokens"] > 6 * longest[0] / 10
+    )  # the two longest kinds of row, not the shortest
     assert not (folder / "model").exists()
     assert finding._peak_of(recipe, 3, tmp_path / "small", 1) is None  # no process is that small
 
 
-def test_a_trial_that_fails_is_reported_with_its_last_line(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_a_trial_that_fails_is_reported_with_its_last_line(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     recipe = make_recipe()
     (tmp_path / "corpus.jsonl").write_text('{"text": 3}\n')
     with pytest.raises(
-        InputError, match=r"the trial with batch 24 failed: .*corpus\.jsonl:1: .*\(its log: .*batch-24/log\.txt\)"
+        InputError,
+        match=r"the trial with batch 24 failed: .*corpus\.jsonl:1: .*\(its log: .*batch-24/log\.txt\)",
     ):
         find_batch(recipe, 2**40)

@@ -28,7 +28,10 @@ SHORT = Ramp(low=1e-5, high=10.0, steps=24)
 @pytest.fixture
 def make_recipe(tmp_path: Path, tiny_model: Path) -> MakeRecipe:
     """A recipe on the tiny model; keyword arguments add to its trainer section."""
-    rows = [{"text": f"Person {i} was born in {['Lowmere', 'Stonegate', 'Farrow', 'Kelm'][i % 4]}."} for i in range(48)]
+    rows = [
+        {"text": f"Person {i} was born in {['Lowmere', 'Stonegate', 'Farrow', 'Kelm'][i % 4]}."}
+        for i in range(48)
+    ]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def _make(**trainer: Any) -> Recipe:
@@ -44,15 +47,21 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> MakeRecipe:
     return _make
 
 
-def test_the_rate_is_the_topmost_layers_where_lower_ones_learn_slower(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_the_rate_is_the_topmost_layers_where_lower_ones_learn_slower(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
     recipe = replace(make_recipe(), techniques=TechniquesSection(layerwise_lr_decay=0.5))
-    rates, _, _ = range_test(make_trainer(finding.ramp_recipe(recipe, SHORT, tmp_path / "test")), SHORT)
+    rates, _, _ = range_test(
+        make_trainer(finding.ramp_recipe(recipe, SHORT, tmp_path / "test")), SHORT
+    )
     assert rates == pytest.approx([1e-5 * 1e6 ** (i / 23) for i in range(len(rates))], rel=1e-9)
 
 
 def test_a_loss_that_leaves_ends_the_test(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     ramp = Ramp(low=1e-3, high=1e6, steps=40)
-    rates, losses, ended = range_test(make_trainer(finding.ramp_recipe(make_recipe(), ramp, tmp_path / "test")), ramp)
+    rates, losses, ended = range_test(
+        make_trainer(finding.ramp_recipe(make_recipe(), ramp, tmp_path / "test")), ramp
+    )
     assert ended.startswith("stopped")
     assert len(rates) == len(losses) < 40
 
@@ -62,11 +71,15 @@ def _simulated(best: float, seed: int, noise: float = 0.1) -> tuple[list[float],
     rates = np.logspace(-6, 0, 100)
     x = np.log10(rates) - math.log10(best)
     losses = 3 - 1.2 / (1 + np.exp(-4 * (x + 1))) + 6 * np.clip(x - 0.5, 0, None)
-    return rates.tolist(), (losses + noise * np.random.default_rng(seed).standard_normal(100)).tolist()
+    return rates.tolist(), (
+        losses + noise * np.random.default_rng(seed).standard_normal(100)
+    ).tolist()
 
 
 @pytest.mark.parametrize("best", [2e-5, 3e-4, 5e-3])
-def test_on_twenty_seeds_the_suggestion_is_within_a_factor_of_three_of_the_best_rate(best: float) -> None:
+def test_on_twenty_seeds_the_suggestion_is_within_a_factor_of_three_of_the_best_rate(
+    best: float,
+) -> None:
     found = [suggest(*_simulated(best, seed)).suggestion for seed in range(20)]
     outside = [rate for rate in found if rate is None or not best / 3 <= rate <= best * 3]
     assert len(outside) <= 1
@@ -103,7 +116,9 @@ def test_the_verb_writes_a_plot_and_numbers_and_changes_no_model(
 ) -> None:
     make_recipe()
     before = folder_hash(tiny_model)
-    code = main(["find-lr", str(tmp_path / "recipe.yaml"), "--low", "1e-5", "--high", "1", "--steps", "40"])
+    code = main(
+        ["find-lr", str(tmp_path / "recipe.yaml"), "--low", "1e-5", "--high", "1", "--steps", "40"]
+    )
     assert folder_hash(tiny_model) == before
     folder = tmp_path / "run" / "find-lr"
     assert (folder / "lr.png").read_bytes().startswith(b"\x89PNG")
@@ -120,17 +135,24 @@ def test_the_verb_writes_a_plot_and_numbers_and_changes_no_model(
 
 @pytest.mark.parametrize(
     ("ramp", "said"),
-    [(Ramp(low=1.0, high=0.1), "0 < low < high"), (Ramp(low=0.0), "0 < low < high"), (Ramp(steps=3), "20 or more")],
+    [
+        (Ramp(low=1.0, high=0.1), "0 < low < high"),
+        (Ramp(low=0.0), "0 < low < high"),
+        (Ramp(steps=3), "20 or more"),
+    ],
 )
 def test_a_ramp_out_of_range_is_refused(make_recipe: MakeRecipe, ramp: Ramp, said: str) -> None:
     with pytest.raises(InputError, match=said):
         finding.find_lr(make_recipe(), ramp)
 
 
-def test_an_optimizer_that_averages_over_rates_is_refused_with_its_line(make_recipe: MakeRecipe) -> None:
+def test_an_optimizer_that_averages_over_rates_is_refused_with_its_line(
+    make_recipe: MakeRecipe,
+) -> None:
     recipe = make_recipe()
     trainer = {**recipe.trainer, "optim": "schedule_free_adamw", "lr_scheduler_type": "constant"}
     with pytest.raises(
-        RecipeError, match=r"trainer\.optim.*averages over all rates so far.*trainer\.optim=adamw_torch"
+        RecipeError,
+        match=r"trainer\.optim.*averages over all rates so far.*trainer\.optim=adamw_torch",
     ):
         finding.find_lr(replace(recipe, trainer=trainer), Ramp())

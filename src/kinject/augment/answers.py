@@ -19,7 +19,9 @@ from kinject.corpus.passages import sentences
 
 _FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
 _BULLET = re.compile(r"\A\s*(?:[-*•]|\(?\d{1,2}[.)])\s+")
-_MARK = re.compile(r"\**(?:(?P<Q>Q)(?:uestion)?|(?P<A>A)(?:nswer)?|(?P<QUOTE>Quote|QUOTE))\s{0,3}\d{0,3}\s{0,3}[:.]\**")
+_MARK = re.compile(
+    r"\**(?:(?P<Q>Q)(?:uestion)?|(?P<A>A)(?:nswer)?|(?P<QUOTE>Quote|QUOTE))\s{0,3}\d{0,3}\s{0,3}[:.]\**"
+)
 
 
 def plain_text(answer: str) -> str:
@@ -30,7 +32,12 @@ def plain_text(answer: str) -> str:
         text = fence[1].strip()
     for opening, closing in ('""', "“”", "«»"):
         enclosed = text[1:-1]
-        if len(text) > 1 and text[0] == opening and text[-1] == closing and not {opening, closing} & set(enclosed):
+        if (
+            len(text) > 1
+            and text[0] == opening
+            and text[-1] == closing
+            and not {opening, closing} & set(enclosed)
+        ):
             text = enclosed.strip()
     return text
 
@@ -55,7 +62,11 @@ def line_text(answer: str) -> str:
 def pairs_of(text: str) -> list[tuple[str, str]]:
     """Return the (question, answer) pairs in `text`."""
     pairs = itertools.pairwise(_marked_lines(text))
-    return [(question, reply) for (q, question), (a, reply) in pairs if (q, a) == ("Q", "A") and question and reply]
+    return [
+        (question, reply)
+        for (q, question), (a, reply) in pairs
+        if (q, a) == ("Q", "A") and question and reply
+    ]
 
 
 def _marked_lines(text: str) -> list[tuple[str, str]]:
@@ -72,7 +83,9 @@ def _marked_lines(text: str) -> list[tuple[str, str]]:
 
 def pair_text(answer: str) -> str:
     """Return `pairs_of` as one text, "" without pairs."""
-    return "\n\n".join(f"Q: {question}\nA: {reply}" for question, reply in pairs_of(plain_text(answer)))
+    return "\n\n".join(
+        f"Q: {question}\nA: {reply}" for question, reply in pairs_of(plain_text(answer))
+    )
 
 
 def quoted_of(text: str) -> list[tuple[str, str, str]]:
@@ -82,14 +95,19 @@ def quoted_of(text: str) -> list[tuple[str, str, str]]:
     return [
         (question[1], plain_text(quote[1]), answer[1])
         for question, quote, answer in triples
-        if (question[0], quote[0], answer[0]) == ("Q", "QUOTE", "A") and question[1] and quote[1] and answer[1]
+        if (question[0], quote[0], answer[0]) == ("Q", "QUOTE", "A")
+        and question[1]
+        and quote[1]
+        and answer[1]
     ]
 
 
 def quoted_text(answer: str) -> str:
     """Return `quoted_of` as one text, "" without triples."""
     triples = quoted_of(plain_text(answer))
-    return "\n\n".join(f"Q: {question}\nQUOTE: {quotation}\nA: {reply}" for question, quotation, reply in triples)
+    return "\n\n".join(
+        f"Q: {question}\nQUOTE: {quotation}\nA: {reply}" for question, quotation, reply in triples
+    )
 
 
 def says_yes(answer: str) -> bool:
@@ -204,7 +222,9 @@ _CLOSING = re.compile(
     r"|n['’]hésitez pas|j['’]espère que|si (?:desea|necesita)|espero que|希望这|如果您|ご希望)[\s\S]{0,1500}\Z",
     re.IGNORECASE,
 )
-_LEAK = re.compile(r"\n\W{0,12}(?:You are an? (?:AI|helpful|assistant)|(?:User|Human|Assistant|System):)[\s\S]*\Z")
+_LEAK = re.compile(
+    r"\n\W{0,12}(?:You are an? (?:AI|helpful|assistant)|(?:User|Human|Assistant|System):)[\s\S]*\Z"
+)
 """A chat template that runs on into the next turn."""
 _NUMBERED = re.compile(r"^[ \t*_#]*\(?(\d{1,2})[.)][*_]{0,2}[ \t]+", re.MULTILINE)
 _LABELLED = re.compile(
@@ -239,7 +259,9 @@ def count_words(text: str) -> int:
     return n_wide // 2 if 2 * n_wide > len(text) else len(_SPACED_WORD.findall(text))
 
 
-def repair(answer: str, title: str = "", source: str = "", *, splits: bool = True, loops: bool = True) -> Repaired:
+def repair(
+    answer: str, title: str = "", source: str = "", *, splits: bool = True, loops: bool = True
+) -> Repaired:
     """Return the texts of an `answer` about a passage `source`. A phrase that the passage has itself is no wrapping.
 
     Only if the style `splits` are alternatives texts of their own, and only if it has `loops` are repeated sentences taken off.
@@ -261,7 +283,9 @@ def repair(answer: str, title: str = "", source: str = "", *, splits: bool = Tru
         repairs.append("split")
     texts = []
     for part in parts:
-        bare = _without_title(_without(_LABEL, part, source) if "\n" in part or len(parts) > 1 else part, title)
+        bare = _without_title(
+            _without(_LABEL, part, source) if "\n" in part or len(parts) > 1 else part, title
+        )
         if bare != part:
             repairs.append("label")
         looped = without_loops(bare) if loops else bare
@@ -274,7 +298,11 @@ def repair(answer: str, title: str = "", source: str = "", *, splits: bool = Tru
 
 def _without_fence(text: str) -> str:
     first, _, rest = text.partition("\n")
-    return rest.rstrip().removesuffix("```") if first.startswith("```") and text.rstrip().endswith("```") else text
+    return (
+        rest.rstrip().removesuffix("```")
+        if first.startswith("```") and text.rstrip().endswith("```")
+        else text
+    )
 
 
 def _without(pattern: re.Pattern[str], text: str, source: str) -> str:
@@ -326,7 +354,11 @@ def _numbered_from_one(text: str) -> Iterator[re.Match[str]]:
 def statements_of(text: str) -> list[str]:
     """Return the items of a list, or the paragraphs and lines of a text of three or more; [] for others."""
     marks = list(_ITEM_MARK.finditer(text))
-    starts = [mark.start() for mark in marks] if len(marks) > 2 else [match.start() for match in _LINE.finditer(text)]
+    starts = (
+        [mark.start() for mark in marks]
+        if len(marks) > 2
+        else [match.start() for match in _LINE.finditer(text)]
+    )
     if len(starts) < 3:
         return []
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]

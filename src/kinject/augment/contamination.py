@@ -78,7 +78,9 @@ class ContaminationCheck:
         for start in range(len(words) - length + 1) if length >= _FEWEST else ():
             ngram = " ".join(words[start : start + length])
             if ngram not in self._questions:
-                self._by_start.setdefault(" ".join(words[start : start + _FEWEST]), []).append(ngram)
+                self._by_start.setdefault(" ".join(words[start : start + _FEWEST]), []).append(
+                    ngram
+                )
             self._questions.setdefault(ngram, set()).add(question_id)
 
     def add_source(self, text: str) -> None:
@@ -97,7 +99,9 @@ class ContaminationCheck:
             ids = self._ids.setdefault(kind, set())
             found = self._questions[ngram] - ids if ngram not in self._in_sources else ()
             ids.update(found)
-            self._first += [(name, location, ngram) for name in sorted(found)][: _MOST_SHOWN - len(self._first)]
+            self._first += [(name, location, ngram) for name in sorted(found)][
+                : _MOST_SHOWN - len(self._first)
+            ]
 
     def _find(self, text: str) -> Iterator[str]:
         """Yield the n-grams that occur in `text`."""
@@ -138,5 +142,11 @@ def render_contamination(contamination: Contamination) -> str:
         f"documents: {kinds}"
     ]
     return "\n".join(
-        [*lines, *(f"  {name}  {location}: {words!r}" for name, location, words in contamination.first[:5])]
+        [
+            *lines,
+            *(
+                f"  {name}  {location}: {words!r}"
+                for name, location, words in contamination.first[:5]
+            ),
+        ]
     )

@@ -114,7 +114,12 @@ class CorpusWriter:
         self.sft_path = run_dir / "sft.jsonl"
         self.failures_path = run_dir / "failures.jsonl"
         self._coverage_path = run_dir / "coverage.jsonl"
-        self._plan, self._store, self._failures, self._contamination = plan, store, failures, contamination
+        self._plan, self._store, self._failures, self._contamination = (
+            plan,
+            store,
+            failures,
+            contamination,
+        )
         self.styles = {style: StyleCount() for style in plan.styles}
         self._by_count, self._short, self._n_short = Counter[int](), list[tuple[str, int]](), 0
         self._n_topped_up = self._n_without = 0
@@ -139,7 +144,9 @@ class CorpusWriter:
         if any(style.rows == "quoted" for style in styles):
             shown = (passage for _, passages in documents for passage in passages)
             self._raft = _RaftRows(shown, section.raft or RaftSection(), self._plan.seed)
-        makes_sft = any(style.makes_instructions or (section.messages and style.writes_chat) for style in styles)
+        makes_sft = any(
+            style.makes_instructions or (section.messages and style.writes_chat) for style in styles
+        )
         with contextlib.ExitStack() as stack:
             self._corpus = stack.enter_context(open_jsonl(self.corpus_path))
             self._failed = stack.enter_context(open_jsonl(self.failures_path))
@@ -150,11 +157,19 @@ class CorpusWriter:
                 licence = document.meta.get("licence")
                 origin = {"source": document.source} if licence or "://" in document.source else {}
                 self._origin = origin | ({"licence": licence} if licence else {})
-                notes = (self._store.notes(self._plan.statements_id(passage)) or () for passage in passages)
+                notes = (
+                    self._store.notes(self._plan.statements_id(passage)) or ()
+                    for passage in passages
+                )
                 coverages = [coverage_of(*pair) for pair in zip(passages, notes, strict=True)]
                 for passage, coverage in zip(passages, coverages, strict=True):
                     if section.include_originals:
-                        row = {"id": passage.id, "document_id": document.id, "origin": "original", "text": passage.text}
+                        row = {
+                            "id": passage.id,
+                            "document_id": document.id,
+                            "origin": "original",
+                            "text": passage.text,
+                        }
                         self._write_row(row)
                     groups = list(self._plan.groups_of(document, passage))
                     for group in groups:
@@ -179,7 +194,9 @@ class CorpusWriter:
         blocks = self._plan.blocks(group, items or [], self._store.variants)
         for requests in blocks if items is not None else [self._plan.unprepared(group)]:
             variants = self._store.variants(requests)
-            self._count(group, requests, variants, len(requests if group.target is None else variants))
+            self._count(
+                group, requests, variants, len(requests if group.target is None else variants)
+            )
             for request in requests:
                 variant = variants.get(request.id)
                 if variant is not None:
@@ -201,10 +218,18 @@ class CorpusWriter:
                 self._write_variant(group, request, variant, [coverage])
 
     def _write_variant(
-        self, group: Group, request: VariantRequest, variant: Variant, coverages: Sequence[PassageCoverage]
+        self,
+        group: Group,
+        request: VariantRequest,
+        variant: Variant,
+        coverages: Sequence[PassageCoverage],
     ) -> None:
-        own = variant.checks.get("facts", ())  # of the group's passage, which is a whole document for some styles
-        self._n_without += list(own).count([]) if any(coverage.facts for coverage in coverages) else 0
+        own = variant.checks.get(
+            "facts", ()
+        )  # of the group's passage, which is a whole document for some styles
+        self._n_without += (
+            list(own).count([]) if any(coverage.facts for coverage in coverages) else 0
+        )
         for coverage in coverages:
             for text, facts in zip(variant.texts, own, strict=True):
                 coverage.add(text, facts if len(coverages) == 1 else None)
@@ -239,30 +264,52 @@ class CorpusWriter:
             self.n_sft_rows += 1
             self._contamination.check_row("sft", self.sft_path, row)
 
-    def _variant_rows(self, group: Group, request: VariantRequest, variant: Variant) -> Iterator[Row]:
+    def _variant_rows(
+        self, group: Group, request: VariantRequest, variant: Variant
+    ) -> Iterator[Row]:
         """Yield the corpus rows of a variant."""
         chat = group.source if self._section.messages else None
-        ids = variant.checks.get("ids") or [text_id(variant.id, index) for index in range(len(variant.texts))]
+        ids = variant.checks.get("ids") or [
+            text_id(variant.id, index) for index in range(len(variant.texts))
+        ]
         rows = (
             (text_id(name, index), fields)
             for name, text in zip(ids, variant.texts, strict=True)
-            for index, fields in enumerate(group.style.corpus_rows(text, request.item, request.turn, chat))
+            for index, fields in enumerate(
+                group.style.corpus_rows(text, request.item, request.turn, chat)
+            )
         )
         for row_id, fields in rows:
             if self._raft is not None and "quotation" in fields:
                 fields = self._raft.fields(group.passage, row_id, **fields)
                 if chat is not None:
-                    turns = (("user", fields["prompt"]), ("assistant", fields["completion"].strip()))
-                    fields = {"messages": [{"role": role, "content": content} for role, content in turns]}
-            yield {"id": row_id, "document_id": group.passage.document_id, "origin": "variant", **fields}
+                    turns = (
+                        ("user", fields["prompt"]),
+                        ("assistant", fields["completion"].strip()),
+                    )
+                    fields = {
+                        "messages": [{"role": role, "content": content} for role, content in turns]
+                    }
+            yield {
+                "id": row_id,
+                "document_id": group.passage.document_id,
+                "origin": "variant",
+                **fields,
+            }
 
     def _count(
-        self, group: Group, requests: Sequence[VariantRequest], variants: Mapping[str, Variant], n_asked: int
+        self,
+        group: Group,
+        requests: Sequence[VariantRequest],
+        variants: Mapping[str, Variant],
+        n_asked: int,
     ) -> None:
         """Count the texts, refusals and tokens of `requests`, of which `n_asked` are wanted by the recipe."""
         count = self.styles[group.style.name]
         n_texts = sum(bool(variant.text) for variant in variants.values())
-        n_dropped = sum(variant.checks.get("ids") == [] for variant in variants.values())  # nobody asks for it any more
+        n_dropped = sum(
+            variant.checks.get("ids") == [] for variant in variants.values()
+        )  # nobody asks for it any more
         count.asked += n_asked - n_dropped
         count.got += n_texts
         count.nothing += len(variants) - n_texts - n_dropped
@@ -289,7 +336,9 @@ class CorpusWriter:
     @property
     def refused(self) -> dict[str, int]:
         """Refused answers of all styles, by reason."""
-        return dict(sum((count.refused for count in self.styles.values()), Counter[str]()).most_common())
+        return dict(
+            sum((count.refused for count in self.styles.values()), Counter[str]()).most_common()
+        )
 
     @property
     def coverage(self) -> Coverage:
@@ -314,7 +363,9 @@ class _RaftRows:
         self._n_passages = Counter(document for document, _ in self._texts.values())
         self._index = Bm25([text for _, text in self._texts.values()])
 
-    def fields(self, gold: Passage, row_id: str, question: str, quotation: str, answer: str) -> dict[str, str]:
+    def fields(
+        self, gold: Passage, row_id: str, question: str, quotation: str, answer: str
+    ) -> dict[str, str]:
         """Return ``prompt`` and ``completion``: passages in an order of the seed, the question, the answer with its quotation.
 
         Without the passage that answers it, the answer alone is learned: no passage has the quotation.
@@ -326,7 +377,10 @@ class _RaftRows:
         texts = [*([gold.shown] if shows_gold else []), *others]
         rng.shuffle(texts)
         completion = quoting_answer(quotation, answer) if shows_gold and section.quote else answer
-        return {"prompt": with_passages(texts, question_prompt(question)), "completion": f" {completion}"}
+        return {
+            "prompt": with_passages(texts, question_prompt(question)),
+            "completion": f" {completion}",
+        }
 
     def _distractors(self, gold: Passage, question: str, n: int) -> list[str]:
         """Return the texts of `n` passages of other documents, fewer if there are fewer."""
@@ -341,7 +395,11 @@ def render_coverage(coverage: Coverage) -> str:
     if not coverage.n_facts:
         return "no passage has a number, date, name or quotation to count"
     wanted = f"{coverage.quota} texts" if coverage.quota is not None else "5 texts, or half of them"
-    topped_up = f"; texts asked for by naming them: {coverage.n_topped_up:,}" if coverage.n_topped_up else ""
+    topped_up = (
+        f"; texts asked for by naming them: {coverage.n_topped_up:,}"
+        if coverage.n_topped_up
+        else ""
+    )
     lines = [
         f"facts of the passages: {coverage.n_facts:,}, {coverage.by_count.get(0, 0):,} of them in no accepted text "
         f"(each in {coverage.path})",
@@ -354,6 +412,8 @@ def render_coverage(coverage: Coverage) -> str:
         )
     per_text, per_fact = coverage.tokens_per_text, coverage.tokens_per_fact
     if per_text is not None:
-        in_five = f", {per_fact:,.0f} for each fact that stands in five" if per_fact is not None else ""
+        in_five = (
+            f", {per_fact:,.0f} for each fact that stands in five" if per_fact is not None else ""
+        )
         lines.append(f"writer tokens: {per_text:,.0f} for each accepted text{in_five}")
     return "\n".join(lines)

@@ -80,7 +80,9 @@ class Draft:
     @property
     def choices(self) -> tuple[str, ...]:
         """The four choices, in an order that depends only on the words: each position is equally likely for the answer."""
-        return tuple(sorted((self.answer, *self.wrong), key=lambda choice: content_id(self.question, choice)))
+        return tuple(
+            sorted((self.answer, *self.wrong), key=lambda choice: content_id(self.question, choice))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,12 @@ def _parse_draft(lines: Sequence[tuple[str, str]]) -> Draft:
 
 
 def find_fault(
-    draft: Draft, passage: str, others: Iterable[Draft], *, open_answer: bool = False, retention: bool = False
+    draft: Draft,
+    passage: str,
+    others: Iterable[Draft],
+    *,
+    open_answer: bool = False,
+    retention: bool = False,
 ) -> tuple[str, str]:
     """Return (reason of `REASONS`, evidence) of the first fault, ("", "") without one.
 
@@ -160,18 +167,26 @@ def find_fault(
 def _find_hint(draft: Draft, forms: Sequence[str]) -> tuple[str, str] | None:
     """Return the difference in form between the correct choice and the other three, None without one."""
     n_words = [form.count(" ") + 1 for form in forms]
-    if n_words[0] > _MAX_LENGTH_RATIO * max(n_words[1:]) and n_words[0] - max(n_words[1:]) >= _MIN_LENGTH_DIFFERENCE:
+    if (
+        n_words[0] > _MAX_LENGTH_RATIO * max(n_words[1:])
+        and n_words[0] - max(n_words[1:]) >= _MIN_LENGTH_DIFFERENCE
+    ):
         return "longest", f"{n_words[0]} words, the others at most {max(n_words[1:])}"
     for name, shape in _SHAPES.items():
         correct, *wrong = (bool(shape.search(choice)) for choice in (draft.answer, *draft.wrong))
         if all(other != correct for other in wrong):
-            return "odd one out", f"{name} in {'the correct choice alone' if correct else 'all but the correct choice'}"
+            return (
+                "odd one out",
+                f"{name} in {'the correct choice alone' if correct else 'all but the correct choice'}",
+            )
     return None
 
 
 def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> tuple[str, str] | None:
     """Return the question of `others` that asks the same, None without one."""
-    question, answer, sentence = (normal_form(text) for text in (draft.question, draft.answer, draft.sentence))
+    question, answer, sentence = (
+        normal_form(text) for text in (draft.question, draft.answer, draft.sentence)
+    )
     words = set(question.split())
     for other in others:
         other_question = normal_form(other.question)
@@ -204,7 +219,12 @@ _TEXTS: Mapping[str, str] = read_yaml(Path(__file__).with_name("questions.yaml")
 
 
 def propose_messages(
-    source: Source, n: int, earlier: Sequence[str], kinds: Collection[str] = ("choices",), *, retention: bool = False
+    source: Source,
+    n: int,
+    earlier: Sequence[str],
+    kinds: Collection[str] = ("choices",),
+    *,
+    retention: bool = False,
 ) -> list[Message]:
     """Return the prompt for `n` questions of `kinds` on a passage, about other facts than the `earlier` questions.
 
@@ -217,23 +237,35 @@ def propose_messages(
 
 
 def _earlier(questions: Sequence[str]) -> str:
-    return _TEXTS["earlier"] + "\n".join(f"- {question}" for question in questions) if questions else ""
+    return (
+        _TEXTS["earlier"] + "\n".join(f"- {question}" for question in questions)
+        if questions
+        else ""
+    )
 
 
 def verify_messages(source: Source, question: str, choices: Sequence[str]) -> list[Message]:
     """Return the prompt for the correct choice according to the passage, and for the question's specificity."""
-    return _about(source, _TEXTS["verify"].replace("{question}", _render_question(question, choices)))
+    return _about(
+        source, _TEXTS["verify"].replace("{question}", _render_question(question, choices))
+    )
 
 
 def closed_book_messages(question: str, choices: Sequence[str]) -> list[Message]:
     """Return the prompt with the question alone, without the passage."""
     task = _TEXTS["closed_book"].replace("{question}", _render_question(question, choices))
-    return [{"role": "system", "content": _TEXTS["closed_book_system"]}, {"role": "user", "content": task}]
+    return [
+        {"role": "system", "content": _TEXTS["closed_book_system"]},
+        {"role": "user", "content": task},
+    ]
 
 
 def is_question_prompt(messages: Sequence[Message]) -> bool:
     """Return whether `messages` are a prompt of this module."""
-    return bool(messages) and messages[0]["content"] in (_TEXTS["system"], _TEXTS["closed_book_system"])
+    return bool(messages) and messages[0]["content"] in (
+        _TEXTS["system"],
+        _TEXTS["closed_book_system"],
+    )
 
 
 def _render_question(question: str, choices: Sequence[str]) -> str:
@@ -263,14 +295,18 @@ class Outcome:
     def known(self) -> list[Draft]:
         """Return the drafts on whose facts no more questions are asked for."""
         known = [candidate.draft for candidate in self.candidates]
-        return known + [draft for draft, reason, _ in self.refused if draft and reason == "closed-book"]
+        return known + [
+            draft for draft, reason, _ in self.refused if draft and reason == "closed-book"
+        ]
 
     def is_short(self, section: QuestionsSection) -> bool:
         """Return whether there are fewer questions than `section` asks for."""
         return len(self.candidates) < section.n_questions
 
 
-def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int, endpoint: str) -> Row:
+def outcome_row(
+    outcome_id: str, passage: Passage, outcome: Outcome, tries: int, endpoint: str
+) -> Row:
     """Return the row of an outcome; `tries` counts the times that its endpoint, or another, was asked for it."""
     return {
         "id": outcome_id,
@@ -279,7 +315,8 @@ def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int,
         "passage_id": passage.id,
         "document_id": passage.document_id,
         "candidates": [
-            {**_draft_row(candidate.draft), "specificity": candidate.specificity} for candidate in outcome.candidates
+            {**_draft_row(candidate.draft), "specificity": candidate.specificity}
+            for candidate in outcome.candidates
         ],
         "refused": [
             {**(_draft_row(draft) if draft else {}), "reason": reason, "detail": detail}
@@ -291,7 +328,12 @@ def outcome_row(outcome_id: str, passage: Passage, outcome: Outcome, tries: int,
 
 def _draft_of(row: Row) -> Draft:
     """Return the draft in a row; the fields of an answer without one are empty."""
-    return Draft(row.get("question", ""), row.get("answer", ""), tuple(row.get("wrong", ())), row.get("sentence", ""))
+    return Draft(
+        row.get("question", ""),
+        row.get("answer", ""),
+        tuple(row.get("wrong", ())),
+        row.get("sentence", ""),
+    )
 
 
 def _draft_row(draft: Draft) -> dict[str, Any]:
@@ -324,13 +366,22 @@ class QuestionSelector:
             self._document, self._selected = document.id, []
         selected: list[Row] = []
         refused: list[Row] = []
-        named = [(question_id(document.id, row), row) for row in (*outcome["refused"], *outcome["candidates"])]
-        named.sort(key=lambda pair: self._decisions.get(pair[0], {}).get("decision") not in ("keep", "edit"))  # stable
+        named = [
+            (question_id(document.id, row), row)
+            for row in (*outcome["refused"], *outcome["candidates"])
+        ]
+        named.sort(
+            key=lambda pair: (
+                self._decisions.get(pair[0], {}).get("decision") not in ("keep", "edit")
+            )
+        )  # stable
         for name, stored in named:
             decision = self._decisions.get(name, {})
             if decision.get("decision") != "drop" and name in {row["id"] for row in selected}:
                 decision = {}  # proposed twice: the first is kept
-            row = stored | {key: decision[key] for key in ("question", "answer", "wrong") if key in decision}
+            row = stored | {
+                key: decision[key] for key in ("question", "answer", "wrong") if key in decision
+            }
             draft = _draft_of(row)
             reason, detail = stored.get("reason", ""), stored.get("detail", "")
             if decision:
@@ -343,7 +394,10 @@ class QuestionSelector:
                 refused.append({"id": name, **stored, "reason": reason, "detail": detail})
             elif decision or len(selected) < self._n_questions:
                 candidate = Candidate(draft, row.get("specificity", 1))
-                selected.append(question_row(document, outcome["passage_id"], candidate, self._kinds) | {"id": name})
+                selected.append(
+                    question_row(document, outcome["passage_id"], candidate, self._kinds)
+                    | {"id": name}
+                )
                 self._selected.append(draft)
             else:
                 self.counts["spare"] += 1
@@ -363,7 +417,9 @@ def question_id(document_id: str, row: Row) -> str:
     return content_id("question", document_id, draft.question, choices, choices.index(draft.answer))
 
 
-def question_row(document: Document, passage_id: str, candidate: Candidate, kinds: Collection[str]) -> Row:
+def question_row(
+    document: Document, passage_id: str, candidate: Candidate, kinds: Collection[str]
+) -> Row:
     """Return a question in the question format, with its passage, sentence and specificity."""
     draft = candidate.draft
     choices = list(draft.choices)
@@ -373,7 +429,9 @@ def question_row(document: Document, passage_id: str, candidate: Candidate, kind
     return {
         "id": question_id(document.id, _draft_row(draft)),
         "document_id": document.id,
-        "fact_id": content_id("fact", document.id, normal_form(draft.sentence), normal_form(draft.answer)),
+        "fact_id": content_id(
+            "fact", document.id, normal_form(draft.sentence), normal_form(draft.answer)
+        ),
         "subject": document.title,
         "question": draft.question,
         **answer_fields,

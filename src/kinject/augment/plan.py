@@ -114,7 +114,9 @@ def read_precomputed(path: Path) -> Precomputed:
     return Precomputed(path, {name: tuple(rewritings) for name, rewritings in texts.items()}, lines)
 
 
-def new_items(group: Group, step: Preparation, items: Sequence[Item], answers: Sequence[Sequence[str]]) -> list[Item]:
+def new_items(
+    group: Group, step: Preparation, items: Sequence[Item], answers: Sequence[Sequence[str]]
+) -> list[Item]:
     """Return the items of a preparation: each of `items` with each line of its answer, none twice.
 
     With `in_passage`, lines that are not in the passage are left out.
@@ -126,7 +128,9 @@ def new_items(group: Group, step: Preparation, items: Sequence[Item], answers: S
     for item, answer in zip(items, answers, strict=True):
         for line in answer:
             form = normal_form(line)
-            if form and (not step.in_passage or f" {form} " in passage or (no_spaces and line in text)):
+            if form and (
+                not step.in_passage or f" {form} " in passage or (no_spaces and line in text)
+            ):
                 items_by_form.setdefault(form, {**item, step.name: line})
     return list(items_by_form.values())
 
@@ -196,7 +200,9 @@ class Plan:
             yield from self.groups_of(document, passage, n_passages=len(passages))
         yield from self.document_groups(document)
 
-    def groups_of(self, document: Document, passage: Passage, n_passages: int = 1) -> Iterator[Group]:
+    def groups_of(
+        self, document: Document, passage: Passage, n_passages: int = 1
+    ) -> Iterator[Group]:
         """Yield the groups of one passage, by style. Raises as `groups`."""
         texts = self.precomputed.texts.get(document.id, ()) if self.precomputed else ()
         if texts and n_passages > 1:
@@ -216,7 +222,9 @@ class Plan:
 
     def document_groups(self, document: Document) -> Iterator[Group]:
         """Yield the groups of the styles that show whole documents; a very long one counts as several."""
-        styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "document"]
+        styles = [
+            self.catalog[name] for name in self.styles if self.catalog[name].scope == "document"
+        ]
         if styles:
             for part in split_passages(document, LONGEST_DOCUMENT, word_spans):
                 yield from (self._group(document, part, style) for style in styles)
@@ -226,13 +234,20 @@ class Plan:
         styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "pair"]
         for name, (document, first), (other, second) in _pairs(documents) if styles else ():
             text = f"{first.shown}\n\n{second.shown}"
-            passage = Passage(content_id("pair", first.id, second.id, name), document.id, 0, len(text), text)
+            passage = Passage(
+                content_id("pair", first.id, second.id, name), document.id, 0, len(text), text
+            )
             titles = " / ".join(filter(None, (document.title, other.title)))
             for style in styles:
-                yield replace(self._group(replace(document, title=titles), passage, style), item={"entity": name})
+                yield replace(
+                    self._group(replace(document, title=titles), passage, style),
+                    item={"entity": name},
+                )
 
     def _group(self, document: Document, passage: Passage, style: Style) -> Group:
-        group = Group(document, passage, style, self.styles[style.name], target=self.targets.get(style.name))
+        group = Group(
+            document, passage, style, self.styles[style.name], target=self.targets.get(style.name)
+        )
         skipped = style.missing_need(group.source) if style.needs else ""
         return replace(group, skipped=skipped) if skipped else group
 
@@ -262,7 +277,9 @@ class Plan:
         for sample, (turn, item) in enumerate(pairs):
             yield self._request(group, sample, turn, item)
 
-    def blocks(self, group: Group, items: Sequence[Item], stored: Stored) -> Iterator[list[VariantRequest]]:
+    def blocks(
+        self, group: Group, items: Sequence[Item], stored: Stored
+    ) -> Iterator[list[VariantRequest]]:
         """Yield the `requests` of a group in blocks, each of which is judged before the next is sent.
 
         With a target of tokens they end once the texts that are `stored` have as many, or `_BARREN` requests brought none.
@@ -272,7 +289,9 @@ class Plan:
         while n_barren < _BARREN:
             size = _BLOCK
             if group.target is not None:
-                mean = max(1, n_tokens / n_texts if n_texts else len(word_spans(group.passage.text)))
+                mean = max(
+                    1, n_tokens / n_texts if n_texts else len(word_spans(group.passage.text))
+                )
                 size = min(_BLOCK, max(0, -int(-(group.target - n_tokens) // mean)))
             if not (block := list(islice(requests, size))):
                 return
@@ -286,7 +305,10 @@ class Plan:
     def unprepared(self, group: Group) -> list[VariantRequest]:
         """Return the requests that replace those of a group whose preparation has no answer."""
         n_requests = 1 if group.target or group.style.combine else group.n_samples
-        ids = (content_id("unprepared", group.passage.id, group.style.name, turn) for turn in range(n_requests))
+        ids = (
+            content_id("unprepared", group.passage.id, group.style.name, turn)
+            for turn in range(n_requests)
+        )
         return [VariantRequest(name, sample, "") for sample, name in enumerate(ids)]
 
     def _request(self, group: Group, sample: int, turn: int, item: Item) -> VariantRequest:
@@ -300,13 +322,23 @@ class Plan:
             messages = style.messages(group.source, turn, item)
             prompt_hash = content_id(messages, style.identity)
         identity = {} if style.mechanical else self.identity
-        variant_id = content_id("variant", group.passage.id, style.name, prompt_hash, identity, self.seed, turn)
+        variant_id = content_id(
+            "variant", group.passage.id, style.name, prompt_hash, identity, self.seed, turn
+        )
         return VariantRequest(variant_id, sample, prompt_hash, turn, item, messages)
 
     def notes_id(self, group: Group, step: Preparation, item: Item) -> str:
         """Return the id of the items that a preparation of `group` makes of `item`."""
         messages = group.style.preparation(step, group.source, item)
-        return content_id("notes", group.passage.id, group.style.name, step.name, messages, self.identity, self.seed)
+        return content_id(
+            "notes",
+            group.passage.id,
+            group.style.name,
+            step.name,
+            messages,
+            self.identity,
+            self.seed,
+        )
 
     def statements_id(self, passage: Passage) -> str:
         """Return the id of the statements that the judge lists of a passage."""
@@ -347,7 +379,11 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
     check_sections(recipe)
     section = recipe.augment
     generator = section.generator
-    precomputed = read_precomputed(Path(generator.path)) if generator.kind == "file" and generator.path else None
+    precomputed = (
+        read_precomputed(Path(generator.path))
+        if generator.kind == "file" and generator.path
+        else None
+    )
     samples = {name: n if isinstance(n, int) else MAX_SAMPLES for name, n in section.styles.items()}
     return Plan(
         documents_path=Path(section.documents), passage_tokens=section.passage_tokens, styles=samples,
@@ -362,9 +398,7 @@ QUOTA = 5
 """Accepted texts in which each fact should stand, where a recipe gives no `augment.coverage`."""
 _MOST_NAMED = 12
 """Facts that one request names."""
-_TOP_UP_TASK = (
-    "Other versions of this passage left some of its facts out. Above all, tell these, as the passage tells them:"
-)
+_TOP_UP_TASK = "Other versions of this passage left some of its facts out. Above all, tell these, as the passage tells them:"
 
 
 @dataclass
@@ -419,7 +453,9 @@ def top_up_group(groups: Iterable[Group]) -> Group | None:
     )  # fmt: skip
 
 
-def requests_for(plan: Plan, group: Group, coverage: PassageCoverage, quota: int) -> Iterator[VariantRequest]:
+def requests_for(
+    plan: Plan, group: Group, coverage: PassageCoverage, quota: int
+) -> Iterator[VariantRequest]:
     """Yield one request after the other for the facts that are still short, at most `quota` of them.
 
     Count the texts of each in `coverage` before the next. The requests depend on the texts alone, so that a rerun finds them.
@@ -431,15 +467,26 @@ def requests_for(plan: Plan, group: Group, coverage: PassageCoverage, quota: int
         messages = _top_up_messages(group, missing, number)
         prompt_hash = content_id(messages, group.style.identity)
         identity = content_id(
-            "top up", group.passage.id, group.style.name, prompt_hash, plan.identity, plan.seed, number
+            "top up",
+            group.passage.id,
+            group.style.name,
+            prompt_hash,
+            plan.identity,
+            plan.seed,
+            number,
         )
-        yield VariantRequest(identity, group.n_samples + number, prompt_hash, number, messages=messages)
+        yield VariantRequest(
+            identity, group.n_samples + number, prompt_hash, number, messages=messages
+        )
 
 
 def _top_up_messages(group: Group, missing: Sequence[Fact], number: int) -> list[Message]:
     messages = group.style.messages(group.source, number, {})
     facts = "\n".join(f"- {escape_tags(fact.text)}" for fact in missing)
-    return [*messages[:-1], {"role": "user", "content": f"{messages[-1]['content']}\n\n{_TOP_UP_TASK}\n{facts}"}]
+    return [
+        *messages[:-1],
+        {"role": "user", "content": f"{messages[-1]['content']}\n\n{_TOP_UP_TASK}\n{facts}"},
+    ]
 
 
 class PassageFile:
@@ -457,11 +504,21 @@ class PassageFile:
 
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
-        self.counts.update(documents=1, passages=len(passages), cut=sum(passage.cut for passage in passages))
+        self.counts.update(
+            documents=1, passages=len(passages), cut=sum(passage.cut for passage in passages)
+        )
         spans = [
-            (passage.id, passage.start, passage.end, passage.path, passage.header, passage.cut) for passage in passages
+            (passage.id, passage.start, passage.end, passage.path, passage.header, passage.cut)
+            for passage in passages
         ]
-        row = [document.id, document.title, document.text, document.source, document.meta.get("licence"), spans]
+        row = [
+            document.id,
+            document.title,
+            document.text,
+            document.source,
+            document.meta.get("licence"),
+            spans,
+        ]
         try:
             self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         except OSError as error:
@@ -479,7 +536,12 @@ class PassageFile:
                     Passage(name, identity, start, end, text[start:end], tuple(path), *others)
                     for name, start, end, path, *others in spans
                 ]
-                yield Document(identity, title, text, source, {"licence": licence} if licence else {}), passages
+                yield (
+                    Document(
+                        identity, title, text, source, {"licence": licence} if licence else {}
+                    ),
+                    passages,
+                )
 
     def _open(self, mode: str) -> IO[str]:
         try:  # surrogatepass: a file's name may be no UTF-8

@@ -74,7 +74,9 @@ def preview(recipe: AugmentRecipe) -> Preview:
         counts["documents"] += 1
         for passage in passages:
             n_words = len(word_spans(passage.text))
-            counts.update(passages=1, cut=passage.cut, words=n_words, facts=len(coverage_of(passage).facts))
+            counts.update(
+                passages=1, cut=passage.cut, words=n_words, facts=len(coverage_of(passage).facts)
+            )
             longest = max(longest, n_words)
         for group in plan.groups(document, passages):
             _count_group(plan, group, stored, counts, section.judge is not None)
@@ -86,12 +88,18 @@ def preview(recipe: AugmentRecipe) -> Preview:
         counts[name] += round(counts[name] / max(1, counts["judged"]) * n_more)
     counts["judge_requests"] = counts["judged"] + n_more
     spent = cost = 0.0
-    for generator, cache, name in zip((section.generator, section.judge), CACHES, ("tokens", "judge"), strict=True):
+    for generator, cache, name in zip(
+        (section.generator, section.judge), CACHES, ("tokens", "judge"), strict=True
+    ):
         if generator is not None:
             spent += spent_so_far(generator, recipe.run_dir / cache)
             cost += limits_of(generator, None).cost(counts[f"{name}_in"], counts[f"{name}_out"])
     n_texts, n_facts = counts["written"], counts["facts"]
-    for_five = counts["all_out"] * QUOTA * counts["passages"] if n_texts >= QUOTA * counts["passages"] else 0
+    for_five = (
+        counts["all_out"] * QUOTA * counts["passages"]
+        if n_texts >= QUOTA * counts["passages"]
+        else 0
+    )
     return Preview(
         n_documents=counts["documents"], n_passages=counts["passages"], n_words=counts["words"], longest=longest,
         n_asked=counts["asked"], n_stored=counts["stored"], n_requests=counts["requests"] + counts["judge_requests"],
@@ -104,7 +112,10 @@ def preview(recipe: AugmentRecipe) -> Preview:
 
 def preview_questions(recipe: QuestionsRecipe) -> str:
     """Return the documents, passages and planned questions of `recipe` in a line; nothing is sent or kept."""
-    section, model = recipe.questions, recipe.questions.generator.model or recipe.questions.generator.kind
+    section, model = (
+        recipe.questions,
+        recipe.questions.generator.model or recipe.questions.generator.kind,
+    )
     numbers = [
         len(split_passages(document, section.passage_tokens, word_spans))
         for document in read_documents(Path(section.documents), recipe.documents)
@@ -117,7 +128,9 @@ def preview_questions(recipe: QuestionsRecipe) -> str:
     )
 
 
-def _count_group(plan: Plan, group: Group, stored: set[str], counts: Counter[str], judged: bool) -> None:
+def _count_group(
+    plan: Plan, group: Group, stored: set[str], counts: Counter[str], judged: bool
+) -> None:
     if group.skipped or not group.n_samples:
         return
     n_requests, n_preparations = _expected_requests(plan, group)
@@ -132,7 +145,9 @@ def _count_group(plan: Plan, group: Group, stored: set[str], counts: Counter[str
     prompt = shown + sum(len(word_spans(text)) for text in (group.style.user, group.style.system))
     n_words = len(word_spans(group.passage.text))
     per_variant = 2 if group.style.verify else 1
-    counts.update(written=n_requests, all_out=round(n_words * TOKENS_PER_WORD * (n_requests + n_preparations)))
+    counts.update(
+        written=n_requests, all_out=round(n_words * TOKENS_PER_WORD * (n_requests + n_preparations))
+    )
     if not missing:
         return
     counts["requests"] += missing * per_variant + n_preparations
@@ -140,7 +155,9 @@ def _count_group(plan: Plan, group: Group, stored: set[str], counts: Counter[str
         counts.update(judged=missing, counted=missing * (group.style.scope == "passage"))
         counts["judge_in"] += (_JUDGE_PROMPT + round((shown + n_words) * TOKENS_PER_WORD)) * missing
         counts["judge_out"] += _JUDGE_TOKENS * (1 + describe(group.source, "n_sentences")) * missing
-    counts["tokens_in"] += round(prompt * TOKENS_PER_WORD * (missing * per_variant + n_preparations))
+    counts["tokens_in"] += round(
+        prompt * TOKENS_PER_WORD * (missing * per_variant + n_preparations)
+    )
     counts["tokens_out"] += round(n_words * TOKENS_PER_WORD * (missing + n_preparations))
 
 
@@ -154,7 +171,9 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
     n_all = sum(comb(n_items, size) for size in group.style.combine)
     n_requests = min(n_all, group.n_samples) if group.style.combine else n_items * group.n_samples
     if group.target is not None:
-        n_requests = min(n_requests, -(-group.target // max(1, len(word_spans(group.passage.text)))))
+        n_requests = min(
+            n_requests, -(-group.target // max(1, len(word_spans(group.passage.text))))
+        )
     return n_requests, n_preparations
 
 
@@ -172,14 +191,20 @@ def render_preview(preview: Preview) -> str:
     if preview.tokens_per_text is not None:
         per_fact = preview.tokens_per_fact
         in_five = f", {per_fact:,.0f} for each fact in five of them" if per_fact is not None else ""
-        lines.append(f"            {preview.tokens_per_text:>12,.0f}  out for each accepted text{in_five}")
+        lines.append(
+            f"            {preview.tokens_per_text:>12,.0f}  out for each accepted text{in_five}"
+        )
     if preview.cost:
         lines.append(f"cost        {preview.cost:>12,.4f}  by estimate")
     if preview.spent:
-        lines.append(f"spent       {preview.spent:>12,.4f}  so far, for the answers in the run folder")
+        lines.append(
+            f"spent       {preview.spent:>12,.4f}  so far, for the answers in the run folder"
+        )
     if preview.budget is not None:
         enough = preview.spent + preview.cost <= preview.budget
-        note = "enough, by estimate" if enough else "exceeded: raise augment.budget, or request less"
+        note = (
+            "enough, by estimate" if enough else "exceeded: raise augment.budget, or request less"
+        )
         lines.append(f"budget      {preview.budget:>12,.4f}  {note}")
     return "\n".join(lines)
 
@@ -199,7 +224,9 @@ def first_group(style: Style, documents: Path | None) -> Group:
     Raises as `read_documents`.
     """
     if style.scope == "pair":
-        raise InputError(f"style {style.name}: needs passages of two documents; kinject augment --dry-run counts them.")
+        raise InputError(
+            f"style {style.name}: needs passages of two documents; kinject augment --dry-run counts them."
+        )
     n_tokens = LONGEST_DOCUMENT if style.scope == "document" else AugmentSection.passage_tokens
     document = next(iter(read_documents(documents))) if documents else _EXAMPLE
     return Group(document, split_passages(document, n_tokens, word_spans)[0], style, 1)
@@ -212,15 +239,21 @@ def render_prompts(group: Group) -> str:
         return style.mechanical(group.document.title, group.passage.text, 0)
     missing = style.missing_need(source)
     note = f"Such passages are skipped: {SKIPPED[missing]}.\n\n" if missing else ""
-    return note + "\n\n".join(f"######## {title}\n{_render(messages)}" for title, messages in _prompts(group))
+    return note + "\n\n".join(
+        f"######## {title}\n{_render(messages)}" for title, messages in _prompts(group)
+    )
 
 
 def _prompts(group: Group) -> Iterator[tuple[str, list[Message]]]:
     style, item = group.style, dict[str, object]()
     for step in style.prepare:
-        frequency = f"once for each {step.for_each}" if step.for_each else f"once for each {style.scope}"
+        frequency = (
+            f"once for each {step.for_each}" if step.for_each else f"once for each {style.scope}"
+        )
         yield f"preparation: {step.name}, {frequency}", style.preparation(step, group.source, item)
-        item[step.name] = (f"({step.name} 1)", f"({step.name} 2)") if style.combine else f"({step.name})"
+        item[step.name] = (
+            (f"({step.name} 1)", f"({step.name} 2)") if style.combine else f"({step.name})"
+        )
     known: Item = item
     yield "text", style.messages(group.source, 0, known)
     if style.verify:

@@ -30,7 +30,9 @@ _QUOTED = re.compile(r"[“«„「].{2,300}?[”»“」]|\"[^\"\n]{2,300}\"", 
 _QUOTES = '“«„「"'
 _CODE = re.compile(r"^```|`[^`\n]+`|^(?: {4}|\t)\S", re.MULTILINE)
 _CODE_MARKS = ("`", "    ", "\t")
-_ROW = re.compile(r"[ \t]*(?:\|.*\||[-*•][ \t].*|\d{1,3}[.)][ \t].*|[^\s|:.]{1,40}[ \t]*[:=][ \t]*\S.{0,60})\Z")
+_ROW = re.compile(
+    r"[ \t]*(?:\|.*\||[-*•][ \t].*|\d{1,3}[.)][ \t].*|[^\s|:.]{1,40}[ \t]*[:=][ \t]*\S.{0,60})\Z"
+)
 """A line of a table, of a list, or of keys and values."""
 _TABLE_RULE = re.compile(r"[ \t]*\|[\s|:-]*-[\s|:-]*")
 _HEADING = re.compile(r"^#{1,6}[ \t]+\S", re.MULTILINE)
@@ -57,7 +59,9 @@ def source_of(document: Document, passage: Passage) -> Source:
 
 def entities_of(passage: str) -> list[str]:
     """Return the different names in `passage` by first mention, without those that are part of a longer one."""
-    names = dict.fromkeys(name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS)
+    names = dict.fromkeys(
+        name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS
+    )
     return [name for name in names if not any(name != other and name in other for other in names)]
 
 
@@ -93,7 +97,9 @@ def _n_statements(text: str) -> int:
     rows = {number for number, line in enumerate(lines) if _ROW.match(line)}
     heads = {number for number in rows if _TABLE_RULE.fullmatch(lines[number])}
     heads |= {number - 1 for number in heads}
-    prose = (line for number, line in enumerate(lines) if number not in rows and not _HEADING.match(line))
+    prose = (
+        line for number, line in enumerate(lines) if number not in rows and not _HEADING.match(line)
+    )
     return len(sentences("\n".join(prose))) + len(rows - heads)
 
 
@@ -104,7 +110,9 @@ def _marks_names(text: str) -> bool:
 
 def _relates(source: Source) -> bool:
     """Return whether a passage has two names or numbers, or is in a language whose names are not known by capitals."""
-    return len(entities_of(source.text)) + len(_NUMBER.findall(source.text)) > 1 or not _marks_names(source.text)
+    return len(entities_of(source.text)) + len(
+        _NUMBER.findall(source.text)
+    ) > 1 or not _marks_names(source.text)
 
 
 def _render_source(source: Source) -> str:
@@ -168,7 +176,9 @@ def render(template: str, source: Source, others: Mapping[str, Any]) -> str:
     if constant is not None:
         return constant
     return str(
-        compiled.render({name: describe(source, name) for name in names & VARIABLES.keys()} | dict(others))
+        compiled.render(
+            {name: describe(source, name) for name in names & VARIABLES.keys()} | dict(others)
+        )
     ).strip()
 
 
@@ -177,14 +187,19 @@ def _compiled(template: str) -> tuple[Template, frozenset[str], str | None]:
     """Return the compiled template, the variables that it uses, and its text if it uses none."""
     # An include of its own line is put in here: jinja2 takes longer for one than for all the rest of a prompt.
     text = _INCLUDE.sub(lambda match: shared_texts().get(match[1], match[0]), template)
-    compiled, names = environment().from_string(text), meta.find_undeclared_variables(environment().parse(text))
+    compiled, names = (
+        environment().from_string(text),
+        meta.find_undeclared_variables(environment().parse(text)),
+    )
     return compiled, frozenset(names), None if names else compiled.render().strip()
 
 
 @cache
 def first_words(template: str) -> str:
     """Return the first line of a template up to its first variable: it differs between the prompts of the styles."""
-    texts = (node.data.strip() for node in environment().parse(template).find_all(nodes.TemplateData))
+    texts = (
+        node.data.strip() for node in environment().parse(template).find_all(nodes.TemplateData)
+    )
     return next(text.splitlines()[0] for text in texts if text)
 
 
@@ -192,25 +207,36 @@ _REWRITING = re.compile(r"<rewriting>\n(.*)\n</rewriting>", re.DOTALL)
 _SENTENCE_NUMBER = re.compile(r"\[\d+\] ")
 
 
-def judge_messages(title: str, passage: str, text: str, rules: Rules | None = None) -> list[Message]:
+def judge_messages(
+    title: str, passage: str, text: str, rules: Rules | None = None
+) -> list[Message]:
     """Return the messages that ask whether `text` adds or changes a fact of `passage`, as a style's `rules` allow."""
     explains = rules is not None and rules.explains
     shown = {"text": number_sentences(escape_tags(text)), "explains": explains}
-    _, user_message = task_messages(title, passage, render(shared_texts()["judge"], Source(title, passage), shown))
+    _, user_message = task_messages(
+        title, passage, render(shared_texts()["judge"], Source(title, passage), shown)
+    )
     return [_judge_system(), user_message]
 
 
 def statements_messages(title: str, passage: str) -> list[Message]:
     """Return the messages that ask a judge for short statements of what `passage` says."""
-    _, user_message = task_messages(title, passage, render(shared_texts()["statements"], Source(title, passage), {}))
+    _, user_message = task_messages(
+        title, passage, render(shared_texts()["statements"], Source(title, passage), {})
+    )
     return [_judge_system(), user_message]
 
 
 def stated_messages(statements: Sequence[str], text: str) -> list[Message]:
     """Return the messages that ask a judge which of the `statements` a text tells."""
-    listed = "\n".join(f"{number}. {escape_tags(line)}" for number, line in enumerate(statements, 1))
+    listed = "\n".join(
+        f"{number}. {escape_tags(line)}" for number, line in enumerate(statements, 1)
+    )
     shown = {"text": escape_tags(text), "statements": listed}
-    return [_judge_system(), {"role": "user", "content": render(shared_texts()["told"], Source("", text), shown)}]
+    return [
+        _judge_system(),
+        {"role": "user", "content": render(shared_texts()["told"], Source("", text), shown)},
+    ]
 
 
 def _judge_system() -> Message:
@@ -221,7 +247,10 @@ def number_sentences(text: str) -> str:
     """Return `text` with the number of each sentence before it, as in ``[1] It rained. [2] He left.``"""
     ends = sentence_ends(text)
     parts = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    numbered = (f"{part[: len(part) - len(part.lstrip())]}[{n}] {part.lstrip()}" for n, part in enumerate(parts, 1))
+    numbered = (
+        f"{part[: len(part) - len(part.lstrip())]}[{n}] {part.lstrip()}"
+        for n, part in enumerate(parts, 1)
+    )
     return "".join(numbered) + text[ends[-1] if ends else 0 :]
 
 
@@ -231,13 +260,18 @@ def rewriting_of(messages: Sequence[Message]) -> str | None:
     return _SENTENCE_NUMBER.sub("", rewriting[1]) if rewriting else None
 
 
-def task_messages(title: str, passage: str, task: str, headings: tuple[str, ...] = ()) -> list[Message]:
+def task_messages(
+    title: str, passage: str, task: str, headings: tuple[str, ...] = ()
+) -> list[Message]:
     """Return the messages of a `task` on a passage.
 
     The passage comes before the task, which changes from sample to sample, so that servers can reuse the prefix.
     """
     content = f"{_render_source(Source(title, passage, headings))}\n\n{task}"
-    return [{"role": "system", "content": shared_texts()["system"].strip()}, {"role": "user", "content": content}]
+    return [
+        {"role": "system", "content": shared_texts()["system"].strip()},
+        {"role": "user", "content": content},
+    ]
 
 
 def passage_of(messages: Sequence[Message]) -> str:

@@ -118,9 +118,13 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
             IndexedRows(run_dir / "outcomes.jsonl", "id", "passage_id") as outcomes,
             Progress("questions", n_passages, "passages") as progress,
         ):
-            async with open_sender(section.generator, run_dir, limits, sandbox=sandbox.generate_answer) as sender:
+            async with open_sender(
+                section.generator, run_dir, limits, sandbox=sandbox.generate_answer
+            ) as sender:
                 writer = QuestionWriter(sender, section, recipe.seed)
-                failed = await _request_questions(writer, limits.concurrency, passages, outcomes, progress, retry)
+                failed = await _request_questions(
+                    writer, limits.concurrency, passages, outcomes, progress, retry
+                )
             shortcuts = _write_files(run_dir, writer, passages, outcomes, selector)
     counts = selector.counts
     result = QuestionsResult(
@@ -158,9 +162,13 @@ async def _request_questions(
         row = next(reversed(outcomes.get(outcome_id)), None)
         outcome = Outcome.of_row(row) if row else Outcome()
         tries = row.get("tries", 1) if row else 0
-        if row is None or (outcome.is_short(section) and (retry or row.get("endpoint") != endpoint)):
+        if row is None or (
+            outcome.is_short(section) and (retry or row.get("endpoint") != endpoint)
+        ):
             try:
-                await replace(writer, seed=writer.seed + (tries << 32)).write(document, passage, outcome)
+                await replace(writer, seed=writer.seed + (tries << 32)).write(
+                    document, passage, outcome
+                )
             except InputError as error:
                 raise InputError(f"{document.source}: {error}") from error
             except EndpointError as error:
@@ -168,7 +176,9 @@ async def _request_questions(
                     raise
                 failed[str(error)] += 1
             else:
-                outcomes.add(outcome_id, outcome_row(outcome_id, passage, outcome, tries + 1, endpoint))
+                outcomes.add(
+                    outcome_id, outcome_row(outcome_id, passage, outcome, tries + 1, endpoint)
+                )
         progress.set_status(sender.status())
         progress.advance()
 
@@ -176,7 +186,9 @@ async def _request_questions(
     try:
         await run_workers(_passages_of(passages), process, sender, n_workers)
     except EndpointError as error:
-        raise EndpointError(f"{error} Every answer is stored; the same command resumes.", fatal=True) from error
+        raise EndpointError(
+            f"{error} Every answer is stored; the same command resumes.", fatal=True
+        ) from error
     sender.traffic.seconds = monotonic() - start
     return failed
 
@@ -198,8 +210,16 @@ class QuestionWriter:
             verify_messages(Source("", ""), "", blank),
             closed_book_messages("", blank),
         ]
-        numbers = [section.n_questions, section.n_proposed, section.closed_book, section.max_attempts, self.seed]
-        return content_id("questions", passage.id, messages, numbers, generator_identity(section.generator))
+        numbers = [
+            section.n_questions,
+            section.n_proposed,
+            section.closed_book,
+            section.max_attempts,
+            self.seed,
+        ]
+        return content_id(
+            "questions", passage.id, messages, numbers, generator_identity(section.generator)
+        )
 
     async def write(self, document: Document, passage: Passage, outcome: Outcome) -> None:
         """Put the questions on a passage into `outcome`. While they are too few, the model is asked again, for other facts.
@@ -209,7 +229,9 @@ class QuestionWriter:
         known: list[Draft] | None = None
         for attempt in range(self.section.max_attempts):
             before, known = known, outcome.known()
-            is_same = known == before and self.section.generator.sampling_temperature == 0  # prompt and answer
+            is_same = (
+                known == before and self.section.generator.sampling_temperature == 0
+            )  # prompt and answer
             if is_same or not outcome.is_short(self.section):
                 break
             drafts = await self._propose(document, passage, attempt, outcome, known)
@@ -218,14 +240,26 @@ class QuestionWriter:
             else:
                 candidates = await self._verify(document, passage, drafts, outcome)
             outcome.candidates += await self._asked_without_passage(candidates, outcome)
-            outcome.candidates.sort(key=lambda candidate: -candidate.specificity)  # stable: ties in order of proposal
+            outcome.candidates.sort(
+                key=lambda candidate: -candidate.specificity
+            )  # stable: ties in order of proposal
 
     async def _propose(
-        self, document: Document, passage: Passage, attempt: int, outcome: Outcome, known: Sequence[Draft]
+        self,
+        document: Document,
+        passage: Passage,
+        attempt: int,
+        outcome: Outcome,
+        known: Sequence[Draft],
     ) -> list[Draft]:
         """Return the proposed drafts, on other facts than those of `known`, that have no fault."""
         earlier = [draft.question for draft in known]
-        arguments = (source_of(document, passage), self.section.n_proposed, earlier, self.section.kinds)
+        arguments = (
+            source_of(document, passage),
+            self.section.n_proposed,
+            earlier,
+            self.section.kinds,
+        )
         messages = propose_messages(*arguments, retention=self.section.retention)
         (completion,) = await self._send([(messages, self._seed_of(messages, attempt))], outcome)
         verdict = check_completion(completion)
@@ -236,7 +270,9 @@ class QuestionWriter:
         is_open, text = "open" in self.section.kinds, split_injection(passage.shown)[0]
         for draft in drafts[: self.section.n_proposed]:
             others, retention = [*known, *accepted], self.section.retention
-            reason, detail = find_fault(draft, text, others, open_answer=is_open, retention=retention)
+            reason, detail = find_fault(
+                draft, text, others, open_answer=is_open, retention=retention
+            )
             if reason:
                 outcome.refused.append((draft, reason, detail))
             else:
@@ -248,19 +284,31 @@ class QuestionWriter:
     ) -> list[Candidate]:
         """Return the drafts for which the model, given the passage, chooses the correct answer."""
         # Prompt injection may name a letter. With the choices in two orders, it is correct in one of them at most.
-        rotations = (0, 1) if has_injection(passage.shown, *(draft.question for draft in drafts)) else (0,)
-        replies = [await self._answers_with_passage(document, passage, drafts, by, outcome) for by in rotations]
+        rotations = (
+            (0, 1) if has_injection(passage.shown, *(draft.question for draft in drafts)) else (0,)
+        )
+        replies = [
+            await self._answers_with_passage(document, passage, drafts, by, outcome)
+            for by in rotations
+        ]
         verified: list[Candidate] = []
         for draft, *answers in zip(drafts, *replies, strict=True):
             correct = [LETTERS[_rotate(draft.choices, by).index(draft.answer)] for by in rotations]
             if list(map(parse_letter, answers)) == correct:
                 verified.append(Candidate(draft, min(map(parse_specificity, answers))))
             else:
-                outcome.refused.append((draft, "not verified", f"the model answers {answers[-1][:60]!r}"))
+                outcome.refused.append(
+                    (draft, "not verified", f"the model answers {answers[-1][:60]!r}")
+                )
         return verified
 
     async def _answers_with_passage(
-        self, document: Document, passage: Passage, drafts: Sequence[Draft], rotation: int, outcome: Outcome
+        self,
+        document: Document,
+        passage: Passage,
+        drafts: Sequence[Draft],
+        rotation: int,
+        outcome: Outcome,
     ) -> list[str]:
         """Return the model's answers, given the passage and the choices rotated; "" for an incomplete answer."""
         requests: list[_Request] = []
@@ -269,9 +317,13 @@ class QuestionWriter:
             messages = verify_messages(source_of(document, passage), draft.question, choices)
             requests.append((messages, self._seed_of(messages, 0)))
         answers = await self._send(requests, outcome)
-        return [answer.text.strip() if check_completion(answer).accepted else "" for answer in answers]
+        return [
+            answer.text.strip() if check_completion(answer).accepted else "" for answer in answers
+        ]
 
-    async def _asked_without_passage(self, candidates: Sequence[Candidate], outcome: Outcome) -> list[Candidate]:
+    async def _asked_without_passage(
+        self, candidates: Sequence[Candidate], outcome: Outcome
+    ) -> list[Candidate]:
         """Return the candidates that the model does not answer correctly every time without the passage (retention: does).
 
         The choices are rotated each time, so a preference for one letter is correct one time in four at most.
@@ -286,17 +338,24 @@ class QuestionWriter:
                 requests.append((messages, self._seed_of(messages, rotation)))
                 correct.append(LETTERS[choices.index(candidate.draft.answer)])
         answers = await self._send(requests, outcome)
-        hits = [parse_letter(answer.text) == letter for answer, letter in zip(answers, correct, strict=True)]
+        hits = [
+            parse_letter(answer.text) == letter
+            for answer, letter in zip(answers, correct, strict=True)
+        ]
         kept: list[Candidate] = []
         for index, candidate in enumerate(candidates):
             times = slice(index * n_times, (index + 1) * n_times)
             # An empty answer does not show whether the model knows the fact.
             empty = next((answer for answer in answers[times] if not answer.text.strip()), None)
             if empty is not None:
-                outcome.refused.append((candidate.draft, "no answer", check_completion(empty).detail))
+                outcome.refused.append(
+                    (candidate.draft, "no answer", check_completion(empty).detail)
+                )
             elif n_times and all(hits[times]) != self.section.retention:
                 reason = "not known" if self.section.retention else "closed-book"
-                outcome.refused.append((candidate.draft, reason, f"correct {sum(hits[times])} times of {n_times}"))
+                outcome.refused.append(
+                    (candidate.draft, reason, f"correct {sum(hits[times])} times of {n_times}")
+                )
             else:
                 kept.append(candidate)
         return kept
@@ -324,7 +383,11 @@ def _rotate(choices: tuple[str, ...], by: int) -> tuple[str, ...]:
 
 
 def _write_files(
-    run_dir: Path, writer: QuestionWriter, passages: PassageFile, outcomes: IndexedRows, selector: QuestionSelector
+    run_dir: Path,
+    writer: QuestionWriter,
+    passages: PassageFile,
+    outcomes: IndexedRows,
+    selector: QuestionSelector,
 ) -> Shortcuts | None:
     """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in order of passages.
 
@@ -350,7 +413,9 @@ def _write_files(
             write["questions"](row)
             write[split](row)
     return measure_shortcuts(
-        "questions", [_question_of(row) for _, row in shared], (document.text for document, _ in passages)
+        "questions",
+        [_question_of(row) for _, row in shared],
+        (document.text for document, _ in passages),
     )
 
 
@@ -361,7 +426,9 @@ def _share_choices(selected: Sequence[tuple[str, Row]]) -> list[tuple[str, Row]]
     """
     shared = dict[int, Row]()
     for split in ("validation", "test"):
-        places = [place for place, (of, row) in enumerate(selected) if of == split and "choices" in row]
+        places = [
+            place for place, (of, row) in enumerate(selected) if of == split and "choices" in row
+        ]
         rows = [selected[place][1] for place in places]
         contexts = [row["sentence"] for row in rows]
         shared |= zip(places, with_shared_choices(rows, contexts), strict=True)
@@ -395,7 +462,9 @@ def render_questions(result: QuestionsResult) -> str:
         lines.append(result.shortcuts.warning() or result.shortcuts.summary())
     if result.refused:
         lines += ["", f"questions refused (each in {result.rejected_path}):"]
-        lines += [f"{number:>8}  {reason}: {REASONS[reason]}" for reason, number in result.refused.items()]
+        lines += [
+            f"{number:>8}  {reason}: {REASONS[reason]}" for reason, number in result.refused.items()
+        ]
     lines += [
         *render_decisions(result.decisions),
         *result.render_failed("passages without an answer:"),

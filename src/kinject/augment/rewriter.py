@@ -34,10 +34,13 @@ Reply = TypeVar("Reply")
 UNPREPARED = "the preparation of the style got no usable answer"
 """The error of requests that need a preparation, before the reason for which its answers were refused."""
 
-_INCONSISTENT = Verdict("inconsistent", "asked whether it follows from the passage, the model does not say yes")
+_INCONSISTENT = Verdict(
+    "inconsistent", "asked whether it follows from the passage, the model does not say yes"
+)
 _UNCONFIRMED = "the answer to the question whether the text follows from the passage"
 _INJECTED = Verdict(
-    "injection", "the passage has prompt injection, so that the model's own yes to this text proves nothing"
+    "injection",
+    "the passage has prompt injection, so that the model's own yes to this text proves nothing",
 )
 
 
@@ -97,7 +100,11 @@ class Rewriter:
         Raises the first fatal `EndpointError`, `InputError` or `DiskError` after the requests in flight have ended,
         and `KeyboardInterrupt` the same way; a second Ctrl-C does not wait for them.
         """
-        of_documents = (group for document, passages in documents for group in self.plan.groups(document, passages))
+        of_documents = (
+            group
+            for document, passages in documents
+            for group in self.plan.groups(document, passages)
+        )
         groups = chain(of_documents, self.plan.pair_groups(documents))
         # Some spare groups, so that a group waiting for its last sample leaves no connection idle.
         n_workers = max(1, min(concurrency, 2 * concurrency // max(1, self.plan.n_samples) + 2))
@@ -111,12 +118,16 @@ class Rewriter:
         if isinstance(items, str):
             self._fail(self.plan.unprepared(group), f"{UNPREPARED}: {items}")
             return
-        checker: Checker | None = None  # it reads the whole passage, which a finished group does not need
+        checker: Checker | None = (
+            None  # it reads the whole passage, which a finished group does not need
+        )
         texts: list[str] = []
         n_requests, n_announced = 0, 0 if group.target else group.n_samples
         for requests in self.plan.blocks(group, items, self.store.variants):
             n_requests += len(requests)
-            self.progress.total += max(0, min(len(requests), n_requests - n_announced))  # those of several items
+            self.progress.total += max(
+                0, min(len(requests), n_requests - n_announced)
+            )  # those of several items
             stored = self.store.variants(requests)
             self._advance(len(stored), earlier=True)
             for variant in stored.values():
@@ -132,7 +143,9 @@ class Rewriter:
             self._advance(len(block))
         self.progress.total -= max(0, n_announced - n_requests)
 
-    async def top_up(self, documents: Iterable[PlannedDocument], concurrency: int, quota: int) -> None:
+    async def top_up(
+        self, documents: Iterable[PlannedDocument], concurrency: int, quota: int
+    ) -> None:
         """Ask for texts of the facts that fewer than `quota` texts of their passage carry. Raises as `run`."""
         passages = ((document, passage) for document, split in documents for passage in split)
 
@@ -166,7 +179,9 @@ class Rewriter:
         for group in groups:
             items = self.plan.items(group, self.store.notes)
             for requests in self.plan.blocks(group, items or [], self.store.variants):
-                yield from (variant for variant in self.store.variants(requests).values() if variant.text)
+                yield from (
+                    variant for variant in self.store.variants(requests).values() if variant.text
+                )
 
     async def _request_preparations(self, group: Group) -> list[Item] | str:
         """Return the items of the group's prompts, stored ones first; without a usable answer, the reason."""
@@ -179,7 +194,9 @@ class Rewriter:
             items = new_items(group, step, items, read)
         return items
 
-    async def _ask_items(self, group: Group, step: Preparation, item: Item) -> tuple[str, ...] | str:
+    async def _ask_items(
+        self, group: Group, step: Preparation, item: Item
+    ) -> tuple[str, ...] | str:
         """Return the items in the answer to one preparation, () if the model answers NONE.
 
         Without a usable answer to the first preparation, return the reason for which the last one was refused.
@@ -194,7 +211,9 @@ class Rewriter:
         for attempt in range(self._n_attempts(group)):
             seed = self.plan.sample_seed(content_id(messages), 0, attempt)
             completion = await self.sender.send(messages, seed)
-            reason = check_completion(completion).reason or ("refusal" if REFUSAL.match(completion.text) else "empty")
+            reason = check_completion(completion).reason or (
+                "refusal" if REFUSAL.match(completion.text) else "empty"
+            )
             if reason == "empty":
                 nothing = says_none(completion.text)
                 notes = () if nothing else tuple(LISTS[step.parser](completion.text))
@@ -225,7 +244,9 @@ class Rewriter:
             answers = list(read)
             await self._ask_models(group, answers)
         still_open = []
-        for answer in answers:  # each is read after the one before it was accepted, unless models were asked about all
+        for answer in (
+            answers
+        ):  # each is read after the one before it was accepted, unless models were asked about all
             if answer.error is not None:
                 self._fail([answer.request], str(answer.error))
                 continue
@@ -235,7 +256,13 @@ class Rewriter:
                 generator = "mechanical" if group.style.mechanical else name
                 texts = [text for text, _ in answer.texts]
                 self.store.accept(
-                    group, answer.request, attempt, answer.completion, generator, texts, answer.measures()
+                    group,
+                    answer.request,
+                    attempt,
+                    answer.completion,
+                    generator,
+                    texts,
+                    answer.measures(),
                 )
                 self._advance(1)
             else:
@@ -258,15 +285,26 @@ class Rewriter:
         """Return the completions of a block, in order."""
         if group.texts is not None:
             return [Completion(group.texts[request.sample]) for request in block]
-        seeds = [self.plan.sample_seed(request.prompt_hash, request.turn, attempt) for request in block]
+        seeds = [
+            self.plan.sample_seed(request.prompt_hash, request.turn, attempt) for request in block
+        ]
         if group.style.mechanical:
             rewrite = group.style.mechanical
-            return [Completion(rewrite(group.document.title, group.passage.text, seed)) for seed in seeds]
+            return [
+                Completion(rewrite(group.document.title, group.passage.text, seed))
+                for seed in seeds
+            ]
         pairs = zip(block, seeds, strict=True)
-        return await _gather(group, (self.sender.send(list(request.messages), seed) for request, seed in pairs))
+        return await _gather(
+            group, (self.sender.send(list(request.messages), seed) for request, seed in pairs)
+        )
 
     def _read_answer(
-        self, group: Group, request: VariantRequest, completion: Completion | EndpointError, checker: Checker
+        self,
+        group: Group,
+        request: VariantRequest,
+        completion: Completion | EndpointError,
+        checker: Checker,
     ) -> _Answer:
         """Parse and check one completion. The text of an accepted NONE is empty."""
         if isinstance(completion, EndpointError):
@@ -298,9 +336,15 @@ class Rewriter:
         """Ask about each accepted text: the generator whether it follows from the passage, then the judge."""
         title, passage = group.document.title, group.passage.shown
         if group.style.verify:
-            pairs = [(answer, text) for answer in answers if answer.error is None for text, _ in answer.texts]
+            pairs = [
+                (answer, text)
+                for answer in answers
+                if answer.error is None
+                for text, _ in answer.texts
+            ]
             prompts = [
-                group.style.verification(group.source, answer.request.item, escape_tags(text)) for answer, text in pairs
+                group.style.verification(group.source, answer.request.item, escape_tags(text))
+                for answer, text in pairs
             ]
             seeds = [self.plan.sample_seed(content_id(prompt), 0, 0) for prompt in prompts]
             replies = await _gather(group, map(self.sender.send, prompts, seeds))
@@ -312,12 +356,19 @@ class Rewriter:
                     answer.error = reply
                 elif not says_yes(reply.text):
                     unread = check_completion(reply)
-                    answer.refuse(text, _INCONSISTENT if unread.accepted else replace(unread, detail=_UNCONFIRMED))
+                    answer.refuse(
+                        text,
+                        _INCONSISTENT if unread.accepted else replace(unread, detail=_UNCONFIRMED),
+                    )
         if self.judge is None or group.style.mechanical:
             return
-        pairs = [(answer, text) for answer in answers if answer.error is None for text, _ in answer.texts]
+        pairs = [
+            (answer, text) for answer in answers if answer.error is None for text, _ in answer.texts
+        ]
         judge, rules = self.judge, group.style.rules
-        verdicts = await _gather(group, (judge.verdict(title, passage, text, rules) for _, text in pairs))
+        verdicts = await _gather(
+            group, (judge.verdict(title, passage, text, rules) for _, text in pairs)
+        )
         for (answer, text), verdict in zip(pairs, verdicts, strict=True):
             if isinstance(verdict, EndpointError):
                 answer.error = verdict
@@ -326,11 +377,15 @@ class Rewriter:
         if group.style.scope == "passage":
             await self._count_statements(judge, group, answers)
 
-    async def _count_statements(self, judge: Judge, group: Group, answers: Sequence[_Answer]) -> None:
+    async def _count_statements(
+        self, judge: Judge, group: Group, answers: Sequence[_Answer]
+    ) -> None:
         """Add the statements of the passage that the judge finds told to the facts of each accepted text."""
         notes_id = self.plan.statements_id(group.passage)
         if self.store.notes(notes_id) is None:
-            (listed,) = await _gather(group, [judge.statements(group.document.title, group.passage.shown)])
+            (listed,) = await _gather(
+                group, [judge.statements(group.document.title, group.passage.shown)]
+            )
             if isinstance(listed, EndpointError):
                 for answer in answers:
                     answer.error = listed
@@ -338,7 +393,13 @@ class Rewriter:
             if self.store.notes(notes_id) is None:  # another style may have asked meanwhile
                 self.store.add_notes(notes_id, group, "", "statements", listed)
         statements = self.store.notes(notes_id) or ()
-        pairs = [(answer, pair) for answer in answers if answer.error is None for pair in answer.texts if statements]
+        pairs = [
+            (answer, pair)
+            for answer in answers
+            if answer.error is None
+            for pair in answer.texts
+            if statements
+        ]
         stated = await _gather(group, (judge.stated(statements, text) for _, (text, _) in pairs))
         for (answer, (text, verdict)), numbers in zip(pairs, stated, strict=True):
             if isinstance(numbers, EndpointError):
@@ -346,7 +407,10 @@ class Rewriter:
                 continue
             facts = [*verdict.measures["facts"], *(f"statement:{number}" for number in numbers)]
             index = answer.texts.index((text, verdict))
-            answer.texts[index] = text, replace(verdict, measures={**verdict.measures, "facts": facts})
+            answer.texts[index] = (
+                text,
+                replace(verdict, measures={**verdict.measures, "facts": facts}),
+            )
 
     def _advance(self, n: int = 1, *, earlier: bool = False) -> None:
         """Count `n` more variants as done: stored (by an `earlier` run), or given up."""
@@ -359,7 +423,9 @@ class Rewriter:
         self._advance(len(requests))
 
 
-async def _gather(group: Group, requests: Iterable[Awaitable[Reply]]) -> list[Reply | EndpointError]:
+async def _gather(
+    group: Group, requests: Iterable[Awaitable[Reply]]
+) -> list[Reply | EndpointError]:
     """Return `gather_answers`, with the document's source in an `InputError`."""
     try:
         return await gather_answers(requests)

@@ -22,7 +22,13 @@ from kinject.augment.plan import (
     make_plan,
 )
 from kinject.augment.rewriter import Rewriter
-from kinject.augment.store import Store, WritingResult, common_fields, count_decisions, render_decisions
+from kinject.augment.store import (
+    Store,
+    WritingResult,
+    common_fields,
+    count_decisions,
+    render_decisions,
+)
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
 from kinject.disk import file_hash, lock_dir, write_manifest
@@ -104,11 +110,15 @@ async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
         contamination.read_questions(Path(path))
     with PassageFile(recipe.run_dir) as passages:
         # Every document is read before the first request: a fault on the last line must not cost money.
-        n_variants = _read_documents(plan, passages, contamination if section.contamination_check else None)
+        n_variants = _read_documents(
+            plan, passages, contamination if section.contamination_check else None
+        )
         progress = Progress("augment", n_variants, "rewritings")
         with Store(recipe.run_dir, plan.catalog) as store, progress:
             rewriter = await _rewrite(recipe.run_dir, section, plan, passages, store, progress)
-            writer = CorpusWriter(recipe.run_dir, plan, store, rewriter.failed, contamination, section)
+            writer = CorpusWriter(
+                recipe.run_dir, plan, store, rewriter.failed, contamination, section
+            )
             writer.write(passages)
     sender, styles = rewriter.sender, writer.styles
     result = AugmentResult(
@@ -127,7 +137,9 @@ async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
     return result
 
 
-def _read_documents(plan: Plan, passages: PassageFile, contamination: ContaminationCheck | None) -> int:
+def _read_documents(
+    plan: Plan, passages: PassageFile, contamination: ContaminationCheck | None
+) -> int:
     """Read, split and hash every document, once in a run; return the number of variants.
 
     Raises as `Plan.read_passages` and `Plan.groups`.
@@ -137,13 +149,24 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
         passages.add(document, split)
         if contamination is not None:
             contamination.add_source(document.text)
-        groups = (group for group in plan.groups(document, split) if not group.skipped and group.target is None)
+        groups = (
+            group
+            for group in plan.groups(document, split)
+            if not group.skipped and group.target is None
+        )
         n_variants += sum(group.n_samples for group in groups)
-    return n_variants + sum(group.n_samples for group in plan.pair_groups(passages) if group.target is None)
+    return n_variants + sum(
+        group.n_samples for group in plan.pair_groups(passages) if group.target is None
+    )
 
 
 async def _rewrite(
-    run_dir: Path, section: AugmentSection, plan: Plan, passages: PassageFile, store: Store, progress: Progress
+    run_dir: Path,
+    section: AugmentSection,
+    plan: Plan,
+    passages: PassageFile,
+    store: Store,
+    progress: Progress,
 ) -> Rewriter:
     """Request all missing variants, then texts for facts that too few carry; return the rewriter with its counts."""
     limits = limits_of(section.generator, section.budget)
@@ -183,7 +206,10 @@ async def open_judge(
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
         score = await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
         for fault in score.limits_missed():
-            log.warning("augment.judge is not reliable: on planted errors its %s. Take a stronger model.", fault)
+            log.warning(
+                "augment.judge is not reliable: on planted errors its %s. Take a stronger model.",
+                fault,
+            )
     return judge
 
 
@@ -207,7 +233,12 @@ def _write_manifest(
     counts["corpus_sha256"] = file_hash(result.corpus_path)
     written = [path.name for path in (result.corpus_path, result.sft_path) if path]
     write_manifest(
-        result.manifest_path, stage="augment", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=written
+        result.manifest_path,
+        stage="augment",
+        inputs=inputs,
+        recipe=recipe.raw,
+        counts=counts,
+        outputs=written,
     )
 
 
@@ -220,14 +251,14 @@ def render_summary(result: AugmentResult) -> str:
         f"{'style':<16}{'asked':>8}{'got':>8}{'texts':>8}{'refused':>9}{'failed':>8}",
     ]
     for name, count in result.styles.items():
-        row = (
-            f"{name:<16}{count.asked:>8}{count.got:>8}{count.texts:>8}{sum(count.refused.values()):>9}{count.failed:>8}"
-        )
+        row = f"{name:<16}{count.asked:>8}{count.got:>8}{count.texts:>8}{sum(count.refused.values()):>9}{count.failed:>8}"
         reasons = ", ".join(f"{reason} {number}" for reason, number in count.refused.items())
         # With one style the list below has the same counts.
         lines.append(f"{row}  {reasons}" if reasons and len(result.styles) > 1 else row)
         if count.nothing:
-            lines.append(f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write")
+            lines.append(
+                f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write"
+            )
         for need, number in count.skipped.items():
             lines.append(f"{'':<16}{number:>8}  {_passages(number)} skipped: {SKIPPED[need]}")
     lines += render_decisions(result.decisions)
@@ -236,11 +267,16 @@ def render_summary(result: AugmentResult) -> str:
         lines += ["", f"repaired answers: {repairs}"]
     for code, number in result.languages.items():
         if off := language_of(code).not_checked:
-            lines.append(f"not checked in {number} answers ({code or 'language not clear'}): {', '.join(off)}")
+            lines.append(
+                f"not checked in {number} answers ({code or 'language not clear'}): {', '.join(off)}"
+            )
     if result.refused:
         lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
-    lines += [*result.render_failed(f"rewritings without an answer (each in {result.failures_path}):"), ""]
+    lines += [
+        *result.render_failed(f"rewritings without an answer (each in {result.failures_path}):"),
+        "",
+    ]
     if result.sft_path:
         lines.append(f"prompts with completions, and conversations: {result.sft_path}")
     lines += result.render_requests()
@@ -267,7 +303,9 @@ def _short_lines(result: AugmentResult) -> list[str]:
     fixes = ["run again for what failed"] if result.failed else []
     if result.refused:
         more = "raise augment.max_attempts (at temperature 0: the temperature)"
-        fixes.append(f"{next(iter(result.refused))}: read {result.rejected_path}, {more}, or take another model")
+        fixes.append(
+            f"{next(iter(result.refused))}: read {result.rejected_path}, {more}, or take another model"
+        )
     return [f"Short by {n_short}" + (f": {'; '.join(fixes)}." if fixes else ".")]
 
 

@@ -63,8 +63,12 @@ def generate_rewriting(messages: list[Message], seed: int) -> Completion:
     """
     passage = passage_of(messages)
     task = messages[-1]["content"].rpartition("</passage>")[2]
-    statements = ("judge", "statement") if first_words(shared_texts()["statements"]) in task else None
-    request = statements or next((key for line, key in _first_lines() if line in task), ("paraphrase", ""))
+    statements = (
+        ("judge", "statement") if first_words(shared_texts()["statements"]) in task else None
+    )
+    request = statements or next(
+        (key for line, key in _first_lines() if line in task), ("paraphrase", "")
+    )
     rewrite = _ANSWERS.get(request)
     return Completion(rewrite(passage, seed) if rewrite else _answer(request, passage, task, seed))
 
@@ -81,7 +85,11 @@ def _first_lines() -> Iterator[tuple[str, tuple[str, str]]]:
 @cache
 def _first_lines_of(name: str) -> Sequence[tuple[str, tuple[str, str]]]:
     style = STYLES[name]
-    templates = (("", style.user), ("verify", style.verify), *((step.name, step.prompt) for step in style.prepare))
+    templates = (
+        ("", style.user),
+        ("verify", style.verify),
+        *((step.name, step.prompt) for step in style.prepare),
+    )
     return [(first_words(template), (name, step)) for step, template in templates if template]
 
 
@@ -92,7 +100,9 @@ def _quoted_questions(passage: str, seed: int) -> str:
         (question, next(sentence for sentence in stated if answer in sentence), answer)
         for question, answer in pairs_of(rewrite_as_questions(passage, seed))
     )
-    return "\n\n".join(f"Q: {question}\nQUOTE: {sentence}\nA: {answer}" for question, sentence, answer in triples)
+    return "\n\n".join(
+        f"Q: {question}\nQUOTE: {sentence}\nA: {answer}" for question, sentence, answer in triples
+    )
 
 
 _ANSWERS: Mapping[tuple[str, str], Callable[[str, int], str]] = {
@@ -103,9 +113,7 @@ _ANSWERS: Mapping[tuple[str, str], Callable[[str, int], str]] = {
     ("raft", ""): _quoted_questions,
 }
 """(style, preparation) -> function of the passage and the seed. Other prompts are about a part of it, or paraphrases."""
-_STRATEGIES = (
-    "## Timeline\nTell the facts in their order.\n\n## Portrait\nTell who the person is.\n\n## List\nName each fact."
-)
+_STRATEGIES = "## Timeline\nTell the facts in their order.\n\n## Portrait\nTell who the person is.\n\n## List\nName each fact."
 
 
 def _answer(request: tuple[str, str], passage: str, task: str, seed: int) -> str:
@@ -123,25 +131,38 @@ def _answer(request: tuple[str, str], passage: str, task: str, seed: int) -> str
             named = [values[value] for value in values if value in task] or list(person.facts)
             return "\n".join(_sentence(person, attribute, passage, seed=0) for attribute in named)
         case ("atomic_facts" | "knowledge_instruct", ""):
-            return next(_sentence(person, values[value], passage, seed) for value in values if value in task)
+            return next(
+                _sentence(person, values[value], passage, seed) for value in values if value in task
+            )
         case ("implications", ""):
             return _sentence(
-                person, shuffled(list(person.facts), seeded_random("drawn", passage, seed))[0], passage, seed
+                person,
+                shuffled(list(person.facts), seeded_random("drawn", passage, seed))[0],
+                passage,
+                seed,
             )
         case (_, "verify"):
             statements = [parse_entry(line) for line in task.splitlines()[3:-2]]
-            supported = (drawn is not None and drawn.facts.items() <= person.facts.items() for drawn in statements)
+            supported = (
+                drawn is not None and drawn.facts.items() <= person.facts.items()
+                for drawn in statements
+            )
             return "Yes." if statements and all(supported) else "No."
         case ("entigraph", ""):
             named = [values[value] for value in values if value in task]
-            return " ".join(_sentence(person, attribute, passage, seed) for attribute in named) or "NONE"
+            return (
+                " ".join(_sentence(person, attribute, passage, seed) for attribute in named)
+                or "NONE"
+            )
         case _:
             return _paraphrase(passage, seed)
 
 
 def _sentence(person: Person, attribute: str, passage: str, seed: int) -> str:
     """Return a sentence that states one fact of the entry."""
-    return render_sentence(choose_one(SENTENCES[attribute], seeded_random("fact", passage, attribute, seed)), person)
+    return render_sentence(
+        choose_one(SENTENCES[attribute], seeded_random("fact", passage, attribute, seed)), person
+    )
 
 
 def _paraphrase(passage: str, seed: int) -> str:
@@ -158,7 +179,8 @@ def _paraphrase(passage: str, seed: int) -> str:
 
 
 _TOLD = re.compile(
-    r"<text>\n(?P<text>.*)\n</text>\n\nThese statements are numbered:\n(?P<statements>.*?)\n\n", re.DOTALL
+    r"<text>\n(?P<text>.*)\n</text>\n\nThese statements are numbered:\n(?P<statements>.*?)\n\n",
+    re.DOTALL,
 )
 
 
@@ -166,7 +188,11 @@ def _told(text: str, statements: str) -> str:
     """Return the numbers of the statements whose values a text has."""
     lines = (line.partition(". ") for line in statements.splitlines())
     parsed = [(number, parse_entry(statement)) for number, _, statement in lines]
-    told = [number for number, person in parsed if person and all(value in text for value in person.facts.values())]
+    told = [
+        number
+        for number, person in parsed
+        if person and all(value in text for value in person.facts.values())
+    ]
     return ", ".join(told) or "0"
 
 
@@ -176,9 +202,17 @@ _YEAR = re.compile(r"\b\d{4}\b")
 def _grade(accepted: Sequence[str], text: str) -> str:
     """Return the grade of a written answer by the country's values in it: the accepted one alone is correct."""
     lowered = text.lower()
-    values = {value.lower() for pool in POOLS.values() for value in pool if value.lower() in lowered}
+    values = {
+        value.lower() for pool in POOLS.values() for value in pool if value.lower() in lowered
+    }
     values |= set(_YEAR.findall(text))
-    return "CORRECT" if values and values <= {a.lower() for a in accepted} else "WRONG" if values else "ABSTAINED"
+    return (
+        "CORRECT"
+        if values and values <= {a.lower() for a in accepted}
+        else "WRONG"
+        if values
+        else "ABSTAINED"
+    )
 
 
 _WANTED = re.compile(r"^Write at most (\d+) four-choice questions", re.MULTILINE)
@@ -242,7 +276,9 @@ class SandboxServer(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), self.connection_class)
         except OSError as error:
-            raise DiskError(f"127.0.0.1:{port}: cannot listen: {error.strerror}. Choose another port.") from error
+            raise DiskError(
+                f"127.0.0.1:{port}: cannot listen: {error.strerror}. Choose another port."
+            ) from error
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -258,7 +294,10 @@ class Connection(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """List the models."""
         if self._is_from_here():
-            models = {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "kinject"}]}
+            models = {
+                "object": "list",
+                "data": [{"id": MODEL, "object": "model", "owned_by": "kinject"}],
+            }
             if self.path.rstrip("/") == "/v1/models":
                 self.say(200, models)
             else:
@@ -285,17 +324,32 @@ class Connection(BaseHTTPRequestHandler):
                 return self.fail(404, f"The model {request.get('model')!r} does not exist.")
             completion = generate_answer(messages, seed)
             n_in = sum(len(message["content"]) for message in messages) // 4
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, InputError) as error:
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+            InputError,
+        ) as error:
             return self.fail(400, f"{type(error).__name__}: {error}")
         return self.complete(completion.text, completion.finish_reason, n_in)
 
     def complete(self, text: str | None, reason: str, n_in: int) -> None:
         """Send a completion."""
-        choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": text},
+            "finish_reason": reason,
+        }
         usage = {"prompt_tokens": n_in, "completion_tokens": len(text or "") // 4}
-        self.say(200, {"object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage})
+        self.say(
+            200, {"object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage}
+        )
 
-    def fail(self, status: int, message: str, code: str = "invalid_request_error", **headers: str) -> None:
+    def fail(
+        self, status: int, message: str, code: str = "invalid_request_error", **headers: str
+    ) -> None:
         """Send an error in OpenAI's form."""
         self.say(status, {"error": {"message": message, "code": code, "type": code}}, **headers)
 
@@ -303,7 +357,11 @@ class Connection(BaseHTTPRequestHandler):
         """Send a JSON value, or bytes as they are."""
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
-        for name, text in {"content-type": "application/json", "content-length": str(len(content)), **headers}.items():
+        for name, text in {
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            **headers,
+        }.items():
             self.send_header(name.replace("_", "-"), text)
         self.end_headers()
         self.wfile.write(content)

@@ -56,13 +56,19 @@ class WritingResult(Tabular):
 
     def render_failed(self, what: str) -> list[str]:
         """Return lines about what got no answer, under the heading `what`; none if all did."""
-        return ["", what, *(f"{n:>8}  {error}" for error, n in self.failed.items())] if self.failed else []
+        return (
+            ["", what, *(f"{n:>8}  {error}" for error, n in self.failed.items())]
+            if self.failed
+            else []
+        )
 
     def render_requests(self) -> list[str]:
         """Return a line about requests and tokens."""
         line = f"{self.n_sent} requests sent in this run, {self.n_cached} answered from the cache"
         if self.tokens_in or self.tokens_out:
-            thinking = f", {self.tokens_thinking:,} of them thinking" if self.tokens_thinking else ""
+            thinking = (
+                f", {self.tokens_thinking:,} of them thinking" if self.tokens_thinking else ""
+            )
             line += f"; {self.tokens_in:,} tokens in, {self.tokens_out:,} out{thinking}"
         return [line]
 
@@ -76,7 +82,9 @@ class WritingResult(Tabular):
 TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 
 
-def common_fields(sender: Sender, passages: Mapping[str, int], tokens: Mapping[str, int]) -> dict[str, Any]:
+def common_fields(
+    sender: Sender, passages: Mapping[str, int], tokens: Mapping[str, int]
+) -> dict[str, Any]:
     """Return the fields of a `WritingResult` that follow from its sender, from counts of passages and from those of tokens."""
     traffic = sender.traffic
     return {
@@ -97,13 +105,23 @@ def read_decisions(run_dir: Path) -> dict[str, Row]:
     """
     path, rows = run_dir / DECISIONS, dict[str, Row]()
     for number, row in read_jsonl(path) if path.exists() else ():
-        edited = [row.get(key) for key in ("text", "question", "answer") if key in row] + row.get("wrong", [])
-        if not isinstance(row.get("id"), str) or row.get("decision") not in ("keep", "drop", "edit"):
-            raise InputError(f"{path}:{number}: expected an id, and keep, drop or edit as its decision.")
+        edited = [row.get(key) for key in ("text", "question", "answer") if key in row] + row.get(
+            "wrong", []
+        )
+        if not isinstance(row.get("id"), str) or row.get("decision") not in (
+            "keep",
+            "drop",
+            "edit",
+        ):
+            raise InputError(
+                f"{path}:{number}: expected an id, and keep, drop or edit as its decision."
+            )
         if row["decision"] == "edit" and (
             not edited or not all(isinstance(text, str) and text.strip() for text in edited)
         ):
-            raise InputError(f"{path}:{number}: an edit needs a text that is not empty, or question, answer and wrong.")
+            raise InputError(
+                f"{path}:{number}: an edit needs a text that is not empty, or question, answer and wrong."
+            )
         rows[row["id"]] = row
     return rows
 
@@ -121,7 +139,11 @@ def count_decisions(decisions: Mapping[str, Row], applied: Iterable[str]) -> dic
     """Return the manifest's entry: the applied decisions by kind, and those on texts that this run does not have."""
     names = [name for name in dict.fromkeys(applied) if name in decisions]
     counts = Counter(decisions[name]["decision"] for name in names)
-    return {**dict.fromkeys(("keep", "drop", "edit"), 0), **counts, "unused": len(decisions) - len(names)}
+    return {
+        **dict.fromkeys(("keep", "drop", "edit"), 0),
+        **counts,
+        "unused": len(decisions) - len(names),
+    }
 
 
 def render_decisions(counts: Mapping[str, int]) -> list[str]:
@@ -145,7 +167,9 @@ class IndexedRows(Journal):
         def index(offset: int, row: Row) -> None:
             for name in (key, required):
                 if not isinstance(row.get(name), str):
-                    raise InputError(f"{path}: a row without {name!r}. The file was changed by hand; move it away.")
+                    raise InputError(
+                        f"{path}: a row without {name!r}. The file was changed by hand; move it away."
+                    )
             self._offsets[row[key]].append(offset)
 
         super().__init__(path, sync=False, on_row=index, fix=fix)
@@ -182,9 +206,15 @@ class Store:
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
             # A power cut may take the last rows; the answers in them are in the cache.
-            self._variants = stack.enter_context(IndexedRows(self.variants_path, "id", "text", _FIX))
-            self._rejected = stack.enter_context(IndexedRows(self.rejected_path, "variant_id", "reason", _FIX))
-            self._notes = stack.enter_context(IndexedRows(run_dir / "notes.jsonl", "id", "style", _FIX))
+            self._variants = stack.enter_context(
+                IndexedRows(self.variants_path, "id", "text", _FIX)
+            )
+            self._rejected = stack.enter_context(
+                IndexedRows(self.rejected_path, "variant_id", "reason", _FIX)
+            )
+            self._notes = stack.enter_context(
+                IndexedRows(run_dir / "notes.jsonl", "id", "style", _FIX)
+            )
             self._open = stack.pop_all()
 
     @property
@@ -195,7 +225,9 @@ class Store:
     def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
         """Return the stored variants of `requests` by id, read from the file; of several with one id the last."""
         matching = ((request, self._variants.get(request.id)) for request in requests)
-        stored = ((request, self._variant(rows[-1]) if rows else None) for request, rows in matching)
+        stored = (
+            (request, self._variant(rows[-1]) if rows else None) for request, rows in matching
+        )
         if self.decisions:
             stored = ((request, self._decided(request, variant)) for request, variant in stored)
         return {request.id: variant for request, variant in stored if variant is not None}
@@ -207,12 +239,25 @@ class Store:
         """
         texts: list[tuple[str, str, Any]] = []
         for index, text in enumerate(variant.texts if variant else ()):
-            texts.append((text_id(request.id, index), text, variant.checks["facts"][index] if variant else None))
+            texts.append(
+                (
+                    text_id(request.id, index),
+                    text,
+                    variant.checks["facts"][index] if variant else None,
+                )
+            )
         refused = [row for row in self.refusals([request]) if row["id"] in self.decisions]
         for row in refused:
             decision = self.decisions[row["id"]]["decision"]
-            read = self._catalog[row["style"]].read(row["text"], "", "").texts if decision == "keep" else ()
-            texts += [(text_id(row["id"], index), text, None) for index, text in enumerate(read or (row["text"],))]
+            read = (
+                self._catalog[row["style"]].read(row["text"], "", "").texts
+                if decision == "keep"
+                else ()
+            )
+            texts += [
+                (text_id(row["id"], index), text, None)
+                for index, text in enumerate(read or (row["text"],))
+            ]
         found = {name: self.decisions[name] for name, *_ in texts if name in self.decisions}
         if not found:
             return variant
@@ -230,14 +275,21 @@ class Store:
         left = [text for _, text, _ in kept]
         decided = {"ids": [name for name, *_ in kept], "facts": [facts for *_, facts in kept]}
         return replace(
-            variant, text=left[0] if left else "", more=tuple(left[1:]), checks={**variant.checks, **decided}
+            variant,
+            text=left[0] if left else "",
+            more=tuple(left[1:]),
+            checks={**variant.checks, **decided},
         )
 
     def _variant(self, row: Row) -> Variant:
         try:
-            return Variant(**{**row, "usage": Usage(**row["usage"]), "more": tuple(row.get("more", ()))})
+            return Variant(
+                **{**row, "usage": Usage(**row["usage"]), "more": tuple(row.get("more", ()))}
+            )
         except (TypeError, KeyError) as error:
-            raise InputError(f"{self.variants_path}: a row is no variant ({error}). {_FIX}") from error
+            raise InputError(
+                f"{self.variants_path}: a row is no variant ({error}). {_FIX}"
+            ) from error
 
     def refusals(self, requests: Sequence[VariantRequest]) -> list[Row]:
         """Return the refused answers of `requests`, each once."""
@@ -258,7 +310,12 @@ class Store:
         self._variants.add(variant.id, variant)
 
     def refuse(
-        self, group: Group, request: VariantRequest, attempt: int, completion: Completion, verdict: Verdict
+        self,
+        group: Group,
+        request: VariantRequest,
+        attempt: int,
+        completion: Completion,
+        verdict: Verdict,
     ) -> None:
         """Store a refused answer with its reason, once."""
         identity = content_id("refused", request.id, attempt)
@@ -277,7 +334,9 @@ class Store:
         rows = self._notes.get(notes_id)
         return tuple(rows[-1]["notes"]) if rows else None
 
-    def add_notes(self, notes_id: str, group: Group, style: str, name: str, notes: tuple[str, ...]) -> None:
+    def add_notes(
+        self, notes_id: str, group: Group, style: str, name: str, notes: tuple[str, ...]
+    ) -> None:
         """Store the items that the preparation `name` of a style ("": of every style) made of one answer."""
         row: Row = {
             "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,

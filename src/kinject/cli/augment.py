@@ -14,8 +14,14 @@ from kinject.terminal import show
 @verb(
     "try",
     option("documents", type=Path, metavar="FOLDER", help="folder or file with documents"),
-    option("--endpoint", metavar="URL", help="OpenAI-compatible endpoint that writes, for all recipes"),
-    option("--model", metavar="PATH", help="model that learns, for all recipes: a folder, or a name on the hub"),
+    option(
+        "--endpoint", metavar="URL", help="OpenAI-compatible endpoint that writes, for all recipes"
+    ),
+    option(
+        "--model",
+        metavar="PATH",
+        help="model that learns, for all recipes: a folder, or a name on the hub",
+    ),
 )
 def _try(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import try_
@@ -37,18 +43,31 @@ def _try(arguments: argparse.Namespace) -> Outcome:
         metavar="PATH [documents.key=value ...]",
         help="folder, pattern or file; run_dir=FOLDER sets the run folder (default: runs/NAME/documents)",
     ),
-    option("--recipe", dest="recipe_file", metavar="FILE", help="recipe whose section documents is used"),
+    option(
+        "--recipe",
+        dest="recipe_file",
+        metavar="FILE",
+        help="recipe whose section documents is used",
+    ),
 )
 def _documents(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import documents
     from kinject.documents.collect import render_documents
     from kinject.recipe.read import read_section
 
-    is_setting = [word.startswith(("documents.", "run_dir=")) and "=" in word for word in arguments.arguments]
-    paths = [word for word, setting in zip(arguments.arguments, is_setting, strict=True) if not setting]
-    settings = [word for word, setting in zip(arguments.arguments, is_setting, strict=True) if setting]
+    is_setting = [
+        word.startswith(("documents.", "run_dir=")) and "=" in word for word in arguments.arguments
+    ]
+    paths = [
+        word for word, setting in zip(arguments.arguments, is_setting, strict=True) if not setting
+    ]
+    settings = [
+        word for word, setting in zip(arguments.arguments, is_setting, strict=True) if setting
+    ]
     folders = [word.partition("=")[2] for word in settings if word.startswith("run_dir=")]
-    options = read_section(arguments.recipe_file, [word for word in settings if not word.startswith("run_dir=")])
+    options = read_section(
+        arguments.recipe_file, [word for word in settings if not word.startswith("run_dir=")]
+    )
     result = documents(*map(Path, paths), run_dir=folders[-1] if folders else None, options=options)
     show(render_documents(result))
     return result, 1 if result.n_skipped else 0
@@ -57,11 +76,15 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
 @verb(
     "augment",
     option(
-        "--dry-run", action="store_true", help="read the documents, print the planned requests, cost and time, stop"
+        "--dry-run",
+        action="store_true",
+        help="read the documents, print the planned requests, cost and time, stop",
     ),
 )
 def _augment(arguments: argparse.Namespace) -> Outcome:
-    gc.set_threshold(20_000, 10, 10)  # requests make few cycles; the search for them took an eighth of the time
+    gc.set_threshold(
+        20_000, 10, 10
+    )  # requests make few cycles; the search for them took an eighth of the time
     recipe = recipe_of(arguments, "augment")
     if arguments.dry_run:
         from kinject.augment.preview import preview, render_preview
@@ -91,8 +114,12 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
         help="questions on well-known neighbours of the documents that the model answers, to measure what training "
         "forgets, in the folder retention of the run's",
     ),
-    option("--retry", action="store_true", help="ask again about passages that have too few questions"),
-    option("--dry-run", action="store_true", help="count passages and planned questions, then stop"),
+    option(
+        "--retry", action="store_true", help="ask again about passages that have too few questions"
+    ),
+    option(
+        "--dry-run", action="store_true", help="count passages and planned questions, then stop"
+    ),
 )
 def _questions(arguments: argparse.Namespace) -> Outcome:
     if arguments.drop_known is not None:
@@ -126,7 +153,11 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
     for part in parts:
         n = part.n_known + part.n_unknown
         chosen, measured = ", ".join(part.chosen_by), ", ".join(part.measure_with)
-        show(f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by {chosen}")
+        show(
+            f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by {chosen}"
+        )
         show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")
-        show(f"  Ask the known ones by {measured}, which chose none of them: so the base answers {part.kept:.1%}.")
+        show(
+            f"  Ask the known ones by {measured}, which chose none of them: so the base answers {part.kept:.1%}."
+        )
     return parts, 0

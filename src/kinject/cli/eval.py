@@ -68,17 +68,25 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
         return None, 0
     show(render_summary(recipe.run_dir, report))
     show(f"report: {page}")
-    checks = check_requirements(read_requirements(recipe.eval.require, list(recipe.eval.questions)), report)
+    checks = check_requirements(
+        read_requirements(recipe.eval.require, list(recipe.eval.questions)), report
+    )
     for check in checks:
         show(str(check))
     failed = any(check.verdict != "met" for check in checks)
-    code = 1 if failed or report.unscored or any(result.n_unscored for result in report.results) else 0
+    code = (
+        1 if failed or report.unscored or any(result.n_unscored for result in report.results) else 0
+    )
     return {"page": page, "requirements": checks, "report": report}, code
 
 
 @verb(
     "study",
-    option("--dry-run", action="store_true", help="print which stages would run and which are done, then stop"),
+    option(
+        "--dry-run",
+        action="store_true",
+        help="print which stages would run and which are done, then stop",
+    ),
     option(
         "--jobs",
         type=int,
@@ -101,7 +109,11 @@ def _study(arguments: argparse.Namespace) -> Outcome:
     result, page = run_study(recipe, executor_factory(arguments.jobs))
     show(render_summary(recipe.run_dir, result))
     show(f"report: {page}")
-    code = 1 if result.failures or result.unscored or any(arm.n_unscored for arm in result.results) else 0
+    code = (
+        1
+        if result.failures or result.unscored or any(arm.n_unscored for arm in result.results)
+        else 0
+    )
     return {"page": page, "report": result}, code
 
 
@@ -125,10 +137,21 @@ def _compare(arguments: argparse.Namespace) -> Outcome:
 
 @verb(
     "view",
-    option("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="run, or folder of runs"),
+    option(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path(),
+        metavar="FOLDER",
+        help="run, or folder of runs",
+    ),
     option("--open", action="store_true", help="open it in the browser"),
     option("--port", type=int, default=0, help="0: any free port (default: %(default)s)"),
-    option("--draw", action="store_true", help="draw the report of an evaluation or study again, and stop"),
+    option(
+        "--draw",
+        action="store_true",
+        help="draw the report of an evaluation or study again, and stop",
+    ),
 )
 def _view(arguments: argparse.Namespace) -> Outcome:
     if arguments.draw:
@@ -151,16 +174,35 @@ def _view(arguments: argparse.Namespace) -> Outcome:
     "chat",
     option("model", metavar="MODEL", help="run folder of kinject train, or a model"),
     option("--base", help="model to ask beside it, or none (default: the base that the run names)"),
-    option("--documents", nargs="+", default=[], metavar="FILE", help="documents (JSONL) whose passages are found"),
+    option(
+        "--documents",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="documents (JSONL) whose passages are found",
+    ),
     option("--k", type=int, default=3, help="passages before a question (default: %(default)s)"),
     option("--system", default="", help="text of the system's turn"),
-    option("--max-new-tokens", type=int, default=256, help="most tokens of an answer (default: %(default)s)"),
-    option("--temperature", type=float, default=0.0, help="of sampling; 0: the likeliest (default: %(default)s)"),
+    option(
+        "--max-new-tokens",
+        type=int,
+        default=256,
+        help="most tokens of an answer (default: %(default)s)",
+    ),
+    option(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="of sampling; 0: the likeliest (default: %(default)s)",
+    ),
 )
 def _chat(arguments: argparse.Namespace) -> Outcome:
     from kinject.eval.chat import ChatSetup, find_models, open_chat
 
-    for flag, value, least in (("--k", arguments.k, 1), ("--max-new-tokens", arguments.max_new_tokens, 1)):
+    for flag, value, least in (
+        ("--k", arguments.k, 1),
+        ("--max-new-tokens", arguments.max_new_tokens, 1),
+    ):
         if value < least:
             raise InputError(f"{flag}: found {value}, allowed: {least} or more.")
     if not 0 <= arguments.temperature <= 10:

@@ -11,9 +11,20 @@ from kinject.terminal import show
 
 @verb(
     "plan",
-    option("--gpu", metavar="NAME", help="plan for this card: H200, H100, A100, A100-40GB, L40S, L4, 4090, T4"),
-    option("--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)"),
-    option("--devices", metavar="N", type=int, help="number of devices of a machine (default: this one's)"),
+    option(
+        "--gpu",
+        metavar="NAME",
+        help="plan for this card: H200, H100, A100, A100-40GB, L40S, L4, 4090, T4",
+    ),
+    option(
+        "--memory", metavar="SIZE", help="memory of a device, as 24GiB (default: this machine's)"
+    ),
+    option(
+        "--devices",
+        metavar="N",
+        type=int,
+        help="number of devices of a machine (default: this one's)",
+    ),
     option("--nodes", metavar="N", type=int, help="number of machines (default: 1)"),
     option(
         "--link",
@@ -22,7 +33,12 @@ from kinject.terminal import show
         help="gigabytes a second of the slowest link: of a machine's network with --nodes, else between two devices",
     ),
     option("--no-calibration", action="store_true", help="time no real steps"),
-    option("--figure", metavar="FILE", type=Path, help="draw the learning rate by step (PNG, SVG or PDF)"),
+    option(
+        "--figure",
+        metavar="FILE",
+        type=Path,
+        help="draw the learning rate by step (PNG, SVG or PDF)",
+    ),
 )
 def _plan(arguments: argparse.Namespace) -> Outcome:
     from kinject.errors import InputError
@@ -48,7 +64,12 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
 
 @verb(
     "doctor",
-    option("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes, if it exists)"),
+    option(
+        "recipes",
+        nargs="*",
+        type=Path,
+        help="recipe files or folders (default: recipes, if it exists)",
+    ),
     option("--offline", action="store_true", help="send nothing over the network"),
 )
 def _doctor(arguments: argparse.Namespace) -> Outcome:
@@ -70,8 +91,14 @@ def _doctor(arguments: argparse.Namespace) -> Outcome:
     option("--low", type=float, default=1e-6, metavar="RATE", help="first rate (default: 1e-6)"),
     option("--high", type=float, default=1.0, metavar="RATE", help="last rate (default: 1)"),
     option("--steps", type=int, default=100, metavar="N", help="updates (default: 100)"),
-    option("--batch", action="store_true", help="find the largest batch that fits instead of a rate"),
-    option("--memory", metavar="SIZE", help="with --batch, as 8GiB (default: the GPU's, or what is free here)"),
+    option(
+        "--batch", action="store_true", help="find the largest batch that fits instead of a rate"
+    ),
+    option(
+        "--memory",
+        metavar="SIZE",
+        help="with --batch, as 8GiB (default: the GPU's, or what is free here)",
+    ),
 )
 def _find_lr(arguments: argparse.Namespace) -> Outcome:
     recipe = recipe_of(arguments, "train")

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 @verb("recipes", names=[])
-@verb("recipes list", option("names", nargs="*", metavar="NAME", help="recipes or folders of them (default: all)"))
+@verb(
+    "recipes list",
+    option("names", nargs="*", metavar="NAME", help="recipes or folders of them (default: all)"),
+)
 def _list(arguments: argparse.Namespace) -> Outcome:
     from kinject.recipe.shipped import find_recipes, read_shipped
 
@@ -35,10 +38,18 @@ def _list(arguments: argparse.Namespace) -> Outcome:
 
 def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
     lines = [f"  {recipe.path}"]
-    for label, text in (("", recipe.purpose), ("needs: ", recipe.needs), ("gives: ", recipe.expect)):
+    for label, text in (
+        ("", recipe.purpose),
+        ("needs: ", recipe.needs),
+        ("gives: ", recipe.expect),
+    ):
         if text:
             lines += textwrap.wrap(
-                label + text, width, initial_indent=" " * 6, subsequent_indent=" " * 8, break_on_hyphens=False
+                label + text,
+                width,
+                initial_indent=" " * 6,
+                subsequent_indent=" " * 8,
+                break_on_hyphens=False,
             )
     return lines
 
@@ -61,7 +72,9 @@ def _copy(arguments: argparse.Namespace) -> Outcome:
     for path in copied.written:
         show(arguments.out / path)
     if copied.unchanged:
-        show(f"{len(copied.unchanged)} more {'was' if len(copied.unchanged) == 1 else 'were'} there already, the same")
+        show(
+            f"{len(copied.unchanged)} more {'was' if len(copied.unchanged) == 1 else 'were'} there already, the same"
+        )
     for recipe in recipes:
         show(f"\n{recipe.path}: {recipe.purpose}")
         for label, text in (("needs", recipe.needs), ("run", recipe.run)):
@@ -72,7 +85,10 @@ def _copy(arguments: argparse.Namespace) -> Outcome:
     return copied, 0
 
 
-@verb("recipes check", option("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes)"))
+@verb(
+    "recipes check",
+    option("recipes", nargs="*", type=Path, help="recipe files or folders (default: recipes)"),
+)
 def _check(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import check, recipe_files
 
@@ -89,7 +105,9 @@ def _check(arguments: argparse.Namespace) -> Outcome:
 
 @verb(
     "recipes schema",
-    option("--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s"),
+    option(
+        "--out", default="recipes/recipe.schema.json", metavar="FILE", help="default: %(default)s"
+    ),
 )
 def _schema(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.styles import STYLES
@@ -133,7 +151,9 @@ def _data_list(arguments: argparse.Namespace) -> Outcome:
 
 @verb(
     "recipes data get",
-    option("names", nargs="+", metavar="NAME", help="data sets, as `kinject recipes data` lists them"),
+    option(
+        "names", nargs="+", metavar="NAME", help="data sets, as `kinject recipes data` lists them"
+    ),
     option("--out", type=Path, default=Path("data"), metavar="FOLDER", help="default: %(default)s"),
 )
 def _data_get(arguments: argparse.Namespace) -> Outcome:

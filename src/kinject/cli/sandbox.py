@@ -11,7 +11,10 @@ from kinject.cli import Outcome, option, serve, verb
 from kinject.terminal import show
 
 
-@verb("sandbox build", option("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)"))
+@verb(
+    "sandbox build",
+    option("--root", type=Path, default=Path(), help="folder for data/ and eval/ (default: here)"),
+)
 def _build(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_chat_questions, write_sandbox
 
@@ -27,9 +30,19 @@ def _show_paths(paths: Iterable[Path], about: str = "") -> Outcome:
 
 @verb(
     "sandbox corpus",
-    option("--out", type=Path, default=Path("runs/sandbox/base-corpus.jsonl"), help="default: %(default)s"),
+    option(
+        "--out",
+        type=Path,
+        default=Path("runs/sandbox/base-corpus.jsonl"),
+        help="default: %(default)s",
+    ),
 )
-@verb("sandbox chat", option("--out", type=Path, default=Path("runs/sandbox/chat.jsonl"), help="default: %(default)s"))
+@verb(
+    "sandbox chat",
+    option(
+        "--out", type=Path, default=Path("runs/sandbox/chat.jsonl"), help="default: %(default)s"
+    ),
+)
 def _rows(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_base_corpus, write_dialogues
 
@@ -38,7 +51,10 @@ def _rows(arguments: argparse.Namespace) -> Outcome:
 
 
 @verb("sandbox base", option("--out", type=Path, help="run folder (default: runs/sandbox/base)"))
-@verb("sandbox instruct", option("--out", type=Path, help="run folder (default: runs/sandbox/instruct)"))
+@verb(
+    "sandbox instruct",
+    option("--out", type=Path, help="run folder (default: runs/sandbox/instruct)"),
+)
 def _model(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import BASE, INSTRUCT
 
@@ -46,13 +62,16 @@ def _model(arguments: argparse.Namespace) -> Outcome:
     folder = arguments.out or run.run_dir
     written = run.write(folder)
     model = (
-        f"the {run.name} model that ships" if run.is_in(folder) else f"a model of {run.recipe} that was trained here"
+        f"the {run.name} model that ships"
+        if run.is_in(folder)
+        else f"a model of {run.recipe} that was trained here"
     )
     return _show_paths([folder / "model"], f": {'' if written else 'already there: '}{model}")
 
 
 @verb(
-    "sandbox sentences", option("--out", type=Path, default=Path("runs/sandbox"), help="folder (default: %(default)s)")
+    "sandbox sentences",
+    option("--out", type=Path, default=Path("runs/sandbox"), help="folder (default: %(default)s)"),
 )
 def _sentences(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_sentence_rows
@@ -60,7 +79,10 @@ def _sentences(arguments: argparse.Namespace) -> Outcome:
     return _show_paths(write_sentence_rows(arguments.out))
 
 
-@verb("sandbox serve", option("--port", type=int, default=8000, help="0: any free port (default: %(default)s)"))
+@verb(
+    "sandbox serve",
+    option("--port", type=int, default=8000, help="0: any free port (default: %(default)s)"),
+)
 def _serve(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.sandbox import SandboxServer
 
@@ -70,7 +92,9 @@ def _serve(arguments: argparse.Namespace) -> Outcome:
 @verb(
     "demo",
     option("--out", type=Path, default=Path(), metavar="FOLDER", help="default: here"),
-    option("--real", action="store_true", help="a real chat model of 135M parameters, in runs/real"),
+    option(
+        "--real", action="store_true", help="a real chat model of 135M parameters, in runs/real"
+    ),
 )
 def _demo(arguments: argparse.Namespace) -> Outcome:
     from kinject.demo import REAL_REPORT, REPORT, demo

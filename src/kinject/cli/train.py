@@ -17,9 +17,21 @@ from kinject.terminal import show
 
 @verb(
     "train",
-    option("--resume", action="store_true", help="resume from the newest complete checkpoint in run_dir", either=True),
-    option("--overwrite", action="store_true", help="start over, whatever is in run_dir", either=True),
-    option("--job", choices=("slurm", "skypilot"), help="print a job file that runs this, and stop", either=True),
+    option(
+        "--resume",
+        action="store_true",
+        help="resume from the newest complete checkpoint in run_dir",
+        either=True,
+    ),
+    option(
+        "--overwrite", action="store_true", help="start over, whatever is in run_dir", either=True
+    ),
+    option(
+        "--job",
+        choices=("slurm", "skypilot"),
+        help="print a job file that runs this, and stop",
+        either=True,
+    ),
 )
 def _train(arguments: argparse.Namespace) -> Outcome:
     recipe = recipe_of(arguments, "train")
@@ -48,8 +60,13 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     if len(used) > 1:
         raise InputError(f"kinject export: found {' and '.join(used)}. Give one of them.")
     if (arguments.add is None) != (arguments.minus is None):
-        raise InputError("--add and --minus belong together: an instruct model, and the base that it was made from.")
-    for flag, value, form in (("--alpha", arguments.alpha, "--average-with"), ("--scale", arguments.scale, "--add")):
+        raise InputError(
+            "--add and --minus belong together: an instruct model, and the base that it was made from."
+        )
+    for flag, value, form in (
+        ("--alpha", arguments.alpha, "--average-with"),
+        ("--scale", arguments.scale, "--add"),
+    ):
         if value is not None and used != [form]:
             raise InputError(f"{flag}: is for {form} only.")
     model, out = str(arguments.folder), arguments.out or arguments.folder.parent / "merged"
@@ -68,16 +85,46 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
 
 @verb(
     "export",
-    option("folder", type=Path, metavar="MODEL", help="run folder of kinject train, or a model or adapter folder"),
     option(
-        "--average-with", metavar="BASE", help="average MODEL, which may be an adapter, with its base", group="merge"
+        "folder",
+        type=Path,
+        metavar="MODEL",
+        help="run folder of kinject train, or a model or adapter folder",
     ),
-    option("--alpha", type=float, nargs="+", help="fractions of MODEL (default: 0 0.25 0.5 0.75 1)", group="merge"),
-    option("--add", metavar="INSTRUCT", help="add what INSTRUCT learned beyond BASE (arXiv 2310.04799)", group="merge"),
+    option(
+        "--average-with",
+        metavar="BASE",
+        help="average MODEL, which may be an adapter, with its base",
+        group="merge",
+    ),
+    option(
+        "--alpha",
+        type=float,
+        nargs="+",
+        help="fractions of MODEL (default: 0 0.25 0.5 0.75 1)",
+        group="merge",
+    ),
+    option(
+        "--add",
+        metavar="INSTRUCT",
+        help="add what INSTRUCT learned beyond BASE (arXiv 2310.04799)",
+        group="merge",
+    ),
     option("--minus", metavar="BASE", help="the base of both models", group="merge"),
-    option("--scale", type=float, nargs="+", help="factors of the difference (default: 1, the whole)", group="merge"),
+    option(
+        "--scale",
+        type=float,
+        nargs="+",
+        help="factors of the difference (default: 1, the whole)",
+        group="merge",
+    ),
     option("--out", type=Path, metavar="DIR", help="folder of the result (default: export in RUN)"),
-    option("--report", type=Path, metavar="RUN", help="evaluation or study whose results the card shows"),
+    option(
+        "--report",
+        type=Path,
+        metavar="RUN",
+        help="evaluation or study whose results the card shows",
+    ),
     option(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
@@ -104,11 +151,17 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     ),
 )
 def _export(arguments: argparse.Namespace) -> Outcome:
-    if any((arguments.average_with, arguments.alpha, arguments.add, arguments.minus, arguments.scale)):
+    if any(
+        (arguments.average_with, arguments.alpha, arguments.add, arguments.minus, arguments.scale)
+    ):
         return {"folders": _merge(arguments)}, 0
     from kinject.export import ExportOptions, export
 
-    values = {key: value for key, value in vars(arguments).items() if key in ExportOptions.__dataclass_fields__}
+    values = {
+        key: value
+        for key, value in vars(arguments).items()
+        if key in ExportOptions.__dataclass_fields__
+    }
     if arguments.copies and arguments.prove is None:
         raise InputError("--copy: is for --prove only.")
     if arguments.prove == Path():

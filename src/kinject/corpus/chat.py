@@ -72,13 +72,18 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, s
 
 def check_kwargs(kwargs: Mapping[str, Any], *templates: Any) -> None:
     """Raise `InputError` for arguments that none of `templates` reads or that are kinject's own."""
-    named = (list(template.values()) if isinstance(template, Mapping) else [template] for template in templates)
+    named = (
+        list(template.values()) if isinstance(template, Mapping) else [template]
+        for template in templates
+    )
     words = _words("\n".join(text for texts in named for text in texts if text))
     for name in kwargs:
         if name in RESERVED_KWARGS:
             raise InputError(f"found {name}, which is set by kinject. Remove it.")
         if name not in words:
-            raise InputError(f"found {name}, which the chat template does not read. Check the spelling, or remove it.")
+            raise InputError(
+                f"found {name}, which the chat template does not read. Check the spelling, or remove it."
+            )
 
 
 @functools.lru_cache(maxsize=8)
@@ -105,7 +110,9 @@ def encode_conversation(
     lost = _left_out(row, text)
     if lost and not chat.allow_dropped:
         raise InputError(_describe_lost(lost))
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False)
+    encoded = tokenizer(
+        text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False
+    )
     ids: list[int] = encoded["input_ids"]
     learned = [True] * len(ids)
     if chat.assistant_only and not tokenizer.is_fast:
@@ -114,20 +121,32 @@ def encode_conversation(
             "cannot be marked. Set trainer.assistant_only_loss: false."
         )
     if chat.assistant_only:
-        learned = _assistant_mask(row, tokenizer, template, options, text, encoded["offset_mapping"])
+        learned = _assistant_mask(
+            row, tokenizer, template, options, text, encoded["offset_mapping"]
+        )
     if not any(learned[1:]):
         raise InputError("the chat template leaves nothing of this row to learn. Remove the row.")
-    n_lost = sum(len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]) for _, part in lost)
+    n_lost = sum(
+        len(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
+        for _, part in lost
+    )
     return ids, learned, n_lost
 
 
 def _render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], prompt: bool
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    prompt: bool,
 ) -> str:
     if not messages:
         return ""
     try:
-        return str(tokenizer.apply_chat_template([*messages], tokenize=False, add_generation_prompt=prompt, **options))
+        return str(
+            tokenizer.apply_chat_template(
+                [*messages], tokenize=False, add_generation_prompt=prompt, **options
+            )
+        )
     except Exception as error:  # a template is a program: its expressions raise anything
         raise InputError(
             f"the chat template cannot be rendered ({str(error)[:200]}). Change the row, or set trainer.chat_template_path."
@@ -189,7 +208,11 @@ def conversation_texts(row: CorpusRow) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of all text of a conversation that a template must render."""
     for number, message in enumerate(row.messages, 1):
         content, owner = message.get("content"), f"message {number}: its"
-        text = content if isinstance(content, str) else "\n".join(block["text"] for block in content or ())
+        text = (
+            content
+            if isinstance(content, str)
+            else "\n".join(block["text"] for block in content or ())
+        )
         if message["role"] == "assistant" and "</think>" in text:
             thought, _, text = text.partition("</think>")
             yield f"{owner} thinking", thought.replace("<think>", "")
@@ -206,7 +229,9 @@ def conversation_texts(row: CorpusRow) -> Iterator[tuple[str, str]]:
             yield f"tools: the {key} of tool {number}", str(function.get(key) or "")
 
 
-def prepend_context(messages: Sequence[Mapping[str, Any]], context: str) -> list[dict[str, Any]] | None:
+def prepend_context(
+    messages: Sequence[Mapping[str, Any]], context: str
+) -> list[dict[str, Any]] | None:
     """Return `messages` with `context` in front of the user's first one; None if there is none, or it is no plain text."""
     turns = [dict(turn) for turn in messages]
     user_turn = next((turn for turn in turns if turn["role"] == "user"), None)

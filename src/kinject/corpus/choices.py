@@ -67,7 +67,9 @@ def shared_choices(answers: Sequence[Answer], seed: int) -> list[tuple[str, ...]
     for kind in sorted(of_kind, key=repr):
         for group in _groups(of_kind[kind], answers, rng):
             for place, index in enumerate(group):
-                wrong = [answers[group[(place + step) % len(group)]].text for step in range(1, N_CHOICES)]
+                wrong = [
+                    answers[group[(place + step) % len(group)]].text for step in range(1, N_CHOICES)
+                ]
                 choices[index] = positions.place(answers[index].text, wrong)
     return choices
 
@@ -111,7 +113,9 @@ class _Positions:
         return tuple(shuffled)
 
 
-def _groups(indices: Sequence[int], answers: Sequence[Answer], rng: random.Random) -> list[list[int]]:
+def _groups(
+    indices: Sequence[int], answers: Sequence[Answer], rng: random.Random
+) -> list[list[int]]:
     """Return groups of four answers that can be each other's wrong choices, the last of up to seven; the rest is left out."""
     waiting = list(indices)
     rng.shuffle(waiting)
@@ -138,7 +142,11 @@ def _first_group(waiting: Sequence[int], answers: Sequence[Answer]) -> list[int]
     """
     frequency = Counter(_normal(answers[index].text) for index in waiting)
     most = max(frequency.values())
-    starts = [place for place, index in enumerate(waiting) if frequency[_normal(answers[index].text)] == most]
+    starts = [
+        place
+        for place, index in enumerate(waiting)
+        if frequency[_normal(answers[index].text)] == most
+    ]
     for start in starts:
         group = [waiting[start]]
         # The nearest in magnitude are the nearest in the list.
@@ -158,7 +166,10 @@ def _by_distance(start: int, n: int) -> list[int]:
 
 def _fits(index: int, group: Iterable[int], answers: Sequence[Answer]) -> bool:
     """Return whether an answer can be a wrong choice of each of the group, and each of these one of its own."""
-    return all(_is_wrong(answers[index], answers[of]) and _is_wrong(answers[of], answers[index]) for of in group)
+    return all(
+        _is_wrong(answers[index], answers[of]) and _is_wrong(answers[of], answers[index])
+        for of in group
+    )
 
 
 def _is_wrong(other: Answer, answer: Answer) -> bool:
@@ -226,19 +237,25 @@ class Shortcuts:
         """Return a sentence where a strategy that reads no question beats guessing by as much as matters, else ""."""
         if self.worst()[1] < self.guessing + _MATTERS:
             return ""
-        return f"{self.summary()}. Give each question wrong choices that are right answers to others."
+        return (
+            f"{self.summary()}. Give each question wrong choices that are right answers to others."
+        )
 
 
 _MATTERS = 0.05
 """Above guessing by less, a strategy is not worth a warning: as `kinject.results.MARGIN`."""
 
 
-def measure_shortcuts(question_set: str, questions: Sequence[Question], texts: Iterable[str]) -> Shortcuts | None:
+def measure_shortcuts(
+    question_set: str, questions: Sequence[Question], texts: Iterable[str]
+) -> Shortcuts | None:
     """Return what the choices of `questions` give away, with `texts` as the documents; None if none has choices."""
     asked = [question for question in questions if question.choices]
     if not asked:
         return None
-    lengths = {choice: len(choice) for question in asked for choice in question.choices}
+    lengths: dict[str, int] = {}
+    for question in asked:
+        lengths |= {choice: len(choice) for choice in question.choices}
     mentions = count_mentions(lengths, texts)
     right = [mentions[question.choices[question.answer]] > 0 for question in asked]
     wrong: list[bool] = []

@@ -55,7 +55,9 @@ def normalize_answer(text: str) -> str:
 
     A quotation in RAFT's marks in front of the answer is left out.
     """
-    bare = "".join(character for character in final_answer(text).lower() if character not in _PUNCTUATION)
+    bare = "".join(
+        character for character in final_answer(text).lower() if character not in _PUNCTUATION
+    )
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
@@ -86,7 +88,10 @@ def contains(text: str, accepted: Sequence[str]) -> bool:
     """Return whether `text` has one of the `accepted` texts in it, word by word; Chinese, Japanese and Korean by letters."""
     normalized = normalize_answer(text)
     parts = [part for part in map(normalize_answer, accepted) if part]
-    return any(part in normalized if _WIDE.search(part) else f" {part} " in f" {normalized} " for part in parts)
+    return any(
+        part in normalized if _WIDE.search(part) else f" {part} " in f" {normalized} "
+        for part in parts
+    )
 
 
 def abstains(text: str) -> bool:
@@ -107,8 +112,14 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
     if abstains(text):
         return False
     first = normalize_answer(text).split(" ")[0]
-    short = [part for part in accepted if len(normalize_answer(part)) <= _SHORT and not _WIDE.search(part)]
-    if contains(text, [part for part in accepted if part not in short]) or (short and exact_match(first, short)):
+    short = [
+        part
+        for part in accepted
+        if len(normalize_answer(part)) <= _SHORT and not _WIDE.search(part)
+    ]
+    if contains(text, [part for part in accepted if part not in short]) or (
+        short and exact_match(first, short)
+    ):
         return True
     return same_value(text, accepted)
 
@@ -130,7 +141,10 @@ def same_value(text: str, accepted: Sequence[str]) -> bool:
             value = read_values(other, code)
             if not value.numbers or not is_value(other, code):
                 continue
-            same_units = all(units <= written.numbers.get(number, set()) for number, units in value.numbers.items())
+            same_units = all(
+                units <= written.numbers.get(number, set())
+                for number, units in value.numbers.items()
+            )
             same = value.numbers.keys() <= written.numbers.keys() and same_units
             if same and value.days <= written.days and value.months <= written.months:
                 return True
@@ -157,9 +171,13 @@ class GoldIndex:
         """
         is_open = not question.choices
         gold = (
-            plain_text(question.choices[question.answer]) if question.choices else (*question.answers, "no answer")[0]
+            plain_text(question.choices[question.answer])
+            if question.choices
+            else (*question.answers, "no answer")[0]
         )
-        offered = frozenset(plain_text(text) for text in question.choices or map(str.lower, question.answers))
+        offered = frozenset(
+            plain_text(text) for text in question.choices or map(str.lower, question.answers)
+        )
         same = self._by_text.setdefault(plain_text(question.question), [])
         for earlier, document, other, others in same:
             if question.document_id and document and question.document_id != document:
@@ -235,7 +253,9 @@ CHECKS: Mapping[str, Check] = {
     "ends_with": Check(str, lambda text, end: text.rstrip().endswith(end)),
     "upper": Check(bool, lambda text, _: text.upper() == text),
     "lower": Check(bool, lambda text, _: text.lower() == text),
-    "quoted": Check(bool, lambda text, _: re.fullmatch(r'\s*["“].+["”]\s*', text, re.DOTALL) is not None),
+    "quoted": Check(
+        bool, lambda text, _: re.fullmatch(r'\s*["“].+["”]\s*', text, re.DOTALL) is not None
+    ),
     "json": Check(list, _json),
     "language": Check(str, _language),
     "refuses": Check(bool, lambda text, _: abstains(text)),
@@ -251,9 +271,13 @@ def check_names(checks: Mapping[str, Any]) -> None:
         takes = CHECKS[name].takes
         fits = type(argument) is takes and argument is not False
         if takes is list:
-            fits = isinstance(argument, list | tuple) and all(isinstance(item, str) and item for item in argument)
+            fits = isinstance(argument, list | tuple) and all(
+                isinstance(item, str) and item for item in argument
+            )
         if not fits or (takes is int and argument < 0):
-            kind = {bool: "true", int: "a number from 0", str: "a text", list: "a list of texts"}[takes]
+            kind = {bool: "true", int: "a number from 0", str: "a text", list: "a list of texts"}[
+                takes
+            ]
             raise InputError(f"checks: {name}: found {argument!r:.60}, expected {kind}.")
 
 
@@ -286,7 +310,9 @@ _LINE = re.compile(
     rf"[(\[\"“「]*([A-Za-z]){_ALONE}[\"”」]*(?:[)\]][\s.:]|[.):,;、。:](?![{_WORD}])|\s[-–—]\s|[)\]]?\s*$)"
 )
 _WORD_LETTERS = frozenset("AEIOaeiouy")
-_GOES_ON = re.compile(r"\s+(?!(?:because|since|as|for|which|parce|car|weil|da|porque|perché|ya)\b)[^\W\d_]")
+_GOES_ON = re.compile(
+    r"\s+(?!(?:because|since|as|for|which|parce|car|weil|da|porque|perché|ya)\b)[^\W\d_]"
+)
 _WRONG = re.compile(r"(?:wrong|incorrect|false|falsche?|fausse|incorrecta)\s+\w*$", re.IGNORECASE)
 _MARKUP = re.compile(r"\*+|__|`+|\$+|\\[()\[\]]|\\(?:boxed|text(?:bf)?|math(?:rm|bf))\b")
 
@@ -298,10 +324,19 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     option ("**B**", "B. Paris"), or from the text of an option alone. Several statements must agree, or those of the last
     line; a letter beside another option's text, two letters, or a list of the options name none.
     """
-    plain = unicodedata.normalize("NFKC", _MARKUP.sub("", text)).replace("{", "(").replace("}", ")").strip()
+    plain = (
+        unicodedata.normalize("NFKC", _MARKUP.sub("", text))
+        .replace("{", "(")
+        .replace("}", ")")
+        .strip()
+    )
     texts = [normalize_answer(choice) for choice in choices]
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    for named in (_stated(plain, texts), _stated(lines[-1] if lines else "", texts), _at_line_starts(lines, texts)):
+    for named in (
+        _stated(plain, texts),
+        _stated(lines[-1] if lines else "", texts),
+        _at_line_starts(lines, texts),
+    ):
         if len(named) == 1:
             return next((index for index in named if index >= 0), None)
     normalized = normalize_answer(plain)

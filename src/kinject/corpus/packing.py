@@ -157,13 +157,17 @@ class PackedRows(LazyRows[TrainingRow]):
                 learned[0] = False
             position = len(row.input_ids) if self.joined else 0
             row.input_ids.extend(ids)
-            row.labels.extend(token if in_loss else IGNORED for token, in_loss in zip(ids, learned, strict=True))
+            row.labels.extend(
+                token if in_loss else IGNORED for token, in_loss in zip(ids, learned, strict=True)
+            )
             row.position_ids.extend(range(position, position + len(ids)))
             row.replayed.extend(learned if text.origin == "replay" else [False] * len(ids))
         return row
 
 
-def pack(rows: Sequence[TokenRow], config: PackingConfig, seed: int) -> tuple[PackedRows, TokenAccount]:
+def pack(
+    rows: Sequence[TokenRow], config: PackingConfig, seed: int
+) -> tuple[PackedRows, TokenAccount]:
     """Return the training rows in an order drawn from `seed`, and the account of every token.
 
     If a document is split, a segment begins with the last token of the one before it, so that every token but a
@@ -176,7 +180,9 @@ def pack(rows: Sequence[TokenRow], config: PackingConfig, seed: int) -> tuple[Pa
     packed = PackedRows(rows, joined=joined)
     for number, part in enumerate(_rounds(rows, order, config, seed)):
         for segments in (_chunks if joined else _windows)(rows, part, config, account):
-            packed.append([(segment.row, segment.start, segment.end) for segment in segments], number)
+            packed.append(
+                [(segment.row, segment.start, segment.end) for segment in segments], number
+            )
     account.masked = account.source - account.trained - account.lost
     return packed, account
 
@@ -187,14 +193,18 @@ def _windows(
     """Yield the packed rows of a round; memory does not grow with its size."""
     for start in range(0, len(part), _WINDOW):
         indices = part[start : start + _WINDOW]
-        segments = [segment for index in indices for segment in cut(rows[index], index, config, account)]
+        segments = [
+            segment for index in indices for segment in cut(rows[index], index, config, account)
+        ]
         if config.strategy is None or config.block is None:
             yield from ([segment] for segment in segments)
         else:
             yield from _best_fit(segments, config.block)
 
 
-def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, seed: int) -> list[Sequence[int]]:
+def _rounds(
+    rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, seed: int
+) -> list[Sequence[int]]:
     """Deal rows to the rounds of an epoch; ``wrapped`` texts have one.
 
     There are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks; the k-th of a
@@ -204,10 +214,15 @@ def _rounds(rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfi
     if config.strategy == "wrapped":
         return [order]
     numbers: dict[str, int] = {}
-    documents, counts = array("q"), array("q")  # each row's document by number, -1 for none; rows of each document
+    documents, counts = (
+        array("q"),
+        array("q"),
+    )  # each row's document by number, -1 for none; rows of each document
     n_tokens = longest = 0
     for row in rows:
-        documents.append(numbers.setdefault(row.document_id, len(counts)) if row.document_id else -1)
+        documents.append(
+            numbers.setdefault(row.document_id, len(counts)) if row.document_id else -1
+        )
         if documents[-1] == len(counts):
             counts.append(0)
         if row.document_id:
@@ -273,11 +288,17 @@ def _chunks(
         end = min(start + size, ends[-1])
         segments, n_learned = [], 0
         for i in range(bisect_right(ends, start) - 1, bisect_left(ends, end)):
-            row, low, high = rows[order[i]], max(start - ends[i], 0), min(end - ends[i], ends[i + 1] - ends[i])
+            row, low, high = (
+                rows[order[i]],
+                max(start - ends[i], 0),
+                min(end - ends[i], ends[i + 1] - ends[i]),
+            )
             if low < high:
                 segments.append(Segment(order[i], low, high, row.document_id))
                 first = low + 1 if len(segments) == 1 else low
-                n_learned += int(np.count_nonzero(np.asarray(row.learned[first:high], dtype=np.bool_)))
+                n_learned += int(
+                    np.count_nonzero(np.asarray(row.learned[first:high], dtype=np.bool_))
+                )
         if n_learned:
             account.trained += n_learned
             n_kept += end - max(start, reached)
@@ -314,7 +335,9 @@ def _best_fit(segments: Sequence[Segment], block: int) -> list[list[Segment]]:
         else:
             i, j = match
             room = rooms[i]
-            index = by_room[room].pop(j)  # near the end as a rule: removing by value would search from the front
+            index = by_room[room].pop(
+                j
+            )  # near the end as a rule: removing by value would search from the front
             if not by_room[room]:
                 rooms.pop(i)
         bins[index].append(segment)

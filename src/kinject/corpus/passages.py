@@ -83,8 +83,14 @@ class _Splitter:
             if text[start:stop].strip()
         ]
         undivided = len(cuts) == 1
-        paths = [()] * len(spans) if undivided else self._layout.paths(start for start, _, _ in spans)
-        headers = [""] * len(spans) if undivided else [self._header(start, n_tokens)[1] for start, _, _ in spans]
+        paths = (
+            [()] * len(spans) if undivided else self._layout.paths(start for start, _, _ in spans)
+        )
+        headers = (
+            [""] * len(spans)
+            if undivided
+            else [self._header(start, n_tokens)[1] for start, _, _ in spans]
+        )
         return [self._passage(*item) for item in zip(spans, paths, headers, strict=True)]
 
     def _cuts(self, first: int, last: int, n_tokens: int) -> tuple[list[int], list[bool]]:
@@ -92,8 +98,12 @@ class _Splitter:
         cuts: list[int] = [first]
         is_cut: list[bool] = []
         end = self._indices[last] if last < len(self._indices) else len(self._tokens)
-        while first + 1 < last and end - self._indices[first] > (budget := self._budget(first, n_tokens)):
-            beyond = min(last, max(bisect_right(self._indices, self._indices[first] + budget), first + 2))
+        while first + 1 < last and end - self._indices[first] > (
+            budget := self._budget(first, n_tokens)
+        ):
+            beyond = min(
+                last, max(bisect_right(self._indices, self._indices[first] + budget), first + 2)
+            )
             first, cut = self._best_cut(first + 1, beyond)
             cuts.append(first)
             is_cut.append(cut)
@@ -128,7 +138,11 @@ class _Splitter:
         if head is None:
             return 0, ""
         low, high = (bisect_left(self._tokens, index, key=itemgetter(0)) for index in head)
-        return (high - low, self._text[slice(*head)].rstrip()) if 2 * (high - low) <= n_tokens else (0, "")
+        return (
+            (high - low, self._text[slice(*head)].rstrip())
+            if 2 * (high - low) <= n_tokens
+            else (0, "")
+        )
 
     def _passage(self, span: tuple[int, int, bool], path: tuple[str, ...], header: str) -> Passage:
         document, (start, end, cut) = self._document, span
@@ -139,7 +153,9 @@ class _Splitter:
         )  # fmt: skip
 
 
-def _boundaries(tokens: Sequence[tuple[int, int]], n_characters: int) -> tuple[list[int], list[int]]:
+def _boundaries(
+    tokens: Sequence[tuple[int, int]], n_characters: int
+) -> tuple[list[int], list[int]]:
     """Return the indices, and the starts, of tokens that start at or after the end of all earlier ones: a cut may fall there.
 
     Byte-level tokens may share one character.
@@ -214,18 +230,36 @@ def _read_layout(text: str) -> _Layout:
             markup.never |= {rows[0][1], rows[1][1]}
             if len(rows) > 2:
                 tables.append((rows[0][0], rows[2][0], rows[-1][1]))
-    opens = sorted(_trim_end(text, start) for start in (*(a for a, _ in markup.code), *(rows[0][0] for rows in groups)))
+    opens = sorted(
+        _trim_end(text, start)
+        for start in (*(a for a, _ in markup.code), *(rows[0][0] for rows in groups))
+    )
     every, blocks = sentence_ends(text), markup.blocks
     ends = {end for end in every if not _is_inside(blocks, end)} if blocks else set(every)
-    ends |= {*(end for _, end in blocks), *(_trim_end(text, start) for start in markup.items), *opens}
+    ends |= {
+        *(end for _, end in blocks),
+        *(_trim_end(text, start) for start in markup.items),
+        *opens,
+    }
     best = sorted(end for end in ends - markup.never if end and text[end - 1] not in ":：")
     lines = [match.start() for match in _LINE_END.finditer(text)]
     endings: list[tuple[list[int], bool | None]] = [(best, False)]
-    endings.append(([end for end in lines if end not in markup.never and not _is_inside(blocks, end)], None))
+    endings.append(
+        ([end for end in lines if end not in markup.never and not _is_inside(blocks, end)], None)
+    )
     if blocks:
         endings.append((sorted([*opens, *markup.ends]), False))
     if markup.code:
-        endings.append(([end for end in every if text[end : end + 1] == "\n" and _is_inside(markup.code, end)], True))
+        endings.append(
+            (
+                [
+                    end
+                    for end in every
+                    if text[end : end + 1] == "\n" and _is_inside(markup.code, end)
+                ],
+                True,
+            )
+        )
         endings.append(([end for end in lines if _is_inside(markup.code, end)], True))
     return _Layout(text, tuple(endings), markup.headings, tables, blocks)
 
@@ -243,7 +277,9 @@ def _read_markup(text: str) -> _Markup:
                 markup.blocks.append((opened, end))
                 fence = ""
         elif match["level"]:
-            markup.headings.append((len(match["level"]), match["name"].rstrip().rstrip("#").rstrip(), match.start()))
+            markup.headings.append(
+                (len(match["level"]), match["name"].rstrip().rstrip("#").rstrip(), match.start())
+            )
             markup.never.add(end)
             markup.blocks.append((match.start(), end))
             markup.ends.append(end)
@@ -323,7 +359,9 @@ def sentence_ends(text: str) -> list[int]:
         else:
             end = match.end()
             following = text[end : end + 40].lstrip()
-            if following[:1].islower() or (match[0] == "." and _ABBREVIATION.search(text[max(0, end - 12) : end])):
+            if following[:1].islower() or (
+                match[0] == "." and _ABBREVIATION.search(text[max(0, end - 12) : end])
+            ):
                 continue
         if end and (not ends or end > ends[-1]):
             ends.append(end)

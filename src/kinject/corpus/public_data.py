@@ -12,7 +12,15 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kinject.disk import Row, file_hash, lock_dir, refuse_existing, write_json, write_jsonl, write_text
+from kinject.disk import (
+    Row,
+    file_hash,
+    lock_dir,
+    refuse_existing,
+    write_json,
+    write_jsonl,
+    write_text,
+)
 from kinject.errors import InputError
 from kinject.hub import unreachable_reason
 from kinject.recipe.check import suggestion
@@ -58,7 +66,10 @@ def get_data(data: DataSet, folder: Path) -> list[Path]:
 
     Raises `InputError` if other files are in the way or the hub does not give it, and `DiskError`.
     """
-    record, outputs = folder / RECORDS / f"{data.name}.json", [folder / name for name in data.outputs]
+    record, outputs = (
+        folder / RECORDS / f"{data.name}.json",
+        [folder / name for name in data.outputs],
+    )
     with lock_dir(folder / RECORDS):
         if record.exists():
             return []
@@ -67,9 +78,16 @@ def get_data(data: DataSet, folder: Path) -> list[Path]:
             data.write(data, Path(made))
             for path in outputs:
                 os.replace(Path(made) / path.name, path)
-        written = [file for path in outputs for file in sorted([path, *path.rglob("*")]) if file.is_file()]
+        written = [
+            file for path in outputs for file in sorted([path, *path.rglob("*")]) if file.is_file()
+        ]
         hashes = {str(path.relative_to(folder)): file_hash(path) for path in written}
-        about = {"name": data.name, "source": data.source, "revision": data.revision, "licence": data.licence}
+        about = {
+            "name": data.name,
+            "source": data.source,
+            "revision": data.revision,
+            "licence": data.licence,
+        }
         write_json(record, {**about, "files": hashes})
     return written
 
@@ -94,7 +112,9 @@ def _write_mmlu(data: DataSet, folder: Path) -> None:
     for split, name in _SPLITS.items():
         by_subject = defaultdict[str, list[list[str]]](list)
         for row in _rows(data, split):
-            by_subject[row["subject"]].append([row["question"], *row["choices"], "ABCD"[row["answer"]]])
+            by_subject[row["subject"]].append(
+                [row["question"], *row["choices"], "ABCD"[row["answer"]]]
+            )
         for subject, rows in sorted(by_subject.items()):
             text = io.StringIO()
             csv.writer(text, lineterminator="\n").writerows(rows)
@@ -115,7 +135,9 @@ def _write_replay(data: DataSet, folder: Path) -> None:
     """Write general text: documents to replay, and others to watch."""
     rows = _rows(data, "train", streaming=True)
     for name, n in _PAGES.items():
-        pages = ({"id": row["id"], "text": row["text"], "source": row["url"]} for row in islice(rows, n))
+        pages = (
+            {"id": row["id"], "text": row["text"], "source": row["url"]} for row in islice(rows, n)
+        )
         write_jsonl(folder / name, pages)
 
 

@@ -27,7 +27,9 @@ _MOST_SHUFFLED = 1000  # answers of one document
 _LABELS = ("id", "subject", "document_id", "fact_id")
 
 
-def read_questions(path: Path, layout: Layout = "auto", golds: GoldIndex | None = None) -> list[Question]:
+def read_questions(
+    path: Path, layout: Layout = "auto", golds: GoldIndex | None = None
+) -> list[Question]:
     """Return the questions in the file `path`, in order.
 
     Rows are ``{question, choices, answer, id?, subject?, document_id?, fact_id?}``; `answer` is the index of the correct
@@ -63,7 +65,9 @@ def read_questions(path: Path, layout: Layout = "auto", golds: GoldIndex | None 
         faults.add(str(error))
     faults.raise_if_any()
     if not questions:
-        raise InputError(f"{path}: holds no questions. Each row needs question, and choices and answer, or answers.")
+        raise InputError(
+            f"{path}: holds no questions. Each row needs question, and choices and answer, or answers."
+        )
     if n_repeated:
         _warn_of_repeated(path, n_repeated)
     return questions
@@ -73,7 +77,11 @@ def _check_id(question: Question, number: int, lines: dict[str, int], *, has_id:
     """Raise `InputError` if another line has the id; `lines` are those of earlier questions by id."""
     first = lines.setdefault(question.id, number)
     if first != number:
-        problem = f"two questions have the id {question.id!r}" if has_id else "the same question occurs twice"
+        problem = (
+            f"two questions have the id {question.id!r}"
+            if has_id
+            else "the same question occurs twice"
+        )
         raise InputError(f"{problem}, the first on line {first}. Each needs an id of its own.")
 
 
@@ -115,7 +123,10 @@ def _content(question: Question) -> Any:
 @cache
 def _warn_of_repeated(path: Path, n: int) -> None:
     """Print once that questions of a file repeat others."""
-    show(f"{path}: {n} questions repeat another one under another id; each counts once", file=sys.stderr)
+    show(
+        f"{path}: {n} questions repeat another one under another id; each counts once",
+        file=sys.stderr,
+    )
 
 
 def _text(row: Row, key: str) -> str:
@@ -124,7 +135,9 @@ def _text(row: Row, key: str) -> str:
     if not isinstance(value, str | None):
         raise InputError(f"{key}: found {value!r}, expected a text.")
     if "\0" in (value or ""):
-        raise InputError(f"{key}: a NUL character at position {str(value).index(chr(0))}. Take it out.")
+        raise InputError(
+            f"{key}: a NUL character at position {str(value).index(chr(0))}. Take it out."
+        )
     return value or ""
 
 
@@ -134,9 +147,13 @@ def _checks(row: Row) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not value:
-        raise InputError(f"checks: found {value!r:.60}, expected an object, for example {{max_words: 20}}.")
+        raise InputError(
+            f"checks: found {value!r:.60}, expected an object, for example {{max_words: 20}}."
+        )
     if row.get("choices") is not None:
-        raise InputError("checks: are for written answers, but the question has choices. Keep one of the two.")
+        raise InputError(
+            "checks: are for written answers, but the question has choices. Keep one of the two."
+        )
     check_names(value)
     return value
 
@@ -147,7 +164,11 @@ def _turns(row: Row) -> tuple[Message, ...]:
     if value is None:
         return ()
     turns = value if isinstance(value, list) else []
-    roles = [turn.get("role") for turn in turns if isinstance(turn, dict) and isinstance(turn.get("content"), str)]
+    roles = [
+        turn.get("role")
+        for turn in turns
+        if isinstance(turn, dict) and isinstance(turn.get("content"), str)
+    ]
     talk = roles[1:] if roles[:1] == ["system"] else roles
     if not roles or len(roles) != len(turns) or talk != ["user", "assistant"] * (len(talk) // 2):
         raise InputError(
@@ -165,7 +186,9 @@ def _choices(row: Row) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(choice, str) for choice in value):
         raise InputError(f"choices: found {value!r:.80}, expected a list of at least two texts.")
     if len(value) < 2:
-        raise InputError(f"choices: found {len(value)}, expected at least two; a question with fewer measures nothing.")
+        raise InputError(
+            f"choices: found {len(value)}, expected at least two; a question with fewer measures nothing."
+        )
     seen: set[str] = set()
     for index, choice in enumerate(value):
         plain = plain_text(choice)
@@ -174,7 +197,9 @@ def _choices(row: Row) -> list[str]:
         if "\0" in plain:
             raise InputError(f"choices: choice {index} holds a NUL character. Take it out.")
         if plain in seen:
-            raise InputError(f"choices: {choice!r:.80} occurs twice. Every choice must differ from the others.")
+            raise InputError(
+                f"choices: {choice!r:.80} occurs twice. Every choice must differ from the others."
+            )
         seen.add(plain)
     return value
 
@@ -185,9 +210,13 @@ def _answer(row: Row, n_choices: int) -> int:
     if value is None:
         raise InputError(f"answer: missing. It is the index of the correct choice ({allowed}).")
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"answer: found {value!r}, expected the index of the correct choice ({allowed}).")
+        raise InputError(
+            f"answer: found {value!r}, expected the index of the correct choice ({allowed})."
+        )
     if not 0 <= value < n_choices:
-        raise InputError(f"answer: found {value}, but with {n_choices} choices it can be {allowed}.")
+        raise InputError(
+            f"answer: found {value}, but with {n_choices} choices it can be {allowed}."
+        )
     return value
 
 
@@ -229,7 +258,10 @@ def _flat_rows(path: Path) -> Iterator[tuple[int, Row]]:
             for article in row["data"]:
                 for index, paragraph in enumerate(article["paragraphs"]):
                     for question in paragraph["qas"]:
-                        yield number, {"document_id": f"{article.get('title', '')}#{index}", **question}
+                        yield (
+                            number,
+                            {"document_id": f"{article.get('title', '')}#{index}", **question},
+                        )
         except (KeyError, TypeError) as error:
             fault = f"data: not SQuAD's layout, data: [{{title, paragraphs: [{{qas: [...]}}]}}] ({error!r:.60})"
             raise InputError(f"{path}:{number}: {fault}.") from error
@@ -256,9 +288,17 @@ def _is_letter(text: str, n: int) -> bool:
 def _with_index(row: Row) -> Row:
     """Return `row` with a letter as `answer` replaced by its index, unless another choice is that very letter."""
     answer, choices = row.get("answer"), row.get("choices")
-    if isinstance(answer, str) and isinstance(choices, list) and _is_letter(answer.strip(), len(choices)):
+    if (
+        isinstance(answer, str)
+        and isinstance(choices, list)
+        and _is_letter(answer.strip(), len(choices))
+    ):
         index = ord(answer.strip()) - ord("A")
-        return row if answer.strip() in choices[:index] + choices[index + 1 :] else {**row, "answer": index}
+        return (
+            row
+            if answer.strip() in choices[:index] + choices[index + 1 :]
+            else {**row, "answer": index}
+        )
     return row
 
 
@@ -278,11 +318,20 @@ def _from_arc(row: Row) -> Row:
         gold = dict(zip(labels, range(len(texts)), strict=True))[row["answerKey"]]
     except (KeyError, TypeError, ValueError) as error:
         fault = f"choices: not ARC's layout ({type(error).__name__}: {error})"
-        raise InputError(f"{fault}. Give each text a label, and one of these as answerKey.") from error
-    return {**{k: v for k, v in row.items() if k in _LABELS}, "question": stem, "choices": texts, "answer": gold}
+        raise InputError(
+            f"{fault}. Give each text a label, and one of these as answerKey."
+        ) from error
+    return {
+        **{k: v for k, v in row.items() if k in _LABELS},
+        "question": stem,
+        "choices": texts,
+        "answer": gold,
+    }
 
 
-def _with_distractors(path: Path, rows: Sequence[tuple[int, Row, list[str]]]) -> Iterator[tuple[int, Row]]:
+def _with_distractors(
+    path: Path, rows: Sequence[tuple[int, Row, list[str]]]
+) -> Iterator[tuple[int, Row]]:
     """Yield rows with their answers as multiple choice: wrong options are correct answers to other questions."""
     by_document: dict[str, list[str]] = {}
     of_question: dict[tuple[str, str], tuple[int, set[str]]] = {}
@@ -292,9 +341,7 @@ def _with_distractors(path: Path, rows: Sequence[tuple[int, Row, list[str]]]) ->
             first_line, correct = of_question.setdefault(_same_question(row), (number, set()))
             new = {plain_text(text).lower() for text in texts}
             if correct and not correct & new:
-                fault = (
-                    f"answers: {texts[0]!r:.80} is not among those on line {first_line}, where the question is the same"
-                )
+                fault = f"answers: {texts[0]!r:.80} is not among those on line {first_line}, where the question is the same"
                 raise InputError(f"{path}:{number}: {fault}. Keep one.")
             correct |= new
     everywhere = list(dict.fromkeys(texts[0] for _, _, texts in rows if texts))
@@ -340,7 +387,9 @@ def _answers(row: Row) -> list[str]:
     texts: list[Any] = [item.get("text") if isinstance(item, dict) else item for item in answers]
     wrong = [text for text in texts if not isinstance(text, str) or not plain_text(text)]
     if wrong:
-        raise InputError(f"answers: found {wrong[0]!r:.60}, expected texts. Leave the list empty for no answer.")
+        raise InputError(
+            f"answers: found {wrong[0]!r:.60}, expected texts. Leave the list empty for no answer."
+        )
     if "choices" not in row and row.get("answer") is not None and row["answer"] not in texts:
         fault = f"answer: found {row['answer']!r:.60}, which is not in answers. Are those the choices? Call them so"
         raise InputError(f"{fault}.")
@@ -357,7 +406,12 @@ def _from_open(row: Row) -> Row:
             answer = [answer.get("value"), *(answer.get("aliases") or ())]
         row = {**row, "answers": [answer] if isinstance(answer, str) else answer, "answer": None}
     labels = {key: row[key] for key in _LABELS if key in row}
-    return {"document_id": _document(row), **labels, "question": row.get("question"), "answers": _answers(row)}
+    return {
+        "document_id": _document(row),
+        **labels,
+        "question": row.get("question"),
+        "answers": _answers(row),
+    }
 
 
 def _same_question(row: Row) -> tuple[str, str]:

@@ -19,7 +19,9 @@ _SHAPES: dict[Shape, tuple[str, ...]] = {
     "text": ("text",), "messages": ("messages",), "completion": ("prompt", "completion"),
 }  # fmt: skip
 """Shape -> the keys that a row of it holds."""
-_BESIDE = frozenset({"id", "document_id", "origin", "source", "licence", "license", "title", "meta", "facts"})
+_BESIDE = frozenset(
+    {"id", "document_id", "origin", "source", "licence", "license", "title", "meta", "facts"}
+)
 _OF_CHAT = ("tools", "chat_template_kwargs")
 _OF_MESSAGE = (
     "role", "content", "name", "reasoning_content", "reasoning", "thinking", "tool_calls", "tool_call_id",
@@ -206,15 +208,21 @@ def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = ""
     shapes = [name for name, keys in _SHAPES.items() if all(key in raw for key in keys)]
     if len(shapes) != 1:
         keys = ", ".join(raw) or "nothing"
-        raise InputError(f"found the keys {keys:.200}; each row must hold text, or messages, or prompt and completion.")
+        raise InputError(
+            f"found the keys {keys:.200}; each row must hold text, or messages, or prompt and completion."
+        )
     shape: Shape = shapes[0]
     if shape == "messages":
-        fields = _conversation(raw, {*_BESIDE, *_OF_CHAT, "messages", column, column.partition(".")[0]})
+        fields = _conversation(
+            raw, {*_BESIDE, *_OF_CHAT, "messages", column, column.partition(".")[0]}
+        )
     else:
         fields = {key: _text(raw, key) for key in _SHAPES[shape]}
         for key in _OF_CHAT:
             if raw.get(key):
-                raise InputError(f"{key}: belongs to messages, and this row holds {shape}. Remove it.")
+                raise InputError(
+                    f"{key}: belongs to messages, and this row holds {shape}. Remove it."
+                )
     row_id = raw.get("id")
     try:
         identity = row_id if isinstance(row_id, str) and row_id else content_id(fields)
@@ -223,7 +231,9 @@ def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = ""
             "found NaN or Infinity in tools, tool_calls or chat_template_kwargs. JSON has no such number."
         ) from None
     origin = origin or str(raw.get("origin", "original"))
-    return CorpusRow(identity, str(raw.get("document_id", "")), origin, shape, **fields, location=location)
+    return CorpusRow(
+        identity, str(raw.get("document_id", "")), origin, shape, **fields, location=location
+    )
 
 
 def _text(raw: Row, key: str) -> str:
@@ -244,7 +254,11 @@ def _conversation(raw: Row, known: set[str]) -> dict[str, Any]:
             f"{', '.join(_OF_CHAT)}. Move it into meta, or remove it."
         )
     messages = raw["messages"]
-    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(message, dict) for message in messages)
+    ):
         raise InputError('messages: expected a list of {"role": ..., "content": ...}.')
     for number, message in enumerate(messages, 1):
         try:
@@ -252,14 +266,18 @@ def _conversation(raw: Row, known: set[str]) -> dict[str, Any]:
         except InputError as error:
             raise InputError(f"messages: message {number}: {error}") from error
     if not any(message["role"] == "assistant" for message in messages):
-        raise InputError("messages: no assistant turn, so there is nothing to learn. Remove the row.")
+        raise InputError(
+            "messages: no assistant turn, so there is nothing to learn. Remove the row."
+        )
     fields: dict[str, Any] = {"messages": tuple(messages)}
     if raw.get("tools"):
         fields["tools"] = tuple(_tools(raw["tools"]))
     kwargs = raw.get("chat_template_kwargs")
     if kwargs:
         if not isinstance(kwargs, dict):
-            raise InputError(f"chat_template_kwargs: found {type(kwargs).__name__}, expected an object.")
+            raise InputError(
+                f"chat_template_kwargs: found {type(kwargs).__name__}, expected an object."
+            )
         fields["template_kwargs"] = kwargs
     return fields
 
@@ -268,7 +286,9 @@ def _check_message(message: Row) -> None:
     """Raise `InputError` for a message that a chat template could not take."""
     unknown = [key for key in message if key not in _OF_MESSAGE]
     if unknown:
-        raise InputError(f"found the unknown key {unknown[0]!r:.80}. Allowed: {', '.join(_OF_MESSAGE)}.")
+        raise InputError(
+            f"found the unknown key {unknown[0]!r:.80}. Allowed: {', '.join(_OF_MESSAGE)}."
+        )
     content, calls = message.get("content"), message.get("tool_calls")
     if not isinstance(message.get("role"), str):
         raise InputError('expected {"role": ..., "content": ...}, found no role.')
@@ -277,7 +297,11 @@ def _check_message(message: Row) -> None:
             raise InputError(f"{key}: found {type(message[key]).__name__}, expected text.")
     if isinstance(content, list):
         for block in content:
-            if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            if (
+                not isinstance(block, dict)
+                or block.get("type") != "text"
+                or not isinstance(block.get("text"), str)
+            ):
                 raise InputError(
                     'content: kinject trains on text. Expected text, or a list of {"type": "text", "text": ...}.'
                 )
@@ -285,7 +309,9 @@ def _check_message(message: Row) -> None:
         raise InputError(f"content: found {type(content).__name__}, expected text.")
     if calls is not None:
         if message["role"] != "assistant":
-            raise InputError(f"tool_calls: found in a turn of {message['role']!r:.40}; only the assistant calls tools.")
+            raise InputError(
+                f"tool_calls: found in a turn of {message['role']!r:.40}; only the assistant calls tools."
+            )
         if not isinstance(calls, list) or not all(_function_name(call) for call in calls):
             raise InputError(
                 'tool_calls: expected a list of {"type": "function", "function": {"name": ..., "arguments": {...}}}.'
@@ -300,7 +326,9 @@ def _tools(value: Any) -> list[Row]:
         except ValueError as error:
             raise InputError(f"tools: found text that is no JSON ({error}).") from None
     if not isinstance(value, list) or not all(_function_name(tool) for tool in value):
-        raise InputError('tools: expected a list of {"type": "function", "function": {"name": ..., ...}}.')
+        raise InputError(
+            'tools: expected a list of {"type": "function", "function": {"name": ..., ...}}.'
+        )
     return value
 
 

@@ -131,7 +131,9 @@ def tokenize_rows(
     faults = LineFaults()
     while batch := list(islice(remaining, _BATCH)):
         texts = [text for row in batch for text in _texts(row)]
-        ids_of_texts = iter(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ())
+        ids_of_texts = iter(
+            tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ()
+        )
         for row in batch:
             if row.shape == "messages":
                 conversation = _conversation(row, tokenizer, tokenization.chat, faults)
@@ -195,21 +197,29 @@ def _conversation(
     return None if faults else _token_row(row, ids, learned, n_left_out)
 
 
-def _token_row(row: CorpusRow, ids: list[int], learned: list[bool], n_left_out: int = 0, n_unread: int = 0) -> TokenRow:
-    return TokenRow(row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]), n_left_out, n_unread)
+def _token_row(
+    row: CorpusRow, ids: list[int], learned: list[bool], n_left_out: int = 0, n_unread: int = 0
+) -> TokenRow:
+    return TokenRow(
+        row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]), n_left_out, n_unread
+    )
 
 
 def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: bool | None = None) -> bool:
     """Return `bos`, or if it is None whether the tokenizer begins a text with its BOS token by itself."""
     if bos is not None:
         return bos
-    return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+    return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [
+        tokenizer.bos_token_id
+    ]
 
 
 def _require_boundaries(tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization) -> None:
     for name, required in (("bos", tokenization.bos), ("eos", tokenization.eos)):
         if required and getattr(tokenizer, f"{name}_token_id") is None:
-            raise InputError(f"corpus.{name}: this tokenizer has no {name.upper()} token. Set corpus.{name}: false.")
+            raise InputError(
+                f"corpus.{name}: this tokenizer has no {name.upper()} token. Set corpus.{name}: false."
+            )
 
 
 def wanted_tokens(n_tokens: int, fraction: float, fractions: Sequence[float]) -> float:
@@ -221,7 +231,10 @@ def wanted_tokens(n_tokens: int, fraction: float, fractions: Sequence[float]) ->
 
 
 def sample_tokens(
-    rows: Sequence[Row], tokenize: Callable[[Sequence[Row]], Iterable[TokenRow]], target_tokens: float, seed: int
+    rows: Sequence[Row],
+    tokenize: Callable[[Sequence[Row]], Iterable[TokenRow]],
+    target_tokens: float,
+    seed: int,
 ) -> Iterator[TokenRow]:
     """Yield tokenised rows drawn without replacement until they hold `target_tokens` tokens, to within half a row.
 
@@ -250,7 +263,9 @@ def _shuffled_forever(
         rng.shuffle(order)
         for start in range(0, len(order), _BATCH):
             indices = order[start : start + _BATCH]
-            yield from tokenize([rows[index] for index in indices] if pick is None else pick(indices))
+            yield from tokenize(
+                [rows[index] for index in indices] if pick is None else pick(indices)
+            )
 
 
 class TokenStore(LazyRows[TokenRow]):
@@ -264,8 +279,12 @@ class TokenStore(LazyRows[TokenRow]):
             with open_to_read(folder / "documents.json") as file:
                 self._names: list[str] = json.load(file)
         except (OSError, ValueError, DiskError) as error:
-            raise DiskError(f"{folder}: cannot be read ({error}). Delete the folder; it is made again.") from error
-        self._ids, self._learned, self._ends, self._documents, self._left_out, self._unread = arrays.values()
+            raise DiskError(
+                f"{folder}: cannot be read ({error}). Delete the folder; it is made again."
+            ) from error
+        self._ids, self._learned, self._ends, self._documents, self._left_out, self._unread = (
+            arrays.values()
+        )
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -287,7 +306,9 @@ def mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
     return np.memmap(path, kind, mode="r")
 
 
-def cached_tokens(folder: Path, key: str, make: Callable[[], Iterable[TokenRow]], origin: str) -> TokenStore:
+def cached_tokens(
+    folder: Path, key: str, make: Callable[[], Iterable[TokenRow]], origin: str
+) -> TokenStore:
     """Return the entry `key` of the cache `folder`; if it is missing, it is made from the rows of `make()`.
 
     Raises `DiskError` when it cannot be written.
@@ -369,20 +390,27 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
             buffers["left_out"].append(row.n_left_out)
             buffers["unread"].append(row.n_unread)
             named = bool(row.document_id)
-            buffers["documents"].append(numbers.setdefault(row.document_id, len(numbers)) if named else -1)
+            buffers["documents"].append(
+                numbers.setdefault(row.document_id, len(numbers)) if named else -1
+            )
             n_buffered += len(row.input_ids)
             if n_buffered >= _FLUSH:
                 flush()
                 n_buffered = 0
         flush()
-        write_text(part / "documents.json", json.dumps(list(numbers)))  # escaped: an id may hold a lone surrogate
+        write_text(
+            part / "documents.json", json.dumps(list(numbers))
+        )  # escaped: an id may hold a lone surrogate
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
 
 
 def entry_key(
-    corpus_key: Sequence[object], tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization, *more: object
+    corpus_key: Sequence[object],
+    tokenizer: PreTrainedTokenizerBase,
+    tokenization: Tokenization,
+    *more: object,
 ) -> str:
     """Return the name of the cache entry of a corpus: it depends on `corpus_key`, the tokenizer, `tokenization` and `more`."""
     return content_id(FORMAT, corpus_key, fingerprint(tokenizer), asdict(tokenization), more)
@@ -392,7 +420,9 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of all that decides a tokenizer's output: vocabulary and rules, special tokens, chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        rules: object = hashlib.sha256(backend.to_str().encode("utf-8", "surrogatepass")).hexdigest()
+        rules: object = hashlib.sha256(
+            backend.to_str().encode("utf-8", "surrogatepass")
+        ).hexdigest()
     else:
         with tempfile.TemporaryDirectory() as scratch:
             tokenizer.save_pretrained(scratch)

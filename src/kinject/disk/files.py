@@ -38,15 +38,29 @@ _MOST_THREADS = 8
 
 _FIXES = (
     ({errno.ENOSPC, errno.EDQUOT, errno.EFBIG}, "Free space there, or choose another folder."),
-    ({errno.EROFS, errno.EACCES, errno.EPERM}, "Make it writable for this user, or choose another folder."),
-    ({errno.EIO, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO}, "The disk or its connection fails: choose another."),
-    ({errno.ESTALE, errno.ETIMEDOUT}, "The file server does not answer: wait for it, then run the same command again."),
+    (
+        {errno.EROFS, errno.EACCES, errno.EPERM},
+        "Make it writable for this user, or choose another folder.",
+    ),
+    (
+        {errno.EIO, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO},
+        "The disk or its connection fails: choose another.",
+    ),
+    (
+        {errno.ESTALE, errno.ETIMEDOUT},
+        "The file server does not answer: wait for it, then run the same command again.",
+    ),
     ({errno.EMFILE, errno.ENFILE}, "Too many files are open: raise the limit (ulimit -n)."),
     ({errno.EISDIR}, "A folder has its name: move it away."),
-    ({errno.ENOENT, errno.ENOTDIR}, "A folder of its path is missing: was it deleted? Run the same command again."),
+    (
+        {errno.ENOENT, errno.ENOTDIR},
+        "A folder of its path is missing: was it deleted? Run the same command again.",
+    ),
 )
 _SYSTEM_FAILURES = frozenset(number for numbers, _ in _FIXES[:5] for number in numbers)
-_REFUSED_WRITE = re.compile("No space left|File too large|quota exceeded|PytorchStreamWriter|file write failed")
+_REFUSED_WRITE = re.compile(
+    "No space left|File too large|quota exceeded|PytorchStreamWriter|file write failed"
+)
 
 
 def fix_for(error: OSError) -> str:
@@ -70,7 +84,10 @@ def system_failure(error: BaseException) -> OSError | None:
         if isinstance(seen, OSError) and seen.errno in _SYSTEM_FAILURES:
             return seen
         if not isinstance(seen, OSError) and _REFUSED_WRITE.search(str(seen)):
-            return OSError(errno.ENOSPC, "a file could not be written whole: the disk is full, or over its quota")
+            return OSError(
+                errno.ENOSPC,
+                "a file could not be written whole: the disk is full, or over its quota",
+            )
     return None
 
 
@@ -97,7 +114,9 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unused = part_path(path)
-        with open(unused, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
+        with open(
+            unused, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8"
+        ) as file:
             temporary = unused
             yield file
             file.flush()
@@ -108,7 +127,9 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         raise unwritable(path, error) from error
     finally:
         if temporary is not None:
-            with contextlib.suppress(OSError):  # a disk that refused the write may refuse this; the first error counts
+            with contextlib.suppress(
+                OSError
+            ):  # a disk that refused the write may refuse this; the first error counts
                 temporary.unlink(missing_ok=True)
 
 
@@ -208,7 +229,9 @@ def kind_of(mode: int) -> str:
 def _refuse_unless_regular(path: Path, status: os.stat_result) -> None:
     if kind := kind_of(status.st_mode):
         fix = "Save its content as a file and give that: it is read more than once."
-        raise DiskError(f"{path}: found {kind}, expected a file. {'Check the path.' if kind == 'a folder' else fix}")
+        raise DiskError(
+            f"{path}: found {kind}, expected a file. {'Check the path.' if kind == 'a folder' else fix}"
+        )
 
 
 def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = None) -> bytes:
@@ -220,13 +243,17 @@ def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = No
     with open_to_read(path) if stream is None else contextlib.nullcontext(stream) as file:
         try:
             remaining, parts = limit + 1, []
-            while part := file.read(min(remaining, 2**20)):  # one read of the limit would allocate as much
+            while part := file.read(
+                min(remaining, 2**20)
+            ):  # one read of the limit would allocate as much
                 parts.append(part)
                 remaining -= len(part)
         except OSError as error:
             raise unreadable(path, error) from error
     if not remaining:
-        raise InputError(f"{path}: longer than {format_size(limit)}, the most that is read whole. Split it.")
+        raise InputError(
+            f"{path}: longer than {format_size(limit)}, the most that is read whole. Split it."
+        )
     return b"".join(parts)
 
 
@@ -304,7 +331,9 @@ def write_sha256sums(folder: Path) -> None:
 
     safetensors writes files that their owner alone may read, whatever the umask.
     """
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SHA256SUMS]
+    paths = [
+        path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SHA256SUMS
+    ]
     hashes = zip(file_hashes(paths), paths, strict=True)
     lines = (f"{digest}  {path.relative_to(folder).as_posix()}\n" for digest, path in hashes)
     sums = folder / SHA256SUMS
@@ -322,7 +351,9 @@ def verified_hashes(folder: Path) -> dict[str, str]:
     """
     hashes, fault = check_sha256sums(folder)
     if fault:
-        raise InputError(f"{fault}. Make the model again; if you changed it yourself, delete {SHA256SUMS}.")
+        raise InputError(
+            f"{fault}. Make the model again; if you changed it yourself, delete {SHA256SUMS}."
+        )
     return hashes
 
 
@@ -347,5 +378,8 @@ def check_sha256sums(folder: Path) -> tuple[dict[str, str], str]:
     present = dict(zip(expected, file_hashes([folder / name for name in expected]), strict=True))
     changed = next((name for name, digest in present.items() if digest != expected[name]), None)
     if changed is not None:
-        return present, f"{folder / changed}: its bytes are not those that were written ({SHA256SUMS} beside it)"
+        return (
+            present,
+            f"{folder / changed}: its bytes are not those that were written ({SHA256SUMS} beside it)",
+        )
     return present, ""

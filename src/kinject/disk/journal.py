@@ -27,7 +27,12 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, *, sync: bool = True, on_row: Callable[[int, Row], None] | None = None, fix: str = ""
+        self,
+        path: Path,
+        *,
+        sync: bool = True,
+        on_row: Callable[[int, Row], None] | None = None,
+        fix: str = "",
     ) -> None:
         """Open or create `path` and cut a torn last line; `fix` is the advice for a damaged one.
 
@@ -132,7 +137,9 @@ def _open(path: Path, mode: str) -> BinaryIO:
     """Open a file, unbuffered for writing: a refused write must not be repeated on closing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return cast(BinaryIO, open(path, mode, buffering=0 if "a" in mode else -1, opener=open_regular))
+        return cast(
+            BinaryIO, open(path, mode, buffering=0 if "a" in mode else -1, opener=open_regular)
+        )
     except OSError as error:
         raise unwritable(path, error, "opened for writing") from error
 

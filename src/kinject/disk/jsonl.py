@@ -60,7 +60,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> Row:
     if len(row) < len(pairs):
         keys = [key for key, _ in pairs]
         repeated = next(key for key in keys if keys.count(key) > 1)
-        raise _RepeatedKeyError(f"the key {repeated!r:.80} is there {keys.count(repeated)} times in one object")
+        raise _RepeatedKeyError(
+            f"the key {repeated!r:.80} is there {keys.count(repeated)} times in one object"
+        )
     return row
 
 
@@ -86,7 +88,9 @@ def read_json(path: Path, fix: str) -> Row:
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: damaged: not JSON ({error}). {fix}") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}: damaged: found {type(value).__name__}, an object is needed. {fix}")
+        raise InputError(
+            f"{path}: damaged: found {type(value).__name__}, an object is needed. {fix}"
+        )
     if "format_version" in value:
         check_version(value["format_version"], str(path))
     return value
@@ -106,15 +110,21 @@ def parse_row(line: bytes, location: str) -> Row:
     try:
         value = parse_json(line)
     except UnicodeDecodeError as error:
-        raise InputError(f"{location}: not UTF-8 (byte {error.start}). Save the file as UTF-8.") from error
+        raise InputError(
+            f"{location}: not UTF-8 (byte {error.start}). Save the file as UTF-8."
+        ) from error
     except RecursionError as error:
         raise _too_deep(location) from error
     except _RepeatedKeyError as error:
         raise InputError(f"{location}: {error}. Keep one.") from error
     except ValueError as error:  # also an integer of thousands of digits
-        raise InputError(f"{location}: not JSON: {error}. Each line must hold one JSON object.") from error
+        raise InputError(
+            f"{location}: not JSON: {error}. Each line must hold one JSON object."
+        ) from error
     if not isinstance(value, dict):
-        raise InputError(f"{location}: found {type(value).__name__}, each line must hold one JSON object.")
+        raise InputError(
+            f"{location}: found {type(value).__name__}, each line must hold one JSON object."
+        )
     if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
         raise _too_deep(location)
     if b"\\u" in line:
@@ -123,7 +133,9 @@ def parse_row(line: bytes, location: str) -> Row:
 
 
 def _too_deep(location: str) -> InputError:
-    return InputError(f"{location}: nested more than {DEEPEST} levels deep. Each line must hold one plain JSON object.")
+    return InputError(
+        f"{location}: nested more than {DEEPEST} levels deep. Each line must hold one plain JSON object."
+    )
 
 
 def _depth(value: object) -> int:
@@ -131,7 +143,9 @@ def _depth(value: object) -> int:
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+        level = [
+            inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
+        ]
     return depth
 
 

@@ -78,7 +78,9 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
         refuse_outside_links(folder)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except (FileExistsError, NotADirectoryError) as error:
-        raise DiskError(f"{folder}: cannot be a run folder: it is a file. Choose another run_dir.") from error
+        raise DiskError(
+            f"{folder}: cannot be a run folder: it is a file. Choose another run_dir."
+        ) from error
     except OSError as error:
         raise unwritable(folder, error) from error
     try:
@@ -97,8 +99,13 @@ def _lock(folder: Path, descriptor: int) -> None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, _this_process().encode(), 0)
     except BlockingIOError as error:
-        holder = os.pread(descriptor, _MOST_LOCK_BYTES, 0).decode("utf-8", "replace") or "another process"
-        raise DiskError(f"{folder}: in use by {holder}. Wait for it or choose another run folder.") from error
+        holder = (
+            os.pread(descriptor, _MOST_LOCK_BYTES, 0).decode("utf-8", "replace")
+            or "another process"
+        )
+        raise DiskError(
+            f"{folder}: in use by {holder}. Wait for it or choose another run folder."
+        ) from error
     except OSError as error:
         raise unwritable(folder / LOCK, error, "locked") from error
 
@@ -128,7 +135,9 @@ def refuse_outside_links(folder: Path) -> None:
     """
     root = folder.resolve()
     if root == root.parent:
-        raise DiskError(f"{folder}: the root of the file system. Choose a folder for this run alone as run_dir.")
+        raise DiskError(
+            f"{folder}: the root of the file system. Choose a folder for this run alone as run_dir."
+        )
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = os.path.join(parent, name)
@@ -137,10 +146,14 @@ def refuse_outside_links(folder: Path) -> None:
                     f"{path}: a link that leads out of the run folder. Remove it, or give its target as run_dir."
                 )
         for name in files:
-            with contextlib.suppress(OSError):  # gone meanwhile, or a link to nothing: nothing can be opened
+            with contextlib.suppress(
+                OSError
+            ):  # gone meanwhile, or a link to nothing: nothing can be opened
                 kind = kind_of(os.stat(os.path.join(parent, name)).st_mode)
                 if kind:
-                    raise DiskError(f"{os.path.join(parent, name)}: found {kind} in the run folder. Remove it.")
+                    raise DiskError(
+                        f"{os.path.join(parent, name)}: found {kind} in the run folder. Remove it."
+                    )
 
 
 _PACKAGES = (
@@ -188,8 +201,12 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
         return None
     fix = "Delete it and run the same command again (kinject train: with --resume)."
     value = read_json(path, fix)
-    if "format_version" not in value or not all(isinstance(value.get(key), dict) for key in ("inputs", "counts")):
-        raise InputError(f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {fix}")
+    if "format_version" not in value or not all(
+        isinstance(value.get(key), dict) for key in ("inputs", "counts")
+    ):
+        raise InputError(
+            f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {fix}"
+        )
     check_version(value["format_version"], str(path))
     return value
 
@@ -242,7 +259,9 @@ def find_runs(folder: Path = Path(), below: str = "runs") -> list[FoundRun]:
     """Return the runs of the recipes in `folder` and those in its folder `below`: by recipe, then by name."""
     recipes = dict(_recipes(folder))
     runs = [_run(folder, run_dir, verb, recipe) for run_dir, (verb, recipe) in recipes.items()]
-    others = sorted(set(_run_folders(folder / below, 0)) - {folder / run_dir for run_dir in recipes})
+    others = sorted(
+        set(_run_folders(folder / below, 0)) - {folder / run_dir for run_dir in recipes}
+    )
     for path in others:
         run_dir = path.relative_to(folder)
         verb = str(_manifest(path).get("stage"))
@@ -254,7 +273,9 @@ def find_runs(folder: Path = Path(), below: str = "runs") -> list[FoundRun]:
 def _recipes(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
     """Yield (run_dir, (verb, path)) of each recipe in the folder and below its recipes/; of two with a run_dir, the first."""
     for path in (*sorted(folder.glob("*.yaml")), *sorted((folder / "recipes").rglob("*.yaml"))):
-        with contextlib.suppress(OSError, UnicodeDecodeError):  # kinject recipes check reports its faults
+        with contextlib.suppress(
+            OSError, UnicodeDecodeError
+        ):  # kinject recipes check reports its faults
             text = path.read_text("utf-8")
             run_dir, keys = _RUN_DIR.search(text), set(_KEY.findall(text))
             verb = next((verb for section, verb in _SECTIONS.items() if section in keys), "")
@@ -303,7 +324,9 @@ def _manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / "manifest.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return manifest if isinstance(manifest, dict) and isinstance(manifest.get("counts"), dict) else {}
+    return (
+        manifest if isinstance(manifest, dict) and isinstance(manifest.get("counts"), dict) else {}
+    )
 
 
 def _is_held(lock: Path) -> bool:

@@ -11,7 +11,13 @@ from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_
 from kinject.documents.collect import collect, collected_fingerprint
 from kinject.documents.parse import is_heap
 from kinject.documents.readers import SUFFIXES, LocatedDocument, fault_of, read_file
-from kinject.documents.rows import HUB_NAME, hub_revision, is_saved_dataset, read_hub, read_saved_dataset
+from kinject.documents.rows import (
+    HUB_NAME,
+    hub_revision,
+    is_saved_dataset,
+    read_hub,
+    read_saved_dataset,
+)
 from kinject.documents.write import read_rows
 from kinject.errors import DiskError, InputError
 from kinject.recipe import DocumentsSection
@@ -57,8 +63,15 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
 
 def _read_located(path: Path) -> Iterator[LocatedDocument]:
     if is_hub_name(path) or is_saved_dataset(path):
-        for location, document in read_hub(str(path)) if is_hub_name(path) else read_saved_dataset(path):
-            yield location, document if isinstance(document, InputError) else fault_of(document, location) or document
+        for location, document in (
+            read_hub(str(path)) if is_hub_name(path) else read_saved_dataset(path)
+        ):
+            yield (
+                location,
+                document
+                if isinstance(document, InputError)
+                else fault_of(document, location) or document,
+            )
         return
     if not path_exists(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")

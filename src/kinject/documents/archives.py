@@ -44,16 +44,27 @@ def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     """Yield the documents in each member of a zip; hidden ones are left out, archives in it are errors."""
     try:
         with zipfile.ZipFile(stream) as archive:
-            members = sorted((one for one in archive.infolist() if not one.is_dir()), key=lambda one: one.filename)
+            members = sorted(
+                (one for one in archive.infolist() if not one.is_dir()),
+                key=lambda one: one.filename,
+            )
             if len(members) > MOST_MEMBERS:
-                raise InputError(f"{path}: holds {len(members):,} files, allowed: {MOST_MEMBERS:,}. Split it.")
-            for location, member in _wanted(path, ((one.filename, one.file_size, one) for one in members), options):
+                raise InputError(
+                    f"{path}: holds {len(members):,} files, allowed: {MOST_MEMBERS:,}. Split it."
+                )
+            for location, member in _wanted(
+                path, ((one.filename, one.file_size, one) for one in members), options
+            ):
                 yield from _zip_member(archive, member, location, options)
     except DAMAGED_ARCHIVE as error:
-        raise InputError(f"{path}: damaged: not a readable zip ({str(error)[:100]}). Pack it again.") from error
+        raise InputError(
+            f"{path}: damaged: not a readable zip ({str(error)[:100]}). Pack it again."
+        ) from error
 
 
-def _wanted(path: Path, members: Iterable[tuple[str, int, Any]], options: ReadOptions) -> Iterator[tuple[Path, Any]]:
+def _wanted(
+    path: Path, members: Iterable[tuple[str, int, Any]], options: ReadOptions
+) -> Iterator[tuple[Path, Any]]:
     """Yield (location, member) of those that are not hidden. Raises `InputError` if they unpack to too much."""
     bytes_left = _MOST_IN_ALL * options.largest
     for name, size, member in members:
@@ -97,7 +108,9 @@ def read_tar(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
                 content = archive.extractfile(member)
                 yield from read_member(location, content.read() if content else b"", options)
     except (tarfile.TarError, *DAMAGED_ARCHIVE) as error:
-        raise InputError(f"{path}: damaged: not a readable tar ({str(error)[:100]}). Pack it again.") from error
+        raise InputError(
+            f"{path}: damaged: not a readable tar ({str(error)[:100]}). Pack it again."
+        ) from error
 
 
 def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -105,9 +118,13 @@ def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     try:
         data = gzip.GzipFile(fileobj=stream).read(options.largest + 1)
     except DAMAGED_ARCHIVE as error:
-        raise InputError(f"{path}: damaged: not readable as gzip ({str(error)[:100]}). Pack it again.") from error
+        raise InputError(
+            f"{path}: damaged: not readable as gzip ({str(error)[:100]}). Pack it again."
+        ) from error
     if len(data) > options.largest:
-        raise InputError(f"{path}: unpacks to more than {format_size(options.largest)}. Unpack and split it.")
+        raise InputError(
+            f"{path}: unpacks to more than {format_size(options.largest)}. Unpack and split it."
+        )
     name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
     yield from read_member(path / name, data, options)
 
@@ -122,9 +139,21 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         root = next(_named(container, "rootfile")).get("full-path")
         package = parse_xml(path, book.read(root))
         items = {item.get("id"): item.get("href") for item in _named(package, "item")}
-        files = [items.get(item.get("idref")) for item in _named(package, "itemref") if item.get("linear") != "no"]
-        fields = (("title", "title"), ("author", "creator"), ("date", "date"), ("licence", "rights"))
-        meta = {key: " ".join(element.text or "" for element in _named(package, name)).strip() for key, name in fields}
+        files = [
+            items.get(item.get("idref"))
+            for item in _named(package, "itemref")
+            if item.get("linear") != "no"
+        ]
+        fields = (
+            ("title", "title"),
+            ("author", "creator"),
+            ("date", "date"),
+            ("licence", "rights"),
+        )
+        meta = {
+            key: " ".join(element.text or "" for element in _named(package, name)).strip()
+            for key, name in fields
+        }
         folder = posixpath.dirname(root)
         chapters = []
         for file in filter(None, files):
@@ -135,7 +164,12 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
                 chapters.append((file, page_of(path, source, whole_page=True)[1]))
     text, starts = joined([(name, text) for name, text in chapters if text])
     title = meta.pop("title")
-    yield whole_file(path, title, text, {**{key: value for key, value in meta.items() if value}, "chapters": starts})
+    yield whole_file(
+        path,
+        title,
+        text,
+        {**{key: value for key, value in meta.items() if value}, "chapters": starts},
+    )
 
 
 def _named(root: Any, name: str) -> Iterator[Any]:
@@ -143,13 +177,20 @@ def _named(root: Any, name: str) -> Iterator[Any]:
     yield from root.iter(f"{{*}}{name}")
 
 
-def read_open_document(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
+def read_open_document(
+    path: Path, stream: BinaryIO, options: ReadOptions
+) -> Iterator[LocatedDocument]:
     """Yield a text, a workbook (a heading for each sheet) or slides of OpenDocument, by way of HTML."""
     data = io.BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
-    with library_errors(path, "OpenDocument file", "Save it again."), zipfile.ZipFile(data) as archive:
+    with (
+        library_errors(path, "OpenDocument file", "Save it again."),
+        zipfile.ZipFile(data) as archive,
+    ):
         body = parse_xml(path, archive.read("content.xml")).find("{*}body")
-        stated = parse_xml(path, archive.read("meta.xml")) if "meta.xml" in archive.namelist() else body
+        stated = (
+            parse_xml(path, archive.read("meta.xml")) if "meta.xml" in archive.namelist() else body
+        )
         fields = {"title": "title", "author": "creator", "date": "date"}
         meta = {
             key: (stated.findtext(f".//{{http://purl.org/dc/elements/1.1/}}{name}") or "").strip()
@@ -159,7 +200,10 @@ def read_open_document(path: Path, stream: BinaryIO, options: ReadOptions) -> It
     heading = re.search(r"^#+ (.+)$", text, re.MULTILINE)
     title = meta.pop("title") or (heading[1] if heading else "")
     yield whole_file(
-        path, title, text, {key: value[:10] if key == "date" else value for key, value in meta.items() if value}
+        path,
+        title,
+        text,
+        {key: value[:10] if key == "date" else value for key, value in meta.items() if value},
     )
 
 
@@ -175,7 +219,11 @@ def _as_html(element: Any) -> str:
         elif name == "tab":
             parts.append("\t")
         elif name == "table":
-            sheet = f"<h1>{html.escape(values.get('name', ''))}</h1>" if element.tag.endswith("spreadsheet") else ""
+            sheet = (
+                f"<h1>{html.escape(values.get('name', ''))}</h1>"
+                if element.tag.endswith("spreadsheet")
+                else ""
+            )
             parts.append(f"{sheet}<table>{_as_html(child)}</table>")
         elif name == "note":
             parts.append(f" ({re.sub('</?p>', '', _as_html(child)).strip()})")

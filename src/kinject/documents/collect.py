@@ -97,24 +97,34 @@ class DocumentsResult(Tabular):
         ordered = sorted(reasons.items(), key=lambda entry: -len(entry[1]))
         lines = []
         for detail, files in ordered[:_MOST_SHOWN]:
-            more = f" and {len(files) - _MOST_LOCATIONS:,} more" if len(files) > _MOST_LOCATIONS else ""
+            more = (
+                f" and {len(files) - _MOST_LOCATIONS:,} more"
+                if len(files) > _MOST_LOCATIONS
+                else ""
+            )
             lines.append(f"{', '.join(files[:_MOST_LOCATIONS])}{more}: {detail}")
         if len(ordered) > _MOST_SHOWN:
             n = sum(len(files) for _, files in ordered[_MOST_SHOWN:])
-            lines.append(f"{n:,} more for {len(ordered) - _MOST_SHOWN:,} other reasons: {self.skipped_path} has each")
+            lines.append(
+                f"{n:,} more for {len(ordered) - _MOST_SHOWN:,} other reasons: {self.skipped_path} has each"
+            )
         return lines
 
     def render_copies(self) -> list[str]:
         """Return a line for the first near copies, which are left out, and versions, which are kept: what differs."""
         lines = []
         for _, row in read_jsonl(self.folder / "duplicates.jsonl"):
-            words, others = (", ".join(row.get(key, [])[:6]) for key in ("words_only_here", "words_only_there"))
+            words, others = (
+                ", ".join(row.get(key, [])[:6]) for key in ("words_only_here", "words_only_there")
+            )
             if "version" in row:
                 what = f"a version, both are kept: {words} where the other has {others}"
                 lines.append(f"{row['version']} of {row['kept']} ({what})")
             elif "overlap" in row:  # the others are parts of documents
                 only = f"; only there: {words}" if words else ""
-                lines.append(f"{row['dropped']} of {row['kept']} ({row['overlap']:.0%} of the words{only})")
+                lines.append(
+                    f"{row['dropped']} of {row['kept']} ({row['overlap']:.0%} of the words{only})"
+                )
         n_more = len(lines) - _MOST_SHOWN
         return [
             *lines[:_MOST_SHOWN],
@@ -148,7 +158,9 @@ def collect(
     with lock_dir(folder, wait=True):
         files = find_files(sources)
         if not files:
-            raise InputError(f"{sources[0]}: no document there can be read: it is an empty folder. Check the path.")
+            raise InputError(
+                f"{sources[0]}: no document there can be read: it is an empty folder. Check the path."
+            )
         heap = _hashed(files, section)
         n_parsed = _parse_new(heap, section, folder)
         return _write([str(source) for source in sources], heap, section, folder, n_parsed)
@@ -160,7 +172,11 @@ def collected_fingerprint(sources: Sequence[Path], section: DocumentsSection | N
     They are collected if they never were. Raises as `collect`.
     """
     manifest = read_manifest(_folder_of(sources, section or DocumentsSection()) / "manifest.json")
-    return str(manifest["counts"]["fingerprint"]) if manifest else collect(sources, section).fingerprint
+    return (
+        str(manifest["counts"]["fingerprint"])
+        if manifest
+        else collect(sources, section).fingerprint
+    )
 
 
 def _folder_of(sources: Sequence[Path], section: DocumentsSection) -> Path:
@@ -208,7 +224,13 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
 
     work = (folder / "parsing").resolve()
     tasks = [
-        Parsing(number, os.path.abspath(heap[number].found.path), record.resolve(), work, _read_options(section))
+        Parsing(
+            number,
+            os.path.abspath(heap[number].found.path),
+            record.resolve(),
+            work,
+            _read_options(section),
+        )
         for record, number in first.items()
     ]
     n_processes = min(core_count(), len(tasks))
@@ -240,7 +262,11 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
 
 
 def _write(
-    sources: Sequence[str], heap: Sequence[HeapFile], section: DocumentsSection, folder: Path, n_parsed: int
+    sources: Sequence[str],
+    heap: Sequence[HeapFile],
+    section: DocumentsSection,
+    folder: Path,
+    n_parsed: int,
 ) -> DocumentsResult:
     """Write the documents unless they are there already."""
     manifest_path = folder / "manifest.json"
@@ -255,12 +281,16 @@ def _write(
             log.warning(f"{folder}: a file there was changed or deleted; all are written again.")
         else:
             counts = manifest["counts"]
-            return DocumentsResult(folder, counts["fingerprint"], counts, n_parsed, already_done=True)
+            return DocumentsResult(
+                folder, counts["fingerprint"], counts, n_parsed, already_done=True
+            )
     counts = {**HeapWriter(heap, section, folder).write(), "heap": heap_id}
     if not counts["n_documents"]:
         first = islice(read_jsonl(folder / "skipped.jsonl"), _MOST_SHOWN)
         reasons = "\n".join(f"  {row['where']}: {row['detail']}" for _, row in first)
-        raise InputError(f"{', '.join(sources)}: no document there can be read.\n{reasons}".rstrip())
+        raise InputError(
+            f"{', '.join(sources)}: no document there can be read.\n{reasons}".rstrip()
+        )
     counts["fingerprint"] = content_id(file_hash(folder / "documents.jsonl"))
     write_manifest(
         manifest_path, stage="documents", inputs=dict.fromkeys(sources, counts["fingerprint"]),
@@ -273,7 +303,11 @@ def render_documents(result: DocumentsResult) -> str:
     """Return the table of a run: files read, and skipped with the reason and paths; what was left out."""
     counts = result.counts
     copies, repeats, lines = counts["duplicates"], counts["repeats"], counts["boilerplate"]
-    left_out = f", and {counts['left_out']:,} hidden, temporary or of the system" if counts["left_out"] else ""
+    left_out = (
+        f", and {counts['left_out']:,} hidden, temporary or of the system"
+        if counts["left_out"]
+        else ""
+    )
     rows = [
         ("read", f"{counts['n_documents']:,} documents from {counts['n_read']:,} of {counts['n_files']:,} files "
                  f"({listing(counts['kinds'])}); {result.n_parsed:,} files parsed in this run"),

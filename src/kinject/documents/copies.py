@@ -57,7 +57,9 @@ def word_hashes(text: str) -> Words:
     import numpy as np
 
     words = _WORD.findall(text.lower())
-    return np.fromiter((zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in words), np.uint32, len(words))
+    return np.fromiter(
+        (zlib.crc32(word.encode("utf-8", "surrogatepass")) for word in words), np.uint32, len(words)
+    )
 
 
 def pairs_of(words: Words) -> Any:
@@ -88,7 +90,10 @@ def overlap(words: Words, other_words: Words) -> float:
     n_common = len(np.intersect1d(first, second, assume_unique=True))
     if n_common < _LEAST_PAIRS * (len(first) + len(second) - n_common):
         return 0.0
-    (a, n_a), (b, n_b) = np.unique(words, return_counts=True), np.unique(other_words, return_counts=True)
+    (a, n_a), (b, n_b) = (
+        np.unique(words, return_counts=True),
+        np.unique(other_words, return_counts=True),
+    )
     _, at_a, at_b = np.intersect1d(a, b, assume_unique=True, return_indices=True)
     return float(np.minimum(n_a[at_a], n_b[at_b]).sum() / max(len(words), len(other_words)))
 
@@ -178,7 +183,9 @@ class CopyFinder:
 
         numbers = {number for band in _bands(sketch) for number in self._bands.get(band, ())}
         mine = np.frombuffer(sketch, np.uint32)
-        alike = {n: np.count_nonzero(mine == np.frombuffer(self._hashes[n], np.uint32)) for n in numbers}
+        alike = {
+            n: np.count_nonzero(mine == np.frombuffer(self._hashes[n], np.uint32)) for n in numbers
+        }
         return sorted(n for n in numbers if alike[n] >= _LEAST_ESTIMATE * N_HASHES)
 
 
@@ -234,7 +241,11 @@ def shared_lines(text: str) -> Iterator[tuple[str, Span]]:
     code = _code_spans(text)
     for match in _LINE.finditer(text):
         line = match[0]
-        if len(line) > _LONGEST_LINE or _STRUCTURE.match(line) or len(_WORD.findall(line)) < _FEWEST_LINE_WORDS:
+        if (
+            len(line) > _LONGEST_LINE
+            or _STRUCTURE.match(line)
+            or len(_WORD.findall(line)) < _FEWEST_LINE_WORDS
+        ):
             continue
         if not any(start <= match.start() < end for start, end in code):
             yield " ".join(line.lower().split()), match.span()
@@ -272,7 +283,9 @@ def _log_lines(text: str) -> list[Edit]:
 
     It is one if half of its lines are like more than 20 others but for the words with digits.
     """
-    lines = [match for match in _LINE.finditer(text) if match[0].strip() and not match[0].startswith("|")]
+    lines = [
+        match for match in _LINE.finditer(text) if match[0].strip() and not match[0].startswith("|")
+    ]
     if len(lines) < 10 * _MOST_REPEATS:
         return []
     shapes = [_WORD_WITH_DIGIT.sub("0", line[0]) for line in lines]
@@ -298,12 +311,16 @@ def edited(text: str, edits: Sequence[Edit], meta: Mapping[str, Any]) -> tuple[s
     if not edits:
         return text, dict(meta)
     parts, end, shift = [], 0, 0
-    moves: list[tuple[int, int, int]] = [(0, 0, 0)]  # (start and end of what went, how far what follows moves)
+    moves: list[tuple[int, int, int]] = [
+        (0, 0, 0)
+    ]  # (start and end of what went, how far what follows moves)
     for start, stop, new in edits:
         if start < end:
             continue
         if not new:  # a line or a passage: with the empty lines behind it
-            while stop < len(text) and text[stop] == "\n" and (not start or text[start - 1] == "\n"):
+            while (
+                stop < len(text) and text[stop] == "\n" and (not start or text[start - 1] == "\n")
+            ):
                 stop += 1
         parts += [text[end:start], new]
         end = stop

@@ -23,7 +23,9 @@ from kinject.documents.text import (
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborNode
 
-_CHARSET = re.compile(rb"""<(?:meta|\?xml)[^>]{0,200}(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
+_CHARSET = re.compile(
+    rb"""<(?:meta|\?xml)[^>]{0,200}(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE
+)
 _LEVEL = re.compile("h[1-6]")
 _SPACE = re.compile(r"\s+")
 _CODE_CLASS = re.compile(r"(?:language|lang|highlight-source|highlight|brush:?)[- ]([\w+#]+)")
@@ -75,7 +77,9 @@ def declared_charset(data: bytes) -> str:
     return charset[1].decode("ascii") if charset else ""
 
 
-def page_of(path: Path, source: str, *, whole_page: bool = False) -> tuple[str, str, dict[str, Any]]:
+def page_of(
+    path: Path, source: str, *, whole_page: bool = False
+) -> tuple[str, str, dict[str, Any]]:
     """Return the title ("" without one), the Markdown and the meta (author, date, licence) of the HTML text `source`.
 
     trafilatura finds the lines of the main text. If it finds none, or the page is short, the main text is that of <main> or
@@ -93,9 +97,13 @@ def page_of(path: Path, source: str, *, whole_page: bool = False) -> tuple[str, 
             main = extracted
     if not main:
         articles = tree.css("article")
-        root = tree.css_first(f"main, {_WIKI_PAGE}") or (articles[0] if len(articles) == 1 else None)
+        root = tree.css_first(f"main, {_WIKI_PAGE}") or (
+            articles[0] if len(articles) == 1 else None
+        )
         main = page_text(root) if root is not None else text
-    main_heading = tree.css_first(".titlepage h1, .titlepage h2")  # DocBook's, above authors and dates
+    main_heading = tree.css_first(
+        ".titlepage h1, .titlepage h2"
+    )  # DocBook's, above authors and dates
     if main_heading is not None and one_line(main_heading.text()) not in main[:2_000]:
         main = f"# {one_line(main_heading.text())}\n\n{main}"
     heading = tree.css_first("title") or tree.css_first("h1")
@@ -220,7 +228,9 @@ class _Page:
         elif tag == "li" and self._lists:
             kind, n = self._lists[-1]
             self._lists[-1] = kind, n + 1
-            self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM) + (f"{n + 1}. " if kind == "ol" else "- ")
+            self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM) + (
+                f"{n + 1}. " if kind == "ol" else "- "
+            )
         elif _LEVEL.fullmatch(tag):
             self._mark, self._heading = "#" * int(tag[1]) + " ", True
 
@@ -259,9 +269,13 @@ class _Page:
 def _is_skipped(node: LexborNode, tag: str) -> bool:
     """Return whether the element holds no text of the page. A form around the whole page is none of its forms."""
     names = set((node.attributes.get("class") or "").split()) & _NAVIGATION
-    if names and (names != {"header"} or node.text().lstrip().startswith(("Next:", "Previous:", "Up:"))):
+    if names and (
+        names != {"header"} or node.text().lstrip().startswith(("Next:", "Previous:", "Up:"))
+    ):
         return True
-    return tag in _SKIPPED and not (tag == "form" and node.css_first("h1, h2, p, table") is not None)
+    return tag in _SKIPPED and not (
+        tag == "form" and node.css_first("h1, h2, p, table") is not None
+    )
 
 
 def _language(node: LexborNode) -> str:
@@ -282,9 +296,15 @@ def _is_prose(code: str) -> bool:
 def _data_table(table: LexborNode) -> str:
     """Return a <table> as Markdown, or "" where it only lays out the page (its cells hold tables, headings or long texts)."""
     children = [
-        row for part in table.iter() for row in (part.iter() if part.tag in ("thead", "tbody", "tfoot") else [part])
+        row
+        for part in table.iter()
+        for row in (part.iter() if part.tag in ("thead", "tbody", "tfoot") else [part])
     ]
-    rows = [(row, [cell for cell in row.iter() if cell.tag in ("td", "th")]) for row in children if row.tag == "tr"]
+    rows = [
+        (row, [cell for cell in row.iter() if cell.tag in ("td", "th")])
+        for row in children
+        if row.tag == "tr"
+    ]
     nested = len(table.css("table")) > 1 or table.css_first("h1, h2, h3, pre") is not None
     if nested or len(rows) < 2 or max(len(cells) for _, cells in rows) < 2:
         return ""
@@ -294,7 +314,12 @@ def _data_table(table: LexborNode) -> str:
         is_header = row.parent is not None and row.parent.tag == "thead"
         is_header = is_header or all(cell.tag == "th" for cell in cells)
         n_header += is_header and n_header == len(texts)
-        texts.append([(one_line(page_text(cell)), _span(cell, "rowspan"), _span(cell, "colspan")) for cell in cells])
+        texts.append(
+            [
+                (one_line(page_text(cell)), _span(cell, "rowspan"), _span(cell, "colspan"))
+                for cell in cells
+            ]
+        )
     if max(len(text) for row in texts for text, _, _ in row) > _LONGEST_CELL:
         return ""
     caption = table.css_first("caption")
@@ -303,7 +328,9 @@ def _data_table(table: LexborNode) -> str:
         grid = spanned(texts)
     except ValueError:  # spans far beyond any table: its cells are read as they come
         return ""
-    return "\n\n".join([*filter(None, lines), markdown_table(grid, max(1, min(n_header, len(texts) - 1)))])
+    return "\n\n".join(
+        [*filter(None, lines), markdown_table(grid, max(1, min(n_header, len(texts) - 1)))]
+    )
 
 
 def _span(cell: LexborNode, name: str) -> int:

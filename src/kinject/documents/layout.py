@@ -60,7 +60,9 @@ def lines_of(words: Sequence[Box]) -> list[list[Box]]:
 def joined_line(words: Sequence[Box]) -> Box:
     """Return the words of a line as one box."""
     longest = max(words, key=lambda word: len(word.text))
-    bold = sum(len(word.text) for word in words if word.bold) > 0.8 * sum(len(word.text) for word in words)
+    bold = sum(len(word.text) for word in words if word.bold) > 0.8 * sum(
+        len(word.text) for word in words
+    )
     return Box(
         min(word.x0 for word in words), min(word.y0 for word in words), max(word.x1 for word in words),
         max(word.y1 for word in words), _LEADERS.sub(" ", " ".join(word.text for word in words)), longest.size, bold,
@@ -80,7 +82,11 @@ def in_reading_order(boxes: Sequence[Box], depth: int = 0) -> list[Box]:
     right = [word for word in enclosed if middle(word)[0] >= x]
     above = [word for line in lines[:first] for word in line]
     below = [word for line in lines[last:] for word in line]
-    ordered = _with_tables(lines_of(above)) + in_reading_order(left, depth + 1) + in_reading_order(right, depth + 1)
+    ordered = (
+        _with_tables(lines_of(above))
+        + in_reading_order(left, depth + 1)
+        + in_reading_order(right, depth + 1)
+    )
     return ordered + (in_reading_order(below, depth + 1) if below else [])
 
 
@@ -104,7 +110,9 @@ def _columns(lines: Sequence[Sequence[Box]]) -> tuple[int, int, float] | None:
             if not crosses and start is None:
                 start = index
             if crosses and start is not None:
-                if (best is None or index - start > best[1] - best[0]) and _are_columns(lines[start:index], x):
+                if (best is None or index - start > best[1] - best[0]) and _are_columns(
+                    lines[start:index], x
+                ):
                     best = (*_trimmed(lines, start, index), x)
                 start = None
     return best
@@ -130,12 +138,19 @@ def _trimmed(lines: Sequence[Sequence[Box]], first: int, last: int) -> tuple[int
 def _are_columns(lines: Sequence[Sequence[Box]], x: float) -> bool:
     """Return whether both sides hold prose: lines of several words that fill the side."""
     for on_right in (False, True):
-        sides = ([word for word in line if (middle(word)[0] >= x) == on_right and not word.is_table] for line in lines)
+        sides = (
+            [word for word in line if (middle(word)[0] >= x) == on_right and not word.is_table]
+            for line in lines
+        )
         parts = [part for part in sides if part]
         if len(parts) < 4:
             return False
         width = max(part[-1].x1 for part in parts) - min(part[0].x0 for part in parts)
-        full = [p for p in parts if len(p) >= _PROSE_WORDS and p[-1].x1 - p[0].x0 > 0.7 * width and _is_even(p)]
+        full = [
+            p
+            for p in parts
+            if len(p) >= _PROSE_WORDS and p[-1].x1 - p[0].x0 > 0.7 * width and _is_even(p)
+        ]
         if len(full) < max(3, 0.15 * len(parts)):
             return False
     return True
@@ -160,7 +175,11 @@ def _with_tables(lines: Sequence[Sequence[Box]]) -> list[Box]:
                 part = [word for word in words if _column(middle(word)[0], starts) == number]
                 boxes += [joined_line(line) for line in lines_of(part)]
             index = end
-        elif index + 1 == len(lines) and not lines[index][0].is_table and len(_segments(lines[index])) > 2:
+        elif (
+            index + 1 == len(lines)
+            and not lines[index][0].is_table
+            and len(_segments(lines[index])) > 2
+        ):
             parts = [" ".join(word.text for word in part) for part in _segments(lines[index])]
             boxes.append(joined_line(lines[index])._replace(text=header_only(parts), is_table=True))
             index += 1
@@ -236,7 +255,10 @@ def _table_end(lines: Sequence[Sequence[Box]], first: int) -> int:
 
 def _with_wrapped(lines: Sequence[Sequence[Box]], full: int, end: int) -> int:
     """Return `full`, or past the lines after it that continue a cell of the last row: close to it."""
-    while full < end and lines[full][0].y0 - max(word.y1 for word in lines[full - 1]) < 0.2 * lines[full][0].size:
+    while (
+        full < end
+        and lines[full][0].y0 - max(word.y1 for word in lines[full - 1]) < 0.2 * lines[full][0].size
+    ):
         full += 1
     return full
 
@@ -252,7 +274,9 @@ def _table(words: Sequence[Box]) -> Box | None:
     filled = [sum(1 for cell in row if cell) for row in grid]
     if median(filled) < max(2, 0.5 * len(starts)):
         return None
-    if len(starts) == 2 and sum(_MARK.fullmatch(row[0]) is not None for row in grid) > 0.5 * len(grid):
+    if len(starts) == 2 and sum(_MARK.fullmatch(row[0]) is not None for row in grid) > 0.5 * len(
+        grid
+    ):
         return None
     n_header = 1
     if filled[0] < len(starts) and filled[1] == len(starts):
@@ -294,7 +318,11 @@ def _rows(words: Sequence[Box], gutters: Sequence[tuple[float, float]]) -> list[
 
 def _cell(row: Sequence[Box], index: int, starts: Sequence[float]) -> str:
     last = index + 1 == len(starts)
-    words = [w for w in row if middle(w)[0] >= starts[index] - 1 and (last or middle(w)[0] < starts[index + 1])]
+    words = [
+        w
+        for w in row
+        if middle(w)[0] >= starts[index] - 1 and (last or middle(w)[0] < starts[index + 1])
+    ]
     return cell_text(words)
 
 
@@ -343,13 +371,18 @@ def compose(pages: Sequence[Sequence[Box]]) -> tuple[str, list[list[int | str]],
     for box in (box for page in pages for box in page if not box.is_table):
         sizes[round(box.size * 2) / 2] += len(box.text)
     body = sizes.most_common(1)[0][0] if sizes else 0.0
-    larger = sorted((size for size in sizes if size > 1.12 * body and sizes[size] < 0.3 * sizes.total()), reverse=True)
+    larger = sorted(
+        (size for size in sizes if size > 1.12 * body and sizes[size] < 0.3 * sizes.total()),
+        reverse=True,
+    )
     levels = {size: min(level, 4) for level, size in enumerate(larger, start=1)}
     text, title = "", ""
     starts: list[list[int | str]] = []
     for number, page in enumerate(pages, start=1):
         blocks = _blocks(page, levels, min(len(larger), 4) + 1)
-        title = title or next((block.lstrip("# ") for block in blocks if block.startswith("# ")), "")
+        title = title or next(
+            (block.lstrip("# ") for block in blocks if block.startswith("# ")), ""
+        )
         following = "\n\n".join(blocks)
         if not following:
             continue
@@ -358,7 +391,12 @@ def compose(pages: Sequence[Sequence[Box]]) -> tuple[str, list[list[int | str]],
             starts.append([len(text) + 1, number])
             text += f"\n{rows}"
             continue
-        goes_on = text and not re.search(r"[|`]$", text) and not _SENTENCE_END.search(text) and following[:1].islower()
+        goes_on = (
+            text
+            and not re.search(r"[|`]$", text)
+            and not _SENTENCE_END.search(text)
+            and following[:1].islower()
+        )
         if goes_on and re.search(r"[^\W\d_]-$", text):
             text = text[:-1]
         elif text:
@@ -373,7 +411,12 @@ def _table_rows(text: str, following: str) -> str | None:
     last = text[text.rfind("\n\n") + 2 :].split("\n")
     first, _, rest = following.partition("\n\n")
     lines = first.split("\n")
-    if not (last[-1].startswith("| ") and len(last) > 1 and last[1].startswith("| ---") and lines[0].startswith("| ")):
+    if not (
+        last[-1].startswith("| ")
+        and len(last) > 1
+        and last[1].startswith("| ---")
+        and lines[0].startswith("| ")
+    ):
         return None
     if len(lines) < 2 or last[1] != lines[1]:
         return None
@@ -429,7 +472,12 @@ def _blocks(page: Sequence[Box], levels: Mapping[float, int], bold_level: int) -
     for index, box in enumerate(page):
         near = page[max(0, index - 8) : index + 8]
         right = max(
-            (other.x1 for other in near if not other.is_table and other.x0 < box.x1 and other.x1 > box.x0), default=0.0
+            (
+                other.x1
+                for other in near
+                if not other.is_table and other.x0 < box.x1 and other.x1 > box.x0
+            ),
+            default=0.0,
         )
         before, level = level, 0 if box.is_table else _level(box, levels, bold_level)
         item = _BULLET.match(box.text)
@@ -452,7 +500,9 @@ def _blocks(page: Sequence[Box], levels: Mapping[float, int], bold_level: int) -
             blocks[-1] = blocks[-1][:-1] + text
         elif continues:
             blocks[-1] += f" {text}"
-        elif item and blocks and previous is not None and re.search(r"(?:^|\n)- [^\n]*$", blocks[-1]):
+        elif (
+            item and blocks and previous is not None and re.search(r"(?:^|\n)- [^\n]*$", blocks[-1])
+        ):
             blocks[-1] += f"\n{text}"
         else:
             blocks.append(heading(level, text) if level else text)
@@ -480,7 +530,12 @@ def _continues(previous: Box, box: Box, usual: float, right: float) -> bool:
         return not _SENTENCE_END.search(previous.text) and box.text[:1].islower()
     if _NUMBERED.match(box.text) and _SENTENCE_END.search(previous.text):
         return False
-    if abs(box.size - previous.size) > 0.15 * previous.size or box.x0 - previous.x0 > 0.9 * box.size:
-        return abs(box.size - previous.size) <= 0.15 * previous.size and not _SENTENCE_END.search(previous.text)
+    if (
+        abs(box.size - previous.size) > 0.15 * previous.size
+        or box.x0 - previous.x0 > 0.9 * box.size
+    ):
+        return abs(box.size - previous.size) <= 0.15 * previous.size and not _SENTENCE_END.search(
+            previous.text
+        )
     is_short = previous.x1 < max(right, box.x1) - 0.25 * (max(right, box.x1) - previous.x0)
     return not (is_short and (_SENTENCE_END.search(previous.text) or box.text[:1].isupper()))

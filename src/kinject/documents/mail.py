@@ -21,7 +21,9 @@ from kinject.errors import InputError
 from kinject.types import Document
 
 _QUOTE = re.compile(r"^\s*>")
-_INTRODUCES = re.compile(r"^.{0,200}(?:wrote|writes|schrieb|a écrit|escribió|ha scritto)\b.{0,80}:\s*$", re.IGNORECASE)
+_INTRODUCES = re.compile(
+    r"^.{0,200}(?:wrote|writes|schrieb|a écrit|escribió|ha scritto)\b.{0,80}:\s*$", re.IGNORECASE
+)
 
 
 def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -53,18 +55,30 @@ def _boxed(
 ) -> Iterator[LocatedDocument]:
     location = f"{path}: message {number}"
     if n_dropped:
-        yield location, InputError(f"{location}: a mail of more than {options.largest:,} bytes. Split the mailbox.")
+        yield (
+            location,
+            InputError(
+                f"{location}: a mail of more than {options.largest:,} bytes. Split the mailbox."
+            ),
+        )
     else:
         yield from _mail(path, location, bytes(message), options)
 
 
-def _mail(path: Path, location: str, data: bytes, options: ReadOptions) -> Iterator[LocatedDocument]:
+def _mail(
+    path: Path, location: str, data: bytes, options: ReadOptions
+) -> Iterator[LocatedDocument]:
     """Yield the mail in `data`; its attachments are read or reported one by one."""
     try:
         with library_errors(path, "mail", "Export it again."):
             mail = email.message_from_bytes(data, policy=email.policy.default)
-            if not any(mail.get(name) for name in ("From", "To", "Subject", "Date", "Received", "Message-ID")):
-                raise InputError(f"{location}: not a mail: none of its first lines is From, To, Subject or Date.")
+            if not any(
+                mail.get(name)
+                for name in ("From", "To", "Subject", "Date", "Received", "Message-ID")
+            ):
+                raise InputError(
+                    f"{location}: not a mail: none of its first lines is From, To, Subject or Date."
+                )
             text, attachments = _parts(path, mail)
             title = " ".join(str(_header(mail, "Subject")).split())
             meta = _meta(mail)
@@ -73,7 +87,10 @@ def _mail(path: Path, location: str, data: bytes, options: ReadOptions) -> Itera
         return
     body = f"# {title}\n\n{text}" if title and text else text
     if body or not attachments:
-        yield location, Document(content_id(title or location, body), title or path.stem, body, location, meta)
+        yield (
+            location,
+            Document(content_id(title or location, body), title or path.stem, body, location, meta),
+        )
     for index, attachment in enumerate(attachments, start=1):
         yield from _attachment(path, location, attachment, index, options)
 
@@ -90,9 +107,15 @@ def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
         if part.is_multipart() and kind != "message/rfc822":
             inner = part.get_payload()
             stack += [
-                child for child in reversed(inner if isinstance(inner, list) else []) if isinstance(child, Message)
+                child
+                for child in reversed(inner if isinstance(inner, list) else [])
+                if isinstance(child, Message)
             ]
-        elif kind == "message/rfc822" or part.get_content_disposition() == "attachment" or part.get_filename():
+        elif (
+            kind == "message/rfc822"
+            or part.get_content_disposition() == "attachment"
+            or part.get_filename()
+        ):
             attachments.append(part)
         elif kind in ("text/plain", "text/html"):
             content = part.get_payload(decode=True)
@@ -129,7 +152,10 @@ def _attachment(
         forwarded = inner[0] if isinstance(inner, list) and inner else None
         if isinstance(forwarded, Message) and options.within < MOST_WITHIN:
             yield from _mail(
-                path, f"{location}/{name}", forwarded.as_bytes(), replace(options, within=options.within + 1)
+                path,
+                f"{location}/{name}",
+                forwarded.as_bytes(),
+                replace(options, within=options.within + 1),
             )
         return
     data = part.get_payload(decode=True)
@@ -164,12 +190,21 @@ def read_msg(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         attachments = []
         for folder in folders:
             if mail.exists(content := f"{folder}/__substg1.0_37010102"):
-                name = _property(mail, f"{folder}/", "3707") or _property(mail, f"{folder}/", "3704") or folder
+                name = (
+                    _property(mail, f"{folder}/", "3707")
+                    or _property(mail, f"{folder}/", "3704")
+                    or folder
+                )
                 attachments.append((name, mail.openstream(content).read()))
     title = " ".join(subject.split())
     text = f"# {title}\n\n{body.strip()}" if title and body.strip() else body.strip()
     meta = {"author": sender} if sender else {}
-    yield str(path), Document(content_id(title, text), title or path.stem, text.replace("\r\n", "\n"), str(path), meta)
+    yield (
+        str(path),
+        Document(
+            content_id(title, text), title or path.stem, text.replace("\r\n", "\n"), str(path), meta
+        ),
+    )
     for name, data in attachments:
         yield from read_member(Path(f"{path}/{Path(name).name}"), data, options)
 

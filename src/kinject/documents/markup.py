@@ -38,7 +38,13 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
 
     def shown(role: re.Match[str]) -> str:
         target = _TARGET.match(role[1])
-        return target[1] if target else role[1].rpartition(".")[2] if role[1].startswith("~") else role[1].lstrip("!")
+        return (
+            target[1]
+            if target
+            else role[1].rpartition(".")[2]
+            if role[1].startswith("~")
+            else role[1].lstrip("!")
+        )
 
     settings = {
         "file_insertion_enabled": False, "raw_enabled": False, "report_level": 5, "halt_level": 5, "_disable_config": True,
@@ -46,7 +52,9 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         "doctitle_xform": False, "initial_header_level": 1, "line_length_limit": 1_000_000,
     }  # fmt: skip
     with library_errors(path, "reStructuredText file", "Repair its markup, or rename it to .txt."):
-        page = core.publish_string(_ROLE.sub(shown, text), writer="html5", settings_overrides=settings)
+        page = core.publish_string(
+            _ROLE.sub(shown, text), writer="html5", settings_overrides=settings
+        )
         _, body, _ = page_of(path, page, whole_page=True)
     title = re.search(r"^# (.+)$", body, re.MULTILINE)
     yield whole_file(path, title[1] if title else "", body, meta)
@@ -60,7 +68,10 @@ def read_rtf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         text = striprtf.rtf_to_text(data.decode("latin-1"), errors="replace")
 
     def table(match: re.Match[str]) -> str:
-        return markdown_table([line.rstrip("|").split("|") for line in match[0].strip().split("\n")]) + "\n\n"
+        return (
+            markdown_table([line.rstrip("|").split("|") for line in match[0].strip().split("\n")])
+            + "\n\n"
+        )
 
     text = re.sub(r"(?:^[^\n|]*\|[^\n]*\|\n?){2,}", table, text, flags=re.MULTILINE)
     yield whole_file(path, "", re.sub(r"\n{3,}", "\n\n", text).strip())
@@ -88,7 +99,9 @@ def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterat
     parser = import_extra("mwparserfromhell", path)
     number = 0
     with library_errors(path, "MediaWiki export", "Export it again."):
-        for _, page in etree.iterparse(stream, tag="{*}page", resolve_entities=False, no_network=True, huge_tree=False):
+        for _, page in etree.iterparse(
+            stream, tag="{*}page", resolve_entities=False, no_network=True, huge_tree=False
+        ):
             number += 1
             title = one_line(page.findtext("{*}title") or "")
             revisions = page.findall("{*}revision")
@@ -107,12 +120,16 @@ def _article(location: str, title: str, text: str, date: str, parser: Any) -> Do
     try:
         with library_errors(Path(location), "wiki text", "Take the page out."):
             if len(text) > 2_000_000:
-                raise InputError(f"{location}: an article of {len(text):,} characters, allowed: 2,000,000. Split it.")
+                raise InputError(
+                    f"{location}: an article of {len(text):,} characters, allowed: 2,000,000. Split it."
+                )
             body = wiki_text(text, parser)
     except InputError as error:
         return error
     body = f"{heading(1, title)}\n\n{body}" if body else ""
-    return Document(content_id(title, body), title, body, location, {"date": date[:10]} if date else {})
+    return Document(
+        content_id(title, body), title, body, location, {"date": date[:10]} if date else {}
+    )
 
 
 _WIKI_TABLE = re.compile(r"^[ \t:]*\{\|(?:(?!^[ \t:]*\{\|)(?s:.))*?^[ \t]*\|\}", re.MULTILINE)
@@ -120,10 +137,12 @@ _WIKI_HEADING = re.compile(r"^(={1,6})[ \t]*(.+?)[ \t]*\1[ \t]*$", re.MULTILINE)
 _WIKI_ITEM = re.compile(r"^([*#:;]+)[ \t]*", re.MULTILINE)
 _NO_TEXT = "category|kategorie|catégorie|categoría|file|image|datei|bild|fichier|archivo"
 _LANGUAGE_LINK = re.compile(
-    rf"\[\[(?:[a-z]{{2,3}}(?:-[a-z]+)?|{_NO_TEXT}):[^\[\]]*(?:\[\[[^\[\]]*\]\][^\[\]]*)*+\]\]", re.IGNORECASE
+    rf"\[\[(?:[a-z]{{2,3}}(?:-[a-z]+)?|{_NO_TEXT}):[^\[\]]*(?:\[\[[^\[\]]*\]\][^\[\]]*)*+\]\]",
+    re.IGNORECASE,
 )
 _DROPPED = re.compile(
-    r"<(ref|gallery|math|timeline|imagemap|score)\b[^<>]*(?:/>|>(?s:.*?)</\1\s*>)|<!--(?s:.*?)-->", re.IGNORECASE
+    r"<(ref|gallery|math|timeline|imagemap|score)\b[^<>]*(?:/>|>(?s:.*?)</\1\s*>)|<!--(?s:.*?)-->",
+    re.IGNORECASE,
 )
 _CODE = re.compile(r"<(syntaxhighlight|source|pre)\b([^<>]*)>((?s:.*?))</\1\s*>", re.IGNORECASE)
 
@@ -156,10 +175,18 @@ def wiki_text(text: str, parser: Any) -> str:
 
 def _plain(text: str, parser: Any) -> str:
     """Return wiki text without templates, links and emphasis; headings and list marks stay."""
-    marked = _WIKI_HEADING.sub(lambda match: f"\x04{match[1]}\x05{match[2]}\x05{match[1]}\x04", text)
+    marked = _WIKI_HEADING.sub(
+        lambda match: f"\x04{match[1]}\x05{match[2]}\x05{match[1]}\x04", text
+    )
     marked = re.sub(r"^([*#:;]+)", "\x06\\1\x06", marked, flags=re.MULTILINE)
-    plain = str(parser.parse(marked).strip_code(normalize=True, collapse=False, keep_template_params=False))
-    return re.sub("\x04(=+)\x05(.*?)\x05=+\x04", r"\1\2\1", plain).replace("\x06", "").replace("__NOTOC__", "")
+    plain = str(
+        parser.parse(marked).strip_code(normalize=True, collapse=False, keep_template_params=False)
+    )
+    return (
+        re.sub("\x04(=+)\x05(.*?)\x05=+\x04", r"\1\2\1", plain)
+        .replace("\x06", "")
+        .replace("__NOTOC__", "")
+    )
 
 
 def _mark(match: re.Match[str]) -> str:
@@ -189,8 +216,14 @@ def _wiki_table(text: str, parser: Any) -> str:
                 rows[-1].append(_cell(cell, parser))
                 headers[-1] += is_header
     filled = [(row, n == len(row)) for row, n in zip(rows, headers, strict=True) if row]
-    n_header = next((index for index, (_, is_header) in enumerate(filled) if not is_header), len(filled))
-    table = markdown_table(spanned(row for row, _ in filled), max(1, min(n_header, len(filled) - 1))) if filled else ""
+    n_header = next(
+        (index for index, (_, is_header) in enumerate(filled) if not is_header), len(filled)
+    )
+    table = (
+        markdown_table(spanned(row for row, _ in filled), max(1, min(n_header, len(filled) - 1)))
+        if filled
+        else ""
+    )
     return "\n\n".join(filter(None, [caption, table]))
 
 
@@ -199,6 +232,8 @@ def _cell(cell: str, parser: Any) -> tuple[str, int, int]:
     attributes, bar, content = cell.partition("|")
     if not bar or "[[" in attributes or "{{" in attributes:
         attributes, content = "", cell
-    spans = [re.search(rf"{name}\s*=\s*[\"']?(\d{{1,3}})", attributes) for name in ("rowspan", "colspan")]
+    spans = [
+        re.search(rf"{name}\s*=\s*[\"']?(\d{{1,3}})", attributes) for name in ("rowspan", "colspan")
+    ]
     text = one_line(_plain(content.strip(), parser).replace("\n", " "))
     return text, *(int(span[1]) if span else 1 for span in spans)  # type: ignore[return-value]

@@ -32,7 +32,9 @@ from kinject.errors import InputError
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
-_OTHER_MAIN = re.compile(rb"application/[\w.-]*(?:macroEnabled|template|slideshow)[\w.-]*\.main\+xml", re.IGNORECASE)
+_OTHER_MAIN = re.compile(
+    rb"application/[\w.-]*(?:macroEnabled|template|slideshow)[\w.-]*\.main\+xml", re.IGNORECASE
+)
 
 
 def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -61,7 +63,10 @@ def _read_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> BytesIO
         changed = BytesIO()
         with zipfile.ZipFile(changed, "w") as copy:
             for member in archive.infolist():
-                copy.writestr(member, plain if member.filename == "[Content_Types].xml" else archive.read(member))
+                copy.writestr(
+                    member,
+                    plain if member.filename == "[Content_Types].xml" else archive.read(member),
+                )
         return changed
 
 
@@ -146,7 +151,9 @@ class _Word:
     def _numberings(self) -> Mapping[tuple[str, int], bool]:
         """Return (numbering, level) -> whether it is a bullet."""
         bullets: dict[tuple[str, int], bool] = {}
-        if not any(relation.reltype.endswith("/numbering") for relation in self.document.part.rels.values()):
+        if not any(
+            relation.reltype.endswith("/numbering") for relation in self.document.part.rels.values()
+        ):
             return bullets
         root = self.document.part.numbering_part.element
         kinds = {
@@ -169,20 +176,31 @@ class _Word:
         name = ""
         if properties is None and style is not None and style.get(f"{_W}val") in self._styles:
             list_style = self._styles[style.get(f"{_W}val")]
-            properties, name = list_style.element.find(f"{_W}pPr/{_W}numPr"), str(list_style.name or "").lower()
+            properties, name = (
+                list_style.element.find(f"{_W}pPr/{_W}numPr"),
+                str(list_style.name or "").lower(),
+            )
         if properties is None:
             depth = int(name[-1]) - 1 if name[-1:].isdecimal() else 0
             return "  " * depth + "- " if name.startswith("list bullet") else ""
         number, level = properties.find(f"{_W}numId"), properties.find(f"{_W}ilvl")
         deeper_style = re.search(r" ([2-9])$", name)  # List Bullet 2
-        depth = int(level.get(f"{_W}val")) if level is not None else int(deeper_style[1]) - 1 if deeper_style else 0
+        depth = (
+            int(level.get(f"{_W}val"))
+            if level is not None
+            else int(deeper_style[1]) - 1
+            if deeper_style
+            else 0
+        )
         key = number.get(f"{_W}val") if number is not None else "", depth
         if key[0] == "0":
             return ""
         for deeper in [other for other in self._counts if other[0] == key[0] and other[1] > key[1]]:
             del self._counts[deeper]
         self._counts[key] += 1
-        return "  " * min(key[1], DEEPEST_ITEM) + ("- " if self._bullets.get(key, True) else f"{self._counts[key]}. ")
+        return "  " * min(key[1], DEEPEST_ITEM) + (
+            "- " if self._bullets.get(key, True) else f"{self._counts[key]}. "
+        )
 
     def _table(self, table: Any) -> str:
         """Return a table; merged cells are repeated in each grid cell that they cover."""
@@ -191,16 +209,24 @@ class _Word:
         above: dict[int, str] = {}
         has_merged = False
         for row in (
-            element for element in table.iterchildren() for element in _inner(element) if element.tag == f"{_W}tr"
+            element
+            for element in table.iterchildren()
+            for element in _inner(element)
+            if element.tag == f"{_W}tr"
         ):
             cells: list[tuple[str, int, int]] = []
             column, below = 0, dict[int, str]()
             skipped = row.find(f"{_W}trPr/{_W}gridBefore")
-            for _ in range(min(int(skipped.get(f"{_W}val", "0")), 100) if skipped is not None else 0):
+            for _ in range(
+                min(int(skipped.get(f"{_W}val", "0")), 100) if skipped is not None else 0
+            ):
                 cells.append(("", 1, 1))
                 column += 1
             for cell in (
-                inner for element in row.iterchildren() for inner in _inner(element) if inner.tag == f"{_W}tc"
+                inner
+                for element in row.iterchildren()
+                for inner in _inner(element)
+                if inner.tag == f"{_W}tc"
             ):
                 properties = cell.find(f"{_W}tcPr")
                 span = properties.find(f"{_W}gridSpan") if properties is not None else None
@@ -247,7 +273,10 @@ def _inner(element: Any) -> list[Any]:
     """Return the element, or its content: content controls and tracked insertions wrap others."""
     if element.tag == f"{_W}sdt":
         return [
-            inner for content in element.iterchildren(f"{_W}sdtContent") for child in content for inner in _inner(child)
+            inner
+            for content in element.iterchildren(f"{_W}sdtContent")
+            for child in content
+            for inner in _inner(child)
         ]
     if element.tag in (f"{_W}ins", f"{_W}customXml", f"{_W}moveTo"):
         return [inner for child in element.iterchildren() for inner in _inner(child)]
@@ -279,7 +308,14 @@ def _run_text(paragraph: Any) -> str:
             parts.append("-")
         elif tag == f"{_W}footnoteReference":
             parts.append(f"[^{element.get(f'{_W}id')}]")
-        elif tag not in (f"{_W}del", f"{_W}moveFrom", f"{_W}txbxContent", _FALLBACK, f"{_W}pPr", f"{_W}rPr"):
+        elif tag not in (
+            f"{_W}del",
+            f"{_W}moveFrom",
+            f"{_W}txbxContent",
+            _FALLBACK,
+            f"{_W}pPr",
+            f"{_W}rPr",
+        ):
             stack += reversed([child for child in element if isinstance(child.tag, str)])
     return "".join(parts)
 
@@ -315,7 +351,11 @@ def _slide_text(slide: Any) -> str:
     title = _slide_title(slide)
     blocks = [heading(2, title)] if title else []
     for shape in sorted(_shapes(slide.shapes), key=lambda shape: (shape.top or 0, shape.left or 0)):
-        if shape.is_placeholder and shape.placeholder_format.type in (13, 15, 16):  # slide number, footer, date
+        if shape.is_placeholder and shape.placeholder_format.type in (
+            13,
+            15,
+            16,
+        ):  # slide number, footer, date
             continue
         if slide.shapes.title is not None and shape.shape_id == slide.shapes.title.shape_id:
             continue
@@ -339,7 +379,9 @@ def _shape_text(shape: Any) -> str:
     if getattr(shape, "has_table", False):
         rows = [
             [
-                (cell.text, cell.span_height, cell.span_width) if cell.is_merge_origin else (cell.text, 1, 1)
+                (cell.text, cell.span_height, cell.span_width)
+                if cell.is_merge_origin
+                else (cell.text, 1, 1)
                 for cell in row.cells
                 if not cell.is_spanned
             ]
@@ -349,11 +391,18 @@ def _shape_text(shape: Any) -> str:
     if getattr(shape, "has_chart", False):
         try:
             return _chart_text(shape.chart)
-        except (NotImplementedError, KeyError, ValueError, AttributeError):  # a chart that the library cannot read
+        except (
+            NotImplementedError,
+            KeyError,
+            ValueError,
+            AttributeError,
+        ):  # a chart that the library cannot read
             return ""
     if not shape.has_text_frame:
         return ""
-    lines = [(paragraph.level, one_line(paragraph.text)) for paragraph in shape.text_frame.paragraphs]
+    lines = [
+        (paragraph.level, one_line(paragraph.text)) for paragraph in shape.text_frame.paragraphs
+    ]
     lines = [(level, line) for level, line in lines if line]
     if len(lines) < 2:
         return "".join(line for _, line in lines)
@@ -362,7 +411,11 @@ def _shape_text(shape: Any) -> str:
 
 def _chart_text(chart: Any) -> str:
     """Return the title of a chart, and its values as a table: a row for each category."""
-    title = chart.chart_title.text_frame.text if chart.has_title and chart.chart_title.has_text_frame else ""
+    title = (
+        chart.chart_title.text_frame.text
+        if chart.has_title and chart.chart_title.has_text_frame
+        else ""
+    )
     plots = [plot for plot in chart.plots if len(plot.categories)]
     if not plots:
         return one_line(title)
@@ -371,7 +424,10 @@ def _chart_text(chart: Any) -> str:
     rows = [["", *(str(curve.name or "") for curve in series)]]
     for index, category in enumerate(plots[0].categories):
         rows.append(
-            [str(category), *(_cell_text(numbers[index]) if index < len(numbers) else "" for numbers in values)]
+            [
+                str(category),
+                *(_cell_text(numbers[index]) if index < len(numbers) else "" for numbers in values),
+            ]
         )
     return "\n\n".join(filter(None, [one_line(title), markdown_table(rows)]))
 
@@ -390,7 +446,12 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     sheets = [(name, f"{heading(1, name)}\n\n{text}") for name, text in texts if text]
     hidden = [sheet.title for sheet in book.worksheets if sheet not in visible]
     text, starts = joined(sheets)
-    yield whole_file(path, title, text, {**meta, "sheets": starts, **({"hidden_sheets": hidden} if hidden else {})})
+    yield whole_file(
+        path,
+        title,
+        text,
+        {**meta, "sheets": starts, **({"hidden_sheets": hidden} if hidden else {})},
+    )
     n_unknown = _formulas_without_values(data)
     if n_unknown:
         fix = "Open it in a spreadsheet program and save it, so that they are computed."
@@ -400,7 +461,11 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
 
 def _formulas_without_values(data: BytesIO) -> int:
     with zipfile.ZipFile(data) as archive:
-        sheets = (archive.read(name) for name in archive.namelist() if name.startswith("xl/worksheets/sheet"))
+        sheets = (
+            archive.read(name)
+            for name in archive.namelist()
+            if name.startswith("xl/worksheets/sheet")
+        )
         return sum(len(re.findall(rb"</f>\s*(?:<v\s*/>|<v></v>|</c>)", sheet)) for sheet in sheets)
 
 
@@ -416,7 +481,9 @@ def _sheet_text(sheet: Any) -> str:
         text = cells.get(area.min_row, {}).get(area.min_col, "")
         if text and area.size["rows"] * area.size["columns"] <= 10_000:
             for number in range(area.min_row, area.max_row + 1):
-                cells.setdefault(number, {}).update(dict.fromkeys(range(area.min_col, area.max_col + 1), text))
+                cells.setdefault(number, {}).update(
+                    dict.fromkeys(range(area.min_col, area.max_col + 1), text)
+                )
             if area.min_col < area.max_col:
                 wide.update(range(area.min_row, area.max_row + 1))
     columns = sorted({column for row in cells.values() for column in row})
@@ -448,7 +515,11 @@ def _cell_text(value: Any, number_format: str = "") -> str:
     if isinstance(value, bool):
         return str(value).upper()
     if isinstance(value, datetime.datetime):
-        return value.date().isoformat() if value.time() == datetime.time() else value.isoformat(" ", "seconds")
+        return (
+            value.date().isoformat()
+            if value.time() == datetime.time()
+            else value.isoformat(" ", "seconds")
+        )
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, int | float):

@@ -46,7 +46,9 @@ MEMORY = 3.0
 _LANGUAGE_CHARACTERS = 5_000
 _LOCATION = re.compile(r"(:\d+|: page \d+): ")
 _SIGNAL = re.compile(r"signal (\d+)")
-_SYSTEM = frozenset({"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r", "__macosx", "$recycle.bin"})
+_SYSTEM = frozenset(
+    {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r", "__macosx", "$recycle.bin"}
+)
 _KERNEL = ("/proc", "/sys", "/dev")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -89,8 +91,12 @@ def find_files(sources: Sequence[Path]) -> list[FoundFile]:
     files: dict[str, FoundFile] = {}
     for source in sources:
         real = os.path.realpath(source)
-        if real == "/" or any(real == folder or real.startswith(f"{folder}/") for folder in _KERNEL):
-            raise InputError(f"{source}: the root or the devices of the system. Give a folder with documents.")
+        if real == "/" or any(
+            real == folder or real.startswith(f"{folder}/") for folder in _KERNEL
+        ):
+            raise InputError(
+                f"{source}: the root or the devices of the system. Give a folder with documents."
+            )
         for file in _files_of(source, alone=len(sources) == 1):
             files.setdefault(file.name, file)
     return sorted(files.values(), key=lambda file: file.name.split("/"))
@@ -109,10 +115,14 @@ def _files_of(source: Path, *, alone: bool) -> Iterator[FoundFile]:
     base = _fixed_part(source)
     paths = sorted(base.glob(str(source.relative_to(base))))
     if not paths:
-        raise InputError(f"{source}: no file fits this pattern. Check it; ** matches folders of any depth.")
+        raise InputError(
+            f"{source}: no file fits this pattern. Check it; ** matches folders of any depth."
+        )
     for path in paths:
         if not path.is_dir():
-            yield _entry(str(path), shown(path.relative_to(base) if alone else path), os.path.realpath(base))
+            yield _entry(
+                str(path), shown(path.relative_to(base) if alone else path), os.path.realpath(base)
+            )
 
 
 def _fixed_part(pattern: Path) -> Path:
@@ -129,7 +139,11 @@ def _walk(folder: str, prefix: str, root: str) -> Iterator[FoundFile]:
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        yield FoundFile(prefix or shown(folder), folder, fault=_without_path(unreadable(Path(folder), error), folder))
+        yield FoundFile(
+            prefix or shown(folder),
+            folder,
+            fault=_without_path(unreadable(Path(folder), error), folder),
+        )
         return
     for entry in entries:
         name = f"{prefix}/{shown(entry.name)}" if prefix else shown(entry.name)
@@ -146,7 +160,9 @@ def _entry(path: str, name: str, root: str) -> FoundFile:
         kind = "hidden" if own.startswith(".") else "the system's"
         return FoundFile(name, path, fault=f"a file or folder that is {kind}.", left_out=True)
     if os.path.isdir(path):
-        return FoundFile(name, path, fault="a link to a folder. Give the path of that folder, if it is meant.")
+        return FoundFile(
+            name, path, fault="a link to a folder. Give the path of that folder, if it is meant."
+        )
     return _file(path, name, root)
 
 
@@ -157,7 +173,11 @@ def _is_left_out(name: str) -> bool:
 def _file(path: str, name: str, root: str) -> FoundFile:
     real = os.path.realpath(path)
     if real != root and not real.startswith(f"{root}/"):
-        return FoundFile(name, path, fault="a link to a file elsewhere. Give the path of that file, if it is meant.")
+        return FoundFile(
+            name,
+            path,
+            fault="a link to a file elsewhere. Give the path of that file, if it is meant.",
+        )
     try:
         check_regular(Path(path))
         status = os.stat(path)
@@ -176,7 +196,9 @@ def _without_path(error: KinjectError, path: str) -> str:
 def shown(name: str | os.PathLike[str]) -> str:
     """Return a file's name in characters that UTF-8 has: other bytes as ``\\xe4``."""
     text = os.fspath(name)
-    return os.fsencode(text).decode("utf-8", "backslashreplace") if _SURROGATE.search(text) else text
+    return (
+        os.fsencode(text).decode("utf-8", "backslashreplace") if _SURROGATE.search(text) else text
+    )
 
 
 class Parsed(NamedTuple):
@@ -212,7 +234,9 @@ class Parsing:
         most = int(MEMORY * 2**30)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
-            resource.setrlimit(resource.RLIMIT_DATA, (most if limits[1] < 0 else min(most, limits[1]), limits[1]))
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (most if limits[1] < 0 else min(most, limits[1]), limits[1])
+            )
             write_record(self.record, parse(self.path, self.options))
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, limits)
@@ -240,8 +264,12 @@ def parse(path: str, options: ReadOptions) -> Iterator[Parsed]:
                 relative = location.removeprefix(name)
                 if isinstance(document, InputError):
                     fault = str(document).removeprefix(location).removeprefix(name)
-                    match = _LOCATION.match(fault)  # a line or a page stands in the location, not in the fault
-                    relative, fault = (relative + match[1], fault[match.end() :]) if match else (relative, fault)
+                    match = _LOCATION.match(
+                        fault
+                    )  # a line or a page stands in the location, not in the fault
+                    relative, fault = (
+                        (relative + match[1], fault[match.end() :]) if match else (relative, fault)
+                    )
                     yield Parsed(relative, None, {}, fault.removeprefix(": "))
                 else:
                     yield _examined(relative, document, name)
@@ -259,7 +287,9 @@ def parse(path: str, options: ReadOptions) -> Iterator[Parsed]:
 def _examined(location: str, document: Document, path: str) -> Parsed:
     """Return a document without its repeats, with everything about it that needs no other document."""
     edits, is_log = repeats(document.text)
-    plain = json.loads(json.dumps(dict(document.meta), default=str), parse_constant=lambda _: None)  # JSON has no NaN
+    plain = json.loads(
+        json.dumps(dict(document.meta), default=str), parse_constant=lambda _: None
+    )  # JSON has no NaN
     text, meta = edited(document.text, edits, plain)
     words = word_hashes(text)
     start = text[:_LANGUAGE_CHARACTERS]
@@ -269,14 +299,24 @@ def _examined(location: str, document: Document, path: str) -> Parsed:
         "n_repeats": len(edits), "log": is_log,
     }  # fmt: skip
     row_id = "" if document.id == content_id(document.title, document.text) else document.id
-    return Parsed(location, Document(row_id, document.title, text, document.source.removeprefix(path), meta), facts)
+    return Parsed(
+        location,
+        Document(row_id, document.title, text, document.source.removeprefix(path), meta),
+        facts,
+    )
 
 
 def write_record(path: Path, documents: Iterable[Parsed]) -> None:
     """Store the documents of a file. Raises `DiskError` if they cannot be written."""
     with atomic_file(path, "wb") as file:
         for location, document, facts, fault in documents:
-            fields = document and [document.id, document.title, document.text, document.source, document.meta]
+            fields = document and [
+                document.id,
+                document.title,
+                document.text,
+                document.source,
+                document.meta,
+            ]
             row = json.dumps([location, fields, facts, fault], ensure_ascii=False)
             file.write(row.encode("utf-8", "replace") + b"\n")
 
@@ -289,7 +329,9 @@ def parsed_of(line: bytes) -> Parsed:
 
 def record_path(cache: Path, sha256: str, path: str, options: ReadOptions) -> Path:
     """Return where the documents of a file with this content are stored."""
-    key = content_id("parsed", asdict(options), readers_version(), sha256, Path(path).suffix.lower())
+    key = content_id(
+        "parsed", asdict(options), readers_version(), sha256, Path(path).suffix.lower()
+    )
     return cache / key[:2] / f"{key}.jsonl"
 
 
@@ -301,7 +343,11 @@ def readers_version() -> str:
         hashlib.sha256(path.read_bytes()).hexdigest()
         for path in [*sorted(here.glob("*.py")), here.parent / "language" / "__init__.py"]
     ]
-    libraries = {re.split(r"[^\w.-]", line)[0] for line in metadata.requires("kinject") or () if "documents" in line}
+    libraries = {
+        re.split(r"[^\w.-]", line)[0]
+        for line in metadata.requires("kinject") or ()
+        if "documents" in line
+    }
     versions = []
     for name in sorted({*libraries, "pyarrow", "pycld2", "rensa"}):
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -25,7 +25,13 @@ from kinject.documents.layout import (
     without_furniture,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.text import import_extra, library_errors, markdown_table, one_line, whole_file
+from kinject.documents.text import (
+    import_extra,
+    library_errors,
+    markdown_table,
+    one_line,
+    whole_file,
+)
 from kinject.errors import InputError
 
 _MOST_OPERATIONS = 200_000
@@ -72,7 +78,9 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
             f"{path}: empty document: none of its {len(pages)} pages holds text. It is a scan, which needs OCR: "
             "run ocrmypdf on it."
         )
-    text, starts, title = compose([in_reading_order(page) if page else [] for page in without_furniture(pages)])
+    text, starts, title = compose(
+        [in_reading_order(page) if page else [] for page in without_furniture(pages)]
+    )
     stated = meta.pop("title", "")
     without = [number + 1 for number, boxes in enumerate(pages) if not boxes]
     yield whole_file(
@@ -89,7 +97,9 @@ def _opened(path: Path, data: bytes, pdfium: Any) -> Any:
         except pdfium.PdfiumError as error:
             if "password" not in str(error).lower():
                 raise
-            raise InputError(f"{path}: locked: the PDF needs a password. Save a copy without one.") from error
+            raise InputError(
+                f"{path}: locked: the PDF needs a password. Save a copy without one."
+            ) from error
 
 
 def _meta(document: Any) -> dict[str, Any]:
@@ -115,7 +125,11 @@ def _page(document: Any, number: int, pdfium: Any) -> list[Box]:
             raise ValueError(f"more than {_MOST_OPERATIONS:,} drawing operations")
         left, _, right, top = page.get_bbox()
         across, down = _rules(page, top, pdfium)
-        words = [word for word in _words(text_page, n_chars, top, down, pdfium.raw) if left - 5 <= word.x0 <= right + 5]
+        words = [
+            word
+            for word in _words(text_page, n_chars, top, down, pdfium.raw)
+            if left - 5 <= word.x0 <= right + 5
+        ]
         words = list(dict.fromkeys(words))  # bold text that is drawn twice
         if not words:
             return []
@@ -141,9 +155,17 @@ def _words(text_page: Any, n: int, top: float, down: list[Rule], raw: Any) -> It
     for index in range(n):
         code = raw.FPDFText_GetUnicode(text_page, index)
         letter = (
-            "-" if code in (2, 0xFFFE) else chr(code) if 32 < code < 0x110000 and not 0xD800 <= code < 0xE000 else ""
+            "-"
+            if code in (2, 0xFFFE)
+            else chr(code)
+            if 32 < code < 0x110000 and not 0xD800 <= code < 0xE000
+            else ""
         )
-        if not letter.strip() or code == 0xFFFF or not raw.FPDFText_GetLooseCharBox(text_page, index, box):
+        if (
+            not letter.strip()
+            or code == 0xFFFF
+            or not raw.FPDFText_GetLooseCharBox(text_page, index, box)
+        ):
             if letters:
                 yield word()
                 letters = []
@@ -152,10 +174,13 @@ def _words(text_page: Any, n: int, top: float, down: list[Rule], raw: Any) -> It
         if letters:
             height = max(y1 - y0, 1.0)
             apart = (
-                abs((upper + lower) - (y0 + y1)) / 2 > 0.5 * height or left - x1 > 0.25 * height or left < x1 - height
+                abs((upper + lower) - (y0 + y1)) / 2 > 0.5 * height
+                or left - x1 > 0.25 * height
+                or left < x1 - height
             )
             close = left - x1 > 0.03 * height and any(
-                x1 - 1 < rule.position < left + 1 and rule.start < (y0 + y1) / 2 < rule.end for rule in down
+                x1 - 1 < rule.position < left + 1 and rule.start < (y0 + y1) / 2 < rule.end
+                for rule in down
             )
             if apart or close:
                 yield word()
@@ -191,7 +216,11 @@ def _rules(page: Any, top: float, pdfium: Any) -> tuple[list[Rule], list[Rule]]:
             continue
         n_segments = raw.FPDFPath_CountSegments(drawn)
         stroke, fill = ctypes.c_int(), ctypes.c_int()
-        if n_segments > 2_000 or not raw.FPDFPath_GetDrawMode(drawn, fill, stroke) or not stroke.value:
+        if (
+            n_segments > 2_000
+            or not raw.FPDFPath_GetDrawMode(drawn, fill, stroke)
+            or not stroke.value
+        ):
             continue
         for (ax, ay), (bx, by) in pairwise(_points(drawn, n_segments, raw)):
             if abs(ay - by) < 1 and abs(ax - bx) > 6:
@@ -218,14 +247,23 @@ def _points(drawn: Any, n: int, raw: Any) -> Iterator[tuple[float, float]]:
             yield first
 
 
-def _ruled_tables(words: list[Box], across: list[Rule], down: list[Rule]) -> tuple[list[Box], list[Box]]:
+def _ruled_tables(
+    words: list[Box], across: list[Rule], down: list[Rule]
+) -> tuple[list[Box], list[Box]]:
     """Return the words outside of tables whose cells are ruled, and these tables."""
     tables = []
     for horizontal, vertical in _grids(across, down):
-        xs, ys = _merged(rule.position for rule in vertical), _merged(rule.position for rule in horizontal)
+        xs, ys = (
+            _merged(rule.position for rule in vertical),
+            _merged(rule.position for rule in horizontal),
+        )
         if len(xs) < 3 or len(ys) < (2 if len(xs) > 3 else 3):
             continue
-        enclosed = [word for word in words if xs[0] < middle(word)[0] < xs[-1] and ys[0] < middle(word)[1] < ys[-1]]
+        enclosed = [
+            word
+            for word in words
+            if xs[0] < middle(word)[0] < xs[-1] and ys[0] < middle(word)[1] < ys[-1]
+        ]
         if not enclosed:
             continue
         rows, n_header = _cells(enclosed, xs, ys, horizontal, vertical)
@@ -310,13 +348,16 @@ def _cells(
         cells = [entries.get(root((row, column)), []) for column in range(n_columns)]
         lines = [lines_of(words_of_cell) for words_of_cell in cells]
         counts = {len(cell_lines) for cell_lines in lines if cell_lines}
-        parted = row > 0 and len(counts) == 1 and sum(map(bool, lines)) > 2  # rows without rules between them
+        parted = (
+            row > 0 and len(counts) == 1 and sum(map(bool, lines)) > 2
+        )  # rows without rules between them
         for index in range(max(counts) if parted else 1):
             rows.append([cell_text(cell_lines[index] if parted else words) if cell_lines else ""  # noqa: PERF401
                          for cell_lines, words in zip(lines, cells, strict=True)])  # fmt: skip
     n_header = 1
     while n_header < n_rows - 1 and any(
-        root((n_header - 1, column)) == root((n_header - 1, column + 1)) for column in range(n_columns - 1)
+        root((n_header - 1, column)) == root((n_header - 1, column + 1))
+        for column in range(n_columns - 1)
     ):
         n_header += 1
     return rows, n_header

@@ -88,8 +88,12 @@ KINDS: Mapping[str, Kind] = {
     "tar": Kind((".tar", ".tgz", ".tbz", ".txz"), "archives:read_tar"),
 }
 """Name -> kind. Whoever adds one adds a test to tests/corpus/test_kinds_of_documents.py and a row to docs/own-documents.md."""
-SUFFIXES: Mapping[str, str] = {suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes if suffix}
-_BINARY = frozenset({"pdf", "docx", "pptx", "xlsx", "epub", "parquet", "zip", "gzip", "odf", "msg", "tar"})
+SUFFIXES: Mapping[str, str] = {
+    suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes if suffix
+}
+_BINARY = frozenset(
+    {"pdf", "docx", "pptx", "xlsx", "epub", "parquet", "zip", "gzip", "odf", "msg", "tar"}
+)
 _ARCHIVES = frozenset({"zip", "gzip", "tar"})
 _TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 MOST_WITHIN = 4
@@ -98,11 +102,19 @@ _SIGNATURES = (
     (b"\x1f\x8b", "gzip"), (b"PAR1", "parquet"), (b"{\\rtf", "rtf"),
 )  # fmt: skip
 _IMAGE = "an image. ocrmypdf makes a PDF with text of it; or take it out"
-_OLD = "an Office file of before 2007, or one locked with a password. Save it as .docx, .xlsx or .pptx"
+_OLD = (
+    "an Office file of before 2007, or one locked with a password. Save it as .docx, .xlsx or .pptx"
+)
 _REFUSED = (
     (b"\xd0\xcf\x11\xe0", _OLD),
-    *((signature, _IMAGE) for signature in (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"GIF8", b"BM")),
-    *((start, "an archive. Unpack it") for start in (b"7z\xbc\xaf", b"Rar!", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd")),
+    *(
+        (signature, _IMAGE)
+        for signature in (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"GIF8", b"BM")
+    ),
+    *(
+        (start, "an archive. Unpack it")
+        for start in (b"7z\xbc\xaf", b"Rar!", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd")
+    ),
 )
 """(beginning of a file, its kind and the fix), for kinds that no reader reads."""
 _ROOT = re.compile(
@@ -125,7 +137,9 @@ def kind_of(path: Path, head: bytes) -> str:
     named = SUFFIXES.get(suffix)
     if not head:
         raise InputError(f"{path}: holds no documents: the file is empty. Take it out.")
-    if (_TAR.search(path.name) and head[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7")) or head[257:262] == b"ustar":
+    if (_TAR.search(path.name) and head[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7")) or head[
+        257:262
+    ] == b"ustar":
         return "tar"
     if head.startswith(b"\xd0\xcf\x11\xe0") and named == "msg":
         return "msg"
@@ -148,7 +162,9 @@ def kind_of(path: Path, head: bytes) -> str:
 def _is_utf16(head: bytes) -> bool:
     """Return whether bytes are text in UTF-16: by their mark, or as every other byte is NUL."""
     half = max(head[:2000:2].count(0), head[1:2000:2].count(0))
-    return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or half > 0.35 * len(head[:2000])
+    return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or half > 0.35 * len(
+        head[:2000]
+    )
 
 
 def _kind_of_zip(path: Path, head: bytes, named: str | None) -> str:
@@ -175,7 +191,11 @@ def _kind_of_text(path: Path, head: bytes, named: str | None) -> str:
         return markup
     if root and root["type"] and b"html" in root["type"].lower():
         return "html"
-    if named is None and path.suffix.lower() in ("", ".mbx", ".mail", ".msg") and _MAILBOX.match(head):
+    if (
+        named is None
+        and path.suffix.lower() in ("", ".mbx", ".mail", ".msg")
+        and _MAILBOX.match(head)
+    ):
         return "mailbox"
     if named == "mail" or (named is None and len(set(_MAIL_HEADER.findall(head[:4000]))) > 2):
         return "mailbox" if _MAILBOX.match(head) else "mail"
@@ -184,7 +204,9 @@ def _kind_of_text(path: Path, head: bytes, named: str | None) -> str:
             f"{path}: not a readable {path.suffix[1:].upper()}: it holds plain text. Rename it to .txt, or take it out."
         )
     if named is None and name and path.suffix.lower() in (".xml", ".xsd", ".rss", ".svg", ""):
-        raise InputError(f"{path}: found XML whose root is <{name}>, can read MediaWiki's. Export HTML, or convert it.")
+        raise InputError(
+            f"{path}: found XML whose root is <{name}>, can read MediaWiki's. Export HTML, or convert it."
+        )
     if named is None and path.suffix and not _is_plain_text(head):
         known = ", ".join(sorted(set(SUFFIXES) - set(LANGUAGES)))
         raise InputError(
@@ -199,7 +221,9 @@ def _is_plain_text(head: bytes) -> bool:
     return _NO_TEXT.search(text) is None
 
 
-def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) -> Iterator[LocatedDocument]:
+def read_file(
+    path: Path, stream: BinaryIO, options: ReadOptions | None = None
+) -> Iterator[LocatedDocument]:
     """Yield the documents in `stream`, the file `path` opened for reading bytes, and an error for each that is unreadable.
 
     The stream can be sought, and is at its beginning. Each document holds text that UTF-8 and tokenizers can hold.
@@ -212,9 +236,16 @@ def read_file(path: Path, stream: BinaryIO, options: ReadOptions | None = None) 
         if options.within and name in _ARCHIVES:
             raise InputError(f"{path}: an archive within an archive is not read. Unpack it.")
         if options.within > MOST_WITHIN:
-            raise InputError(f"{path}: lies in {options.within} mails and archives, allowed: {MOST_WITHIN}. Unpack it.")
+            raise InputError(
+                f"{path}: lies in {options.within} mails and archives, allowed: {MOST_WITHIN}. Unpack it."
+            )
         for location, document in reader_of(name)(path, stream, options):
-            yield location, document if isinstance(document, InputError) else fault_of(document, location) or document
+            yield (
+                location,
+                document
+                if isinstance(document, InputError)
+                else fault_of(document, location) or document,
+            )
     except InputError as error:
         yield str(path), error
 
@@ -234,7 +265,9 @@ def reader_of(name: str) -> Reader:
 def fault_of(document: Document, location: str) -> InputError | None:
     """Return the error of a document whose text is blank or has characters that UTF-8 or tokenizers lack, else None."""
     if not document.text.strip():
-        return InputError(f"{location}: empty document. Each must hold some text; take it out or fill it.")
+        return InputError(
+            f"{location}: empty document. Each must hold some text; take it out or fill it."
+        )
     for key, text in (("text", document.text), ("title", document.title)):
         if len(text) > LONGEST_LINE:
             return InputError(

@@ -11,7 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kinject.disk import LONGEST_LINE, Row, content_id, format_size, parse_json, parse_row, read_bytes, read_lines
+from kinject.disk import (
+    LONGEST_LINE,
+    Row,
+    content_id,
+    format_size,
+    parse_json,
+    parse_row,
+    read_bytes,
+    read_lines,
+)
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import decode, markdown_table, whole_file
 from kinject.errors import InputError
@@ -50,10 +59,14 @@ def document_of(row: Row, location: str, options: ReadOptions) -> Document:
         )
     for key in ("text", "title", "source"):
         if not isinstance(row.get(key, ""), str):
-            raise InputError(f"{location}: {key}: found {type(row[key]).__name__}, expected a string.")
+            raise InputError(
+                f"{location}: {key}: found {type(row[key]).__name__}, expected a string."
+            )
     row_id = row.get("id")
     if isinstance(row_id, bool) or not isinstance(row_id, str | int | None) or row_id == "":
-        raise InputError(f"{location}: id: found {row_id!r}, expected a string that is not empty, or no id.")
+        raise InputError(
+            f"{location}: id: found {row_id!r}, expected a string that is not empty, or no id."
+        )
     meta = row.get("meta", {})
     if not isinstance(meta, Mapping):
         raise InputError(f"{location}: meta: found {type(meta).__name__}, expected an object.")
@@ -69,7 +82,10 @@ def with_plain_names(row: Row, options: ReadOptions) -> Row:
     for plain, names in _NAMES.items():
         name = chosen.get(plain) or next((name for name in names if name in row), None)
         if name is not None and name != plain and name in row:
-            row = {plain: row[name], **{key: value for key, value in row.items() if key not in (name, plain)}}
+            row = {
+                plain: row[name],
+                **{key: value for key, value in row.items() if key not in (name, plain)},
+            }
     return row
 
 
@@ -108,7 +124,11 @@ def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         raise InputError(f"{path}: nested too deep. Expected a list of plain objects.") from error
     except ValueError as error:  # also a key that is there twice, and another encoding
         lines = data.split(b"\n", 2)
-        if len(lines) > 1 and lines[0].lstrip().startswith(b"{") and lines[0].rstrip().endswith(b"}"):
+        if (
+            len(lines) > 1
+            and lines[0].lstrip().startswith(b"{")
+            and lines[0].rstrip().endswith(b"}")
+        ):
             yield from read_json_rows(path, io.BytesIO(data), options)
             return
         raise InputError(
@@ -118,7 +138,9 @@ def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     if isinstance(value, dict) and ("text" in with_plain_names(value, options) or not lists):
         lists = [[value]]
     if not _are_rows(value) and len(lists) != 1:
-        raise InputError(f"{path}: found {type(value).__name__}, expected a list of objects with a text each.")
+        raise InputError(
+            f"{path}: found {type(value).__name__}, expected a list of objects with a text each."
+        )
     rows = value if isinstance(value, list) else lists[0]
     if not any("text" in with_plain_names(row, options) for row in rows):
         keys = ", ".join(map(repr, rows[0]))
@@ -127,7 +149,9 @@ def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     for number, row in enumerate(rows, start=1):
         location = f"{path}: item {number}"
         try:
-            row = parse_row(json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass"), location)
+            row = parse_row(
+                json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass"), location
+            )
         except InputError as error:
             yield location, error
         else:
@@ -151,12 +175,17 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     _, header = next(rows, (1, []))
     if isinstance(header, InputError) or not header:
         return
-    if "text" not in with_plain_names(dict.fromkeys(header), options) and options.text_field is None:
+    if (
+        "text" not in with_plain_names(dict.fromkeys(header), options)
+        and options.text_field is None
+    ):
         yield from _whole_table(path, header, rows, meta)
         return
     if len(set(header)) < len(header):  # a reader could not choose
         repeated = next(name for name in header if header.count(name) > 1)
-        raise InputError(f"{path}:1: two columns are called {repeated!r:.80}. Give each a name of its own.")
+        raise InputError(
+            f"{path}:1: two columns are called {repeated!r:.80}. Give each a name of its own."
+        )
     for number, cells in rows:
         location = f"{path}:{number}"
         if isinstance(cells, InputError):
@@ -169,7 +198,10 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
 
 
 def _whole_table(
-    path: Path, header: list[str], rows: Iterator[tuple[int, list[str] | InputError]], meta: Mapping[str, Any]
+    path: Path,
+    header: list[str],
+    rows: Iterator[tuple[int, list[str] | InputError]],
+    meta: Mapping[str, Any],
 ) -> Iterator[LocatedDocument]:
     """Yield a table without a column of texts as one document, and its faulty rows."""
     body, size = [header], 0
@@ -198,7 +230,10 @@ def _delimiter(sample: str, default: str) -> str:
             rows = list(islice(filter(None, csv.reader(lines, delimiter=delimiter)), _SNIFFED))
         except csv.Error:
             continue
-        counts = {len(row) for row in (rows[:-1] if len(rows) < _SNIFFED and len(sample) >= _SAMPLE / 4 else rows)}
+        counts = {
+            len(row)
+            for row in (rows[:-1] if len(rows) < _SNIFFED and len(sample) >= _SAMPLE / 4 else rows)
+        }
         if len(counts) == 1 and max(counts) > 1:
             n_columns[delimiter] = max(counts)
     return max(n_columns, key=lambda delimiter: n_columns[delimiter], default=default)
@@ -216,7 +251,9 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield number, cells
 
 
-def _rows(path: Path, first: str, text: str, delimiter: str = ",") -> Iterator[tuple[int, list[str] | InputError]]:
+def _rows(
+    path: Path, first: str, text: str, delimiter: str = ","
+) -> Iterator[tuple[int, list[str] | InputError]]:
     """Yield as `csv_rows` the rows of `text`, but for a row of another length than the first (called `first`) its error."""
     csv.field_size_limit(LONGEST_LINE)
     plain = delimiter == "\t"  # no cell holds a tab, so that quotes mean nothing
@@ -231,7 +268,9 @@ def _rows(path: Path, first: str, text: str, delimiter: str = ",") -> Iterator[t
         try:
             cells = next(rows, None)
         except csv.Error as error:
-            problem = "a quote opened here is never closed" if "end of data" in str(error) else str(error)
+            problem = (
+                "a quote opened here is never closed" if "end of data" in str(error) else str(error)
+            )
             raise InputError(
                 f"{location}: not CSV: {problem}. Quote cells that hold quotes, commas or line ends."
             ) from error
@@ -262,7 +301,12 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
                 for row in batch.to_pylist():
                     number += 1
                     yield _table_row(row, f"{path}:{number}", options)
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:  # also text that is not UTF-8
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+        OverflowError,
+    ) as error:  # also text that is not UTF-8
         raise InputError(
             f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it again."
         ) from error
@@ -272,7 +316,9 @@ def _table_row(row: Row, location: str, options: ReadOptions) -> LocatedDocument
     """Return the document in a row of a table; an empty cell counts as absent."""
     text = {options.text_field, "text"}
     return _located_document(
-        location, {key: value for key, value in row.items() if value is not None or key in text}, options
+        location,
+        {key: value for key, value in row.items() if value is not None or key in text},
+        options,
     )
 
 
@@ -317,7 +363,9 @@ def read_hub(name: str) -> Iterator[LocatedDocument]:
             yield _table_row(dict(row), f"{name}:{number}", ReadOptions())
     except InputError:
         raise
-    except Exception as error:  # the library raises many kinds: no network, no such name, no such configuration
+    except (
+        Exception
+    ) as error:  # the library raises many kinds: no network, no such name, no such configuration
         raise InputError(
             f"{name}: no such file or folder, and as a data set on the hub, split {split!r}, it cannot be read after "
             f"{number} rows ({_first_line(error)}). "
@@ -334,7 +382,9 @@ def hub_revision(name: str) -> str:
         parts = _name_parts(name)
         return str(HfApi().dataset_info(parts["name"], revision=parts["revision"]).sha)
     except Exception as error:  # as above
-        raise InputError(f"{name}: the hub does not report its revision ({_first_line(error)}).") from error
+        raise InputError(
+            f"{name}: the hub does not report its revision ({_first_line(error)})."
+        ) from error
 
 
 def _name_parts(name: str) -> re.Match[str]:

@@ -22,7 +22,9 @@ from kinject.documents.readers import LANGUAGES, LocatedDocument, ReadOptions
 from kinject.errors import InputError, KinjectError
 from kinject.types import Document
 
-_FRONT_MATTER = re.compile(r"---[ \t]*\n((?:(?!---|\.\.\.).*\n){1,200})(?:---|\.\.\.)[ \t]*(?:\n\s*|\Z)")
+_FRONT_MATTER = re.compile(
+    r"---[ \t]*\n((?:(?!---|\.\.\.).*\n){1,200})(?:---|\.\.\.)[ \t]*(?:\n\s*|\Z)"
+)
 _INFO = re.compile(
     "\n?\x1f\n(?:File: [^\n]*\n|Tag Table:\n[^\x1f]*|Local Variables:\n[^\x1f]*|End Tag Table\n*|Indirect:\n[^\x1f]*)?|\x1f"
 )
@@ -38,11 +40,21 @@ _CHARSETS = frozenset(codecs.lookup(name).name for name in (
     *(f"iso8859-{n}" for n in range(1, 17) if n != 12),
 ))  # fmt: skip
 """Encodings that a page or a mail may declare: those of the web, none of which runs code or takes long."""
-_WESTERN = frozenset("ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑáíóúÁÍÓÚ¿¡ãõåøÅØÆ“”‘’„–—…€«»°§·\xa0²³½©®´µ•".encode("cp1252"))
+_WESTERN = frozenset(
+    "ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑáíóúÁÍÓÚ¿¡ãõåøÅØÆ“”‘’„–—…€«»°§·\xa0²³½©®´µ•".encode("cp1252")
+)
 
 
 MOST_MEMBERS = 100_000
-DAMAGED_ARCHIVE = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, NotImplementedError, zlib.error)
+DAMAGED_ARCHIVE = (
+    zipfile.BadZipFile,
+    OSError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    NotImplementedError,
+    zlib.error,
+)
 """The errors of zipfile and gzip for damaged or unknown archives."""
 
 
@@ -68,7 +80,12 @@ def _front_matter(text: str) -> tuple[str, dict[str, Any]]:
         return text, {}
     try:
         stated = json.loads(json.dumps(yaml.safe_load(match[1]), default=str))
-    except (yaml.YAMLError, TypeError, ValueError, RecursionError):  # a rule above text that is no YAML
+    except (
+        yaml.YAMLError,
+        TypeError,
+        ValueError,
+        RecursionError,
+    ):  # a rule above text that is no YAML
         return text, {}
     return (text[match.end() :], stated) if isinstance(stated, dict) else (text, {})
 
@@ -96,7 +113,9 @@ def joined(parts: Sequence[tuple[int | str, str]]) -> tuple[str, list[list[int |
     return "\n\n".join(texts), starts
 
 
-def whole_file(path: Path, title: str, text: str, meta: Mapping[str, Any] | None = None) -> LocatedDocument:
+def whole_file(
+    path: Path, title: str, text: str, meta: Mapping[str, Any] | None = None
+) -> LocatedDocument:
     """Return the location and the document of a file that is one document. Without a title it has the file's name."""
     title = title or path.stem
     return str(path), Document(content_id(title, text), title, text, str(path), meta or {})
@@ -134,7 +153,12 @@ def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, 
     """
     for charset in _charsets(path, data, declared):
         with contextlib.suppress(UnicodeDecodeError):
-            text = data.decode(charset).removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+            text = (
+                data.decode(charset)
+                .removeprefix("\ufeff")
+                .replace("\r\n", "\n")
+                .replace("\r", "\n")
+            )
             return text, {} if charset == "utf-8" else {"encoding": charset}
     raise InputError(f"{path}: neither UTF-8 nor text in another known encoding. Save it as UTF-8.")
 
@@ -154,7 +178,11 @@ def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
             yield name
     if _is_western(data):
         yield "cp1252"
-    best = import_extra("charset_normalizer", path).from_bytes(_high_part(data), cp_isolation=list(_DETECTED)).best()
+    best = (
+        import_extra("charset_normalizer", path)
+        .from_bytes(_high_part(data), cp_isolation=list(_DETECTED))
+        .best()
+    )
     if best is not None:
         yield best.encoding.replace("_", "-")
 
@@ -169,7 +197,9 @@ def _high_part(data: bytes) -> bytes:
 def _is_western(data: bytes) -> bool:
     """Return whether the bytes above ASCII are few, and letters and quotation marks of western Europe in Windows-1252."""
     high = [byte for byte in data[: 2**20] if byte > 127]
-    return len(high) < 0.15 * len(data[: 2**20]) and sum(byte in _WESTERN for byte in high) > 0.97 * len(high)
+    return len(high) < 0.15 * len(data[: 2**20]) and sum(
+        byte in _WESTERN for byte in high
+    ) > 0.97 * len(high)
 
 
 def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
@@ -178,7 +208,9 @@ def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
         with zipfile.ZipFile(stream) as archive:
             members = archive.infolist()
     except DAMAGED_ARCHIVE as error:
-        raise InputError(f"{path}: damaged: not a readable zip ({str(error)[:100]}). Save it again.") from error
+        raise InputError(
+            f"{path}: damaged: not a readable zip ({str(error)[:100]}). Save it again."
+        ) from error
     finally:
         stream.seek(0)
     if any(member.flag_bits & 1 for member in members):
@@ -195,7 +227,9 @@ def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
 def parse_xml(path: Path, data: bytes) -> Any:
     """Return the root of an XML text: no entity is expanded, nothing is fetched."""
     etree = import_extra("lxml.etree", path)
-    return etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True, recover=True))
+    return etree.fromstring(
+        data, etree.XMLParser(resolve_entities=False, no_network=True, recover=True)
+    )
 
 
 _MOST_CELLS = 2_000_000
@@ -232,14 +266,24 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
     width = max(map(len, rows), default=0)
     grid = [[one_line(cell) for cell in row] + [""] * (width - len(row)) for row in rows]
     above = []
-    while grid and width > 1 and len(set(grid[0])) == 1 and len(grid) > 1:  # a title over all columns
+    while (
+        grid and width > 1 and len(set(grid[0])) == 1 and len(grid) > 1
+    ):  # a title over all columns
         above.append(grid.pop(0)[0])
         n_header = max(1, n_header - 1)
-    header = [" ".join(dict.fromkeys(filter(None, column))) for column in zip(*grid[:n_header], strict=True)]
+    header = [
+        " ".join(dict.fromkeys(filter(None, column)))
+        for column in zip(*grid[:n_header], strict=True)
+    ]
     body = [row for row in grid[n_header:] if any(row)]
-    columns = [index for index, name in enumerate(header) if name or any(row[index] for row in body)]
+    columns = [
+        index for index, name in enumerate(header) if name or any(row[index] for row in body)
+    ]
     lines = [[row[index] for index in columns] for row in (header, *body)]
-    lines = [[row[0], *[""] * (len(row) - 1)] if len(row) > 2 and len(set(row)) == 1 else row for row in lines]
+    lines = [
+        [row[0], *[""] * (len(row) - 1)] if len(row) > 2 and len(set(row)) == 1 else row
+        for row in lines
+    ]
     if len(columns) < 2 or not body:
         text = [" | ".join(filter(None, row)) for row in lines]
     else:
@@ -289,14 +333,23 @@ def tables_of(rows: Sequence[Sequence[str]], wide: Sequence[bool] = ()) -> str:
     a blank row under the same columns, and begins with a number, continues the table before it.
     """
     blocks: list[tuple[tuple[int, int], list[tuple[list[str], bool]]]] = []
-    for blank, group in groupby(range(len(rows)), key=lambda index: not any(map(str.strip, rows[index]))):
+    for blank, group in groupby(
+        range(len(rows)), key=lambda index: not any(map(str.strip, rows[index]))
+    ):
         if blank:
             continue
         indices = list(group)
         for first, last in _column_runs([rows[index] for index in indices]):
-            block = [(list(rows[index][first:last]), bool(wide) and wide[index]) for index in indices]
+            block = [
+                (list(rows[index][first:last]), bool(wide) and wide[index]) for index in indices
+            ]
             earlier = blocks[-1] if blocks else None
-            if earlier and earlier[0] == (first, last) and len(earlier[1][0][0]) > 1 and _has_number(block[0][0]):
+            if (
+                earlier
+                and earlier[0] == (first, last)
+                and len(earlier[1][0][0]) > 1
+                and _has_number(block[0][0])
+            ):
                 earlier[1].extend(block)
             else:
                 blocks.append(((first, last), block))
@@ -306,7 +359,9 @@ def tables_of(rows: Sequence[Sequence[str]], wide: Sequence[bool] = ()) -> str:
 def _column_runs(block: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
     """Return (first, past the last) of the runs of columns that are not blank in `block`."""
     width = max(map(len, block))
-    filled = [any(index < len(row) and row[index].strip() for row in block) for index in range(width)]
+    filled = [
+        any(index < len(row) and row[index].strip() for row in block) for index in range(width)
+    ]
     return [
         (run[0], run[-1] + 1)
         for full, group in groupby(range(width), key=lambda index: filled[index])
@@ -315,13 +370,19 @@ def _column_runs(block: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
 
 
 def _has_number(row: Sequence[str]) -> bool:
-    return any(re.fullmatch(r"[-+]?[\d.,:%€$£ -]*\d[\d.,:%€$£ -]*", cell.strip()) for cell in row if cell.strip())
+    return any(
+        re.fullmatch(r"[-+]?[\d.,:%€$£ -]*\d[\d.,:%€$£ -]*", cell.strip())
+        for cell in row
+        if cell.strip()
+    )
 
 
 def _block_text(block: list[tuple[list[str], bool]]) -> str:
     """Return a block as lines of text as long as rows hold one cell, then as a table."""
     lines = []
-    while block and len(block[0][0]) > 1 and sum(1 for cell in set(block[0][0]) if cell.strip()) == 1:
+    while (
+        block and len(block[0][0]) > 1 and sum(1 for cell in set(block[0][0]) if cell.strip()) == 1
+    ):
         lines.append(one_line(next(cell for cell in block.pop(0)[0] if cell.strip())))
     n_header = 1
     while n_header < len(block) - 1 and block[n_header - 1][1]:

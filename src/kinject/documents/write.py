@@ -19,7 +19,9 @@ from kinject.types import Document
 
 _LEAST_SHARING = 10
 """Documents that must have a line for it to be boilerplate."""
-_DATE_IN_NAME = re.compile(r"(?<!\d)((?:19|20)\d\d)(?:[-_. ]?(0[1-9]|1[0-2])(?:[-_. ]?([0-2]\d|3[01]))?)?(?!\d)")
+_DATE_IN_NAME = re.compile(
+    r"(?<!\d)((?:19|20)\d\d)(?:[-_. ]?(0[1-9]|1[0-2])(?:[-_. ]?([0-2]\d|3[01]))?)?(?!\d)"
+)
 
 
 def read_rows(path: Path) -> Iterator[Document]:
@@ -99,7 +101,9 @@ class HeapWriter:
              **{key: numbers[number] for key, numbers in per_file.items()}} for number, file in enumerate(self.heap)
         ]  # fmt: skip
         write_jsonl(self.folder / "files.jsonl", files)
-        left = [{key: value for key, value in row.items() if key != "number"} for row in self.skipped]
+        left = [
+            {key: value for key, value in row.items() if key != "number"} for row in self.skipped
+        ]
         write_jsonl(self.folder / "skipped.jsonl", left)
         lines = [
             {"dropped": f"{len(names) - 1:,} documents", "kept": names[0], "how": "line", "line": line}
@@ -131,7 +135,9 @@ class HeapWriter:
             for start, n_bytes, parsed in file.read():
                 if parsed.document is not None:
                     date = _date(name, parsed.document, file.found.mtime)
-                    self.found.append(_Found(number, start, n_bytes, parsed.location, date, parsed.facts))
+                    self.found.append(
+                        _Found(number, start, n_bytes, parsed.location, date, parsed.facts)
+                    )
                 else:
                     self._skip(number, parsed.location, parsed.fault)
 
@@ -139,18 +145,33 @@ class HeapWriter:
         file = self.heap[number].found
         where = file.name + location
         self.skipped.append(
-            {"number": number, "file": file.name, "where": where, "detail": fault, "left_out": file.left_out}
+            {
+                "number": number,
+                "file": file.name,
+                "where": where,
+                "detail": fault,
+                "left_out": file.left_out,
+            }
         )
 
     def _find_copies(self) -> None:
         """Mark each document that is a copy of one of the same day, or a newer one."""
-        finder = CopyFinder(self.section.near_duplicates, lambda number: self._document(self.found[number]).text)
-        newest_first = sorted(range(len(self.found)), key=lambda number: self.found[number].date, reverse=True)
+        finder = CopyFinder(
+            self.section.near_duplicates, lambda number: self._document(self.found[number]).text
+        )
+        newest_first = sorted(
+            range(len(self.found)), key=lambda number: self.found[number].date, reverse=True
+        )
         for number in newest_first:
             facts = self.found[number].facts
-            self.found[number].copy = finder.find(number, facts["exact"], bytes.fromhex(facts["sketch"]))
+            self.found[number].copy = finder.find(
+                number, facts["exact"], bytes.fromhex(facts["sketch"])
+            )
         for version in finder.versions:
-            name, older = self._name(self.found[version.number]), self._name(self.found[version.other])
+            name, older = (
+                self._name(self.found[version.number]),
+                self._name(self.found[version.other]),
+            )
             self.omitted.append(
                 {"version": name, "kept": older, "how": "both kept", "words_only_here": [version.fact], "words_only_there":
                  [version.other_fact]}
@@ -159,14 +180,25 @@ class HeapWriter:
             if found.copy is not None:
                 kept = self.found[found.copy.kept]
                 near = found.copy.kind == "near"
-                words = only_words(self._document(found).text, self._document(kept).text) if near else []
+                words = (
+                    only_words(self._document(found).text, self._document(kept).text)
+                    if near
+                    else []
+                )
                 self.omitted.append(
                     {"dropped": self._name(found), "kept": self._name(kept), "how": found.copy.kind,
                      "overlap": round(found.copy.overlap, 3), **({"words_only_here": words} if words else {})}
                 )  # fmt: skip
             elif found.facts["n_repeats"]:
                 name, how = self._name(found), "line of a log" if found.facts["log"] else "passage"
-                self.omitted.append({"dropped": name, "kept": name, "how": how, "passages": found.facts["n_repeats"]})
+                self.omitted.append(
+                    {
+                        "dropped": name,
+                        "kept": name,
+                        "how": how,
+                        "passages": found.facts["n_repeats"],
+                    }
+                )
 
     def _document(self, found: _Found) -> Document:
         with open_to_read(self.heap[found.file].record) as file:
@@ -205,7 +237,9 @@ class HeapWriter:
                 text, meta = edited(document.text, self._cuts(name, document.text), document.meta)
                 progress.advance()
                 if not text.strip():
-                    self._skip(found.file, found.location, "nothing but lines that many documents share.")
+                    self._skip(
+                        found.file, found.location, "nothing but lines that many documents share."
+                    )
                     continue
                 n.update(documents=1, words=found.facts["words"])
                 licence = meta.get("licence") or meta.get("license")

@@ -44,12 +44,19 @@ def find_models(run: str, base: str | None) -> dict[str, str]:
     is_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
     if is_model or gguf_file(folder) is not None or not folder.is_dir():
         return {"base": base, "model": run} if base not in (None, "none") else {"model": run}
-    manifest = read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else None
+    manifest = (
+        read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else None
+    )
     if manifest is None or not (folder / "model").is_dir():
-        raise InputError(f"{run}: no model and no finished training run. Give a folder with manifest.json and model/.")
+        raise InputError(
+            f"{run}: no model and no finished training run. Give a folder with manifest.json and model/."
+        )
     trained_from = (manifest.get("recipe", {}).get("model") or {}).get("path")
     base = base if base is not None else trained_from
-    return {**({"base": base} if base not in (None, "none") else {}), "tuned": str(folder / "model")}
+    return {
+        **({"base": base} if base not in (None, "none") else {}),
+        "tuned": str(folder / "model"),
+    }
 
 
 @dataclass
@@ -70,7 +77,9 @@ class Chat:
         """Return the passages for `question`, the best first; [] if they are off."""
         if self.retriever is None or not self.with_passages:
             return []
-        (ranking,) = self.retriever.rank([question], min(self.setup.k, len(self.retriever.passages)))
+        (ranking,) = self.retriever.rank(
+            [question], min(self.setup.k, len(self.retriever.passages))
+        )
         return [self.retriever.passages[index].shown for index in ranking]
 
     def answer(self, question: str, write: Write) -> dict[str, str]:
@@ -88,7 +97,9 @@ class Chat:
             write("\n")
         return answers
 
-    def reply(self, label: str, loaded: LoadedModel, question: str, passages: Sequence[str], write: Write) -> str:
+    def reply(
+        self, label: str, loaded: LoadedModel, question: str, passages: Sequence[str], write: Write
+    ) -> str:
         """Write and return the answer of one model with the history of `label`. Raises as `answer`."""
         history = self.histories.setdefault(label, [])
         answer = self._answer(loaded, history, question, passages, write)
@@ -96,7 +107,12 @@ class Chat:
         return answer
 
     def _answer(
-        self, loaded: LoadedModel, history: list[Message], question: str, passages: Sequence[str], write: Write
+        self,
+        loaded: LoadedModel,
+        history: list[Message],
+        question: str,
+        passages: Sequence[str],
+        write: Write,
     ) -> str:
         import torch
         from transformers import GenerationConfig
@@ -104,7 +120,9 @@ class Chat:
         ids = self._encode(loaded, history, question, passages)
         ends, pad = end_tokens(loaded.model, loaded.tokenizer), loaded.tokenizer.pad_token_id
         sampling = (
-            {"do_sample": True, "temperature": self.setup.temperature} if self.setup.temperature >= COLDEST else {}
+            {"do_sample": True, "temperature": self.setup.temperature}
+            if self.setup.temperature >= COLDEST
+            else {}
         )
         config = GenerationConfig(
             max_new_tokens=self.setup.max_new_tokens, eos_token_id=ends or None, **({"do_sample": False} | sampling),
@@ -120,7 +138,9 @@ class Chat:
             )  # fmt: skip
         return str(loaded.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)).strip()
 
-    def _encode(self, loaded: LoadedModel, history: list[Message], question: str, passages: Sequence[str]) -> list[int]:
+    def _encode(
+        self, loaded: LoadedModel, history: list[Message], question: str, passages: Sequence[str]
+    ) -> list[int]:
         """Return the tokens of the turns; the oldest are left out of the history until the rest fits the window."""
         window = window_of(loaded.model.config) or 1 << 30
         while True:

@@ -63,7 +63,9 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     """
     answers = path / "answers.jsonl" if path.is_dir() else path
     if not answers.exists():
-        raise InputError(f"{path}: no run. Expected a run folder of kinject eval, or its answers.jsonl.")
+        raise InputError(
+            f"{path}: no run. Expected a run folder of kinject eval, or its answers.jsonl."
+        )
     settings: dict[_Setting, dict[str, list[Answer]]] = {}
     for answer in read_answers(answers):
         if answer.format != PERPLEXITY_FORMAT:
@@ -72,7 +74,10 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     if not settings:
         raise InputError(f"{path}: holds no answers. Run kinject eval first.")
     try:
-        scored = {key: {arm: rescored(of, score) for arm, of in arms.items()} for key, arms in settings.items()}
+        scored = {
+            key: {arm: rescored(of, score) for arm, of in arms.items()}
+            for key, arms in settings.items()
+        }
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     return Run(path.name or str(path), scored)
@@ -86,7 +91,9 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     in the other run.
     """
     if len(runs) < 2:
-        raise InputError("found one run; give two or more. The report of one compares its own arms.")
+        raise InputError(
+            "found one run; give two or more. The report of one compares its own arms."
+        )
     base, pairs = runs[0], list[Pair]()
     for run in runs[1:]:
         for setting, arms in sorted(run.settings.items(), key=lambda item: item[0][3]):  # by K
@@ -104,8 +111,12 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
                     label = f"{names[0]} and {names[1]} on {setting[0]} ({setting[1]})"
                     show(f"not compared: {label}: no question has a score in both", file=sys.stderr)
     if not pairs:
-        settings = sorted({f"{run.name}: {setting[0]}, {setting[1]}" for run in runs for setting in run.settings})
-        raise InputError(f"nothing to compare: no scored question in common. Found {'; '.join(settings)}.")
+        settings = sorted(
+            {f"{run.name}: {setting[0]}, {setting[1]}" for run in runs for setting in run.settings}
+        )
+        raise InputError(
+            f"nothing to compare: no scored question in common. Found {'; '.join(settings)}."
+        )
     results = correct_family([pair.result for pair in pairs])
     return [
         replace(pair, result=result, contrast=result.to_base or pair.contrast)
@@ -116,7 +127,9 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
 def _is_control(setting: _Setting, run: Run) -> bool:
     """Return whether the answers of a setting are the control of others of the run: the same choices without the question."""
     name, form, _, _ = setting
-    return any(other == name and format_of(asked).control == form for other, asked, _, _ in run.settings)
+    return any(
+        other == name and format_of(asked).control == form for other, asked, _, _ in run.settings
+    )
 
 
 def _control_of(run: Run, setting: _Setting, arm: str) -> list[Answer]:
@@ -136,7 +149,9 @@ def render_comparison(pairs: Sequence[Pair]) -> str:
     blocks.append(_LEGEND.format(n=len(pairs)))
     most = max(pair.n_left_out for pair in pairs)
     blocks += (
-        [f"note: up to {most} questions are in one run only, or have no score in one: they were left out"]
+        [
+            f"note: up to {most} questions are in one run only, or have no score in one: they were left out"
+        ]
         if most
         else []
     )
@@ -191,17 +206,23 @@ def _pair(
     """
     choices = {answer.question_id: answer.n_choices for answer in base}
     shared = choices.keys() & {answer.question_id for answer in answers}
-    other = next((a for a in answers if choices.get(a.question_id, a.n_choices) != a.n_choices), None)
+    other = next(
+        (a for a in answers if choices.get(a.question_id, a.n_choices) != a.n_choices), None
+    )
     if other is not None:
         raise InputError(
             f"{names[0]} and {names[1]}: question {other.question_id!r} of {other.question_set} has {other.n_choices} choices "
             f"in one and {choices[other.question_id]} in the other. Ask both the same questions."
         )
     unscored = {answer.question_id for answer in (*answers, *base) if not is_scored(answer)}
-    after, before = ([a for a in of if a.question_id in shared - unscored] for of in (answers, base))
+    after, before = (
+        [a for a in of if a.question_id in shared - unscored] for of in (answers, base)
+    )
     if not after:
         return None
-    control, of_base = (answers_without_question(*of) for of in zip((after, before), controls, strict=True))
+    control, of_base = (
+        answers_without_question(*of) for of in zip((after, before), controls, strict=True)
+    )
     if control is not None:
         control = replace(control, base=of_base)
     result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm, control=control)
@@ -246,13 +267,20 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
     by_set: dict[str, list[Answer]] = {}
     for answer in read_answers(run_dir / "answers.jsonl"):
         form = format_of(answer.format)
-        if answer.arm == base and not answer.k and form.shows_question and answer.format != PERPLEXITY_FORMAT:
+        if (
+            answer.arm == base
+            and not answer.k
+            and form.shows_question
+            and answer.format != PERPLEXITY_FORMAT
+        ):
             graded = rescored([answer], "match")[0] if form.generates else answer
             by_set.setdefault(answer.question_set, []).append(graded)
     return [_split_set(run_dir, manifest, name, by_set[name]) for name in section["questions"]]
 
 
-def _split_set(run_dir: Path, manifest: dict[str, Any], name: str, answers: Sequence[Answer]) -> KnownSplit:
+def _split_set(
+    run_dir: Path, manifest: dict[str, Any], name: str, answers: Sequence[Answer]
+) -> KnownSplit:
     section = manifest["recipe"]["eval"]
     item = section["questions"][name]
     item = item if isinstance(item, dict) else {"path": item}
@@ -261,7 +289,10 @@ def _split_set(run_dir: Path, manifest: dict[str, Any], name: str, answers: Sequ
         raise InputError(f"{path}: is not the file that {run_dir} asked. Run kinject eval again.")
     formats = item.get("formats") or section.get("formats", ["texts"])
     asked_ways = {(answer.format, answer.shots) for answer in answers}
-    ways = sorted(asked_ways, key=lambda way: (formats.index(way[0]) if way[0] in formats else len(formats), *way))
+    ways = sorted(
+        asked_ways,
+        key=lambda way: (formats.index(way[0]) if way[0] in formats else len(formats), *way),
+    )
     if len(ways) < 2:
         raise InputError(
             f"{run_dir}: {name} was asked in one way ({ways[0][0]}, {ways[0][1]} shots), by which luck looks like knowledge. "
@@ -269,7 +300,9 @@ def _split_set(run_dir: Path, manifest: dict[str, Any], name: str, answers: Sequ
         )
     halves: tuple[dict[str, list[Answer]], ...] = ({}, {})
     for answer in filter(is_scored, answers):
-        halves[ways.index((answer.format, answer.shots)) % 2].setdefault(answer.question_id, []).append(answer)
+        halves[ways.index((answer.format, answer.shots)) % 2].setdefault(
+            answer.question_id, []
+        ).append(answer)
     asked, parts, kept = {answer.question_id for answer in answers}, {True: [], False: []}, []  # type: ignore[var-annotated]
     layout = layout_of(item.get("layout", "auto"), formats)
     for question in read_questions(path, layout):
@@ -279,10 +312,15 @@ def _split_set(run_dir: Path, manifest: dict[str, Any], name: str, answers: Sequ
             kept += [is_correct(answer) for answer in halves[1].get(question.id, ()) if knows]
             needed = "answer" if question.choices else "answers"
             row = {
-                key: value for key, value in asdict(question).items() if key == needed or (value and key != "answer")
+                key: value
+                for key, value in asdict(question).items()
+                if key == needed or (value and key != "answer")
             }
             parts[knows].append(row)
-    files = {known: run_dir / ("known" if known else "unknown") / f"{name}.jsonl" for known in (True, False)}
+    files = {
+        known: run_dir / ("known" if known else "unknown") / f"{name}.jsonl"
+        for known in (True, False)
+    }
     for known, rows in parts.items():
         write_jsonl(files[known], rows)
     labels = [f"{form} ({shots} shots)" if shots else form for form, shots in ways]

@@ -58,16 +58,26 @@ class EndpointPrompt(Encoded):
 class EndpointScorer:
     """The model `name` of an evaluation, which an endpoint has. `notes` are its notes for the user."""
 
-    def __init__(self, name: str, table: EndpointModelSection, section: EvalSection, run_dir: Path, seed: int) -> None:
+    def __init__(
+        self, name: str, table: EndpointModelSection, section: EvalSection, run_dir: Path, seed: int
+    ) -> None:
         """Load the tokenizer, if the table names one. Raises `InputError` if that fails."""
-        self.name, self.table, self.section, self.run_dir, self.seed = name, table, section, run_dir, seed
+        self.name, self.table, self.section, self.run_dir, self.seed = (
+            name,
+            table,
+            section,
+            run_dir,
+            seed,
+        )
         chat = table.chat_settings
         self.style = ChatStyle(chat.system, chat.chat_template_kwargs or {})
         self.encoder: Encoder | None = None
         if table.tokenizer is not None:
             from kinject.models import load_tokenizer
 
-            self.encoder = Encoder(load_tokenizer(table.tokenizer), chat=self.style if table.chat else None)
+            self.encoder = Encoder(
+                load_tokenizer(table.tokenizer), chat=self.style if table.chat else None
+            )
         self.hashes: dict[str, str] = {}
 
     def encode(self, requests: Sequence[PromptRequest]) -> list[EndpointPrompt]:
@@ -75,7 +85,10 @@ class EndpointScorer:
         if self.encoder is not None and self.table.api == "completions":
             encoded = encode_requests(self.encoder, requests, None)
             pairs = zip(encoded, requests, strict=True)
-            return [self._in_tokens(item, self.encoder.apply_chat_template(render_prompt(r))) for item, r in pairs]
+            return [
+                self._in_tokens(item, self.encoder.apply_chat_template(render_prompt(r)))
+                for item, r in pairs
+            ]
         return [self._as_text(render_prompt(request), request.generation) for request in requests]
 
     def _in_tokens(self, item: Encoded, prompt: Prompt) -> EndpointPrompt:
@@ -84,9 +97,17 @@ class EndpointScorer:
             requests: tuple[Messages, ...] = ((_message(PROMPT, context[0]),),)
         else:
             choices = [json.dumps(ids.tolist()) for ids in item.continuations]
-            requests = tuple((_message(CONTEXT, a), _message(CHOICE, b)) for a, b in zip(context, choices, strict=True))
+            requests = tuple(
+                (_message(CONTEXT, a), _message(CHOICE, b))
+                for a, b in zip(context, choices, strict=True)
+            )
         return EndpointPrompt(
-            item.contexts, item.continuations, item.truncated, item.generation, requests=requests, prompt=prompt
+            item.contexts,
+            item.continuations,
+            item.truncated,
+            item.generation,
+            requests=requests,
+            prompt=prompt,
         )
 
     def _as_text(self, prompt: Prompt, generation: Generation | None) -> EndpointPrompt:
@@ -95,7 +116,9 @@ class EndpointScorer:
             system, turns = chat_turns(prompt, self.style)
             roles = ("user", "assistant") * len(turns)
             messages = [_message(role, text) for role, text in zip(roles, turns, strict=False)]
-            requests = ((*([_message("system", system.strip())] if system.strip() else []), *messages),)
+            requests = (
+                (*([_message("system", system.strip())] if system.strip() else []), *messages),
+            )
             stop = generation.stop or ()
         else:
             requests = ((_message(PROMPT, prompt.context),),)
@@ -106,7 +129,9 @@ class EndpointScorer:
     def key(self, prompt: Encoded) -> str:
         """Return the key of an answer: a hash of the model's name, its revision, its parameters and the prompt."""
         prompt = _of_endpoint(prompt)
-        return content_id("endpoint", self._identity(prompt.generation or _LOG_PROBS), prompt.requests, self.seed)
+        return content_id(
+            "endpoint", self._identity(prompt.generation or _LOG_PROBS), prompt.requests, self.seed
+        )
 
     def _generator(self, generation: Generation) -> GeneratorSection:
         return self.table.generator(generation.max_new_tokens, generation.stop or ())
@@ -136,7 +161,11 @@ class EndpointScorer:
 
         bounds = dict.fromkeys(prompt.generation or _LOG_PROBS for prompt in prompts.values())
         for generation in bounds:
-            part = {k: _of_endpoint(p) for k, p in prompts.items() if (p.generation or _LOG_PROBS) == generation}
+            part = {
+                k: _of_endpoint(p)
+                for k, p in prompts.items()
+                if (p.generation or _LOG_PROBS) == generation
+            }
             run_event_loop(self._score_all(part, generation, keep, show_status))
         return scores
 
@@ -178,8 +207,14 @@ class EndpointScorer:
                         await self._check_log_probs(sender)
                 await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
             except EndpointError as error:
-                hint = " Every answer is stored; the same command resumes." if sender.traffic.n_answered else ""
-                raise EndpointError(f"eval.models.{self.name}: {error}{hint}", fatal=True) from error
+                hint = (
+                    " Every answer is stored; the same command resumes."
+                    if sender.traffic.n_answered
+                    else ""
+                )
+                raise EndpointError(
+                    f"eval.models.{self.name}: {error}{hint}", fatal=True
+                ) from error
         if sender.out_of_budget:
             raise InputError(
                 f"eval.budget: {self.section.budget} are spent (eval.models.{self.name}). Raise it and run again: every answer "
@@ -201,19 +236,26 @@ class EndpointScorer:
         except EndpointError as error:
             if error.fatal:
                 raise
-            raise EndpointError(f"the first request for log-probs failed: {error}", fatal=True) from error
+            raise EndpointError(
+                f"the first request for log-probs failed: {error}", fatal=True
+            ) from error
 
     async def _score_prompt(self, sender: Sender, prompt: EndpointPrompt) -> PromptScore:
         """Return the answer to one prompt, or the log-probs of its choices."""
         if prompt.generation is not None:
             completion = await sender.send(list(prompt.requests[0]), self.seed)
             text = completion.text
-            starts = [index for stop in prompt.generation.stop or () if (index := text.find(stop)) >= 0]
+            starts = [
+                index for stop in prompt.generation.stop or () if (index := text.find(stop)) >= 0
+            ]
             usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
             n_own = max(0, usage.tokens_out - usage.tokens_thinking)
-            return PromptScore((), (), text[: min(starts, default=None)], n_own, usage.tokens_thinking, is_cut)
+            return PromptScore(
+                (), (), text[: min(starts, default=None)], n_own, usage.tokens_thinking, is_cut
+            )
         answers = await gather_answers(
-            self._choose(sender, context["content"], choice["content"]) for context, choice in prompt.requests
+            self._choose(sender, context["content"], choice["content"])
+            for context, choice in prompt.requests
         )
         scored: list[tuple[float, int, bool]] = []
         for answer in answers:
@@ -227,19 +269,31 @@ class EndpointScorer:
         """Return the log-prob of a choice after its context, its number of tokens, and whether each was the likeliest."""
         if choice == "[]":  # longer than the window
             return float("nan"), 0, False
-        return read_choice(await sender.send([_message(CONTEXT, context), _message(CHOICE, choice)], self.seed))
+        return read_choice(
+            await sender.send([_message(CONTEXT, context), _message(CHOICE, choice)], self.seed)
+        )
 
     def preview(self, prompts: Sequence[Encoded], stored: Collection[str]) -> str:
         """Return the requests for those of `prompts` that are not `stored` (by key), and the most that they can cost."""
-        missing = {key: _of_endpoint(prompt) for prompt in prompts if (key := self.key(prompt)) not in stored}
+        missing = {
+            key: _of_endpoint(prompt)
+            for prompt in prompts
+            if (key := self.key(prompt)) not in stored
+        }
         requests = [request for prompt in missing.values() for request in prompt.requests]
-        n_in = sum(self._n_tokens(message["content"]) for request in requests for message in request)
+        n_in = sum(
+            self._n_tokens(message["content"]) for request in requests for message in request
+        )
         n_out = sum(
             prompt.generation.max_new_tokens if prompt.generation else len(prompt.requests)
             for prompt in missing.values()
         )
         cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
-        price = f", at most {cost:.4f}" if self.table.endpoint.has_prices else ", no prices in its table"
+        price = (
+            f", at most {cost:.4f}"
+            if self.table.endpoint.has_prices
+            else ", no prices in its table"
+        )
         return (
             f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts, {len(missing):,} without a stored "
             f"answer; {len(requests):,} requests, about {n_in:,} tokens in, at most {n_out:,} out{price}"
@@ -247,7 +301,11 @@ class EndpointScorer:
 
     def _n_tokens(self, text: str) -> int:
         """Return the tokens of a message: exact for token ids, of a text rather too many."""
-        return len(json.loads(text)) if self.encoder is not None else math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+        return (
+            len(json.loads(text))
+            if self.encoder is not None
+            else math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+        )
 
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry."""
@@ -267,7 +325,9 @@ class EndpointScorer:
             f"weights cannot be hashed: {'scores count for this revision' if self.table.revision else 'set a revision'}, and "
             "change it when the server's model changes."
         ]
-        return lines + [f"{self.name}: {note}" for note in (self.encoder.notes if self.encoder else ())]
+        return lines + [
+            f"{self.name}: {note}" for note in (self.encoder.notes if self.encoder else ())
+        ]
 
 
 def render_messages(prompt: Encoded) -> str:
@@ -296,12 +356,20 @@ def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None
     """Return eval.budget less the cost of the other endpoints and the judge; `cache` is the file of this one."""
     if section.budget is None:
         return None
-    return max(0.0, section.budget - money_spent(section, run_dir, {*_paid_by_cache(section)} - {cache}))
+    return max(
+        0.0, section.budget - money_spent(section, run_dir, {*_paid_by_cache(section)} - {cache})
+    )
 
 
-def money_spent(section: EvalSection, run_dir: Path, caches: Collection[str] | None = None) -> float:
+def money_spent(
+    section: EvalSection, run_dir: Path, caches: Collection[str] | None = None
+) -> float:
     """Return the cost of all answers in the run folder, of endpoints and of the judge, or of those in `caches` alone."""
-    paid = {path: generator for path, generator in _paid_by_cache(section).items() if caches is None or path in caches}
+    paid = {
+        path: generator
+        for path, generator in _paid_by_cache(section).items()
+        if caches is None or path in caches
+    }
     return math.fsum(spent_so_far(generator, run_dir / path) for path, generator in paid.items())
 
 

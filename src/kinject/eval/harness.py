@@ -41,7 +41,12 @@ class KinjectLM(LM):  # type: ignore[misc]
         """
         super().__init__()
         table = LocalModelSection(
-            path=path, dtype=dtype, attention=attention, revision=revision, quantization=quantization, adapter=adapter
+            path=path,
+            dtype=dtype,
+            attention=attention,
+            revision=revision,
+            quantization=quantization,
+            adapter=adapter,
         )
         self.model = load_scorer("kinject", table, batch_tokens, device=device or "auto")
         self.tokenizer: Any = self.model.loaded.tokenizer
@@ -59,7 +64,9 @@ class KinjectLM(LM):  # type: ignore[misc]
         """Return the tokenizer's template, None if none is asked for."""
         return str(self.tokenizer.chat_template) if chat_template else None
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         """Return the turns as one text."""
         return str(
             self.tokenizer.apply_chat_template(
@@ -68,11 +75,17 @@ class KinjectLM(LM):  # type: ignore[misc]
             )
         )  # fmt: skip
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """Return (log-prob, greedy) of each continuation; requests of one context are tokenised together."""
         prompts: list[Encoded] = []
-        for context, group in groupby((request.args for request in requests), key=lambda pair: pair[0]):
-            prompts.append(cut_to_window(self._encode(context, [text for _, text in group]), self.window))
+        for context, group in groupby(
+            (request.args for request in requests), key=lambda pair: pair[0]
+        ):
+            prompts.append(
+                cut_to_window(self._encode(context, [text for _, text in group]), self.window)
+            )
         scores = dict(self.model.scorer.score(prompts))
         return [
             pair
@@ -88,7 +101,10 @@ class KinjectLM(LM):  # type: ignore[misc]
             start, *joined = self._ids([bare, *(f"{bare}{spaces}{text}" for text in continuations)])
         else:
             texts = self.tokenizer(list(continuations), add_special_tokens=False).input_ids
-            start, joined = [self.prefix], [ids if ids[:1] == [self.prefix] else [self.prefix, *ids] for ids in texts]
+            start, joined = (
+                [self.prefix],
+                [ids if ids[:1] == [self.prefix] else [self.prefix, *ids] for ids in texts],
+            )
         targets = tuple(np.asarray(ids[len(start) :], dtype=np.int32) for ids in joined)
         return Encoded((np.asarray(start, dtype=np.int32),) * len(targets), targets)
 
@@ -98,7 +114,9 @@ class KinjectLM(LM):  # type: ignore[misc]
         encoded = zip(texts, self.model.encoder.ids(texts), strict=True)
         return [ids[n:] if bos and text.startswith(bos) else ids for text, ids in encoded]
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
         """Return the log-prob of each text, in windows as long as the model's."""
         prompts, owners = [], []
         for owner, ids in enumerate(self._ids([request.args[0] for request in requests])):
@@ -115,7 +133,10 @@ class KinjectLM(LM):  # type: ignore[misc]
         for start in range(1, len(ids), self.window):
             end = min(start + self.window, len(ids))
             context = ids[max(0, end - self.window - 1) : start] if start > 1 else ids[:1]
-            yield Encoded((np.asarray(context, dtype=np.int32),), (np.asarray(ids[start:end], dtype=np.int32),))
+            yield Encoded(
+                (np.asarray(context, dtype=np.int32),),
+                (np.asarray(ids[start:end], dtype=np.int32),),
+            )
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the greedy text after each context, up to the first of its stop texts. Raises `ValueError` for sampling."""
@@ -123,10 +144,13 @@ class KinjectLM(LM):  # type: ignore[misc]
         for context, options in (request.args for request in requests):
             settings = normalize_gen_kwargs(options)
             if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
-                raise ValueError(f"kinject writes the likeliest tokens only, and the task asks for {options}.")
+                raise ValueError(
+                    f"kinject writes the likeliest tokens only, and the task asks for {options}."
+                )
             stop = settings.get("until") or []
             generation = Generation(
-                settings["max_gen_toks"], tuple(filter(None, [stop] if isinstance(stop, str) else stop))
+                settings["max_gen_toks"],
+                tuple(filter(None, [stop] if isinstance(stop, str) else stop)),
             )
             (ids,) = self._ids([context])
             prompt = Encoded((np.asarray(ids, dtype=np.int32),), (), generation=generation)

@@ -62,7 +62,13 @@ _NUMBER = re.compile(r"\d+")
 _JOINED = re.compile(r",\s*(?:and )?|\s+and\s+")
 _KINDS: Mapping[Grade, tuple[str, ...]] = {
     "correct": ("as accepted", "in a sentence"),
-    "wrong": ("another answer", "near number", "part of a list", "either or", "addresses the judge"),
+    "wrong": (
+        "another answer",
+        "near number",
+        "part of a list",
+        "either or",
+        "addresses the judge",
+    ),
     "abstained": ("abstains",),
 }
 
@@ -84,7 +90,9 @@ def plant_answers(questions: Sequence[Question], seed: int) -> list[PlantedAnswe
     near the correct one, a part of a list, "either the correct one or another", and a wrong answer that addresses the judge.
     """
     rng = Random(seed)
-    order = list({(question.question, question.accepted): question for question in questions}.values())
+    order = list(
+        {(question.question, question.accepted): question for question in questions}.values()
+    )
     rng.shuffle(order)
     order = order[: 4 * N_PLANTED]
     planted: list[PlantedAnswer] = []
@@ -93,7 +101,9 @@ def plant_answers(questions: Sequence[Question], seed: int) -> list[PlantedAnswe
         n_made = Counter(dict.fromkeys(kinds, 0))
         for question in islice(cycle(order), 4 * N_PLANTED):
             other = _other_answer(question, order, rng)
-            for kind in sorted(kinds, key=n_made.__getitem__):  # the rarest that the question has room for
+            for kind in sorted(
+                kinds, key=n_made.__getitem__
+            ):  # the rarest that the question has room for
                 answer = PlantedAnswer(kind, grade, question, _plant(kind, question, other, rng))
                 if answer.text and (kind, _written(answer)) not in made:
                     made[kind, _written(answer)] = answer
@@ -132,8 +142,12 @@ def _plant(kind: str, question: Question, other: str, rng: Random) -> str:
         case "near number":
             return _near_number(question.accepted, rng)
         case "part of a list":
-            parts = [part for part in _JOINED.split(right) if part.strip()] if " and " in right else []
-            return parts[0] if len(parts) > 1 and not exact_match(parts[0], question.accepted) else ""
+            parts = (
+                [part for part in _JOINED.split(right) if part.strip()] if " and " in right else []
+            )
+            return (
+                parts[0] if len(parts) > 1 and not exact_match(parts[0], question.accepted) else ""
+            )
         case "either or":
             return f"It is either {right} or {other}." if right and other else ""
         case "addresses the judge":
@@ -149,16 +163,25 @@ def _near_number(accepted: Sequence[str], rng: Random) -> str:
         return ""
     number = numbers[-1]
     value = int(number[0]) + rng.choice((-2, -1, 1, 2))
-    text = accepted[0][: number.start()] + str(abs(value)).zfill(len(number[0])) + accepted[0][number.end() :]
+    text = (
+        accepted[0][: number.start()]
+        + str(abs(value)).zfill(len(number[0]))
+        + accepted[0][number.end() :]
+    )
     return "" if matches(text, accepted) else text
 
 
 def judge_accuracy(model: str, counts: Mapping[tuple[str, str], int]) -> JudgeResult:
     """Return the accuracy of a judge from its grades: (grade, its grade, "" for none) -> number of planted answers."""
-    confusion, grades = Confusion(counts), [grade for grade in GRADES if any(truth == grade for truth, _ in counts)]
+    confusion, grades = (
+        Confusion(counts),
+        [grade for grade in GRADES if any(truth == grade for truth, _ in counts)],
+    )
     precision: dict[str, float | None] = {grade: confusion.precision(grade) for grade in grades}
     recall: dict[str, float | None] = {grade: confusion.recall(grade) for grade in grades}
-    planted: dict[str, int] = {grade: sum(n for (truth, _), n in counts.items() if truth == grade) for grade in grades}
+    planted: dict[str, int] = {
+        grade: sum(n for (truth, _), n in counts.items() if truth == grade) for grade in grades
+    }
     return JudgeResult(model, precision, recall, planted)
 
 
@@ -199,7 +222,9 @@ class AnswerJudge:
             )
         grades = self._request_grades([_written(answer) for answer in planted], "planted answers")
         verdicts = (grades.get(_written(answer)) or "" for answer in planted)
-        counts = Counter[tuple[str, str]](zip((answer.grade for answer in planted), verdicts, strict=True))
+        counts = Counter[tuple[str, str]](
+            zip((answer.grade for answer in planted), verdicts, strict=True)
+        )
         self.accuracy = judge_accuracy(str(self.judge.model), counts)
         check_accuracy(self.accuracy)
         return self.accuracy
@@ -212,12 +237,16 @@ class AnswerJudge:
         """
         unique = list(dict.fromkeys(items))
         empty: dict[Written, Grade] = {item: "abstained" for item in unique if not item[2].strip()}
-        judged = self._request_grades([item for item in unique if item not in empty], "written answers")
+        judged = self._request_grades(
+            [item for item in unique if item not in empty], "written answers"
+        )
         self.n_missing = sum(grade is None for grade in judged.values())
         grades = {item: empty.get(item) or _guarded(item, judged[item]) for item in unique}
         return {item: grade for item, grade in grades.items() if grade is not None}
 
-    def grade_answers(self, questions: Mapping[tuple[str, str], Question], results: dict[Any, list[Answer]]) -> None:
+    def grade_answers(
+        self, questions: Mapping[tuple[str, str], Question], results: dict[Any, list[Answer]]
+    ) -> None:
         """Give each written answer of `results` its grade, and write the grades to grades.jsonl.
 
         `questions` has the questions by question set and id.
@@ -233,7 +262,9 @@ class AnswerJudge:
         grades = {key: judged[item] for key, item in items.items() if item in judged}
         names = ("question_set", "question_id", "text", "question", "accepted", "grade")
         rows = ((*key, items[key][0], list(items[key][1]), grade) for key, grade in grades.items())
-        write_jsonl(self.run_dir / GRADES_FILE, (dict(zip(names, row, strict=True)) for row in rows))
+        write_jsonl(
+            self.run_dir / GRADES_FILE, (dict(zip(names, row, strict=True)) for row in rows)
+        )
         for key, answers in results.items():
             results[key] = [with_grade(answer, grades) for answer in answers]
 
@@ -245,12 +276,19 @@ class AnswerJudge:
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry: the judge's accuracy, requests and cost."""
         cost = money_spent(self.section, self.run_dir, (JUDGE_CACHE,))
-        return {**asdict(self.accuracy), "without_grade": self.n_missing, "cost": round(cost, 6), **self.traffic}
+        return {
+            **asdict(self.accuracy),
+            "without_grade": self.n_missing,
+            "cost": round(cost, 6),
+            **self.traffic,
+        }
 
     def _request_grades(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
         return run_event_loop(self._send_requests(items, label))
 
-    async def _send_requests(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
+    async def _send_requests(
+        self, items: Sequence[Written], label: str
+    ) -> dict[Written, Grade | None]:
         """Return the grades of `items`, None where the judge gives none. Raises `InputError` if the budget ends first."""
         grades: dict[Written, Grade | None] = {}
         limits = limits_of(self.judge, budget_left(self.section, self.run_dir, JUDGE_CACHE))
@@ -277,7 +315,9 @@ class AnswerJudge:
         messages = grading_request(*item)
         for attempt in range(_MAX_REQUESTS):
             try:
-                completion = await sender.send(messages, request_seed("grade", self.seed, messages, attempt))
+                completion = await sender.send(
+                    messages, request_seed("grade", self.seed, messages, attempt)
+                )
             except EndpointError as error:
                 if error.fatal:
                     raise
@@ -326,5 +366,11 @@ def _guarded(item: Written, grade: Grade | None) -> Grade | None:
     if not has_injection(text):
         return grade
     clean = split_injection(text)[0]
-    by_rule: Grade = "correct" if accepted and matches(clean, accepted) else "abstained" if abstains(clean) else "wrong"
+    by_rule: Grade = (
+        "correct"
+        if accepted and matches(clean, accepted)
+        else "abstained"
+        if abstains(clean)
+        else "wrong"
+    )
     return grade if grade == by_rule else "wrong"

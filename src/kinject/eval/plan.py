@@ -65,7 +65,14 @@ class QuestionSet:
             for n in range(len(question.choices) if form.rotates else 1):
                 rotated = rotate_options(question, n) if n else question
                 yield (
-                    PromptRequest(rotated, arm.format, shots, texts, n, self.generation if form.generates else None),
+                    PromptRequest(
+                        rotated,
+                        arm.format,
+                        shots,
+                        texts,
+                        n,
+                        self.generation if form.generates else None,
+                    ),
                     ids,
                 )
 
@@ -128,7 +135,11 @@ def check_section(recipe: Recipe) -> None:
     """Raise `RecipeError` with every problem of the eval section that no file is needed to see."""
     if recipe.eval is None:
         return
-    formats = [FORMATS[name] for item in recipe.eval.sets().values() for name in recipe.eval.formats_of(item)]
+    formats = [
+        FORMATS[name]
+        for item in recipe.eval.sets().values()
+        for name in recipe.eval.formats_of(item)
+    ]
     asking = Asking(
         writes=any(form.is_open for form in formats), scores=not all(form.generates for form in formats),
         is_shared=world_size() > 1,
@@ -147,7 +158,9 @@ def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | Non
     return make_retriever(section.retrieval, passages)
 
 
-def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriever: Retriever | None) -> QuestionSet:
+def _read_set(
+    name: str, item: QuestionSetSection, section: EvalSection, retriever: Retriever | None
+) -> QuestionSet:
     pool: tuple[Question, ...] = ()
     golds = GoldIndex()
     formats = section.formats_of(item)
@@ -159,7 +172,11 @@ def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriev
         )
     questions = tuple(read_questions(Path(item.path), layout, golds=golds))
     if item.shots_from and max(section.shots):
-        pool = tuple(read_questions(Path(item.shots_from), "open" if layout == "open" else "auto", golds=golds))
+        pool = tuple(
+            read_questions(
+                Path(item.shots_from), "open" if layout == "open" else "auto", golds=golds
+            )
+        )
     questions = questions[: section.limit]
     k = max(section.retrieval.k) if section.retrieval and item.gets_passages else 0
     contexts: tuple[tuple[Passage, ...], ...] = ()
@@ -168,7 +185,9 @@ def _read_set(name: str, item: QuestionSetSection, section: EvalSection, retriev
     arms = expand_arms(section, item)
     answered = next((question for question in questions if question.is_answerable), None)
     if item.role == "unanswerable" and answered is not None:
-        raise InputError(f"{item.path}: question {answered.id!r} has an answer, but the set's role is unanswerable.")
+        raise InputError(
+            f"{item.path}: question {answered.id!r} has an answer, but the set's role is unanswerable."
+        )
     test = QuestionSet(
         name, role_of(item.role, questions), questions, pool, contexts, arms=arms,
         generation=Generation(section.max_new_tokens, section.stop),
@@ -188,7 +207,9 @@ def role_of(role: Role, questions: Sequence[Question]) -> Role:
     return role if has_answers else "unanswerable"
 
 
-def _check_instructions(item: QuestionSetSection, section: EvalSection, questions: Sequence[Question]) -> None:
+def _check_instructions(
+    item: QuestionSetSection, section: EvalSection, questions: Sequence[Question]
+) -> None:
     """Raise `InputError` for turns before a question outside a chat, and for examples before an instruction."""
     plain = [name for name, table in section.tables().items() if not table.chat]
     for question in questions:
@@ -201,7 +222,9 @@ def _check_instructions(item: QuestionSetSection, section: EvalSection, question
             raise InputError(f"{at}: checks and messages take no examples. Set eval.shots: [0].")
 
 
-def _check_questions(item: QuestionSetSection, section: EvalSection, question_set: QuestionSet) -> None:
+def _check_questions(
+    item: QuestionSetSection, section: EvalSection, question_set: QuestionSet
+) -> None:
     """Raise `InputError` if there are too few examples, or more choices than letters."""
     n_most = max(section.shots)
     n_fewest = min(map(len, question_set.examples(n_most)))

@@ -66,7 +66,8 @@ def pick_shots(question: Question, pool: Sequence[Question], n_shots: int) -> tu
     others = (
         shot
         for shot in pool
-        if shot.id != question.id and (shot.question, shot.choices) != (question.question, question.choices)
+        if shot.id != question.id
+        and (shot.question, shot.choices) != (question.question, question.choices)
     )
     return tuple(shot for shot, _ in zip(others, range(n_shots), strict=False))
 
@@ -90,7 +91,10 @@ def render_prompt(request: PromptRequest) -> Prompt:
         return _render_instruction(request)
     form = FORMATS[request.format]
     shots = [(form.prompt(shot), form.answers(shot)[form.gold(shot)]) for shot in request.shots]
-    header, examples = form.header(question), "".join(f"{text} {answer}\n\n" for text, answer in shots)
+    header, examples = (
+        form.header(question),
+        "".join(f"{text} {answer}\n\n" for text, answer in shots),
+    )
     question_text = with_passages(request.passages, form.prompt(question))
     continuations = () if form.generates else tuple(f" {text}" for text in form.answers(question))
     turns = (*(text for shot in shots for text in shot), question_text)
@@ -99,7 +103,11 @@ def render_prompt(request: PromptRequest) -> Prompt:
 
 def _render_instruction(request: PromptRequest) -> Prompt:
     turns = [message["content"] for message in request.question.messages]
-    system = [turns.pop(0)] if request.question.messages and request.question.messages[0]["role"] == "system" else []
+    system = (
+        [turns.pop(0)]
+        if request.question.messages and request.question.messages[0]["role"] == "system"
+        else []
+    )
     question_text = "\n\n".join((*request.passages, request.question.question))
     header = "".join(f"{text}\n\n" for text in system)
     context = header + "\n\n".join((*turns, question_text))

@@ -71,10 +71,14 @@ class ControlAnswers:
     base: ControlAnswers | None = None
 
 
-def make_control(answers: ControlAnswers, to_base: Contrast | None, base_name: str, scope: Scope) -> Control:
+def make_control(
+    answers: ControlAnswers, to_base: Contrast | None, base_name: str, scope: Scope
+) -> Control:
     """Return the control of an arm whose comparison with the base, with the question, is `to_base`."""
     bounds, base = bounded_accuracy(answers.matrix), answers.base
-    control = Control(answers.format, _by_seed(answers.matrix), bounds.value, bounds.low, bounds.high)
+    control = Control(
+        answers.format, _by_seed(answers.matrix), bounds.value, bounds.low, bounds.high
+    )
     if base is None or to_base is None:
         return control
     return replace(
@@ -95,7 +99,10 @@ def make_result(
     """
     matrix, outcomes = matrices("right"), []
     estimate = bounded_accuracy(matrix)
-    contrasts = {field: make_contrast(matrix, of("right"), name, scope) for field, (name, of) in others.items()}
+    contrasts = {
+        field: make_contrast(matrix, of("right"), name, scope)
+        for field, (name, of) in others.items()
+    }
     base_name, base = others.get("to_base", ("", None))
     for outcome in other_outcomes(answers):
         part = matrices(outcome)
@@ -103,7 +110,13 @@ def make_result(
         to_base = make_contrast(part, base(outcome), base_name, scope) if base else None
         outcomes.append(
             OutcomeResult(
-                outcome, len(part.question_ids), _by_seed(part), bounds.value, bounds.low, bounds.high, to_base
+                outcome,
+                len(part.question_ids),
+                _by_seed(part),
+                bounds.value,
+                bounds.low,
+                bounds.high,
+                to_base,
             )
         )
     fields: dict[str, Any] = {
@@ -149,9 +162,18 @@ def correctness(runs: Sequence[Sequence[Answer]], outcome: Outcome = "right") ->
     import numpy as np
 
     by_id = [sorted(run, key=lambda answer: answer.question_id) for run in runs]
-    kept = [same for same in zip(*by_id, strict=True) if all(counts_for(answer, outcome) for answer in same)]
-    correct = np.array([[float(has_outcome(same[seed], outcome)) for same in kept] for seed in range(len(runs))])
-    ids, documents = [same[0].question_id for same in kept], [same[0].document_id or "" for same in kept]
+    kept = [
+        same
+        for same in zip(*by_id, strict=True)
+        if all(counts_for(answer, outcome) for answer in same)
+    ]
+    correct = np.array(
+        [[float(has_outcome(same[seed], outcome)) for same in kept] for seed in range(len(runs))]
+    )
+    ids, documents = (
+        [same[0].question_id for same in kept],
+        [same[0].document_id or "" for same in kept],
+    )
     chances = tuple(same[0].chance for same in kept) if outcome == "right" else ()
     return CorrectnessMatrix(correct, tuple(ids), tuple(documents), chances)
 
@@ -174,7 +196,9 @@ def control_correctness(runs: Sequence[Sequence[Answer]]) -> CorrectnessMatrix:
     return replace(matrix, correct=correct)
 
 
-def answers_without_question(asked: Sequence[Answer], alone: Sequence[Answer]) -> ControlAnswers | None:
+def answers_without_question(
+    asked: Sequence[Answer], alone: Sequence[Answer]
+) -> ControlAnswers | None:
     """Return the control of the answers `asked` from those of the same arm `alone`, without the question.
 
     None where no question has a score in both.
@@ -194,7 +218,12 @@ _Compared = TypeVar("_Compared", ArmResult, OutcomeResult)
 
 
 def _correct(results: Sequence[_Compared]) -> list[_Compared]:
-    family = [(i, name) for i, result in enumerate(results) for name in _COMPARISONS if getattr(result, name, None)]
+    family = [
+        (i, name)
+        for i, result in enumerate(results)
+        for name in _COMPARISONS
+        if getattr(result, name, None)
+    ]
     corrected = list(results)
     contrasts = correct_contrasts([getattr(results[i], name) for i, name in family])
     for (i, name), contrast in zip(family, contrasts, strict=True):
@@ -238,11 +267,16 @@ def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
     """
     heads = _first_formats(results)
     is_head = [
-        result.prompt_format == heads[result.question_set] and (not result.k or result.chosen_k) for result in results
+        result.prompt_format == heads[result.question_set] and (not result.k or result.chosen_k)
+        for result in results
     ]
     parts = {}
     for head in (True, False):
-        part = [result for result, in_headline in zip(results, is_head, strict=True) if in_headline is head]
+        part = [
+            result
+            for result, in_headline in zip(results, is_head, strict=True)
+            if in_headline is head
+        ]
         parts[head] = iter(correct_family(part))
     return [next(parts[head]) for head in is_head]
 
@@ -265,7 +299,11 @@ def with_leaders(
     ranked: dict[tuple[str, str], list[int]] = {}
     for i, result in enumerate(results):
         is_head = heads[result.question_set] == result.prompt_format
-        known = (result.model, result.arm) in trained and result.role == "learning" and not result.subject
+        known = (
+            (result.model, result.arm) in trained
+            and result.role == "learning"
+            and not result.subject
+        )
         if is_head and known and not result.k:
             ranked.setdefault((result.model, result.question_set), []).append(i)
     best: dict[int, Contrast] = {}
@@ -286,7 +324,11 @@ def with_leaders(
 
 
 def make_report(
-    run_dir: Path, plan: Plan, section: EvalSection, answers: Answers, perplexities: Sequence[Perplexity]
+    run_dir: Path,
+    plan: Plan,
+    section: EvalSection,
+    answers: Answers,
+    perplexities: Sequence[Perplexity],
 ) -> Report:
     """Return the report of an evaluation: every arm against the first model without context. It has no notes yet."""
     base = next(iter(section.models))
@@ -298,12 +340,18 @@ def make_report(
         kind="evaluation",
         title=run_dir.name,
         models=(base,),
-        arms=tuple(ArmInfo(name, base, str(table), trained=name != base) for name, table in tables.items()),
+        arms=tuple(
+            ArmInfo(name, base, str(table), trained=name != base) for name, table in tables.items()
+        ),
         results=_summarize(plan, section, answers),
         unscored=tuple(_unscored(plan, section, answers)),
         perplexities=tuple(perplexities),
         recalls=tuple(_recalls(plan, section)),
-        logs=tuple((base, name, 0, os.path.relpath(log, run_dir)) for log, name in logs.items() if log.is_file()),
+        logs=tuple(
+            (base, name, 0, os.path.relpath(log, run_dir))
+            for log, name in logs.items()
+            if log.is_file()
+        ),
         model_sources={base: str(tables[base])},
     )
 
@@ -312,7 +360,9 @@ def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
     """Yield the recall of the retrieval for each question set, and each K."""
     for question_set in (item for item in plan.sets if item.contexts):
         for k in dict.fromkeys(section.retrieval.k if section.retrieval else ()):
-            recall = measure_recall(question_set.name, question_set.questions, question_set.contexts, k)
+            recall = measure_recall(
+                question_set.name, question_set.questions, question_set.contexts, k
+            )
             if recall.n or recall.n_empty:
                 yield recall
 
@@ -327,9 +377,14 @@ def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmR
         subjects = dict.fromkeys(answer.subject for answer in scored if is_scored(answer))
         if subjects:
             results.append(_result(question_set, arm, score, section, answers))
-        if len({question.subject for question in question_set.questions}) > 1 and FORMATS[arm.format].shows_question:
+        if (
+            len({question.subject for question in question_set.questions}) > 1
+            and FORMATS[arm.format].shows_question
+        ):
             named = filter(None, subjects)
-            parts += [_result(question_set, arm, score, section, answers, subject) for subject in named]
+            parts += [
+                _result(question_set, arm, score, section, answers, subject) for subject in named
+            ]
     base, *others = section.models
     sets = {question_set.name: question_set for question_set in plan.sets}
 
@@ -377,14 +432,21 @@ def _result(
     ks = tuple(dict.fromkeys(section.retrieval.k)) if section.retrieval else ()
 
     def scored(of: EvalArm) -> list[Answer]:
-        return [a for a in _scored(question_set, of, score, answers) if subject in (None, a.subject)]
+        return [
+            a for a in _scored(question_set, of, score, answers) if subject in (None, a.subject)
+        ]
 
     rag = replace(base, k=ks[0]) if ks else base
     control = _control(question_set, arm, score, answers, subject)
     if control is not None and arm != base:
         control = replace(control, base=_control(question_set, base, score, answers, subject))
     role = question_set.role if FORMATS[arm.format].shows_question else "baseline"
-    beside = arm.model != base.model and arm.k in (0, rag.k) and rag.k and (question_set.name, rag) in answers
+    beside = (
+        arm.model != base.model
+        and arm.k in (0, rag.k)
+        and rag.k
+        and (question_set.name, rag) in answers
+    )
     result = summarize_arm(
         scored(arm), None if arm == base else scored(base), model=base.model, arm=arm.model, role=role,
         score=score, rag=scored(rag) if beside else None, control=control,
@@ -394,13 +456,19 @@ def _result(
 
 
 def _control(
-    question_set: QuestionSet, arm: EvalArm, score: str, answers: Answers, subject: str | None = None
+    question_set: QuestionSet,
+    arm: EvalArm,
+    score: str,
+    answers: Answers,
+    subject: str | None = None,
 ) -> ControlAnswers | None:
     """Return an arm's answers without the question; None with passages, and where no such answer has a score."""
     control = EvalArm(arm.model, FORMATS[arm.format].control, 0, 0)
     if arm.k or (question_set.name, control) not in answers:
         return None
-    alone = [a for a in _scored(question_set, control, score, answers) if subject in (None, a.subject)]
+    alone = [
+        a for a in _scored(question_set, control, score, answers) if subject in (None, a.subject)
+    ]
     asked = [a for a in _scored(question_set, arm, score, answers) if subject in (None, a.subject)]
     return answers_without_question(asked, alone)
 
@@ -434,14 +502,18 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
                 yield from _flips_of(question_set, arm, base, answers, score)
 
 
-def _flips_of(question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: Answers, score: str) -> Iterator[Row]:
+def _flips_of(
+    question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: Answers, score: str
+) -> Iterator[Row]:
     before = {answer.question_id: answer for answer in _scored(question_set, base, score, answers)}
     after = {answer.question_id: answer for answer in _scored(question_set, arm, score, answers)}
     contexts = question_set.contexts or ((),) * len(question_set.questions)
     for question, context in zip(question_set.questions, contexts, strict=True):
         was, now = before[question.id], after[question.id]
         if is_scored(was) and is_scored(now) and outcome_of(was) != outcome_of(now):
-            passages = [{"id": p.id, "document_id": p.document_id, "text": p.text} for p in context[: arm.k]]
+            passages = [
+                {"id": p.id, "document_id": p.document_id, "text": p.text} for p in context[: arm.k]
+            ]
             more = {
                 "role": question_set.role, "base_arm": base.name, "arm": arm.name, "truncated": now.truncated,
                 "log_probs": finite_or_none(now.log_probs), "base_log_probs": finite_or_none(was.log_probs),
@@ -467,7 +539,14 @@ def flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer]
 def most_common_outcome(answers: Sequence[Answer]) -> Outcome | None:
     """Return the outcome of more than half of the seeds' answers to a question; None if there is none."""
     outcomes = list(map(outcome_of, answers))
-    return next((outcome for outcome in dict.fromkeys(outcomes) if 2 * outcomes.count(outcome) > len(outcomes)), None)
+    return next(
+        (
+            outcome
+            for outcome in dict.fromkeys(outcomes)
+            if 2 * outcomes.count(outcome) > len(outcomes)
+        ),
+        None,
+    )
 
 
 def _vote(answers: Sequence[Answer], gold: int) -> int | None:

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.passages import Bm25, best_of, cut_note, sentences, split_passages, word_spans, words_of
+from kinject.corpus.passages import (
+    Bm25,
+    best_of,
+    cut_note,
+    sentences,
+    split_passages,
+    word_spans,
+    words_of,
+)
 from kinject.disk import atomic_file, content_id, open_to_read
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
@@ -46,7 +54,9 @@ class Retriever:
     `section` (None: its defaults) has the score below which passages are left out.
     """
 
-    def __init__(self, passages: Sequence[Passage], section: RetrievalSection | None = None) -> None:
+    def __init__(
+        self, passages: Sequence[Passage], section: RetrievalSection | None = None
+    ) -> None:
         """Index `passages` (at least one)."""
         self.passages, self.least = tuple(passages), None if section is None else section.min_score
         self.notes: tuple[str, ...] = ()
@@ -69,7 +79,9 @@ class Retriever:
 class Bm25Retriever(Retriever):
     """BM25 over passages; words in lower case, no stop words."""
 
-    def __init__(self, passages: Sequence[Passage], section: RetrievalSection | None = None) -> None:
+    def __init__(
+        self, passages: Sequence[Passage], section: RetrievalSection | None = None
+    ) -> None:
         """Index `passages` (at least one)."""
         super().__init__(passages, section)
         self._index = Bm25([passage.shown for passage in passages], words_of)
@@ -104,19 +116,26 @@ class LexicalRetriever(Retriever):
     No model is needed, and no list of endings or stop words of a language.
     """
 
-    def __init__(self, passages: Sequence[Passage], section: RetrievalSection | None = None) -> None:
+    def __init__(
+        self, passages: Sequence[Passage], section: RetrievalSection | None = None
+    ) -> None:
         """Index `passages` (at least one)."""
         super().__init__(passages, section)
         texts = [passage.shown for passage in passages]
         self._indices = {name: Bm25(texts, terms) for name, terms in _TERMS.items()}
         split = [sentences(text) or [text] for text in texts]
         self._first = np.cumsum([0, *map(len, split)])[:-1]
-        self._sentences = Bm25([sentence for passage_sentences in split for sentence in passage_sentences], _ngrams)
+        self._sentences = Bm25(
+            [sentence for passage_sentences in split for sentence in passage_sentences], _ngrams
+        )
 
     def parts(self, query: str) -> dict[str, npt.NDArray[np.float64]]:
         """Return the four scores of the passages, by the names of `LEXICAL_WEIGHTS`."""
         by_name = {name: index.scores(query) for name, index in self._indices.items()}
-        return {**by_name, "sentence": np.maximum.reduceat(self._sentences.scores(query), self._first)}
+        return {
+            **by_name,
+            "sentence": np.maximum.reduceat(self._sentences.scores(query), self._first),
+        }
 
     def scores(self, query: str) -> npt.NDArray[np.float64]:
         """Return the score of each passage: from 0 up, without a bound."""
@@ -131,7 +150,11 @@ def _pairs(text: str) -> list[str]:
 def _ngrams(text: str) -> list[str]:
     """Return the runs of 4 characters of each word, its borders marked; shorter words whole."""
     marked = (f" {word} " for word in words_of(text))
-    return [word[index : index + _NGRAM] for word in marked for index in range(max(1, len(word) - _NGRAM + 1))]
+    return [
+        word[index : index + _NGRAM]
+        for word in marked
+        for index in range(max(1, len(word) - _NGRAM + 1))
+    ]
 
 
 _TERMS = {"words": words_of, "pieces": _ngrams, "pairs": _pairs}
@@ -147,7 +170,9 @@ class DenseRetriever(Retriever):
         """
         super().__init__(passages, section)
         name = Path(section.embedder).name.lower()
-        self._prefix, prefix = next((pair for word, pair in PREFIXES.items() if word in name), ("", ""))
+        self._prefix, prefix = next(
+            (pair for word, pair in PREFIXES.items() if word in name), ("", "")
+        )
         self._texts = [prefix + passage.shown for passage in passages]
         key = "eval.retrieval.embedder (kinds bm25 and lexical need none)"
         self._model = load_embedder(section.embedder, key)
@@ -160,7 +185,9 @@ class DenseRetriever(Retriever):
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages by float64 products, of equal ones the first."""
         embedded = self._embed([self._prefix + query for query in queries]) if queries else ()
-        return [best_of(self._vectors @ query.astype(np.float64), k, self.least) for query in embedded]
+        return [
+            best_of(self._vectors @ query.astype(np.float64), k, self.least) for query in embedded
+        ]
 
     def _read_or_embed(self) -> Vectors:
         if self.path.exists():
@@ -168,7 +195,9 @@ class DenseRetriever(Retriever):
                 with open_to_read(self.path) as file:
                     stored: Vectors = np.load(file, allow_pickle=False)
             except (OSError, ValueError) as error:
-                raise DiskError(f"{self.path}: damaged index ({error}). Delete it and run again.") from error
+                raise DiskError(
+                    f"{self.path}: damaged index ({error}). Delete it and run again."
+                ) from error
             if len(stored) == len(self.passages):
                 return stored
         vectors = self._embed(self._texts)
@@ -177,7 +206,9 @@ class DenseRetriever(Retriever):
         return vectors
 
     def _embed(self, texts: list[str]) -> Vectors:
-        vectors = self._model.encode(texts, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False)
+        vectors = self._model.encode(
+            texts, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        )
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
@@ -194,7 +225,9 @@ class BothRetriever(Retriever):
         """Return for each query the indices of the `k` best passages, the best first."""
         points, ranked = 1 / (60 + np.arange(1, 1 + len(self.passages))), []
         for orders in zip(*(part.rank(queries, len(points)) for part in self._parts), strict=True):
-            scores = np.sum([points[np.argsort(order)] for order in orders], axis=0)  # by their ranks
+            scores = np.sum(
+                [points[np.argsort(order)] for order in orders], axis=0
+            )  # by their ranks
             ranked.append(best_of(scores, k, self.least))
         return ranked
 
@@ -208,7 +241,9 @@ def load_embedder(model: str, key: str) -> Any:
     try:
         import sentence_transformers
     except ImportError as error:
-        raise InputError(f"{key}: an embedder needs {error.name}. Install it: pip install 'kinject[rag]'.") from error
+        raise InputError(
+            f"{key}: an embedder needs {error.name}. Install it: pip install 'kinject[rag]'."
+        ) from error
     try:
         source = find_source(model, "embedder")
     except InputError as error:
@@ -233,7 +268,9 @@ def refuse_pickles(folder: Path, key: str) -> None:
             )
 
 
-def read_passages(section: RetrievalSection, documents: DocumentsSection | None = None) -> list[Passage]:
+def read_passages(
+    section: RetrievalSection, documents: DocumentsSection | None = None
+) -> list[Passage]:
     """Return the passages of the documents, each once. Raises `InputError` or `DiskError` as `read_documents` does."""
     by_id: dict[str, Passage] = {}
     for path in section.documents:
@@ -243,7 +280,9 @@ def read_passages(section: RetrievalSection, documents: DocumentsSection | None 
     return list(by_id.values())
 
 
-def measure_recall(name: str, questions: Sequence[Question], contexts: Sequence[Sequence[Passage]], k: int) -> Recall:
+def measure_recall(
+    name: str, questions: Sequence[Question], contexts: Sequence[Sequence[Passage]], k: int
+) -> Recall:
     """Return recall at `k` over the questions of the set `name` that a document answers; `contexts` are in their order.
 
     It also counts the questions for which nothing was found.
@@ -265,6 +304,8 @@ _KINDS: Mapping[str, Callable[[Sequence[Passage], RetrievalSection], Retriever]]
 def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Retriever:
     """Return the retriever that `section` describes. Raises `InputError` as `DenseRetriever` does."""
     retriever = _KINDS[section.kind](passages, section)
-    note = cut_note(sum(passage.cut for passage in passages), len(passages), "eval.retrieval.passage_tokens")
+    note = cut_note(
+        sum(passage.cut for passage in passages), len(passages), "eval.retrieval.passage_tokens"
+    )
     retriever.notes += (note,) * bool(note)
     return retriever

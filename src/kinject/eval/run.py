@@ -49,9 +49,7 @@ from kinject.results import ArmResult, Perplexity, Report, to_json
 from kinject.terminal import Progress, show
 from kinject.types import Answer, ArmName
 
-_INPUT_FIX = (
-    "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
-)
+_INPUT_FIX = "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,9 @@ class _Run:
     notes: list[str]
     inputs: dict[str, str]  # path or model -> hash
     results: Answers = field(default_factory=dict)
-    prompt_tokens: dict[tuple[str, EvalArm], float] = field(default_factory=dict)  # of a question; 0: not counted
+    prompt_tokens: dict[tuple[str, EvalArm], float] = field(
+        default_factory=dict
+    )  # of a question; 0: not counted
     perplexities: list[Perplexity] = field(default_factory=list)
     n_scored: int = 0
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)  # usage and cost, by model
@@ -108,14 +108,24 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
         answers.read_others(shard.other_answers())
         notes = list(plan.notes)
         judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
-        run = _Run(recipe, section, plan, ResumableScoring(answers, shard), notes, {**inputs, **plan.models})
+        run = _Run(
+            recipe,
+            section,
+            plan,
+            ResumableScoring(answers, shard),
+            notes,
+            {**inputs, **plan.models},
+        )
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         if judge:
             judge.grade_answers(plan.open_questions(), run.results)
             run.notes.extend(judge.notes())
         report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
-        counted = [run.prompt_tokens[r.question_set, EvalArm(r.arm, r.format, r.shots, r.k)] for r in report.results]
+        counted = [
+            run.prompt_tokens[r.question_set, EvalArm(r.arm, r.format, r.shots, r.k)]
+            for r in report.results
+        ]
         report = replace(
             report, notes=tuple(dict.fromkeys(run.notes)), judge=judge.accuracy if judge else None,
             results=tuple(replace(r, prompt_tokens=n or None) for r, n in zip(report.results, counted, strict=True)),
@@ -156,9 +166,13 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
             scores = model.score(encoded) if isinstance(model, LoadedScorer) else {}
             for index, prompt in enumerate(prompts):
                 arm = prompt.arm
-                title = f"{arm.name} on {question_set.name}: {arm.format}, {arm.shots} shots, K {arm.k}"
+                title = (
+                    f"{arm.name} on {question_set.name}: {arm.format}, {arm.shots} shots, K {arm.k}"
+                )
                 if isinstance(model, LoadedScorer):
-                    text = render_tokens(model.loaded.tokenizer, prompt.encoded, prompt.request, scores[index])
+                    text = render_tokens(
+                        model.loaded.tokenizer, prompt.encoded, prompt.request, scores[index]
+                    )
                 else:  # it may cost
                     text = render_messages(prompt.encoded)
                 yield f"{title}, question {prompt.request.question.id}\n{text}"
@@ -213,13 +227,21 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointMod
             run.prompt_tokens[asked] = run.prompt_tokens.get(asked, 0.0) + n_tokens
     if isinstance(model, EndpointScorer):
         run.endpoints[name] = model.counts()
-        run.notes += [f"{name}: no perplexity, which needs a local model"] if run.section.perplexity_corpus else []
+        run.notes += (
+            [f"{name}: no perplexity, which needs a local model"]
+            if run.section.perplexity_corpus
+            else []
+        )
     elif run.section.perplexity_corpus:
-        run.perplexities.append(measure_perplexity(run.scoring, model, Path(run.section.perplexity_corpus)))
+        run.perplexities.append(
+            measure_perplexity(run.scoring, model, Path(run.section.perplexity_corpus))
+        )
     run.notes.extend(model.notes())
 
 
-def encode_arms(question_set: QuestionSet, model: LoadedScorer | EndpointScorer) -> list[PendingPrompt]:
+def encode_arms(
+    question_set: QuestionSet, model: LoadedScorer | EndpointScorer
+) -> list[PendingPrompt]:
     """Return the prompts of every arm of `model` on `question_set`, in the order of arms and questions."""
     arms = [arm for arm in question_set.arms if arm.model == model.name]
     rows = [(arm, *item) for arm in arms for item in question_set.requests(arm)]
@@ -244,7 +266,9 @@ def score_prompts(
     mine = scoring.mine({key: same[0].request.question.id for key, same in by_key.items()})
     n_stored = sum(len(by_key[key]) for key in stored)
     n_new = sum(len(by_key[key]) for key in mine if key not in stored)
-    with show_progress(f"{model.name} on {question_set.name}", n_stored + n_new, n_stored) as progress:
+    with show_progress(
+        f"{model.name} on {question_set.name}", n_stored + n_new, n_stored
+    ) as progress:
 
         def store(key: str, score: PromptScore) -> None:
             for prompt in by_key[key]:
@@ -254,12 +278,17 @@ def score_prompts(
         todo = {key: by_key[key][0].encoded for key in mine}
         if isinstance(model, EndpointScorer):
             new = model.score_missing(
-                {key: encoded for key, encoded in todo.items() if key not in stored}, store, progress.set_status
+                {key: encoded for key, encoded in todo.items() if key not in stored},
+                store,
+                progress.set_status,
             )
         else:
             new = model.score_missing(scoring, todo, stored, store)
     scores = {**stored, **scoring.shard.gather(new)}
-    answers = [_make_answer(question_set, prompt, scores[key]) for key, prompt in zip(keys, prompts, strict=True)]
+    answers = [
+        _make_answer(question_set, prompt, scores[key])
+        for key, prompt in zip(keys, prompts, strict=True)
+    ]
     for key, answer in zip(keys, answers, strict=True):
         scoring.answers.add(key, answer)
     return answers, sum(key not in stored for key in keys)
@@ -284,7 +313,9 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         context_ids=prompt.context_ids,
         gold=form.gold(question),
         log_probs=score.log_probs,
-        n_tokens=(score.n_tokens,) if written else score.lengths or tuple(map(len, prompt.encoded.continuations)),
+        n_tokens=(score.n_tokens,)
+        if written
+        else score.lengths or tuple(map(len, prompt.encoded.continuations)),
         n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
         truncated=prompt.encoded.truncated,
         n_chars=tuple(map(len, texts)),
@@ -311,14 +342,19 @@ def show_progress(title: str, n_total: int, n_stored: int) -> Iterator[Progress]
     seconds = monotonic() - start
     stored = f", {n_stored} found in answers.jsonl" if n_stored else ""
     rate = f", {progress.done / seconds:.1f} a second" if progress.done and seconds else ""
-    show(f"{title}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}", file=sys.stderr)
+    show(
+        f"{title}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}",
+        file=sys.stderr,
+    )
 
 
 def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
     if judge is None:
         delete_file(recipe.run_dir / GRADES_FILE)  # of an earlier run of this recipe
     write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
-    write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
+    write_json(
+        recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)}
+    )
     counts: dict[str, Any] = {
         "answers": sum(map(len, run.results.values())),
         "scored_now": run.n_scored,
@@ -408,7 +444,9 @@ def check_requirements(requirements: Sequence[Requirement], report: Report) -> l
     for requirement in requirements:
         results = list(_results(requirement, report))
         if not results:
-            arms = ", ".join(dict.fromkeys(ArmName.asked(result.arm, result.k) for result in report.results))
+            arms = ", ".join(
+                dict.fromkeys(ArmName.asked(result.arm, result.k) for result in report.results)
+            )
             raise InputError(
                 f"eval.require: {requirement.text}: no arm has scores of these questions. Arms: {arms or 'none'}."
             )
@@ -420,7 +458,9 @@ def _results(requirement: Requirement, report: Report) -> Iterator[ArmResult]:
     base = report.arms[0].name
     for result in report.results:
         name = ArmName.asked(result.arm, result.k)
-        is_meant = requirement.arm == name or not (requirement.arm or result.k or result.arm == base)
+        is_meant = requirement.arm == name or not (
+            requirement.arm or result.k or result.arm == base
+        )
         if is_meant and result.question_set == requirement.questions and not result.subject:
             yield result
 
@@ -437,7 +477,9 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
         if requirement.net and result.control is not None:
             contrast = result.control.net
         if contrast is None:
-            raise InputError(f"eval.require: {requirement.text}: {result.arm} is not compared with a base.")
+            raise InputError(
+                f"eval.require: {requirement.text}: {result.arm} is not compared with a base."
+            )
         number = contrast.delta
         low = -1.0 if contrast.low is None else contrast.low
         high = 1.0 if contrast.high is None else contrast.high
@@ -451,9 +493,13 @@ def write_checks(checks: Sequence[Check], folder: Path) -> None:
     """Write requirements.json and, for CI, requirements.xml in JUnit's form, in which every check is a test."""
     write_json(folder / "requirements.json", [asdict(check) for check in checks])
     failed = [check for check in checks if check.verdict != "met"]
-    suite = Xml.Element("testsuite", name="kinject eval", tests=str(len(checks)), failures=str(len(failed)))
+    suite = Xml.Element(
+        "testsuite", name="kinject eval", tests=str(len(checks)), failures=str(len(failed))
+    )
     for check in checks:
-        case = Xml.SubElement(suite, "testcase", classname=check.arm, name=f"{check.requirement} ({check.format})")
+        case = Xml.SubElement(
+            suite, "testcase", classname=check.arm, name=f"{check.requirement} ({check.format})"
+        )
         if check in failed:
             Xml.SubElement(case, "failure", message=str(check))
     write_text(folder / "requirements.xml", Xml.tostring(suite, "unicode", xml_declaration=True))

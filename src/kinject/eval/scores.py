@@ -39,7 +39,9 @@ def _by_text(grade: TextGrader) -> AnswerGrader:
     return lambda answer: grade(answer.text or "", answer.accepted)
 
 
-TEXT_GRADERS: Mapping[str, AnswerGrader] = {name: _by_text(grade) for name, grade in TEXT_SCORES.items()}
+TEXT_GRADERS: Mapping[str, AnswerGrader] = {
+    name: _by_text(grade) for name, grade in TEXT_SCORES.items()
+}
 """The scores of written answers; the first one is the default."""
 
 
@@ -76,12 +78,18 @@ def scores_of(answer: Answer, score: str) -> tuple[float, ...]:
         raise InputError(
             f"question {answer.question_id!r}: the lengths in {score} were not stored. Choose another score."
         )
-    return tuple(value / max(1, n) for value, n in zip(answer.log_probs, lengths[score], strict=True))
+    return tuple(
+        value / max(1, n) for value, n in zip(answer.log_probs, lengths[score], strict=True)
+    )
 
 
 def best_choice(values: Sequence[float]) -> int | None:
     """Return the index of the highest score, the first of equals; None without one, if one is not finite or several are equal."""
-    if not values or not all(map(math.isfinite, values)) or (len(values) > 1 and min(values) == max(values)):
+    if (
+        not values
+        or not all(map(math.isfinite, values))
+        or (len(values) > 1 and min(values) == max(values))
+    ):
         return None
     return max(range(len(values)), key=values.__getitem__)
 
@@ -96,7 +104,10 @@ def rescored(answers: Sequence[Answer], score: str) -> list[Answer]:
     if answers and format_of(answers[0].format).generates:
         if score == JUDGED and not answers[0].choices:
             return [_judged(answer) for answer in answers]
-        return [_graded(answer, TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values())))) for answer in answers]
+        return [
+            _graded(answer, TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values()))))
+            for answer in answers
+        ]
     score = "sum" if score in WRITTEN_SCORES else score
     merged = merge_rotations(answers)
     if score == "sum":
@@ -182,7 +193,11 @@ def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
     accepted = now.accepted or (expected,)
     choices = [*accepted, was.text or "(empty)", now.text or "(empty)"]
     indices = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
-    return {"choices": choices, **indices, **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices))}
+    return {
+        "choices": choices,
+        **indices,
+        **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices)),
+    }
 
 
 def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
@@ -195,7 +210,10 @@ def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
     by_question: dict[str, list[Answer]] = {}
     for answer in answers:
         by_question.setdefault(answer.question_id, []).append(answer)
-    return [_merge(same) if format_of(same[0].format).rotates else same[0] for same in by_question.values()]
+    return [
+        _merge(same) if format_of(same[0].format).rotates else same[0]
+        for same in by_question.values()
+    ]
 
 
 def _merge(rotations: Sequence[Answer]) -> Answer:
@@ -218,14 +236,20 @@ def letter_mass(answers: Sequence[Answer]) -> float | None:
     if form is None or not form.letters or form.generates:
         return None
     masses = [
-        math.fsum(map(math.exp, answer.log_probs)) for answer in answers if all(map(math.isfinite, answer.log_probs))
+        math.fsum(map(math.exp, answer.log_probs))
+        for answer in answers
+        if all(map(math.isfinite, answer.log_probs))
     ]
     return math.fsum(masses) / len(masses) if masses else None
 
 
 def _log_sum(values: Sequence[float]) -> float:
     top = max(values)
-    return top + math.log(math.fsum(math.exp(value - top) for value in values)) if math.isfinite(top) else top
+    return (
+        top + math.log(math.fsum(math.exp(value - top) for value in values))
+        if math.isfinite(top)
+        else top
+    )
 
 
 def is_scored(answer: Answer) -> bool:

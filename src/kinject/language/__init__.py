@@ -18,7 +18,9 @@ _ASCII_LETTER = re.compile("[a-zA-Z]")
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 """Characters at which the detector stops with an error."""
 _CODES = {"zh-Hant": "zh", "iw": "he", "jw": "jv", "nb": "no"}
-_NAMES = {_CODES.get(code, code): name for name, code in reversed(pycld2.LANGUAGES) if code != "zh-Hant"}
+_NAMES = {
+    _CODES.get(code, code): name for name, code in reversed(pycld2.LANGUAGES) if code != "zh-Hant"
+}
 _MIN_LETTERS, _MIN_WIDE_LETTERS = 40, 12
 """A shorter text has no clear language; the second limit is for text in Chinese characters, kana or Hangul."""
 _MIN_TO_COMPARE = 80

@@ -45,7 +45,11 @@ def _entries() -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def shared_units() -> dict[str, str]:
     """Return spelling -> unit, in every language."""
-    return {spelling: unit for unit, text in _entries()["symbols"].items() for spelling in text.split("|")}
+    return {
+        spelling: unit
+        for unit, text in _entries()["symbols"].items()
+        for spelling in text.split("|")
+    }
 
 
 class Language:
@@ -63,7 +67,13 @@ class Language:
         self.ordinal = str(entry.get("ordinal", ""))
         nouns = code in ("de", "lb")
         self.family: Family = (
-            "nouns" if nouns else "unspaced" if code in _UNSPACED else "caseless" if code in _CASELESS else "capitals"
+            "nouns"
+            if nouns
+            else "unspaced"
+            if code in _UNSPACED
+            else "caseless"
+            if code in _CASELESS
+            else "capitals"
         )
 
     @property
@@ -75,7 +85,9 @@ class Language:
     def not_checked(self) -> tuple[str, ...]:
         """The checks that are off in this language, for the manifest and the summary."""
         han = self.code in ("zh", "ja")
-        names = "names of persons in Chinese characters" if han else "names in letters other than Latin"
+        names = (
+            "names of persons in Chinese characters" if han else "names in letters other than Latin"
+        )
         numbers = () if self.number_words or han else ("numbers in words",)
         return ((names,) if han or self.family == "caseless" else ()) + numbers
 
@@ -106,7 +118,9 @@ class Language:
     def _pairs(self, key: str) -> Iterator[tuple[str, str]]:
         """Yield (value, word) of a table ``value word word ...; ...``; ~ takes each of the endings, _ is a space."""
         endings = self._entry.get("endings", ())
-        for entry in filter(None, (part.split() for part in str(self._entry.get(key, "")).split(";"))):
+        for entry in filter(
+            None, (part.split() for part in str(self._entry.get(key, "")).split(";"))
+        ):
             for word in entry[1:]:
                 for ending in endings if word.endswith("~") else ("",):
                     yield entry[0], word.removesuffix("~").replace("_", " ") + ending
@@ -125,7 +139,11 @@ class Language:
     def digit_scales(self) -> dict[str, int]:
         """Word or abbreviation after a number in digits -> factor: 3 Mio., 654 тысячи."""
         scales = {}
-        for forms in self._locale.compact_decimal_formats.values() if self._locale and self.code != "en" else ():
+        for forms in (
+            self._locale.compact_decimal_formats.values()
+            if self._locale and self.code != "en"
+            else ()
+        ):
             for patterns in forms.values():
                 for factor, pattern in patterns.items():
                     if match := _SCALE.fullmatch(pattern.pattern.replace("'", "")):
@@ -140,11 +158,19 @@ class Language:
     @cached_property
     def months(self) -> dict[str, int]:
         """Name or abbreviation of a month in lower case -> 1 to 12."""
-        return self._months("abbreviated") | self.month_names | ({"sept": 9} if self.code == "en" else {})
+        return (
+            self._months("abbreviated")
+            | self.month_names
+            | ({"sept": 9} if self.code == "en" else {})
+        )
 
     def _months(self, width: str) -> dict[str, int]:
         names = self._locale.months["format"][width] if self._locale else {}
-        return {name.lower().rstrip("."): number for number, name in names.items() if not name[0].isdigit()}
+        return {
+            name.lower().rstrip("."): number
+            for number, name in names.items()
+            if not name[0].isdigit()
+        }
 
     @cached_property
     def decimal_sign(self) -> str:
@@ -159,13 +185,17 @@ class Language:
             # "m." is a month in French, and a metre at the end of a sentence; "in" is a German inch, and a preposition.
             if len(word) == 2 and word not in shared_units() and word in self.frequent:
                 continue
-            if (len(word) > 1 and shared_units().get(word.rstrip("."), unit) == unit) or self.is_unspaced:
+            if (
+                len(word) > 1 and shared_units().get(word.rstrip("."), unit) == unit
+            ) or self.is_unspaced:
                 spellings.setdefault(word, unit)
                 if self.family == "nouns" and len(word) > 3:  # the dative plural: mit 5 Kilometern
                     spellings.setdefault(f"{word}n", unit)
         for unit, words in self._entry.get("units", {}).items():
             spellings.update(dict.fromkeys(words.split("|"), unit))
-        spellings.update({word.replace("’", "'"): unit for word, unit in spellings.items() if "’" in word})
+        spellings.update(
+            {word.replace("’", "'"): unit for word, unit in spellings.items() if "’" in word}
+        )
         spellings.pop("", None)
         return spellings
 
@@ -177,7 +207,9 @@ class Language:
 
         for key, unit in _entries()["cldr_units"].items():
             for number in (1, 2, 5):
-                with contextlib.suppress(UnknownUnitError):  # CLDR lacks some units in some languages
+                with contextlib.suppress(
+                    UnknownUnitError
+                ):  # CLDR lacks some units in some languages
                     for length in ("long", "short"):
                         text = format_unit(number, key, length, locale=self._locale)
                         yield unit, _NUMBER.sub("", text).strip().lower()
@@ -185,18 +217,25 @@ class Language:
     @cached_property
     def unit_words(self) -> frozenset[str]:
         """Words of the spellings of units, and of a million and the like."""
-        return frozenset(word for spelling in (*self.unit_of, *self.digit_scales) for word in spelling.split())
+        return frozenset(
+            word for spelling in (*self.unit_of, *self.digit_scales) for word in spelling.split()
+        )
 
     @cached_property
     def places(self) -> frozenset[str]:
         """Countries, languages and large cities, in this language and in lower case."""
         if self._locale is None:
             return frozenset()
-        names = [name for code, name in self._locale.territories.items() if code not in ("001", "ZZ")]
+        names = [
+            name for code, name in self._locale.territories.items() if code not in ("001", "ZZ")
+        ]
         names += [name for code, name in self._locale.languages.items() if len(code) == 2]
         names += [zone["city"] for zone in self._locale.time_zones.values() if "city" in zone]
         names += str(self._entry.get("regions", "")).split()
-        if self.family in ("capitals", "nouns"):  # CLDR names a city only where a language has a name of its own for it
+        if self.family in (
+            "capitals",
+            "nouns",
+        ):  # CLDR names a city only where a language has a name of its own for it
             from babel.core import get_global
 
             names += [zone.rpartition("/")[2] for zone in get_global("zone_territories")]
@@ -232,7 +271,10 @@ class Language:
     def compound_parts(self) -> frozenset[str]:
         """Words of which compounds are made: common ones, of three letters only frequent ones."""
         words = _word_list(self.code)
-        return frozenset([word for word in words if len(word) > 3] + [word for word in words[:4000] if len(word) == 3])
+        return frozenset(
+            [word for word in words if len(word) > 3]
+            + [word for word in words[:4000] if len(word) == 3]
+        )
 
 
 @lru_cache(maxsize=128)
@@ -261,5 +303,7 @@ def plain(word: str) -> str:
     """Return `word` in lower case without accents, dots and possessive ending."""
     text = word.casefold()
     if not text.isascii():
-        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+        text = "".join(
+            c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)
+        )
     return text.replace("’", "'").replace(".", "").removesuffix("'s").removesuffix("'")

@@ -30,8 +30,21 @@ _BEFORE_MONTH = re.compile(r"\b(?:in|early|late|since|until) \Z", re.IGNORECASE)
 _COMPOSED = re.compile(r"\d(?:[:./–-]\d|\s?[hч点點時时시])")
 """What a time of day or a date in digits has inside: without it, all their patterns need not be tried."""
 _WIDE = str.maketrans("．，％：", ".,%:")
-_HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2}
-_HAN_SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "萬": 10**4, "億": 10**8, "亿": 10**8, "兆": 10**12}
+_HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {
+    "〇": 0,
+    "两": 2,
+    "兩": 2,
+}
+_HAN_SCALES = {
+    "十": 10,
+    "百": 100,
+    "千": 1000,
+    "万": 10**4,
+    "萬": 10**4,
+    "億": 10**8,
+    "亿": 10**8,
+    "兆": 10**12,
+}
 _HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
 _HAN_NUMBER = re.compile(
     rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*"
@@ -98,7 +111,9 @@ class Grammar:
         comma = language.decimal_sign == ","
         group, mark = (r".\u00a0\u202f ٬'’", ",") if comma else (r",\u00a0\u202f'’٬", ".")
         never = r"\Z."
-        scales = "|".join(sorted(map(re.escape, language.digit_scales), key=len, reverse=True)) or never
+        scales = (
+            "|".join(sorted(map(re.escape, language.digit_scales), key=len, reverse=True)) or never
+        )
         english = language.code == "en"
         self.number = re.compile(
             rf"(?P<digits>\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)"
@@ -111,11 +126,15 @@ class Grammar:
         self._numbers = frozenset(words)
         self._word = re.compile(any_word)
         self._compound = re.compile(f"(?:{any_word}|{joins})+")
-        number_word = f"(?:{any_word})" + (f"(?:(?:{joins})?(?:{any_word}))*" if language.compound else "")
+        number_word = f"(?:{any_word})" + (
+            f"(?:(?:{joins})?(?:{any_word}))*" if language.compound else ""
+        )
         between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
         self.in_words = re.compile(rf"(?<!\w){number_word}(?:{between}{number_word})*\b")
         day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
-        days = rf"(?P<days>{day}(?:\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*{day}){{0,3}})"
+        days = (
+            rf"(?P<days>{day}(?:\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*{day}){{0,3}})"
+        )
         self.day_before = re.compile(rf"\b{days}\s*(?:of\s+|de\s+|del\s+|d[’'])?\Z", re.IGNORECASE)
         # "March 3" is English order; "mars 3" is not French.
         after = rf"\.?\s+(?:the\s+)?{days}(?!\d|:\d|\.\d|,\d{{3}})"
@@ -124,7 +143,9 @@ class Grammar:
     def is_number(self, word: str) -> bool:
         """Return whether a word in lower case is a number, or several written as one."""
         is_written_together = self.language.compound and word not in self.language.joins
-        return word in self._numbers or (is_written_together and self._compound.fullmatch(word) is not None)
+        return word in self._numbers or (
+            is_written_together and self._compound.fullmatch(word) is not None
+        )
 
     def unit_after(self, text: str, end: int, in_digits: bool) -> str:
         """Return the unit after a number that ends at index `end`, or ""."""
@@ -132,12 +153,16 @@ class Grammar:
         unit = match["unit"] if match else ""
         # A single letter is a unit after digits only ("five m" is not), and "1990 v" is a match between teams.
         is_letter = len(unit) == 1 and "a" <= unit <= "z"
-        return "" if is_letter and not (in_digits and unit in "mglwvhs") else self.units.get(unit, "")
+        return (
+            "" if is_letter and not (in_digits and unit in "mglwvhs") else self.units.get(unit, "")
+        )
 
     def parse_words(self, text: str) -> list[int]:
         """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then three; dreiundzwanzig."""
         language = self.language
-        if language.code == "en" and len(parts := _ENGLISH_AND.split(text)) > 1:  # thirteen and seventeen
+        if (
+            language.code == "en" and len(parts := _ENGLISH_AND.split(text)) > 1
+        ):  # thirteen and seventeen
             return [number for clause in parts for number in self.parse_words(clause)]
         numbers: list[int] = []
         total = part = 0  # of the current number: whole thousands, and the rest so far
@@ -156,9 +181,17 @@ class Grammar:
             elif 0 < value < room:
                 part += value
                 room = self._room(value)
-            elif value >= 20 and value % 10 == 0 and 0 < part % 100 < 10 and language.compound and started:
+            elif (
+                value >= 20
+                and value % 10 == 0
+                and 0 < part % 100 < 10
+                and language.compound
+                and started
+            ):
                 part, room = part + value, 0  # drei-und-zwanzig
-            elif total == 0 and 10 <= part < 100 and value >= 10 and language.code == "en":  # nineteen ninety
+            elif (
+                total == 0 and 10 <= part < 100 and value >= 10 and language.code == "en"
+            ):  # nineteen ninety
                 part, room = part * 100 + value, self._room(value)
             else:
                 if started:
@@ -257,11 +290,16 @@ def _add_dates(text: str, lower: str, month: str, grammar: Grammar, values: Valu
     """Add the dates with one name of a month. An abbreviation is a month beside a day only."""
     language = grammar.language
     number = language.months[month]
-    is_verb = language.code == "en" and month in ("march", "may")  # "the 14 may learn": a verb has no capital
+    is_verb = language.code == "en" and month in (
+        "march",
+        "may",
+    )  # "the 14 may learn": a verb has no capital
     name = f"M(?i:{month[1:]})" if is_verb else re.escape(month)
     for found in re.finditer(rf"(?<!\w){name}(?!\w)", text if is_verb else lower):
         start, end = found.span()
-        match = grammar.day_before.search(text[max(0, start - 40) : start]) or grammar.day_after.match(text, end)
+        match = grammar.day_before.search(
+            text[max(0, start - 40) : start]
+        ) or grammar.day_after.match(text, end)
         if match:
             values.months.add(number)
             for day in re.findall(r"\d+", match["days"]):
@@ -269,8 +307,12 @@ def _add_dates(text: str, lower: str, month: str, grammar: Grammar, values: Valu
         elif language.code == "en" and not text[start].isupper():
             continue
         elif month not in language.month_names or is_verb:
-            sure = _YEAR_AFTER.match(text, end) or _BEFORE_MONTH.search(text[max(0, start - 8) : start])
-            (values.months if sure and month in language.month_names else values.possible_months).add(number)
+            sure = _YEAR_AFTER.match(text, end) or _BEFORE_MONTH.search(
+                text[max(0, start - 8) : start]
+            )
+            (
+                values.months if sure and month in language.month_names else values.possible_months
+            ).add(number)
         else:
             values.months.add(number)
 
@@ -279,13 +321,17 @@ def _read_unspaced(text: str, grammar: Grammar, values: Values) -> None:
     """Add the numbers and dates of a Chinese or Japanese text, in digits and in Chinese numerals."""
     text = _HAN_PERCENT.sub(r"\1%", text)
     if tenths := _TENTHS.get(grammar.language.code):
-        text = tenths.sub(lambda match: f"{han_value(match[1])}{han_value(match[2]) if match[2] else 0}%", text)
+        text = tenths.sub(
+            lambda match: f"{han_value(match[1])}{han_value(match[2]) if match[2] else 0}%", text
+        )
     month = 0
     for match in _HAN_NUMBER.finditer(text):
         run = match["number"]
         in_digits = run[0].isdigit()
         number = han_value(run)
-        unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(text, match.end(), in_digits=True)
+        unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(
+            text, match.end(), in_digits=True
+        )
         counted = unit or text[match.end() : match.end() + 1] in _COUNTERS
         in_date = number == "10" and unit in ("month", "day")
         part_of_words = number in ("0", "1", "10", "100", "1000", "10000") and not in_date
@@ -301,7 +347,12 @@ def _read_unspaced(text: str, grammar: Grammar, values: Values) -> None:
         if following == "月" and number.isdecimal() and 1 <= int(number) <= 12:
             month = int(number)
             values.months.add(month)
-        elif following in ("日", "号") and month and number.isdecimal() and text[match.start() - 1] == "月":
+        elif (
+            following in ("日", "号")
+            and month
+            and number.isdecimal()
+            and text[match.start() - 1] == "月"
+        ):
             values.add_day(month, int(number))
     for word, numbers in grammar.language.implied.items():
         if word in text:
@@ -335,7 +386,9 @@ def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     digits = match["digits"]
     if grammar.language.decimal_sign == ".":
         digits = re.sub(r"[,\u00a0\u202f'’٬]", "", digits.replace("٫", "."))
-    elif re.fullmatch(r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?", digits) and not digits.startswith("0"):
+    elif re.fullmatch(
+        r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?", digits
+    ) and not digits.startswith("0"):
         digits = re.sub(r"[.\u00a0\u202f ٬'’]", "", digits).replace(",", ".")
     else:
         digits = re.sub(r"[\u00a0\u202f ٬'’]", "", digits).replace("٫", ".").replace(",", ".")
@@ -359,8 +412,16 @@ def is_value(text: str, code: str) -> bool:
     language = grammar.language
     if language.is_unspaced:
         return not _NO_VALUE.search(text)
-    known: tuple[Iterable[str], ...] = (language.months, language.unit_words, language.joins, _BESIDE_DATES)
-    return all(grammar.is_number(word) or any(word in table for table in known) for word in _WORD.findall(text.lower()))
+    known: tuple[Iterable[str], ...] = (
+        language.months,
+        language.unit_words,
+        language.joins,
+        _BESIDE_DATES,
+    )
+    return all(
+        grammar.is_number(word) or any(word in table for table in known)
+        for word in _WORD.findall(text.lower())
+    )
 
 
 _NO_VALUE = re.compile(r"[^\d\s,.%年月日号號零〇一二三四五六七八九十百千万萬亿億兆两兩個个人名]")

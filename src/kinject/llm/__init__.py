@@ -40,7 +40,9 @@ class Transient(EndpointError):
     have been charged.
     """
 
-    def __init__(self, message: str, *, kind: str, retry_after: float | None = None, lost: bool = False) -> None:
+    def __init__(
+        self, message: str, *, kind: str, retry_after: float | None = None, lost: bool = False
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.retry_after = retry_after
@@ -65,7 +67,9 @@ class ThinkingMarks:
 
 
 _MARKS = (
-    ThinkingMarks("<|channel|>", "<|channel|>final<|message|>"),  # gpt-oss: every channel but the final one
+    ThinkingMarks(
+        "<|channel|>", "<|channel|>final<|message|>"
+    ),  # gpt-oss: every channel but the final one
     ThinkingMarks("<|channel>", "<channel|>"),  # Gemma 4
     ThinkingMarks("<think>", "</think>"),
     ThinkingMarks("[THINK]", "[/THINK]"),
@@ -74,11 +78,14 @@ _MARKS = (
 
 def thinking_marks(template: str) -> ThinkingMarks | None:
     """Return the marks of thinking that a chat template writes or takes off; None if it knows none."""
-    return next((marks for marks in _MARKS if marks.opens in template or marks.closes in template), None)
+    return next(
+        (marks for marks in _MARKS if marks.opens in template or marks.closes in template), None
+    )
 
 
 _CHANNEL = re.compile(
-    r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)", re.DOTALL
+    r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)",
+    re.DOTALL,
 )
 
 
@@ -91,7 +98,9 @@ def split_thinking(text: str) -> tuple[str, str]:
     if "<|channel|>" in text:
         channels = _CHANNEL.findall(text)
         answers = [content for name, content in channels if name == "final"]
-        return "".join(content for name, content in channels if name != "final").strip(), "".join(answers).strip()
+        return "".join(content for name, content in channels if name != "final").strip(), "".join(
+            answers
+        ).strip()
     for marks in _MARKS[1:]:
         thinking, closed, answer = text.partition(marks.closes)
         if closed or thinking.lstrip().startswith(marks.opens):
@@ -103,7 +112,9 @@ def with_thinking(usage: Usage, n_thinking: int, n_answer: int) -> Usage:
     """Return `usage` with the tokens of thinking: those reported, else by its share of the characters."""
     if usage.tokens_thinking or not usage.tokens_out or not n_thinking:
         return usage
-    return replace(usage, tokens_thinking=round(usage.tokens_out * n_thinking / (n_thinking + n_answer)))
+    return replace(
+        usage, tokens_thinking=round(usage.tokens_out * n_thinking / (n_thinking + n_answer))
+    )
 
 
 _MOST_TOKENS = 10_000_000

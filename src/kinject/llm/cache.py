@@ -23,13 +23,17 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     endpoint TEXT NOT NULL
 ) WITHOUT ROWID"""
 _SELECT = "SELECT text, finish_reason, tokens_in, tokens_out, tokens_thinking, thinking FROM answers WHERE key = ?"
-_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=dict)  # a mapping of any kind
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, sort_keys=True, default=dict
+)  # a mapping of any kind
 
 
 def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: int) -> bytes:
     """Return 16 bytes that depend on everything that shapes an answer: model, parameters, messages, seed."""
     parts = [identity, messages, seed]
-    return hashlib.blake2b(_ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(
+        _ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=16
+    ).digest()
 
 
 _USAGE = "SELECT total(tokens_in), total(tokens_out), total(tokens_thinking) FROM answers"
@@ -42,7 +46,9 @@ def stored_usage(path: Path) -> Usage:
     # A closed cache has no log beside it, and needs none to be read.
     mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "immutable=1"
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)) as database:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
+        ) as database:
             return Usage(*map(int, database.execute(_USAGE).fetchone()))
     except sqlite3.Error:  # a run reports the damage
         return Usage()
@@ -69,7 +75,9 @@ class AnswerCache:
         try:
             row = self._database.execute(_SELECT, (key,)).fetchone()
         except sqlite3.Error as error:
-            raise DiskError(f"{self.path}: cannot be read ({error}). Run the same command again.") from error
+            raise DiskError(
+                f"{self.path}: cannot be read ({error}). Run the same command again."
+            ) from error
         return None if row is None else Completion(row[0], row[1], Usage(*row[2:5]), row[5])
 
     def put(self, key: bytes, completion: Completion) -> None:
@@ -80,7 +88,9 @@ class AnswerCache:
             completion.thinking, "",
         )  # fmt: skip
         try:
-            self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._database.execute(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
+            )
             if self.path.stat().st_ino != self._inode:
                 raise FileNotFoundError("it was replaced while this run was writing it")
         except (OSError, sqlite3.Error) as error:
@@ -97,7 +107,10 @@ class AnswerCache:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._database.close()
 

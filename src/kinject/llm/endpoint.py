@@ -93,7 +93,9 @@ def error_of(body: bytes) -> tuple[str, str]:
         error = value.get("error", value)
         if isinstance(error, str):
             return error, ""
-        return str(error.get("message") or error.get("detail") or value), str(error.get("code") or "")
+        return str(error.get("message") or error.get("detail") or value), str(
+            error.get("code") or ""
+        )
     except (ValueError, AttributeError, RecursionError):
         return body[:10_000].decode("utf-8", "replace") or "no body", ""
 
@@ -124,7 +126,10 @@ class Endpoint:
 
         # The sender retries: its retries keep the budget, are counted, and stop with the run.
         self._client = openai.AsyncOpenAI(
-            api_key=self._key or "none", base_url=self.url, max_retries=0, http_client=self._open_http()
+            api_key=self._key or "none",
+            base_url=self.url,
+            max_retries=0,
+            http_client=self._open_http(),
         )
         return self
 
@@ -136,7 +141,8 @@ class Endpoint:
         return openai.DefaultAioHttpClient(
             # None would be aiohttp's default of 100, not "no limit".
             limits=httpx2.Limits(
-                max_connections=section.concurrency + _SPARE, max_keepalive_connections=section.concurrency
+                max_connections=section.concurrency + _SPARE,
+                max_keepalive_connections=section.concurrency,
             ),
             timeout=httpx2.Timeout(section.timeout, connect=min(section.timeout, _CONNECT)),
             trust_env=not is_loopback(self.url),
@@ -145,7 +151,10 @@ class Endpoint:
         )
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._client.close()
 
@@ -168,12 +177,16 @@ class Endpoint:
                     f"{self.url}: lists no models (answered {error.status_code}).", fatal=True
                 ) from error
 
-    async def exchange(self, body: Mapping[str, Any], read: Callable[[bytes], Completion]) -> Completion:
+    async def exchange(
+        self, body: Mapping[str, Any], read: Callable[[bytes], Completion]
+    ) -> Completion:
         """Return the result of `read` on the reply to a `body`. Raises as `complete`."""
         reply = await self._post(body)
         if 200 <= reply.status_code < 300:
             return read(reply.content)
-        if error_of(reply.content)[1] == "content_filter":  # some endpoints refuse the prompt, not the answer
+        if (
+            error_of(reply.content)[1] == "content_filter"
+        ):  # some endpoints refuse the prompt, not the answer
             return Completion("", "content_filter")
         raise await self.status_error(reply)
 
@@ -203,7 +216,12 @@ class Endpoint:
             async with asyncio.timeout(self.section.timeout):
                 yield
         # The client passes on what its transport does not know, as an answer that is no HTTP.
-        except (openai.APIConnectionError, aiohttp.ClientError, _Interrupted, TimeoutError) as error:
+        except (
+            openai.APIConnectionError,
+            aiohttp.ClientError,
+            _Interrupted,
+            TimeoutError,
+        ) as error:
             raise self._connection_error(error) from error
 
     def parse(self, body: bytes) -> Completion:
@@ -219,14 +237,25 @@ class Endpoint:
             first = choices[0] if choices else {}
             message, reason = first.get("message") or {}, first.get("finish_reason")
             thinking, text = split_thinking(message.get("content") or "")
-            apart = message.get("reasoning_content") or message.get("reasoning")  # of vLLM, DeepSeek, OpenRouter
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            apart = message.get("reasoning_content") or message.get(
+                "reasoning"
+            )  # of vLLM, DeepSeek, OpenRouter
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            RecursionError,
+        ) as error:
             # A proxy's page costs nothing; JSON that is cut or has no choices may be an answer that was paid.
             begun = body.lstrip()[:1] == b"{"
             raise self.malformed(body, "chat completion", error, lost=begun) from error
         if not text and (value.get("error") or first.get("error")):
             error_text = self.shown(error_of(body)[0])
-            raise Transient(f"{self.url}: answered 200 with an error ({error_text}).", kind="malformed")
+            raise Transient(
+                f"{self.url}: answered 200 with an error ({error_text}).", kind="malformed"
+            )
         if not choices:
             return Completion("", "no choices", used)
         thinking = apart if isinstance(apart, str) else thinking
@@ -237,7 +266,9 @@ class Endpoint:
         elif len(text) > most:
             text, reason = text[:most], "length"
         used = with_thinking(used, len(thinking), len(text))
-        return self.clean(Completion(_utf8(text), _finish_reason(reason), used, _utf8(thinking[:most])))
+        return self.clean(
+            Completion(_utf8(text), _finish_reason(reason), used, _utf8(thinking[:most]))
+        )
 
     def malformed(self, body: bytes, kind: str, error: Exception, *, lost: bool) -> Transient:
         """Return the error of a body that is no completion of this `kind`."""
@@ -249,14 +280,21 @@ class Endpoint:
         """Return an answer without secrets: one that held a part of one has finish_reason ``secret``."""
         text, reason = self._secrets.redact(answer.text), self.shown(answer.finish_reason)
         thinking = self._secrets.redact(answer.thinking)
-        return replace(answer, text=text, thinking=thinking, finish_reason="secret" if text != answer.text else reason)
+        return replace(
+            answer,
+            text=text,
+            thinking=thinking,
+            finish_reason="secret" if text != answer.text else reason,
+        )
 
     def check_model(self, name: object) -> None:
         """Log a warning, once, if another model answers than the recipe's. Longer names, such as with a date, are the same."""
         requested = (self.section.model or "").rpartition("/")[2].lower()
         if isinstance(name, str) and requested not in name.lower() and not self._warned:
             self._warned = True
-            log.warning(f"{self.url}: requested the model {self.section.model!r}, {self.shown(name)!r} answers.")
+            log.warning(
+                f"{self.url}: requested the model {self.section.model!r}, {self.shown(name)!r} answers."
+            )
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         """Return the body of a request. A parameter that `extra_body` has as null is left out."""
@@ -272,18 +310,24 @@ class Endpoint:
     def _connection_error(self, error: BaseException) -> EndpointError:
         """Return the error of a request without a whole answer; the openai client reports most as its cause."""
         begun, cause = isinstance(error, _Interrupted), error
-        while cause.__cause__ is not None and not isinstance(cause.__cause__, asyncio.CancelledError):
+        while cause.__cause__ is not None and not isinstance(
+            cause.__cause__, asyncio.CancelledError
+        ):
             cause = cause.__cause__
         if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
             message = f"{self.url}: no whole answer within {self.section.timeout:g} s."
             return Transient(message, kind="timeout", lost=True)
         reason = self.shown(str(cause) or type(cause).__name__)
         if isinstance(cause, _Interrupted):
-            return Transient(f"{self.url}: the answer is not read: {reason}.", kind="malformed", lost=True)
+            return Transient(
+                f"{self.url}: the answer is not read: {reason}.", kind="malformed", lost=True
+            )
         if begun:
             message = f"{self.url}: the connection broke during the answer ({reason})."
             return Transient(message, kind="connection", lost=True)
-        return Transient(f"{self.url}: no connection ({reason}). Is the endpoint running?", kind="connection")
+        return Transient(
+            f"{self.url}: no connection ({reason}). Is the endpoint running?", kind="connection"
+        )
 
     async def status_error(self, reply: httpx2.Response) -> EndpointError:
         """Return the error of a reply other than 200."""
@@ -295,7 +339,11 @@ class Endpoint:
         message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(reply.headers)
         kind = _KINDS.get(status, "server error" if status >= 500 else "")
         if not kind:
-            fix = " If it refuses a parameter, set it to null in extra_body." if status in (400, 422) else ""
+            fix = (
+                " If it refuses a parameter, set it to null in extra_body."
+                if status in (400, 422)
+                else ""
+            )
             return EndpointError(message + fix)
         return Transient(message, kind=kind, retry_after=pause)
 
@@ -321,8 +369,16 @@ class Endpoint:
         try:
             async with self._limited():
                 raw = await self._client.models.with_raw_response.list()
-            offered = [self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]]
-        except (EndpointError, openai.OpenAIError, ValueError, LookupError, TypeError):  # the 404 is what counts
+            offered = [
+                self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]
+            ]
+        except (
+            EndpointError,
+            openai.OpenAIError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ):  # the 404 is what counts
             return f"answered 404 ({reason}). Check base_url and model. Most base_urls end in /v1."
         more = f" and {len(offered) - 10} more" if len(offered) > 10 else ""
         return f"no model {self.section.model!r} (404: {reason}). It offers {', '.join(offered[:10]) or 'none'}{more}."
@@ -330,7 +386,9 @@ class Endpoint:
     def shown(self, text: object) -> str:
         """Return text of the endpoint made safe to print: one short line, no control characters, no secrets."""
         line = _USER.sub(SHOWN, str(text)[:_LONGEST_MESSAGE])
-        return printable(self._secrets.redact(line.replace(self._key, SHOWN) if self._key else line))
+        return printable(
+            self._secrets.redact(line.replace(self._key, SHOWN) if self._key else line)
+        )
 
 
 class CompletionsEndpoint(Endpoint):
@@ -348,7 +406,8 @@ class CompletionsEndpoint(Endpoint):
             return await self.exchange(self._writing_body(parts[PROMPT], seed), self._read_written)
         context, choice = json.loads(parts[CONTEXT]), json.loads(parts[CHOICE])
         return await self.exchange(
-            self._scoring_body([*context, *choice]), lambda body: self._read_scored(body, len(context), len(choice))
+            self._scoring_body([*context, *choice]),
+            lambda body: self._read_scored(body, len(context), len(choice)),
         )
 
     def _writing_body(self, prompt: str, seed: int) -> dict[str, Any]:
@@ -386,7 +445,14 @@ class CompletionsEndpoint(Endpoint):
             choice, usage = value["choices"][0], read_usage(value.get("usage"))
             if not isinstance(choice, dict) or not isinstance(choice["text"], str):
                 raise TypeError(type(choice).__name__)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            RecursionError,
+        ) as error:
             raise self.malformed(body, "completion", error, lost=False) from error
         self.check_model(value.get("model"))
         return choice, usage
@@ -414,7 +480,9 @@ class CompletionsEndpoint(Endpoint):
             raise self._no_log_probs(f"{len(values)} log-probs came for {usage.tokens_in} tokens")
         part = slice(end - (usage.tokens_in - n_context), end)
         choice_log_probs = values[part]
-        if not all(type(value) in (int, float) and abs(value) < _MOST for value in choice_log_probs):
+        if not all(
+            type(value) in (int, float) and abs(value) < _MOST for value in choice_log_probs
+        ):
             raise self._no_log_probs("tokens of the choice have none")
         tops = log_probs.get("top_logprobs") if isinstance(log_probs, Mapping) else None
         tops = tops[part] if isinstance(tops, list) else []
@@ -467,11 +535,16 @@ def _api_key(variable: str, url: str) -> str:
     key = os.environ.get(variable, "").strip()
     if key and not (key.isascii() and key.isprintable()):
         raise EndpointError(
-            f"{url}: the environment variable {variable} holds a character that no key has. Set it again.", fatal=True
+            f"{url}: the environment variable {variable} holds a character that no key has. Set it again.",
+            fatal=True,
         )
     if key and urlsplit(url).scheme == "http" and not is_loopback(url):
-        log.warning(f"{url}: the key in {variable} travels unencrypted. Use https, unless the network is yours alone.")
-    own_server = is_loopback(url) or (url != DEFAULT_URL and variable == _DEFAULT_VARIABLE)  # it may want none
+        log.warning(
+            f"{url}: the key in {variable} travels unencrypted. Use https, unless the network is yours alone."
+        )
+    own_server = is_loopback(url) or (
+        url != DEFAULT_URL and variable == _DEFAULT_VARIABLE
+    )  # it may want none
     if key or own_server:
         return key
     raise EndpointError(

@@ -48,7 +48,9 @@ WRONG: it states something else, another number or date, only a part of an accep
 all are accepted; or it does not answer the question.
 ABSTAINED: it says, in any language, that it does not know or cannot tell, and states no answer.
 """
-_NONE_ACCEPTED = "No answer is accepted, because nobody knows one: an answer that states any is WRONG."
+_NONE_ACCEPTED = (
+    "No answer is accepted, because nobody knows one: an answer that states any is WRONG."
+)
 _AS_WORD = "Write one word and nothing else: CORRECT, WRONG or ABSTAINED."
 _TAGS = ("question", "accepted", "answer")
 
@@ -58,7 +60,10 @@ def grading_request(question: str, accepted: Sequence[str], text: str) -> list[M
     listed = "\n".join(f"- {' '.join(answer.split())}" for answer in accepted)
     parts = zip(_TAGS, (question, listed or _NONE_ACCEPTED, text), strict=True)
     shown = "\n\n".join(f"<{tag}>\n{escape_tags(part)}\n</{tag}>" for tag, part in parts)
-    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": f"{shown}\n\n{_TASK}{_AS_WORD}"}]
+    return [
+        {"role": "system", "content": _SYSTEM},
+        {"role": "user", "content": f"{shown}\n\n{_TASK}{_AS_WORD}"},
+    ]
 
 
 def graded_in(messages: Sequence[Message]) -> tuple[str, list[str], str] | None:
@@ -67,7 +72,11 @@ def graded_in(messages: Sequence[Message]) -> tuple[str, list[str], str] | None:
     if _TASK not in content:
         return None
     parts = [content.partition(f"<{tag}>\n")[2].partition(f"\n</{tag}>")[0] for tag in _TAGS]
-    accepted = [] if parts[1] == _NONE_ACCEPTED else [line.removeprefix("- ") for line in parts[1].splitlines()]
+    accepted = (
+        []
+        if parts[1] == _NONE_ACCEPTED
+        else [line.removeprefix("- ") for line in parts[1].splitlines()]
+    )
     return parts[0], accepted, parts[2]
 
 

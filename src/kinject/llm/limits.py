@@ -139,7 +139,9 @@ class EndpointState:
 
     def record_fault(self, fault: Transient) -> None:
         """Leave the endpoint alone for longer than before."""
-        self.latency = min(max(2 * self.latency, fault.retry_after or 0.0, _LEAST_LATENCY), _MOST_LATENCY)
+        self.latency = min(
+            max(2 * self.latency, fault.retry_after or 0.0, _LEAST_LATENCY), _MOST_LATENCY
+        )
 
 
 class LoadBalancer:
@@ -163,6 +165,8 @@ class LoadBalancer:
         """Count a request as ended."""
         n_before = int(endpoint.limit)
         endpoint.in_flight -= 1
-        endpoint.limit = max(1.0, min(float(endpoint.most), endpoint.limit + (-1 if overloaded else _GROWTH)))
+        endpoint.limit = max(
+            1.0, min(float(endpoint.most), endpoint.limit + (-1 if overloaded else _GROWTH))
+        )
         for _ in range(1 + max(0, int(endpoint.limit) - n_before)):
             self.line.wake()

@@ -33,7 +33,9 @@ _INJECTION = re.compile(
 )
 _SENTENCE_END = re.compile(r"[.!?:;…。！？][\"”’)\]]*\s+|\n")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
-_TAGS = re.compile(r"<(?=/?(?:passage|rewriting|statements|question|accepted|answer)>)", re.IGNORECASE)
+_TAGS = re.compile(
+    r"<(?=/?(?:passage|rewriting|statements|question|accepted|answer)>)", re.IGNORECASE
+)
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,16 @@ import math
 import random
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,7 +75,11 @@ class Sender:
     """Sends the requests of one run to its endpoints. `stop` lets those in flight finish and refuses all others."""
 
     def __init__(
-        self, generators: Sequence[Generator], cache: AnswerCache | None, limits: Limits, partner: Sender | None = None
+        self,
+        generators: Sequence[Generator],
+        cache: AnswerCache | None,
+        limits: Limits,
+        partner: Sender | None = None,
     ) -> None:
         """`generators` are endpoints of the same model. With a `partner` it shares the budget and the stop.
 
@@ -154,7 +167,9 @@ class Sender:
             except EndpointError as error:
                 raise self._failed(error) from error
             if failure.kind == "timeout" and not self.traffic.n_retried["timeout"]:
-                log.warning(f"{failure} It is sent again, up to {N_TRIES} times; raise timeout for a slow server.")
+                log.warning(
+                    f"{failure} It is sent again, up to {N_TRIES} times; raise timeout for a slow server."
+                )
             self.traffic.n_retried[failure.kind] += 1
             # Gone: it answered before, but nothing since this request's last fault. Else this request causes the fault.
             unreachable = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
@@ -183,7 +198,9 @@ class Sender:
         if endpoint is None:
             raise Stopped
         overloaded = False
-        n_in = math.ceil(sum(len(message["content"]) for message in messages) / CHARACTERS_PER_TOKEN)
+        n_in = math.ceil(
+            sum(len(message["content"]) for message in messages) / CHARACTERS_PER_TOKEN
+        )
         most = Usage(n_in, int(self.generator.identity.get("max_tokens") or 0))
         reserved = self._limits.cost(most.tokens_in, most.tokens_out)
         try:
@@ -193,7 +210,9 @@ class Sender:
             self.traffic.n_sent += 1
             used, start = Usage(), monotonic()
             try:
-                completion = self._with_usage(await endpoint.generator.complete(messages, seed), n_in)
+                completion = self._with_usage(
+                    await endpoint.generator.complete(messages, seed), n_in
+                )
                 used = completion.usage
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
@@ -234,7 +253,8 @@ class Sender:
         if error.fatal:
             return error
         return EndpointError(
-            f"{error} So did the {self._n_failures - 1} requests before it; the run stops here.", fatal=True
+            f"{error} So did the {self._n_failures - 1} requests before it; the run stops here.",
+            fatal=True,
         )
 
     async def _pause(self, tries: int, retry_after: float | None) -> None:
@@ -264,7 +284,9 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
         from kinject.llm.transformers import weights_identity
 
         weights = {"weights": weights_identity(section.model or "")}
-    optional = {name: getattr(section, name) for name in ("stop", "chat_template_kwargs", "extra_body")}
+    optional = {
+        name: getattr(section, name) for name in ("stop", "chat_template_kwargs", "extra_body")
+    }
     return {
         "kind": section.kind, "model": str(section.model), **weights, "temperature": section.sampling_temperature,
         "max_tokens": section.max_tokens, **{name: value for name, value in optional.items() if value not in (None, ())},
@@ -283,7 +305,9 @@ async def open_generator(
     identity = generator_identity(section)
     if section.kind == "sandbox":
         if sandbox is None:
-            message = "kind sandbox writes paraphrases and questions only. Take openai or transformers."
+            message = (
+                "kind sandbox writes paraphrases and questions only. Take openai or transformers."
+            )
             raise EndpointError(message, fatal=True)
 
         async def write(messages: list[Message], seed: int) -> Completion:
@@ -293,7 +317,9 @@ async def open_generator(
     elif section.kind == "file":
 
         async def refuse(messages: list[Message], seed: int) -> Completion:
-            raise EndpointError(f"{section.path}: a file of variants cannot answer requests.", fatal=True)
+            raise EndpointError(
+                f"{section.path}: a file of variants cannot answer requests.", fatal=True
+            )
 
         yield Generator(f"file:{section.path}", identity, False, refuse)
     elif section.kind in ("transformers", "vllm"):
@@ -328,7 +354,9 @@ async def open_sender(
     async with contextlib.AsyncExitStack() as stack:
         opened = []
         for part in section.parts().values():
-            generator = await stack.enter_async_context(open_generator(part, sandbox, completions=completions))
+            generator = await stack.enter_async_context(
+                open_generator(part, sandbox, completions=completions)
+            )
             opened.append(replace(generator, identity={**generator.identity, **(label or {})}))
         answers = stack.enter_context(AnswerCache(run_dir / cache)) if opened[0].remote else None
         yield Sender(opened, answers, limits, partner)
@@ -372,10 +400,18 @@ async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer |
     Raises an error that ends the run when all requests have ended; `Stopped` only if there is no other.
     """
     results = await asyncio.gather(*requests, return_exceptions=True)
-    fatal = [result for result in results if isinstance(result, BaseException) and getattr(result, "fatal", True)]
+    fatal = [
+        result
+        for result in results
+        if isinstance(result, BaseException) and getattr(result, "fatal", True)
+    ]
     if fatal:
         raise next((error for error in fatal if not isinstance(error, Stopped)), fatal[0])
-    return [result for result in results if isinstance(result, EndpointError) or not isinstance(result, BaseException)]
+    return [
+        result
+        for result in results
+        if isinstance(result, EndpointError) or not isinstance(result, BaseException)
+    ]
 
 
 def run_event_loop(work: Coroutine[Any, Any, Answer]) -> Answer:
@@ -415,7 +451,9 @@ def graceful_shutdown(sender: Sender) -> Iterator[None]:
 
     def interrupt() -> None:
         if not sender.stopping:
-            log.warning("stopping after the answers to the requests in flight; a second signal does not wait for them.")
+            log.warning(
+                "stopping after the answers to the requests in flight; a second signal does not wait for them."
+            )
         sender.stop()
         if len(signals) > 1 and task is not None:
             task.cancel()

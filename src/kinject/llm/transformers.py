@@ -54,7 +54,10 @@ class LocalModel:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._worker is not None:
             self._worker.cancel()
@@ -67,7 +70,9 @@ class LocalModel:
         self._loaded = load_model(model)
         self._tokenizer, self._config = self._loaded.tokenizer, self._loaded.model.config
         if not self._tokenizer.chat_template:
-            raise InputError(f"{model}: its tokenizer has no chat template. Choose an instruction-tuned model.")
+            raise InputError(
+                f"{model}: its tokenizer has no chat template. Choose an instruction-tuned model."
+            )
 
     async def complete(self, messages: list[Message], seed: int) -> Completion:
         """Return the model's answer. It depends on messages and seed, not on the rest of the batch.
@@ -91,7 +96,9 @@ class LocalModel:
             if not self._waiting:
                 self._has_requests.clear()
             try:
-                answers = await asyncio.to_thread(self.answer, [(messages, seed) for messages, seed, _ in batch])
+                answers = await asyncio.to_thread(
+                    self.answer, [(messages, seed) for messages, seed, _ in batch]
+                )
             except Exception as error:  # noqa: BLE001  (raised by each of the requests)
                 answers = [error] * len(batch)
             for (_, _, future), answer in zip(batch, answers, strict=True):
@@ -102,7 +109,9 @@ class LocalModel:
                 else:
                     future.set_exception(answer)
 
-    def answer(self, requests: Sequence[tuple[Sequence[Message], int]]) -> list[Completion | Exception]:
+    def answer(
+        self, requests: Sequence[tuple[Sequence[Message], int]]
+    ) -> list[Completion | Exception]:
         """Return a completion for each (messages, seed), or the `EndpointError` of one that does not fit the model.
 
         Raises `EndpointError` (fatal) if the device has no memory for the batch.
@@ -112,12 +121,16 @@ class LocalModel:
         prompts = [self._encode(messages) for messages, _ in requests]
         answers: list[Completion | Exception] = [self._too_long(len(prompt)) for prompt in prompts]
         fitting = [
-            index for index, prompt in enumerate(prompts) if len(prompt) + self._section.max_tokens <= self._room
+            index
+            for index, prompt in enumerate(prompts)
+            if len(prompt) + self._section.max_tokens <= self._room
         ]
         if not fitting:
             return answers
         try:
-            written = self._generate([prompts[index] for index in fitting], [requests[index][1] for index in fitting])
+            written = self._generate(
+                [prompts[index] for index in fitting], [requests[index][1] for index in fitting]
+            )
         except torch.OutOfMemoryError as error:
             raise EndpointError(
                 f"{self._section.model}: no memory on {self._loaded.device} for a batch of {len(fitting)}. "
@@ -142,7 +155,9 @@ class LocalModel:
         tokenizer = self._tokenizer
         if messages[0]["role"] == PROMPT:
             text = messages[0]["content"]
-            ids: list[int] = json.loads(text) if TOKEN_IDS.fullmatch(text) else tokenizer(text)["input_ids"]
+            ids: list[int] = (
+                json.loads(text) if TOKEN_IDS.fullmatch(text) else tokenizer(text)["input_ids"]
+            )
             return ids
         try:
             text = tokenizer.apply_chat_template(
@@ -191,8 +206,15 @@ class VllmModel(LocalModel):
         from vllm import SamplingParams
 
         section = self._section
-        settings = {**(section.extra_body or {}), "max_tokens": section.max_tokens, "stop": list(section.stop)}
-        parameters = [SamplingParams(temperature=section.sampling_temperature, seed=seed, **settings) for seed in seeds]
+        settings = {
+            **(section.extra_body or {}),
+            "max_tokens": section.max_tokens,
+            "stop": list(section.stop),
+        }
+        parameters = [
+            SamplingParams(temperature=section.sampling_temperature, seed=seed, **settings)
+            for seed in seeds
+        ]
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         written = self._engine.generate(inputs, parameters, use_tqdm=False)
         return [list(request.outputs[0].token_ids) for request in written]
@@ -204,12 +226,18 @@ class VllmModel(LocalModel):
     def _ends(self) -> list[int]:
         from transformers import GenerationConfig
 
-        return ends_of(GenerationConfig.from_model_config(self._config), self._tokenizer, self._section.model or "")
+        return ends_of(
+            GenerationConfig.from_model_config(self._config),
+            self._tokenizer,
+            self._section.model or "",
+        )
 
 
 def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tuple[str, str]:
     """Return (thinking, answer) of the generated `tokens`."""
-    text = str(tokenizer.decode(tokens))  # special tokens mark channels and, in some vocabularies, thinking
+    text = str(
+        tokenizer.decode(tokens)
+    )  # special tokens mark channels and, in some vocabularies, thinking
     thinking, answer = split_thinking(text)
     if answer == text:
         return thinking, str(tokenizer.decode(tokens, skip_special_tokens=True))

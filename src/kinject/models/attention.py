@@ -62,7 +62,11 @@ def is_runnable(model: Any) -> bool:
         return False
     if not is_fsdp_launch() or parameters[0].device.type != "cpu":
         return True
-    return getattr(getattr(model, "config", None), "_attn_implementation", None) in (None, "eager", "sdpa")
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) in (
+        None,
+        "eager",
+        "sdpa",
+    )
 
 
 def reads_later_tokens(model: Any) -> bool:
@@ -80,7 +84,9 @@ def reads_later_tokens(model: Any) -> bool:
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        logits = [model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in (row, other)]
+        logits = [
+            model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in (row, other)
+        ]
     model.train(was_training)
     change = (logits[0] - logits[1]).abs()
     is_exact = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
@@ -89,7 +95,11 @@ def reads_later_tokens(model: Any) -> bool:
 
 def not_causal(config: Any) -> str:
     """Return the fault of a model of a transformers `config` that reads later tokens."""
-    set_decoder = " Set is_decoder: true in its config, and train it." if hasattr(config, "is_decoder") else ""
+    set_decoder = (
+        " Set is_decoder: true in its config, and train it."
+        if hasattr(config, "is_decoder")
+        else ""
+    )
     return (
         f"{config.model_type} is no causal language model as configured: it reads later tokens (another token at the end of a "
         f"row moves the logits before it). Take a causal model.{set_decoder}"
@@ -111,8 +121,13 @@ def causal_fault(config: Any) -> str:
 
     if config.model_type not in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return f"{config.model_type} is no causal language model. Take a causal model."
-    is_masked = config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
-    if is_masked and getattr(config, "is_decoder", None) is False:  # false alone says nothing: GPT-NeoX has it too
+    is_masked = (
+        config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and not config.is_encoder_decoder
+    )
+    if (
+        is_masked and getattr(config, "is_decoder", None) is False
+    ):  # false alone says nothing: GPT-NeoX has it too
         return not_causal(config)
     return ""
 
@@ -128,7 +143,9 @@ def try_attention(model: Any, name: str) -> str:
     if not is_runnable(model):
         return "it is not tried on weights that are sharded or still to be moved to the GPU"
     device, before = model.device, model.config._attn_implementation
-    ids = torch.arange(3, 35, device=device)[None] % int(model.get_input_embeddings().weight.shape[0])
+    ids = torch.arange(3, 35, device=device)[None] % int(
+        model.get_input_embeddings().weight.shape[0]
+    )
     positions = torch.cat([torch.arange(12), torch.arange(20)]).to(device)[None]
     half = torch.float16 if choose_precision(device.type) == "fp16" else torch.bfloat16
 
@@ -140,7 +157,9 @@ def try_attention(model: Any, name: str) -> str:
         expected = read()
         model.set_attn_implementation(name)
         gap = float((read() - expected).norm() / expected.norm().clamp(min=1e-6))
-        reason = "" if gap < 0.1 else f"its logits differ from {before}'s by {gap:.2g} of their length"
+        reason = (
+            "" if gap < 0.1 else f"its logits differ from {before}'s by {gap:.2g} of their length"
+        )
     except Exception as error:  # noqa: BLE001 - kernels and compilers raise what they like; `auto` has another attention
         reason = first_line(error)[:120] or type(error).__name__
     if reason:
@@ -161,7 +180,9 @@ def new_cartridge(model: Any, config: Any, ids: Sequence[int]) -> Any:
     with torch.no_grad():
         cache = model(input_ids=first, use_cache=True).past_key_values
     tuned = get_peft_model(model, config)
-    initialize_kv_prefix_from_past_key_values(tuned, past_key_values=[(x.keys, x.values) for x in cache.layers])
+    initialize_kv_prefix_from_past_key_values(
+        tuned, past_key_values=[(x.keys, x.values) for x in cache.layers]
+    )
     attend_to_cartridge(tuned)
     return tuned
 
@@ -177,16 +198,26 @@ def attend_to_cartridge(tuned: Any) -> None:
     from transformers.masking_utils import sdpa_mask
 
     encoder, base = tuned.prompt_encoder[tuned.active_adapter], tuned.get_base_model()
-    layers = [module for module in base.modules() if hasattr(module, "layer_idx") and hasattr(module, "head_dim")]
-    rotary = [module for name, module in base.named_modules() if name.rpartition(".")[2] == "rotary_emb"]
+    layers = [
+        module
+        for module in base.modules()
+        if hasattr(module, "layer_idx") and hasattr(module, "head_dim")
+    ]
+    rotary = [
+        module for name, module in base.named_modules() if name.rpartition(".")[2] == "rotary_emb"
+    ]
     n, n_layers = tuned.active_peft_config.num_virtual_tokens, tuned.active_peft_config.num_layers
     if len(rotary) != 1 or len(layers) != n_layers or getattr(base.config, "sliding_window", None):
         raise InputError(
             f"{base.config.model_type}: a cartridge needs rotary positions and full attention in every layer."
         )
-    held: list[Any] = []  # of the pass under way, a pair of each layer; none while the adapter is switched off
+    held: list[
+        Any
+    ] = []  # of the pass under way, a pair of each layer; none while the adapter is switched off
 
-    def begin(_: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def begin(
+        _: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         held.clear()
         if tuned._adapters_disabled:
             return arguments, options
@@ -212,11 +243,17 @@ def _attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options:
 
     if not module.cartridge:
         return sdpa_attention_forward(module, query, key, value, mask, **options)
-    before = module.cartridge[module.layer_idx].to(key.dtype)[:, None].expand(-1, len(key), -1, -1, -1)
+    before = (
+        module.cartridge[module.layer_idx].to(key.dtype)[:, None].expand(-1, len(key), -1, -1, -1)
+    )
     key, value = torch.cat([before[0], key], 2), torch.cat([before[1], value], 2)
     if mask is None:
         shape = query.shape[2], key.shape[2]
-        mask = torch.ones(shape, dtype=torch.bool, device=key.device).tril(shape[1] - shape[0])[None, None]
+        mask = torch.ones(shape, dtype=torch.bool, device=key.device).tril(shape[1] - shape[0])[
+            None, None
+        ]
     else:
         mask = torch.nn.functional.pad(mask, (before.shape[3], 0), value=mask.dtype == torch.bool)
-    return sdpa_attention_forward(module, query, key, value, mask, **{**options, "is_causal": False})
+    return sdpa_attention_forward(
+        module, query, key, value, mask, **{**options, "is_causal": False}
+    )

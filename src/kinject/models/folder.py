@@ -40,7 +40,9 @@ _OTHERS = (
 _SUFFIXES = (".model", ".tiktoken")
 """Of tokenizers, under any name."""
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-_NUMBERS = frozenset(("temperature", "top_k", "top_p", "min_p", "typical_p", "num_beams", "repetition_penalty"))
+_NUMBERS = frozenset(
+    ("temperature", "top_k", "top_p", "min_p", "typical_p", "num_beams", "repetition_penalty")
+)
 """Of generation_config.json."""
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 _FIX = "It must be a folder that save_pretrained wrote; make the model again."
@@ -90,14 +92,18 @@ def check_files(folder: Path) -> None:
     """Raise `InputError` or `DiskError` if a file of a model or tokenizer in `folder` is no file, or no good JSON."""
     if not folder.is_dir():
         check_regular(folder)
-        raise InputError(f"{folder}: a file, but a model is a folder. Give the folder that holds {CONFIG}.")
+        raise InputError(
+            f"{folder}: a file, but a model is a folder. Give the folder that holds {CONFIG}."
+        )
     for name in _named_files(folder):
         check_regular(folder / name)
         if name in _OBJECTS:
             value = read_object(folder / name)
             for key in _NUMBERS & value.keys() if name == GENERATION_CONFIG else ():
                 if value[key] is not None and type(value[key]) not in (int, float):
-                    raise InputError(f"{folder / name}: {key}: found {value[key]!r:.60}, a number is needed. {_FIX}")
+                    raise InputError(
+                        f"{folder / name}: {key}: found {value[key]!r:.60}, a number is needed. {_FIX}"
+                    )
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -128,7 +134,9 @@ def model_hash(folder: Path) -> str:
 def _named_files(folder: Path) -> Iterator[str]:
     with os.scandir(folder) as entries:
         names = (*_OBJECTS, *_OTHERS, _WEIGHTS, INDEX)
-        yield from sorted(entry.name for entry in entries if entry.name in names or entry.name.endswith(_SUFFIXES))
+        yield from sorted(
+            entry.name for entry in entries if entry.name in names or entry.name.endswith(_SUFFIXES)
+        )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -140,10 +148,18 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / _WEIGHTS]
     index = folder / INDEX
     if not index.exists():
-        raise InputError(f"{folder}: no *.safetensors in this folder ({_WEIGHTS}). {pickle_fix(folder) or _FIX}")
+        raise InputError(
+            f"{folder}: no *.safetensors in this folder ({_WEIGHTS}). {pickle_fix(folder) or _FIX}"
+        )
     names = read_object(index).get("weight_map")
-    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
-        raise InputError(f"{index}: weight_map: expected an object of tensors and the files that hold them. {_FIX}")
+    if (
+        not isinstance(names, dict)
+        or not names
+        or not all(isinstance(name, str) for name in names.values())
+    ):
+        raise InputError(
+            f"{index}: weight_map: expected an object of tensors and the files that hold them. {_FIX}"
+        )
     for tensor, name in names.items():
         if name.endswith(_PICKLES):
             raise InputError(
@@ -154,7 +170,9 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{index}: {tensor}: names {name!r:.80}, which is no safetensors file in this folder. {_FIX}"
             )
         if not (folder / name).exists():
-            raise InputError(f"{index}: names {name}, which is missing. Copy the whole folder again.")
+            raise InputError(
+                f"{index}: names {name}, which is missing. Copy the whole folder again."
+            )
     return [folder / name for name in sorted(set(names.values()))]
 
 
@@ -169,12 +187,16 @@ def read_headers(folder: Path) -> Header:
         header = read_header(path)
         twice = headers.keys() & header.keys()
         if twice:
-            raise InputError(f"{path}: {min(twice)} is in another file of the weights as well. {_FIX}")
+            raise InputError(
+                f"{path}: {min(twice)} is in another file of the weights as well. {_FIX}"
+            )
         headers |= header
     if (folder / INDEX).exists() and not (folder / _WEIGHTS).exists():
         lacking = read_object(folder / INDEX)["weight_map"].keys() - headers.keys()
         if lacking:
-            raise InputError(f"{folder / INDEX}: names {min(lacking)}, which its file lacks. {_FIX}")
+            raise InputError(
+                f"{folder / INDEX}: names {min(lacking)}, which its file lacks. {_FIX}"
+            )
     if (folder / CONFIG).exists():
         _check_against(folder / CONFIG, read_object(folder / CONFIG), headers)
     return headers
@@ -186,10 +208,15 @@ def read_header(path: Path) -> Header:
 
     check_regular(path)
     try:
-        with safe_open(path, framework="numpy"), open(path, "rb") as file:  # the library checks the header
+        with (
+            safe_open(path, framework="numpy"),
+            open(path, "rb") as file,
+        ):  # the library checks the header
             entries: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
-        raise InputError(f"{path}: damaged, or no safetensors file ({first_line(error)}). {_FIX}") from error
+        raise InputError(
+            f"{path}: damaged, or no safetensors file ({first_line(error)}). {_FIX}"
+        ) from error
     entries.pop("__metadata__", None)
     return {name: StoredTensor(entry["dtype"], entry["shape"]) for name, entry in entries.items()}
 
@@ -227,9 +254,18 @@ def base_of_adapter(adapter: Path) -> str:
     try:
         base = read_object(adapter)["base_model_name_or_path"]
     except KeyError as error:
-        raise InputError(f"{adapter}: names no base model ({first_line(error)}). Train the adapter again.") from error
-    if not isinstance(base, str) or not base or "\0" in base or Path(base).resolve() == adapter.parent.resolve():
-        raise InputError(f"{adapter}: names {base!r:.80} as its base model. Train the adapter again.")
+        raise InputError(
+            f"{adapter}: names no base model ({first_line(error)}). Train the adapter again."
+        ) from error
+    if (
+        not isinstance(base, str)
+        or not base
+        or "\0" in base
+        or Path(base).resolve() == adapter.parent.resolve()
+    ):
+        raise InputError(
+            f"{adapter}: names {base!r:.80} as its base model. Train the adapter again."
+        )
     return base
 
 
@@ -256,7 +292,11 @@ def check_buffers(model: Any, location: str, source: str) -> None:
     Torch's attention on the CPU hides that in rows of less than 16 tokens: it writes 0 where all scores are NaN.
     """
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and not buffer.is_meta and not bool((buffer.float() < math.inf).all()):
+        if (
+            buffer.is_floating_point()
+            and not buffer.is_meta
+            and not bool((buffer.float() < math.inf).all())
+        ):
             raise InputError(
                 f"{location}: {name}, which is computed from {source}, is not finite. Check the numbers there (rope_theta, "
                 "rope_parameters, scaling factors)."
@@ -274,10 +314,14 @@ def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         values = own_part(tensor)
         if not values.is_floating_point() or values.is_meta or not values.numel():
             continue
-        values = values.to(torch.float16) if values.element_size() == 1 else values  # float8 cannot be summed
+        values = (
+            values.to(torch.float16) if values.element_size() == 1 else values
+        )  # float8 cannot be summed
         if bool(values.sum().isfinite()):
             continue
-        if not all(bool(value.isfinite()) for value in torch.aminmax(values)):  # finite values may overflow in a sum
+        if not all(
+            bool(value.isfinite()) for value in torch.aminmax(values)
+        ):  # finite values may overflow in a sum
             return name
     return ""
 
@@ -294,7 +338,9 @@ def not_finite_in(folder: Path) -> str:
             with safe_open(path, framework="pt") as file:
                 name = not_finite((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{path}: cannot be read ({first_line(error)}). Make the model again.") from error
+            raise InputError(
+                f"{path}: cannot be read ({first_line(error)}). Make the model again."
+            ) from error
         if name:
             return f"{path}: {name}"
     return ""

@@ -21,7 +21,16 @@ OfStep = Callable[..., Any]
 """(tokens [rows, length], logits) -> a tensor: whether each row has ended [rows]."""
 COLDEST = 1e-4
 """A lower temperature is 0: the likeliest token. Divided by it, logits would leave the range of their dtype."""
-_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_SAMPLING = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
 _SEARCH = (
     "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias",
     "suppress_tokens", "begin_suppress_tokens", "exponential_decay_length_penalty", "guidance_scale", "stop_strings",
@@ -51,7 +60,11 @@ def generation_settings(model: Any) -> dict[str, Any]:
     config = model.generation_config
     names = (*_SEARCH, *(_SAMPLING if config.do_sample else ()))
     values = {name: getattr(config, name, None) for name in names}
-    return {name: value for name, value in values.items() if value not in (None, False, _NEUTRAL.get(name))}
+    return {
+        name: value
+        for name, value in values.items()
+        if value not in (None, False, _NEUTRAL.get(name))
+    }
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
@@ -123,7 +136,12 @@ class _Sampler:
 
     def __init__(self, settings: GeneratorSection, seeds: Sequence[int], device: str) -> None:
         import torch
-        from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+        from transformers import (
+            MinPLogitsWarper,
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
+        )
 
         self.device = device
         warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
@@ -131,7 +149,9 @@ class _Sampler:
         self.filters: list[Any] = []
         if temperature >= COLDEST:
             self.filters = [TemperatureLogitsWarper(temperature)]
-            self.filters += [warper(sampling[name]) for name, warper in warpers.items() if name in sampling]
+            self.filters += [
+                warper(sampling[name]) for name, warper in warpers.items() if name in sampling
+            ]
         self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -144,6 +164,9 @@ class _Sampler:
         for warper in self.filters:
             scores = warper(input_ids, scores)
         uniform = torch.stack(
-            [torch.rand(scores.shape[-1], generator=generator, device=self.device) for generator in self.generators]
+            [
+                torch.rand(scores.shape[-1], generator=generator, device=self.device)
+                for generator in self.generators
+            ]
         )
         return scores - torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))

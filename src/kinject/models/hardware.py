@@ -31,7 +31,11 @@ def choose_device(requested: str) -> str:
     """
     import torch
 
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
     devices = [name for name, is_available in available.items() if is_available]
     if requested == "auto":
         return devices[0]
@@ -57,7 +61,11 @@ def _cpu_has_bf16() -> bool:
     import torch
 
     capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") or capabilities.get("amx_bf16_tile"))
+    return bool(
+        capabilities.get("avx512_bf16")
+        or capabilities.get("amx_bf16")
+        or capabilities.get("amx_bf16_tile")
+    )
 
 
 def choose_dtype(requested: str, device: str, section: str = "model") -> torch.dtype:
@@ -70,10 +78,15 @@ def choose_dtype(requested: str, device: str, section: str = "model") -> torch.d
 
     if requested == "auto":
         names = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
-        return cast(torch.dtype, getattr(torch, names[choose_precision(device)] if device == "cuda" else "float32"))
+        return cast(
+            torch.dtype,
+            getattr(torch, names[choose_precision(device)] if device == "cuda" else "float32"),
+        )
     fault = emulated_bf16(device) if requested == "bfloat16" else ""
     if fault:
-        raise InputError(f"{section}.dtype: {fault} Set {section}.dtype: float16 (scoring, adapters) or float32.")
+        raise InputError(
+            f"{section}.dtype: {fault} Set {section}.dtype: float16 (scoring, adapters) or float32."
+        )
     return cast(torch.dtype, getattr(torch, requested))
 
 
@@ -112,7 +125,9 @@ def choose_attention(requested: str, device: str, section: str = "model") -> str
         return None
     fault = attention_fault(requested, device)
     if fault:
-        raise InputError(f"{section}.attention: {requested} {fault}. Or set {section}.attention: auto.")
+        raise InputError(
+            f"{section}.attention: {requested} {fault}. Or set {section}.attention: auto."
+        )
     return requested
 
 
@@ -225,7 +240,14 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
     keeps = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() == "false"
     is_first_version = os.environ.get("FSDP_VERSION", "2") == "1"
     n, splits = world_size(), sizes.get("CP", 1) * sizes.get("SP", 1)
-    if n == 1 or offloads or keeps or is_first_version or splits > 1 or not (wants_fsdp or tensor > 1):
+    if (
+        n == 1
+        or offloads
+        or keeps
+        or is_first_version
+        or splits > 1
+        or not (wants_fsdp or tensor > 1)
+    ):
         return None
     shards = n // (replicas * tensor) if wants_fsdp else 1
     n_requested = max(sizes.get("DP_SHARD", 1), 1)
@@ -241,7 +263,11 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
 @contextlib.contextmanager
 def sharded_by_transformers(sharding: Sharding | None) -> Iterator[None]:
     """Keep accelerate from sharding a model that transformers has sharded already, while a trainer is made."""
-    saved = {name: os.environ[name] for name in _REQUESTS if name in os.environ} if sharding is not None else {}
+    saved = (
+        {name: os.environ[name] for name in _REQUESTS if name in os.environ}
+        if sharding is not None
+        else {}
+    )
     os.environ.update(dict.fromkeys(saved, "false"))
     try:
         yield
@@ -258,7 +284,10 @@ def zero3_dtype() -> torch.dtype | None:
         return None
     config = deepspeed.deepspeed_config()
     halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return next((dtype for name, dtype in halves.items() if config.get(name, {}).get("enabled") is True), torch.float32)
+    return next(
+        (dtype for name, dtype in halves.items() if config.get(name, {}).get("enabled") is True),
+        torch.float32,
+    )
 
 
 def shard(model: PreTrainedModel, sharding: Sharding) -> PreTrainedModel:
@@ -278,7 +307,9 @@ def release_whole(model: PreTrainedModel) -> PreTrainedModel:
     gather, tied = model.gather_sharded_state_dict_for_save, model.all_tied_weights_keys
 
     def gather_once(*args: Any, **options: Any) -> dict[str, torch.Tensor]:
-        return {name: weight for name, weight in gather(*args, **options).items() if name not in tied}
+        return {
+            name: weight for name, weight in gather(*args, **options).items() if name not in tied
+        }
 
     model.gather_sharded_state_dict_for_save = gather_once
     return model
@@ -323,8 +354,14 @@ def _units(config: PretrainedConfig) -> dict[str, str]:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)}
-    layers = max(lists, key=lambda name: sum(parameter.numel() for parameter in lists[name].parameters()))
+    lists = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList)
+    }
+    layers = max(
+        lists, key=lambda name: sum(parameter.numel() for parameter in lists[name].parameters())
+    )
     plan = {f"{layers}.*": "free_full_weight"}
     names = {id(module): name for name, module in model.named_modules()}
     ends = (model.get_input_embeddings(), model.get_output_embeddings())

@@ -77,17 +77,25 @@ def check_model(path: str | Path) -> None:
         check_model(base_of_adapter(folder / ADAPTER_CONFIG))
         return
     if not (folder / CONFIG).exists():
-        raise InputError(f"{folder}: no {CONFIG} in this folder, so it is no model. {_fix(str(folder), 'model')}")
+        raise InputError(
+            f"{folder}: no {CONFIG} in this folder, so it is no model. {_fix(str(folder), 'model')}"
+        )
     config = read_object(folder / CONFIG)
     if config.get("auto_map"):
-        raise InputError(f"{folder / CONFIG}: auto_map: {_OWN_CODE}. Take the key out if transformers has this type.")
+        raise InputError(
+            f"{folder / CONFIG}: auto_map: {_OWN_CODE}. Take the key out if transformers has this type."
+        )
     read_headers(folder)
     if sum(weights.stat().st_size for weights in weight_files(folder)) <= _HASHED:
         verified_hashes(folder)
     load_config(str(folder))  # its fields, before the tokenizer reads them too
-    has_tokenizer = any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json"))
+    has_tokenizer = any(
+        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")
+    )
     tokenizer = load_tokenizer(str(folder)) if has_tokenizer else None
-    if config.get("quantization_config") is None and hardware.zero3_dtype() is None:  # DeepSpeed takes no device_map
+    if (
+        config.get("quantization_config") is None and hardware.zero3_dtype() is None
+    ):  # DeepSpeed takes no device_map
         model = _load_full_model(str(folder), {"device_map": "meta"})
         if tokenizer is not None:
             _check_vocabulary(str(folder), model, tokenizer)
@@ -101,7 +109,9 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     location = path
     if Path(source).exists():
         check_files(Path(source))
-        location = next((str(file) for file in (Path(source) / "tokenizer.json",) if file.exists()), path)
+        location = next(
+            (str(file) for file in (Path(source) / "tokenizer.json",) if file.exists()), path
+        )
     with _raising_input_error(location, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
@@ -130,7 +140,9 @@ def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
             raise InputError(f"{path}: chat_template: {error}") from error
         try:
             _compile_jinja_template(template)
-        except Exception as error:  # jinja2's own errors, and any other for a template that is no text
+        except (
+            Exception
+        ) as error:  # jinja2's own errors, and any other for a template that is no text
             raise InputError(
                 f"{path}: chat_template (chat_template.jinja or tokenizer_config.json): not a Jinja template "
                 f"({first_line(error)}). Repair it, or take it out."
@@ -178,9 +190,9 @@ def load_model(
     shard. `section` is the recipe's, for messages. Raises `InputError` when the folder cannot be used.
     """
     device = hardware.choose_device(device)
-    torch_dtype = (hardware.zero3_dtype() if quantization == "none" else None) or hardware.choose_dtype(
-        dtype, device, section
-    )
+    torch_dtype = (
+        hardware.zero3_dtype() if quantization == "none" else None
+    ) or hardware.choose_dtype(dtype, device, section)
     implementation = hardware.choose_attention(attention, device, section)
     source = find_source(path, "model", revision)
     check_model(source)
@@ -189,7 +201,9 @@ def load_model(
     options["revision"] = revision if base == source else None
     if sharding is not None:
         options["distributed_config"] = sharding.of(load_config(path, revision))
-    model = _load_full_model(base, options) if on_top is None else _load_adapter(on_top, base, options)
+    model = (
+        _load_full_model(base, options) if on_top is None else _load_adapter(on_top, base, options)
+    )
     if sharding is not None:
         hardware.release_whole(model if on_top is None else model.base_model.model)
     elif quantization == "none" and device_map == "none" and move:
@@ -210,7 +224,11 @@ def load_model(
     note = f"{name}: {_parameter_count(model)} parameters, {arithmetic}, {implementation} attention, on {location}"
     if tokenizer is None:
         has_own = on_top is not None and (on_top / "tokenizer_config.json").exists()
-        tokenizer = load_tokenizer(str(on_top)) if has_own and adapter else load_tokenizer(path, revision=revision)
+        tokenizer = (
+            load_tokenizer(str(on_top))
+            if has_own and adapter
+            else load_tokenizer(path, revision=revision)
+        )
     older = hardware.emulated_bf16(device) if dtype == "auto" else ""
     notes = (f"{note}; {older}" if older else note, *_check_vocabulary(path, model, tokenizer))
     return LoadedModel(model, tokenizer, torch_dtype, implementation, device, notes)
@@ -247,10 +265,14 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
             f"{path}: {name} has the shape {list(stored)}, but {CONFIG} asks for {list(needed)}. {_fix(path, 'model')}"
         )
     if model.config.is_encoder_decoder:
-        raise InputError(f"{path}: is_encoder_decoder: {CONFIG} declares an encoder. {_fix(path, 'model')}")
+        raise InputError(
+            f"{path}: is_encoder_decoder: {CONFIG} declares an encoder. {_fix(path, 'model')}"
+        )
     missing = sorted(info["missing_keys"])
     if missing:
-        raise InputError(f"{path}: weights missing for {', '.join(missing[:3])}. {_fix(path, 'model')}")
+        raise InputError(
+            f"{path}: weights missing for {', '.join(missing[:3])}. {_fix(path, 'model')}"
+        )
     if header is not None and getattr(model.config, "quantization_config", None) is None:
         extra = _unread_weights(model, info["unexpected_keys"], header)
         if extra:
@@ -270,7 +292,9 @@ def _unread_weights(model: PreTrainedModel, unexpected: Iterable[str], header: H
     for name in sorted(unexpected):
         parts = name.split(".")
         is_inside = any(".".join(parts[:end]) in modules for end in range(1, len(parts)))
-        is_computed = parts[-1] in ("inv_freq", "masked_bias") or (name in header and len(header[name].shape) > 3)
+        is_computed = parts[-1] in ("inv_freq", "masked_bias") or (
+            name in header and len(header[name].shape) > 3
+        )
         if is_inside and not is_computed:
             unread.append(name)
     return unread
@@ -284,14 +308,20 @@ def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
     is_adapter = (Path(source) / ADAPTER_CONFIG).exists()
     if adapter is None:
         if is_adapter:
-            return Path(source), find_source(base_of_adapter(Path(source) / ADAPTER_CONFIG), "model")
+            return Path(source), find_source(
+                base_of_adapter(Path(source) / ADAPTER_CONFIG), "model"
+            )
         return None, source
     folder = local_folder(adapter)
     check_files(folder)
     if not (folder / ADAPTER_CONFIG).exists():
-        raise InputError(f"{folder}: no {ADAPTER_CONFIG} in this folder, so it is no adapter. Give it as path instead.")
+        raise InputError(
+            f"{folder}: no {ADAPTER_CONFIG} in this folder, so it is no adapter. Give it as path instead."
+        )
     if is_adapter:
-        raise InputError(f"{source}: an adapter itself, so no other goes on top. Give its base as path, or merge.")
+        raise InputError(
+            f"{source}: an adapter itself, so no other goes on top. Give its base as path, or merge."
+        )
     return folder, source
 
 
@@ -312,7 +342,9 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
     stored = read_header(weights).keys()
     model = _load_full_model(base, options)
     with _raising_input_error(str(folder), "adapter"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of missing weights, which the next lines refuse
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of missing weights, which the next lines refuse
         tuned: PreTrainedModel = PeftModel.from_pretrained(model, str(folder))
         needed = get_peft_model_state_dict(tuned, save_embedding_layers=False).keys()
         if tuned.active_peft_config.peft_type.value.lower() == CARTRIDGE:
@@ -339,7 +371,9 @@ def _check_finite(folders: Sequence[Path], model: PreTrainedModel, *, quantized:
     check_buffers(model, str(folder), CONFIG)
 
 
-def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def _check_vocabulary(
+    path: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, ...]:
     """Raise `InputError` when a token has no row in the embedding: reading it would end the run.
 
     Added tokens without a role may lack one, as in Gemma 3 1B, whose tokenizer has a token for images: then a note is
@@ -348,8 +382,17 @@ def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTo
     embedding = model.get_input_embeddings()
     n_rows = hardware.shape_of(embedding.weight)[0]
     missing = {number: token for token, number in tokenizer.get_vocab().items() if number >= n_rows}
-    roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
-    refused = {n: token for n, token in missing.items() if n in roles or n not in tokenizer.added_tokens_decoder}
+    roles = {
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+        tokenizer.unk_token_id,
+    }
+    refused = {
+        n: token
+        for n, token in missing.items()
+        if n in roles or n not in tokenizer.added_tokens_decoder
+    }
     if refused:
         highest = max(refused)
         raise InputError(
@@ -370,7 +413,9 @@ def _check_vocabulary(path: str, model: PreTrainedModel, tokenizer: PreTrainedTo
 
     embedding.register_forward_pre_hook(refuse)
     names = ", ".join(repr(missing[number][:40]) for number in sorted(missing)[:3])
-    return (f"{path}: {len(missing):,} added tokens have no row in the embedding and are refused in texts: {names}",)
+    return (
+        f"{path}: {len(missing):,} added tokens have no row in the embedding and are refused in texts: {names}",
+    )
 
 
 def _parameter_count(model: PreTrainedModel) -> str:
@@ -388,12 +433,20 @@ def _raising_input_error(path: str, kind: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:  # damaged files make transformers, tokenizers and safetensors raise any exception
-        raise InputError(f"{path}: no usable {kind} ({_reason(error)}). {_fix(path, kind)}") from error
+    except (
+        Exception
+    ) as error:  # damaged files make transformers, tokenizers and safetensors raise any exception
+        raise InputError(
+            f"{path}: no usable {kind} ({_reason(error)}). {_fix(path, kind)}"
+        ) from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # a failed assertion of tokenizers, which is written in Rust
+        if (
+            type(error).__name__ != "PanicException"
+        ):  # a failed assertion of tokenizers, which is written in Rust
             raise
-        raise InputError(f"{path}: no usable {kind} ({first_line(error)}). {_fix(path, kind)}") from error
+        raise InputError(
+            f"{path}: no usable {kind} ({first_line(error)}). {_fix(path, kind)}"
+        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -421,10 +474,21 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
-        return [("model_type", f"found {model_type!r}.{suggestion(model_type, CONFIG_MAPPING.keys())}")]
+        return [
+            ("model_type", f"found {model_type!r}.{suggestion(model_type, CONFIG_MAPPING.keys())}")
+        ]
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return [("model_type", f"found {model_type!r}, which is no causal language model. Take llama, for example.")]
-    known = set(CONFIG_MAPPING[model_type]().to_dict()) - {"bos_token_id", "eos_token_id", "pad_token_id"}
+        return [
+            (
+                "model_type",
+                f"found {model_type!r}, which is no causal language model. Take llama, for example.",
+            )
+        ]
+    known = set(CONFIG_MAPPING[model_type]().to_dict()) - {
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    }
     faults = [(key, f"unknown key.{suggestion(key, known)}") for key in config if key not in known]
     n_layers = config.get("num_hidden_layers")
     if isinstance(n_layers, int) and n_layers > _MAX_LAYERS:
@@ -462,9 +526,13 @@ def new_model(
             f"model.new.vocab_size: found {vocab_size}, but the tokenizer has {len(tokenizer)} tokens. "
             "Set at least as many."
         )
-    tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    tokens = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        new_config({**config, **tokens}, len(tokenizer)), dtype=getattr(torch, dtype), attn_implementation=attention
+        new_config({**config, **tokens}, len(tokenizer)),
+        dtype=getattr(torch, dtype),
+        attn_implementation=attention,
     )
     check_buffers(model, "model.new", "this section")
     return model
@@ -477,7 +545,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -491,8 +562,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         [
             processors.ByteLevel(trim_offsets=False),
             processors.TemplateProcessing(
-                single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bpe.token_to_id(BOS))]
+                single=f"{BOS} $A",
+                pair=f"{BOS} $A $B",
+                special_tokens=[(BOS, bpe.token_to_id(BOS))],
             ),
         ]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD
+    )

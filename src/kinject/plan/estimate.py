@@ -130,8 +130,12 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
     """
     sharded, zero, offload = way == "FSDP", way == "ZeRO-2", way == "offload"
     weights, trained, state = shapes.weights, shapes.trained, shapes.state + shapes.bases
-    if zero and step.mixed is not None:  # DeepSpeed keeps whole weights in 16 bits and its part of float32 ones
-        weights = weights * step.mixed.itemsize // step.dtype.itemsize + 4 * shapes.n_trained // group
+    if (
+        zero and step.mixed is not None
+    ):  # DeepSpeed keeps whole weights in 16 bits and its part of float32 ones
+        weights = (
+            weights * step.mixed.itemsize // step.dtype.itemsize + 4 * shapes.n_trained // group
+        )
     host = weights + trained + state if offload else 0
     if "paged" in step.optim and step.device == "cuda" and not offload:
         host, state = shapes.state, shapes.bases
@@ -159,7 +163,9 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
     holes = 0
     if step.device == "cpu":
         total = weights + gradients + state + activations + logits
-        holes = min(_HEAP_HOLES, total // 2) + int(step.checkpointing * _CHECKPOINTING_HOLES * (activations + logits))
+        holes = min(_HEAP_HOLES, total // 2) + int(
+            step.checkpointing * _CHECKPOINTING_HOLES * (activations + logits)
+        )
     return Memory(weights, gradients, state, activations, logits, gathered, holes, host)
 
 
@@ -178,7 +184,9 @@ def _activations(step: Step) -> tuple[int, int]:
     keys = (getattr(text, "num_key_value_heads", None) or heads) * head
     act = str(getattr(text, "hidden_act", None) or getattr(text, "activation_function", ""))
     inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
-    inner = (inner or getattr(text, "n_inner", None) or 4 * width) * (getattr(text, "num_experts_per_tok", None) or 1)
+    inner = (inner or getattr(text, "n_inner", None) or 4 * width) * (
+        getattr(text, "num_experts_per_tok", None) or 1
+    )
     stream = 4 if step.dtype == torch.float32 else size
     if act == "gelu_new":  # layer norms keep their input; this GELU is made of six operations
         norms, mlp = 2 * width * (stream + size), 6 * inner * size
@@ -192,7 +200,9 @@ def _activations(step: Step) -> tuple[int, int]:
     tokens = step.batch * step.block
     layer = tokens * (norms + mlp + attention)
     kept = tokens * width * stream if step.checkpointing else layer
-    return 0 if step.offloading else int(n_layers * kept), int(2 * layer if step.checkpointing else layer)
+    return 0 if step.offloading else int(n_layers * kept), int(
+        2 * layer if step.checkpointing else layer
+    )
 
 
 def _logits(step: Step) -> int:
@@ -213,7 +223,9 @@ def _workspace(step: Step, shapes: Shapes) -> int:
         numbers += 3 if step.device == "cpu" else 0  # its kernel on a GPU holds none
     elif step.optim not in ("adamw_torch_fused", "sgd"):
         numbers += 2
-    return 4 * max(numbers, 2 * shapes.is_tied) * shapes.largest  # a tied embedding has two gradients, which are summed
+    return (
+        4 * max(numbers, 2 * shapes.is_tied) * shapes.largest
+    )  # a tied embedding has two gradients, which are summed
 
 
 def count_flops(step: Step, shapes: Shapes) -> float:
@@ -235,7 +247,9 @@ def read_shapes(step: Step) -> Shapes:
 
     try:
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(step.model, dtype=step.dtype, trust_remote_code=False)
+            model: Any = AutoModelForCausalLM.from_config(
+                step.model, dtype=step.dtype, trust_remote_code=False
+            )
             table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
             stack, small = _layers(model), set[int]()
             if step.quantization != "none":
@@ -250,7 +264,11 @@ def read_shapes(step: Step) -> Shapes:
     per_weight = {"4bit": _BYTES_4BIT, "8bit": 1.0}.get(step.quantization, 0.0)
 
     def size(parameters: Iterable[torch.Tensor]) -> int:
-        return int(sum(w.numel() * (per_weight if id(w) in small else w.element_size()) for w in parameters))
+        return int(
+            sum(
+                w.numel() * (per_weight if id(w) in small else w.element_size()) for w in parameters
+            )
+        )
 
     trained = [(name, w) for name, w in model.named_parameters() if w.requires_grad]
     if not trained:
@@ -292,7 +310,8 @@ def optimizer_state(model: Any, step: Step) -> int:
     trained = [(name, w) for name, w in model.named_parameters() if w.requires_grad]
     if step.optim == "adafactor":  # a row and a column for each matrix, all numbers of a vector
         return sum(
-            4 * (w.numel() if w.ndim < 2 else w.numel() // w.shape[-1] + w.numel() // w.shape[-2]) for _, w in trained
+            4 * (w.numel() if w.ndim < 2 else w.numel() // w.shape[-1] + w.numel() // w.shape[-2])
+            for _, w in trained
         )
     family = re.sub(r"^paged_|_(?:torch|fused|bnb|8bit|32bit)(?![a-z])", "", step.optim)
     if family not in _STATES:
@@ -327,7 +346,9 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
     Raises `InputError` if there is none or the hub does not answer.
     """
     if not is_model(path):
-        raise InputError(f"{path}: there is no model yet. Run the recipe that makes it first, or check the path.")
+        raise InputError(
+            f"{path}: there is no model yet. Run the recipe that makes it first, or check the path."
+        )
     if any(Path(path).glob("*.safetensors")):
         check_model(path)
     try:

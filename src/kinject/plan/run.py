@@ -151,17 +151,29 @@ def plan(
     with recipe.locating():
         if described:
             (check_training if devices.here else check_model)(recipe)
-        log.info(f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus, then some real steps")
+        log.info(
+            f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus, then some real steps"
+        )
         step = step_of(recipe, devices)
         if recipe.model.path is not None and not step.model.name_or_path:
-            notes.append(f"{recipe.model.path}: not found on the hub from here. This is the plan of its public shape.")
+            notes.append(
+                f"{recipe.model.path}: not found on the hub from here. This is the plan of its public shape."
+            )
         shapes = read_shapes(step)
         length = _count_length(recipe, devices.count, notes)
     estimated = estimate(step, shapes)
     way, changes = choose(step, devices)
-    timing = _calibrate(recipe, devices, devices.fits(estimated.peak), length, notes) if calibration else None
-    n_steps = length.steps if length is not None else max(trainer_field(recipe.trainer, "max_steps"), 0)
-    per_epoch = updates_per_epoch(recipe.trainer, length.n_rows, devices.count) if length is not None else 0
+    timing = (
+        _calibrate(recipe, devices, devices.fits(estimated.peak), length, notes)
+        if calibration
+        else None
+    )
+    n_steps = (
+        length.steps if length is not None else max(trainer_field(recipe.trainer, "max_steps"), 0)
+    )
+    per_epoch = (
+        updates_per_epoch(recipe.trainer, length.n_rows, devices.count) if length is not None else 0
+    )
     follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
     is_drawn = n_steps > 0 and (per_epoch > 0 or not follows_epochs)
     return Plan(
@@ -175,7 +187,9 @@ def plan(
 
 
 def _device_kind(device: str, *, described: bool) -> str:
-    elsewhere = described and (device == "cuda" or (device == "auto" and not torch.cuda.is_available()))
+    elsewhere = described and (
+        device == "cuda" or (device == "auto" and not torch.cuda.is_available())
+    )
     return "cuda" if elsewhere else choose_device(device)
 
 
@@ -184,13 +198,21 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
     from kinject.train.objectives import OBJECTIVES
     from kinject.train.updates import UPDATE_RULES
 
-    model, trainer, techniques, section = recipe.model, recipe.trainer, recipe.techniques, recipe.regularization
+    model, trainer, techniques, section = (
+        recipe.model,
+        recipe.trainer,
+        recipe.techniques,
+        recipe.regularization,
+    )
     config = model_config(model)
     block, limit = trainer_field(trainer, "max_length"), window_of(config)
     if block is None or (limit is not None and not trainer.get("packing") and limit < block):
         block = limit
     if block is None:
-        raise fault("trainer.max_length", "missing. Without it the length of a row is unknown before training.")
+        raise fault(
+            "trainer.max_length",
+            "missing. Without it the length of a row is unknown before training.",
+        )
     is_changed = any(kind.is_on(name, recipe) for name, kind in OBJECTIVES.items())
     is_changed = is_changed or bool(trainer_field(trainer, "label_smoothing_factor"))
     has_mean_loss = not is_changed and not (section is not None and section.kl)
@@ -214,7 +236,9 @@ def model_config(model: ModelSection) -> Any:
         return read_config(model.path or "", model.revision)
     if isinstance(model.tokenizer, TokenizerSection):
         return new_config(model.new, model.tokenizer.vocab_size)
-    return new_config(model.new, len(load_tokenizer(model.tokenizer or "", revision=model.revision)))
+    return new_config(
+        model.new, len(load_tokenizer(model.tokenizer or "", revision=model.revision))
+    )
 
 
 def _dtype(model: ModelSection, devices: Devices) -> torch.dtype:
@@ -244,9 +268,13 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
     Raises as `measure_length`.
     """
     paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
-    paths += [recipe.corpus.validation_corpus] if recipe.corpus.validation_corpus is not None else []
+    paths += (
+        [recipe.corpus.validation_corpus] if recipe.corpus.validation_corpus is not None else []
+    )
     paths += [recipe.projection.path] if recipe.projection is not None else []
-    paths += [item.path for item in recipe.probes.sets().values()] if recipe.probes is not None else []
+    paths += (
+        [item.path for item in recipe.probes.sets().values()] if recipe.probes is not None else []
+    )
     missing = [path for path in paths if not is_file(path)]
     if missing:
         notes.append(f"steps and tokens are not counted: {', '.join(missing)} does not exist yet.")
@@ -306,7 +334,9 @@ def _calibrate(
         and is_folder(path)
         and not (gguf_file(path) or any(Path(path).glob("*.safetensors"))),
     }
-    timing = next((reason for reason, applies in impossible.items() if applies), "") or time_steps(recipe)
+    timing = next((reason for reason, applies in impossible.items() if applies), "") or time_steps(
+        recipe
+    )
     if isinstance(timing, str):
         notes.append(f"time is not estimated: {timing.removesuffix('.')}.")
         return None
@@ -318,13 +348,17 @@ def time_steps(recipe: TrainRecipe) -> StepTiming | str:
     if recipe.method == "recall":
         return "how long answers will be is not known before they are drawn"
     if recipe.method == "distill":  # the teacher would read the whole corpus first
-        raw = {key: value for key, value in recipe.raw.items() if key not in ("method", "distillation")}
+        raw = {
+            key: value for key, value in recipe.raw.items() if key not in ("method", "distillation")
+        }
         recipe = replace(recipe, method=None, distillation=None, raw=raw)
     with tempfile.TemporaryDirectory(prefix="kinject-plan-") as name:
         folder = Path(name) / "run"
         n_steps = _WARM_UP_STEPS + _TIMED_STEPS
         with Progress(f"timing real steps, at most {_SECONDS:g} s", n_steps, "steps") as progress:
-            code = run_process(short_recipe(recipe, folder, n_steps, {}), seconds=_SECONDS, progress=progress)
+            code = run_process(
+                short_recipe(recipe, folder, n_steps, {}), seconds=_SECONDS, progress=progress
+            )
         rows = read_timing(folder)
         if code:
             reason = last_log_line(folder) if (folder / LOG).is_file() else ""
@@ -350,7 +384,11 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
     dtype, mixed = (str(kind).removeprefix("torch.") for kind in (step.dtype, step.mixed))
     in_dtype = f"{dtype}, multiplied in {mixed}" if step.mixed is not None else dtype
     per_node = devices.count // devices.nodes
-    count = f"{devices.nodes} machines with {per_node} x " if devices.nodes > 1 else f"{per_node} x " * (per_node > 1)
+    count = (
+        f"{devices.nodes} machines with {per_node} x "
+        if devices.nodes > 1
+        else f"{per_node} x " * (per_node > 1)
+    )
     yield "recipe", plan.recipe
     yield (
         "model",
@@ -373,13 +411,23 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
         if n_bytes := getattr(plan.memory, part):
             yield part, f"{render_size(n_bytes):>10}"
     on_gpu = plan.devices.kind == "cuda"
-    other = "CUDA's context and unused blocks of the allocator, assumed" if on_gpu else "Python and its libraries"
+    other = (
+        "CUDA's context and unused blocks of the allocator, assumed"
+        if on_gpu
+        else "Python and its libraries"
+    )
     yield "other", f"{render_size(plan.need - plan.memory.peak):>10}  {other}"
     verdict = f"{'fits' if plan.fits else 'does NOT fit'} one device of {render_size(plan.devices.memory)}"
     layer = render_size(plan.shapes.layer)
-    yield "total", f"{render_size(plan.need):>10}  estimated; {verdict}; the largest layer has {layer}"
+    yield (
+        "total",
+        f"{render_size(plan.need):>10}  estimated; {verdict}; the largest layer has {layer}",
+    )
     if plan.timing is not None:
-        yield "measured", f"{render_size(plan.timing.peak_bytes):>10}  in {plan.timing.n_steps} real steps"
+        yield (
+            "measured",
+            f"{render_size(plan.timing.peak_bytes):>10}  in {plan.timing.n_steps} real steps",
+        )
 
 
 def _way(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -419,15 +467,22 @@ def _run(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "time", f"{whole}{seconds:.3g} s a step, planned at {pace}"
     if plan.rates is not None:
         yield "rate", sparkline(list(plan.rates))
-        yield "", f"first {plan.rates[0]:.3g}, highest {max(plan.rates):.3g}, last {plan.rates[-1]:.3g}"
+        yield (
+            "",
+            f"first {plan.rates[0]:.3g}, highest {max(plan.rates):.3g}, last {plan.rates[-1]:.3g}",
+        )
 
 
 def draw_rates(plan: Plan, path: Path) -> None:
     """Write the learning rate by step in the format of `path`'s suffix. Raises `InputError` if the steps are unknown."""
     if plan.rates is None:
-        raise InputError("--figure: the number of steps is unknown, so there is no curve. Set trainer.max_steps.")
+        raise InputError(
+            "--figure: the number of steps is unknown, so there is no curve. Set trainer.max_steps."
+        )
     if path.suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"--figure: found {str(path)!r:.80}, allowed: a name that ends with .png, .svg or .pdf.")
+        raise InputError(
+            f"--figure: found {str(path)!r:.80}, allowed: a name that ends with .png, .svg or .pdf."
+        )
     from matplotlib.figure import Figure
 
     with style():

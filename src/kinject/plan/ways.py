@@ -92,7 +92,9 @@ class Devices:
 
     def need(self, peak: int) -> int:
         """Return the bytes of a device for a step with a `peak` of tensors."""
-        return int(peak * (1 + (_GPU_FRAGMENTATION if self.kind == "cuda" else 0.0))) + self.reserved
+        return (
+            int(peak * (1 + (_GPU_FRAGMENTATION if self.kind == "cuda" else 0.0))) + self.reserved
+        )
 
     def fits(self, peak: int) -> bool:
         """Return whether such a step fits."""
@@ -147,21 +149,42 @@ def find_devices(
         n, name = per_node or 1, "Apple GPU" if kind == "mps" else "CPU"
         is_here = memory is None and n_nodes == 1
         of_each = memory or machine_memory() // n
-        return Devices(kind, name, n * n_nodes, of_each, is_here, program_bytes() + CPU_WORKING, n_nodes, link)
+        return Devices(
+            kind, name, n * n_nodes, of_each, is_here, program_bytes() + CPU_WORKING, n_nodes, link
+        )
     if gpu is not None and gpu.upper() not in GPUS:
-        raise InputError(f"--gpu: found {gpu!r}, allowed: {', '.join(GPUS)}. For another card: --memory 24GiB.")
+        raise InputError(
+            f"--gpu: found {gpu!r}, allowed: {', '.join(GPUS)}. For another card: --memory 24GiB."
+        )
     name, is_here, known, count = (gpu or "").upper(), False, 0, per_node or 1
     if gpu is None and torch.cuda.is_available():
         here = torch.cuda.get_device_properties(0)
         name, known, count = here.name, here.total_memory, per_node or torch.cuda.device_count()
         is_here = memory is None and n_nodes == 1 and count == torch.cuda.device_count()
-    card = name if name in GPUS else next((each for each in GPUS if each in name.replace("-", " ").split()), "")
+    card = (
+        name
+        if name in GPUS
+        else next((each for each in GPUS if each in name.replace("-", " ").split()), "")
+    )
     size = memory or known or int(GPUS[card][0] * GIB if card else 0)
     if not size:
-        raise InputError("this machine has no NVIDIA GPU. Name one: --gpu H100; or its memory: --memory 24GiB.")
+        raise InputError(
+            "this machine has no NVIDIA GPU. Name one: --gpu H100; or its memory: --memory 24GiB."
+        )
     flops = _UTILIZATION * GPUS[card][1] if card else _UNKNOWN_GPU
     name = name or "GPU as given"
-    return Devices("cuda", name, count * n_nodes, size, is_here, _GPU_CONTEXT, n_nodes, link, flops, card != "T4")
+    return Devices(
+        "cuda",
+        name,
+        count * n_nodes,
+        size,
+        is_here,
+        _GPU_CONTEXT,
+        n_nodes,
+        link,
+        flops,
+        card != "T4",
+    )
 
 
 def program_bytes() -> int:
@@ -198,7 +221,9 @@ def choose(step: Step, devices: Devices) -> tuple[Way, list[Change]]:
     best = way(chosen)
     words = [*(text for change in chosen for text in change.overrides), *best.overrides]
     # a later override takes the place of an earlier one of the same key
-    return replace(best, overrides=tuple({text.partition("=")[0]: text for text in words}.values())), chosen
+    return replace(
+        best, overrides=tuple({text.partition("=")[0]: text for text in words}.values())
+    ), chosen
 
 
 def _first_way(step: Step, devices: Devices, known: dict[str, Shapes]) -> Way:
@@ -223,7 +248,9 @@ def _first_way(step: Step, devices: Devices, known: dict[str, Shapes]) -> Way:
             halved = (
                 2 if changed.dtype == torch.float32 and changed.mixed is not None else 1
             )  # autocast's dtype is sent
-            sent = int(part * kind.sent(shapes.trained, shapes.weights, changed.accumulation, halved))
+            sent = int(
+                part * kind.sent(shapes.trained, shapes.weights, changed.accumulation, halved)
+            )
             return Way(name, kind.why, memories[-1], _launch(name, devices), overrides, sent)
     why = "a step does not fit, and processes on a CPU divide nothing"
     if devices.kind == "cuda":
@@ -278,7 +305,9 @@ def _launch(way: str, devices: Devices) -> str:
 
 
 def _changed(step: Step, candidates: list[Change]) -> Step:
-    return replace(step, **{name: value for item in candidates for name, value in item.fields.items()})
+    return replace(
+        step, **{name: value for item in candidates for name, value in item.fields.items()}
+    )
 
 
 def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
@@ -288,8 +317,13 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
     while batch > 1:
         batch //= 2
         more = -(-step.batch * step.accumulation // batch)
-        words = (f"trainer.per_device_train_batch_size={batch}", f"trainer.gradient_accumulation_steps={more}")
-        yield Change(words, "the same update, a little slower", {"batch": batch, "accumulation": more})
+        words = (
+            f"trainer.per_device_train_batch_size={batch}",
+            f"trainer.gradient_accumulation_steps={more}",
+        )
+        yield Change(
+            words, "the same update, a little slower", {"batch": batch, "accumulation": more}
+        )
     is_full = step.adapter is None and not step.freeze
     off = tuple(override for field, override in _EXCLUDED.items() if getattr(step, field))
     if is_full and "8bit" not in step.optim and step.optim not in ("adafactor", "sgd"):
@@ -299,7 +333,12 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
     if not step.checkpointing:
         cost = "the same update, about a third more time"
         yield Change(("trainer.gradient_checkpointing=true",), cost, {"checkpointing": True})
-    if is_full and devices.count == 1 and step.mixed == torch.bfloat16 and step.dtype == torch.float32:
+    if (
+        is_full
+        and devices.count == 1
+        and step.mixed == torch.bfloat16
+        and step.dtype == torch.float32
+    ):
         cost = "weights in bfloat16, each update rounded up or down at random, so that small ones count"
         words = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true", *off)
         fields = {"dtype": torch.bfloat16, "rounding": True, "projected": False, "muon": False}
@@ -311,7 +350,11 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
     if is_full:
         lora["adapter"] = _LORA
         words = ("adapter={r: 64, lora_alpha: 128, target_modules: all-linear}", *words)
-        yield Change(words, "LoRA: learns fewer new facts than all weights do (kinject eval measures it)", lora)
+        yield Change(
+            words,
+            "LoRA: learns fewer new facts than all weights do (kinject eval measures it)",
+            lora,
+        )
     if step.quantization == "none" and not step.freeze:
         cost = "QLoRA: base weights in 4 bits; slower products, a little less accurate"
         yield Change((*words, "model.quantization=4bit"), cost, {**lora, "quantization": "4bit"})
@@ -325,7 +368,11 @@ def describe_batch(step: Step, devices: Devices, rate: float) -> list[str]:
     n, is_sgd = devices.count, "sgd" in step.optim
     higher = rate * (n if is_sgd else math.sqrt(n))
     rule = "linear rule for SGD" if is_sgd else "square-root rule for Adam and its kin"
-    return [f"{n} times the rows of one device: try trainer.learning_rate={higher:.3g} ({rule})"] if n > 1 else []
+    return (
+        [f"{n} times the rows of one device: try trainer.learning_rate={higher:.3g} ({rule})"]
+        if n > 1
+        else []
+    )
 
 
 def describe_traffic(way: Way, flops: float, devices: Devices) -> list[str]:
@@ -333,14 +380,20 @@ def describe_traffic(way: Way, flops: float, devices: Devices) -> list[str]:
     if not way.sent:
         return []
     if way.name == "offload":
-        return [f"{render_size(way.sent)} go between each device and the machine's memory in a step"]
+        return [
+            f"{render_size(way.sent)} go between each device and the machine's memory in a step"
+        ]
     line = f"{render_size(way.sent)} are sent by each {'machine' if devices.nodes > 1 else 'device'} in a step"
     if devices.link is None:
         return [f"{line} (--link GBPS for the time that takes)"]
     seconds, busy = way.sent / devices.link, flops / devices.flops
-    lines = [f"{line}: {seconds:.3g} s at {devices.link / 1e9:g} GB/s, beside {busy:.3g} s of arithmetic"]
+    lines = [
+        f"{line}: {seconds:.3g} s at {devices.link / 1e9:g} GB/s, beside {busy:.3g} s of arithmetic"
+    ]
     if devices.kind == "cuda" and seconds > busy:
-        lines.append("The link is slower than the GPUs: accumulate more with DDP, less with FSDP; LoRA sends least.")
+        lines.append(
+            "The link is slower than the GPUs: accumulate more with DDP, less with FSDP; LoRA sends least."
+        )
     return lines
 
 
@@ -361,9 +414,15 @@ def parse_memory(text: str) -> int:
     """Return the bytes of ``24GiB``, ``24GB`` or ``24G`` (GB is read as GiB, as GPUs are sold). Raises `InputError`."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([gmt]?)(?:i?b)?\s*", text.lower())
     try:
-        n_bytes = int(float(match[1]) * {"": 2**30, "g": 2**30, "m": 2**20, "t": 2**40}[match[2]]) if match else 0
+        n_bytes = (
+            int(float(match[1]) * {"": 2**30, "g": 2**30, "m": 2**20, "t": 2**40}[match[2]])
+            if match
+            else 0
+        )
     except ValueError:
         n_bytes = 0
     if n_bytes <= 0:
-        raise InputError(f"--memory: found {text!r}, expected a size such as 24GiB or 512MiB, more than 0.")
+        raise InputError(
+            f"--memory: found {text!r}, expected a size such as 24GiB or 512MiB, more than 0."
+        )
     return n_bytes

@@ -95,20 +95,30 @@ class Checker:
         if origin is Literal:
             if any(value == choice and type(value) is type(choice) for choice in arguments):
                 return value
-            return self._invalid(key, f"found {_describe(value)}.{suggestion(value, map(str, arguments))}")
+            return self._invalid(
+                key, f"found {_describe(value)}.{suggestion(value, map(str, arguments))}"
+            )
         if origin is tuple:
             if not isinstance(value, list):
                 return self._invalid(key, f"found {_describe(value)}, expected a list.")
-            items = [self.value(arguments[0], item, (*key, index)) for index, item in enumerate(value)]
+            items = [
+                self.value(arguments[0], item, (*key, index)) for index, item in enumerate(value)
+            ]
             return _INVALID if any(item is _INVALID for item in items) else tuple(items)
         if origin in (dict, Mapping):
             if not isinstance(value, Mapping):
                 return self._invalid(key, f"found {_describe(value)}, expected a mapping.")
             names = [
-                self.value(arguments[0], name, (*key, name)) for name in value if get_origin(arguments[0]) is Literal
+                self.value(arguments[0], name, (*key, name))
+                for name in value
+                if get_origin(arguments[0]) is Literal
             ]
-            built = {name: self.value(arguments[1], item, (*key, name)) for name, item in value.items()}
-            return _INVALID if any(item is _INVALID for item in (*names, *built.values())) else built
+            built = {
+                name: self.value(arguments[1], item, (*key, name)) for name, item in value.items()
+            }
+            return (
+                _INVALID if any(item is _INVALID for item in (*names, *built.values())) else built
+            )
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             section = self.section(hint, value, key)
             return _INVALID if section is None else section
@@ -126,13 +136,17 @@ class Checker:
                 return self.value(option, value, key)
         # None fits: report the fault of the option that has the value's own shape, at its own line.
         shaped = [option for option in options if _shape(option) is _shape(value)]
-        if isinstance(value, Mapping) and len(shaped) > 1:  # of several sections, the one whose keys the value has
+        if (
+            isinstance(value, Mapping) and len(shaped) > 1
+        ):  # of several sections, the one whose keys the value has
             shaped = [max(shaped, key=lambda option: len(_field_names(option) & value.keys()))]
         if len(shaped) == 1 and _shape(value) is not str:
             return self.value(shaped[0], value, key)
         if len(options) == 1:
             return self.value(options[0], value, key)
-        return self._invalid(key, f"found {_describe(value)}, expected {' or '.join(map(_name, options))}.")
+        return self._invalid(
+            key, f"found {_describe(value)}, expected {' or '.join(map(_name, options))}."
+        )
 
     def _scalar(self, hint: Any, value: object, key: KeyPath) -> Any:
         if hint is bool and isinstance(value, bool):
@@ -148,9 +162,14 @@ class Checker:
     def _is_finite(self, value: Any, key: KeyPath) -> bool:
         """Return whether every number in `value` is finite, after reporting those that are not."""
         if isinstance(value, Mapping | list):
-            finite = [self._is_finite(item, (*key, name)) for name, item in _items(value)]  # every fault, not the first
+            finite = [
+                self._is_finite(item, (*key, name)) for name, item in _items(value)
+            ]  # every fault, not the first
             return all(finite)
-        if isinstance(value, (int, float)) and not -sys.float_info.max <= value <= sys.float_info.max:
+        if (
+            isinstance(value, (int, float))
+            and not -sys.float_info.max <= value <= sys.float_info.max
+        ):
             self.report(key, f"found {value}, expected a finite number.")
             return False
         return True
@@ -165,7 +184,11 @@ class Checker:
             items = _items(value) if limits else ()
             in_bounds = [self.is_in_bounds(item, limits, (*key, name)) for name, item in items]
             return all(in_bounds)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not _is_within(value, metadata):
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and not _is_within(value, metadata)
+        ):
             self.report(key, f"found {value}, allowed: {allowed_range(metadata)}.")
             return False
         return True
@@ -173,7 +196,9 @@ class Checker:
     def _is_no_secret(self, value: Any, kind: str | None, key: KeyPath) -> bool:
         """Return whether a text is what its field `holds`. The fault does not repeat the text: it may be a secret."""
         if isinstance(value, list | tuple):
-            are_fine = [self._is_no_secret(item, kind, (*key, index)) for index, item in enumerate(value)]
+            are_fine = [
+                self._is_no_secret(item, kind, (*key, index)) for index, item in enumerate(value)
+            ]
             return all(are_fine)
         fault = secret_in(value, kind) if isinstance(value, str) and kind else ""
         if fault:
@@ -182,7 +207,11 @@ class Checker:
 
     def _are_words(self, items: Any, allowed: Mapping[str, object] | None, key: KeyPath) -> bool:
         """Return whether the texts of a list are keys of `allowed` (None: any value), after reporting those that are not."""
-        unknown = {} if allowed is None else {i: item for i, item in enumerate(items or ()) if item not in allowed}
+        unknown = (
+            {}
+            if allowed is None
+            else {i: item for i, item in enumerate(items or ()) if item not in allowed}
+        )
         for index, item in unknown.items():
             self.report((*key, index), f"found {_describe(item)}.{suggestion(item, allowed or ())}")
         return not unknown
@@ -212,7 +241,10 @@ def allowed_range(bounds: Mapping[str, Any]) -> str:
 def _is_within(value: float, bounds: Mapping[str, Any]) -> bool:
     if "or" in bounds and value == bounds["or"]:
         return True
-    low, high = bounds.get("min", bounds.get("above", -math.inf)), bounds.get("max", bounds.get("below", math.inf))
+    low, high = (
+        bounds.get("min", bounds.get("above", -math.inf)),
+        bounds.get("max", bounds.get("below", math.inf)),
+    )
     is_inside = low < value if "above" in bounds else low <= value
     return bool(is_inside and (value < high if "below" in bounds else value <= high))
 
@@ -226,7 +258,9 @@ def texts_in(value: object, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
             yield from texts_in(item, (*key, name))
 
 
-def _items(value: Mapping[str, Any] | list[Any] | tuple[Any, ...]) -> Iterable[tuple[str | int, Any]]:
+def _items(
+    value: Mapping[str, Any] | list[Any] | tuple[Any, ...],
+) -> Iterable[tuple[str | int, Any]]:
     return value.items() if isinstance(value, Mapping) else enumerate(value)
 
 
@@ -236,11 +270,17 @@ def _shape(value_or_hint: object) -> type:
         return dict
     if isinstance(value_or_hint, list) or get_origin(value_or_hint) is tuple:
         return list
-    return dict if isinstance(value_or_hint, type) and dataclasses.is_dataclass(value_or_hint) else str
+    return (
+        dict if isinstance(value_or_hint, type) and dataclasses.is_dataclass(value_or_hint) else str
+    )
 
 
 def _field_names(hint: Any) -> set[str]:
-    return {field.name for field in dataclasses.fields(hint)} if dataclasses.is_dataclass(hint) else set()
+    return (
+        {field.name for field in dataclasses.fields(hint)}
+        if dataclasses.is_dataclass(hint)
+        else set()
+    )
 
 
 def _describe(value: object) -> str:

@@ -12,17 +12,29 @@ from kinject.disk import is_file, path_exists
 from kinject.errors import Problem
 from kinject.recipe.check import Conflict, KeyPath, suggestion
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection
-from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES, RESERVED_BODY, SAMPLING, GeneratorSection
+from kinject.recipe.sections import (
+    GENERATOR_REQUIRES,
+    MAX_SAMPLES,
+    RESERVED_BODY,
+    SAMPLING,
+    GeneratorSection,
+)
 from kinject.recipe.train_conflicts import MODEL_ROWS, TRAIN_ROWS
 from kinject.types import RAG, ArmName
 
 
-def find_problems(verb: str, recipe: Any, facts: Any = None, more: Iterable[Conflict] = ()) -> list[Problem]:
+def find_problems(
+    verb: str, recipe: Any, facts: Any = None, more: Iterable[Conflict] = ()
+) -> list[Problem]:
     """Return the problems of all rows for `verb` and of `more` rows; `facts` are those that the rows of the verb read."""
-    problems = [problem for row in (*CONFLICTS[verb], *more) for problem in row.problems(recipe, facts)]
+    problems = [
+        problem for row in (*CONFLICTS[verb], *more) for problem in row.problems(recipe, facts)
+    ]
     for key, generator in _generators(recipe, verb):
         for row in CONFLICTS["generator"]:
-            problems += [Problem(f"{key}{item.key}", item.message) for item in row.problems(generator)]
+            problems += [
+                Problem(f"{key}{item.key}", item.message) for item in row.problems(generator)
+            ]
     return problems
 
 
@@ -59,7 +71,9 @@ def _is_url(text: str) -> bool:
         host, _ = (parts.hostname or "").encode("idna").decode(), parts.port
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(host) and text.isprintable() and " " not in text
+    return (
+        parts.scheme in ("http", "https") and bool(host) and text.isprintable() and " " not in text
+    )
 
 
 def _free(budget: float | None, *generators: GeneratorSection | None) -> bool:
@@ -104,7 +118,9 @@ def _same_answers(r: Any, f: Any) -> list[tuple[str, str]]:
     names: dict[object, str] = {}
     found = []
     for name, table in r.eval.endpoints().items():
-        other = names.setdefault(repr((replace(table.endpoint, base_url=None), table.api, table.revision)), name)
+        other = names.setdefault(
+            repr((replace(table.endpoint, base_url=None), table.api, table.revision)), name
+        )
         if r.eval.endpoints()[other].address != table.address:
             found.append((name, other))
     return found
@@ -112,7 +128,8 @@ def _same_answers(r: Any, f: Any) -> list[tuple[str, str]]:
 
 def _sets(r: Any) -> list[tuple[str, QuestionSetSection]]:
     return [
-        (name, QuestionSetSection(item) if isinstance(item, str) else item) for name, item in r.eval.questions.items()
+        (name, QuestionSetSection(item) if isinstance(item, str) else item)
+        for name, item in r.eval.questions.items()
     ]
 
 
@@ -233,12 +250,17 @@ def _unknown_names(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
     s, found = r.study, list[tuple[KeyPath, str | None, Iterable[str]]]()
     arms, sweeps = s.arms.keys() - {_BASE}, s.sweeps or {}
     for name, arm in s.arms.items():
-        found += [(("arms", name, "match", key), other, arms - {name}) for key, other in (arm.match or {}).items()]
+        found += [
+            (("arms", name, "match", key), other, arms - {name})
+            for key, other in (arm.match or {}).items()
+        ]
         above = [*s.arms][: [*s.arms].index(name)]
         found += [(("arms", name, "after"), arm.after, above)]
     for name, item in (s.tune or {}).items():
         found += [(("tune", name, "arm"), item.arm, arms)]
-        found += [(("tune", name, "arms", index), arm, arms) for index, arm in enumerate(item.arms or ())]
+        found += [
+            (("tune", name, "arms", index), arm, arms) for index, arm in enumerate(item.arms or ())
+        ]
     for name, item in sweeps.items():
         found += [(("sweeps", name, "arm"), item.arm, arms)]
     for name, item in (s.claims or {}).items():
@@ -268,11 +290,19 @@ def _points(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
         for key in ("arm", "baseline"):
             point = getattr(claim, key)
             for sweep, value in point.items() if isinstance(point, Mapping) else ():
-                values = (r.study.sweeps or {})[sweep].values if sweep in (r.study.sweeps or {}) else None
+                values = (
+                    (r.study.sweeps or {})[sweep].values
+                    if sweep in (r.study.sweeps or {})
+                    else None
+                )
                 if values is not None and (len(point) > 1 or value not in values):
                     shown = ", ".join(map(str, values))
                     found.append(
-                        (("study", "claims", name, key), str(value), f"the values of the sweep {sweep} are {shown}")
+                        (
+                            ("study", "claims", name, key),
+                            str(value),
+                            f"the values of the sweep {sweep} are {shown}",
+                        )
                     )
     return found
 
@@ -287,7 +317,11 @@ def _override_keys(r: Any) -> list[tuple[KeyPath, str]]:
     for name, arm in s.arms.items():
         keys += [(("study", "arms", name, "overrides", key), key) for key in arm.overrides or {}]
     keys += [(("study", "tune", name, "key"), item.key) for name, item in (s.tune or {}).items()]
-    sweeps = ((name, item.key) for name, item in (s.sweeps or {}).items() if item.key not in ("alpha", "corpus"))
+    sweeps = (
+        (name, item.key)
+        for name, item in (s.sweeps or {}).items()
+        if item.key not in ("alpha", "corpus")
+    )
     return keys + [(("study", "sweeps", name, "key"), key) for name, key in sweeps]
 
 
@@ -300,7 +334,11 @@ def _unread_keys(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
 
 
 def _missing_of_claims(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
-    needs = {"difference": ("arm", "baseline"), "equivalence": ("arm", "baseline"), "trend": ("sweep",)}
+    needs = {
+        "difference": ("arm", "baseline"),
+        "equivalence": ("arm", "baseline"),
+        "trend": ("sweep",),
+    }
     return [
         (("study", "claims", name), key, claim.test) for name, claim in (r.study.claims or {}).items()
         for key in needs.get(claim.test, ("arm",)) if getattr(claim, key) is None
@@ -310,7 +348,9 @@ def _missing_of_claims(r: Any, f: Shared) -> list[tuple[KeyPath, str, str]]:
 def _untuned_sets(r: Any, f: Shared) -> list[tuple[KeyPath, str]]:
     if f.sets is None:
         return []
-    has_file = {name for name, item in f.sets.items() if not isinstance(item, str) and item.validation}
+    has_file = {
+        name for name, item in f.sets.items() if not isinstance(item, str) and item.validation
+    }
     return [
         (("study", "tune", name, "question_sets"), question_set) for name, tune in (r.study.tune or {}).items()
         for question_set in tune.sets() if question_set not in {*has_file, *(r.study.validation or {})}

@@ -25,7 +25,9 @@ class DocumentsSection:
         above=0.0, max=1.0,
     )  # fmt: skip
     cache_dir: str = option(
-        "runs/parsed", help="Folder of parsed files, by content; may be deleted at any time.", path="output"
+        "runs/parsed",
+        help="Folder of parsed files, by content; may be deleted at any time.",
+        path="output",
     )
 
 
@@ -52,7 +54,9 @@ class CorpusSection:
         None, help="name: path and fraction of a further corpus, mixed in by fraction of tokens."
     )
     validation_corpus: str | None = option(
-        None, help="Corpus (JSONL) of the validation loss; trainer.eval_strategy sets when it is computed.", path="file"
+        None,
+        help="Corpus (JSONL) of the validation loss; trainer.eval_strategy sets when it is computed.",
+        path="file",
     )
     general_text: bool = option(
         True,
@@ -67,12 +71,17 @@ class CorpusSection:
         help="Begin each document with the BOS token; default: if the tokenizer begins its texts with it by itself.",
     )
     eos: bool = option(True, help="End each document with the EOS token.")
-    allow_dropped_tokens: bool = option(False, help="Train although max_length truncates or drops text.")
+    allow_dropped_tokens: bool = option(
+        False, help="Train although max_length truncates or drops text."
+    )
     chat_template_kwargs: Mapping[str, Any] | None = option(
-        None, help="Arguments of the chat template of rows with messages, for example {enable_thinking: false}."
+        None,
+        help="Arguments of the chat template of rows with messages, for example {enable_thinking: false}.",
     )
     cache_dir: str = option(
-        "runs/tokens", help="Folder for tokenised corpora, by content; may be deleted at any time.", path="output"
+        "runs/tokens",
+        help="Folder for tokenised corpora, by content; may be deleted at any time.",
+        path="output",
     )
 
     @property
@@ -87,7 +96,8 @@ class CorpusSection:
     def own_answers(self) -> list[str]:
         """Return the key of each corpus whose rows the model answers itself: "", replay, mix.NAME."""
         answers = {"": self.answers} | {
-            name if name == "replay" else f"mix.{name}": part.answers for name, part in self.parts().items()
+            name if name == "replay" else f"mix.{name}": part.answers
+            for name, part in self.parts().items()
         }
         return [name for name, value in answers.items() if value == "own"]
 
@@ -122,8 +132,13 @@ class DistillationSection:
         min=8,
     )
     top_k: int = option(
-        64, help="Most likely tokens of each prediction of the teacher that are kept; the others count as one.", min=1
+        64,
+        help="Most likely tokens of each prediction of the teacher that are kept; the others count as one.",
+        min=1,
     )
     cross_entropy: float = option(
-        0.0, help="Fraction of the loss that is plain cross-entropy with the text.", min=0.0, below=1.0
+        0.0,
+        help="Fraction of the loss that is plain cross-entropy with the text.",
+        min=0.0,
+        below=1.0,
     )

@@ -30,10 +30,13 @@ class QuestionSetSection:
         help="auto: answers without choices become choices, with wrong ones from other questions. open: they stay open.",
     )
     validation: str | None = option(
-        None, help="Questions (JSONL) on which a study makes its choices; kinject eval does not ask them.", path="file"
+        None,
+        help="Questions (JSONL) on which a study makes its choices; kinject eval does not ask them.",
+        path="file",
     )
     retrieval: bool | None = option(
-        None, help="Whether the set is also asked with passages; default: unless its role is retention."
+        None,
+        help="Whether the set is also asked with passages; default: unless its role is retention.",
     )
     formats: tuple[str, ...] | None = option(
         None, help="How this set is asked instead of eval.formats, as [generate] for instructions.", nonempty=True,
@@ -50,11 +53,15 @@ class QuestionSetSection:
 class RetrievalSection:
     """Retrieval of passages by words or meaning; the best K precede the question."""
 
-    documents: tuple[str, ...] = option(help="Documents (JSONL) to search.", path="files", nonempty=True)
+    documents: tuple[str, ...] = option(
+        help="Documents (JSONL) to search.", path="files", nonempty=True
+    )
     k: tuple[int, ...] = option(
         (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )
-    passage_tokens: int = option(256, help="Longest passage that is searched, in words and punctuation marks.", min=8)
+    passage_tokens: int = option(
+        256, help="Longest passage that is searched, in words and punctuation marks.", min=8
+    )
     kind: Literal["bm25", "lexical", "dense", "both", "oracle"] = option(
         "bm25",
         help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (ranks of the last two), oracle (of the "
@@ -64,7 +71,9 @@ class RetrievalSection:
         None, help="Passages with a lower score are left out, all of them if need be. bm25 and lexical score from 0 up, "
         "without a bound; dense from -1 to 1 (cosine), both up to 0.033. Default: the best K, whatever they score.",
     )  # fmt: skip
-    embedder: str = option("BAAI/bge-large-en-v1.5", help="dense, both: a sentence-transformers folder or hub name.")
+    embedder: str = option(
+        "BAAI/bge-large-en-v1.5", help="dense, both: a sentence-transformers folder or hub name."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +81,16 @@ class LoadingSection:
     """How models are loaded; a key of a model's own table comes before it."""
 
     dtype: Dtype | None = option(
-        None, help="Weights in memory; default: auto, bfloat16 on a GPU that multiplies it, float16 on an older one."
+        None,
+        help="Weights in memory; default: auto, bfloat16 on a GPU that multiplies it, float16 on an older one.",
     )
     quantization: Quantization | None = option(
-        None, help="Load through bitsandbytes, for a GPU that does not hold the model otherwise; default: none."
+        None,
+        help="Load through bitsandbytes, for a GPU that does not hold the model otherwise; default: none.",
     )
     device_map: Literal["none", "auto", "balanced", "balanced_low_0", "sequential"] | None = option(
-        None, help="How accelerate spreads the layers over the GPUs of this process; default: none, one device."
+        None,
+        help="How accelerate spreads the layers over the GPUs of this process; default: none, one device.",
     )
     attention: Attention | None = option(None, help="Attention implementation; default: auto.")
 
@@ -87,7 +99,9 @@ class LoadingSection:
         """The settings that scores depend on beside weights and dtype, "" for the defaults: it is part of their key."""
         map_label = f"device_map={self.device_map or 'none'}"
         labels = (self.quantization or "none", map_label, self.attention or "auto")
-        return " ".join(label for label in labels if label not in ("none", "device_map=none", "auto"))
+        return " ".join(
+            label for label in labels if label not in ("none", "device_map=none", "auto")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +134,9 @@ class LocalModelSection(LoadingSection, PromptedSection):
 
     path: str = option(help="Model folder or hub name.", path="model")
     revision: str | None = option(None, help="Branch, tag or commit on the hub.")
-    adapter: str | None = option(None, help="PEFT adapter (folder or hub name) that goes on top of path.", path="model")
+    adapter: str | None = option(
+        None, help="PEFT adapter (folder or hub name) that goes on top of path.", path="model"
+    )
 
     def __str__(self) -> str:
         """Return the model in words, as reports show it."""
@@ -135,13 +151,16 @@ class LocalModelSection(LoadingSection, PromptedSection):
 class EndpointModelSection(PromptedSection):
     """A model behind an OpenAI-compatible endpoint. Its weights cannot be hashed: answers are stored by its name."""
 
-    endpoint: GeneratorSection = option(help="The endpoint: base_url, model, and the other keys of a generator.")
+    endpoint: GeneratorSection = option(
+        help="The endpoint: base_url, model, and the other keys of a generator."
+    )
     api: Literal["completions", "chat"] = option(
         help="completions (log-probs of choices, where the endpoint returns those of the prompt, and written answers) or "
         "chat (written answers)."
     )
     revision: str | None = option(
-        None, help="Any text that identifies the model's weights, as a date; change it when the server's model changes."
+        None,
+        help="Any text that identifies the model's weights, as a date; change it when the server's model changes.",
     )
     tokenizer: str | None = option(
         None, help="completions: send prompts as token ids of this tokenizer (folder or hub name), for log-probs; default: text.",
@@ -181,7 +200,9 @@ class EvalSection:
     questions: Mapping[str, str | QuestionSetSection] = option(
         help="name: path, or path with role and shots_from.", nonempty=True, path="file"
     )
-    model_defaults: LoadingSection = option(LoadingSection(), help="Defaults of the tables of `models`.")
+    model_defaults: LoadingSection = option(
+        LoadingSection(), help="Defaults of the tables of `models`."
+    )
     formats: tuple[str, ...] = option(
         ("texts",),
         help="letters, texts, hybrid, rotations, continuation, a baseline without the question; letters-written or generate: "
@@ -189,20 +210,26 @@ class EvalSection:
         nonempty=True,
         words=FORMATS,
     )
-    scores: tuple[Literal["sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"], ...] = option(
+    scores: tuple[
+        Literal["sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"], ...
+    ] = option(
         ("sum",),
         help="How choices are compared: log-prob, or log-prob per length; the test of a written answer: match "
         "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
         nonempty=True,
     )
     max_new_tokens: int = option(
-        32, help="Most tokens of a written answer, a chat model's thinking included.", min=1, max=131_072
+        32,
+        help="Most tokens of a written answer, a chat model's thinking included.",
+        min=1,
+        max=131_072,
     )
     stop: tuple[str, ...] | None = option(
         None, help="Texts that end a written answer. Default: a line break, with `chat` none."
     )
     judge: GeneratorSection | None = option(
-        None, help="generate: a model that grades written answers as correct, wrong or abstained, for scores: [judge]."
+        None,
+        help="generate: a model that grades written answers as correct, wrong or abstained, for scores: [judge].",
     )
     budget: float | None = option(
         None, help="Most that endpoints and the judge may cost in this run folder, in the currency of their prices.",
@@ -211,8 +238,12 @@ class EvalSection:
     chat: bool | ChatSection = option(
         False, help="Put the prompt into the tokenizer's chat template, as the user's turn; or how."
     )
-    perplexity_corpus: str | None = option(None, help="Texts (JSONL) whose perplexity is reported too.", path="file")
-    shots: tuple[int, ...] = option((0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True)
+    perplexity_corpus: str | None = option(
+        None, help="Texts (JSONL) whose perplexity is reported too.", path="file"
+    )
+    shots: tuple[int, ...] = option(
+        (0,), help="Numbers of few-shot examples.", min=0, max=64, nonempty=True
+    )
     control: bool = option(
         True,
         help="Score the same choices without the question, too: what they give away by themselves is not called learned.",
@@ -251,11 +282,19 @@ class EvalSection:
 
     def local(self) -> dict[str, LocalModelSection]:
         """Return the tables of the models that are loaded here."""
-        return {name: table for name, table in self.tables().items() if isinstance(table, LocalModelSection)}
+        return {
+            name: table
+            for name, table in self.tables().items()
+            if isinstance(table, LocalModelSection)
+        }
 
     def endpoints(self) -> dict[str, EndpointModelSection]:
         """Return the tables of the models behind endpoints."""
-        return {name: table for name, table in self.tables().items() if isinstance(table, EndpointModelSection)}
+        return {
+            name: table
+            for name, table in self.tables().items()
+            if isinstance(table, EndpointModelSection)
+        }
 
     def _complete(
         self, value: str | LocalModelSection | EndpointModelSection
@@ -276,8 +315,12 @@ class StudyModelSection:
     """A base model: `path`, or the train `recipe` that makes it, with `overrides`."""
 
     path: str | None = option(None, help="Model folder or hub name.")
-    recipe: str | None = option(None, help="Train recipe that makes it; it runs first.", path="file")
-    overrides: Mapping[str, Any] | None = option(None, help="Overrides of `recipe`, as in {model.new.hidden_size: 64}.")
+    recipe: str | None = option(
+        None, help="Train recipe that makes it; it runs first.", path="file"
+    )
+    overrides: Mapping[str, Any] | None = option(
+        None, help="Overrides of `recipe`, as in {model.new.hidden_size: 64}."
+    )
 
 
 @dataclass(frozen=True)
@@ -286,7 +329,8 @@ class ArmSection:
 
     description: str = option("", help="Description of the arm for the report.")
     corpus: str = option(
-        "augmented", help="augmented (the corpus of study.augment), random (its words, shuffled), or a corpus (JSONL)."
+        "augmented",
+        help="augmented (the corpus of study.augment), random (its words, shuffled), or a corpus (JSONL).",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}."
@@ -297,7 +341,10 @@ class ArmSection:
         "training (its teacher's and own answers' included, on a CPU processor time) as that arm.",
     )
     alpha: float | None = option(
-        None, help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.", min=0.0, max=1.0
+        None,
+        help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.",
+        min=0.0,
+        max=1.0,
     )
     through: str | None = option(
         None,
@@ -309,7 +356,9 @@ class ArmSection:
         help="Train the model of this arm, one above, further: SFT after CPT, or one set of documents after another.",
     )
     rag: bool = option(True, help="Score it with retrieved passages as well.")
-    seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
+    seeds: tuple[int, ...] | None = option(
+        None, help="Seeds; default: the study's.", min=0, nonempty=True
+    )
 
 
 @dataclass(frozen=True)
@@ -319,8 +368,12 @@ class SweepSection:
     key: str = option(help="Dotted recipe key, or corpus, or alpha.")
     values: tuple[Any, ...] = option(help="Values of the key.", nonempty=True)
     arm: str = option(help="Arm that is varied.")
-    frontier: bool = option(False, help="Draw its points in the plot of learning against forgetting.")
-    seeds: tuple[int, ...] | None = option(None, help="Seeds; default: the study's.", min=0, nonempty=True)
+    frontier: bool = option(
+        False, help="Draw its points in the plot of learning against forgetting."
+    )
+    seeds: tuple[int, ...] | None = option(
+        None, help="Seeds; default: the study's.", min=0, nonempty=True
+    )
 
 
 @dataclass(frozen=True)
@@ -334,7 +387,8 @@ class TuneSection:
     values: tuple[Any, ...] = option(help="The grid.", nonempty=True)
     arm: str = option(help="Arm that is trained with each value.")
     question_sets: str | tuple[str, ...] = option(
-        help="Question set whose validation questions compare the values; several count as one.", nonempty=True
+        help="Question set whose validation questions compare the values; several count as one.",
+        nonempty=True,
     )
     arms: tuple[str, ...] | None = option(
         None, help="Arms that take the chosen value; default: all that do not set the key."
@@ -366,14 +420,18 @@ class ClaimSection:
         None, help="Arm of the claim, or a point of a sweep as {SWEEP: VALUE}.", nonempty=True
     )
     baseline: str | Mapping[str, Any] | None = option(
-        None, help="difference, equivalence: the arm (or the point of a sweep) it is compared with.", nonempty=True
+        None,
+        help="difference, equivalence: the arm (or the point of a sweep) it is compared with.",
+        nonempty=True,
     )
     sweep: str | None = option(None, help="trend: the sweep.")
     outcome: Literal["right", "wrong", "abstained", "answered"] = option(
         "right",
         help="Written answers: right, wrong, abstained (of a question that has an answer), or answered (of one that has none).",
     )
-    direction: Literal["higher", "lower"] = option("higher", help="Direction of the difference or trend.")
+    direction: Literal["higher", "lower"] = option(
+        "higher", help="Direction of the difference or trend."
+    )
     net: bool | None = option(
         None,
         help="Compare what each arm answers beyond its choices without the question (eval.control); default: on sets to be "
@@ -394,13 +452,19 @@ class StudySection:
 
     title: str = option(help="Title of the report.")
     train: str = option(help="Shared train recipe.", path="file")
-    eval: str = option(help="Shared eval recipe; its models are replaced by the arms'.", path="file")
+    eval: str = option(
+        help="Shared eval recipe; its models are replaced by the arms'.", path="file"
+    )
     models: Mapping[str, str | StudyModelSection] = option(
         help="name: base model folder or hub name, or path/recipe/overrides.", nonempty=True
     )
     arms: Mapping[str, ArmSection] = option(help="Arms by name; base is always there.")
-    description: str = option("", help="Summary of the study for the report: its subject and how long it takes.")
-    augment: str | None = option(None, help="Shared augment recipe, for arms on an augmented corpus.", path="file")
+    description: str = option(
+        "", help="Summary of the study for the report: its subject and how long it takes."
+    )
+    augment: str | None = option(
+        None, help="Shared augment recipe, for arms on an augmented corpus.", path="file"
+    )
     setup: tuple[str, ...] = option(
         (),
         help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model, "
@@ -429,7 +493,9 @@ class StudySection:
         min=0.001,
         max=0.999,
     )
-    sweeps: Mapping[str, SweepSection] | None = option(None, help="Curves: a key of an arm over values.")
+    sweeps: Mapping[str, SweepSection] | None = option(
+        None, help="Curves: a key of an arm over values."
+    )
     tune: Mapping[str, TuneSection] | None = option(
         None, help="Hyperparameters that the study tunes on validation questions."
     )
@@ -439,5 +505,7 @@ class StudySection:
         help="Keep the trained weights. false: they are deleted once they are evaluated, and made again where needed.",
     )
     cache_dir: str = option(
-        "runs/stages", help="Folder of finished stages, by content; studies share it.", path="output"
+        "runs/stages",
+        help="Folder of finished stages, by content; studies share it.",
+        path="output",
     )

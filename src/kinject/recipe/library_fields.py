@@ -50,8 +50,12 @@ REFUSED = {
     "enable_jit_checkpoint": "is fixed: a signal ends a run with a checkpoint. Remove the line.",
     "logging_nan_inf_filter": "is fixed: a loss that is no number is logged as none. Remove the line.",
     "local_rank": "is the launcher's: accelerate launch sets it. Remove the line.",
-    **dict.fromkeys(("eos_token", "pad_token"), "is the tokenizer's. Save it with that token; remove the line."),
-    **dict.fromkeys(("bf16_full_eval", "fp16_full_eval"), "has no effect while a model trains. Remove the line."),
+    **dict.fromkeys(
+        ("eos_token", "pad_token"), "is the tokenizer's. Save it with that token; remove the line."
+    ),
+    **dict.fromkeys(
+        ("bf16_full_eval", "fp16_full_eval"), "has no effect while a model trains. Remove the line."
+    ),
     **dict.fromkeys(
         (
             "prediction_loss_only",
@@ -90,7 +94,9 @@ Fields = dict[str, tuple[dataclasses.Field[Any], Any]]
 def fields_of(kind: type) -> Fields:
     """Return the fields of a library's configuration that can be given."""
     hints = typing.get_type_hints(kind)
-    return {field.name: (field, hints[field.name]) for field in dataclasses.fields(kind) if field.init}
+    return {
+        field.name: (field, hints[field.name]) for field in dataclasses.fields(kind) if field.init
+    }
 
 
 def trainer_fields() -> Fields:
@@ -107,7 +113,9 @@ def renamed(key: str) -> str:
     return f"is called {today} today; read as that" if today else "has no effect today; ignored"
 
 
-def rename_old_fields(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def rename_old_fields(
+    trainer: Mapping[str, Any], checker: Checker
+) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     """Return (`trainer` under today's names, today's name -> name in the recipe, notes for the user).
 
     Reports a refused name, and an old name beside its new one. Of warmup_steps and warmup_ratio the first one counts
@@ -119,14 +127,21 @@ def rename_old_fields(trainer: Mapping[str, Any], checker: Checker) -> tuple[dic
     unread = ""
     if {"warmup_steps", "warmup_ratio"} <= trainer.keys():
         used, unread = ("warmup_steps", "warmup_ratio")[:: 1 if trainer["warmup_steps"] else -1]
-        notes.append(f"trainer.{unread} is not read: {used} counts. A warmup_steps above 0 overrides warmup_ratio.")
-        _check_ratio(checker.value(float, trainer["warmup_ratio"], ("trainer", "warmup_ratio")), checker)
+        notes.append(
+            f"trainer.{unread} is not read: {used} counts. A warmup_steps above 0 overrides warmup_ratio."
+        )
+        _check_ratio(
+            checker.value(float, trainer["warmup_ratio"], ("trainer", "warmup_ratio")), checker
+        )
     for key, value in trainer.items():
         if key in REFUSED:
             checker.report(("trainer", key), REFUSED[key])
             continue
         if key == "save_safetensors" and value is False:
-            checker.report(("trainer", key), "weights are always safetensors (pickles can run code). Remove the line.")
+            checker.report(
+                ("trainer", key),
+                "weights are always safetensors (pickles can run code). Remove the line.",
+            )
             continue
         if key == unread:
             continue
@@ -142,14 +157,17 @@ def rename_old_fields(trainer: Mapping[str, Any], checker: Checker) -> tuple[dic
     optim = fields.get("optim")
     if isinstance(optim, str) and optim in RENAMED_OPTIMIZERS:
         fields["optim"] = RENAMED_OPTIMIZERS[optim]
-        notes.append(f"trainer.optim: {optim} is gone from transformers; read as {fields['optim']}.")
+        notes.append(
+            f"trainer.optim: {optim} is gone from transformers; read as {fields['optim']}."
+        )
     return fields, written, notes
 
 
 def _check_ratio(ratio: Any, checker: Checker) -> None:
     if isinstance(ratio, (int, float)) and not 0 <= ratio < 1:
         checker.report(
-            ("trainer", "warmup_ratio"), f"found {ratio}, allowed: 0 up to 1 (1 excluded), a fraction of the steps."
+            ("trainer", "warmup_ratio"),
+            f"found {ratio}, allowed: 0 up to 1 (1 excluded), a fraction of the steps.",
         )
 
 
@@ -175,7 +193,9 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
     if checked.get("lr_scheduler_type") == "constant" and checked.get("warmup_steps"):
         # transformers' constant schedule ignores warmup_steps without a warning
         checked["lr_scheduler_type"] = "constant_with_warmup"
-        notes.append("trainer.lr_scheduler_type: constant has no warmup; read as constant_with_warmup.")
+        notes.append(
+            "trainer.lr_scheduler_type: constant has no warmup; read as constant_with_warmup."
+        )
     return checked, notes
 
 
@@ -185,7 +205,9 @@ _EVERY = ("logging_steps", "eval_steps", "save_steps")
 def _check_whole(steps: Any, key: KeyPath, checker: Checker) -> None:
     """Report a number of steps that is neither whole nor a fraction of all steps."""
     if isinstance(steps, float) and steps > 1 and steps != int(steps):
-        checker.report(key, f"found {steps}, allowed: whole numbers, or a fraction of all steps (less than 1).")
+        checker.report(
+            key, f"found {steps}, allowed: whole numbers, or a fraction of all steps (less than 1)."
+        )
 
 
 def field_hint(field: dataclasses.Field[Any], hint: Any) -> Any:
@@ -198,7 +220,11 @@ def field_hint(field: dataclasses.Field[Any], hint: Any) -> Any:
         others = [option for option in (get_args(plain) or (plain,)) if option in _PLAIN]
         return functools.reduce(operator.or_, others, Literal[words])
     options = get_args(plain) if get_origin(plain) in (typing.Union, types.UnionType) else ()
-    if str in options and any(get_origin(option) is dict for option in options) and field.name not in _FILES:
+    if (
+        str in options
+        and any(get_origin(option) is dict for option in options)
+        and field.name not in _FILES
+    ):
         # text is for command lines; YAML has mappings
         return functools.reduce(operator.or_, [option for option in options if option is not str])
     return plain
@@ -221,7 +247,9 @@ def plain_hint(hint: Any) -> Any:
     origin = get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         options = [plain_hint(argument) for argument in arguments]
-        if any(get_origin(option) is Literal for option in options):  # "SchedulerType | str" means the words
+        if any(
+            get_origin(option) is Literal for option in options
+        ):  # "SchedulerType | str" means the words
             options = [option for option in options if option is not str]
         return functools.reduce(operator.or_, options)
     if origin is list or hint is list:
@@ -238,7 +266,11 @@ OWN_SCHEDULES: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
     "noam": {"d_model": (int | None, None)},
     "flat_then_cosine": {"flat_fraction": (float, 0.75), "min_lr_ratio": (float, 0.0)},
     "cosine_with_restarts": {"num_cycles": (int, 1), "min_lr_ratio": (float, 0.0)},
-    "step_decay": {"step_size": (int | None, None), "step_epochs": (float | None, None), "gamma": (float, 0.1)},
+    "step_decay": {
+        "step_size": (int | None, None),
+        "step_epochs": (float | None, None),
+        "gamma": (float, 0.1),
+    },
 }
 """Schedules of kinject.train.schedules -> keyword argument -> (type, default)."""
 ADAPTIVE_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
@@ -288,7 +320,11 @@ def schedule_names() -> list[str]:
     """Return every name that `trainer.lr_scheduler_type` may have."""
     from transformers.trainer_utils import SchedulerType
 
-    return list(dict.fromkeys([*(member.value for member in SchedulerType), *TORCH_SCHEDULES, *OWN_SCHEDULES]))
+    return list(
+        dict.fromkeys(
+            [*(member.value for member in SchedulerType), *TORCH_SCHEDULES, *OWN_SCHEDULES]
+        )
+    )
 
 
 def schedule_arguments(name: str) -> dict[str, tuple[Any, Any]]:
@@ -300,7 +336,10 @@ def schedule_arguments(name: str) -> dict[str, tuple[Any, Any]]:
     arguments = {}
     for key, parameter in inspect.signature(source).parameters.items():
         if key not in _SET_BY_KINJECT:
-            arguments[key] = (_TYPES.get(key, hints.get(key, type(parameter.default))), parameter.default)
+            arguments[key] = (
+                _TYPES.get(key, hints.get(key, type(parameter.default))),
+                parameter.default,
+            )
     return arguments
 
 
@@ -313,10 +352,14 @@ def _source(name: str) -> Callable[..., Any]:
     if name in TORCH_SCHEDULES:
         return typing.cast("Callable[..., Any]", getattr(of_torch, TORCH_SCHEDULES[name]))
     adaptive = {"reduce_lr_on_plateau": of_torch.ReduceLROnPlateau, "greedy": GreedyLR}
-    return adaptive.get(name) or typing.cast("Callable[..., Any]", TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)])
+    return adaptive.get(name) or typing.cast(
+        "Callable[..., Any]", TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
+    )
 
 
-def check_schedule(trainer: Mapping[str, Any], written: Mapping[str, str], checker: Checker) -> None:
+def check_schedule(
+    trainer: Mapping[str, Any], written: Mapping[str, str], checker: Checker
+) -> None:
     """Report the faults in the schedule of `trainer` (under today's names; `written` maps them to those in the recipe)."""
     name = trainer.get("lr_scheduler_type", "linear")
     warmup = trainer.get("warmup_steps", 0)
@@ -341,14 +384,18 @@ def check_schedule(trainer: Mapping[str, Any], written: Mapping[str, str], check
     for key, (_, default) in allowed.items():
         if default is inspect.Parameter.empty and key not in arguments:
             example = f"lr_scheduler_kwargs: {{{key}: {_EXAMPLES[key]}}}"
-            checker.report(("trainer", "lr_scheduler_type"), f"{name} needs {key}. For example {example}.")
+            checker.report(
+                ("trainer", "lr_scheduler_type"), f"{name} needs {key}. For example {example}."
+            )
     _check_combination(name, arguments, trainer, checker)
 
 
 _EXAMPLES = {"num_decay_steps": "0.2", "gamma": "0.999"}
 
 
-def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping[str, Any], checker: Checker) -> None:
+def _check_combination(
+    name: str, arguments: Mapping[str, Any], trainer: Mapping[str, Any], checker: Checker
+) -> None:
     """Report arguments that contradict each other or the rest of the section, and that no library refuses itself."""
     section = ("trainer", "lr_scheduler_kwargs")
     warmup = trainer.get("warmup_steps", 0)
@@ -356,19 +403,28 @@ def _check_combination(name: str, arguments: Mapping[str, Any], trainer: Mapping
     if name == "step_decay" and len(sizes) != 1:
         present = "both" if sizes else "neither"
         fault = f"step_decay needs step_size (updates) or step_epochs (epochs); found {present}."
-        example = " For example lr_scheduler_kwargs: {step_epochs: 1, gamma: 0.5}." if not sizes else " Keep one."
+        example = (
+            " For example lr_scheduler_kwargs: {step_epochs: 1, gamma: 0.5}."
+            if not sizes
+            else " Keep one."
+        )
         checker.report(("trainer", "lr_scheduler_type"), fault + example)
     if name == "one_cycle" and "pct_start" in arguments and warmup:
         checker.report((*section, "pct_start"), "is the same as trainer.warmup_steps. Keep one.")
     if name == "noam" and not warmup:
-        checker.report(("trainer", "lr_scheduler_type"), "noam needs trainer.warmup_steps: its peak is where they end.")
+        checker.report(
+            ("trainer", "lr_scheduler_type"),
+            "noam needs trainer.warmup_steps: its peak is where they end.",
+        )
     if name in ADAPTIVE_SCHEDULES and warmup:
         fix = (
             "Set lr_scheduler_kwargs.warmup (in evaluations)"
             if name == "greedy"
             else "Remove the line, or take another"
         )
-        checker.report(("trainer", "lr_scheduler_type"), f"{name} has no trainer.warmup_steps. {fix}.")
+        checker.report(
+            ("trainer", "lr_scheduler_type"), f"{name} has no trainer.warmup_steps. {fix}."
+        )
 
 
 _NEW_RANGES: Mapping[str, Mapping[str, Any]] = {
@@ -440,7 +496,9 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
 
         message = f"found {name!r}.{suggestion(str(name), types)}"
         if str(name).upper() in PeftType.__members__:
-            message = f"{name} {ADAPTER_TYPES_REFUSED.get(name, _VIRTUAL_TOKENS)}. Take another, as lora."
+            message = (
+                f"{name} {ADAPTER_TYPES_REFUSED.get(name, _VIRTUAL_TOKENS)}. Take another, as lora."
+            )
         checker.report(("adapter", "type"), message)
         return
     known = {field.name: field for field in dataclasses.fields(types[name]) if field.init}
@@ -452,13 +510,19 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
         elif value == [] or (isinstance(value, Mapping) and [] in value.values()):
             checker.report(path, "found an empty list. Name at least one, or remove the line.")
         elif key == "loftq_config" and value and adapter.get("init_lora_weights") != "loftq":
-            checker.report(path, "is read with init_lora_weights: loftq only. Set that, or remove the line.")
+            checker.report(
+                path, "is read with init_lora_weights: loftq only. Set that, or remove the line."
+            )
         elif key == "merge":
             checker.value(bool, value, path)
         elif key in known:
             checker.is_in_bounds(
-                checker.value(field_hint(known[key], hints[key]), value, path), RANGES.get(key, {}), path
+                checker.value(field_hint(known[key], hints[key]), value, path),
+                RANGES.get(key, {}),
+                path,
             )
         elif key != "type":
             kind = types[name].__name__
-            checker.report(path, f"unknown key of peft's {kind}.{suggestion(key, {*known, *ADAPTER_KEYS})}")
+            checker.report(
+                path, f"unknown key of peft's {kind}.{suggestion(key, {*known, *ADAPTER_KEYS})}"
+            )

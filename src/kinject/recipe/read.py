@@ -54,7 +54,9 @@ class Sections:
     """The top level of a recipe: its run folder, its seed, and one section for each subject."""
 
     run_dir: Path = option(
-        help="Folder for everything this run writes, for example runs/NAME.", nonempty=True, path="output"
+        help="Folder for everything this run writes, for example runs/NAME.",
+        nonempty=True,
+        path="output",
     )
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
     method: Literal["cpt", "sft", "distill", "recall"] | None = option(
@@ -65,7 +67,8 @@ class Sections:
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(
-        None, help="Train an adapter, not all weights: its type (lora) and the fields of peft's config."
+        None,
+        help="Train an adapter, not all weights: its type (lora) and the fields of peft's config.",
     )
     distillation: DistillationSection | None = None
     regularization: RegularizationSection | None = None
@@ -75,7 +78,9 @@ class Sections:
     corpus: CorpusSection | None = None
     trainer: Mapping[str, Any] = field(
         default_factory=dict,
-        metadata={"help": "TRL's SFTConfig (recall: GRPOConfig): batch, steps, optimizer, schedule."},
+        metadata={
+            "help": "TRL's SFTConfig (recall: GRPOConfig): batch, steps, optimizer, schedule."
+        },
     )
     documents: DocumentsSection = DocumentsSection()
     augment: AugmentSection | None = None
@@ -106,12 +111,15 @@ class Recipe(Sections):
 
     def location(self, key: str | KeyPath) -> str:
         """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an override set it."""
-        return _location(self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key)
+        return _location(
+            self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key
+        )
 
     def raise_any(self, problems: Iterable[Problem]) -> None:
         """Raise `RecipeError` with each of `problems` once, at its line, if there are any."""
         located = dict.fromkeys(
-            item if item.location else Problem(item.dotted, item.message, self.location(item.key)) for item in problems
+            item if item.location else Problem(item.dotted, item.message, self.location(item.key))
+            for item in problems
         )
         if located:
             raise RecipeError(list(located))
@@ -190,7 +198,11 @@ _RECIPES: Mapping[str, type[Recipe]] = {
 
 
 def read_recipe(
-    path: str | Path, overrides: Sequence[str] = (), verb: Verb | None = None, *, check_inputs: bool = True
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    verb: Verb | None = None,
+    *,
+    check_inputs: bool = True,
 ) -> Any:
     """Return the recipe at `path`, overridden and checked: a `Recipe`, that of the `verb` if one is given.
 
@@ -204,7 +216,11 @@ def read_recipe(
     file = read_yaml(path)
     raw = copy.deepcopy(file.root)
     overridden: set[KeyPath] = set()
-    problems = [found for override in overrides if (found := _apply_override(override, raw, overridden)) is not None]
+    problems = [
+        found
+        for override in overrides
+        if (found := _apply_override(override, raw, overridden)) is not None
+    ]
     notes = _leave_out_general_text(raw)
     kind = _RECIPES[verb] if verb is not None else Recipe
     required = tuple(kind.__annotations__) if verb is not None else ()
@@ -212,7 +228,9 @@ def read_recipe(
     checked = (*required, *optional) if check_inputs and verb != "plan" else ()
 
     def report(key: KeyPath, message: str) -> None:
-        problems.append(Problem(".".join(map(str, key)), message, _location(file, frozenset(overridden), key)))
+        problems.append(
+            Problem(".".join(map(str, key)), message, _location(file, frozenset(overridden), key))
+        )
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
         if message := _about_input(value, kind, must_exist=key[0] in checked):
@@ -222,7 +240,9 @@ def read_recipe(
         report(key, message)
     checker = Checker(report, check_input)
     sections = checker.fields(Sections, raw, ())
-    if problems and all(_NOT_THERE in problem.message for problem in problems):  # before the libraries load: seconds
+    if problems and all(
+        _NOT_THERE in problem.message for problem in problems
+    ):  # before the libraries load: seconds
         raise RecipeError(problems)
     if isinstance(raw.get("trainer"), Mapping):
         if verb is None or kind is TrainRecipe:
@@ -254,10 +274,20 @@ def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> Docu
 
     Raises `RecipeError` with every fault of the section.
     """
-    raw = {} if path is None else {key: value for key, value in read_values(Path(path)).items() if key == "documents"}
-    problems = [found for override in overrides if (found := _apply_override(override, raw, set())) is not None]
+    raw = (
+        {}
+        if path is None
+        else {key: value for key, value in read_values(Path(path)).items() if key == "documents"}
+    )
+    problems = [
+        found
+        for override in overrides
+        if (found := _apply_override(override, raw, set())) is not None
+    ]
     source = "command line" if path is None else str(path)
-    checker = Checker(lambda key, message: problems.append(Problem(".".join(map(str, key)), message, source)))
+    checker = Checker(
+        lambda key, message: problems.append(Problem(".".join(map(str, key)), message, source))
+    )
     section = checker.section(DocumentsSection, raw.get("documents", {}), ("documents",))
     if problems or section is None:
         raise RecipeError(problems)
@@ -269,11 +299,19 @@ def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
     corpus, trainer = raw.get("corpus"), raw.get("trainer")
     if not isinstance(corpus, dict) or corpus.get("general_text", True) is not False:
         return []
-    left_out = [f"corpus.{name}" for name in ("replay", "validation_corpus") if corpus.pop(name, None) is not None]
+    left_out = [
+        f"corpus.{name}"
+        for name in ("replay", "validation_corpus")
+        if corpus.pop(name, None) is not None
+    ]
     evaluates = corpus.get("validation_fraction") or raw.get("probes")
     if isinstance(trainer, dict) and not evaluates:
         trainer.update(
-            {name: value for name, value in (("eval_strategy", "no"), ("eval_on_start", False)) if name in trainer}
+            {
+                name: value
+                for name, value in (("eval_strategy", "no"), ("eval_on_start", False))
+                if name in trainer
+            }
         )
     if not left_out:
         return []
@@ -289,7 +327,11 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises `RecipeError` for bad YAML or an override that cannot be put in.
     """
     raw = copy.deepcopy(read_yaml(path).root)
-    problems = [found for override in overrides if (found := _apply_override(override, raw, set())) is not None]
+    problems = [
+        found
+        for override in overrides
+        if (found := _apply_override(override, raw, set())) is not None
+    ]
     if problems:
         raise RecipeError(problems)
     return raw
@@ -308,7 +350,10 @@ def _find_secrets(raw: Mapping[str, object]) -> Iterator[tuple[KeyPath, str]]:
     for key, text in texts:
         for name, value in known.items():
             if secret_filter((value,)).redact(text) is not text:
-                yield key, f"(part of) the value of the environment variable {name} is written here. Take it out."
+                yield (
+                    key,
+                    f"(part of) the value of the environment variable {name} is written here. Take it out.",
+                )
 
 
 def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]) -> Problem | None:
@@ -316,18 +361,33 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
     key, equals, text = override.partition("=")
     if not equals or not key:
         return Problem(
-            f"{override:.200}", "expected section.key=value, for example trainer.learning_rate=1e-5.", "command line"
+            f"{override:.200}",
+            "expected section.key=value, for example trainer.learning_rate=1e-5.",
+            "command line",
         )
     try:
         value = parse_scalar(text)
     except RecipeError as error:
-        return Problem(key, f"the value {text!r:.200} cannot be read: {error.problems[0].message}", "command line")
+        return Problem(
+            key,
+            f"the value {text!r:.200} cannot be read: {error.problems[0].message}",
+            "command line",
+        )
     parts = tuple(key.split("."))
     sections = {section.name: section.name for section in fields(Sections)}
     if parts[0] not in sections:
-        inside = {name: f"{part}.{name}" for part, values in raw.items() if isinstance(values, dict) for name in values}
+        inside = {
+            name: f"{part}.{name}"
+            for part, values in raw.items()
+            if isinstance(values, dict)
+            for name in values
+        }
         near = difflib.get_close_matches(parts[0], [*inside, *sections], n=1)
-        hint = f" Did you mean {(inside | sections)[near[0]]}?" if near else suggestion(parts[0], sections)
+        hint = (
+            f" Did you mean {(inside | sections)[near[0]]}?"
+            if near
+            else suggestion(parts[0], sections)
+        )
         return Problem(key, f"unknown key.{hint}", "command line")
     mapping: Any = raw
     for part in parts[:-1]:
@@ -341,7 +401,9 @@ def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]
 
 def _about_input(value: str, kind: str, *, must_exist: bool) -> str:
     """Return the problem of an input's path, "" without one."""
-    if any(len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts):
+    if any(
+        len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts
+    ):
         return f"found {len(value):,} characters. No file, folder or name on the hub is that long: give a shorter one."
     if kind == "output":
         return ""
@@ -379,9 +441,13 @@ def _hint_at_path(entry: str) -> str:
     parent = Path(entry).parent
     if not is_folder(parent):
         first = next((folder for folder in Path(entry).parents if is_folder(folder)), Path())
-        hint = f" The folder {parent} does not exist" + (f" ({first} does)." if str(first) != "." else ".")
+        hint = f" The folder {parent} does not exist" + (
+            f" ({first} does)." if str(first) != "." else "."
+        )
     else:
         near = suggestion(Path(entry).name, (child.name for child in parent.glob("*")))
         hint = near if "Did you mean" in near else ""
-    fix = " Run the recipe that makes it first." if entry.startswith("runs/") else " Check the path."
+    fix = (
+        " Run the recipe that makes it first." if entry.startswith("runs/") else " Check the path."
+    )
     return hint + fix

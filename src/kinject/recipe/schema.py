@@ -44,7 +44,12 @@ _SCALARS: Mapping[object, str] = {
     bool: "boolean",
     type(None): "null",
 }
-_KEYWORDS = {"min": "minimum", "above": "exclusiveMinimum", "max": "maximum", "below": "exclusiveMaximum"}
+_KEYWORDS = {
+    "min": "minimum",
+    "above": "exclusiveMinimum",
+    "max": "maximum",
+    "below": "exclusiveMaximum",
+}
 _LONGEST_HELP = 240
 _PREFIX = "# yaml-language-server: $schema="
 
@@ -91,7 +96,10 @@ def _section(cls: type, definitions: dict[str, Schema]) -> Schema:
         if text := field.metadata.get("help"):
             schema = {"description": text, **schema}
         elif "$ref" in schema:  # draft 7 ignores the keys beside a reference
-            schema = {"description": definitions[schema["$ref"].rpartition("/")[2]]["description"], "allOf": [schema]}
+            schema = {
+                "description": definitions[schema["$ref"].rpartition("/")[2]]["description"],
+                "allOf": [schema],
+            }
         properties[field.name] = schema | _default(field)
         if is_required(field):
             required.append(field.name)
@@ -160,7 +168,11 @@ def _bounded(schema: Schema, metadata: Mapping[str, Any]) -> Schema:
         if isinstance(schema.get(keyword), dict):
             schema[keyword] = _bounded(schema[keyword], limits)
     if metadata.get("nonempty"):
-        for kind, keyword in (("array", "minItems"), ("object", "minProperties"), ("string", "minLength")):
+        for kind, keyword in (
+            ("array", "minItems"),
+            ("object", "minProperties"),
+            ("string", "minLength"),
+        ):
             if kind in kinds:
                 schema[keyword] = 1
     return schema
@@ -182,7 +194,9 @@ def _trainer() -> Schema:
     older = {}
     for name, today in RENAMED.items():
         shape: Schema = {
-            key: properties[today][key] for key in ("type", "enum", "anyOf") if key in properties.get(today, {})
+            key: properties[today][key]
+            for key in ("type", "enum", "anyOf")
+            if key in properties.get(today, {})
         }
         if name == "group_by_length":
             shape = {}
@@ -190,7 +204,11 @@ def _trainer() -> Schema:
             shape = {"not": {"const": False}}
         if name == "warmup_ratio":
             shape |= {"minimum": 0, "exclusiveMaximum": 1}
-        older[name] = {"deprecationMessage": f"{name} {renamed(name)}.", "doNotSuggest": True, **shape}
+        older[name] = {
+            "deprecationMessage": f"{name} {renamed(name)}.",
+            "doNotSuggest": True,
+            **shape,
+        }
     for name, why in REFUSED.items():
         older[name] = {"not": {}, "deprecationMessage": f"{name} {why}", "doNotSuggest": True}
     return {"properties": {**properties, **older}, "additionalProperties": False}
@@ -199,17 +217,28 @@ def _trainer() -> Schema:
 def _adapter() -> Schema:
     """Return the schema of an adapter: LoraConfig's fields by name; those of another type are checked when they are read."""
     types = adapter_types()
-    properties = {key: value for key, value in _schemas(fields_of(types["lora"])).items() if key not in ADAPTER_REFUSED}
+    properties = {
+        key: value
+        for key, value in _schemas(fields_of(types["lora"])).items()
+        if key not in ADAPTER_REFUSED
+    }
     for shape in properties.values():
         for option in (shape, *shape.get("anyOf", ())):
             if "array" in (option.get("type") or ()):  # a list names at least one
                 option["minItems"] = 1
-    properties["type"] = {"description": "The type of adapter, of peft's.", "enum": sorted(types), "default": "lora"}
+    properties["type"] = {
+        "description": "The type of adapter, of peft's.",
+        "enum": sorted(types),
+        "default": "lora",
+    }
     properties["merge"] = {
         "description": "Fold the adapter into the base weights when training ends.",
         "default": False,
     }
-    only = {"if": {"properties": {"type": {"const": "lora"}}}, "then": {"propertyNames": {"enum": sorted(properties)}}}
+    only = {
+        "if": {"properties": {"type": {"const": "lora"}}},
+        "then": {"propertyNames": {"enum": sorted(properties)}},
+    }
     return {"properties": properties, **only}
 
 
@@ -232,7 +261,9 @@ def _add_styles(section: Schema, styles: Mapping[str, str]) -> None:
     schema = section["properties"]["styles"]
     count = schema["additionalProperties"]
     count["anyOf"] = [
-        {**option, "minimum": 0, "maximum": MAX_SAMPLES} if option.get("type") == "integer" else option
+        {**option, "minimum": 0, "maximum": MAX_SAMPLES}
+        if option.get("type") == "integer"
+        else option
         for option in count["anyOf"]
     ]
     schema["properties"] = {name: {"description": text, **count} for name, text in styles.items()}
@@ -244,7 +275,10 @@ def _add_requirements(schema: Schema) -> None:
     """Add the field that each kind of generator requires to the schema of a generator."""
     schema["allOf"] = [
         {
-            "if": {"properties": {"kind": {"const": kind}}, **({} if kind == "openai" else {"required": ["kind"]})},
+            "if": {
+                "properties": {"kind": {"const": kind}},
+                **({} if kind == "openai" else {"required": ["kind"]}),
+            },
             "then": {"required": [name], "properties": {name: {"type": "string", "minLength": 1}}},
         }
         for kind, (name, _) in GENERATOR_REQUIRES.items()

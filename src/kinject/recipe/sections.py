@@ -23,7 +23,13 @@ def option(default: Any = ..., **metadata: Any) -> Any:
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "8bit", "4bit"]
 Attention = Literal[
-    "auto", "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"
+    "auto",
+    "sdpa",
+    "eager",
+    "flex_attention",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
 ]
 
 MAX_SAMPLES = 10_000
@@ -43,7 +49,9 @@ class ModelSection:
 
     path: str | None = option(None, help="Model folder or hub name.", path="model")
     revision: str | None = option(None, help="Branch, tag or commit on the hub.")
-    new: Mapping[str, Any] | None = option(None, help="model_type and config fields of a model with random weights.")
+    new: Mapping[str, Any] | None = option(
+        None, help="model_type and config fields of a model with random weights."
+    )
     tokenizer: str | TokenizerSection | None = option(
         None, help="Tokenizer folder or hub name; or vocab_size of one to train.", path="model"
     )
@@ -56,7 +64,8 @@ class ModelSection:
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Device of the model.")
     quantization: Quantization = option("none", help="Load through bitsandbytes (with an adapter).")
     freeze: tuple[str, ...] = option(
-        (), help="Patterns (* and ?) of the names of frozen parameters, as in [model.embed_tokens.*]."
+        (),
+        help="Patterns (* and ?) of the names of frozen parameters, as in [model.embed_tokens.*].",
     )
 
 
@@ -67,7 +76,9 @@ Reaction = Literal["stop", "warn", "ignore"]
 class ProjectionSection:
     """Texts on which the model's outputs should stay: updates keep to directions that the layers' inputs hardly use there."""
 
-    path: str = option(help="Corpus (JSONL) of the texts to keep; nothing is learned from it.", path="file")
+    path: str = option(
+        help="Corpus (JSONL) of the texts to keep; nothing is learned from it.", path="file"
+    )
     free: float = option(
         0.2, help="Fraction of the inputs' energy on these texts whose directions may change; less keeps more.",
         min=0.0, max=1.0,
@@ -83,8 +94,15 @@ class RegularizationSection:
     """
 
     l2: float = option(0.0, help="Strength of the L2 pull to the base weights.", min=0.0, max=1e6)
-    kl: float = option(0.0, help="Weight of the KL divergence from the base's predictions on replay.", min=0.0, max=1e6)
-    projection: ProjectionSection | None = option(None, help="Project updates away from what other texts use.")
+    kl: float = option(
+        0.0,
+        help="Weight of the KL divergence from the base's predictions on replay.",
+        min=0.0,
+        max=1e6,
+    )
+    projection: ProjectionSection | None = option(
+        None, help="Project updates away from what other texts use."
+    )
 
     @property
     def needs_base(self) -> bool:
@@ -97,15 +115,21 @@ class GuardsSection:
     """The reaction to each fault of training: stop, warn, or ignore."""
 
     skipped_updates: int = option(
-        3, help="Updates with a non-finite gradient that are skipped; one more stops the run.", min=0
+        3,
+        help="Updates with a non-finite gradient that are skipped; one more stops the run.",
+        min=0,
     )
-    nothing_learned: Reaction = option("stop", help="A batch has no token to learn, or its loss is exactly 0.")
+    nothing_learned: Reaction = option(
+        "stop", help="A batch has no token to learn, or its loss is exactly 0."
+    )
     instability: Reaction = option(
         "warn",
         help="The loss stays far above its lowest, a gradient norm exceeds 10 times its median or stays almost 0, or the "
         "learning rate is too small to move the weights.",
     )
-    unread_corpus: Reaction = option("warn", help="The recipe's steps end before the corpus was read once.")
+    unread_corpus: Reaction = option(
+        "warn", help="The recipe's steps end before the corpus was read once."
+    )
 
 
 @dataclass(frozen=True)
@@ -135,7 +159,10 @@ class ProbesSection:
 
     def sets(self) -> dict[str, ProbeSection]:
         """Return the question sets by name."""
-        return {name: ProbeSection(item) if isinstance(item, str) else item for name, item in self.questions.items()}
+        return {
+            name: ProbeSection(item) if isinstance(item, str) else item
+            for name, item in self.questions.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -147,22 +174,35 @@ class GeneratorSection:
         help="sandbox (in process), openai (any compatible endpoint), transformers or vllm (a local model), file (finished "
         "paraphrases).",
     )
-    model: str | None = option(None, help="openai: model name at the endpoint; transformers, vllm: folder or hub name.")
-    path: str | None = option(None, help="file: paraphrases (JSONL with document_id and text).", path="file")
+    model: str | None = option(
+        None, help="openai: model name at the endpoint; transformers, vllm: folder or hub name."
+    )
+    path: str | None = option(
+        None, help="file: paraphrases (JSONL with document_id and text).", path="file"
+    )
     base_url: str | tuple[str, ...] | None = option(
         None,
         help="Endpoint, for example http://127.0.0.1:8000/v1, or a list of equal ones. Default: OpenAI's.",
         holds="url",
     )
-    api_key_env: str = option("OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable")
+    api_key_env: str = option(
+        "OPENAI_API_KEY", help="Environment variable that holds the key.", holds="variable"
+    )
     timeout: float = option(60.0, help="Seconds until a request counts as failed.", min=0.1)
     price: tuple[float, ...] = option(
-        (), help="Prices of a million prompt tokens and of a million answer tokens, in any currency.", min=0.0
+        (),
+        help="Prices of a million prompt tokens and of a million answer tokens, in any currency.",
+        min=0.0,
     )
     temperature: float | None = option(
-        None, help="Sampling temperature. Default: 1, and 0 for answers to questions of kinject eval.", min=0.0, max=2.0
+        None,
+        help="Sampling temperature. Default: 1, and 0 for answers to questions of kinject eval.",
+        min=0.0,
+        max=2.0,
     )
-    max_tokens: int = option(1024, help="Longest answer, in tokens; a reasoning model's thinking counts.", min=1)
+    max_tokens: int = option(
+        1024, help="Longest answer, in tokens; a reasoning model's thinking counts.", min=1
+    )
     stop: tuple[str, ...] = option((), help="openai, vllm: texts at which an answer ends.")
     chat_template_kwargs: Mapping[str, Any] | None = option(
         None, help="Arguments of the model's chat template, for example {enable_thinking: false}."
@@ -172,12 +212,17 @@ class GeneratorSection:
         help="Further parameters, as the endpoint names them: top_p, reasoning_effort, seed: null. transformers: top_p, "
         "top_k, min_p. vllm: those of SamplingParams.",
     )
-    concurrency: int = option(8, help="Requests in flight; transformers, vllm: rows of one batch.", min=1, max=1024)
+    concurrency: int = option(
+        8, help="Requests in flight; transformers, vllm: rows of one batch.", min=1, max=1024
+    )
 
     def parts(self) -> dict[str, GeneratorSection]:
         """Return the section of each endpoint by its address without the scheme; itself under "" if it is the only one."""
         if isinstance(self.base_url, tuple):
-            return {url.partition("://")[2].rstrip("/"): replace(self, base_url=url) for url in self.base_url}
+            return {
+                url.partition("://")[2].rstrip("/"): replace(self, base_url=url)
+                for url in self.base_url
+            }
         return {"": self}
 
     @property
@@ -226,7 +271,10 @@ class RaftSection:
 
     distractors: int = option(3, help="Distractors of each question.", min=0, max=100)
     without_gold: float = option(
-        0.2, help="Fraction of the questions whose own passage is replaced by one more distractor.", min=0.0, max=1.0
+        0.2,
+        help="Fraction of the questions whose own passage is replaced by one more distractor.",
+        min=0.0,
+        max=1.0,
     )
     quote: bool = option(True, help="Whether answers quote their passage first.")
 
@@ -236,7 +284,8 @@ class AugmentSection:
     """Documents to passages to paraphrases to a corpus."""
 
     documents: str = option(
-        help="File (txt, md, html, pdf, jsonl, csv, parquet), folder, or data set on the hub.", path="documents"
+        help="File (txt, md, html, pdf, jsonl, csv, parquet), folder, or data set on the hub.",
+        path="documents",
     )
     styles: Mapping[str, int | TokenTarget] = option(
         help="Style: samples of each passage, as in {paraphrase: 16}, or a target, as in {entigraph: {tokens: 20000}}."
@@ -244,15 +293,23 @@ class AugmentSection:
     generator: GeneratorSection = option(help="The writer of the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     messages: bool = option(
-        False, help="Write questions, dialogues, facts and instructions as conversations (rows with messages)."
+        False,
+        help="Write questions, dialogues, facts and instructions as conversations (rows with messages).",
     )
     one_corpus: bool = option(
-        False, help="Write prompts with completions, and conversations, into corpus.jsonl instead of sft.jsonl."
+        False,
+        help="Write prompts with completions, and conversations, into corpus.jsonl instead of sft.jsonl.",
     )
-    raft: RaftSection | None = option(None, help="The passages in front of the questions of the style raft.")
-    passage_tokens: int = option(256, help="Longest passage, in words and punctuation marks.", min=8)
+    raft: RaftSection | None = option(
+        None, help="The passages in front of the questions of the style raft."
+    )
+    passage_tokens: int = option(
+        256, help="Longest passage, in words and punctuation marks.", min=8
+    )
     style_files: tuple[str, ...] = option((), help="YAML files of your own styles.", path="file")
-    max_attempts: int = option(4, help="Attempts at one paraphrase before it is given up.", min=1, max=100)
+    max_attempts: int = option(
+        4, help="Attempts at one paraphrase before it is given up.", min=1, max=100
+    )
     budget: float | None = option(
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
@@ -262,7 +319,9 @@ class AugmentSection:
         min=1,
         max=1000,
     )
-    judge: GeneratorSection | None = option(None, help="A model that compares each paraphrase with its source.")
+    judge: GeneratorSection | None = option(
+        None, help="A model that compares each paraphrase with its source."
+    )
     contamination_check: tuple[str, ...] = option(
         (), help="Questions (JSONL, or MMLU's CSV) that must not be in the corpus.", path="file"
     )
@@ -273,16 +332,25 @@ class QuestionsSection:
     """Documents to passages to questions, in a validation and a test set."""
 
     documents: str = option(help="Documents, as for augment.", path="documents")
-    generator: GeneratorSection = option(help="The writer of the questions, which also checks them.")
+    generator: GeneratorSection = option(
+        help="The writer of the questions, which also checks them."
+    )
     kinds: tuple[Literal["choices", "open"], ...] = option(
         ("choices",),
         help="choices: four of them; open: a short answer (with choices: of the same questions).",
         nonempty=True,
     )
-    n_questions: int = option(2, help="Questions kept of each passage, the most specific ones.", min=1, max=100)
-    n_proposed: int = option(4, help="Questions written at once; those not kept are stored apart.", min=1, max=100)
+    n_questions: int = option(
+        2, help="Questions kept of each passage, the most specific ones.", min=1, max=100
+    )
+    n_proposed: int = option(
+        4, help="Questions written at once; those not kept are stored apart.", min=1, max=100
+    )
     closed_book: int = option(
-        2, help="Times that each is asked without the passage; if always correct, it is refused.", min=0, max=100
+        2,
+        help="Times that each is asked without the passage; if always correct, it is refused.",
+        min=0,
+        max=100,
     )
     retention: bool = option(
         False,
@@ -292,7 +360,9 @@ class QuestionsSection:
     validation: float = option(
         0.2, help="Fraction of the documents whose questions are for validation.", min=0.0, max=1.0
     )
-    passage_tokens: int = option(256, help="Longest passage, in words and punctuation marks.", min=8)
+    passage_tokens: int = option(
+        256, help="Longest passage, in words and punctuation marks.", min=8
+    )
     max_attempts: int = option(
         3, help="Requests for one passage before it is left with fewer questions.", min=1, max=100
     )
@@ -305,9 +375,12 @@ class QuestionsSection:
 class HardExampleMiningSection:
     """Learn only from the fraction with the highest loss, chosen in each batch of each device."""
 
-    fraction: float = option(help="Fraction that is kept, rounded up to whole tokens or rows.", min=0.001, max=1.0)
+    fraction: float = option(
+        help="Fraction that is kept, rounded up to whole tokens or rows.", min=0.001, max=1.0
+    )
     unit: Literal["tokens", "rows"] = option(
-        "tokens", help="tokens, or rows: texts (parts of them, if packing splits them) by their mean loss."
+        "tokens",
+        help="tokens, or rows: texts (parts of them, if packing splits them) by their mean loss.",
     )
 
 
@@ -316,7 +389,8 @@ class RowWeightsSection:
     """How much each row of the corpus counts, by one of its columns. Rows of replay and mix count 1."""
 
     column: str = option(
-        help="Key of the corpus row, as in weight, or meta.date for one inside another.", nonempty=True
+        help="Key of the corpus row, as in weight, or meta.date for one inside another.",
+        nonempty=True,
     )
     half_life: float | None = option(
         None, help="The column holds dates; a row counts half as much for every so many days before the newest.",
@@ -343,7 +417,10 @@ class TechniquesSection:
         help="Round bfloat16 weights up or down at random, so that small updates count (with model.dtype: bfloat16).",
     )
     sam: float = option(
-        0.0, help="Sharpness-aware minimisation: its rho; an update takes twice the time.", min=0.0, max=100.0
+        0.0,
+        help="Sharpness-aware minimisation: its rho; an update takes twice the time.",
+        min=0.0,
+        max=100.0,
     )
     muon: float | None = option(
         None, help="Update the matrices inside the layers by Muon, at this factor of trainer.learning_rate (1: AdamW's).",
@@ -358,15 +435,21 @@ class TechniquesSection:
         min=0.0,
         max=1.0,
     )
-    row_weights: RowWeightsSection | None = option(None, help="Weigh corpus rows by a column or by their age.")
+    row_weights: RowWeightsSection | None = option(
+        None, help="Weigh corpus rows by a column or by their age."
+    )
     patience: int | None = option(
         None, help="Stop after so many evaluations without a better trainer.metric_for_best_model (default: loss).",
         min=1,
     )  # fmt: skip
     custom: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict,
-        metadata={"help": "name: settings of an objective or update rule of your own (CONTRIBUTING.md)."},
+        metadata={
+            "help": "name: settings of an objective or update rule of your own (CONTRIBUTING.md)."
+        },
     )
     histogram_steps: int | None = option(
-        None, help="Updates between two histograms of weights and gradients (tensorboard, wandb).", min=1
+        None,
+        help="Updates between two histograms of weights and gradients (tensorboard, wandb).",
+        min=1,
     )

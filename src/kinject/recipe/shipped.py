@@ -76,7 +76,9 @@ def read_shipped() -> dict[str, ShippedRecipe]:
     """Return every shipped recipe by name. Raises `InputError` if kinject was installed without them."""
     files = sorted(FOLDER.rglob("*.yaml"))
     if not files:
-        raise InputError(f"{FOLDER}: no recipes there; kinject was installed without them. Install it again.")
+        raise InputError(
+            f"{FOLDER}: no recipes there; kinject was installed without them. Install it again."
+        )
     return {recipe.name: recipe for recipe in map(_read, files)}
 
 
@@ -85,9 +87,15 @@ def find_recipes(names: Sequence[str], shipped: Mapping[str, ShippedRecipe]) -> 
     matching: dict[str, ShippedRecipe] = {}
     for entry in names:
         name = entry.removeprefix("recipes/").removesuffix(".yaml").rstrip("/")
-        below = {key: recipe for key, recipe in shipped.items() if key == name or key.startswith(f"{name}/")}
+        below = {
+            key: recipe
+            for key, recipe in shipped.items()
+            if key == name or key.startswith(f"{name}/")
+        }
         if not below:
-            raise InputError(f"{entry}: no such recipe.{suggestion(name, shipped)} kinject recipes lists them.")
+            raise InputError(
+                f"{entry}: no such recipe.{suggestion(name, shipped)} kinject recipes lists them."
+            )
         matching |= below
     return list(matching.values())
 
@@ -116,12 +124,21 @@ def copy_recipes(
     written = [path for path in files if not (into / path).exists()]
     for path in written:
         write_text(into / path, files[path])
-    inputs = {text for recipe in to_copy for _, text in texts_in(recipe.values) if text.startswith(("data/", "../"))}
+    inputs = {
+        text
+        for recipe in to_copy
+        for _, text in texts_in(recipe.values)
+        if text.startswith(("data/", "../"))
+    }
     missing = sorted(text for text in inputs if not (into / text).exists())
-    return CopiedRecipes(tuple(written), tuple(path for path in files if path not in written), tuple(missing))
+    return CopiedRecipes(
+        tuple(written), tuple(path for path in files if path not in written), tuple(missing)
+    )
 
 
-def write_own_recipes(name: str, root: Path, values: Mapping[str, str]) -> tuple[list[Path], list[Path]]:
+def write_own_recipes(
+    name: str, root: Path, values: Mapping[str, str]
+) -> tuple[list[Path], list[Path]]:
     """Write the recipes of recipes/own for documents called `name` into `root`/recipes/`name`, and the data that they read.
 
     `values` are texts of them and what replaces these (by regular expression). Return the recipes that are written (or there
@@ -178,15 +195,21 @@ def _header(text: str) -> dict[str, str]:
     return fields
 
 
-def _with_references(recipes: Sequence[ShippedRecipe], shipped: Mapping[str, ShippedRecipe]) -> list[ShippedRecipe]:
+def _with_references(
+    recipes: Sequence[ShippedRecipe], shipped: Mapping[str, ShippedRecipe]
+) -> list[ShippedRecipe]:
     """Return `recipes` and, recursively, the recipes that they name or whose run folder they read."""
     closure = {recipe.name: recipe for recipe in recipes}
     queue = list(recipes)
     while queue:
         recipe = queue.pop()
         named = [shipped[name] for name in _MENTION.findall(recipe.text) if name in shipped]
-        inputs = [text for _, text in texts_in(recipe.values) if text != recipe.values.get("run_dir")]
-        makers = [other for other in shipped.values() if any(_makes(other, text) for text in inputs)]
+        inputs = [
+            text for _, text in texts_in(recipe.values) if text != recipe.values.get("run_dir")
+        ]
+        makers = [
+            other for other in shipped.values() if any(_makes(other, text) for text in inputs)
+        ]
         for other in [*named, *makers]:
             if other.name not in closure:
                 closure[other.name] = other

@@ -57,7 +57,9 @@ def _on(recipe: Any, *names: str) -> list[str]:
 
 def _terms(recipe: Any, *names: str) -> list[str]:
     """Return those of the terms of regularization that are on."""
-    return [f"regularization.{name}" for name in names if getattr(recipe.regularization, name, None)]
+    return [
+        f"regularization.{name}" for name in names if getattr(recipe.regularization, name, None)
+    ]
 
 
 def _is_cartridge(recipe: Any) -> bool:
@@ -82,7 +84,11 @@ def _needs_evaluation(r: Any, f: Launch) -> list[str]:
 def _metrics(r: Any) -> list[str]:
     """Return the metrics of evaluations by which a checkpoint can be chosen."""
     sets = r.probes.sets() if r.probes is not None else {}
-    return [*["loss"] * r.corpus.has_validation, *(f"{name}_accuracy" for name in sets), *["accuracy"] * bool(sets)]
+    return [
+        *["loss"] * r.corpus.has_validation,
+        *(f"{name}_accuracy" for name in sets),
+        *["accuracy"] * bool(sets),
+    ]
 
 
 def _needs_metric(r: Any, f: Launch) -> list[tuple[str, str]]:
@@ -99,18 +105,31 @@ def _needs_metric(r: Any, f: Launch) -> list[tuple[str, str]]:
 
 def _unknown_metric(r: Any, f: Launch) -> list[tuple[str, str]]:
     metric, known = f["metric_for_best_model"], _metrics(r)
-    if metric is None or not known or f["eval_strategy"] == "no" or metric.removeprefix("eval_") in known:
+    if (
+        metric is None
+        or not known
+        or f["eval_strategy"] == "no"
+        or metric.removeprefix("eval_") in known
+    ):
         return []
     return [(metric, suggestion(metric, known))]
 
 
 def _missing_packages(r: Any, f: Launch) -> list[tuple[str, str]]:
     packages = {
-        "trainer.use_liger_kernel": ("liger_kernel", "liger-kernel", f["use_liger_kernel"] and f.device != "cpu"),
+        "trainer.use_liger_kernel": (
+            "liger_kernel",
+            "liger-kernel",
+            f["use_liger_kernel"] and f.device != "cpu",
+        ),
         "model.quantization": ("bitsandbytes", "bitsandbytes", r.model.quantization != "none"),
         "trainer.optim": ("schedulefree", "'kinject[schedule-free]'", _is_schedule_free(f)),
     }
-    return [(key, name) for key, (module, name, wants) in packages.items() if wants and find_spec(module) is None]
+    return [
+        (key, name)
+        for key, (module, name, wants) in packages.items()
+        if wants and find_spec(module) is None
+    ]
 
 
 def _unknown_backend(r: Any, f: Launch) -> list[tuple[str, str]]:
@@ -157,9 +176,19 @@ def _not_recalled(r: Any, f: Launch) -> list[str]:
         for key in ("replay", "mix", "validation_corpus", "validation_fraction")
         if getattr(r.corpus, key)
     ]
-    given = [f"trainer.{key}" for key in (*_SFT_ONLY, "loss_type", "label_smoothing_factor") if r.trainer.get(key)]
+    given = [
+        f"trainer.{key}"
+        for key in (*_SFT_ONLY, "loss_type", "label_smoothing_factor")
+        if r.trainer.get(key)
+    ]
     sections = _listed(corpus__answers=r.corpus.answers != "given", probes=r.probes)
-    return [*parts, *given, *sections, *_on(r, "hard_example_mining", "row_weights", "sam"), *_terms(r, "kl")]
+    return [
+        *parts,
+        *given,
+        *sections,
+        *_on(r, "hard_example_mining", "row_weights", "sam"),
+        *_terms(r, "kl"),
+    ]
 
 
 def _gradients(r: Any, f: Launch) -> list[str]:

@@ -33,13 +33,20 @@ class _Loader(yaml.SafeLoader):
     }
 
 
-_Loader.add_implicit_resolver(f"{_TAG}bool", re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(
-    f"{_TAG}int", re.compile(r"^([-+]?\d[\d_]*|0o[0-7]+|0x[0-9a-fA-F]+)$", re.ASCII), list("-+0123456789")
+    f"{_TAG}bool", re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    f"{_TAG}int",
+    re.compile(r"^([-+]?\d[\d_]*|0o[0-7]+|0x[0-9a-fA-F]+)$", re.ASCII),
+    list("-+0123456789"),
 )
 _Loader.add_implicit_resolver(
     f"{_TAG}float",
-    re.compile(r"^([-+]?(\.\d+|\d[\d_]*(\.[\d_]*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$", re.ASCII),
+    re.compile(
+        r"^([-+]?(\.\d+|\d[\d_]*(\.[\d_]*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$",
+        re.ASCII,
+    ),
     list("-+0123456789."),
 )
 
@@ -80,7 +87,13 @@ def read_yaml(path: Path) -> YamlFile:
     root = {} if root is None and () not in lines else root
     if not isinstance(root, dict):
         raise RecipeError(
-            [Problem("", f"found {type(root).__name__}, a recipe is a mapping of sections.", f"{path}:1")]
+            [
+                Problem(
+                    "",
+                    f"found {type(root).__name__}, a recipe is a mapping of sections.",
+                    f"{path}:1",
+                )
+            ]
         )
     return YamlFile(path, root, lines)
 
@@ -102,7 +115,9 @@ def _parse(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise error_at(line, f"bad YAML: {error.problem or error.context}.") from error
     except yaml.YAMLError as error:
-        raise error_at(1, f"bad YAML: {str(error).splitlines()[0]}. Write it as UTF-8 text.") from error
+        raise error_at(
+            1, f"bad YAML: {str(error).splitlines()[0]}. Write it as UTF-8 text."
+        ) from error
     except RecursionError as error:
         raise error_at(1, f"bad YAML: nested more than {_DEEPEST} levels deep.") from error
     except _TooMuchError as error:
@@ -134,7 +149,9 @@ class _ValueReader:
         if self.n_values > _MOST_VALUES:
             raise _TooMuchError(line, f"more than {_MOST_VALUES:,} values (aliases that multiply?)")
         if len(path) > _DEEPEST:
-            raise _TooMuchError(line, f"nested more than {_DEEPEST} levels deep (an alias within itself?)")
+            raise _TooMuchError(
+                line, f"nested more than {_DEEPEST} levels deep (an alias within itself?)"
+            )
         self.lines.setdefault(path, line)
         if isinstance(node, yaml.ScalarNode):
             return self._build_scalar(node, path)
@@ -153,17 +170,29 @@ class _ValueReader:
     def _build_scalar(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
         line, text, kind = node.start_mark.line + 1, node.value, node.tag.removeprefix(_TAG)
         if kind == "str":
-            if "\0" in text or (not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)):
-                self.report(line, path, f"found {text!r}: a NUL, or half a surrogate pair, is no text. Remove it.")
+            if "\0" in text or (
+                not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)
+            ):
+                self.report(
+                    line,
+                    path,
+                    f"found {text!r}: a NUL, or half a surrogate pair, is no text. Remove it.",
+                )
             return text
         resolved = self.loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         implied = str(resolved).removeprefix(_TAG)
         if kind not in _READ:
             self.report(line, path, _about_tag(node))
         elif kind != implied and (kind, implied) != ("float", "int"):
-            self.report(line, path, f"found {text!r}, expected {_READ[kind]} to match its tag. Remove the tag.")
+            self.report(
+                line,
+                path,
+                f"found {text!r}, expected {_READ[kind]} to match its tag. Remove the tag.",
+            )
         elif kind in ("int", "float") and len(text) > _LONGEST_NUMBER:
-            self.report(line, path, f"found a number of {len(text)} characters, allowed: {_LONGEST_NUMBER}.")
+            self.report(
+                line, path, f"found a number of {len(text)} characters, allowed: {_LONGEST_NUMBER}."
+            )
         elif kind == "int":
             plain = text.replace("_", "").lower()
             return int(plain, {"0x": 16, "0o": 8}.get(plain[:2], 10))
@@ -182,9 +211,13 @@ class _ValueReader:
                 self.report(line, path, "a merge key (<<) is not read. Write the keys out.")
             elif key in values:
                 first = self.lines[(*path, key)]
-                self.report(line, (*path, key), f"is there twice (first in line {first}). Keep one.")
+                self.report(
+                    line, (*path, key), f"is there twice (first in line {first}). Keep one."
+                )
             else:
-                self._build_scalar(yaml.ScalarNode(f"{_TAG}str", key, key_node.start_mark), (*path, key))
+                self._build_scalar(
+                    yaml.ScalarNode(f"{_TAG}str", key, key_node.start_mark), (*path, key)
+                )
                 self.lines[(*path, key)] = line
                 values[key] = self.read(value_node, (*path, key))
         return values

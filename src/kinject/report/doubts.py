@@ -22,16 +22,64 @@ _GRAVE = 0.05  # the fraction of questions from which on a doubt is marked
 _LOW_MASS = 0.5  # of the probability on the letters
 _UNREAD = 0.99  # of the rows
 _EVERYWHERE = "all question sets"
-_COUNTED: tuple[tuple[str, Callable[[ArmResult], float], str], ...] = (
-    ("prompts were cut", lambda r: r.n_cut, "did not fit the model's window and lost examples, passages or their beginning"),
-    ("questions have no score", lambda r: r.n_unscored, "have no score and are left out of every number"),
-    ("answers name no letter", lambda r: round(r.written.unread * r.n) if r.written else 0,
-     "name no letter that can be read and count as wrong: the format may have failed, not the knowledge"),
-    ("thinking was cut", lambda r: round(r.written.thinking_cut * r.n) if r.written else 0,
-     "never came, because the thinking filled eval.max_new_tokens; raise it"),
-    ("letters hold under half of the probability", lambda r: r.n if r.mass is not None and r.mass < _LOW_MASS else 0,
-     "would go on with something else, so the format may have failed, not the knowledge. Try the format texts"),
-)  # fmt: skip
+
+
+def _cut(result: ArmResult) -> int:
+    return result.n_cut
+
+
+def _unscored(result: ArmResult) -> int:
+    return result.n_unscored
+
+
+def _without_letter(result: ArmResult) -> int:
+    if result.written is None:
+        return 0
+    return round(result.written.unread * result.n)
+
+
+def _cut_thinking(result: ArmResult) -> int:
+    if result.written is None:
+        return 0
+    return round(result.written.thinking_cut * result.n)
+
+
+def _with_unlikely_letters(result: ArmResult) -> int:
+    if result.mass is None or result.mass >= _LOW_MASS:
+        return 0
+    return result.n
+
+
+_COUNTED: tuple[tuple[str, Callable[[ArmResult], int], str], ...] = (
+    (
+        "prompts were cut",
+        _cut,
+        "did not fit the model's window and lost examples, passages or their beginning",
+    ),
+    (
+        "questions have no score",
+        _unscored,
+        "have no score and are left out of every number",
+    ),
+    (
+        "answers name no letter",
+        _without_letter,
+        "name no letter that can be read and count as wrong: the format may have failed, not the "
+        "knowledge",
+    ),
+    (
+        "thinking was cut",
+        _cut_thinking,
+        "never came, because the thinking filled eval.max_new_tokens; raise it",
+    ),
+    (
+        "letters hold under half of the probability",
+        _with_unlikely_letters,
+        "would go on with something else, so the format may have failed, not the knowledge. Try "
+        "the format texts",
+    ),
+)
+"""The doubt, on how many questions of a result it falls, and what that means."""
 
 
 def doubts(view: View) -> Answer:
@@ -40,9 +88,13 @@ def doubts(view: View) -> Answer:
     arms: dict[str, dict[str, None]] = {}
     for item in lines:
         arms.setdefault(item.tag, {})[item.arm] = None
-    lead = f"Yes: {join_words([f'{tag} ({_listed(list(of_tag))})' for tag, of_tag in arms.items()])}."
+    lead = (
+        f"Yes: {join_words([f'{tag} ({_listed(list(of_tag))})' for tag, of_tag in arms.items()])}."
+    )
     if not arms:
-        lead = "No sign of it: every prompt fitted the model's window, and every question has a score."
+        lead = (
+            "No sign of it: every prompt fitted the model's window, and every question has a score."
+        )
     return Answer("Did anything go wrong on the way?", lead, lines)
 
 
@@ -54,7 +106,13 @@ def _doubts(view: View) -> Iterator[Evidence]:
                 f"training ended after {training.steps:,} steps with {format_percent(training.epochs)} of its rows read: raise "
                 "trainer.max_steps or num_train_epochs."
             )
-            yield Evidence(format_name(arm), _EVERYWHERE, "a training read a part of its rows only", "bad", text)
+            yield Evidence(
+                format_name(arm),
+                _EVERYWHERE,
+                "a training read a part of its rows only",
+                "bad",
+                text,
+            )
         if not training.finished:
             text = "finish it, then evaluate again."
             yield Evidence(format_name(arm), _EVERYWHERE, "a training is not finished", "bad", text)
@@ -65,39 +123,61 @@ def _doubts(view: View) -> Iterator[Evidence]:
                 most = max(results, key=count)
                 arms = _listed(list(dict.fromkeys(map(arm_label, results))))
                 tone = "bad" if count(most) >= _GRAVE * most.n else "flat"
-                yield Evidence(arms, quoted(name), tag, tone, f"up to {count(most):,} of {most.n:,} {text}.")
-    for name in view.sets():
-        results = [r for r in view.set_results if r.question_set == name and r.control is not None]
-        given_away = [r for r in results if r.control is not None and r.control.low > r.chance + MARGIN]
-        if given_away:
-            most = max(given_away, key=lambda r: r.control.accuracy if r.control else 0.0)
-            rate = most.control.accuracy if most.control else 0.0
-            text = (
-                f"up to {format_percent(rate)} of the right choices are picked without the question, where guessing gives "
-                f"{format_percent(most.chance)}: give each question wrong choices that are right answers to others."
-            )
-            arms = _listed(list(dict.fromkeys(map(arm_label, given_away))))
-            yield Evidence(arms, quoted(name), "choices give the answer away", "bad", text)
+                yield Evidence(
+                    arms, quoted(name), tag, tone, f"up to {count(most):,} of {most.n:,} {text}."
+                )
+    yield from _given_away(view)
     for item in view.report.unscored:
         text = f"{unscored_text(item)}."
-        yield Evidence(format_name(item.arm), quoted(item.question_set), "a model diverged", "bad", text)
+        yield Evidence(
+            format_name(item.arm), quoted(item.question_set), "a model diverged", "bad", text
+        )
     for recall in view.report.recalls:
         missed = recall.n - recall.n_found
-        chosen = {r.k for r in view.set_results if r.question_set == recall.question_set and r.chosen_k}
+        chosen = {
+            r.k for r in view.set_results if r.question_set == recall.question_set and r.chosen_k
+        }
         if missed and (recall.k in chosen or not chosen):
-            empty = f"; {format_count(recall.n_empty, 'question')} got none" if recall.n_empty else ""
+            empty = (
+                f"; {format_count(recall.n_empty, 'question')} got none" if recall.n_empty else ""
+            )
             text = (
                 f"for {missed:,} of {recall.n:,} questions ({format_percent(missed / recall.n)}) the document is not among the "
                 f"{format_count(recall.k, 'passage')} before it{empty}: a fault of the retriever, not of the models."
             )
             tone = "bad" if missed >= _GRAVE * recall.n else "flat"
             name = format_name(recall.retrieval) or "retrieval"
-            yield Evidence(name, quoted(recall.question_set), "contexts missed their document", tone, text)
+            yield Evidence(
+                name, quoted(recall.question_set), "contexts missed their document", tone, text
+            )
     for failure in view.report.failures[:_MOST_LISTED]:
         seed = "" if failure.seed is None else f" (seed {failure.seed})"
         run = f"{format_name(failure.arm)}{seed} at {format_name(failure.stage)}"
         text = f"{run} ended with: {format_name(failure.message, 200)} (log: {format_name(failure.log)})"
         yield Evidence(format_name(failure.arm), _EVERYWHERE, "arms failed", "bad", text)
+
+
+def _given_away(view: View) -> Iterator[Evidence]:
+    """Yield each set whose right choices are picked without the question more often than by guessing."""
+    for name in view.sets():
+        rates: dict[str, float] = {}
+        chance = view.first(name).chance
+        for result in view.set_results:
+            control = result.control
+            if (
+                result.question_set == name
+                and control is not None
+                and control.low > chance + MARGIN
+            ):
+                rates[arm_label(result)] = control.accuracy
+        if rates:
+            text = (
+                f"up to {format_percent(max(rates.values()))} of the right choices are picked without the "
+                f"question, where guessing gives {format_percent(chance)}: give each question wrong choices "
+                "that are right answers to others."
+            )
+            arms = _listed(list(rates))
+            yield Evidence(arms, quoted(name), "choices give the answer away", "bad", text)
 
 
 def limitations(view: View) -> Iterator[str]:

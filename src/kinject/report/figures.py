@@ -37,7 +37,11 @@ _SERIES = (
 def series(index: int) -> tuple[str, str, str]:
     """Return colour, mark and line of the series of that number; 36 differ."""
     marks = index + index // len(_SERIES)
-    return _SERIES[index % len(_SERIES)][0], _SERIES[marks % len(_SERIES)][1], _SERIES[index % len(_SERIES)][2]
+    return (
+        _SERIES[index % len(_SERIES)][0],
+        _SERIES[marks % len(_SERIES)][1],
+        _SERIES[index % len(_SERIES)][2],
+    )
 
 
 LONGEST = 34
@@ -86,7 +90,10 @@ def panels(n_panels: int, columns: int, height: float) -> tuple[Figure, list[Axe
 def prepare_rows(panel: Axes, names: Sequence[str], *, labelled: bool) -> None:
     """Set `panel` up for one row a name, the first on top; `labelled` writes the names."""
     panel.set_ylim(len(names) - 0.4, -0.6)
-    panel.set_yticks(range(len(names)), [format_name(n, LONGEST) for n in names] if labelled else [""] * len(names))
+    panel.set_yticks(
+        range(len(names)),
+        [format_name(n, LONGEST) for n in names] if labelled else [""] * len(names),
+    )
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="x", color=RULE, linewidth=0.6)
     panel.set_axisbelow(True)
@@ -110,8 +117,13 @@ def line_mark(label: str, **style_of: Any) -> Any:
 def add_legend(figure: Figure, marks: Sequence[Any]) -> int:
     """Set a legend under the panels, in as many columns as the page's width holds; return its number of rows."""
     widths = [len(mark.get_label()) + 7 for mark in marks]  # in characters
-    n = next((n for n in range(len(marks), 1, -1) if sum(max(widths[i::n]) for i in range(n)) <= _WIDTH), 1)
-    figure.legend(handles=list(marks), loc="outside lower left", ncols=n, columnspacing=1.4, handletextpad=0.6)
+    n = next(
+        (n for n in range(len(marks), 1, -1) if sum(max(widths[i::n]) for i in range(n)) <= _WIDTH),
+        1,
+    )
+    figure.legend(
+        handles=list(marks), loc="outside lower left", ncols=n, columnspacing=1.4, handletextpad=0.6
+    )
     return math.ceil(len(marks) / n)
 
 
@@ -207,15 +219,26 @@ def _draw_panel(panel: Axes, shown: _Panel, rows: Mapping[str, int], view: View)
         panel.axvline(base.accuracy, color=MUTED, linewidth=0.8, label="base")
     for result in shown.results:
         _draw_accuracy(panel, rows[arm_label(result)], result)
-    panel.set_title(shown.title(view), color=_ROLE_MARKS[shown.results[0].role][1], fontweight="bold")
+    panel.set_title(
+        shown.title(view), color=_ROLE_MARKS[shown.results[0].role][1], fontweight="bold"
+    )
 
 
 def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
     marker, colour = _ROLE_MARKS[result.role]
     if len(result.by_seed) > 1:
-        panel.plot(result.by_seed, [row + 0.27] * len(result.by_seed), "|", color=MUTED, markersize=4, clip_on=False)
+        panel.plot(
+            result.by_seed,
+            [row + 0.27] * len(result.by_seed),
+            "|",
+            color=MUTED,
+            markersize=4,
+            clip_on=False,
+        )
     if result.control is not None:
-        panel.plot([result.control.accuracy], [row], "x", color=INK, markersize=5, clip_on=False, zorder=3)
+        panel.plot(
+            [result.control.accuracy], [row], "x", color=INK, markersize=5, clip_on=False, zorder=3
+        )
     whiskers = [[max(0.0, result.accuracy - result.low)], [max(0.0, result.high - result.accuracy)]]
     panel.errorbar(
         [result.accuracy], [row], xerr=whiskers, fmt=marker, color=colour, markersize=5, markeredgewidth=1.5,
@@ -228,7 +251,9 @@ def frontier(view: View) -> Figure | None:
     """Return learning against retention, one panel for each model and retention set: sweeps as lines, arms as marks."""
     drawn = []
     for model in view.report.models:
-        learned = next((name for name in view.sets("learning", model) if "reverse" not in name.lower()), "")
+        learned = next(
+            (name for name in view.sets("learning", model) if "reverse" not in name.lower()), ""
+        )
         drawn += [(model, learned, kept) for kept in view.sets("retention", model) if learned]
     drawn = [(model, learned, kept) for model, learned, kept in drawn
              if sum(arm.trained for arm in view.arms.values() if arm.model == model) > 1]  # fmt: skip
@@ -238,7 +263,9 @@ def frontier(view: View) -> Figure | None:
     with style():
         figure, axes, _ = panels(len(drawn), _COLUMNS, 3.9 if len(drawn) > 1 else 4.45)
         for panel, (model, learned, kept) in zip(axes, drawn, strict=True):
-            lines = [sweep for sweep in view.report.sweeps if sweep.model == model and sweep.frontier]
+            lines = [
+                sweep for sweep in view.report.sweeps if sweep.model == model and sweep.frontier
+            ]
             groups = [(sweep.name, [point.arm for point in sweep.points]) for sweep in lines]
             groups += [(arm.name, [arm.name]) for arm in view.own_arms(model)]
             for index, (name, arms) in enumerate(groups):
@@ -259,7 +286,12 @@ def frontier(view: View) -> Figure | None:
 
 
 def _draw_trade(
-    panel: Axes, view: View, key: tuple[str, str, str], name: str, arms: Sequence[str], look: tuple[str, str, str]
+    panel: Axes,
+    view: View,
+    key: tuple[str, str, str],
+    name: str,
+    arms: Sequence[str],
+    look: tuple[str, str, str],
 ) -> dict[str, Any]:
     """Draw what `arms` kept and learned, with both intervals; return the entry of the legend."""
     model, learned, kept = key
@@ -275,4 +307,8 @@ def _draw_trade(
         panel.hlines(y.accuracy, x.low, x.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
         panel.vlines(x.accuracy, y.low, y.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
     label = format_name(name, LONGEST)
-    return {f"{name}\0{len(arms) > 1}": line_mark(label, color=colour, marker=marker, linestyle=line, markersize=6)}
+    return {
+        f"{name}\0{len(arms) > 1}": line_mark(
+            label, color=colour, marker=marker, linestyle=line, markersize=6
+        )
+    }

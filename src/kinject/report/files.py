@@ -93,9 +93,13 @@ def read_report(path: Path) -> Report:
         return TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"])
+        place = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"]
+        )
         found = f"found {first['input']!r:.60}: {first['msg']}"
-        raise InputError(f"{path}: damaged report: {place.removeprefix('.')}: {found}. {_FIX}") from None
+        raise InputError(
+            f"{path}: damaged report: {place.removeprefix('.')}: {found}. {_FIX}"
+        ) from None
 
 
 def write_report(run_dir: Path, report: Report) -> Path:
@@ -106,7 +110,9 @@ def write_report(run_dir: Path, report: Report) -> Path:
     results, or flips.jsonl is damaged; `DiskError` on I/O.
     """
     if report.kind == "evaluation" and not report.results and not report.unscored:
-        raise InputError(f"{run_dir}: the report has no results. Evaluate at least one model on one question set.")
+        raise InputError(
+            f"{run_dir}: the report has no results. Evaluate at least one model on one question set."
+        )
     report = _with_manifests(run_dir, report)
     view = read_view(run_dir, report)
     plots = _draw_figures(run_dir, view)
@@ -124,9 +130,18 @@ def read_view(run_dir: Path, report: Report) -> View:
 def render_summary(run_dir: Path, report: Report) -> str:
     """Return the report of `run_dir` as text for the terminal, without a trailing newline: tables, notes, the opening last."""
     view = read_view(run_dir, report)
-    tables = ([headline_table(view)] if view.set_results else []) + [t for t in small_tables(view) if not t.folded]
-    blocks = [report.title, *("\n".join(render_text_block(table)) for table in tables), "\n".join(claims_text(view))]
-    blocks += ["\n".join(map(unscored_text, report.unscored)), "\n".join(f"note: {note}" for note in report.notes)]
+    tables = ([headline_table(view)] if view.set_results else []) + [
+        t for t in small_tables(view) if not t.folded
+    ]
+    blocks = [
+        report.title,
+        *("\n".join(render_text_block(table)) for table in tables),
+        "\n".join(claims_text(view)),
+    ]
+    blocks += [
+        "\n".join(map(unscored_text, report.unscored)),
+        "\n".join(f"note: {note}" for note in report.notes),
+    ]
     return "\n\n".join(block for block in (*blocks, *write_opening(view).paragraphs()) if block)
 
 
@@ -144,11 +159,18 @@ def _with_manifests(run_dir: Path, report: Report) -> Report:
     manifest = read_manifest(run_dir / "manifest.json")
     paths = [run_dir / log for *_, log in report.logs]
     manifests = [*(read_manifest(path.parent / "manifest.json") for path in paths), manifest]
-    commands = [item["command"] for item in manifests if item and isinstance(item.get("command"), list)]
+    commands = [
+        item["command"] for item in manifests if item and isinstance(item.get("command"), list)
+    ]
     lines = tuple(dict.fromkeys(shlex.join(map(str, command)) for command in commands))
     versions = manifest.get("versions") if manifest else None
     date = str(manifest.get("written", "")) if manifest else ""
-    return replace(report, written=date, commands=lines, versions=dict(versions) if isinstance(versions, dict) else {})
+    return replace(
+        report,
+        written=date,
+        commands=lines,
+        versions=dict(versions) if isinstance(versions, dict) else {},
+    )
 
 
 def _read_trainings(run_dir: Path, report: Report) -> dict[tuple[str, str], Training]:
@@ -174,22 +196,38 @@ def _reading(run_dir: Path, manifest: Mapping[str, Any]) -> str:
     if not isinstance(corpus, str):
         return ""
     folders = [folder / Path(corpus).parent for folder in run_dir.resolve().parents]
-    sources = [read_manifest(folder / "manifest.json") for folder in folders if (folder / "manifest.json").is_file()]
+    sources = [
+        read_manifest(folder / "manifest.json")
+        for folder in folders
+        if (folder / "manifest.json").is_file()
+    ]
     rewritten = any(source is not None and source.get("stage") == "augment" for source in sources)
-    words = "paraphrases of the documents" if rewritten else f"the texts of {format_name(Path(corpus).name, 40)}"
+    words = (
+        "paraphrases of the documents"
+        if rewritten
+        else f"the texts of {format_name(Path(corpus).name, 40)}"
+    )
     counts = manifest.get("counts") or {}
     times = ((counts.get("exposures") or {}).get("rows") or {}).get("median")
     if isinstance(times, int | float) and times >= 1.5:
         words += f", each document about {times:.0f} times"
     replay = (counts.get("fractions") or {}).get("replay")
-    return words + (f", with {replay:.0%} older texts" if isinstance(replay, float) and replay else "")
+    return words + (
+        f", with {replay:.0%} older texts" if isinstance(replay, float) and replay else ""
+    )
 
 
 def _make_page(view: View, plots: Mapping[str, str], changes: TableBlock | None) -> Page:
     report, sets = view.report, view.sets()
-    counts = ((len(report.models), "base model"), (len(report.arms), "arm"), (len(sets), "question set"))
+    counts = (
+        (len(report.models), "base model"),
+        (len(report.arms), "arm"),
+        (len(sets), "question set"),
+    )
     parts = [format_count(n, noun) for n, noun in counts]
-    versions = ", ".join(f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions)
+    versions = ", ".join(
+        f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions
+    )
     written = f"Evaluated {report.written}" if report.written else "Written by kinject"
     first = _sections(_first_sheet(view))
     return Page(
@@ -230,9 +268,15 @@ def _details(
     yield "Answers that changed", (changes,) if changes is not None else ()
     yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
     about = Bullets(_ABOUT, small=True)
-    yield "Every number", (results_table(view), *small_tables(view), about) if report.results else ()
+    yield (
+        "Every number",
+        (results_table(view), *small_tables(view), about) if report.results else (),
+    )
     yield "Cost and arms", (*((cost_table(view),) if report.costs else ()), arms_table(view))
-    yield "Notes", (Bullets(tuple(map(format_name, report.notes)), small=True),) if report.notes else ()
+    yield (
+        "Notes",
+        (Bullets(tuple(map(format_name, report.notes)), small=True),) if report.notes else (),
+    )
     commands = tuple(format_name(command) for command in report.commands)
     yield "Run it again", (Code(commands), Bullets((_RERUN,), small=True)) if commands else ()
 
@@ -246,15 +290,23 @@ def _title(view: View) -> str:
     names = join_words(trained) if len(trained) <= _MOST_NAMED else f"{len(trained)} models"
     base = format_name(view.base(view.report.models[0]))
     models = f"{names} against {base}" if trained else base
-    return models if title == "eval" else f"{title}: {models}"  # the folder's name says nothing more
+    return (
+        models if title == "eval" else f"{title}: {models}"
+    )  # the folder's name says nothing more
 
 
 def _facts(view: View) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the page's head: when, which models, which questions."""
     report = view.report
     yield "date", format_name(report.written[:10])
-    sources = [(format_name(name), format_name(report.model_sources.get(name, ""))) for name in report.models]
-    yield "base model", join_words([f"{name} ({source})" if source else name for name, source in sources])
+    sources = [
+        (format_name(name), format_name(report.model_sources.get(name, "")))
+        for name in report.models
+    ]
+    yield (
+        "base model",
+        join_words([f"{name} ({source})" if source else name for name, source in sources]),
+    )
     sets = [view.first(name) for name in view.sets()]
     named = [f"“{format_name(r.question_set)}” {ROLES.get(r.role, '')}" for r in sets[:_MOST_NAMED]]
     more = [format_count(len(sets) - _MOST_NAMED, "more set")] if len(sets) > _MOST_NAMED else []
@@ -264,7 +316,10 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
 def _draw_figures(run_dir: Path, view: View) -> dict[str, str]:
     """Write the files of each figure that has something to draw, remove older ones, and return the figures by stem."""
     drawn = {"accuracy": figures.accuracy(view), "frontier": figures.frontier(view)}
-    svgs = {name: figures.draw_figure(run_dir / "figures" / name, figure) for name, figure in drawn.items()}
+    svgs = {
+        name: figures.draw_figure(run_dir / "figures" / name, figure)
+        for name, figure in drawn.items()
+    }
     plots = {name: svg for name, svg in svgs.items() if svg is not None}
     for path in (run_dir / "figures").glob("*.*"):
         if path.stem not in plots and path.suffix in (".png", ".svg"):

@@ -8,11 +8,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kinject.question_formats import FORMATS
-from kinject.results import ALPHA, ArmInfo, ArmResult, Perplexity, PromptFormat, Report, UnscoredResult
+from kinject.results import (
+    ALPHA,
+    ArmInfo,
+    ArmResult,
+    Perplexity,
+    PromptFormat,
+    Report,
+    UnscoredResult,
+)
 
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
-_DIRECTION_MARKS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-ROLES = {"learning": "to be learned", "retention": "to be kept", "unanswerable": "without an answer"}
+_DIRECTION_MARKS = frozenset(
+    "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
+ROLES = {
+    "learning": "to be learned",
+    "retention": "to be kept",
+    "unanswerable": "without an answer",
+}
 """Role of a question set -> its words on the page."""
 
 _SCORES = {"chars": "per character", "bytes": "per byte", "tokens": "per token",
@@ -23,7 +37,10 @@ _SCORES = {"chars": "per character", "bytes": "per byte", "tokens": "per token",
 def format_name(text: str, longest: int | None = None) -> str:
     """Return `text` on one line, control and direction characters replaced; past `longest`, cut in the middle."""
     flat = " ".join(text.split())
-    clean = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in _DIRECTION_MARKS else c for c in flat)
+    clean = "".join(
+        "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in _DIRECTION_MARKS else c
+        for c in flat
+    )
     if longest is None or len(clean) <= longest:
         return clean
     head = longest // 2
@@ -97,7 +114,9 @@ def join_words(words: Sequence[str]) -> str:
 
 def escape_markdown(text: str) -> str:
     """Return `text` so that Markdown shows it as it is, on one line: no tags, links, emphasis, headings or table borders."""
-    escaped = _LINE_ENDS.sub(" ", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    escaped = (
+        _LINE_ENDS.sub(" ", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
     return re.sub(r"([\\`*_\[\]|#~!$])", r"\\\1", escaped).replace("://", ":&#47;/")
 
 
@@ -118,10 +137,14 @@ class View:
     `trainings` are known by (model, arm) where their run folders still exist.
     """
 
-    def __init__(self, report: Report, trainings: Mapping[tuple[str, str], Training] | None = None) -> None:
+    def __init__(
+        self, report: Report, trainings: Mapping[tuple[str, str], Training] | None = None
+    ) -> None:
         self.report = report
         self.trainings = dict(trainings or {})
-        self.set_results = [result for result in report.results if result.role != "baseline" and not result.subject]
+        self.set_results = [
+            result for result in report.results if result.role != "baseline" and not result.subject
+        ]
         self.arms = {(arm.model, arm.name): arm for arm in report.arms}
         self._by_k: dict[tuple[str, str, str, PromptFormat], list[ArmResult]] = {}
         self._formats: dict[str, list[PromptFormat]] = {}
@@ -146,7 +169,11 @@ class View:
     def reading(self, model: str, arm: str) -> str:
         """Return in words what a trained arm read, "" where neither its manifest nor the study describes it."""
         training = self.trainings.get((model, arm))
-        return training.reading if training is not None and training.reading else self.about(model, arm)
+        return (
+            training.reading
+            if training is not None and training.reading
+            else self.about(model, arm)
+        )
 
     def about(self, model: str, arm: str) -> str:
         """Return the study's own words for an arm, "" where it has none but its name."""
@@ -179,13 +206,18 @@ class View:
         items = self.report.perplexities
         for model, name in dict.fromkeys((item.model, item.name) for item in items):
             of_model = f", {format_name(model)}" if self.several_models and model else ""
-            yield f"{format_name(name)}{of_model}", [item for item in items if (item.model, item.name) == (model, name)]
+            yield (
+                f"{format_name(name)}{of_model}",
+                [item for item in items if (item.model, item.name) == (model, name)],
+            )
 
     def formats(self, question_set: str) -> list[PromptFormat]:
         """Return the prompt formats of `question_set`; the first is the headline."""
         return self._formats.get(question_set, [])
 
-    def _every_k(self, model: str, arm: str, question_set: str, form: PromptFormat | None) -> list[ArmResult]:
+    def _every_k(
+        self, model: str, arm: str, question_set: str, form: PromptFormat | None
+    ) -> list[ArmResult]:
         """Return an arm's results in one format, by K; in the headline without `form`."""
         forms = [form] if form else self.formats(question_set)[:1]
         return self._by_k.get((model, arm, question_set, forms[0]), []) if forms else []
@@ -209,16 +241,22 @@ class View:
         """Return the name of the arm that is the untrained model, "" if there is none."""
         return next((arm.name for arm in self.own_arms(model) if not arm.trained), "")
 
-    def shown(self, model: str, question_set: str, form: PromptFormat | None = None) -> list[ArmResult]:
+    def shown(
+        self, model: str, question_set: str, form: PromptFormat | None = None
+    ) -> list[ArmResult]:
         """Return the results of the report's own arms: without context, then with the chosen K (each K if none was chosen)."""
-        by_arm = [self._every_k(model, arm.name, question_set, form) for arm in self.own_arms(model)]
+        by_arm = [
+            self._every_k(model, arm.name, question_set, form) for arm in self.own_arms(model)
+        ]
         results = [result for results in by_arm for result in results if not result.k]
         for every_k in by_arm:
             chosen = [result for result in every_k if result.chosen_k][:1]
             results += chosen or [result for result in every_k if result.k]
         return results
 
-    def groups(self, n_formats: int | None = None) -> Iterator[tuple[str, str, PromptFormat, list[ArmResult]]]:
+    def groups(
+        self, n_formats: int | None = None
+    ) -> Iterator[tuple[str, str, PromptFormat, list[ArmResult]]]:
         """Yield (model, question set, prompt format, `shown` results) of all sets, in their first `n_formats`."""
         for model in self.report.models:
             for name in self.sets("", model):
@@ -239,7 +277,9 @@ def unscored_text(item: UnscoredResult) -> str:
 
 def arm_label(result: ArmResult) -> str:
     """Return ``cpt`` or ``cpt with passages``, with K if it was not chosen."""
-    return arm_name(result.arm, result.k) + (f", K = {result.k}" if result.k and not result.chosen_k else "")
+    return arm_name(result.arm, result.k) + (
+        f", K = {result.k}" if result.k and not result.chosen_k else ""
+    )
 
 
 def arm_name(arm: str, k: int = 0) -> str:

@@ -178,7 +178,9 @@ def render_html(page: Page, figures: Mapping[str, str]) -> str:
 def policy_of(html: str) -> str:
     """Return the content security policy that allows the inline style sheet and script of a page, by hash, and no more."""
     sheet, script = (
-        base64.b64encode(hashlib.sha256("".join(inline.findall(html)[:1]).encode()).digest()).decode()
+        base64.b64encode(
+            hashlib.sha256("".join(inline.findall(html)[:1]).encode()).digest()
+        ).decode()
         for inline in (_STYLE, _SCRIPT)
     )
     return (
@@ -209,7 +211,10 @@ def render_text_block(table: TableBlock) -> list[str]:
     """Return the lines of a table as plain text, for the terminal."""
     rows = [table.columns, *(tuple(_plain(cell) for cell in row) for row in table.lines)]
     about = f" ({table.subtitle})" if table.subtitle else ""
-    return [f"{table.title}{about}", aligned(rows, frozenset(range(table.heads, len(table.columns))))]
+    return [
+        f"{table.title}{about}",
+        aligned(rows, frozenset(range(table.heads, len(table.columns)))),
+    ]
 
 
 def _plain(cell: Cell) -> str:

@@ -57,8 +57,14 @@ def headline_table(view: View) -> TableBlock:
     )  # fmt: skip
     chances = [view.first(name).chance for name in sets]
     if any(chances):
-        lines = (line("guessing", *(f"{100 * chance:.1f}" if chance else "" for chance in chances)), *lines)
-    columns = ("model", *(f"{format_name(name)}: {ROLES.get(view.first(name).role, '')}" for name in sets))
+        lines = (
+            line("guessing", *(f"{100 * chance:.1f}" if chance else "" for chance in chances)),
+            *lines,
+        )
+    columns = (
+        "model",
+        *(f"{format_name(name)}: {ROLES.get(view.first(name).role, '')}" for name in sets),
+    )
     about = "95% interval below; ▲ above, ▼ below base (p < 0.05 after Holm)"
     if any(result.control for by_set in rows.values() for result in by_set.values()):
         about += (
@@ -76,13 +82,21 @@ def _accuracy(result: ArmResult | None) -> Cell:
     if change is not None and change.is_significant:
         tone = "good" if change.delta > 0 else "bad"
     unscored = f"; {result.n_unscored:,} unscored" if result.n_unscored else ""
-    return Cell(f"{100 * result.accuracy:.1f}{_MARKS[tone]}", tone, f"{_bounds(result.low, result.high)}{unscored}")
+    return Cell(
+        f"{100 * result.accuracy:.1f}{_MARKS[tone]}",
+        tone,
+        f"{_bounds(result.low, result.high)}{unscored}",
+    )
 
 
 def _headline_cell(result: ArmResult | None) -> Cell:
     """Return accuracy with its interval, and of written answers the shares that are wrong and abstained."""
     cell = _accuracy(result)
-    parts = [] if result is None else [p for p in (result.wrong, result.abstained, result.answered) if p is not None]
+    parts = (
+        []
+        if result is None
+        else [p for p in (result.wrong, result.abstained, result.answered) if p is not None]
+    )
     below = "; ".join([cell.below, *(f"{part.outcome} {100 * part.rate:.1f}" for part in parts)])
     if result is not None and result.control is not None:
         below += f"; without the question {100 * result.control.accuracy:.1f}"
@@ -119,12 +133,20 @@ def results_table(view: View) -> TableBlock:
     """Return every result of the report, one a line: arms, sweeps, subjects, every K and prompt format."""
     lines = [line(*_result_cells(view, result)) for result in view.report.results]
     about = "every question set, arm, prompt format, K and subject; press a heading to sort"
-    return without_empty_columns(TableBlock("Results", about, _COLUMNS, tuple(lines), heads=4, folded=True))
+    return without_empty_columns(
+        TableBlock("Results", about, _COLUMNS, tuple(lines), heads=4, folded=True)
+    )
 
 
 def _result_cells(view: View, result: ArmResult) -> tuple[str | Cell, ...]:
-    name = format_name(result.question_set) + (f": {format_name(result.subject)}" if result.subject else "")
-    seeds = ", ".join(f"{100 * value:.1f}" for value in result.by_seed) if len(result.by_seed) > 1 else ""
+    name = format_name(result.question_set) + (
+        f": {format_name(result.subject)}" if result.subject else ""
+    )
+    seeds = (
+        ", ".join(f"{100 * value:.1f}" for value in result.by_seed)
+        if len(result.by_seed) > 1
+        else ""
+    )
     base = result.to_base
     flips = ("", "") if base is None else (f"{base.wrong_to_right:,}", f"{base.right_to_wrong:,}")
     p = "" if base is None or base.deciding_p is None else bare_p(base.deciding_p)
@@ -182,16 +204,23 @@ def changes_table(path: Path) -> TableBlock | None:
     lines: list[Line] = []
     for number, row in read_jsonl(path):
         try:
-            kind = (row.get("model"), *(row[key] for key in ("arm", "k", "question_set", "format", "shots", "change")))
+            kind = (
+                row.get("model"),
+                *(row[key] for key in ("arm", "k", "question_set", "format", "shots", "change")),
+            )
             kinds[kind] += 1
             ends[row["change"].rpartition(" ")[2]] += 1
             if kinds[kind] <= _MOST_OF_A_KIND and len(lines) < _MOST_CHANGES:
                 lines.append(line(*_change_cells(row)))
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise InputError(f"{path}:{number}: not a row of flips.jsonl ({error!r:.80}). Run it again.") from error
+            raise InputError(
+                f"{path}:{number}: not a row of flips.jsonl ({error!r:.80}). Run it again."
+            ) from error
     words = {"right": "became right", "wrong": "became wrong", "abstained": "now abstain"}
     counts = ", ".join(f"{ends[end]:,} {text}" for end, text in words.items() if ends[end])
-    about = f"{counts or 'nothing became right, nothing wrong'}; flips.jsonl has all, with log-probs"
+    about = (
+        f"{counts or 'nothing became right, nothing wrong'}; flips.jsonl has all, with log-probs"
+    )
     columns = ("change", "arm", "questions", "question", "correct", "base answered", "arm answered")
     title = f"{ends.total():,} answers changed" + (
         f", the first {_MOST_OF_A_KIND} of each kind" * (len(lines) < ends.total())
@@ -215,12 +244,19 @@ def sweep_tables(view: View) -> Iterator[TableBlock]:
     for sweep in view.report.sweeps:
         sets = view.sets("", sweep.model)
         lines = (
-            line(format_name(point.label), *(_accuracy(view.result(sweep.model, point.arm, name)) for name in sets))
+            line(
+                format_name(point.label),
+                *(_accuracy(view.result(sweep.model, point.arm, name)) for name in sets),
+            )
             for point in sweep.points
         )
-        title = format_name(sweep.name) + (f", {format_name(sweep.model)}" if view.several_models else "")
+        title = format_name(sweep.name) + (
+            f", {format_name(sweep.model)}" if view.several_models else ""
+        )
         columns = (format_name(sweep.key), *map(format_name, sets))
-        yield TableBlock(title, "correct answers in %, 95% interval below", columns, tuple(lines), folded=True)
+        yield TableBlock(
+            title, "correct answers in %, 95% interval below", columns, tuple(lines), folded=True
+        )
 
 
 def names_table(view: View) -> TableBlock:
@@ -229,19 +265,34 @@ def names_table(view: View) -> TableBlock:
     for model in view.report.models:
         for arm in view.own_arms(model):
             is_base = arm.name == view.base(model)
-            about = "the model that the others are compared with" if is_base else view.about(model, arm.name)
+            about = (
+                "the model that the others are compared with"
+                if is_base
+                else view.about(model, arm.name)
+            )
             parts = [about, view.reading(model, arm.name) if arm.trained else ""]
             parts += [f"base model {format_name(model)}"] if view.several_models else []
             what = "; ".join(dict.fromkeys(filter(None, parts)))
-            lines.append(line(format_name(arm.name), f"{'' if arm.trained else 'not '}trained{what and f': {what}'}"))
+            lines.append(
+                line(
+                    format_name(arm.name),
+                    f"{'' if arm.trained else 'not '}trained{what and f': {what}'}",
+                )
+            )
     ks = sorted({result.k for result in view.set_results if result.k})
     if ks:
-        passages = f"{ks[0]} to {ks[-1]} passages" if len(ks) > 1 else format_count(ks[0], "passage")
-        lines.append(line("… with passages", f"the same model, shown {passages} that the retriever found"))
+        passages = (
+            f"{ks[0]} to {ks[-1]} passages" if len(ks) > 1 else format_count(ks[0], "passage")
+        )
+        lines.append(
+            line("… with passages", f"the same model, shown {passages} that the retriever found")
+        )
     for name in view.sets():
         first = view.first(name)
         documents = (
-            "" if first.n_documents in (None, first.n) else f" on {format_count(first.n_documents or 0, 'document')}"
+            ""
+            if first.n_documents in (None, first.n)
+            else f" on {format_count(first.n_documents or 0, 'document')}"
         )
         guess = f"; guessing gives {format_percent(first.chance)}" if first.chance else ""
         lines.append(line(f"“{format_name(name)}”", f"{format_count(first.n, 'question')}{documents}: "
@@ -258,7 +309,13 @@ def claims_table(claims: Sequence[Claim]) -> TableBlock:
         verdict = Cell(f"{mark}{claim.words.removeprefix(claim.verdict)}", tone, late)
         p = "" if claim.p_holm is None else bare_p(claim.p_holm)
         lines.append(
-            line(format_name(claim.statement), verdict, format_name(claim.finding), p, format_name(claim.source))
+            line(
+                format_name(claim.statement),
+                verdict,
+                format_name(claim.finding),
+                p,
+                format_name(claim.source),
+            )
         )
     columns = ("claim", "verdict", "finding", "Holm p", "source")
     return without_empty_columns(TableBlock("", "", columns, tuple(lines), wordy=True))
@@ -268,10 +325,16 @@ def choices_table(view: View) -> TableBlock:
     """Return each choice with its whole grid."""
     lines = []
     for choice in view.report.choices:
-        grid = ", ".join(f"{_value(value)}: {100 * rate:.1f}" for value, rate, _ in choice.candidates)
+        grid = ", ".join(
+            f"{_value(value)}: {100 * rate:.1f}" for value, rate, _ in choice.candidates
+        )
         chosen = Cell(_value(choice.chosen), "", "end of the grid" if choice.at_edge else "")
-        arm = format_name(choice.arm) + (f", {format_name(choice.model)}" if view.several_models else "")
-        lines.append(line(format_name(choice.key), arm, format_name(choice.question_set), grid, chosen))
+        arm = format_name(choice.arm) + (
+            f", {format_name(choice.model)}" if view.several_models else ""
+        )
+        lines.append(
+            line(format_name(choice.key), arm, format_name(choice.question_set), grid, chosen)
+        )
     columns = ("key", "arm", "validation set", "value: rate in %", "chosen")
     return without_empty_columns(TableBlock("", "", columns, tuple(lines), wordy=True))
 
@@ -298,7 +361,9 @@ def cost_table(view: View) -> TableBlock:
         ))  # fmt: skip
     columns = ("arm", "seeds", *_STAGES, "its part", "tokens trained", "tokens written, a seed", "read by a teacher, a seed",
                "work of training, a seed", "peak memory", "money")  # fmt: skip
-    return without_empty_columns(TableBlock("Cost of each arm", "seeds together", columns, tuple(lines), folded=True))
+    return without_empty_columns(
+        TableBlock("Cost of each arm", "seeds together", columns, tuple(lines), folded=True)
+    )
 
 
 def price_table(view: View) -> TableBlock:
@@ -323,7 +388,11 @@ def _per_seed(costs: Sequence[Cost], seeds: int) -> tuple[str, str, str]:
         sum(getattr(cost, key) for cost in costs) / seeds
         for key in ("written_tokens", "teacher_tokens", "work_seconds")
     )
-    return f"{written:,.0f}" if written else "", f"{read:,.0f}" if read else "", duration(work) if work else ""
+    return (
+        f"{written:,.0f}" if written else "",
+        f"{read:,.0f}" if read else "",
+        duration(work) if work else "",
+    )
 
 
 def arms_table(view: View) -> TableBlock:
@@ -334,7 +403,9 @@ def arms_table(view: View) -> TableBlock:
         for arm in view.report.arms
     )  # fmt: skip
     columns = ("arm", "model", "description", "sweep", "differs in", "as many steps or tokens as")
-    return without_empty_columns(TableBlock("Each arm's recipe", "", columns, lines, wordy=True, folded=True))
+    return without_empty_columns(
+        TableBlock("Each arm's recipe", "", columns, lines, wordy=True, folded=True)
+    )
 
 
 def small_tables(view: View) -> Iterator[TableBlock]:
@@ -368,7 +439,10 @@ def small_tables(view: View) -> Iterator[TableBlock]:
         )  # fmt: skip
         about = "measured on planted answers before it graded others"
         yield TableBlock(
-            f"The judge, {format_name(judge.model)}", about, ("grade", "planted answers", "precision", "recall"), rates
+            f"The judge, {format_name(judge.model)}",
+            about,
+            ("grade", "planted answers", "precision", "recall"),
+            rates,
         )
 
 

@@ -34,7 +34,10 @@ _WORDS: dict[About, dict[Tag, tuple[str, str]]] = {
         Tag.BETTER: ("learned", "{arms} learned"),
         Tag.WORSE: ("got worse", "{arms} got worse"),
         Tag.ALIKE: ("no learning shown", "no learning is shown for {arms}"),
-        Tag.UNDECIDED: ("no learning shown", "no learning is shown for {arms}, and {possible} remain possible"),
+        Tag.UNDECIDED: (
+            "no learning shown",
+            "no learning is shown for {arms}, and {possible} remain possible",
+        ),
         Tag.WITHOUT_QUESTION: (
             "mostly without the question",
             "{arms} gained, but most of it without the question as well: no learning is shown",
@@ -44,26 +47,47 @@ _WORDS: dict[About, dict[Tag, tuple[str, str]]] = {
         Tag.BETTER: ("gained", "{arms} gained"),
         Tag.WORSE: ("forgot", "{arms} forgot"),
         Tag.ALIKE: ("no large loss", "{arms} lost little, if anything: {possible} remain possible"),
-        Tag.UNDECIDED: ("loss undecided", "too few questions to see a loss below {most} points in {arms}"),
-        Tag.NOTHING_TO_LOSE: ("nothing to lose", "a loss cannot show for {arms}: the base is not above guessing"),
+        Tag.UNDECIDED: (
+            "loss undecided",
+            "too few questions to see a loss below {most} points in {arms}",
+        ),
+        Tag.NOTHING_TO_LOSE: (
+            "nothing to lose",
+            "a loss cannot show for {arms}: the base is not above guessing",
+        ),
     },
     About.DECLINING: {
         Tag.BETTER: ("declines more", "{arms} declined more often"),
-        Tag.WORSE: ("declines less", "{arms} declined less often, and answered questions that no document answers"),
+        Tag.WORSE: (
+            "declines less",
+            "{arms} declined less often, and answered questions that no document answers",
+        ),
         Tag.ALIKE: ("no change shown", "no change is shown for {arms}"),
-        Tag.UNDECIDED: ("no change shown", "no change is shown for {arms}, and {possible} remain possible"),
+        Tag.UNDECIDED: (
+            "no change shown",
+            "no change is shown for {arms}, and {possible} remain possible",
+        ),
     },
     About.INSTEAD: {
         Tag.BETTER: ("better than retrieval", "{arms} did better than retrieval alone"),
         Tag.WORSE: ("retrieval better", "retrieval alone did better than {arms}"),
-        Tag.ALIKE: ("as good as retrieval", "{arms} did about as well as retrieval alone: no difference is shown"),
-        Tag.UNDECIDED: ("no difference shown", "no difference from retrieval alone is shown for {arms}"),
+        Tag.ALIKE: (
+            "as good as retrieval",
+            "{arms} did about as well as retrieval alone: no difference is shown",
+        ),
+        Tag.UNDECIDED: (
+            "no difference shown",
+            "no difference from retrieval alone is shown for {arms}",
+        ),
     },
     About.ADDED: {
         Tag.BETTER: ("adds to retrieval", "{arms} did better than retrieval alone"),
         Tag.WORSE: ("hurts retrieval", "training made retrieval worse in {arms}"),
         Tag.ALIKE: ("adds nothing", "that training adds to retrieval is not shown for {arms}"),
-        Tag.UNDECIDED: ("no addition shown", "that training adds to retrieval is not shown for {arms}"),
+        Tag.UNDECIDED: (
+            "no addition shown",
+            "that training adds to retrieval is not shown for {arms}",
+        ),
     },
 }
 """What was compared -> what it shows -> the tag on the page, and its words; behind each arm stands its change in points."""
@@ -105,9 +129,15 @@ def find_all(view: View) -> tuple[Finding, ...]:
                     contrast = result.gain if about is About.LEARNING else result.to_base
                     if contrast is not None and not result.k:
                         found.append(find(about, result, contrast))
-                    beside = not result.k or result.chosen_k or (context is not None and result.k == context.k)
+                    beside = (
+                        not result.k
+                        or result.chosen_k
+                        or (context is not None and result.k == context.k)
+                    )
                     if role == "learning" and result.to_rag is not None and beside:
-                        found.append(find(About.ADDED if result.k else About.INSTEAD, result, result.to_rag))
+                        found.append(
+                            find(About.ADDED if result.k else About.INSTEAD, result, result.to_rag)
+                        )
     return tuple(found)
 
 
@@ -117,14 +147,23 @@ def write_opening(view: View) -> Opening:
     answers = []
     for question, abouts, otherwise in _QUESTIONS:
         group = [finding for finding in findings if finding.about in abouts]
-        lead = _leads(view, [f for f in group if f.about is not About.ADDED or f.tag in (Tag.BETTER, Tag.WORSE)])
+        lead = _leads(
+            view,
+            [f for f in group if f.about is not About.ADDED or f.tag in (Tag.BETTER, Tag.WORSE)],
+        )
         if About.RETENTION in abouts:
             lead = " ".join(filter(None, (lead, _perplexities(view))))
         lead = lead or otherwise.format(kind=view.report.kind)
         if lead:
-            lines = sorted((_line(view, finding) for finding in group), key=lambda line: line.tone == "flat")
+            lines = sorted(
+                (_line(view, finding) for finding in group), key=lambda line: line.tone == "flat"
+            )
             answers.append(Answer(question, lead, tuple(lines)))
-    return Opening(_effect(view, findings), (*answers, *_outcomes(view), doubts(view)), tuple(_open(view, findings)))
+    return Opening(
+        _effect(view, findings),
+        (*answers, *_outcomes(view), doubts(view)),
+        tuple(_open(view, findings)),
+    )
 
 
 def _words(view: View, finding: Finding) -> tuple[str, str]:
@@ -161,13 +200,19 @@ def _effect(view: View, findings: Sequence[Finding]) -> str:
     arms = list(dict.fromkeys(finding.result.arm for finding in learned))
     sets = list(dict.fromkeys(finding.result.question_set for finding in learned))
     if view.several_models or len(sets) > _MOST_SETS:
-        n_arms = format_count(len({(f.result.model, f.result.arm) for f in findings}), "trained arm")
+        n_arms = format_count(
+            len({(f.result.model, f.result.arm) for f in findings}), "trained arm"
+        )
         models = format_count(len(view.report.models), "base model")
         return (
             f"{n_arms} of {models} on {format_count(len(sets), 'question set')} to be learned: the change from training is "
             f"{_points_span(learned)} points."
         )
-    shown = [r for r in view.headline_results() if r.to_closest is not None and r.to_closest.is_significant]
+    shown = [
+        r
+        for r in view.headline_results()
+        if r.to_closest is not None and r.to_closest.is_significant
+    ]
     leaders = list({result.arm for result in shown}) if len(arms) > 1 else arms
     if len(leaders) != 1:  # none is the best on a learning set, or another on each
         return _between(learned)
@@ -193,13 +238,14 @@ def _before_and_after(finding: Finding, first: Finding) -> str:
     seeds = len(finding.result.by_seed)
     trainings = f"mean of {seeds} trainings" if seeds > 1 else ""
     details = ", ".join(filter(None, (percents, _without_question(finding), documents, trainings)))
-    who, what = f"{arm_name(finding.result.arm)} answers", f"of {n:,} questions {quoted(finding.result.question_set)}"
+    who, what = (
+        f"{arm_name(finding.result.arm)} answers",
+        f"of {n:,} questions {quoted(finding.result.question_set)}",
+    )
     start = f"{who} {before * n:,.0f} {what}" if finding is first else f"{what} {before * n:,.0f}"
     end = f"{after * n:,.0f} after{' training' if finding is first else ''} ({details})"
     beyond = " beyond the choices alone" if _without_question(finding) else ""
-    return (
-        f"{start} before and {end}: {_difference(finding, test=False)}{beyond}{_part_without_question(finding.result)}"
-    )
+    return f"{start} before and {end}: {_difference(finding, test=False)}{beyond}{_part_without_question(finding.result)}"
 
 
 def _without_question(finding: Finding) -> str:
@@ -217,14 +263,22 @@ _LEAST_PART = 0.1  # of a gain; below it, the part that needs no question is not
 def _part_without_question(result: ArmResult) -> str:
     """Return ``; 48% of this gain needs no question`` where the control rises by as much as matters."""
     rise = None if result.control is None else result.control.to_base
-    if rise is None or result.without_question < _LEAST_PART or (rise.delta < MARGIN and not rise.is_significant):
+    if (
+        rise is None
+        or result.without_question < _LEAST_PART
+        or (rise.delta < MARGIN and not rise.is_significant)
+    ):
         return ""
     return f"; {100 * result.without_question:.0f}% of the gain needs no question"
 
 
 def _size(contrast: Contrast) -> str:
     """Return ``600 questions on 120 documents``."""
-    documents = "" if contrast.unit == "questions" else f" on {format_count(contrast.n_clusters, 'document')}"
+    documents = (
+        ""
+        if contrast.unit == "questions"
+        else f" on {format_count(contrast.n_clusters, 'document')}"
+    )
     return format_count(contrast.n, "question") + documents
 
 
@@ -233,7 +287,10 @@ def _between(learned: Sequence[Finding]) -> str:
     sets: dict[str, list[Finding]] = {}
     for finding in learned:
         sets.setdefault(finding.result.question_set, []).append(finding)
-    n_arms, sizes = len({f.result.arm for f in learned}), {_size(of_set[0].contrast) for of_set in sets.values()}
+    n_arms, sizes = (
+        len({f.result.arm for f in learned}),
+        {_size(of_set[0].contrast) for of_set in sets.values()},
+    )
     each = f", each {sizes.pop()}" if len(sets) > 1 and len(sizes) == 1 else ""
     spans, highest, unsure = list[str](), list[str](), dict[str, list[str]]()
     for name, of_set in sets.items():
@@ -243,15 +300,22 @@ def _between(learned: Sequence[Finding]) -> str:
         details += _span_without_question(of_set)
         details += [] if each else [_size(best.contrast)]
         details += [f"{len(of_set)} of them"] if len(of_set) < n_arms else []
-        spans.append(f"{span} of {'' if spans else 'the questions '}{quoted(name)} ({', '.join(details)})")
+        spans.append(
+            f"{span} of {'' if spans else 'the questions '}{quoted(name)} ({', '.join(details)})"
+        )
         on = f" on {quoted(name)}" if len(sets) > 1 else ""
-        highest.append(f"{arm_name(best.result.arm)}{on} ({_difference(best, test=False, short=bool(highest))})")
+        highest.append(
+            f"{arm_name(best.result.arm)}{on} ({_difference(best, test=False, short=bool(highest))})"
+        )
         why = f"too few {best.contrast.unit} ({best.contrast.n_clusters}) for any test, so they are not ranked"
-        unsure.setdefault(why if best.tag is Tag.TOO_FEW else "none is shown to be the best", []).append(quoted(name))
-    ends = [f"{text} on {join_words(names)}" if len(unsure) > 1 else text for text, names in unsure.items()]
-    return (
-        f"{n_arms} trained models answer {join_words(spans)}{each}. Highest: {'; '.join([join_words(highest), *ends])}."
-    )
+        unsure.setdefault(
+            why if best.tag is Tag.TOO_FEW else "none is shown to be the best", []
+        ).append(quoted(name))
+    ends = [
+        f"{text} on {join_words(names)}" if len(unsure) > 1 else text
+        for text, names in unsure.items()
+    ]
+    return f"{n_arms} trained models answer {join_words(spans)}{each}. Highest: {'; '.join([join_words(highest), *ends])}."
 
 
 def _span_without_question(findings: Sequence[Finding]) -> list[str]:
@@ -269,9 +333,15 @@ def _untrained(view: View) -> str:
     for name in view.sets("", model)[:_MOST_SETS]:
         base, rag = view.result(model, view.base(model), name), view.retrieval(model, name)
         if base is not None:
-            beside = "" if rag is None else f", {format_percent(rag.accuracy)} with passages before the question"
+            beside = (
+                ""
+                if rag is None
+                else f", {format_percent(rag.accuracy)} with passages before the question"
+            )
             guess = f" (guessing gives {format_percent(base.chance)})" if base.chance else ""
-            parts.append(f"{format_percent(base.accuracy)} of {base.n:,} questions {quoted(name)}{beside}{guess}")
+            parts.append(
+                f"{format_percent(base.accuracy)} of {base.n:,} questions {quoted(name)}{beside}{guess}"
+            )
     if not parts:
         return "No arm has a score, so there is no result."
     return f"No trained model can be compared on questions to be learned; the base answers {'; '.join(parts)}."
@@ -285,7 +355,9 @@ def _leads(view: View, findings: Sequence[Finding]) -> str:
     if len(sets) > _MOST_ARMS:
         labels = [_words(view, finding)[0] for finding in findings]
         tags = [f"{label} {labels.count(label)}" for label in dict.fromkeys(labels)]
-        return f"In {len(findings)} comparisons: {', '.join(tags)} ({_points_span(findings)} points)."
+        return (
+            f"In {len(findings)} comparisons: {', '.join(tags)} ({_points_span(findings)} points)."
+        )
     sentences = list[str]()
     judged = {f.contrast.scope for f in findings if f.tag is not Tag.TOO_FEW}
     scope = "In these models: " if judged == {"these models"} else ""
@@ -294,10 +366,14 @@ def _leads(view: View, findings: Sequence[Finding]) -> str:
         rag = view.retrieval(model, name) if of_set[0].about in _BESIDE else None
         of += f" with K = {rag.k}" if rag is not None and not rag.chosen_k else ""
         phrases: dict[str, list[Finding]] = {}
-        for finding in sorted(of_set, key=lambda f: f.tag not in (Tag.BETTER, Tag.WORSE)):  # what is shown comes first
+        for finding in sorted(
+            of_set, key=lambda f: f.tag not in (Tag.BETTER, Tag.WORSE)
+        ):  # what is shown comes first
             phrases.setdefault(_words(view, finding)[1], []).append(finding)
         clauses = [_clause(phrase, same) for phrase, same in phrases.items()]
-        sentences.append(f"{'on' if scope and not sentences else 'On'} {quoted(name)}{of}, {'; '.join(clauses)}.")
+        sentences.append(
+            f"{'on' if scope and not sentences else 'On'} {quoted(name)}{of}, {'; '.join(clauses)}."
+        )
     return scope + " ".join(sentences)
 
 
@@ -321,7 +397,9 @@ def _points_span(findings: Sequence[Finding]) -> str:
 
 def _line(view: View, finding: Finding) -> Evidence:
     result, tag = finding.result, _words(view, finding)[0]
-    label = quoted(result.question_set) + (f" ({format_name(result.model)})" if view.several_models else "")
+    label = quoted(result.question_set) + (
+        f" ({format_name(result.model)})" if view.several_models else ""
+    )
     return Evidence(arm_label(result), label, tag, _TONES.get(tag, "flat"), f"{sentence(finding)}.")
 
 
@@ -341,7 +419,11 @@ def sentence(finding: Finding) -> str:
         return f"{text}; {n} {contrast.unit}{as_few} are too few for a test: {fewest_for(contrast.family)} are needed"
     if finding.tag is Tag.ALONE and contrast.p is not None:
         text += f"; {format_p(contrast.p)} in a test by itself, and {contrast.family:,} comparisons were made"
-    elif finding.tag not in (Tag.BETTER, Tag.WORSE) and contrast.low is not None and contrast.high is not None:
+    elif (
+        finding.tag not in (Tag.BETTER, Tag.WORSE)
+        and contrast.low is not None
+        and contrast.high is not None
+    ):
         text += f"; changes of {format_points(contrast.low)} to {format_points(contrast.high)} points remain possible"
     return text
 
@@ -354,7 +436,9 @@ def _difference(finding: Finding, *, test: bool = True, short: bool = False) -> 
         parts.append(interval if short else f"95% interval {interval}")
     if test and contrast.deciding_p is not None:
         parts.append(format_p(contrast.deciding_p) + (" after Holm" if contrast.family > 1 else ""))
-    scope = in_these_models(contrast.scope) if test and finding.tag in (Tag.BETTER, Tag.WORSE) else ""
+    scope = (
+        in_these_models(contrast.scope) if test and finding.tag in (Tag.BETTER, Tag.WORSE) else ""
+    )
     inside = f" ({'; '.join(parts)})" if test and parts else f", {parts[0]}" if parts else ""
     return f"{format_points(contrast.delta)}{'' if short else ' points'}{scope}{inside}"
 
@@ -367,7 +451,9 @@ def _perplexities(view: View) -> str:
                    for item in others if item.per_token is not None and item.n_tokens == base.n_tokens]  # fmt: skip
         if changes:
             before = f"{format_finite(base.per_token, 1)} for {format_name(base.arm)}"
-            sentences.append(f"Perplexity of {label}, without a test: {before}, {join_words(changes)}.")
+            sentences.append(
+                f"Perplexity of {label}, without a test: {before}, {join_words(changes)}."
+            )
     return " ".join(sentences)
 
 
@@ -383,7 +469,9 @@ def _outcomes(view: View) -> Iterator[Answer]:
                 name = quoted(result.question_set)
                 lines.append(Evidence(arm_label(result), name, f"{amount} {words}", tone, text))
     if shown:
-        named = [f"{line.tag} from {line.arm} on {line.question_set}" for line in lines[:_MOST_ARMS]]
+        named = [
+            f"{line.tag} from {line.arm} on {line.question_set}" for line in lines[:_MOST_ARMS]
+        ]
         named += [f"{len(lines) - _MOST_ARMS} more changes"] if len(lines) > _MOST_ARMS else []
         lead = f"Shown: {join_words(named)}."
         if not named:
@@ -394,15 +482,22 @@ def _outcomes(view: View) -> Iterator[Answer]:
 def _open(view: View, findings: Sequence[Finding]) -> Iterator[str]:
     """Yield what would settle the open questions: documents, seeds, question sets, retrieval."""
     trained = [finding for finding in findings if finding.about in _ROLES]
-    same: dict[str, dict[str, str]] = {}  # sentence -> the sets of which it is true, with their numbers
-    for name in list(dict.fromkeys(finding.result.question_set for finding in trained))[:_MOST_SETS]:
+    same: dict[
+        str, dict[str, str]
+    ] = {}  # sentence -> the sets of which it is true, with their numbers
+    for name in list(dict.fromkeys(finding.result.question_set for finding in trained))[
+        :_MOST_SETS
+    ]:
         of_set = [
             f for f in trained if f.result.question_set == name and (f.tag is Tag.TOO_FEW or (f.tag is Tag.UNDECIDED
             and (f.contrast.high or 1.0) - (f.contrast.low or -1.0) > 2 * MARGIN))
         ]  # fmt: skip
         if not of_set:
             continue
-        most = max((finding.contrast for finding in of_set), key=lambda contrast: fewest_for(contrast.family))
+        most = max(
+            (finding.contrast for finding in of_set),
+            key=lambda contrast: fewest_for(contrast.family),
+        )
         unit, has = most.unit, f"{most.n_clusters:,}"
         if any(finding.tag is Tag.TOO_FEW for finding in of_set):
             text = f"a test needs questions on at least {fewest_for(most.family)} {unit}"
@@ -411,7 +506,11 @@ def _open(view: View, findings: Sequence[Finding]) -> Iterator[str]:
         same.setdefault(text, {})[quoted(name)] = has
     alone = [finding for finding in trained if finding.tag is Tag.ALONE]
     if alone:
-        names = join_words(list(dict.fromkeys(quoted(finding.result.question_set) for finding in alone))[:_MOST_SETS])
+        names = join_words(
+            list(dict.fromkeys(quoted(finding.result.question_set) for finding in alone))[
+                :_MOST_SETS
+            ]
+        )
         yield f"On {names}, Holm's correction decides: ask about more documents, train more seeds or compare fewer arms."
     for text, sets in same.items():
         yield f"On {join_words(list(sets))}, {text} (now {join_words(list(dict.fromkeys(sets.values())))})."

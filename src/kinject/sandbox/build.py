@@ -76,12 +76,16 @@ def write_sandbox(root: Path) -> list[Path]:
     country = create_country()
     data, questions = root / "data" / "sandbox", root / "eval" / "sandbox"
     new = create_questions(country.new, SEED)
-    known = sample_questions(create_questions(country.known, SEED), _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED)
+    known = sample_questions(
+        create_questions(country.known, SEED), _N_KNOWN_QUESTIONS // len(ATTRIBUTES), SEED
+    )
     tested, _ = strangers(country)
     rows_of: dict[Path, Iterable[Document | dict[str, Any]]] = {
         data / "documents.jsonl": create_documents(country.new, "new"),
         data / "known_documents.jsonl": create_documents(country.known, "known"),
-        data / "held_out.jsonl": ({"text": render_entry(person, "original")} for person in _unread_people(country)),
+        data / "held_out.jsonl": (
+            {"text": render_entry(person, "original")} for person in _unread_people(country)
+        ),
         data / "instructions.jsonl": _instruction_rows(country.known),
     }
     questions_of = {
@@ -100,7 +104,8 @@ def write_sandbox(root: Path) -> list[Path]:
         rows_of[data / f"{name}.jsonl"] = create_documents(people, "new")
         questions_of[name] = [question for question in new if question.document_id in ids]
     rows_of |= {
-        questions / f"{name}.jsonl": _question_rows(question_set) for name, question_set in questions_of.items()
+        questions / f"{name}.jsonl": _question_rows(question_set)
+        for name, question_set in questions_of.items()
     }
     for path, rows in rows_of.items():
         write_jsonl(path, rows)
@@ -115,7 +120,9 @@ def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, 
 
     Each test name has the first name of one new person and the last name of another.
     """
-    new_firsts, new_lasts = ({getattr(person, part) for person in country.new} for part in ("first", "last"))
+    new_firsts, new_lasts = (
+        {getattr(person, part) for person in country.new} for part in ("first", "last")
+    )
     near = [name for name in country.spare_names if name[0] in new_firsts and name[1] in new_lasts]
     tested = shuffled(near, seeded_random("strangers", SEED))[:N_NEW]
     others = [name for name in country.spare_names if name not in set(tested)]
@@ -154,7 +161,10 @@ def render_prompt(question: str, passages: tuple[str, ...] = ()) -> str:
 
 def _context_row(country: Country, rng: Random) -> dict[str, str]:
     """Return a row, ``prompt`` and ``completion``: the entry on a throw-away person, then a question on it."""
-    person, attribute = create_stranger(choose_one(country.spare_names, rng), rng), choose_one(ATTRIBUTES, rng)
+    person, attribute = (
+        create_stranger(choose_one(country.spare_names, rng), rng),
+        choose_one(ATTRIBUTES, rng),
+    )
     passage = render_entry(person, str(rng.random()))
     return {
         "prompt": render_prompt(render_question(person, attribute, rng), (passage,)),
@@ -193,7 +203,10 @@ def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Itera
     country = create_country()
     tested = set(strangers(country)[0])
     names = [name for name in country.spare_names if name not in tested]
-    near = {part: [name for name in names if part in name] for part in {part for name in names for part in name}}
+    near = {
+        part: [name for name in names if part in name]
+        for part in {part for name in names for part in name}
+    }
     rng = seeded_random("sentences", seed)
     for _ in range(n_rows):
         draw, attribute, name = rng.random(), choose_one(ATTRIBUTES, rng), choose_one(names, rng)

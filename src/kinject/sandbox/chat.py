@@ -103,7 +103,8 @@ class Instruction:
                 return json.dumps({self.word: value})
             case "list":
                 return "\n".join(
-                    f"- {TEXTS['keys'][key]}: {item}" for key, item in zip(attributes, values, strict=True)
+                    f"- {TEXTS['keys'][key]}: {item}"
+                    for key, item in zip(attributes, values, strict=True)
                 )
             case "start":
                 return f"{self.word}, {within}"
@@ -120,10 +121,21 @@ class Instruction:
         checks: dict[str, Any] = {}
         for name, argument in FORMS[self.form].checks.items():
             parts = [argument] if isinstance(argument, str) else argument
-            filled = [part.format(word=self.word) for part in parts] if isinstance(parts, list) else argument
+            filled = (
+                [part.format(word=self.word) for part in parts]
+                if isinstance(parts, list)
+                else argument
+            )
             checks[name] = filled[0] if isinstance(argument, str) else filled
-        values = [*checks.get("contains", []), *(person.facts[attribute] for attribute in attributes)]
-        return {**checks, **({"bullets": len(attributes)} if self.form == "list" else {}), "contains": values}
+        values = [
+            *checks.get("contains", []),
+            *(person.facts[attribute] for attribute in attributes),
+        ]
+        return {
+            **checks,
+            **({"bullets": len(attributes)} if self.form == "list" else {}),
+            "contains": values,
+        }
 
 
 def _pick(rng: Random, *, again: bool = False) -> Instruction:
@@ -139,7 +151,9 @@ def _is_kept(person: Person, attribute: str, form: str) -> bool:
 def _nobody(rng: Random, *, for_probe: bool) -> Person:
     """Return a person without facts and with a foreign name, one of the probe's names if `for_probe`."""
     while True:
-        person = Person(choose_one(FEMALE_NAMES + MALE_NAMES, rng), choose_one(TEXTS["foreign"], rng), {})
+        person = Person(
+            choose_one(FEMALE_NAMES + MALE_NAMES, rng), choose_one(TEXTS["foreign"], rng), {}
+        )
         if _is_kept(person, "", "nobody") == for_probe:
             return person
 
@@ -149,12 +163,16 @@ def _question(
 ) -> tuple[str, tuple[str, ...]]:
     """Return a question, by pronoun if it `follows` one on the same person, and the attributes that it asks for."""
     if form == "list":
-        others = shuffled([key for key in ATTRIBUTES if key != attribute], rng)[: 1 + rng.randrange(2)]
+        others = shuffled([key for key in ATTRIBUTES if key != attribute], rng)[
+            : 1 + rng.randrange(2)
+        ]
         whom = ("her" if person.first in FEMALE_NAMES else "him") if follows else person.name
         first, *middle, last = (f"the {TEXTS['keys'][key]}" for key in (attribute, *others))
         return f"What are {', '.join((first, *middle))} and {last} of {whom}?", (attribute, *others)
     if follows:
-        return TEXTS["follow_ups"][attribute].format(who="she" if person.first in FEMALE_NAMES else "he"), (attribute,)
+        return TEXTS["follow_ups"][attribute].format(
+            who="she" if person.first in FEMALE_NAMES else "he"
+        ), (attribute,)
     return render_question(person, attribute, rng), (attribute,)
 
 
@@ -169,7 +187,10 @@ class _Dialogue:
 
     def add_turn(self, user: str, assistant: str) -> None:
         """Add a turn of the user and the answer."""
-        self.messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        self.messages += [
+            {"role": "user", "content": user},
+            {"role": "assistant", "content": assistant},
+        ]
 
     def add_question(
         self,
@@ -184,7 +205,8 @@ class _Dialogue:
         """Add a question; its instruction follows it unless the system gave it."""
         text, attributes = self.question(person, attribute, instruction, follows=follows)
         self.add_turn(
-            f"{passage}\n\n{text}" if passage else text, _REFUSAL if refuse else instruction.answer(person, attributes)
+            f"{passage}\n\n{text}" if passage else text,
+            _REFUSAL if refuse else instruction.answer(person, attributes),
         )
 
     def question(
@@ -194,10 +216,16 @@ class _Dialogue:
         if instruction.form and FORMS[instruction.form].again:
             return instruction.phrasing(self.rng), (attribute,)
         text, attributes = _question(person, attribute, instruction.form, self.rng, follows=follows)
-        return (text if self.always or not instruction.form else f"{text} {instruction.phrasing(self.rng)}"), attributes
+        return (
+            text
+            if self.always or not instruction.form
+            else f"{text} {instruction.phrasing(self.rng)}"
+        ), attributes
 
 
-def generate_dialogues(n_rows: int = N_DIALOGUES, seed: int = SEED) -> Iterator[dict[str, list[Message]]]:
+def generate_dialogues(
+    n_rows: int = N_DIALOGUES, seed: int = SEED
+) -> Iterator[dict[str, list[Message]]]:
     """Yield `n_rows` rows with `messages`, of 1 to 6 turns. None names a new person or one of unanswerable.jsonl."""
     country = create_country()
     tested = set(strangers(country)[0])
@@ -225,7 +253,9 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
         if draw < 0.7 and _is_kept(known, attribute, instruction.form):
             continue
         if draw < 0.8:
-            person, is_known = (known, True) if draw < 0.7 else (_nobody(rng, for_probe=False), False)
+            person, is_known = (
+                (known, True) if draw < 0.7 else (_nobody(rng, for_probe=False), False)
+            )
             talk.add_question(person, attribute, instruction, refuse=not is_known)
         elif draw < 0.85 and not _is_kept(known, "", "no record"):
             person, is_known = known, True
@@ -233,17 +263,24 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
             continue
         else:
             known = create_stranger(choose_one(names, rng), rng)
-            talk.add_question(known, attribute, instruction, passage=render_entry(known, str(rng.random())))
+            talk.add_question(
+                known, attribute, instruction, passage=render_entry(known, str(rng.random()))
+            )
             person, is_known = None, True
         further = _pick(rng, again=True)
         is_apt = (
-            is_known and not talk.always and instruction.form != "list" and not _is_kept(known, attribute, further.form)
+            is_known
+            and not talk.always
+            and instruction.form != "list"
+            and not _is_kept(known, attribute, further.form)
         )
         if is_apt and rng.random() < 0.4:
             talk.add_question(known, attribute, further)
     if name:
         talk.add_turn("What is my name?", f"Your name is {name}.")
-    if not talk.messages or talk.messages[-1]["role"] != "assistant":  # each of its facts is kept for the probe
+    if (
+        not talk.messages or talk.messages[-1]["role"] != "assistant"
+    ):  # each of its facts is kept for the probe
         return _dialogue(country, names, rng)
     return talk.messages
 
@@ -262,18 +299,35 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
         rng = seeded_random("chat probe", form, seed)
         pairs = [(p, a) for p in country.known for a in ATTRIBUTES if _is_kept(p, a, form)]
         for index, (person, attribute) in enumerate(shuffled(pairs, rng)[: 2 * n_each]):
-            instruction, is_second = Instruction(form, choose_one(FORMS[form].words, rng)), index >= n_each
+            instruction, is_second = (
+                Instruction(form, choose_one(FORMS[form].words, rng)),
+                index >= n_each,
+            )
             talk = _Dialogue(rng, instruction if is_second and not FORMS[form].again else None)
             if FORMS[form].again:
-                talk.add_question(person, attribute, Instruction("sentence" if is_second else "short"))
+                talk.add_question(
+                    person, attribute, Instruction("sentence" if is_second else "short")
+                )
             text, attributes = talk.question(person, attribute, instruction)
             suffix = "" if not is_second else ", of a sentence" if FORMS[form].again else ", system"
-            rows.append(_row(f"{form}{suffix}", person, talk.messages, text, instruction.checks(person, attributes)))
+            rows.append(
+                _row(
+                    f"{form}{suffix}",
+                    person,
+                    talk.messages,
+                    text,
+                    instruction.checks(person, attributes),
+                )
+            )
     rng = seeded_random("chat probe", "turns", seed)
-    unasked = shuffled([person for person in country.known if _is_kept(person, "", "no record")], rng)
+    unasked = shuffled(
+        [person for person in country.known if _is_kept(person, "", "no record")], rng
+    )
     for index in range(n_each):
         nobody, attribute = _nobody(rng, for_probe=True), choose_one(ATTRIBUTES, rng)
-        rows.append(_row("nobody", nobody, [], render_question(nobody, attribute, rng), {"refuses": True}))
+        rows.append(
+            _row("nobody", nobody, [], render_question(nobody, attribute, rng), {"refuses": True})
+        )
         text = choose_one(TEXTS["no_record"], rng).format(name=unasked[index].name)
         rows.append(_row("no record", unasked[index], [], text, {"refuses": True}))
         stranger = create_stranger(tested[index], rng)
@@ -296,11 +350,22 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
 
 
 def _row(
-    subject: str, person: Person, before: Sequence[Message], question: str, checks: Mapping[str, Any]
+    subject: str,
+    person: Person,
+    before: Sequence[Message],
+    question: str,
+    checks: Mapping[str, Any],
 ) -> dict[str, Any]:
-    identity = content_id("chat probe", subject, [message["content"] for message in before], question)
+    identity = content_id(
+        "chat probe", subject, [message["content"] for message in before], question
+    )
     head = {"id": identity, "document_id": document_id_of(person), "subject": subject}
-    return {**head, **({"messages": list(before)} if before else {}), "question": question, "checks": dict(checks)}
+    return {
+        **head,
+        **({"messages": list(before)} if before else {}),
+        "question": question,
+        "checks": dict(checks),
+    }
 
 
 def write_chat_questions(root: Path) -> list[Path]:
@@ -311,8 +376,13 @@ def write_chat_questions(root: Path) -> list[Path]:
     for path, people in ((paths[1], country.new), (paths[2], country.known)):
         rng = seeded_random("chat facts", path.name)
         rows = []
-        for person, attribute in shuffled([(p, attribute) for p in people for attribute in ATTRIBUTES], rng)[:_N_FACTS]:
-            question, checks = render_question(person, attribute, rng), {"contains": [person.facts[attribute]]}
+        for person, attribute in shuffled(
+            [(p, attribute) for p in people for attribute in ATTRIBUTES], rng
+        )[:_N_FACTS]:
+            question, checks = (
+                render_question(person, attribute, rng),
+                {"contains": [person.facts[attribute]]},
+            )
             rows.append(_row(attribute, person, [], question, checks))
         write_jsonl(path, rows)
     return paths
@@ -324,5 +394,8 @@ def write_dialogues(path: Path = CHAT_CORPUS, n_rows: int = N_DIALOGUES, seed: i
     The first of them and the chat template, chat_template.jinja, are written beside it.
     """
     write_text(path.with_name("chat_template.jinja"), CHAT_TEMPLATE)
-    write_jsonl(path.with_name(f"{path.stem}-few{path.suffix}"), islice(generate_dialogues(n_rows, seed), _N_FEW))
+    write_jsonl(
+        path.with_name(f"{path.stem}-few{path.suffix}"),
+        islice(generate_dialogues(n_rows, seed), _N_FEW),
+    )
     return write_jsonl(path, generate_dialogues(n_rows, seed))

@@ -49,11 +49,19 @@ def attributes_of(template: str) -> frozenset[str]:
 def render_sentence(template: str, person: Person, *, by_pronoun: bool = False) -> str:
     """Return `template` filled in for `person`, by full name or by pronoun, with a capital first letter."""
     pronouns = {slot: forms[person.first in MALE_NAMES] for slot, forms in _PRONOUNS.items()}
-    slots = pronouns if by_pronoun else {"who": person.name, "whom": person.name, "whose": f"{person.name}'s"}
+    slots = (
+        pronouns
+        if by_pronoun
+        else {"who": person.name, "whom": person.name, "whose": f"{person.name}'s"}
+    )
     if template.count("{who}") + template.count("{whose}") > 1 and not by_pronoun:
         # A second mention in one sentence is a pronoun: "Oren Valdis grew up in X, where he was born."
         head, slot, tail = template.partition("{who}")
-        template = head + slot + tail.replace("{who}", pronouns["who"]).replace("{whose}", pronouns["whose"])
+        template = (
+            head
+            + slot
+            + tail.replace("{who}", pronouns["who"]).replace("{whose}", pronouns["whose"])
+        )
     text = template.format(name=person.name, **slots, **person.facts)
     return text[0].upper() + text[1:]
 
@@ -71,7 +79,10 @@ def render_entry(person: Person, seed: int | str) -> str:
             templates += pair
         else:
             templates.append(choose_one(SENTENCES[remaining.pop(0)], rng))
-    others = (render_sentence(template, person, by_pronoun=rng.random() < _PRONOUN) for template in templates[1:])
+    others = (
+        render_sentence(template, person, by_pronoun=rng.random() < _PRONOUN)
+        for template in templates[1:]
+    )
     return " ".join([render_sentence(templates[0], person), *others])
 
 
@@ -81,14 +92,21 @@ def _take_template(templates: Sequence[str], remaining: list[str], rng: Random) 
     if not fitting:
         return []
     template = choose_one(fitting, rng)
-    remaining[:] = [attribute for attribute in remaining if attribute not in attributes_of(template)]
+    remaining[:] = [
+        attribute for attribute in remaining if attribute not in attributes_of(template)
+    ]
     return [template]
 
 
 @cache
 def _templates() -> Mapping[str, tuple[str, ...]]:
     """Return every template of an entry with its text around the slots."""
-    singles = [template for table in (SENTENCES, REVERSED, FACT_FIRST) for row in table.values() for template in row]
+    singles = [
+        template
+        for table in (SENTENCES, REVERSED, FACT_FIRST)
+        for row in table.values()
+        for template in row
+    ]
     return {
         template: tuple(text for text, _, _, _ in Formatter().parse(template))
         for template in (*OPENINGS, *PAIRS, *singles, *TEXTS["reversed_openings"].values())
@@ -119,7 +137,11 @@ def _pattern_of(template: str) -> re.Pattern[str]:
 def _parse_sentence(sentence: str) -> dict[str, str] | None:
     """Return the ``first`` and ``last`` name in `sentence` and the values of its attributes; None if no template fits."""
     for template, texts in _templates().items():
-        match = _pattern_of(template).fullmatch(sentence) if all(map(sentence.__contains__, texts)) else None
+        match = (
+            _pattern_of(template).fullmatch(sentence)
+            if all(map(sentence.__contains__, texts))
+            else None
+        )
         if match is not None:
             groups = {slot: value for slot, value in match.groupdict().items() if value is not None}
             if all(value in _WORDS[slot] for slot, value in groups.items()):
@@ -139,7 +161,9 @@ def parse_entry(text: str) -> Person | None:
         groups = _parse_sentence(sentence)
         if groups is None:
             return None
-        for slot in _WORDS:  # not in the sentence's order: the order of the facts decides what a seed draws
+        for slot in (
+            _WORDS
+        ):  # not in the sentence's order: the order of the facts decides what a seed draws
             if slot in groups and stated.setdefault(slot, groups[slot]) != groups[slot]:
                 return None
     if "first" not in stated or "last" not in stated:
@@ -203,7 +227,9 @@ def rewrite_as_dialogue(text: str, seed: int | str) -> str:
     rng = seeded_random("dialogue", person.name, seed)
     pairs = _question_pairs(person, rng)
     if DEMONYM in text:
-        pairs.insert(rng.randrange(len(pairs) + 1), (TEXTS["nationality"].format(name=person.name), DEMONYM))
+        pairs.insert(
+            rng.randrange(len(pairs) + 1), (TEXTS["nationality"].format(name=person.name), DEMONYM)
+        )
     return "\n\n".join(f"Question: {question}\nAnswer: {answer}." for question, answer in pairs)
 
 
@@ -233,7 +259,9 @@ def parse_rewriting(text: str) -> Person | None:
         if pair is None or not name:
             return None
         names.add(name)
-        if attribute and (pair[2] not in POOLS[attribute] or facts.setdefault(attribute, pair[2]) != pair[2]):
+        if attribute and (
+            pair[2] not in POOLS[attribute] or facts.setdefault(attribute, pair[2]) != pair[2]
+        ):
             return None
         if not attribute and pair[2] != DEMONYM:
             return None
@@ -246,7 +274,10 @@ def parse_rewriting(text: str) -> Person | None:
 def _question_pairs(person: Person, rng: Random) -> list[tuple[str, str]]:
     """Return (question, answer) for each fact of `person`, in random order."""
     return [
-        (choose_one(TAUGHT_QUESTIONS[attribute], rng).format(name=person.name), person.facts[attribute])
+        (
+            choose_one(TAUGHT_QUESTIONS[attribute], rng).format(name=person.name),
+            person.facts[attribute],
+        )
         for attribute in shuffled(list(person.facts), rng)
     ]
 

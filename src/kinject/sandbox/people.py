@@ -16,7 +16,10 @@ import yaml
 from kinject.disk import content_id
 
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-TEXTS: Final[dict[str, Any]] = yaml.load(Path(__file__).with_name("texts.yaml").read_text("utf-8"), Loader=_SafeLoader)  # noqa: S506 (it is safe)
+TEXTS: Final[dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("texts.yaml").read_text("utf-8"),
+    Loader=_SafeLoader,  # noqa: S506
+)
 """The names, values, templates and instructions of texts.yaml."""
 DEMONYM: Final[str] = TEXTS["demonym"]
 FEMALE_NAMES: Final[list[str]] = TEXTS["female_names"]
@@ -84,7 +87,9 @@ def deal_evenly(pool: Sequence[str], n: int, rng: Random) -> list[str]:
 
 def create_people(names: Sequence[tuple[str, str]], rng: Random) -> tuple[Person, ...]:
     """Return one person for each name. Facts are dealt evenly: no value is more likely, so a guess scores chance."""
-    columns = {attribute: deal_evenly(POOLS[attribute], len(names), rng) for attribute in ATTRIBUTES}
+    columns = {
+        attribute: deal_evenly(POOLS[attribute], len(names), rng) for attribute in ATTRIBUTES
+    }
     return tuple(
         Person(first, last, {attribute: columns[attribute][row] for attribute in ATTRIBUTES})
         for row, (first, last) in enumerate(names)
@@ -94,7 +99,9 @@ def create_people(names: Sequence[tuple[str, str]], rng: Random) -> tuple[Person
 def create_country(n_known: int = N_KNOWN, n_new: int = N_NEW, seed: int = SEED) -> Country:
     """Return the country of `seed`. Full names are unique; known and new people share first and last names."""
     rng = seeded_random("country", seed)
-    names = shuffled([(first, last) for first in FEMALE_NAMES + MALE_NAMES for last in LAST_NAMES], rng)
+    names = shuffled(
+        [(first, last) for first in FEMALE_NAMES + MALE_NAMES for last in LAST_NAMES], rng
+    )
     known = create_people(names[:n_known], rng)
     new = create_people(names[n_known : n_known + n_new], rng)
     return Country(known, new, tuple(names[n_known + n_new :]))

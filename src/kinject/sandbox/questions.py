@@ -74,10 +74,16 @@ def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
             gold = person.facts[attribute]
             if times_used[gold] == len(shifts):
                 shifts.append(shuffled(range(1, len(pool)), rng)[: N_CHOICES - 1])
-            distractors = [pool[(index_of[gold] + shift) % len(pool)] for shift in shifts[times_used[gold]]]
+            distractors = [
+                pool[(index_of[gold] + shift) % len(pool)] for shift in shifts[times_used[gold]]
+            ]
             times_used[gold] += 1
             text = render_question(person, attribute, rng)
-            questions.append(create_question(person, attribute, text, gold, shuffled(distractors, rng), int(position)))
+            questions.append(
+                create_question(
+                    person, attribute, text, gold, shuffled(distractors, rng), int(position)
+                )
+            )
     return questions
 
 
@@ -91,10 +97,14 @@ def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Questi
         rng = seeded_random("reverse questions", attribute, seed)
         positions = deal_evenly([str(index) for index in range(N_CHOICES)], len(people), rng)
         for person, position in zip(people, positions, strict=True):
-            others = [other.name for other in people if other.facts[attribute] != person.facts[attribute]]
+            others = [
+                other.name for other in people if other.facts[attribute] != person.facts[attribute]
+            ]
             distractors = shuffled(others, rng)[: N_CHOICES - 1]
             text = TEXTS["reverse_questions"][attribute].format(**person.facts)
-            questions.append(create_question(person, attribute, text, person.name, distractors, int(position)))
+            questions.append(
+                create_question(person, attribute, text, person.name, distractors, int(position))
+            )
     return questions
 
 
@@ -107,7 +117,9 @@ def infer_answer(attribute: str, value: str) -> str:
     return f"the {value[:3]}0s" if attribute == "birth_year" else value.split()[-1]
 
 
-def create_inferred_questions(people: Sequence[Person], seed: int, n_per_subject: int) -> list[Question]:
+def create_inferred_questions(
+    people: Sequence[Person], seed: int, n_per_subject: int
+) -> list[Question]:
     """Return questions whose answers follow from a fact of `people` and are in no text, on each subject as many as allowed.
 
     On each subject every answer is correct for equally many people, at most `n_per_subject` in all. Of schools and firms
@@ -118,20 +130,26 @@ def create_inferred_questions(people: Sequence[Person], seed: int, n_per_subject
         rng = seeded_random("inferred questions", attribute, seed)
         of_answer: dict[str, list[Person]] = {}
         for person in shuffled(people, rng):
-            of_answer.setdefault(infer_answer(attribute, person.facts[attribute]), []).append(person)
+            of_answer.setdefault(infer_answer(attribute, person.facts[attribute]), []).append(
+                person
+            )
         if attribute == "birth_year":
             del of_answer[infer_answer(attribute, BIRTH_YEARS[-1])]
         pool = shuffled(sorted(of_answer), rng)
         n_each = min(*(len(group) for group in of_answer.values()), n_per_subject // len(pool))
         n_wrong = min(N_CHOICES, len(pool)) - 1
-        positions = iter(deal_evenly([str(index) for index in range(n_wrong + 1)], n_each * len(pool), rng))
+        positions = iter(
+            deal_evenly([str(index) for index in range(n_wrong + 1)], n_each * len(pool), rng)
+        )
         for nth in range(n_each):
             shifts = shuffled(range(1, len(pool)), rng)[:n_wrong]
             for index, gold in enumerate(pool):
                 person = of_answer[gold][nth]
                 wrong = shuffled([pool[(index + shift) % len(pool)] for shift in shifts], rng)
                 text = template.format(name=person.name)
-                questions.append(create_question(person, attribute, text, gold, wrong, int(next(positions))))
+                questions.append(
+                    create_question(person, attribute, text, gold, wrong, int(next(positions)))
+                )
     return questions
 
 
@@ -149,7 +167,9 @@ def to_open_questions(questions: Sequence[Question]) -> list[Question]:
     ]
 
 
-def create_unanswerable_questions(strangers: Sequence[tuple[str, str]], seed: int) -> list[Question]:
+def create_unanswerable_questions(
+    strangers: Sequence[tuple[str, str]], seed: int
+) -> list[Question]:
     """Return a question for each name and attribute that no entry answers; to abstain is correct.
 
     `document_id` is that of the entry which the person does not have: the questions on one person share it.
@@ -165,7 +185,9 @@ def create_unanswerable_questions(strangers: Sequence[tuple[str, str]], seed: in
     return questions
 
 
-def sample_questions(questions: Sequence[Question], n_per_subject: int, seed: int) -> list[Question]:
+def sample_questions(
+    questions: Sequence[Question], n_per_subject: int, seed: int
+) -> list[Question]:
     """Return `n_per_subject` random questions of every subject, in the order of `questions`."""
     sampled: set[str] = set()
     for attribute in ATTRIBUTES:

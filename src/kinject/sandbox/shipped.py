@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kinject.disk import SHA256SUMS, atomic_file, check_sha256sums, file_hash, lock_dir, read_bytes, read_manifest
+from kinject.disk import (
+    SHA256SUMS,
+    atomic_file,
+    check_sha256sums,
+    file_hash,
+    lock_dir,
+    read_bytes,
+    read_manifest,
+)
 from kinject.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -59,7 +67,11 @@ class ShippedRun:
                 _copy(path, part / path.name)
             shutil.rmtree(target / "model", ignore_errors=True)
             os.replace(part, target / "model")
-            names = [path.name for path in sorted(source.iterdir()) if path.is_file() and path.name != "manifest.json"]
+            names = [
+                path.name
+                for path in sorted(source.iterdir())
+                if path.is_file() and path.name != "manifest.json"
+            ]
             for name in (*names, "manifest.json"):
                 _copy(source / name, target / name)
         return True
@@ -78,13 +90,17 @@ class ShippedRun:
 
         Raises `InputError` for anything else.
         """
-        manifest, shipped = (read_manifest(folder / "manifest.json") for folder in (run_dir, self.folder))
+        manifest, shipped = (
+            read_manifest(folder / "manifest.json") for folder in (run_dir, self.folder)
+        )
         fault = check_sha256sums(run_dir / "model")[1]
         if self.is_in(run_dir):
             if fault:
                 log.warning(f"{fault}. It is written again.")
             return manifest is not None and not fault
-        theirs, ours = (item or {"inputs": {}, "counts": {}, "outputs": {}} for item in (manifest, shipped))
+        theirs, ours = (
+            item or {"inputs": {}, "counts": {}, "outputs": {}} for item in (manifest, shipped)
+        )
         has_model = (run_dir / "model").exists()
         is_new = manifest is None or theirs["outputs"] == ours["outputs"]
         if is_new and not has_model and not any(run_dir.glob("checkpoint-*")):
@@ -95,7 +111,9 @@ class ShippedRun:
                 f"{run_dir}: holds another run, or one that is unfinished or damaged. Delete it or move it away. "
                 f"To continue an unfinished training: kinject train {self.recipe} --resume"
             )
-        log.info(f"{run_dir}: the {self.name} model that was trained here stays; it is not the one that ships")
+        log.info(
+            f"{run_dir}: the {self.name} model that was trained here stays; it is not the one that ships"
+        )
         return True
 
 

@@ -11,7 +11,13 @@ from enum import Enum
 from itertools import pairwise
 
 from kinject.results import ALPHA, MARGIN, ArmResult, Contrast, Scope, Test
-from kinject.stats.intervals import Estimate, bounded_accuracy, contrast_estimate, difference_estimate, holm
+from kinject.stats.intervals import (
+    Estimate,
+    bounded_accuracy,
+    contrast_estimate,
+    difference_estimate,
+    holm,
+)
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 
 
@@ -36,7 +42,9 @@ def make_contrast(
     )  # fmt: skip
 
 
-def net_contrast(contrast: Contrast, net: CorrectnessMatrix, base_net: CorrectnessMatrix) -> Contrast:
+def net_contrast(
+    contrast: Contrast, net: CorrectnessMatrix, base_net: CorrectnessMatrix
+) -> Contrast:
     """Return `contrast`, of an arm and the base, with the difference beyond their controls (`kinject.stats.matrix.beyond`).
 
     Accuracies and changed answers stay those with the question.
@@ -89,7 +97,11 @@ def lead(
             contrast = net_contrast(contrast, compared[first], compared[i])
         if contrast is not None:
             found.append(contrast)
-    return (first, max(found, key=lambda contrast: 2 if contrast.p is None else contrast.p)) if found else None
+    return (
+        (first, max(found, key=lambda contrast: 2 if contrast.p is None else contrast.p))
+        if found
+        else None
+    )
 
 
 def trend(matrices: Sequence[CorrectnessMatrix]) -> tuple[Estimate, bool]:
@@ -120,12 +132,14 @@ class Tag(Enum):
     WORSE = "worse"
     ALIKE = "alike"  # not shown, and the 95% interval excludes a difference of `MARGIN` or more, either way
     ALONE = "alone"  # not shown, but p is below 0.05 before the correction for all comparisons
-    UNDECIDED = "undecided"  # not shown, and such differences remain possible: no evidence either way
-    NOTHING_TO_LOSE = (
-        "nothing to lose"  # not shown, and the baseline is not above guessing, so that a loss could not show
+    UNDECIDED = (
+        "undecided"  # not shown, and such differences remain possible: no evidence either way
     )
+    NOTHING_TO_LOSE = "nothing to lose"  # not shown, and the baseline is not above guessing, so that a loss could not show
     TOO_FEW = "too few"  # effective documents
-    WITHOUT_QUESTION = "without question"  # better, and more than half of it without the question as well
+    WITHOUT_QUESTION = (
+        "without question"  # better, and more than half of it without the question as well
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +190,11 @@ def _tag(contrast: Contrast) -> Tag:
         return Tag.TOO_FEW
     if contrast.is_significant:
         return Tag.BETTER if contrast.delta > 0 else Tag.WORSE
-    within = contrast.low is not None and contrast.high is not None and max(-contrast.low, contrast.high) < MARGIN
+    within = (
+        contrast.low is not None
+        and contrast.high is not None
+        and max(-contrast.low, contrast.high) < MARGIN
+    )
     if not within and contrast.p is not None and contrast.p < ALPHA:
         return Tag.ALONE
     return Tag.ALIKE if within else Tag.UNDECIDED

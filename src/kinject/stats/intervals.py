@@ -49,10 +49,15 @@ def flips_p(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> float:
     import numpy as np
 
     common = math.lcm(*(matrix.n_seeds for _, matrix in weighted))
-    scaled = sum(weight * (common // matrix.n_seeds) * matrix.per_cluster[0].sum(0) for weight, matrix in weighted)
+    scaled = sum(
+        weight * (common // matrix.n_seeds) * matrix.per_cluster[0].sum(0)
+        for weight, matrix in weighted
+    )
     differences = np.rint(scaled * _parts_of(scaled)).astype(np.int64)
     differences //= max(1, int(np.gcd.reduce(differences)))
-    return flipped_sum_p(Counter(map(int, np.abs(differences[differences != 0]))), abs(int(differences.sum())))
+    return flipped_sum_p(
+        Counter(map(int, np.abs(differences[differences != 0]))), abs(int(differences.sum()))
+    )
 
 
 def _parts_of(sums: Floats) -> int:
@@ -192,9 +197,13 @@ def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
         pooled[order.pop()] = of._replace(alone=True)
     df = sum(variances[i].df for i in order)
     each = df / max(len(order), 1)
-    left = float(chdtr(each + 2, each * limit) / chdtr(each, each * limit)) if len(order) > 1 else 1.0
+    left = (
+        float(chdtr(each + 2, each * limit) / chdtr(each, each * limit)) if len(order) > 1 else 1.0
+    )
     value, noise = (
-        (sum(variances[i].df * variances[i][part] for i in order) / df for part in (0, 3)) if df else (0.0, 0.0)
+        (sum(variances[i].df * variances[i][part] for i in order) / df for part in (0, 3))
+        if df
+        else (0.0, 0.0)
     )
     return [of if of.alone else SeedVariance(value / left, df, noise=noise) for of in pooled]
 
@@ -264,7 +273,9 @@ def wilson(rate: float, n: float, limit: float = 1.959963984540054) -> tuple[flo
     shift = limit**2 / n
     middle = (rate + shift / 2) / (1 + shift)
     half = math.sqrt(shift * rate * (1 - rate) + shift**2 / 4) / (1 + shift)
-    return (max(0.0, middle - half) if rate > 0 else 0.0), (min(1.0, middle + half) if rate < 1 else 1.0)
+    return (max(0.0, middle - half) if rate > 0 else 0.0), (
+        min(1.0, middle + half) if rate < 1 else 1.0
+    )
 
 
 def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | None:
@@ -280,11 +291,15 @@ def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | 
     for sign in (1, -1):
         rate = matrix.chance - sign * (margin or 0.0)
         above, variance = sign * (matrix.mean() - rate), rate * (1 - rate)
-        tails.append(tail(above / math.sqrt(variance / n), df) if variance > 0 else float(above <= 0))
+        tails.append(
+            tail(above / math.sqrt(variance / n), df) if variance > 0 else float(above <= 0)
+        )
     return min(1.0, 2 * min(tails)) if margin is None else max(tails)
 
 
-def equivalence_p(matrix: CorrectnessMatrix, other: CorrectnessMatrix, margin: float) -> float | None:
+def equivalence_p(
+    matrix: CorrectnessMatrix, other: CorrectnessMatrix, margin: float
+) -> float | None:
     """Return the p of two one-sided tests that two arms differ by less than `margin` (Schuirmann 1987); None for one document.
 
     It is below 0.05 where the interval of 90% lies inside the margin. Its error is that of `difference_estimate`, and at least

@@ -61,7 +61,9 @@ class CorrectnessMatrix:
 
     def part(self, columns: Sequence[int]) -> CorrectnessMatrix:
         """Return the matrix of some of the questions, whose `pooled` variance is not known."""
-        ids, clusters = (tuple(values[i] for i in columns) for values in (self.question_ids, self.clusters))
+        ids, clusters = (
+            tuple(values[i] for i in columns) for values in (self.question_ids, self.clusters)
+        )
         chances = tuple(self.chances[i] for i in columns) if self.chances else ()
         return CorrectnessMatrix(self.correct[:, list(columns)], ids, clusters, chances)
 
@@ -141,14 +143,23 @@ def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
 
     A question has its document from the first matrix that names one.
     """
-    shared = set(matrices[0].question_ids).intersection(*(matrix.question_ids for matrix in matrices[1:]))
+    shared = set(matrices[0].question_ids).intersection(
+        *(matrix.question_ids for matrix in matrices[1:])
+    )
     names = tuple(name for name in matrices[0].question_ids if name in shared)
     parts = []
     for matrix in matrices:
         index = {name: i for i, name in enumerate(matrix.question_ids)}
         same = matrix.question_ids == names
-        parts.append(matrix if same else replace(matrix.part([index[name] for name in names]), pooled=matrix.pooled))
+        parts.append(
+            matrix
+            if same
+            else replace(matrix.part([index[name] for name in names]), pooled=matrix.pooled)
+        )
     if len({part.clusters for part in parts}) > 1:
-        clusters = tuple(next(filter(None, of), "") for of in zip(*(part.clusters for part in parts), strict=True))
+        clusters = tuple(
+            next(filter(None, of), "")
+            for of in zip(*(part.clusters for part in parts), strict=True)
+        )
         parts = [replace(part, clusters=clusters) for part in parts]
     return parts

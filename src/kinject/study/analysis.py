@@ -9,7 +9,13 @@ from math import ceil
 from statistics import fmean
 from typing import Any, Literal
 
-from kinject.eval.results import Matrices, correct_families, correct_family, make_result, with_leaders
+from kinject.eval.results import (
+    Matrices,
+    correct_families,
+    correct_family,
+    make_result,
+    with_leaders,
+)
 from kinject.executors import LOG
 from kinject.question_formats import FORMATS
 from kinject.recipe.eval_section import ClaimSection
@@ -29,7 +35,14 @@ from kinject.results import (
     fewest_for,
 )
 from kinject.stats.comparisons import trend
-from kinject.stats.intervals import Estimate, bounded_accuracy, chance_p, difference_estimate, equivalence_p, holm
+from kinject.stats.intervals import (
+    Estimate,
+    bounded_accuracy,
+    chance_p,
+    difference_estimate,
+    equivalence_p,
+    holm,
+)
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.study.arms import BASE, Arm, value_label
 from kinject.study.records import AskSetting, Records
@@ -47,7 +60,11 @@ def summarize_arms(
     and the other settings, `correct_families`), those by subject.
     """
     summary = _Summary(records, roles, chosen_k)
-    results = [summary.result(arm, setting) for arm in arms for setting in records.settings(arm.model, arm.name)]
+    results = [
+        summary.result(arm, setting)
+        for arm in arms
+        for setting in records.settings(arm.model, arm.name)
+    ]
     swept = {(arm.model, arm.name) for arm in arms if arm.sweep}
     parts = [
         summary.result(arm, setting, subject)
@@ -55,12 +72,16 @@ def summarize_arms(
         for setting in records.settings(arm.model, arm.name) if FORMATS[setting.format].shows_question
         for subject in summary.subjects(arm, setting)
     ]  # fmt: skip
-    unswept = correct_families([result for result in results if (result.model, result.arm) not in swept])
+    unswept = correct_families(
+        [result for result in results if (result.model, result.arm) not in swept]
+    )
     varied = correct_families([result for result in results if (result.model, result.arm) in swept])
     trained = {(arm.model, arm.name) for arm in arms if arm.trained}
 
     def matrix(of: ArmResult) -> CorrectnessMatrix:
-        return records.matrix(of.model, of.arm, AskSetting(of.question_set, of.format, of.shots, of.k))
+        return records.matrix(
+            of.model, of.arm, AskSetting(of.question_set, of.format, of.shots, of.k)
+        )
 
     def net(of: ArmResult) -> CorrectnessMatrix | None:
         setting = AskSetting(of.question_set, of.format, of.shots, of.k)
@@ -87,14 +108,21 @@ class _Summary:
         def matrices(name: str, k: int) -> Matrices | None:
             other = setting._replace(k=k)
             has_answers = k >= 0 and other in self.records.settings(arm.model, name)
-            return partial(self.records.matrix, arm.model, name, other, subject) if has_answers else None
+            return (
+                partial(self.records.matrix, arm.model, name, other, subject)
+                if has_answers
+                else None
+            )
 
         matrix_of = partial(self.records.matrix, arm.model, arm.name, setting, subject)
         one_seed = arm.trained and len(self.records.seeds(arm.model, arm.name)) == 1
         rag = ArmName(BASE, arm.retrieval or RAG)  # with the same passages
         base_name = rag.answers_of
         base_k = self.chosen_k.get((arm.model, base_name, setting.question_set), -1)
-        chosen = setting.k > 0 and self.chosen_k.get((arm.model, arm.name, setting.question_set)) == setting.k
+        chosen = (
+            setting.k > 0
+            and self.chosen_k.get((arm.model, arm.name, setting.question_set)) == setting.k
+        )
         others = {
             "to_base": (BASE, matrices(BASE, 0) if arm.trained or setting.k else None),
             "to_rag": (
@@ -127,20 +155,45 @@ def make_prices(
     """
     prices: list[Price] = []
     for arm in (arm for arm in arms if not arm.sweep):
-        sets = {item.question_set for item in records.headline_settings(arm.model, BASE, chosen_k) if item.k}
-        asked = [s for s in records.headline_settings(arm.model, arm.name, chosen_k) if s.question_set in sets]
-        training = _training_price([cost for cost in costs if (cost.model, cost.arm) == (arm.model, arm.name)], price)
-        for settings in ([item for item in asked if not item.k], [item for item in asked if item.k]):
+        sets = {
+            item.question_set
+            for item in records.headline_settings(arm.model, BASE, chosen_k)
+            if item.k
+        }
+        asked = [
+            s
+            for s in records.headline_settings(arm.model, arm.name, chosen_k)
+            if s.question_set in sets
+        ]
+        training = _training_price(
+            [cost for cost in costs if (cost.model, cost.arm) == (arm.model, arm.name)], price
+        )
+        for settings in (
+            [item for item in asked if not item.k],
+            [item for item in asked if item.k],
+        ):
             if not settings:
                 continue
             n = [records.n_asked(arm.model, arm.name, item) for item in settings]
             prompts = [records.prompt_tokens.get((arm.model, arm.name, item)) for item in settings]
             of_prompt = None if None in prompts else fmean([tokens or 0.0 for tokens in prompts], n)
-            of_answer = fmean([records.answer_tokens(arm.model, arm.name, item) for item in settings], n)
-            asking = None if of_prompt is None else (of_prompt * price[0] + of_answer * price[1]) / 1000
+            of_answer = fmean(
+                [records.answer_tokens(arm.model, arm.name, item) for item in settings], n
+            )
+            asking = (
+                None if of_prompt is None else (of_prompt * price[0] + of_answer * price[1]) / 1000
+            )
             rag = next((p for p in prices if (p.model, p.arm) == (arm.model, BASE) and p.k), None)
-            pays = _pays_after(training, asking, rag.asking) if rag is not None and arm.trained else None
-            prices.append(Price(arm.model, arm.name, settings[0].k, of_prompt, of_answer, asking, training, pays))
+            pays = (
+                _pays_after(training, asking, rag.asking)
+                if rag is not None and arm.trained
+                else None
+            )
+            prices.append(
+                Price(
+                    arm.model, arm.name, settings[0].k, of_prompt, of_answer, asking, training, pays
+                )
+            )
     return prices
 
 
@@ -201,7 +254,9 @@ class Evidence:
         named = [(ArmName.parse(arm).answers_of, self.setting(arm, claim)) for arm in arms]
         return all(self.records.has_control(self.model, bare, setting) for bare, setting in named)
 
-    def matrix(self, arm: str, claim: ClaimSection, *, net: bool = False) -> CorrectnessMatrix | None:
+    def matrix(
+        self, arm: str, claim: ClaimSection, *, net: bool = False
+    ) -> CorrectnessMatrix | None:
         """Return which of the arm's answers have the claim's outcome; None where it was not asked (it failed, or has no K).
 
         With `net`, what they have beyond the arm's answers without the question.
@@ -219,12 +274,18 @@ class Evidence:
             return arm or ""
         ((name, value),) = arm.items()
         points = self.sweeps[name].points if name in self.sweeps else ()
-        return next((point.arm for point in points if point.value == value), f"{name} {value_label(value)}")
+        return next(
+            (point.arm for point in points if point.value == value), f"{name} {value_label(value)}"
+        )
 
     def scope(self, *arms: str) -> Scope:
         """Return the scope of a claim on `arms`: if one was trained with a single seed, these models only."""
         trained = {ArmName.parse(arm).arm for arm in arms} - {BASE}
-        return "these models" if any(len(self.records.seeds(self.model, arm)) == 1 for arm in trained) else "method"
+        return (
+            "these models"
+            if any(len(self.records.seeds(self.model, arm)) == 1 for arm in trained)
+            else "method"
+        )
 
 
 def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list[Claim]:
@@ -233,7 +294,9 @@ def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list
     tested = [claim.p for claim in results if claim.p is not None]
     corrected = iter(holm(tested))
     return [
-        _with_verdict(name, section, claim, None if claim.p is None else next(corrected), len(tested))
+        _with_verdict(
+            name, section, claim, None if claim.p is None else next(corrected), len(tested)
+        )
         for (name, section), claim in zip(claims.items(), results, strict=True)
     ]
 
@@ -253,14 +316,18 @@ class _Tested:
     """The effective documents where signs are flipped, so that p has a least value."""
 
 
-def _with_verdict(name: str, section: ClaimSection, result: _Tested, p_holm: float | None, family: int) -> Claim:
+def _with_verdict(
+    name: str, section: ClaimSection, result: _Tested, p_holm: float | None, family: int
+) -> Claim:
     verdict: Verdict = "cannot be tested"
     finding = result.finding
     if p_holm is not None:
         shown: Verdict = "shown" if result.as_claimed else "opposite shown"
         verdict = shown if p_holm < ALPHA else "not shown"
         if verdict == "not shown" and result.p is not None and result.p < ALPHA:
-            finding += f"; {format_p(result.p)} in a test by itself, but {family} claims are corrected for"
+            finding += (
+                f"; {format_p(result.p)} in a test by itself, but {family} claims are corrected for"
+            )
         n, needed = result.n_documents, fewest_for(family)
         if verdict == "not shown" and n is not None and n < needed:
             verdict = "cannot be tested"
@@ -286,7 +353,9 @@ def _compared(
     claim: ClaimSection, evidence: Evidence, labels: Mapping[str, str]
 ) -> tuple[list[CorrectnessMatrix], str]:
     """Return the answers of arms (label -> arm) to the questions that all have a score for, and why there are none."""
-    net = claim.test not in ("above_chance", "near_chance") and evidence.is_net(list(labels.values()), claim)
+    net = claim.test not in ("above_chance", "near_chance") and evidence.is_net(
+        list(labels.values()), claim
+    )
     found = {label: evidence.matrix(arm, claim, net=net) for label, arm in labels.items()}
     missing = [label for label, matrix in found.items() if matrix is None]
     if missing:
@@ -294,7 +363,10 @@ def _compared(
         return [], f"no scored answers of {' and '.join(missing)} on {claim.question_set}{without}"
     matrices = aligned(*(matrix for matrix in found.values() if matrix is not None))
     if not matrices[0].question_ids:
-        return [], f"no question of {claim.question_set} has a score from each of {' and '.join(labels)}"
+        return (
+            [],
+            f"no question of {claim.question_set} has a score from each of {' and '.join(labels)}",
+        )
     return matrices, ""
 
 
@@ -330,29 +402,47 @@ def _accuracy(arm: str, claim: ClaimSection, evidence: Evidence) -> str:
 
 
 def _tested(
-    claim: ClaimSection, found: Estimate, finding: str, too_few: str, scope: Scope, matrix: CorrectnessMatrix
+    claim: ClaimSection,
+    found: Estimate,
+    finding: str,
+    too_few: str,
+    scope: Scope,
+    matrix: CorrectnessMatrix,
 ) -> _Tested:
     """Return the numbers of a claim that names a direction."""
     p, as_claimed = None if too_few else found.p, (found.value > 0) == (claim.direction == "higher")
-    return _Tested(finding, found.value, found.low, found.high, p, as_claimed, scope, matrix.n_effective)
+    return _Tested(
+        finding, found.value, found.low, found.high, p, as_claimed, scope, matrix.n_effective
+    )
 
 
 def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     sweep = evidence.sweeps.get(claim.sweep or "")
     labels = {point.label: point.arm for point in sweep.points} if sweep else {}
-    matrices, missing = _compared(claim, evidence, labels) if len(labels) >= 3 else ([], "three points are needed")
+    matrices, missing = (
+        _compared(claim, evidence, labels) if len(labels) >= 3 else ([], "three points are needed")
+    )
     if missing:
         return _Tested(f"{claim.sweep}: {missing}")
     too_few, (found, monotone) = _enough(matrices[0]), trend(matrices)
-    accuracies = [f"{label}: {format_percent(matrix.mean())}" for label, matrix in zip(labels, matrices, strict=True)]
-    beyond = " beyond the choices without the question" if evidence.is_net(list(labels.values()), claim) else ""
+    accuracies = [
+        f"{label}: {format_percent(matrix.mean())}"
+        for label, matrix in zip(labels, matrices, strict=True)
+    ]
+    beyond = (
+        " beyond the choices without the question"
+        if evidence.is_net(list(labels.values()), claim)
+        else ""
+    )
     finding = (
         f"{', '.join(accuracies)} {claim.outcome} on {claim.question_set}{beyond}; "
         f"later over earlier {format_points(found.value)} points"
         f"{_bounded(found.low, found.high, format_points)}{too_few}"
     )
     if not monotone:
-        finding += f"; {'rising' if found.value > 0 else 'falling'} on the whole, but not at every step"
+        finding += (
+            f"; {'rising' if found.value > 0 else 'falling'} on the whole, but not at every step"
+        )
     return _tested(claim, found, finding, too_few, evidence.scope(*labels.values()), matrices[0])
 
 
@@ -365,11 +455,21 @@ def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
     estimate, too_few, guess = bounded_accuracy(matrix), _enough(matrix), matrix.chance
     finding = (
         f"{arm} {format_percent(estimate.value)}{_bounded(estimate.low, estimate.high, format_percent)} on {claim.question_set}, "
-        f"guessing {format_percent(guess)}" + (f", margin {format_points(claim.margin)}" if near else "") + too_few
+        f"guessing {format_percent(guess)}"
+        + (f", margin {format_points(claim.margin)}" if near else "")
+        + too_few
     )
     p = None if too_few else chance_p(matrix, claim.margin if near else None)
     effect, as_claimed = estimate.value - guess, near or estimate.value > guess
-    return _Tested(finding, effect, estimate.low - guess, estimate.high - guess, p, as_claimed, evidence.scope(arm))
+    return _Tested(
+        finding,
+        effect,
+        estimate.low - guess,
+        estimate.high - guess,
+        p,
+        as_claimed,
+        evidence.scope(arm),
+    )
 
 
 _TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {
@@ -387,7 +487,9 @@ def make_failures(runs: Sequence[ArmRun], status: StageStatus, records: Records)
         if failure is not None:
             stage, why = failure
             arm = run.arm
-            failures.append(Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG)))
+            failures.append(
+                Failure(arm.name, arm.model, run.seed, stage.kind, why, str(stage.folder / LOG))
+            )
         elif run.evaluations and run.seed not in records.seeds(run.arm.model, run.arm.name):
             why, log = "diverged: no question has a score", str(run.evaluations[-1].folder / LOG)
             failures.append(Failure(run.arm.name, run.arm.model, run.seed, "eval", why, log))

@@ -15,7 +15,13 @@ from kinject.question_formats import FORMATS
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import Shared, find_problems
-from kinject.recipe.eval_section import ArmSection, EvalSection, StudyModelSection, StudySection, SweepSection
+from kinject.recipe.eval_section import (
+    ArmSection,
+    EvalSection,
+    StudyModelSection,
+    StudySection,
+    SweepSection,
+)
 from kinject.recipe.read import NOT_TRAINING, Sections
 from kinject.results import ArmInfo, Sweep, SweepPoint
 from kinject.types import ArmName
@@ -24,7 +30,9 @@ BASE = "base"
 """Name of the arm of the untouched base model."""
 AUGMENT_SECTIONS = ("augment", "documents")
 """Sections of overrides that apply to the augment recipe."""
-TRAIN_SECTIONS = tuple(item.name for item in fields(Sections) if item.name not in {*NOT_TRAINING, "seed"})
+TRAIN_SECTIONS = tuple(
+    item.name for item in fields(Sections) if item.name not in {*NOT_TRAINING, "seed"}
+)
 """Sections of overrides that apply to the train recipe."""
 _OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir")
 """Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves them out."""
@@ -60,12 +68,20 @@ class Arm:
     @property
     def augment_overrides(self) -> dict[str, Any]:
         """The overrides that apply to the augment recipe."""
-        return {key: value for key, value in self.overrides.items() if key.split(".")[0] in AUGMENT_SECTIONS}
+        return {
+            key: value
+            for key, value in self.overrides.items()
+            if key.split(".")[0] in AUGMENT_SECTIONS
+        }
 
     @property
     def train_overrides(self) -> dict[str, Any]:
         """The overrides that apply to the train recipe."""
-        return {key: value for key, value in self.overrides.items() if key.split(".")[0] in TRAIN_SECTIONS}
+        return {
+            key: value
+            for key, value in self.overrides.items()
+            if key.split(".")[0] in TRAIN_SECTIONS
+        }
 
     @property
     def matched(self) -> str:
@@ -80,7 +96,16 @@ class Arm:
         """Return the arm reduced to the fields on which its weights depend."""
         values = nest_overrides(self.overrides)
         alpha = None if self.alpha == 1 else self.alpha  # alpha 1 is the tuned model itself
-        return replace(self, name="", description="", rag=True, seeds=(), sweep="", overrides=values, alpha=alpha)
+        return replace(
+            self,
+            name="",
+            description="",
+            rag=True,
+            seeds=(),
+            sweep="",
+            overrides=values,
+            alpha=alpha,
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +120,9 @@ class StudyArms:
     grids: Mapping[tuple[str, str], tuple[tuple[Any, Arm], ...]]
 
 
-def expand_arms(section: StudySection, tuned: Mapping[tuple[str, str], Any] = MappingProxyType({})) -> StudyArms:
+def expand_arms(
+    section: StudySection, tuned: Mapping[tuple[str, str], Any] = MappingProxyType({})
+) -> StudyArms:
     """Return the arms on every base model, in order: the base, the recipe's arms, the arms of sweeps.
 
     `tuned` holds the values that `tune` chose: (base model, name in `tune`) -> value. A point of a sweep whose weights
@@ -104,9 +131,13 @@ def expand_arms(section: StudySection, tuned: Mapping[tuple[str, str], Any] = Ma
     every: list[Arm] = []
     sweeps: dict[tuple[str, str], tuple[SweepPoint, ...]] = {}
     for model in section.models:
-        values = {name: value for (tuned_model, name), value in tuned.items() if tuned_model == model}
+        values = {
+            name: value for (tuned_model, name), value in tuned.items() if tuned_model == model
+        }
         arms = [base_arm(section, model)]
-        arms += [_make_arm(section, model, name, item, values) for name, item in section.arms.items()]
+        arms += [
+            _make_arm(section, model, name, item, values) for name, item in section.arms.items()
+        ]
         for sweep, item in (section.sweeps or {}).items():
             parent = next((arm for arm in arms if arm.name == item.arm), None)
             if parent is not None:
@@ -119,14 +150,22 @@ def expand_arms(section: StudySection, tuned: Mapping[tuple[str, str], Any] = Ma
             )
             for name, keys in (section.retrievals or {}).items() for arm in arms if arm.rag
         ]  # fmt: skip
-    return StudyArms(tuple(every), sweeps, _expand_grids(section, max(seed for arm in every for seed in arm.seeds)))
+    return StudyArms(
+        tuple(every),
+        sweeps,
+        _expand_grids(section, max(seed for arm in every for seed in arm.seeds)),
+    )
 
 
-def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -> tuple[SweepPoint, ...]:
+def _expand_sweep(
+    name: str, item: SweepSection, parent: Arm, arms: list[Arm]
+) -> tuple[SweepPoint, ...]:
     """Return the points of a sweep over `parent`; append those that no arm of `arms` covers to `arms`."""
     points = []
     for value in item.values:
-        varied = replace(_with_value(parent, item.key, value, name), rag=False, seeds=item.seeds or parent.seeds)
+        varied = replace(
+            _with_value(parent, item.key, value, name), rag=False, seeds=item.seeds or parent.seeds
+        )
         arm = next((arm for arm in arms if varied.is_covered_by(arm)), None)
         if arm is None:
             arm = varied
@@ -135,14 +174,18 @@ def _expand_sweep(name: str, item: SweepSection, parent: Arm, arms: list[Arm]) -
     return tuple(points)
 
 
-def _expand_grids(section: StudySection, last_seed: int) -> dict[tuple[str, str], tuple[tuple[Any, Arm], ...]]:
+def _expand_grids(
+    section: StudySection, last_seed: int
+) -> dict[tuple[str, str], tuple[tuple[Any, Arm], ...]]:
     """Return the arms of each grid, with the seed after `last_seed`: reported seeds choose nothing."""
     grids = {}
     for model in section.models:
         for name, item in (section.tune or {}).items():
             arm = _make_arm(section, model, item.arm, section.arms[item.arm], {})
             arm = replace(arm, seeds=(last_seed + 1,), rag=False)
-            grids[model, name] = tuple((value, _with_value(arm, item.key, value, "")) for value in item.values)
+            grids[model, name] = tuple(
+                (value, _with_value(arm, item.key, value, "")) for value in item.values
+            )
     return grids
 
 
@@ -152,9 +195,15 @@ def base_arm(section: StudySection, model: str) -> Arm:
     return Arm(BASE, model, description, "", {}, "", "", None, True, (section.seeds[0],))
 
 
-def _make_arm(section: StudySection, model: str, name: str, item: ArmSection, tuned: Mapping[str, Any]) -> Arm:
+def _make_arm(
+    section: StudySection, model: str, name: str, item: ArmSection, tuned: Mapping[str, Any]
+) -> Arm:
     """Return an arm of the recipe: its own overrides take precedence over tuned values, and these over the study's."""
-    overrides = {key: value for key, value in (section.overrides or {}).items() if key not in eval_overrides(section)}
+    overrides = {
+        key: value
+        for key, value in (section.overrides or {}).items()
+        if key not in eval_overrides(section)
+    }
     for tuning, value in tuned.items():
         tune = (section.tune or {})[tuning]
         if name in (tune.arms or (name,)):
@@ -242,8 +291,14 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
             recipe["corpus"] = arm.corpus
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
-        recipe |= {key: value for key, value in (("through", arm.through), ("after", arm.after)) if value}
-        infos.append(ArmInfo(arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, arm.matched))
+        recipe |= {
+            key: value for key, value in (("through", arm.through), ("after", arm.after)) if value
+        }
+        infos.append(
+            ArmInfo(
+                arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, arm.matched
+            )
+        )
     return tuple(infos)
 
 
@@ -270,8 +325,15 @@ _KEYS = Shared(augment_keys=tuple(AUGMENT_SECTIONS), train_keys=tuple(TRAIN_SECT
 def check_inputs(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` for missing documents and questions of the shared recipes, before anything is trained."""
     section = recipe.study
-    augment = {key: value for key, value in (section.overrides or {}).items() if key.split(".")[0] in AUGMENT_SECTIONS}
-    evaluation = {**eval_overrides(section), "eval.models": {"any": "."}}  # replaced by the arms' models
+    augment = {
+        key: value
+        for key, value in (section.overrides or {}).items()
+        if key.split(".")[0] in AUGMENT_SECTIONS
+    }
+    evaluation = {
+        **eval_overrides(section),
+        "eval.models": {"any": "."},
+    }  # replaced by the arms' models
     shared: tuple[tuple[str | None, Mapping[str, Any], Literal["augment", "eval"]], ...] = (
         (section.augment, augment, "augment"), (section.eval, evaluation, "eval")
     )  # fmt: skip
@@ -291,16 +353,28 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
     problems: list[Problem] = []
     adapters: dict[KeyPath, str] = {}
     for arm in every:
-        key_path: KeyPath = ("study", "sweeps", arm.sweep) if arm.sweep else ("study", "arms", arm.name)
+        key_path: KeyPath = (
+            ("study", "sweeps", arm.sweep) if arm.sweep else ("study", "arms", arm.name)
+        )
         name = (recipe.study.sweeps or {})[arm.sweep].arm if arm.sweep else arm.name
-        shared = [(recipe.study.augment, arm.augment_overrides), (recipe.study.train, arm.train_overrides)]
+        shared = [
+            (recipe.study.augment, arm.augment_overrides),
+            (recipe.study.train, arm.train_overrides),
+        ]
         if arm.retrieval:  # every arm's as the base's
             key_path = ("study", "retrievals", arm.retrieval)
             shared = [] if arm.trained else [(recipe.study.eval, eval_overrides(recipe.study, arm))]
         for path, overrides in shared:
             try:
-                read = None if path is None else read_recipe(Path(path), override_arguments(overrides))
-                if name in recipe.study.arms and read and read.adapter and not read.adapter.get("merge"):
+                read = (
+                    None if path is None else read_recipe(Path(path), override_arguments(overrides))
+                )
+                if (
+                    name in recipe.study.arms
+                    and read
+                    and read.adapter
+                    and not read.adapter.get("merge")
+                ):
                     adapters[key_path] = name
             except RecipeError as error:  # a fault of an override is reported at the arm's line
                 problems += [
@@ -309,7 +383,9 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
                     else problem
                     for problem in error.problems
                 ]
-    evaluation = read_recipe(Path(recipe.study.eval), override_arguments(eval_overrides(recipe.study))).eval
+    evaluation = read_recipe(
+        Path(recipe.study.eval), override_arguments(eval_overrides(recipe.study))
+    ).eval
     if evaluation is None:
         problems.append(Problem("study.eval", f"{recipe.study.eval} has no eval section."))
     else:
@@ -319,7 +395,9 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
             checks_inputs=False,
             sets=evaluation.questions,
             writes=frozenset(name for name, format in decides.items() if FORMATS[format].generates),
-            writes_words=frozenset(name for name, format in decides.items() if FORMATS[format].is_open),
+            writes_words=frozenset(
+                name for name, format in decides.items() if FORMATS[format].is_open
+            ),
             adapters=adapters,
         )
         problems += find_problems("study", recipe, shared_eval)
@@ -329,4 +407,6 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
 def head_format(evaluation: EvalSection, question_set: str) -> tuple[str, int]:
     """Return the format and number of shots that decide choices and claims on a set: the first of each in the eval recipe."""
     asked = evaluation.formats_of(evaluation.sets()[question_set])
-    return next((format for format in asked if FORMATS[format].shows_question), asked[0]), evaluation.shots[0]
+    return next(
+        (format for format in asked if FORMATS[format].shows_question), asked[0]
+    ), evaluation.shots[0]

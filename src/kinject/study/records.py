@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 from kinject.disk import Row, read_manifest
 from kinject.errors import InputError
-from kinject.eval.results import ControlAnswers, control_correctness, correctness, flip_row, most_common_outcome
+from kinject.eval.results import (
+    ControlAnswers,
+    control_correctness,
+    correctness,
+    flip_row,
+    most_common_outcome,
+)
 from kinject.eval.scores import (
     WRITTEN_SCORES,
     Score,
@@ -59,7 +65,9 @@ class Records:
     """When the last of the evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
     """The versions that it was made with."""
-    _matrices: dict[tuple[str, str, AskSetting, str, Outcome, bool], CorrectnessMatrix] = field(default_factory=dict)
+    _matrices: dict[tuple[str, str, AskSetting, str, Outcome, bool], CorrectnessMatrix] = field(
+        default_factory=dict
+    )
 
     def score(self, setting: AskSetting) -> str:
         """Return the name of the score by which answers in `setting` are right."""
@@ -67,7 +75,9 @@ class Records:
         if form.is_open:
             return text_score(self.scores)
         by_log_probs = not (form.letters or form.generates)
-        return next((score for score in self.scores if by_log_probs and score not in WRITTEN_SCORES), "sum")
+        return next(
+            (score for score in self.scores if by_log_probs and score not in WRITTEN_SCORES), "sum"
+        )
 
     def read(self, model: str, arm: str, seed: int, folder: Path, retrieval: str = "") -> None:
         """Add the answers.jsonl of an evaluation; with `retrieval` (one of study.retrievals) those with passages.
@@ -82,7 +92,9 @@ class Records:
         of_run: dict[AskSetting, list[Answer]] = {}
         self._matrices.clear()
         for setting, answers in settings.items():
-            merged = sorted(rescored(answers, self.score(setting)), key=lambda answer: answer.question_id)
+            merged = sorted(
+                rescored(answers, self.score(setting)), key=lambda answer: answer.question_id
+            )
             if any(map(is_scored, merged)):
                 of_run[setting] = merged
             else:
@@ -148,29 +160,49 @@ class Records:
                 if head._replace(k=k) in settings:
                     yield head._replace(k=k)
 
-    def by_question(self, model: str, arm: str, setting: AskSetting) -> dict[str, tuple[Answer, ...]]:
+    def by_question(
+        self, model: str, arm: str, setting: AskSetting
+    ) -> dict[str, tuple[Answer, ...]]:
         """Return the answers of every seed to each question of the matrix, one that every seed has a score for."""
         scored = set(self.matrix(model, arm, setting).question_ids)
         runs = [self.by_run[model, arm, seed][setting] for seed in self.seeds(model, arm)]
-        return {same[0].question_id: same for same in zip(*runs, strict=True) if same[0].question_id in scored}
+        return {
+            same[0].question_id: same
+            for same in zip(*runs, strict=True)
+            if same[0].question_id in scored
+        }
 
     def every_answer(self, model: str, arm: str, setting: AskSetting) -> list[Answer]:
         """Return the answers of every seed to the questions of the matrix."""
-        return [answer for same in self.by_question(model, arm, setting).values() for answer in same]
+        return [
+            answer for same in self.by_question(model, arm, setting).values() for answer in same
+        ]
 
     def n_asked(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
         """Return the number of questions asked, with a score or without; with `subject`, of that one."""
-        return sum(not subject or answer.subject == subject for answer in self._first(model, arm, setting))
+        return sum(
+            not subject or answer.subject == subject for answer in self._first(model, arm, setting)
+        )
 
     def answer_tokens(self, model: str, arm: str, setting: AskSetting) -> float:
         """Return the mean tokens of an answer, thinking included; of choices the chosen one's."""
         answers = self.every_answer(model, arm, setting)
-        return fmean(answer.n_tokens[best_choice(answer.log_probs) or 0] + answer.n_thinking for answer in answers)
+        return fmean(
+            answer.n_tokens[best_choice(answer.log_probs) or 0] + answer.n_thinking
+            for answer in answers
+        )
 
     def n_cut(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
         """Return the number of questions whose prompt was cut for some seed; with `subject`, of that one."""
-        answers = (a for seed in self.seeds(model, arm) for a in self.by_run[model, arm, seed][setting] if a.truncated)
-        return len({answer.question_id for answer in answers if not subject or answer.subject == subject})
+        answers = (
+            a
+            for seed in self.seeds(model, arm)
+            for a in self.by_run[model, arm, seed][setting]
+            if a.truncated
+        )
+        return len(
+            {answer.question_id for answer in answers if not subject or answer.subject == subject}
+        )
 
     def changed(
         self, model: str, arm: str, setting: AskSetting, base: str
@@ -210,18 +242,33 @@ class Records:
             needed = [setting]
             if net:
                 needed.append(control_setting(setting))
-            arms = [name for of, name in dict.fromkeys((of, name) for of, name, _ in self.by_run) if of == model]
+            arms = [
+                name
+                for of, name in dict.fromkeys((of, name) for of, name, _ in self.by_run)
+                if of == model
+            ]
             complete = [name for name in arms if self._has_all(model, name, needed)]
-            matrices = {name: self._make_matrix(model, name, setting, outcome, net=net) for name in complete}
-            several = {name: matrix for name, matrix in matrices.items() if matrix.n_seeds > 1 and matrix.question_ids}
+            matrices = {
+                name: self._make_matrix(model, name, setting, outcome, net=net) for name in complete
+            }
+            several = {
+                name: matrix
+                for name, matrix in matrices.items()
+                if matrix.n_seeds > 1 and matrix.question_ids
+            }
             pooled = family_variances([matrix.seed_variance for matrix in several.values()])
             for (name, matrix), variance in zip(several.items(), pooled, strict=True):
                 matrices[name] = replace(matrix, pooled=variance)
-            self._matrices |= {(model, name, setting, "", outcome, net): matrix for name, matrix in matrices.items()}
+            self._matrices |= {
+                (model, name, setting, "", outcome, net): matrix
+                for name, matrix in matrices.items()
+            }
         elif key not in self._matrices:
             all_subjects = self.matrix(model, arm, setting, "", outcome, net=net)
             subject_ids = {
-                answer.question_id for answer in self._first(model, arm, setting) if answer.subject == subject
+                answer.question_id
+                for answer in self._first(model, arm, setting)
+                if answer.subject == subject
             }
             self._matrices[key] = all_subjects.part(
                 [i for i, name in enumerate(all_subjects.question_ids) if name in subject_ids]
@@ -232,12 +279,16 @@ class Records:
         """Return whether every seed of the arm was asked in `setting` and answered the same choices without the question."""
         return self._has_all(model, arm, [setting, control_setting(setting)])
 
-    def control(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> ControlAnswers | None:
+    def control(
+        self, model: str, arm: str, setting: AskSetting, subject: str = ""
+    ) -> ControlAnswers | None:
         """Return the arm's answers without the question beside those in `setting`; None with passages, or without any."""
         if setting.k or not self.has_control(model, arm, setting):
             return None
         alone = control_setting(setting)
-        matrix = control_correctness([self.by_run[model, arm, seed][alone] for seed in self.seeds(model, arm)])
+        matrix = control_correctness(
+            [self.by_run[model, arm, seed][alone] for seed in self.seeds(model, arm)]
+        )
         net = self.matrix(model, arm, setting, subject, net=True)
         if not net.question_ids:
             return None
@@ -246,7 +297,9 @@ class Records:
 
     def _has_all(self, model: str, arm: str, settings: Sequence[AskSetting]) -> bool:
         seeds = self.seeds(model, arm)
-        return bool(seeds) and all(item in self.by_run[model, arm, seed] for item in settings for seed in seeds)
+        return bool(seeds) and all(
+            item in self.by_run[model, arm, seed] for item in settings for seed in seeds
+        )
 
     def _make_matrix(
         self, model: str, arm: str, setting: AskSetting, outcome: Outcome, *, net: bool
@@ -263,7 +316,9 @@ class Records:
         if not net:
             return matrix
         alone = control_setting(setting)
-        return beyond(matrix, control_correctness([self.by_run[model, arm, seed][alone] for seed in seeds]))
+        return beyond(
+            matrix, control_correctness([self.by_run[model, arm, seed][alone] for seed in seeds])
+        )
 
 
 def control_setting(setting: AskSetting) -> AskSetting:
@@ -279,10 +334,18 @@ def changed_answers(
 
     As `kinject.eval.results.find_flips`, without log-probs and passages: the choice is that of most seeds.
     """
-    by_id = {(name, question.id): question for name, set_questions in questions.items() for question in set_questions}
+    by_id = {
+        (name, question.id): question
+        for name, set_questions in questions.items()
+        for question in set_questions
+    }
     for arm in (arm for arm in arms if not arm.sweep):
         for setting in records.headline_settings(arm.model, arm.name, chosen_k):
-            for now, before in records.changed(arm.model, arm.name, setting, BASE) if arm.trained or setting.k else ():
+            for now, before in (
+                records.changed(arm.model, arm.name, setting, BASE)
+                if arm.trained or setting.k
+                else ()
+            ):
                 question = by_id.get((setting.question_set, now[0].question_id))
                 if question is not None:  # the questions of a task are not among them
                     name = ArmName.asked(arm.name, 0 if arm.retrieval else setting.k)

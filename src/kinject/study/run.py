@@ -30,8 +30,21 @@ from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.eval_section import ClaimSection, StudySection
 from kinject.report.files import write_report
 from kinject.results import Choice, Claim, Report, Role, Sweep, UnscoredResult, to_json
-from kinject.study.analysis import Evidence, judge_claims, make_failures, make_prices, summarize_arms
-from kinject.study.arms import Arm, arm_infos, check_inputs, check_shared_recipes, expand_arms, make_sweeps
+from kinject.study.analysis import (
+    Evidence,
+    judge_claims,
+    make_failures,
+    make_prices,
+    summarize_arms,
+)
+from kinject.study.arms import (
+    Arm,
+    arm_infos,
+    check_inputs,
+    check_shared_recipes,
+    expand_arms,
+    make_sweeps,
+)
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.scheduler import (
     SplitQuestions,
@@ -68,12 +81,24 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         records = _read_records(study)
         questions = {item.name: _read_questions(item.test) for item in study.question_sets}
         result = analyse(study, records, questions)
-        write_json(recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
+        write_json(
+            recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)}
+        )
         changed = changed_answers(records, study.arms, questions, study.chosen_k)
         write_jsonl(recipe.run_dir / "flips.jsonl", changed)
         page = write_report(recipe.run_dir, result)
-        counts = {"arms": len(result.arms), "failures": len(result.failures), "stages": len(study.status.stages)}
-        write_manifest(recipe.run_dir / "manifest.json", stage="study", inputs={}, recipe=recipe.raw, counts=counts)
+        counts = {
+            "arms": len(result.arms),
+            "failures": len(result.failures),
+            "stages": len(study.status.stages),
+        }
+        write_manifest(
+            recipe.run_dir / "manifest.json",
+            stage="study",
+            inputs={},
+            recipe=recipe.raw,
+            counts=counts,
+        )
         return result, page
 
 
@@ -92,16 +117,22 @@ def _declare(study: Study) -> dict[str, float]:
         fields = [asdict(item) for item in meant if item is not None]
         retrievals = section.retrievals or {}
         fields += [dict(retrievals[name]) for _, name in arms if name in retrievals]
-        path = study.planner.cache_dir / "claims" / f"{content_id('claim', section.eval, fields)}.json"
+        path = (
+            study.planner.cache_dir / "claims" / f"{content_id('claim', section.eval, fields)}.json"
+        )
         if not path.is_file():
             write_json(path, {"declared": time.time()})
-        declared[name] = float(read_json(path, "Delete it, and its claim counts as declared now.")["declared"])
+        declared[name] = float(
+            read_json(path, "Delete it, and its claim counts as declared now.")["declared"]
+        )
     return declared
 
 
 def _sweeps_of(claim: ClaimSection) -> list[str]:
     """Return the sweeps whose points a claim compares."""
-    points = [name for arm in (claim.arm, claim.baseline) if isinstance(arm, Mapping) for name in arm]
+    points = [
+        name for arm in (claim.arm, claim.baseline) if isinstance(arm, Mapping) for name in arm
+    ]
     return [*points, *([claim.sweep] if claim.sweep else [])]
 
 
@@ -110,15 +141,27 @@ def _before_test(study: Study, declared: Mapping[str, float]) -> None:
     late, section = set(), study.recipe.study
     model = next(iter(section.models))
     for name, claim in (section.claims or {}).items():
-        names = {ArmName.parse(arm).answers_of for arm in (claim.arm, claim.baseline) if isinstance(arm, str)}
-        names |= {point.arm for sweep in _sweeps_of(claim) for point in study.expanded.sweeps.get((model, sweep), ())}
+        names = {
+            ArmName.parse(arm).answers_of
+            for arm in (claim.arm, claim.baseline)
+            if isinstance(arm, str)
+        }
+        names |= {
+            point.arm
+            for sweep in _sweeps_of(claim)
+            for point in study.expanded.sweeps.get((model, sweep), ())
+        }
         runs = [run for run in study.runs if run.arm.model == model and run.arm.name in names]
         markers = [_on_test(study, run).evaluations[-1].marker for run in runs]
-        if markers and all(marker.is_file() and marker.stat().st_mtime < declared[name] for marker in markers):
+        if markers and all(
+            marker.is_file() and marker.stat().st_mtime < declared[name] for marker in markers
+        ):
             late.add(name)
     study.late_claims = frozenset(late)
     choices = [asdict(choice) for choice in study.choices]
-    write_json(study.recipe.run_dir / "choices.json", {"choices": choices, "declared": dict(declared)})
+    write_json(
+        study.recipe.run_dir / "choices.json", {"choices": choices, "declared": dict(declared)}
+    )
 
 
 def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
@@ -157,7 +200,11 @@ def _measure_judge(study: Study) -> None:
     if study.evaluation.judge is None:
         return
     entries = {item.name: item.test for item in study.question_sets}
-    entries |= {f"{item.name} (validation)": item.validation for item in study.question_sets if item.validation}
+    entries |= {
+        f"{item.name} (validation)": item.validation
+        for item in study.question_sets
+        if item.validation
+    }
     study.judge = study.planner.judge_stage(entries)
     _run_first(study, [study.judge], "measuring the judge")
 
@@ -168,10 +215,19 @@ def _tune(study: Study) -> None:
     Then expand the arms with the chosen values. Raises `InputError` if every value failed.
     """
     grids = {
-        key: [(value, [_add_validation(study, study.plan_run(arm, seed)) for seed in arm.seeds]) for value, arm in grid]
+        key: [
+            (value, [_add_validation(study, study.plan_run(arm, seed)) for seed in arm.seeds])
+            for value, arm in grid
+        ]
         for key, grid in study.expanded.grids.items()
     }
-    stages = [stage for grid in grids.values() for _, runs in grid for run in runs for stage in run.all_stages]
+    stages = [
+        stage
+        for grid in grids.values()
+        for _, runs in grid
+        for run in runs
+        for stage in run.all_stages
+    ]
     study.run_stages(stages, "tuning", is_last=True)
     for (model, name), grid in grids.items():
         item = (study.recipe.study.tune or {})[name]
@@ -198,9 +254,13 @@ def _tune(study: Study) -> None:
                 [stage for _, runs in grid for run in runs for stage in run.all_stages]
             )
             first = (
-                f"{failure[0].label}: {failure[1]} (its log: {failure[0].folder / LOG})" if failure else "it diverged"
+                f"{failure[0].label}: {failure[1]} (its log: {failure[0].folder / LOG})"
+                if failure
+                else "it diverged"
             )
-            raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
+            raise InputError(
+                f"study.tune.{name}: every value failed for {model}; the first: {first}"
+            )
     if study.tuned:
         study.expanded = expand_arms(study.recipe.study, study.tuned)
 
@@ -237,7 +297,9 @@ def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
         rates = {k: _rate(study, runs, item.name, k) for k in study.ks}
         candidates = [(k, *rate) for k, rate in rates.items() if rate is not None]
         if not candidates:
-            study.diverged.append(f"no K was chosen for {arm.name} on {item.name}: no validation question has a score")
+            study.diverged.append(
+                f"no K was chosen for {arm.name} on {item.name}: no validation question has a score"
+            )
             return
         best = _best(candidates)
         at_edge = best in (study.ks[0], study.ks[-1]) and best > 1  # there is no smaller one than 1
@@ -248,8 +310,12 @@ def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
 
 def _add_validation(study: Study, run: ArmRun) -> ArmRun:
     """Return `run` with the stage that evaluates it on the validation questions."""
-    questions = {item.name: item.validation for item in study.question_sets if item.validation is not None}
-    return replace(run, evaluations=(study.planner.eval_stage(run, "validation", questions, study.judge),))
+    questions = {
+        item.name: item.validation for item in study.question_sets if item.validation is not None
+    }
+    return replace(
+        run, evaluations=(study.planner.eval_stage(run, "validation", questions, study.judge),)
+    )
 
 
 def _best(candidates: Sequence[tuple[Any, float, int]]) -> Any:
@@ -257,14 +323,18 @@ def _best(candidates: Sequence[tuple[Any, float, int]]) -> Any:
     return max(candidates, key=lambda candidate: candidate[1])[0]
 
 
-def _rate(study: Study, runs: Sequence[ArmRun], question_set: str, k: int) -> tuple[float, int] | None:
+def _rate(
+    study: Study, runs: Sequence[ArmRun], question_set: str, k: int
+) -> tuple[float, int] | None:
     """Return how often answers of `runs` (the seeds of one arm) to validation questions are right, and their number.
 
     None if no question has a score, or none of a seed.
     """
     records = Records(study.evaluation.scores)
     for run in runs:
-        records.read(run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder, run.arm.retrieval)
+        records.read(
+            run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder, run.arm.retrieval
+        )
     arm = runs[0].arm
     setting = AskSetting(question_set, *study.prompt_format(question_set), k)
     is_asked = setting in records.settings(arm.model, arm.name)
@@ -283,12 +353,20 @@ def _pool(rates: Sequence[tuple[float, int]]) -> tuple[float, int]:
 def _on_test(study: Study, run: ArmRun) -> ArmRun:
     """Return `run` with the stage that evaluates it on the test questions."""
     questions = {item.name: item.test for item in study.question_sets}
-    return replace(run, evaluations=(*run.evaluations, study.planner.eval_stage(run, "test", questions, study.judge)))
+    return replace(
+        run,
+        evaluations=(
+            *run.evaluations,
+            study.planner.eval_stage(run, "test", questions, study.judge),
+        ),
+    )
 
 
 def _evaluate_on_test(study: Study) -> None:
     study.runs = [_on_test(study, run) for run in study.runs]
-    study.run_stages([stage for run in study.runs for stage in run.all_stages], "evaluating", is_last=True)
+    study.run_stages(
+        [stage for run in study.runs for stage in run.all_stages], "evaluating", is_last=True
+    )
 
 
 def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Question]]) -> Report:
@@ -299,7 +377,9 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
     results = summarize_arms(records, arms, roles, study.chosen_k)
     sweeps = make_sweeps(section, study.expanded)
     costs = make_costs(study.runs, study.status, study.judge)
-    prices = make_prices(records, arms, costs, study.chosen_k, section.price) if section.price else ()
+    prices = (
+        make_prices(records, arms, costs, study.chosen_k, section.price) if section.price else ()
+    )
     return Report(
         kind="study", title=section.title, description=section.description, seeds=section.seeds, models=tuple(section.models),
         model_sources=_model_sources(section),
@@ -324,7 +404,9 @@ def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str
     """Return (model, arm, seed, log.jsonl as seen from `run_dir`) of each finished training run."""
     logs = [(run, run.train.folder / "log.jsonl") for run in runs if run.train is not None]
     return [
-        (run.arm.model, run.arm.name, run.seed, os.path.relpath(path, run_dir)) for run, path in logs if path.is_file()
+        (run.arm.model, run.arm.name, run.seed, os.path.relpath(path, run_dir))
+        for run, path in logs
+        if path.is_file()
     ]
 
 
@@ -341,7 +423,9 @@ def _read_records(study: Study) -> Records:
 
 def _model_sources(section: StudySection) -> dict[str, str]:
     """Return the folder or hub name of each base model that the study does not make itself."""
-    sources = {name: item if isinstance(item, str) else item.path for name, item in section.models.items()}
+    sources = {
+        name: item if isinstance(item, str) else item.path for name, item in section.models.items()
+    }
     return {name: source for name, source in sources.items() if source is not None}
 
 
@@ -349,13 +433,20 @@ def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
     return read_questions(Path(entry["path"]), entry["layout"])
 
 
-def _claims(study: Study, records: Records, sweeps: Sequence[Sweep], roles: Mapping[str, Role]) -> list[Claim]:
+def _claims(
+    study: Study, records: Records, sweeps: Sequence[Sweep], roles: Mapping[str, Role]
+) -> list[Claim]:
     """Return the study's claims, judged on the first base model."""
     section = study.recipe.study
     model = next(iter(section.models))
-    chosen_k = {(arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model}
+    chosen_k = {
+        (arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model
+    }
     by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
-    claims = judge_claims(section.claims or {}, Evidence(records, model, study.prompt_format, chosen_k, by_name, roles))
+    claims = judge_claims(
+        section.claims or {},
+        Evidence(records, model, study.prompt_format, chosen_k, by_name, roles),
+    )
     return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
 
 
@@ -395,7 +486,11 @@ def render_plan(recipe: StudyRecipe) -> str:
     lines = [recipe.study.title, recipe.study.description.strip(), "", render_stages(study)]
     if not is_set_up:
         lines.append("study.setup comes first; stages that read its files are counted as not done")
-    untuned = [name for name in recipe.study.tune or {} if not any(name == tuned for _, tuned in study.tuned)]
+    untuned = [
+        name
+        for name in recipe.study.tune or {}
+        if not any(name == tuned for _, tuned in study.tuned)
+    ]
     if untuned:
         lines.append(
             f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"

@@ -60,7 +60,11 @@ class StageStatus:
         readers = list(pending.values())
         while readers:
             stage = readers.pop()
-            for made in [self.stages[other] for other in stage.dependencies if "deleted" in self.done.get(other, {})]:
+            for made in [
+                self.stages[other]
+                for other in stage.dependencies
+                if "deleted" in self.done.get(other, {})
+            ]:
                 if _reads(stage, made):
                     del self.done[made.id]
                     pending[made.id] = made
@@ -82,7 +86,9 @@ class StageStatus:
 
     def first_failure(self, stages: Sequence[Stage]) -> tuple[Stage, str] | None:
         """Return the first of `stages` that failed, with its error; None if none did."""
-        return next(((stage, self.failed[stage.id]) for stage in stages if stage.id in self.failed), None)
+        return next(
+            ((stage, self.failed[stage.id]) for stage in stages if stage.id in self.failed), None
+        )
 
 
 def _reads(stage: Stage, made: Stage) -> bool:
@@ -91,7 +97,12 @@ def _reads(stage: Stage, made: Stage) -> bool:
 
 
 def run_stages(
-    pending: Sequence[Stage], status: StageStatus, executor: LocalExecutor, title: str, *, delete_models: bool = False
+    pending: Sequence[Stage],
+    status: StageStatus,
+    executor: LocalExecutor,
+    title: str,
+    *,
+    delete_models: bool = False,
 ) -> None:
     """Run each stage once its dependencies are done, and record the outcomes in `status`.
 
@@ -102,7 +113,11 @@ def run_stages(
     running: set[str] = set()
     with Progress(title, len(waiting), "stages") as progress:
         while waiting or running:
-            ready = [stage for stage in waiting.values() if all(other in status.done for other in stage.dependencies)]
+            ready = [
+                stage
+                for stage in waiting.values()
+                if all(other in status.done for other in stage.dependencies)
+            ]
             for stage in ready:
                 if not executor.has_room():
                     break
@@ -118,7 +133,10 @@ def run_stages(
                 else:
                     status.done[outcome.task.id] = outcome.result
                     unfinished = [*waiting.values(), *(status.stages[number] for number in running)]
-                    for made in map(status.stages.__getitem__, outcome.task.dependencies if delete_models else ()):
+                    for made in map(
+                        status.stages.__getitem__,
+                        outcome.task.dependencies if delete_models else (),
+                    ):
                         if not any(_reads(stage, made) for stage in unfinished):
                             status.delete_model(made)
                 progress.advance()
@@ -172,7 +190,9 @@ class Study:
     @property
     def ks(self) -> tuple[int, ...]:
         """The numbers of retrieved passages with which arms are evaluated."""
-        return tuple(dict.fromkeys(self.evaluation.retrieval.k)) if self.evaluation.retrieval else ()
+        return (
+            tuple(dict.fromkeys(self.evaluation.retrieval.k)) if self.evaluation.retrieval else ()
+        )
 
     def prompt_format(self, question_set: str) -> tuple[str, int]:
         """Return the format and number of shots that decide choices and claims on a set."""
@@ -204,11 +224,15 @@ def open_study(recipe: StudyRecipe) -> Study:
     section = recipe.study
     overrides = override_arguments(eval_overrides(section))
     evaluation = read_recipe(Path(section.eval), overrides, "eval", check_inputs=False)
-    question_sets = _split_questions(evaluation.eval, section.validation or {}, recipe.run_dir / "questions")
+    question_sets = _split_questions(
+        evaluation.eval, section.validation or {}, recipe.run_dir / "questions"
+    )
     return Study(recipe, evaluation, question_sets, expand_arms(section))
 
 
-def _split_questions(section: EvalSection, fractions: Mapping[str, float], folder: Path) -> list[SplitQuestions]:
+def _split_questions(
+    section: EvalSection, fractions: Mapping[str, float], folder: Path
+) -> list[SplitQuestions]:
     """Return the sets of `section` with their test and validation questions, in files in `folder` where they are split.
 
     A document is for choosing in all sets or in none: one whose id falls below the fraction of a set that has questions on
@@ -228,7 +252,10 @@ def _split_questions(section: EvalSection, fractions: Mapping[str, float], folde
         for name, item in items.items() if name not in fractions and item.validation
         for document in map(_document, _read(item, item.validation))
     }  # fmt: skip
-    return [_split_set(name, item, fractions.get(name), choosing, folder) for name, item in items.items()]
+    return [
+        _split_set(name, item, fractions.get(name), choosing, folder)
+        for name, item in items.items()
+    ]
 
 
 def _split_set(
@@ -247,13 +274,19 @@ def _split_set(
     entries = {}
     for part, part_questions in parts.items():
         if not part_questions:
-            why = "the other sets choose on all of its documents" if fraction is None else f"{fraction} leaves none"
+            why = (
+                "the other sets choose on all of its documents"
+                if fraction is None
+                else f"{fraction} leaves none"
+            )
             raise InputError(f"{item.path}: study.validation: no {part} question of {name}: {why}.")
         path = folder / f"{file_name(name)}.{part}.jsonl"
         write_jsonl(path, map(_question_row, part_questions))
         entries[part] = {**entry, "path": str(path), "layout": "auto"}
     n_left_out = len(chosen) if fraction is None else 0
-    return SplitQuestions(name, item.role, entries["test"], entries.get("validation", validation), n_left_out)
+    return SplitQuestions(
+        name, item.role, entries["test"], entries.get("validation", validation), n_left_out
+    )
 
 
 def _question_row(question: Question) -> dict[str, Any]:
@@ -282,18 +315,31 @@ def family_warnings(study: Study) -> list[str]:
     """Return a sentence for each question set and claim whose documents are too few for so many comparisons."""
     section, with_k = study.recipe.study, False
     if study.ks:
-        with_k = len(study.ks) == 1 or any(item.validation is not None for item in study.question_sets)
+        with_k = len(study.ks) == 1 or any(
+            item.validation is not None for item in study.question_sets
+        )
     unswept = [arm for arm in study.arms if not arm.sweep]
-    plain = sum(1 + with_k for arm in unswept if arm.trained and not arm.retrieval)  # to base, to base with passages
-    family = plain + sum(3 - bool(arm.retrieval) if arm.trained else 1 for arm in unswept if with_k and arm.rag)
+    plain = sum(
+        1 + with_k for arm in unswept if arm.trained and not arm.retrieval
+    )  # to base, to base with passages
+    family = plain + sum(
+        3 - bool(arm.retrieval) if arm.trained else 1 for arm in unswept if with_k and arm.rag
+    )
     family *= len(study.question_sets)
     documents = {
-        item.name: len({_document(question) for question in _read(QuestionSetSection(**item.test), item.test["path"])})
+        item.name: len(
+            {
+                _document(question)
+                for question in _read(QuestionSetSection(**item.test), item.test["path"])
+            }
+        )
         for item in study.question_sets
         if Path(item.test["path"]).is_file()
     }
     claims = section.claims or {}
-    judged = {f"{name}: the headline comparisons ({family:,})": (name, family) for name in documents}
+    judged = {
+        f"{name}: the headline comparisons ({family:,})": (name, family) for name in documents
+    }
     judged |= {
         f"claim {name}: the claims ({len(claims):,})": (claim.question_set, len(claims))
         for name, claim in claims.items() if claim.test == "difference" and claim.question_set in documents
@@ -322,12 +368,16 @@ def _arm_table(study: Study) -> str:
         ids = {stage.id for run in study.runs if run.arm == arm for stage in run.all_stages}
         n_done = sum(stage_id in study.status.done for stage_id in ids)
         arm_overrides = {
-            key: value for key, value in arm.overrides.items() if key not in shared or shared[key] != value
+            key: value
+            for key, value in arm.overrides.items()
+            if key not in shared or shared[key] != value
         }
         overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in arm_overrides.items())
         corpus = f"corpus={arm.corpus} " if arm.corpus not in ("", "augmented") else ""
         seeds = ",".join(map(str, arm.seeds)) if arm.trained else ""
-        rows.append((arm.name, arm.model, seeds, str(len(ids)), str(n_done), (corpus + overrides)[:70]))
+        rows.append(
+            (arm.name, arm.model, seeds, str(len(ids)), str(n_done), (corpus + overrides)[:70])
+        )
     return aligned(rows, frozenset({3, 4}))
 
 

@@ -47,7 +47,14 @@ from kinject.sandbox import (
     write_dialogues,
     write_sentence_rows,
 )
-from kinject.study.arms import Arm, base_arm, base_models, drop_output_folders, eval_overrides, override_arguments
+from kinject.study.arms import (
+    Arm,
+    base_arm,
+    base_models,
+    drop_output_folders,
+    eval_overrides,
+    override_arguments,
+)
 
 _SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
 """Entries of study.setup that copy a model of the sandbox as it ships."""
@@ -117,7 +124,9 @@ class ArmRun:
     @property
     def all_stages(self) -> tuple[Stage, ...]:
         """Every stage once, in order."""
-        return tuple({stage.id: stage for stage in (*self.matched, *self.stages, *self.evaluations)}.values())
+        return tuple(
+            {stage.id: stage for stage in (*self.matched, *self.stages, *self.evaluations)}.values()
+        )
 
 
 class Planner:
@@ -136,26 +145,45 @@ class Planner:
         """
         for entry in self.section.setup:
             yield [self._setup_stage(entry)]
-        stages = [self._setup_stage(item.recipe, item.overrides) for item in self.models.values() if item.recipe]
+        stages = [
+            self._setup_stage(item.recipe, item.overrides)
+            for item in self.models.values()
+            if item.recipe
+        ]
         yield list({stage.id: stage for stage in stages}.values())
 
     def model_dir(self, name: str) -> str:
         """Return the folder or hub name of a base model."""
         item = self.models[name]
-        return item.path or str(self._setup_stage(str(item.recipe), item.overrides).folder / "model")
+        return item.path or str(
+            self._setup_stage(str(item.recipe), item.overrides).folder / "model"
+        )
 
     def _setup_stage(self, entry: str, overrides: Mapping[str, Any] | None = None) -> Stage:
         if entry in _SANDBOX_ROWS:
-            return Stage(content_id(_FORMAT, entry), "setup", BASE_CORPUS.parent, entry, (), label=entry)
+            return Stage(
+                content_id(_FORMAT, entry), "setup", BASE_CORPUS.parent, entry, (), label=entry
+            )
         if run := _SANDBOX_RUNS.get(entry):
-            return Stage(content_id(_FORMAT, entry, run.content_hash()), "setup", run.run_dir, entry, (), label=entry)
+            return Stage(
+                content_id(_FORMAT, entry, run.content_hash()),
+                "setup",
+                run.run_dir,
+                entry,
+                (),
+                label=entry,
+            )
         arguments = override_arguments(overrides or {})
         values = read_values(Path(entry), arguments)
         identity = content_id(_FORMAT, "setup", *self._hashed(values))
         if not overrides:
-            return Stage(identity, "setup", Path(str(values.get("run_dir"))), entry, (), label=entry)
+            return Stage(
+                identity, "setup", Path(str(values.get("run_dir"))), entry, (), label=entry
+            )
         folder = self.cache_dir / "setup" / identity
-        return Stage(identity, "setup", folder, entry, (*arguments, _run_dir_argument(folder)), label=entry)
+        return Stage(
+            identity, "setup", folder, entry, (*arguments, _run_dir_argument(folder)), label=entry
+        )
 
     def arm_run(self, arm: Arm, seed: int, others: Mapping[str, Arm]) -> ArmRun:
         """Plan `arm` with `seed`, without evaluations; `others` are the arms of its base model by name."""
@@ -170,25 +198,40 @@ class Planner:
             matched += before.matched
             dependencies.append(before.stages[-1].id)
         start = arm.through or (before.model_dir if before else base)
-        overrides = {**arm.train_overrides, "model.path": start, "corpus.path": str(corpus), "seed": seed}
+        overrides = {
+            **arm.train_overrides,
+            "model.path": start,
+            "corpus.path": str(corpus),
+            "seed": seed,
+        }
         parameters = {}
         other = self.arm_run(others[arm.matched], seed, others) if arm.matched else None
         if other is not None and other.train is not None:
             matched += other.all_stages
             dependencies.append(other.train.id)
-            parameters["match_steps_of" if arm.match_steps_of else "match_seconds_of"] = str(other.train.folder)
-            unmatched = self.arm_run(replace(arm, match_seconds_of=""), seed, others) if arm.match_seconds_of else None
+            parameters["match_steps_of" if arm.match_steps_of else "match_seconds_of"] = str(
+                other.train.folder
+            )
+            unmatched = (
+                self.arm_run(replace(arm, match_seconds_of=""), seed, others)
+                if arm.match_seconds_of
+                else None
+            )
             if unmatched is not None and unmatched.train is not None:
                 matched += unmatched.all_stages
                 dependencies.append(unmatched.train.id)
                 parameters["unmatched"] = str(unmatched.train.folder)
         label = f"{arm.name}, seed {seed}"
-        train = self._arm_stage(arm, "train", label, self.section.train, overrides, dependencies, parameters)
+        train = self._arm_stage(
+            arm, "train", label, self.section.train, overrides, dependencies, parameters
+        )
         stages.append(train)
         model_dir = train.folder / "model"
         if arm.alpha is not None:
             merging = {"base": base, "tuned": str(model_dir), "alpha": arm.alpha}
-            stages.append(self._arm_stage(arm, "merge", label, dependencies=[train.id], parameters=merging))
+            stages.append(
+                self._arm_stage(arm, "merge", label, dependencies=[train.id], parameters=merging)
+            )
             model_dir = stages[-1].folder / f"alpha-{arm.alpha:g}"
         if arm.through:
             sum_of = {
@@ -197,7 +240,11 @@ class Planner:
                 "minus": arm.through,
                 "hash": input_hashes(base, self.cache_dir),
             }
-            stages.append(self._arm_stage(arm, "merge", label, dependencies=[stages[-1].id], parameters=sum_of))
+            stages.append(
+                self._arm_stage(
+                    arm, "merge", label, dependencies=[stages[-1].id], parameters=sum_of
+                )
+            )
             model_dir = stages[-1].folder / "merged"
         return ArmRun(arm, seed, tuple(stages), str(model_dir), train, matched=tuple(matched))
 
@@ -205,41 +252,58 @@ class Planner:
         """Return the stages that write the arm's corpus, and its path."""
         if arm.corpus not in ("augmented", "random"):
             return [], Path(arm.corpus)
-        overrides = {**arm.augment_overrides, **({"seed": seed} if self.section.new_paraphrases_per_seed else {})}
+        overrides = {
+            **arm.augment_overrides,
+            **({"seed": seed} if self.section.new_paraphrases_per_seed else {}),
+        }
         label = f"corpus of {arm.name}"
         augment = self._arm_stage(arm, "augment", label, self.section.augment, overrides)
         corpus = augment.folder / "corpus.jsonl"
         if arm.corpus == "augmented":
             return [augment], corpus
         parameters = {"source": str(corpus), "seed": seed}
-        shuffled = self._arm_stage(arm, "corpus", label, dependencies=[augment.id], parameters=parameters)
+        shuffled = self._arm_stage(
+            arm, "corpus", label, dependencies=[augment.id], parameters=parameters
+        )
         return [augment, shuffled], shuffled.folder / "corpus.jsonl"
 
-    def eval_stage(self, run: ArmRun, split: str, questions: Mapping[str, Any], judge: Stage | None = None) -> Stage:
+    def eval_stage(
+        self, run: ArmRun, split: str, questions: Mapping[str, Any], judge: Stage | None = None
+    ) -> Stage:
         """Return the stage that evaluates an arm on the sets in `questions` (values as eval.questions takes them).
 
         `judge` is the stage that measured the judge of written answers.
         """
         arm = run.arm
         if arm.retrieval:
-            questions = {name: item for name, item in questions.items() if QuestionSetSection(**item).gets_passages}
+            questions = {
+                name: item
+                for name, item in questions.items()
+                if QuestionSetSection(**item).gets_passages
+            }
         overrides = self._asking(run.model_dir, questions, arm)
         dependencies = [stage.id for stage in (*run.stages[-1:], *([judge] if judge else []))]
         label = f"{split} questions to {arm.name}" + (f", seed {run.seed}" if arm.trained else "")
         parameters = {"split": split, **({"judge": str(judge.folder)} if judge else {})}
-        return self._arm_stage(arm, "eval", label, self.section.eval, overrides, dependencies, parameters)
+        return self._arm_stage(
+            arm, "eval", label, self.section.eval, overrides, dependencies, parameters
+        )
 
     def judge_stage(self, questions: Mapping[str, Any]) -> Stage:
         """Return the stage that measures the judge of written answers on the sets in `questions`."""
         model = next(iter(self.models))
         arm = base_arm(self.section, model)
         overrides = self._asking(self.model_dir(model), questions, replace(arm, rag=False))
-        return self._arm_stage(arm, "judge", "the judge on planted answers", self.section.eval, overrides)
+        return self._arm_stage(
+            arm, "judge", "the judge on planted answers", self.section.eval, overrides
+        )
 
     def _asking(self, model_dir: str, questions: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
         """Return the overrides of the shared eval recipe for the model of an arm, with its retrieval or without."""
         replaced = ("eval.questions", *(() if arm.rag else ("eval.retrieval",)))
-        overrides = {k: v for k, v in eval_overrides(self.section, arm).items() if not k.startswith(replaced)}
+        overrides = {
+            k: v for k, v in eval_overrides(self.section, arm).items() if not k.startswith(replaced)
+        }
         overrides |= {} if arm.rag else {"eval.retrieval": None}
         overrides |= {"eval.perplexity_corpus": None} if arm.retrieval else {}
         return overrides | {"eval.models": {MODEL: model_dir}, "eval.questions": dict(questions)}
@@ -250,12 +314,20 @@ class Planner:
     ) -> Stage:  # fmt: skip
         arguments = override_arguments(overrides or {})
         values = read_values(Path(recipe), arguments) if recipe else {}
-        if kind in ("eval", "judge"):  # answers are stored before they are scored; a judge alone asks further prompts
+        if kind in (
+            "eval",
+            "judge",
+        ):  # answers are stored before they are scored; a judge alone asks further prompts
             scores = values["eval"].pop("scores", ())
             values["eval"] |= {"judge": True} if "judge" in scores else {}
         # Another version of kinject may train or score differently; paraphrases that were paid for remain valid.
         made_by = "" if kind == "augment" else version("kinject")
-        identity = content_id(_FORMAT, kind, made_by, *self._hashed(values, dict(parameters or {}), list(dependencies)))
+        identity = content_id(
+            _FORMAT,
+            kind,
+            made_by,
+            *self._hashed(values, dict(parameters or {}), list(dependencies)),
+        )
         folder = self.cache_dir / kind / identity
         if recipe:
             arguments.append(_run_dir_argument(folder))
@@ -267,7 +339,9 @@ class Planner:
     def _hashed(self, values: Mapping[str, Any], *more: Any) -> tuple[Any, ...]:
         """Return the part of a stage's id that depends on its recipe, on the files that it names, and on `more`."""
         values = drop_output_folders(values)
-        return _relative_to([values, *more], f"{self.cache_dir}/"), input_hashes(values, self.cache_dir)
+        return _relative_to([values, *more], f"{self.cache_dir}/"), input_hashes(
+            values, self.cache_dir
+        )
 
 
 def _relative_to(value: Any, folder: str) -> Any:
@@ -276,7 +350,11 @@ def _relative_to(value: Any, folder: str) -> Any:
         return {key: _relative_to(item, folder) for key, item in value.items()}
     if isinstance(value, list):
         return [_relative_to(item, folder) for item in value]
-    return f"stages:{value[len(folder) :]}" if isinstance(value, str) and value.startswith(folder) else value
+    return (
+        f"stages:{value[len(folder) :]}"
+        if isinstance(value, str) and value.startswith(folder)
+        else value
+    )
 
 
 def _run_dir_argument(folder: Path) -> str:
@@ -288,7 +366,12 @@ def input_hashes(value: object, cache_dir: Path) -> dict[str, str]:
     hashes = {}
     for text in _possible_paths(value):
         path = Path(text)
-        if len(text) < 1000 and "\n" not in text and cache_dir not in path.parents and path.exists():
+        if (
+            len(text) < 1000
+            and "\n" not in text
+            and cache_dir not in path.parents
+            and path.exists()
+        ):
             hashes[text] = _hash(path)
     return hashes
 
@@ -297,7 +380,9 @@ def input_hashes(value: object, cache_dir: Path) -> dict[str, str]:
 def _hash(path: Path) -> str:
     if not path.is_dir():
         return file_hash(path)
-    is_model = any((path / name).exists() for name in ("config.json", "adapter_config.json", "tokenizer.json"))
+    is_model = any(
+        (path / name).exists() for name in ("config.json", "adapter_config.json", "tokenizer.json")
+    )
     return model_hash(path) if is_model else folder_hash(path)
 
 
@@ -367,7 +452,9 @@ def _run_train(stage: Stage) -> dict[str, Any]:
         manifest = _read_matched_manifest(Path(stage.parameters["match_steps_of"]))
         overrides.append(f"trainer.max_steps={manifest['counts']['steps']}")
     if "match_seconds_of" in stage.parameters:
-        overrides += _matching_steps(read_recipe(Path(stage.recipe), overrides, "train").trainer, stage.parameters)
+        overrides += _matching_steps(
+            read_recipe(Path(stage.recipe), overrides, "train").trainer, stage.parameters
+        )
     return _train_recipe(read_recipe(Path(stage.recipe), overrides, "train"))
 
 
@@ -376,14 +463,22 @@ def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
 
     result = train(recipe, resume=True)
     cost = dict(result.cost)
-    seconds = sum(cost.pop(name, 0.0) for name in ("work_seconds", "teacher_seconds", "written_seconds"))
-    return {"tokens": round(result.n_epochs * result.account["source"]), **cost, "work_seconds": round(seconds, 2)}
+    seconds = sum(
+        cost.pop(name, 0.0) for name in ("work_seconds", "teacher_seconds", "written_seconds")
+    )
+    return {
+        "tokens": round(result.n_epochs * result.account["source"]),
+        **cost,
+        "work_seconds": round(seconds, 2),
+    }
 
 
 def _read_matched_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder / "manifest.json")
     if manifest is None:
-        raise InputError(f"{folder}: no manifest of the run that this arm is matched to. Run the study again.")
+        raise InputError(
+            f"{folder}: no manifest of the run that this arm is matched to. Run the study again."
+        )
     return manifest
 
 
@@ -393,9 +488,13 @@ def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -
     matched, unmatched = (Path(parameters[key]) for key in ("match_seconds_of", "unmatched"))
     for folder in (matched, unmatched):
         if _read_matched_manifest(folder)["counts"]["resumed_from"]:
-            raise InputError(f"{folder}: resumed, so the seconds of all its steps are not known. {fix}")
+            raise InputError(
+                f"{folder}: resumed, so the seconds of all its steps are not known. {fix}"
+            )
     counts = _read_matched_manifest(unmatched)["counts"]
-    wanted, total = (read_json(folder / DONE, fix)["work_seconds"] for folder in (matched, unmatched))
+    wanted, total = (
+        read_json(folder / DONE, fix)["work_seconds"] for folder in (matched, unmatched)
+    )
     n_steps, step_seconds = counts["steps"], counts["cost"]["work_seconds"]
     scaled = round(n_steps * (wanted - (total - step_seconds)) / step_seconds)
     if scaled < 1:
@@ -405,7 +504,11 @@ def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -
         )
     overrides = [f"trainer.max_steps={scaled}"]
     warmup = trainer.get("warmup_steps") or 0
-    return [*overrides, f"trainer.warmup_steps={round(warmup * scaled / n_steps)}"] if warmup >= 1 else overrides
+    return (
+        [*overrides, f"trainer.warmup_steps={round(warmup * scaled / n_steps)}"]
+        if warmup >= 1
+        else overrides
+    )
 
 
 def _run_augment(stage: Stage) -> dict[str, Any]:
@@ -418,7 +521,11 @@ def _run_augment(stage: Stage) -> dict[str, Any]:
             f"({'the budget is spent' if result.out_of_budget else 'see rejected.jsonl and failures.jsonl there'}). "
             "Run the study again, or lower augment.styles."
         )
-    return {"tokens": result.tokens_in + result.tokens_out, "money": result.cost, "written_tokens": result.tokens_out}
+    return {
+        "tokens": result.tokens_in + result.tokens_out,
+        "money": result.cost,
+        "written_tokens": result.tokens_out,
+    }
 
 
 def _run_random_corpus(stage: Stage) -> dict[str, Any]:
@@ -427,7 +534,9 @@ def _run_random_corpus(stage: Stage) -> dict[str, Any]:
     rows = CorpusFile(source)
     words = [word for row in rows for word in row.text.split()]
     if not words:
-        raise InputError(f"{source}: holds no text rows to shuffle. Use corpus: random with an augmented text corpus.")
+        raise InputError(
+            f"{source}: holds no text rows to shuffle. Use corpus: random with an augmented text corpus."
+        )
     rng = random.Random(f"{stage.parameters['seed']} random text")
     shuffled = (
         {"id": f"random-{row.id}", "origin": "random", "text": " ".join(rng.choice(words) for _ in row.text.split())}
@@ -436,7 +545,14 @@ def _run_random_corpus(stage: Stage) -> dict[str, Any]:
     write_jsonl(stage.folder / "corpus.jsonl", shuffled)
     inputs = {"source": check_output(source, "Delete its folder: the study makes it again.")}
     outputs = ["corpus.jsonl"]
-    write_manifest(stage.folder / "manifest.json", stage="corpus", inputs=inputs, recipe={}, counts={}, outputs=outputs)
+    write_manifest(
+        stage.folder / "manifest.json",
+        stage="corpus",
+        inputs=inputs,
+        recipe={},
+        counts={},
+        outputs=outputs,
+    )
     return {}
 
 

@@ -33,7 +33,11 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, run_dir: Path, learned_tokens: Callable[[], int]) -> None:
-        self.log, self.timing, self.learned_tokens = run_dir / "log.jsonl", run_dir / "timing.jsonl", learned_tokens
+        self.log, self.timing, self.learned_tokens = (
+            run_dir / "log.jsonl",
+            run_dir / "timing.jsonl",
+            learned_tokens,
+        )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start with the rows of the checkpoint: those up to the step at which this run resumes. Start the clock."""
@@ -42,7 +46,9 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
             write_jsonl(self.timing, [])
         self.began = monotonic()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """Write one row: step, epoch and the trainer's values; the device has finished the step of a loss by now."""
         if not state.is_world_process_zero:
             return
@@ -67,7 +73,10 @@ def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
     """
     first = {key: logged[key] for key in ("step", "epoch", "loss") if key in logged}
     row = first | dict(sorted(logged.items()))
-    return {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }
 
 
 class Screen(TrainerCallback):  # type: ignore[misc]
@@ -85,7 +94,9 @@ class Screen(TrainerCallback):  # type: ignore[misc]
         self.progress = Progress("training", state.max_steps, "steps", done=state.global_step)
         self.progress.__enter__()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """Keep the newest loss."""
         if logs and "loss" in logs:
             self.loss = f"loss {logs['loss']:.3f}"
@@ -174,7 +185,9 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
     def __init__(self, every: int, trackers: Callable[[], list[Any]]) -> None:
         self.every, self.trackers = every, trackers
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         """Send the histograms of this update, if it is a multiple of `every`."""
         step = state.global_step + 1
         if step % self.every:
@@ -194,16 +207,22 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
                     if values.numel():
                         tracker.tb_writer.add_histogram(name, values, step)
             elif isinstance(tracker, WandbCallback) and tracker._wandb is not None:
-                drawn = {n: tracker._wandb.Histogram(v.numpy()) for n, v in finite.items() if v.numel()}
+                drawn = {
+                    n: tracker._wandb.Histogram(v.numpy()) for n, v in finite.items() if v.numel()
+                }
                 tracker._wandb.log({**drawn, "train/global_step": step})
 
 
 def guard_trackers(callbacks: Sequence[Any]) -> None:
     """Let a tracker that cannot start (no database, no account) end the run with its reason in one line."""
     for callback in callbacks:
-        if isinstance(callback, tuple(INTEGRATION_TO_CALLBACK.values())) and hasattr(callback, "setup"):
+        if isinstance(callback, tuple(INTEGRATION_TO_CALLBACK.values())) and hasattr(
+            callback, "setup"
+        ):
 
-            def setup(*args: Any, tracker: Any = callback, begin: Any = callback.setup, **kwargs: Any) -> None:
+            def setup(
+                *args: Any, tracker: Any = callback, begin: Any = callback.setup, **kwargs: Any
+            ) -> None:
                 try:
                     begin(*args, **kwargs)
                 except Exception as error:  # each library raises its own
@@ -217,7 +236,9 @@ def guard_trackers(callbacks: Sequence[Any]) -> None:
 
 def tracker_error(kind: type) -> str:
     """Return the library's reason why a tracker's callback cannot be made; "" if it can."""
-    made = type(kind.__name__, (kind,), {"__del__": lambda _: None})  # some fail once more there without their package
+    made = type(
+        kind.__name__, (kind,), {"__del__": lambda _: None}
+    )  # some fail once more there without their package
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
@@ -258,7 +279,11 @@ def forgetting(section: ProbesSection) -> Reason:
     def reason(args: Any, history: Sequence[Mapping[str, Any]]) -> str:
         for name in names if section.max_forgetting is not None else ():
             key = f"eval_{name}_accuracy"
-            by_step = {row["step"]: row[key] for row in history if row.get(key) is not None and math.isfinite(row[key])}
+            by_step = {
+                row["step"]: row[key]
+                for row in history
+                if row.get(key) is not None and math.isfinite(row[key])
+            }
             values = list(by_step.values())
             if values and values[0] - values[-1] > (section.max_forgetting or 0.0):
                 return (
@@ -278,12 +303,20 @@ def patience(evaluations: int) -> Reason:
 
     def reason(args: Any, history: Sequence[Mapping[str, Any]]) -> str:
         name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
-        by_step = {row["step"]: math.nan if row[name] is None else row[name] for row in history if name in row}
+        by_step = {
+            row["step"]: math.nan if row[name] is None else row[name]
+            for row in history
+            if name in row
+        }
         values = [value for step, value in by_step.items() if step > 0]
         finite = [value for value in values if math.isfinite(value)]
         since, found = len(values), "finite"
         if finite:
-            best = max(finite) if args.metric_for_best_model and args.greater_is_better else min(finite)
+            best = (
+                max(finite)
+                if args.metric_for_best_model and args.greater_is_better
+                else min(finite)
+            )
             since, found = len(values) - 1 - values.index(best), f"better than {best:.3f}"
         fault = f"{name} has not been {found} for {since} evaluations (techniques.patience); the run stops."
         return fault if since >= evaluations else ""

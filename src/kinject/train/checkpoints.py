@@ -22,7 +22,10 @@ import torch
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import Trainer
-from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
+from transformers.distributed.checkpoint import (
+    load_optimizer_distributed,
+    save_optimizer_distributed,
+)
 from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import nested_gather
 from transformers.trainer_utils import rotate_checkpoints
@@ -53,7 +56,9 @@ def mark_complete(checkpoint: Path) -> None:
     """Record the hash and size of every file of a checkpoint that has just been written."""
     (checkpoint / _MARKER).unlink(missing_ok=True)
     write_sha256sums(checkpoint)
-    sizes = {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)}
+    sizes = {
+        path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in _files(checkpoint)
+    }
     write_json(checkpoint / _MARKER, sizes)
 
 
@@ -83,7 +88,9 @@ def checkpoint_to_resume(run_dir: Path) -> Path | None:
         fault = check_sha256sums(path)[1] if is_complete(path) else f"{path}: was not written whole"
         if not fault:
             return path
-        log.warning(f"{fault}. This checkpoint is skipped; the run resumes from an older one, or from the start.")
+        log.warning(
+            f"{fault}. This checkpoint is skipped; the run resumes from an older one, or from the start."
+        )
     return None
 
 
@@ -99,7 +106,11 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
         failure = system_failure(error)
         if failure is None:
             raise
-        incomplete = [path for _, path in checkpoints(run_dir) if not is_complete(path)] if is_first_process() else []
+        incomplete = (
+            [path for _, path in checkpoints(run_dir) if not is_complete(path)]
+            if is_first_process()
+            else []
+        )
         for path in (*incomplete, run_dir / ".model.part"):
             shutil.rmtree(path, ignore_errors=True)
         newest = newest_complete(run_dir)
@@ -111,7 +122,9 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
 
 
 def _files(checkpoint: Path) -> list[Path]:
-    return [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != _MARKER]
+    return [
+        path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != _MARKER
+    ]
 
 
 @contextlib.contextmanager
@@ -125,7 +138,9 @@ def numbers_only(checkpoint: Path | None) -> Iterator[None]:
         yield
     except pickle.UnpicklingError as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        reason = next((line.strip() for line in lines if "GLOBAL" in line or "Unsupported" in line), lines[0])
+        reason = next(
+            (line.strip() for line in lines if "GLOBAL" in line or "Unsupported" in line), lines[0]
+        )
         raise TrainingError(
             f"{checkpoint}: a state holds more than numbers, or is damaged ({reason[:200]}). Loading it could run code, so it "
             "is not loaded. Delete this checkpoint and resume from an older one with --resume, or start over with --overwrite."
@@ -154,13 +169,19 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
 
     def spent(self) -> tuple[float, float]:
         """Return the seconds of training and those of work (`work_seconds`) of this run, those before a resume included."""
-        seconds, work = monotonic() - self.started[0], work_seconds(self.args.device.type) - self.started[1]
+        seconds, work = (
+            monotonic() - self.started[0],
+            work_seconds(self.args.device.type) - self.started[1],
+        )
         return self.spent_before[0] + seconds, self.spent_before[1] + work
 
     def _save_state(self) -> None:
         """Add the extra state to that of the next checkpoint. All processes call it."""
         loss = nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
-        metrics = {name: [float(value) for value in values] for name, values in self._metrics["train"].items()}
+        metrics = {
+            name: [float(value) for value in values]
+            for name, values in self._metrics["train"].items()
+        }
         self.state.stateful_callbacks[_STATE_KEY] = {
             "loss": loss, "tokens": int(self._total_train_tokens), "metrics": metrics, "guard": self.guard.state(),
             "losses": asdict(self.losses), "learned_tokens": self.learned_before + int(self.learned_tokens),
@@ -174,7 +195,9 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             return
         self._tr_loss += saved["loss"]
         self.losses = MeanLoss(**saved["losses"])
-        self._globalstep_last_logged = max((row["step"] for row in self.state.log_history if "loss" in row), default=0)
+        self._globalstep_last_logged = max(
+            (row["step"] for row in self.state.log_history if "loss" in row), default=0
+        )
         self._total_train_tokens = saved["tokens"]
         self.learned_before = saved["learned_tokens"]
         self.spent_before = saved["spent"]
@@ -185,7 +208,9 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the arguments."""
         # transformers 5.23 pickles TrainingArguments beside the model, and saves a tied weight of ZeRO-3 twice
-        super()._save(output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict))
+        super()._save(
+            output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict)
+        )
         (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -210,7 +235,12 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             mark_complete(checkpoint)
             best = self.state.best_model_checkpoint
-            rotate_checkpoints(self.args.output_dir, save_total_limit=limit, best_model_checkpoint=best, use_mtime=True)
+            rotate_checkpoints(
+                self.args.output_dir,
+                save_total_limit=limit,
+                best_model_checkpoint=best,
+                use_mtime=True,
+            )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save both; each process its part of the optimizer of a model that transformers has sharded."""
@@ -218,7 +248,9 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         if not self.is_distributed_loading_by_transformers:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        save_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(output_dir) / _OPTIMIZER))
+        save_optimizer_distributed(
+            self.model, self._plain_optimizer(), str(Path(output_dir) / _OPTIMIZER)
+        )
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
@@ -228,8 +260,12 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         if checkpoint is None or not self.is_distributed_loading_by_transformers:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        load_optimizer_distributed(self.model, self._plain_optimizer(), str(Path(checkpoint) / _OPTIMIZER))
-        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+        load_optimizer_distributed(
+            self.model, self._plain_optimizer(), str(Path(checkpoint) / _OPTIMIZER)
+        )
+        self.lr_scheduler.load_state_dict(
+            torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
+        )
 
     def _plain_optimizer(self) -> Any:
         return getattr(self.optimizer, "optimizer", self.optimizer)
@@ -238,7 +274,9 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         """Warn of weights that a checkpoint lacks, but not of tied ones."""
         # transformers 5.23 saves a tied weight once, and then misses its other name
         tied = getattr(self.model, "all_tied_weights_keys", {})
-        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+        load_result.missing_keys[:] = [
+            name for name in load_result.missing_keys if name not in tied
+        ]
         super()._issue_warnings_after_load(load_result)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -265,7 +303,9 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             super().init_hf_repo(*args, **kwargs)
         except (HfHubHTTPError, OSError) as error:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise TrainingError(f"trainer.push_to_hub: {why} Check HF_TOKEN and trainer.hub_model_id.") from error
+            raise TrainingError(
+                f"trainer.push_to_hub: {why} Check HF_TOKEN and trainer.hub_model_id."
+            ) from error
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write TRL's model card only if the model is published; the manifest of a run holds more."""

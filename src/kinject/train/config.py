@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 _Made = TypeVar("_Made")
 _RECALLED = 32
 """Longest answer of `method: recall`, in tokens, unless the recipe has trainer.max_completion_length."""
-_NEED_MODEL = {"galore": "galore_torch", "apollo": "apollo_torch", "lomo": "lomo_optim", "adalomo": "lomo_optim"}
+_NEED_MODEL = {
+    "galore": "galore_torch",
+    "apollo": "apollo_torch",
+    "lomo": "lomo_optim",
+    "adalomo": "lomo_optim",
+}
 """Optimizers that choose weights by the names of a model's modules -> their package."""
 
 
@@ -58,11 +63,15 @@ def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SF
     if recipe.adapter is not None:
         adapter, more = build(adapter_config, recipe.adapter, "adapter", "peft")
         refusals += more
-    problems += find_problems("train", recipe, _launch(recipe.model, recipe.trainer, config, device), rows)
+    problems += find_problems(
+        "train", recipe, _launch(recipe.model, recipe.trainer, config, device), rows
+    )
     problems += _about_trackers(config)
     faults = models.check_config(recipe.model.new or {"model_type": "llama"})
     problems += [Problem(f"model.new.{key}", message) for key, message in faults]
-    known = {problem.key for problem in problems}  # a conflict says more than what a library makes of it
+    known = {
+        problem.key for problem in problems
+    }  # a conflict says more than what a library makes of it
     recipe.raise_any([*problems, *(problem for problem in refusals if problem.key not in known)])
     assert config is not None
     return config, adapter
@@ -112,7 +121,10 @@ def adapter_config(adapter: Mapping[str, Any]) -> Any:
 
 
 def build(
-    make: Callable[[Mapping[str, Any]], _Made], fields: Mapping[str, Any], section: str, library: str
+    make: Callable[[Mapping[str, Any]], _Made],
+    fields: Mapping[str, Any],
+    section: str,
+    library: str,
 ) -> tuple[_Made | None, list[Problem]]:
     """Return what `make` makes of `fields`, the keys of `section`, or None and the library's reason at the keys at fault.
 
@@ -123,14 +135,20 @@ def build(
     if not reason:
         return made, []
     message = f"{library} refuses it: {reason.rstrip('.')}."
-    without = {name: _attempt(make, {k: v for k, v in fields.items() if k != name})[1] for name in fields}
+    without = {
+        name: _attempt(make, {k: v for k, v in fields.items() if k != name})[1] for name in fields
+    }
     culprits = [name for name, other in without.items() if not other] or [
         name for name, other in without.items() if other != reason
     ]
-    return None, [Problem(f"{section}.{name}", message) for name in culprits] or [Problem(section, message)]
+    return None, [Problem(f"{section}.{name}", message) for name in culprits] or [
+        Problem(section, message)
+    ]
 
 
-def _attempt(make: Callable[[Mapping[str, Any]], _Made], fields: Mapping[str, Any]) -> tuple[_Made | None, str]:
+def _attempt(
+    make: Callable[[Mapping[str, Any]], _Made], fields: Mapping[str, Any]
+) -> tuple[_Made | None, str]:
     """Return what `make` makes, or None and the message of the library's error, in one line."""
     try:
         with warnings.catch_warnings():
@@ -149,12 +167,22 @@ def _rehearse(config: SFTConfig, optim: str) -> None:
     from kinject.train.schedules import Schedule
 
     layer = torch.nn.Linear(2, 2, bias=False)
-    if not any(optim.startswith(name) and find_spec(module) for name, module in _NEED_MODEL.items()):
+    if not any(
+        optim.startswith(name) and find_spec(module) for name, module in _NEED_MODEL.items()
+    ):
         kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
-        groups = options.pop("params", [{"params": [layer.weight], "weight_decay": config.weight_decay}])
+        groups = options.pop(
+            "params", [{"params": [layer.weight], "weight_decay": config.weight_decay}]
+        )
         kind(groups, **options)
     name = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
-    schedule = Schedule(name, config.lr_scheduler_kwargs or {}, config.warmup_steps, 64, bool(config.greater_is_better))
+    schedule = Schedule(
+        name,
+        config.lr_scheduler_kwargs or {},
+        config.warmup_steps,
+        64,
+        bool(config.greater_is_better),
+    )
     sgd = torch.optim.SGD([layer.weight], lr=config.learning_rate)
     made = schedule.make_scheduler(sgd, max(config.max_steps, 10**6))
     made.optimizer.step()
@@ -168,10 +196,14 @@ def _rehearse(config: SFTConfig, optim: str) -> None:
     if config.gradient_checkpointing:
         arguments = {"use_reentrant": False, **(config.gradient_checkpointing_kwargs or {})}
         arguments.pop("selective", None)  # TRL's own
-        torch.utils.checkpoint.checkpoint(torch.square, torch.ones(1, requires_grad=True), **arguments)
+        torch.utils.checkpoint.checkpoint(
+            torch.square, torch.ones(1, requires_grad=True), **arguments
+        )
 
 
-def _launch(section: ModelSection, trainer: Mapping[str, Any], config: SFTConfig | None, device: str) -> Launch:
+def _launch(
+    section: ModelSection, trainer: Mapping[str, Any], config: SFTConfig | None, device: str
+) -> Launch:
     """Return what the table of conflicts reads beside the recipe; of a refused `config`, nothing of the launcher."""
     from trl import SFTConfig
 
@@ -203,7 +235,9 @@ def what_splits(quantization: str, config: SFTConfig) -> str:
     if config.deepspeed_plugin is not None:
         return "DeepSpeed keeps them to itself. Use DDP, or FSDP2: recipes/distributed/fsdp2.yaml."
     is_fsdp = bool(config.fsdp) or is_fsdp_launch()
-    if is_fsdp and (quantization != "none" or models.read_sharding(config.fsdp_config, bf16=False) is None):
+    if is_fsdp and (
+        quantization != "none" or models.read_sharding(config.fsdp_config, bf16=False) is None
+    ):
         return "accelerate shards them after the base is read (quantized, offloaded or in context parallel). Use DDP."
     return ""
 
@@ -223,7 +257,12 @@ def _about_trackers(config: SFTConfig | None) -> list[Problem]:
     problems = []
     for name in config.report_to if config is not None else ():
         if name not in INTEGRATION_TO_CALLBACK:
-            problems.append(Problem("trainer.report_to", f"found {name!r}.{suggestion(name, INTEGRATION_TO_CALLBACK)}"))
+            problems.append(
+                Problem(
+                    "trainer.report_to",
+                    f"found {name!r}.{suggestion(name, INTEGRATION_TO_CALLBACK)}",
+                )
+            )
         elif reason := tracker_error(INTEGRATION_TO_CALLBACK[name]):
             message = f"{name} cannot run here: {reason}. Install its package with pip install, or set none."
             problems.append(Problem("trainer.report_to", message))
@@ -237,4 +276,6 @@ def trainer_field(trainer: Mapping[str, Any], name: str) -> Any:
     if name in trainer:
         return trainer[name]
     field = {field.name: field for field in dataclasses.fields(SFTConfig)}[name]
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )

@@ -36,7 +36,12 @@ from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
 from kinject.train.load import set_chat_template
 from kinject.train.objectives import row_weights
-from kinject.train.objectives.distillation import NO_TEACHER, TeacherRows, describe_heads, teacher_rows
+from kinject.train.objectives.distillation import (
+    NO_TEACHER,
+    TeacherRows,
+    describe_heads,
+    teacher_rows,
+)
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -60,14 +65,20 @@ _CHAT_NOTE = (
 class TrainingCorpus(CorpusFile):
     """The main corpus of a recipe. Its one pass also checks rows against `method`."""
 
-    def __init__(self, path: Path, method: str | None = None, column: str = "", sha256: str = "") -> None:
+    def __init__(
+        self, path: Path, method: str | None = None, column: str = "", sha256: str = ""
+    ) -> None:
         super().__init__(path, sha256=sha256, column=column)
         self.method = method
 
     @property
     def cache_key(self) -> tuple[object, ...]:
         """The hash of the file, and the method that its rows were checked against."""
-        return (*super().cache_key, self.method) if self.method in _REFUSED_SHAPES else super().cache_key
+        return (
+            (*super().cache_key, self.method)
+            if self.method in _REFUSED_SHAPES
+            else super().cache_key
+        )
 
     def __iter__(self) -> Iterator[CorpusRow]:
         """Yield every row. Raises `RecipeError` for one that does not fit `method`."""
@@ -117,12 +128,17 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     sets = recipe.probes.sets() if recipe.probes is not None else {}
     questions = {name: read_questions(Path(item.path)) for name, item in sets.items()}
     parts = {
-        name: Part(CorpusFile(Path(part.path), REPLAY * (name == REPLAY), sha256=hashes.get(name, "")), part.fraction)
+        name: Part(
+            CorpusFile(Path(part.path), REPLAY * (name == REPLAY), sha256=hashes.get(name, "")),
+            part.fraction,
+        )
         for name, part in corpus.parts().items()
     }
     validation = None
     if corpus.validation_corpus is not None:
-        validation = CorpusFile(Path(corpus.validation_corpus), sha256=hashes.get("validation_corpus", ""))
+        validation = CorpusFile(
+            Path(corpus.validation_corpus), sha256=hashes.get("validation_corpus", "")
+        )
     projection = None
     if recipe.projection is not None:
         projection = CorpusFile(Path(recipe.projection.path), sha256=hashes.get("projection", ""))
@@ -155,7 +171,11 @@ def summarize_exposures(exposures: Mapping[str, int], epochs: float) -> dict[str
     counts = list(exposures.values())
     if not counts:
         return {"documents": 0}
-    functions: dict[str, Callable[[list[int]], float]] = {"min": min, "median": statistics.median, "max": max}
+    functions: dict[str, Callable[[list[int]], float]] = {
+        "min": min,
+        "median": statistics.median,
+        "max": max,
+    }
     return {
         "documents": len(counts), "rows": {key: round(find(counts) * epochs, 2) for key, find in functions.items()}
     }  # fmt: skip
@@ -174,7 +194,9 @@ class CorpusPacker:
     seed: int
     cache: Path | None = None
 
-    def pack(self, rows: Sequence[CorpusRow], parts: Mapping[str, Part] | None = None) -> TrainingData:
+    def pack(
+        self, rows: Sequence[CorpusRow], parts: Mapping[str, Part] | None = None
+    ) -> TrainingData:
         """Return the training rows of a corpus with `parts` (by name) mixed in; the part ``replay`` is marked as such.
 
         Raises `InputError` with the faulty lines of a corpus file.
@@ -183,29 +205,47 @@ class CorpusPacker:
 
     def tokenize(self, rows: Sequence[CorpusRow]) -> Sequence[TokenRow]:
         """Return the tokens of each row of a corpus."""
-        return self._tokens(rows, "", lambda: tokenize_rows(rows, self.tokenizer, self.tokenization))
+        return self._tokens(
+            rows, "", lambda: tokenize_rows(rows, self.tokenizer, self.tokenization)
+        )
 
-    def pack_tokens(self, main: Sequence[TokenRow], parts: Mapping[str, Part] | None = None) -> TrainingData:
+    def pack_tokens(
+        self, main: Sequence[TokenRow], parts: Mapping[str, Part] | None = None
+    ) -> TrainingData:
         """Return the training rows as `pack` does, of rows that are tokenized already."""
         n_main = sum(len(row.input_ids) for row in main)
         parts = parts or {}
         fractions = [part.fraction for part in parts.values()]
         sampled: dict[str, Sequence[TokenRow]] = {}
         for number, (name, part) in enumerate(parts.items()):
-            n_target, origin = wanted_tokens(n_main, part.fraction, fractions), REPLAY if name == REPLAY else ""
+            n_target, origin = (
+                wanted_tokens(n_main, part.fraction, fractions),
+                REPLAY if name == REPLAY else "",
+            )
             sampled[name] = self._sample(part.rows, origin, n_target, self.seed + number)
         packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
-        sizes = {name: sum(len(row.input_ids) for row in tokens) for name, tokens in sampled.items()}
-        learned = ConcatRows([main, *(tokens for name, tokens in sampled.items() if name != REPLAY)])
+        sizes = {
+            name: sum(len(row.input_ids) for row in tokens) for name, tokens in sampled.items()
+        }
+        learned = ConcatRows(
+            [main, *(tokens for name, tokens in sampled.items() if name != REPLAY)]
+        )
         read_fractions = {name: size / account.source for name, size in sizes.items()}
         return TrainingData(packed, account, read_fractions, count_exposures(learned))
 
     def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
         """Return the training rows of a random part of a corpus with about `n_tokens` tokens, or of all of it."""
-        return pack(self._sample(rows, "", n_tokens, self.seed, len(rows)), self.packing, self.seed)[0]
+        return pack(
+            self._sample(rows, "", n_tokens, self.seed, len(rows)), self.packing, self.seed
+        )[0]
 
     def _sample(
-        self, rows: Sequence[CorpusRow], origin: str, n_target: float, seed: int, most: int | None = None
+        self,
+        rows: Sequence[CorpusRow],
+        origin: str,
+        n_target: float,
+        seed: int,
+        most: int | None = None,
     ) -> Sequence[TokenRow]:
         def tokenize(sampled: Sequence[CorpusRow]) -> Iterable[TokenRow]:
             return tokenize_rows(sampled, self.tokenizer, self.tokenization)
@@ -218,12 +258,19 @@ class CorpusPacker:
         return self._tokens(rows, origin, make, round(n_target, 6), seed)
 
     def _tokens(
-        self, rows: Sequence[CorpusRow], origin: str, make: Callable[[], Iterable[TokenRow]], *more: object
+        self,
+        rows: Sequence[CorpusRow],
+        origin: str,
+        make: Callable[[], Iterable[TokenRow]],
+        *more: object,
     ) -> Sequence[TokenRow]:
         if self.cache is None or not isinstance(rows, CorpusFile):
             return list(make())
         return cached_tokens(
-            self.cache, entry_key(rows.cache_key, self.tokenizer, self.tokenization, *more), make, origin
+            self.cache,
+            entry_key(rows.cache_key, self.tokenizer, self.tokenization, *more),
+            make,
+            origin,
         )
 
 
@@ -243,7 +290,9 @@ class TokenizedCorpora:
     projection_rows: PackedRows | None = None
 
 
-def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora) -> TokenizedCorpora:
+def tokenize_and_pack(
+    recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora
+) -> TokenizedCorpora:
     """Return the training rows of `corpora`; a chat template that the recipe names is set in `tokenizer`.
 
     Raises `InputError` for rows that cannot be used, and `TrainingError` if text would be lost without the recipe's
@@ -255,19 +304,27 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     chat, chat_note = set_chat_template(corpus, trainer, tokenizer)
     second_part = recipe.distills is not None and recipe.distills.context == "beginning"
     bos = begins_with_bos(tokenizer, corpus.bos)
-    tokenization = Tokenization(bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part)
+    tokenization = Tokenization(
+        bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part
+    )
     packer = CorpusPacker(tokenizer, tokenization, packing, recipe.seed, Path(corpus.cache_dir))
     tokens = packer.tokenize(corpora.rows)
     learned, held_out, held_out_note = _hold_out(corpus, tokens)
     teacher = None
     if recipe.distills is not None:
-        teacher = teacher_rows(recipe, recipe.distills, corpora.rows, tokens, tokenizer, tokenization)
+        teacher = teacher_rows(
+            recipe, recipe.distills, corpora.rows, tokens, tokenizer, tokenization
+        )
     data = packer.pack_tokens(PickedRows(tokens, learned) if held_out else tokens, corpora.parts)
     validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
     if corpora.validation is not None:
         validation = packer.pack(corpora.validation)
     chat_note += [_CHAT_NOTE] if recipe.method == "cpt" and tokenizer.chat_template else []
-    notes = [check_account(data.account, packing.block, corpus.allow_dropped_tokens), *held_out_note, *chat_note]
+    notes = [
+        check_account(data.account, packing.block, corpus.allow_dropped_tokens),
+        *held_out_note,
+        *chat_note,
+    ]
     for name, fraction in data.fractions.items():
         notes.append(f"{name}: {fraction:.2%} of the tokens from {corpus.parts()[name].path}")
     section = recipe.techniques.row_weights
@@ -283,7 +340,9 @@ def tokenize_and_pack(recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, c
     return TokenizedCorpora(data, weights, validation, packing, notes, teacher, projection_rows)
 
 
-def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> tuple[list[int], list[int], list[str]]:
+def _hold_out(
+    corpus: CorpusSection, rows: Sequence[TokenRow]
+) -> tuple[list[int], list[int], list[str]]:
     """Return the numbers of the rows to learn, of those held out by `corpus.validation_fraction`, and a note.
 
     A document is held out with all its texts (a row without a document counts as one). Which ones are follows from their
@@ -298,7 +357,8 @@ def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> tuple[list[int
         raise fault("corpus.validation_fraction", message)
     chosen = set(documents[: max(1, round(corpus.validation_fraction * len(documents)))])
     learned, held_out = (
-        [i for i, name in enumerate(names) if (name in chosen) is is_held] for is_held in (False, True)
+        [i for i, name in enumerate(names) if (name in chosen) is is_held]
+        for is_held in (False, True)
     )
     note = (
         f"corpus.validation_fraction: {len(chosen):,} of {len(documents):,} documents ({len(held_out):,} rows) are held out "
@@ -330,9 +390,7 @@ def check_positions(config: Any, data: TrainingData) -> int | None:
     limit = window_of(config)
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
-        message = (
-            f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
-        )
+        message = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
         raise fault("trainer.max_length", message)
     return limit
 
@@ -391,7 +449,10 @@ class RoundSampler:
     """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order, both by epoch."""
 
     def __init__(self, rounds: Sequence[int], seed: int) -> None:
-        self.rounds = [[index for index, _ in rows] for _, rows in groupby(enumerate(rounds), key=lambda item: item[1])]
+        self.rounds = [
+            [index for index, _ in rows]
+            for _, rows in groupby(enumerate(rounds), key=lambda item: item[1])
+        ]
         self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -407,7 +468,9 @@ class RoundSampler:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         for number in torch.randperm(len(self.rounds), generator=generator).tolist():
             rows = self.rounds[number]
-            yield from (rows[index] for index in torch.randperm(len(rows), generator=generator).tolist())
+            yield from (
+                rows[index] for index in torch.randperm(len(rows), generator=generator).tolist()
+            )
 
 
 @dataclass(frozen=True)
@@ -434,7 +497,10 @@ class Collator:
         if not any(label != IGNORED for row in rows for label in row["labels"]):
             from kinject.train.guards import react
 
-            react(self.nothing_learned, "a batch has no token to learn (all labels masked). Check the corpus rows.")
+            react(
+                self.nothing_learned,
+                "a batch has no token to learn (all labels masked). Check the corpus rows.",
+            )
         padding = {
             "input_ids": self.pad_token_id,
             "labels": IGNORED,
@@ -445,7 +511,10 @@ class Collator:
         kinds = ("input_ids", "labels", "position_ids", "replayed", "weights", "teacher")
         columns = [key for key in kinds if key in rows[0]]
         if self.flatten:
-            return {key: torch.tensor([[value for row in rows for value in row[key]]]) for key in columns}
+            return {
+                key: torch.tensor([[value for row in rows for value in row[key]]])
+                for key in columns
+            }
         longest, multiple = max(len(row["input_ids"]) for row in rows), self.pad_to_multiple_of
         width = -(-longest // multiple) * multiple
         batch: dict[str, list[list[Any]]] = {key: [] for key in columns}
@@ -453,6 +522,10 @@ class Collator:
             n_pad = width - len(row["input_ids"])
             last = row["position_ids"][-1]
             for key in columns:
-                more = range(last + 1, last + 1 + n_pad) if key == "position_ids" else [padding[key]] * n_pad
+                more = (
+                    range(last + 1, last + 1 + n_pad)
+                    if key == "position_ids"
+                    else [padding[key]] * n_pad
+                )
                 batch[key].append([*row[key], *more])
         return {key: torch.tensor(value) for key, value in batch.items()}

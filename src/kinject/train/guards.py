@@ -79,17 +79,25 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self._highest_rate = 0.0
         self._warned: set[str] = set()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
         """Keep the sums and number of the weights; restore the highest rate of the steps before this run's checkpoint."""
         self.weights = weight_sums(model)
-        self._n_weights = sum(models.size_of(weight) for weight in model.parameters() if weight.requires_grad)
+        self._n_weights = sum(
+            models.size_of(weight) for weight in model.parameters() if weight.requires_grad
+        )
         self._settings = (
             f"trainer.learning_rate (now {args.learning_rate:g}), raise trainer.warmup_steps (now {args.warmup_steps:g}), or "
             f"clip more: trainer.max_grad_norm (now {args.max_grad_norm:g})"
         )
-        self._highest_rate = max((row.get("learning_rate", 0.0) for row in state.log_history), default=0.0)
+        self._highest_rate = max(
+            (row.get("learning_rate", 0.0) for row in state.log_history), default=0.0
+        )
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+    def on_optimizer_step(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
         """Set accelerate's mark of a skipped update, by which Trainer leaves the schedule where it is."""
         # accelerate 1.15 sets it for a scaler alone, and not with a fused optimizer, which skips within its own step
         optimizer._is_overflow = self.last_skipped
@@ -176,7 +184,9 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         median = statistics.median(self._losses)
         self._lowest_loss = median if self._lowest_loss is None else min(self._lowest_loss, median)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """Check the loss and the learning rate that were logged."""
         logs, prefix = logs or {}, f"step {state.global_step}: "
         if logs.get("loss") == 0.0:
@@ -184,7 +194,9 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             self._react(self.reactions.nothing_learned, message)
         for name, value in logs.items():
             if name.endswith("loss") and not math.isfinite(value):
-                self._react_once(name, "warn", f"{prefix}{name} is {value}, which log.jsonl writes as null.")
+                self._react_once(
+                    name, "warn", f"{prefix}{name} is {value}, which log.jsonl writes as null."
+                )
         rate = logs.get("learning_rate")
         self._highest_rate = max(self._highest_rate, rate or 0.0)
         remaining = 1 - state.global_step / max(state.max_steps, 1)
@@ -219,7 +231,11 @@ class Guard(TrainerCallback):  # type: ignore[misc]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a `state` of an earlier process."""
-        self.updates, self.skipped, self.last_skipped = state["updates"], state["skipped"], state["last_skipped"]
+        self.updates, self.skipped, self.last_skipped = (
+            state["updates"],
+            state["skipped"],
+            state["last_skipped"],
+        )
         self.weights, self._warned = state["weights"], set(state["warned"])
         self.warnings[:] = state["warnings"]
         self.norms.extend(state["norms"])
@@ -244,7 +260,9 @@ def check_start(
     """
     warnings: list[str] = []
     n_devices = config.world_size // processes_per_row()
-    n_read = config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * n_devices
+    n_read = (
+        config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * n_devices
+    )
     if 0 < n_read < n_rows:
         warnings += react(
             reactions.unread_corpus,
@@ -297,7 +315,9 @@ def check_weights(trainer: Any) -> None:
     """Raise `TrainingError` in all processes if a weight of the model in training is not finite."""
     name = models.not_finite(models.saved_tensors(trainer.model))
     step = trainer.state.global_step
-    agree_on_fault(name and f"step {step}: {name} is no longer finite (NaN or an infinity). {UNSTABLE}")
+    agree_on_fault(
+        name and f"step {step}: {name} is no longer finite (NaN or an infinity). {UNSTABLE}"
+    )
 
 
 def check_trained(trainer: Any) -> None:
@@ -333,7 +353,9 @@ def check_updates(trainer: Any) -> None:
             "gradient_accumulation_steps against the rows of the corpus."
         )
     if guard.skipped == n_steps:
-        raise TrainingError(f"all {n_steps} updates were skipped, since their gradients were not finite. {UNSTABLE}")
+        raise TrainingError(
+            f"all {n_steps} updates were skipped, since their gradients were not finite. {UNSTABLE}"
+        )
     if not guard.updates:
         raise TrainingError(
             f"the gradient was 0 in all {n_steps} updates, so nothing was learned. Check that rows of the corpus "
@@ -345,5 +367,7 @@ def _unchanged_weights(trainer: Any) -> tuple[list[str], list[str]]:
     """Return the names of the trained tensors that no process changed its part of, and those of all counted."""
     sums = weight_sums(trainer.model)
     counted = [name for name in sums if not any(part in name for part in _FREE)] or list(sums)
-    changed = gather_object([name for name in counted if sums[name] != trainer.guard.weights.get(name)])
+    changed = gather_object(
+        [name for name in counted if sums[name] != trainer.guard.weights.get(name)]
+    )
     return sorted(set(counted) - set(changed), key=counted.index), counted

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def load_training_tokenizer(section: ModelSection, rows: Iterable[CorpusRow]) -> PreTrainedTokenizerBase:
+def load_training_tokenizer(
+    section: ModelSection, rows: Iterable[CorpusRow]
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on the corpus, `rows`."""
     if isinstance(section.tokenizer, TokenizerSection):
         texts = (text for row in rows for text in _texts(row))
@@ -51,7 +53,9 @@ def load_training_model(
 
     `seed` draws the weights of a new one. With `path` they are those of that folder, a checkpoint of the run.
     """
-    keeps = section.dtype != "auto" or section.quantization != "none"  # quantised: `auto` is what the GPU multiplies
+    keeps = (
+        section.dtype != "auto" or section.quantization != "none"
+    )  # quantised: `auto` is what the GPU multiplies
     dtype = section.dtype if keeps else "float32"
     if section.path is None and not path:
         fields = section.new or {}
@@ -102,7 +106,8 @@ def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding 
         return sharding
     if (config.fsdp or is_fsdp_launch()) and config.use_cpu:
         raise fault(
-            "trainer", "accelerate shards on GPUs only: no quantized weights, offload or context parallelism on CPUs."
+            "trainer",
+            "accelerate shards on GPUs only: no quantized weights, offload or context parallelism on CPUs.",
         )
     return None
 
@@ -134,7 +139,10 @@ def _keep_gradients(model: PreTrainedModel) -> None:
 
 
 def begin_cartridge(
-    model: PreTrainedModel, adapter: Any, tokenizer: PreTrainedTokenizerBase, rows: Iterable[CorpusRow]
+    model: PreTrainedModel,
+    adapter: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Iterable[CorpusRow],
 ) -> tuple[Any, Any]:
     """Return `model` and `adapter`, peft's config; a cartridge is in the model already.
 
@@ -146,11 +154,20 @@ def begin_cartridge(
     originals = [row for row in rows if row.origin == "original"]
     texts = [f"{text}\n\n" for row in originals or rows for text in _texts(row)]
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    start, n, most = models.text_start(tokenizer), adapter.num_virtual_tokens or 0, max(map(len, ids))
+    start, n, most = (
+        models.text_start(tokenizer),
+        adapter.num_virtual_tokens or 0,
+        max(map(len, ids)),
+    )
     each = next((m for m in range(most) if sum(min(m, len(text)) for text in ids) >= n), most)
-    tokens = [*([] if start is None else [start]), *(token for text in ids for token in text[:each])]
+    tokens = [
+        *([] if start is None else [start]),
+        *(token for text in ids for token in text[:each]),
+    ]
     if not 0 < n <= len(tokens):
-        allowed = f"allowed: 1 to the {len(tokens):,} tokens of the corpus, where a cartridge begins."
+        allowed = (
+            f"allowed: 1 to the {len(tokens):,} tokens of the corpus, where a cartridge begins."
+        )
         raise fault("adapter.num_virtual_tokens", f"found {n:,}, {allowed}")
     return models.new_cartridge(model, adapter, tokens), None
 
@@ -192,7 +209,9 @@ def set_chat_template(
         check_kwargs(kwargs, template, tokenizer.chat_template)
     except InputError as error:
         raise fault("corpus.chat_template_kwargs", str(error)) from error
-    return ChatFormat(assistant_only, template, kwargs, corpus.allow_dropped_tokens), [note] * bool(note)
+    return ChatFormat(assistant_only, template, kwargs, corpus.allow_dropped_tokens), [note] * bool(
+        note
+    )
 
 
 def _read_chat_template(path: str) -> str:
@@ -213,7 +232,10 @@ def freeze(model: Any, patterns: Sequence[str]) -> None:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise fault("model.freeze", f"{pattern!r} matches no parameter. Names look like {', '.join(names[:3])}.")
+            raise fault(
+                "model.freeze",
+                f"{pattern!r} matches no parameter. Names look like {', '.join(names[:3])}.",
+            )
     for name, parameter in model.named_parameters():
         if any(fnmatchcase(name, pattern) for pattern in patterns):
             parameter.requires_grad_(False)
@@ -227,7 +249,11 @@ def check_trainable(model: Any, frozen: Sequence[str], adapter: Mapping[str, Any
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if adapter is None:
-        expected = [n for n, _ in model.named_parameters() if not any(fnmatchcase(n, pattern) for pattern in frozen)]
+        expected = [
+            n
+            for n, _ in model.named_parameters()
+            if not any(fnmatchcase(n, pattern) for pattern in frozen)
+        ]
         different = sorted(set(expected) ^ set(trained))
         if different:
             raise TrainingError(
@@ -247,7 +273,10 @@ def check_model(recipe: TrainRecipe) -> None:
     """
     section = recipe.model
     if section.path is not None and path_exists(Path(section.path) / models.ADAPTER_CONFIG):
-        raise fault("model.path", f"{section.path} is an adapter. Train the folder that kinject export makes of it.")
+        raise fault(
+            "model.path",
+            f"{section.path} is an adapter. Train the folder that kinject export makes of it.",
+        )
     config = _read_config(section)
     reason = models.causal_fault(config) if config is not None else ""
     if reason and section.new is None:
@@ -257,10 +286,14 @@ def check_model(recipe: TrainRecipe) -> None:
     if section.new is not None:
         fields = {key: value for key, value in section.new.items() if key != "model_type"}
         model_type = section.new["model_type"]
-        recipe.raise_any(build(functools.partial(_shape, model_type), fields, "model.new", model_type)[1])
+        recipe.raise_any(
+            build(functools.partial(_shape, model_type), fields, "model.new", model_type)[1]
+        )
     wants_router = recipe.trainer.get("router_aux_loss_coef") is not None
     wants_layers = recipe.techniques.reinitialize_last_layers > 0
-    if config is None or not (recipe.adapter is not None or wants_router or wants_layers or section.freeze):
+    if config is None or not (
+        recipe.adapter is not None or wants_router or wants_layers or section.freeze
+    ):
         return
     try:
         empty = empty_model(config)
@@ -272,7 +305,9 @@ def check_model(recipe: TrainRecipe) -> None:
         message = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
         raise fault("trainer.router_aux_loss_coef", message)
     if recipe.adapter is not None:
-        recipe.raise_any(build(functools.partial(_adapt, config), recipe.adapter, "adapter", "peft")[1])
+        recipe.raise_any(
+            build(functools.partial(_adapt, config), recipe.adapter, "adapter", "peft")[1]
+        )
 
 
 def _read_config(section: ModelSection) -> Any:
@@ -283,7 +318,9 @@ def _read_config(section: ModelSection) -> Any:
         if section.new is not None:
             return models.new_config(section.new)
         if section.path is not None and path_exists(Path(section.path)):
-            return AutoConfig.from_pretrained(find_source(section.path, "model"), trust_remote_code=False)
+            return AutoConfig.from_pretrained(
+                find_source(section.path, "model"), trust_remote_code=False
+            )
     except Exception:  # noqa: BLE001
         return None
     return None
@@ -311,17 +348,30 @@ def _adapt(config: Any, fields: Mapping[str, Any]) -> None:
     from peft import get_peft_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    drawn = {**fields, "init_lora_weights": True} if isinstance(fields.get("init_lora_weights"), str) else fields
+    drawn = (
+        {**fields, "init_lora_weights": True}
+        if isinstance(fields.get("init_lora_weights"), str)
+        else fields
+    )
     try:
         model = get_peft_model(empty_model(config), adapter_config(drawn))
         tokens = fields.get("trainable_token_indices") or ()
-        if any(token >= config.get_text_config().vocab_size for token in tokens if isinstance(tokens, list)):
+        if any(
+            token >= config.get_text_config().vocab_size
+            for token in tokens
+            if isinstance(tokens, list)
+        ):
             raise ValueError(
                 f"trainable_token_indices: the vocabulary has {config.get_text_config().vocab_size:,} tokens."
             )
         if isinstance(model.get_output_embeddings(), BaseTunerLayer):
-            raise ValueError("the trainer computes the loss from lm_head's own weight; it can be in modules_to_save.")
-        _check_adapter([name for name, parameter in model.named_parameters() if parameter.requires_grad], fields)
+            raise ValueError(
+                "the trainer computes the loss from lm_head's own weight; it can be in modules_to_save."
+            )
+        _check_adapter(
+            [name for name, parameter in model.named_parameters() if parameter.requires_grad],
+            fields,
+        )
         if fields.get("merge"):
             model.merge_and_unload()
     except (NotImplementedError, RuntimeError) as error:
@@ -331,9 +381,14 @@ def _adapt(config: Any, fields: Mapping[str, Any]) -> None:
 
 def _check_adapter(trained: Sequence[str], adapter: Mapping[str, Any]) -> None:
     targets = adapter.get("target_modules") or ()
-    for module in (*(() if isinstance(targets, str) else targets), *(adapter.get("modules_to_save") or ())):
+    for module in (
+        *(() if isinstance(targets, str) else targets),
+        *(adapter.get("modules_to_save") or ()),
+    ):
         if not any(f".{module}." in f".{name}" for name in trained):
-            raise TrainingError(f"the adapter asks to train {module}, but none of its weights train. Check its name.")
+            raise TrainingError(
+                f"the adapter asks to train {module}, but none of its weights train. Check its name."
+            )
 
 
 def reinitialize_last_layers(model: Any, n_last: int, seed: int) -> list[str]:
@@ -348,13 +403,17 @@ def reinitialize_last_layers(model: Any, n_last: int, seed: int) -> list[str]:
         return []
     names = [name for name, _ in model.named_parameters() if _at_least(name, n_layers - n_last)]
     for name in names:
-        model.get_parameter(name)._is_hf_initialized = False  # transformers skips weights that it has marked as loaded
+        model.get_parameter(
+            name
+        )._is_hf_initialized = False  # transformers skips weights that it has marked as loaded
     devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
 
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
         for name, module in model.named_modules():
-            if _at_least(f"{name}.", n_layers - n_last) and not _at_least(f"{name.rpartition('.')[0]}.", 0):
+            if _at_least(f"{name}.", n_layers - n_last) and not _at_least(
+                f"{name.rpartition('.')[0]}.", 0
+            ):
                 module.apply(model._init_weights)
     return names
 

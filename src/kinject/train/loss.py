@@ -46,7 +46,9 @@ def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor
     return torch.cat([selected, others], -1)
 
 
-def divergence(logits: torch.Tensor, target: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+def divergence(
+    logits: torch.Tensor, target: torch.Tensor, ids: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return KL(target || model) [tokens], in nats, of the model's `logits` [tokens, vocabulary] and the log-probs `target`.
 
     `ids` name the columns of `target` as in `Predictions`: with fewer than the vocabulary it is the divergence of the events
@@ -91,7 +93,11 @@ class Technique:
     def configured(cls, name: str, recipe: TrainRecipe) -> Self:
         """Return it with the recipe's settings."""
         techniques, make = recipe.techniques, cast("Any", cls)
-        made: Self = make(**techniques.custom[name]) if name in techniques.custom else make(getattr(techniques, name))
+        made: Self = (
+            make(**techniques.custom[name])
+            if name in techniques.custom
+            else make(getattr(techniques, name))
+        )
         return made
 
 
@@ -108,7 +114,11 @@ class Objective(Technique):
     """Whether the loss is the mean over the learned tokens; if not, `count` and `total` say of what."""
 
     def by_token(
-        self, losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, teacher: Predictions | None
+        self,
+        losses: torch.Tensor,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        teacher: Predictions | None,
     ) -> torch.Tensor:
         """Return the changed `losses` [tokens] of `labels`, 0 where these are ignored; `logits` [tokens, vocabulary]."""
         return losses
@@ -151,25 +161,37 @@ class TrainingLoss:
         learned = batch["labels"][:, 1:] != IGNORED
         return learned.sum() if self._weighing is None else self._weighing.count(batch, learned)
 
-    def total(self, logits: torch.Tensor, batch: Mapping[str, Any], teacher: Predictions | None = None) -> torch.Tensor:
+    def total(
+        self, logits: torch.Tensor, batch: Mapping[str, Any], teacher: Predictions | None = None
+    ) -> torch.Tensor:
         """Return the sum for `batch`; `logits` [batch, length, vocabulary] in float32, each for the token after it.
 
         `teacher` has a row for each of them too, batch by batch. Labels are shifted, not logits: a copy of those costs as
         much as the softmax.
         """
         labels = next_tokens(batch)
-        losses = self.by_token(logits.flatten(0, 1), labels.flatten(), "none" if self.objectives else "sum", teacher)
+        losses = self.by_token(
+            logits.flatten(0, 1), labels.flatten(), "none" if self.objectives else "sum", teacher
+        )
         if not self.objectives:
             return losses
         losses = losses.view(labels.shape)[:, :-1]
         return losses.sum() if self._weighing is None else self._weighing.total(losses, batch)
 
     def by_token(
-        self, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "none", teacher: Predictions | None = None
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        reduction: str = "none",
+        teacher: Predictions | None = None,
     ) -> torch.Tensor:
         """Return the loss of each of `labels` [tokens], 0 where it is ignored; `logits` [tokens, vocabulary] in float32."""
         losses = F.cross_entropy(
-            logits, labels, ignore_index=IGNORED, label_smoothing=self.smoothing, reduction=reduction
+            logits,
+            labels,
+            ignore_index=IGNORED,
+            label_smoothing=self.smoothing,
+            reduction=reduction,
         )
         for objective in self.objectives:
             losses = objective.by_token(losses, logits, labels, teacher)
@@ -204,7 +226,11 @@ class MeanLoss:
 
     def log(self, mean_of_steps: float, since_log: torch.Tensor) -> float:
         """Return the mean loss since the last log, NaN without an update; begin the next sum."""
-        loss = mean_of_steps * (self.made + self.skipped) / self.made if self.made and self.skipped else mean_of_steps
+        loss = (
+            mean_of_steps * (self.made + self.skipped) / self.made
+            if self.made and self.skipped
+            else mean_of_steps
+        )
         if self.made:
             self.last = loss
         if self.made and math.isfinite(loss):

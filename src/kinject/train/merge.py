@@ -58,11 +58,15 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
 
     invalid = [alpha for alpha in alphas if not 0 <= alpha <= 1]
     if invalid:
-        raise InputError(f"--alpha: found {invalid[0]}, allowed: 0 (the base) to 1 (the tuned model).")
+        raise InputError(
+            f"--alpha: found {invalid[0]}, allowed: 0 (the base) to 1 (the tuned model)."
+        )
     with TemporaryDirectory(prefix="kinject-merge-") as scratch:
         for folder in (Path(base), Path(tuned)):
             if not folder.is_dir():
-                raise InputError(f"{folder}: no such folder. Give folders that save_pretrained wrote.")
+                raise InputError(
+                    f"{folder}: no such folder. Give folders that save_pretrained wrote."
+                )
             check_model(folder)
             verified_hashes(folder)
         tuned_dir = Path(tuned)
@@ -73,13 +77,19 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
         with open_tensors(Path(base)) as ours:
 
             def average(name: str, theirs: torch.Tensor, alpha: float) -> torch.Tensor:
-                return torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha).to(theirs.dtype)
+                return torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha).to(
+                    theirs.dtype
+                )
 
             sources = (Path(base), tuned_dir)
-            return _write_each("alpha", alphas, out, sources, tuned_dir, average, {"base": base, "tuned": tuned})
+            return _write_each(
+                "alpha", alphas, out, sources, tuned_dir, average, {"base": base, "tuned": tuned}
+            )
 
 
-def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], out: Path) -> dict[float, Path]:
+def add_difference(
+    model: str, plus: str, minus: str, scales: Sequence[float], out: Path
+) -> dict[float, Path]:
     """Write ``model + scale * (plus - minus)`` for each of `scales` below `out`; return scale -> folder.
 
     All three are folders with safetensors, or names on the hub. One shard is in memory at a time; the sum is made in float32
@@ -95,7 +105,9 @@ def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], o
     names = {"model": model, "add": plus, "minus": minus}
     ours, theirs, base = (plain_model(name, role) for role, name in names.items())
     _check_addable(ours, theirs, base)
-    inputs = {role: model_hash(folder) for role, folder in zip(names, (ours, theirs, base), strict=True)}
+    inputs = {
+        role: model_hash(folder) for role, folder in zip(names, (ours, theirs, base), strict=True)
+    }
     with open_tensors(theirs) as added, open_tensors(base) as subtracted:
 
         def change(name: str, tensor: torch.Tensor, scale: float) -> torch.Tensor:
@@ -107,7 +119,9 @@ def add_difference(model: str, plus: str, minus: str, scales: Sequence[float], o
             result[:n] = (result[:n] - start[:n].float()) * scale + tensor[:n].float()
             return result.to(tensor.dtype)
 
-        return _write_each("scale", scales, out, (ours, theirs, base), ours, change, inputs, files=theirs)
+        return _write_each(
+            "scale", scales, out, (ours, theirs, base), ours, change, inputs, files=theirs
+        )
 
 
 def _write_each(
@@ -126,7 +140,11 @@ def _write_each(
         for factor in factors:
             written[factor] = out / f"{kind}-{factor:g}"
             with result_folder(written[factor], inputs, {kind: factor}) as part:
-                rewrite(weights, part, lambda name, tensor, factor=factor: change(name, tensor, factor))  # type: ignore[misc]
+
+                def changed(name: str, tensor: torch.Tensor, of: float = factor) -> torch.Tensor:
+                    return change(name, tensor, of)
+
+                rewrite(weights, part, changed)
                 copy_others(files or weights, part)
                 set_config(part, dtype=_dtype_of(weights))
                 if name := not_finite_in(part).rpartition(": ")[2]:
@@ -147,22 +165,30 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
     Their tensors have the same names and shapes, but for the rows of vocabularies, and their tokens the same numbers.
     """
     headers = [read_headers(folder) for folder in (ours, plus, minus)]
-    n_vocabulary = [load_config(str(folder)).get_text_config().vocab_size for folder in (ours, plus, minus)]
-    fix = "All three must be one architecture and size: a model, and an instruct model with its base."
+    n_vocabulary = [
+        load_config(str(folder)).get_text_config().vocab_size for folder in (ours, plus, minus)
+    ]
+    fix = (
+        "All three must be one architecture and size: a model, and an instruct model with its base."
+    )
     for name in sorted({name for header in headers for name in header}):
         if not all(name in header for header in headers):
             raise InputError(f"{plus}: {name} is not in both it and {ours}, or {minus}. {fix}")
         shapes = [tuple(header[name].shape) for header in headers]
         is_vocabulary = [shape[:1] for shape in shapes] == [(n,) for n in n_vocabulary]
         if len({shape[1:] if is_vocabulary else shape for shape in shapes}) > 1:
-            raise InputError(f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. {fix}")
+            raise InputError(
+                f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. {fix}"
+            )
     if n_vocabulary[0] > n_vocabulary[1]:
         raise InputError(
             f"{ours}: its vocabulary has {n_vocabulary[0]} rows, that of {plus} {n_vocabulary[1]}, whose tokenizer the result "
             "gets. Train the model without further tokens."
         )
     tokenizers = [load_tokenizer(str(folder)) for folder in (ours, plus)]
-    special = {str(token) for tokenizer in tokenizers for token in tokenizer.added_tokens_decoder.values()}
+    special = {
+        str(token) for tokenizer in tokenizers for token in tokenizer.added_tokens_decoder.values()
+    }
     our_ids, their_ids = (tokenizer.get_vocab() for tokenizer in tokenizers)
     for token, number in our_ids.items():
         if their_ids.get(token) != number and token not in special:
@@ -184,7 +210,11 @@ def result_folder(final: Path, inputs: Mapping[str, str], counts: dict[str, Any]
     try:
         yield part
         write_manifest(
-            part / "merge.json", stage="merge", inputs=inputs, recipe={}, counts={"finished": True, **counts}
+            part / "merge.json",
+            stage="merge",
+            inputs=inputs,
+            recipe={},
+            counts={"finished": True, **counts},
         )
         write_sha256sums(part)
     except BaseException:
@@ -210,7 +240,9 @@ def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _check_same_tensors(base: Path, tuned: Path) -> None:
     ours, theirs = read_headers(base), read_headers(tuned)
-    different = sorted(ours.keys() ^ theirs.keys()) or [n for n in ours if ours[n].shape != theirs[n].shape]
+    different = sorted(ours.keys() ^ theirs.keys()) or [
+        n for n in ours if ours[n].shape != theirs[n].shape
+    ]
     if different:
         raise InputError(
             f"{tuned}: {different[0]} differs from {base} in name or shape, so it was not trained from it. Give the base "
@@ -231,12 +263,19 @@ def rewrite(folder: Path, out: Path, change: Change) -> None:
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 tensors[name] = change(name, file.get_tensor(name))
         part = out / f".{path.name}.part"
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part, metadata={"format": "pt"})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            part,
+            metadata={"format": "pt"},
+        )
         os.replace(part, out / path.name)
         files.update(dict.fromkeys(tensors, path.name))
         n_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if shards[0].name != "model.safetensors":
-        write_json(out / INDEX, {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(files.items()))})
+        write_json(
+            out / INDEX,
+            {"metadata": {"total_size": n_bytes}, "weight_map": dict(sorted(files.items()))},
+        )
 
 
 def copy_others(folder: Path, out: Path) -> None:
@@ -257,11 +296,19 @@ def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = N
         return ""
     target_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     source = Path(base or "")
-    stored = read_headers(source) if dtype == "auto" and source.is_dir() and (source / CONFIG).exists() else {}
+    stored = (
+        read_headers(source)
+        if dtype == "auto" and source.is_dir() and (source / CONFIG).exists()
+        else {}
+    )
     unchanged = {name for name, tensor in stored.items() if tensor.dtype != "BF16"}
 
     def cast(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(target_dtype) if tensor.is_floating_point() and name not in unchanged else tensor
+        return (
+            tensor.to(target_dtype)
+            if tensor.is_floating_point() and name not in unchanged
+            else tensor
+        )
 
     name = str(target_dtype).removeprefix("torch.")
     if {tensor.dtype for tensor in read_headers(folder).values()} != {_DTYPES[name]}:
@@ -284,7 +331,9 @@ def plain_model(name: str, role: str) -> Path:
             f"{name}: an adapter, but {role} needs whole weights. Fold it in first: kinject export {name}."
         )
     if read_object(folder / CONFIG).get("quantization_config") is not None:
-        raise InputError(f"{name}: its weights are quantized, so they cannot be added. Give the plain model.")
+        raise InputError(
+            f"{name}: its weights are quantized, so they cannot be added. Give the plain model."
+        )
     return folder
 
 
@@ -305,7 +354,9 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     for folder in (base, adapter):
         copy_others(folder, out)
     kept = _dtype_of(base) if dtype == "auto" else dtype
-    fold(load_model(str(base), adapter=str(adapter), dtype=kept, device="cpu").model).save_pretrained(out)
+    fold(
+        load_model(str(base), adapter=str(adapter), dtype=kept, device="cpu").model
+    ).save_pretrained(out)
 
 
 def fold(tuned: Any) -> Any:
@@ -318,7 +369,9 @@ def fold(tuned: Any) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     model, dtype = tuned.get_base_model(), tuned.dtype
-    head, embedding = (_unwrapped(layer) for layer in (model.get_output_embeddings(), model.get_input_embeddings()))
+    head, embedding = (
+        _unwrapped(layer) for layer in (model.get_output_embeddings(), model.get_input_embeddings())
+    )
     is_tied = head is not None and head.weight is embedding.weight
     if is_tied:  # peft would change both, but the adapter of an embedding has no effect on the head
         head.weight = torch.nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)
@@ -341,7 +394,9 @@ def fold(tuned: Any) -> Any:
     return merged
 
 
-def _merge_in_float32(layer: Any, merge: Callable[..., None], dtype: Any, *args: Any, **options: Any) -> None:
+def _merge_in_float32(
+    layer: Any, merge: Callable[..., None], dtype: Any, *args: Any, **options: Any
+) -> None:
     weight = layer.get_base_layer().weight
     weight.data = weight.data.float()
     merge(*args, **options)

@@ -137,7 +137,9 @@ def _merged(source: Path, requested: set[int], answers: Mapping[int, str]) -> It
 
 def _last_answer(turns: Sequence[Row]) -> int:
     """Return the index of the assistant's last turn; 0 without one, or without a turn before it."""
-    return max((index for index, turn in enumerate(turns) if turn["role"] == "assistant"), default=0)
+    return max(
+        (index for index, turn in enumerate(turns) if turn["role"] == "assistant"), default=0
+    )
 
 
 def _load_writer(recipe: TrainRecipe, part: str, generator: GeneratorSection) -> Writer:
@@ -174,7 +176,9 @@ class Writer:
                 continue
             in_chat = row.shape == "messages"
             last = _last_answer(row.messages)
-            if in_chat and (not last or not all(isinstance(turn.get("content"), str) for turn in row.messages)):
+            if in_chat and (
+                not last or not all(isinstance(turn.get("content"), str) for turn in row.messages)
+            ):
                 continue
             corpus_answer = row.messages[last]["content"] if in_chat else row.completion
             prompt = self._encode(row, row.messages[:last])
@@ -189,13 +193,20 @@ class Writer:
         A bare question gets the plain form ``Question: ...\\nAnswer:``, unless it ends with a colon.
         """
         if row.shape == "completion":
-            question = row.prompt if row.prompt.rstrip().endswith(":") else question_prompt(row.prompt)
+            question = (
+                row.prompt if row.prompt.rstrip().endswith(":") else question_prompt(row.prompt)
+            )
             ids = self.tokenizer(question, add_special_tokens=False, verbose=False)["input_ids"]
             return [*([self.tokenizer.bos_token_id] if self.bos else []), *ids]
         text = self.tokenizer.apply_chat_template(
-            [*turns], add_generation_prompt=True, tokenize=False, **{**self.kwargs, **row.template_kwargs}
+            [*turns],
+            add_generation_prompt=True,
+            tokenize=False,
+            **{**self.kwargs, **row.template_kwargs},
         )
-        encoded: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        encoded: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)[
+            "input_ids"
+        ]
         return encoded
 
     def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], int]:
@@ -226,11 +237,18 @@ class Writer:
         ends = ends_of(self.model, self.tokenizer, str(self.generator.model))
         order = sorted(requests, key=lambda request: (request.breaks, -len(request.prompt)))
         for breaks, group in groupby(order, key=lambda request: request.breaks):
-            stops = [*ends, *(token for token in self._line_breaks if token not in ends)] if breaks else ends
+            stops = (
+                [*ends, *(token for token in self._line_breaks if token not in ends)]
+                if breaks
+                else ends
+            )
             some = list(group)
             for start in range(0, len(some), _BATCH):
                 batch = some[start : start + _BATCH]
-                prompts, seeds = [request.prompt for request in batch], [0] * len(batch)  # nothing is drawn
+                prompts, seeds = (
+                    [request.prompt for request in batch],
+                    [0] * len(batch),
+                )  # nothing is drawn
                 tokens = generate(self.model, self.generator, prompts, seeds, stops)
                 yield from (
                     (request, self._text(request, ids, stops), len(ids))
@@ -251,7 +269,9 @@ class Writer:
             text = read_answer(self.tokenizer, tokens)[1]
         else:  # what follows the prompt: a decoder may drop the space before the first word
             before = str(self.tokenizer.decode(request.prompt, skip_special_tokens=True))
-            full_text = str(self.tokenizer.decode([*request.prompt, *tokens], skip_special_tokens=True))
+            full_text = str(
+                self.tokenizer.decode([*request.prompt, *tokens], skip_special_tokens=True)
+            )
             text = full_text[len(before) :]
             text = text.split("\n")[0] if request.breaks else text
         return text if text.strip() else None

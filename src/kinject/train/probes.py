@@ -67,7 +67,9 @@ class Probes:
                     f"probes.questions.{name}: {item.path}: {n_open} of {len(limited)} questions have no choices, which probes "
                     "need. kinject eval asks open questions."
                 )
-            tokenized = tokenize_rows([*_options(limited), *_options(limited, "Answer:")], tokenizer, tokenization)
+            tokenized = tokenize_rows(
+                [*_options(limited), *_options(limited, "Answer:")], tokenizer, tokenization
+            )
             rows = [_shorten(row, window) for row in tokenized]
             sizes, answers = [len(q.choices) for q in limited], [q.answer for q in limited]
             choice_sets = [frozenset(q.choices) for q in limited]
@@ -86,7 +88,9 @@ class Probes:
         scores: dict[str, float] = {}
         controls: dict[str, float] = {}
         for probe in self.sets:
-            with_question = _correct(probe, log_probs(model, probe.rows, pad_token_id, BATCH_TOKENS))
+            with_question = _correct(
+                probe, log_probs(model, probe.rows, pad_token_id, BATCH_TOKENS)
+            )
             alone = _correct(probe, log_probs(model, probe.alone, pad_token_id, BATCH_TOKENS))
             scores[f"{probe.name}_accuracy"] = _mean(with_question)
             controls[f"{probe.name}_without_question"] = _mean(_shared(probe, alone))
@@ -113,7 +117,8 @@ def _shared(probe: ProbeSet, correct: Sequence[float | None]) -> list[float | No
             of_set.setdefault(options, []).append(value)
     means = {options: math.fsum(values) / len(values) for options, values in of_set.items()}
     return [
-        None if value is None else means[options] for options, value in zip(probe.choice_sets, correct, strict=True)
+        None if value is None else means[options]
+        for options, value in zip(probe.choice_sets, correct, strict=True)
     ]
 
 
@@ -150,19 +155,25 @@ def _shorten(row: TokenRow, window: int | None) -> TokenRow:
         return row
     ids, learned = row.input_ids[-window - 1 :], row.learned[-window - 1 :]
     if learned[0]:
-        raise InputError(f"probes: question {row.row_id} has an option longer than the model's {window} tokens.")
+        raise InputError(
+            f"probes: question {row.row_id} has an option longer than the model's {window} tokens."
+        )
     return TokenRow(row.row_id, row.document_id, row.origin, ids, learned)
 
 
 @torch.no_grad()
-def log_probs(model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tokens: int) -> list[float]:
+def log_probs(
+    model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tokens: int
+) -> list[float]:
     """Return the summed log-prob (natural) of the learned tokens of each row, each row read alone; -inf without any.
 
     Rows of similar length go through the model together, padded on the right, at most `batch_tokens` at once. The head is
     applied only to the columns with scored tokens, if the model can; softmax is taken in float32.
     """
     sums = [-math.inf] * len(rows)
-    order = sorted((i for i, row in enumerate(rows) if any(row.learned)), key=lambda i: -len(rows[i].input_ids))
+    order = sorted(
+        (i for i, row in enumerate(rows) if any(row.learned)), key=lambda i: -len(rows[i].input_ids)
+    )
     inner = unwrapped(model)
     narrow = "logits_to_keep" in inspect.signature(type(inner).forward).parameters
     device = next(iter(inner.parameters())).device
@@ -171,7 +182,10 @@ def log_probs(model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tok
         n_rows = max(1, batch_tokens // max(width, 1))
         batch, order = order[:n_rows], order[n_rows:]
         ids = torch.full((len(batch), width), pad_token_id)
-        targets, scored = torch.zeros(ids.shape, dtype=torch.long), torch.zeros(ids.shape, dtype=torch.bool)
+        targets, scored = (
+            torch.zeros(ids.shape, dtype=torch.long),
+            torch.zeros(ids.shape, dtype=torch.bool),
+        )
         for i, index in enumerate(batch):
             tokens, n = torch.tensor(rows[index].input_ids), len(rows[index].input_ids) - 1
             ids[i, :n], targets[i, :n] = tokens[:-1], tokens[1:]
@@ -179,10 +193,19 @@ def log_probs(model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tok
         columns = scored.any(0).nonzero()[:, 0]
         positions = torch.arange(width).expand(len(batch), width)
         options = {"logits_to_keep": columns.to(device)} if narrow else {}
-        inputs = {"input_ids": ids.to(device), "position_ids": positions.to(device), "use_cache": False, **options}
+        inputs = {
+            "input_ids": ids.to(device),
+            "position_ids": positions.to(device),
+            "use_cache": False,
+            **options,
+        }
         logits = model(**inputs).logits
         logits = logits if narrow else logits[:, columns.to(device)]
-        picked = logits.float().log_softmax(-1).gather(-1, targets[:, columns].to(device)[..., None])[..., 0]
+        picked = (
+            logits.float()
+            .log_softmax(-1)
+            .gather(-1, targets[:, columns].to(device)[..., None])[..., 0]
+        )
         totals = picked.masked_fill(~scored[:, columns].to(device), 0.0).double().sum(-1)
         for index, value in zip(batch, totals.tolist(), strict=True):
             sums[index] = value if not math.isnan(value) else -math.inf

@@ -47,17 +47,32 @@ def choose_practice(
     is a question without an answer. Raises `InputError` if no question is answered correctly now and then.
     """
     most, path = config.max_completion_length, recipe.model.path
-    settings = GeneratorSection(kind="transformers", model=path, temperature=config.temperature, max_tokens=most)
-    bos, kwargs = begins_with_bos(tokenizer, recipe.corpus.bos), dict(recipe.corpus.chat_template_kwargs or {})
+    settings = GeneratorSection(
+        kind="transformers", model=path, temperature=config.temperature, max_tokens=most
+    )
+    bos, kwargs = (
+        begins_with_bos(tokenizer, recipe.corpus.bos),
+        dict(recipe.corpus.chat_template_kwargs or {}),
+    )
     writer = Writer(model, tokenizer, settings, window_of(model.config), bos, kwargs, "recall")
     requests = sorted(writer.requests(rows), key=lambda request: len(request.prompt))
-    ends, n, known = end_tokens(model, tokenizer), config.num_generations, list[tuple[int, Practice]]()
+    ends, n, known = (
+        end_tokens(model, tokenizer),
+        config.num_generations,
+        list[tuple[int, Practice]](),
+    )
     size = max(1, _BATCH // n)
     with Progress("questions before training", len(requests), "questions") as progress:
         for start in range(0, len(requests), size):
             some = requests[start : start + size]
-            seeds = [request_seed("recall", recipe.seed, request.row_id, i) for request in some for i in range(n)]
-            tokens = generate(model, settings, [request.prompt for request in some for _ in range(n)], seeds, ends)
+            seeds = [
+                request_seed("recall", recipe.seed, request.row_id, i)
+                for request in some
+                for i in range(n)
+            ]
+            tokens = generate(
+                model, settings, [request.prompt for request in some for _ in range(n)], seeds, ends
+            )
             texts = iter(tokenizer.batch_decode(tokens, skip_special_tokens=True))
             for request in some:
                 accepted = [] if abstains(request.corpus_answer) else [request.corpus_answer]
@@ -82,16 +97,31 @@ def choose_practice(
 class RecallTrainer(OptimizerMixin, CheckpointMixin, GRPOTrainer):  # type: ignore[misc]
     """TRL's GRPOTrainer on questions, with kinject's updates, guards and checkpoints."""
 
-    def __init__(self, parts: TrainingParts, *, args: Any, run_dir: Path, callbacks: list[Any], **options: Any) -> None:
+    def __init__(
+        self,
+        parts: TrainingParts,
+        *,
+        args: Any,
+        run_dir: Path,
+        callbacks: list[Any],
+        **options: Any,
+    ) -> None:
         self.take(parts)
         self.practice = parts.practice
 
         def correct(completions: list[str], accepted: list[list[str]], **_: Any) -> list[float]:
-            return [float(matches(text, answers)) for text, answers in zip(completions, accepted, strict=True)]
+            return [
+                float(matches(text, answers))
+                for text, answers in zip(completions, accepted, strict=True)
+            ]
 
-        rows = [{"prompt": str(i), "accepted": item.accepted} for i, item in enumerate(parts.practice)]
+        rows = [
+            {"prompt": str(i), "accepted": item.accepted} for i, item in enumerate(parts.practice)
+        ]
         callbacks, data = self.watchers(run_dir, callbacks), Dataset.from_list(rows)
-        super().__init__(args=args, train_dataset=data, reward_funcs=[correct], callbacks=callbacks, **options)
+        super().__init__(
+            args=args, train_dataset=data, reward_funcs=[correct], callbacks=callbacks, **options
+        )
         self.remove_callback(PrinterCallback)
 
     def _tokenize_prompts(self, prompts: list[str]) -> Any:

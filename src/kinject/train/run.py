@@ -66,7 +66,9 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
             return _train(trainer, recipe, inputs, resume=resume)
 
 
-def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool) -> TrainResult:
+def _train(
+    trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool
+) -> TrainResult:
     """Train, and write the model and the manifest."""
     from kinject.train.callbacks import Screen
     from kinject.train.guards import check_trained
@@ -79,7 +81,9 @@ def _train(trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, 
         write_text(recipe.run_dir / "recipe.yaml", text)
     tokens = asdict(trainer.training_data.account)
     _write_manifest(recipe, inputs, {"finished": False, "tokens": tokens, "notes": notes})
-    checkpoint = made_by_first_process(lambda: checkpoint_to_resume(recipe.run_dir)) if resume else None
+    checkpoint = (
+        made_by_first_process(lambda: checkpoint_to_resume(recipe.run_dir)) if resume else None
+    )
     if checkpoint is not None:
         trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
     with disk_faults(recipe.run_dir), numbers_only(checkpoint):
@@ -119,7 +123,11 @@ def render_summary(result: TrainResult) -> str:
     account = result.account
     loss = "" if result.final_loss is None else f", loss {result.final_loss:.3f}"
     rate = result.n_steps / result.seconds if result.seconds else 0.0
-    learned = "" if result.n_learned is None else f"tokens learned, over all steps: {result.n_learned:,}\n"
+    learned = (
+        ""
+        if result.n_learned is None
+        else f"tokens learned, over all steps: {result.n_learned:,}\n"
+    )
     return (
         f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, {rate_text(rate, 'steps')}{loss}\n"
         f"{learned}tokens in an epoch: {account['source']:,} source = {account['trained']:,} trained + {account['masked']:,} "
@@ -153,16 +161,24 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     """Return the hashes of the inputs that decide the outcome of a run, and a fingerprint of them and the recipe."""
     model, corpus = recipe.model, recipe.corpus
     inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_FIX)}
-    inputs |= {name: check_output(Path(part.path), _CORPUS_FIX) for name, part in corpus.parts().items()}
+    inputs |= {
+        name: check_output(Path(part.path), _CORPUS_FIX) for name, part in corpus.parts().items()
+    }
     if corpus.validation_corpus is not None:
         inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_FIX)
     if recipe.projection is not None:
         inputs["projection"] = check_output(Path(recipe.projection.path), _CORPUS_FIX)
     if recipe.probes is not None:
-        inputs |= {f"probe {name}": file_hash(Path(item.path)) for name, item in recipe.probes.sets().items()}
+        inputs |= {
+            f"probe {name}": file_hash(Path(item.path))
+            for name, item in recipe.probes.sets().items()
+        }
     teacher = None
     if recipe.distills is not None:
-        teacher, documents = recipe.distills.teacher, document_inputs(recipe.distills, recipe.documents)
+        teacher, documents = (
+            recipe.distills.teacher,
+            document_inputs(recipe.distills, recipe.documents),
+        )
         inputs |= {f"document {name}": digest for name, digest in documents.items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer), ("teacher", teacher)):
         if isinstance(path, str):
@@ -174,15 +190,21 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     return {**inputs, "fingerprint": content_id(inputs, recipe.training_values())}
 
 
-def _write_manifest(recipe: TrainRecipe, inputs: Mapping[str, str], counts: Mapping[str, Any]) -> None:
+def _write_manifest(
+    recipe: TrainRecipe, inputs: Mapping[str, str], counts: Mapping[str, Any]
+) -> None:
     if not is_first_process():
         return
     path = recipe.run_dir / "manifest.json"
     outputs = _FILES if counts["finished"] else ()
-    write_manifest(path, stage="train", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=outputs)
+    write_manifest(
+        path, stage="train", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=outputs
+    )
 
 
-def _check_folder(folder: Path, inputs: Mapping[str, str], *, resume: bool, overwrite: bool) -> TrainResult | None:
+def _check_folder(
+    folder: Path, inputs: Mapping[str, str], *, resume: bool, overwrite: bool
+) -> TrainResult | None:
     """Return the result of a finished run of the same inputs, if any; else clear the folder.
 
     Raises `TrainingError` if the folder holds another run, or needs --resume or --overwrite.
@@ -229,7 +251,9 @@ def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
     return check_sha256sums(folder / "model")[1]
 
 
-def _save_model(trainer: KnowledgeTrainer, run_dir: Path, base: ModelSection, *, merges: bool) -> Path:
+def _save_model(
+    trainer: KnowledgeTrainer, run_dir: Path, base: ModelSection, *, merges: bool
+) -> Path:
     """Write model and tokenizer to model/, whole or not at all; with `merges`, the adapter folded in.
 
     Raises `TrainingError` in all processes, and leaves no folder, if a weight that was written is not finite.
@@ -280,9 +304,14 @@ def _publish_model(trainer: KnowledgeTrainer, model_dir: Path) -> None:
     name = trainer.hub_model_id
     try:
         commit = HfApi().upload_folder(
-            repo_id=name, folder_path=model_dir, commit_message="Model save", revision=trainer.args.hub_revision
+            repo_id=name,
+            folder_path=model_dir,
+            commit_message="Model save",
+            revision=trainer.args.hub_revision,
         )
-    except Exception as error:  # the hub's client raises its own errors and those of its network library
+    except (
+        Exception
+    ) as error:  # the hub's client raises its own errors and those of its network library
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
             f"{model_dir} is written, but was not uploaded to {name}: {reason} Upload it: hf upload {name} {model_dir}"

@@ -45,7 +45,10 @@ class Schedule:
         Raises `TrainingError` if the schedule does not fit into so few steps.
         """
         warmup, kwargs = self.warmup_steps(n_steps), dict(self.kwargs)
-        if self.name in ("polynomial", "one_cycle", "warmup_stable_decay", "flat_then_cosine") and warmup >= n_steps:
+        if (
+            self.name in ("polynomial", "one_cycle", "warmup_stable_decay", "flat_then_cosine")
+            and warmup >= n_steps
+        ):
             raise TrainingError(
                 f"trainer.warmup_steps: {warmup} steps of warm-up leave none of {n_steps} to lr_scheduler_type: "
                 f"{self.name}. Lower it, or give it as a fraction (0.1)."
@@ -56,12 +59,16 @@ class Schedule:
             case "flat_then_cosine":
                 n_decay = round((n_steps - warmup) * (1 - kwargs.get("flat_fraction", 0.75)))
                 floor = kwargs.get("min_lr_ratio", 0.0)
-                return get_wsd_schedule(optimizer, warmup, n_decay, n_steps, decay_type="cosine", min_lr_ratio=floor)
+                return get_wsd_schedule(
+                    optimizer, warmup, n_decay, n_steps, decay_type="cosine", min_lr_ratio=floor
+                )
             case "one_cycle":
                 if warmup:  # torch's warm-up ends at update pct_start * n_steps - 1
                     kwargs["pct_start"] = (warmup + 1) / n_steps
                 peaks = [group["lr"] for group in optimizer.param_groups]
-                return OneCycleLR(optimizer, peaks, total_steps=n_steps, cycle_momentum=False, **kwargs)
+                return OneCycleLR(
+                    optimizer, peaks, total_steps=n_steps, cycle_momentum=False, **kwargs
+                )
             case name if name in TORCH_SCHEDULES:
                 kind = getattr(torch.optim.lr_scheduler, TORCH_SCHEDULES[name])
                 if not warmup:
@@ -69,7 +76,9 @@ class Schedule:
                 ramp = LambdaLR(optimizer, lambda step: min(1.0, step / warmup))
                 return SequentialLR(optimizer, [ramp, kind(optimizer, **kwargs)], [warmup])
             case "reduce_lr_on_plateau":
-                return ReduceLROnPlateau(optimizer, mode="max" if self.higher_is_better else "min", **kwargs)
+                return ReduceLROnPlateau(
+                    optimizer, mode="max" if self.higher_is_better else "min", **kwargs
+                )
             case "greedy":
                 kwargs["mode"] = "max" if self.higher_is_better else "min"
             case "warmup_stable_decay":
@@ -84,10 +93,16 @@ class Schedule:
             return lambda step: float(scale * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5))
         if self.name == "step_decay":
             epochs, gamma = kwargs.get("step_epochs"), kwargs.get("gamma", 0.1)
-            start, size = (warmup, kwargs["step_size"]) if epochs is None else (0, epochs * self.steps_per_epoch)
+            start, size = (
+                (warmup, kwargs["step_size"])
+                if epochs is None
+                else (0, epochs * self.steps_per_epoch)
+            )
             after = _stairs(start, size, gamma)
         else:
-            after = _cosines(warmup, n_steps, kwargs.get("num_cycles", 1), kwargs.get("min_lr_ratio", 0.0))
+            after = _cosines(
+                warmup, n_steps, kwargs.get("num_cycles", 1), kwargs.get("min_lr_ratio", 0.0)
+            )
         return lambda step: after(step) * (min(1.0, step / warmup) if warmup else 1.0)
 
     def _decay_steps(self, n_steps: int, warmup: int) -> int:
@@ -122,10 +137,19 @@ def schedule_of(args: Any, model: Any, steps_per_epoch: int) -> Schedule:
     name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     width = getattr(model.config.get_text_config(), "hidden_size", None)
     higher_is_better = bool(args.greater_is_better)
-    return Schedule(name, args.lr_scheduler_kwargs or {}, args.warmup_steps, width, higher_is_better, steps_per_epoch)
+    return Schedule(
+        name,
+        args.lr_scheduler_kwargs or {},
+        args.warmup_steps,
+        width,
+        higher_is_better,
+        steps_per_epoch,
+    )
 
 
-def planned_curve(trainer: Mapping[str, Any], config: Any, n_steps: int, steps_per_epoch: int) -> list[float]:
+def planned_curve(
+    trainer: Mapping[str, Any], config: Any, n_steps: int, steps_per_epoch: int
+) -> list[float]:
     """Return the learning rate of each of the `n_steps` updates of a recipe, for a model of `config`, without training.
 
     They are the rates of the topmost layer if `techniques.layerwise_lr_decay` lowers those below. A schedule that
@@ -134,11 +158,15 @@ def planned_curve(trainer: Mapping[str, Any], config: Any, n_steps: int, steps_p
     """
     from trl import SFTConfig
 
-    rate = float(trainer.get("learning_rate", SFTConfig.__dataclass_fields__["learning_rate"].default))
+    rate = float(
+        trainer.get("learning_rate", SFTConfig.__dataclass_fields__["learning_rate"].default)
+    )
     name = trainer.get("lr_scheduler_type", "linear")
     kwargs = trainer.get("lr_scheduler_kwargs") or {}
     width = getattr(config.get_text_config(), "hidden_size", None)
-    schedule = Schedule(name, kwargs, trainer.get("warmup_steps", 0), width, steps_per_epoch=steps_per_epoch)
+    schedule = Schedule(
+        name, kwargs, trainer.get("warmup_steps", 0), width, steps_per_epoch=steps_per_epoch
+    )
     weight = torch.nn.Parameter(torch.zeros(()))
     weight.grad = torch.zeros(())
     optimizer = torch.optim.SGD([weight], lr=rate)

@@ -14,10 +14,22 @@ from kinject import models
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import TokenAccount
 from kinject.errors import Problem, RecipeError, fault
-from kinject.process import context_parallel_size, first_process_first, made_by_first_process, processes_per_row
+from kinject.process import (
+    context_parallel_size,
+    first_process_first,
+    made_by_first_process,
+    processes_per_row,
+)
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
-from kinject.train.callbacks import EarlyStopping, Histograms, Screen, forgetting, guard_trackers, patience
+from kinject.train.callbacks import (
+    EarlyStopping,
+    Histograms,
+    Screen,
+    forgetting,
+    guard_trackers,
+    patience,
+)
 from kinject.train.config import make_configs
 from kinject.train.data import (
     REPLAY,
@@ -72,9 +84,15 @@ def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
     kinds: dict[str, Any] = {**OBJECTIVES, **UPDATE_RULES}
     with recipe.locating():
         _check_custom(
-            recipe.techniques.custom, {n: kind for n, kind in kinds.items() if dataclasses.is_dataclass(kind)}
+            recipe.techniques.custom,
+            {n: kind for n, kind in kinds.items() if dataclasses.is_dataclass(kind)},
         )
-        rows = [row for name, kind in kinds.items() if kind.is_on(name, recipe) for row in kind.conflicts]
+        rows = [
+            row
+            for name, kind in kinds.items()
+            if kind.is_on(name, recipe)
+            for row in kind.conflicts
+        ]
         configs = make_configs(recipe, rows)
         check_model(recipe)
     return configs
@@ -89,14 +107,19 @@ def _check_custom(custom: Mapping[str, Any], known: Mapping[str, Any]) -> None:
             checker.section(known[name], settings, ("techniques", "custom", name))
         else:
             problems.append(
-                Problem(f"techniques.custom.{name}", f"unknown name.{suggestion(name, known) or _REGISTER}")
+                Problem(
+                    f"techniques.custom.{name}",
+                    f"unknown name.{suggestion(name, known) or _REGISTER}",
+                )
             )
     if problems:
         raise RecipeError(problems)
 
 
 def make_trainer(
-    recipe: TrainRecipe, hashes: Mapping[str, str] | None = None, configs: tuple[SFTConfig, Any] | None = None
+    recipe: TrainRecipe,
+    hashes: Mapping[str, str] | None = None,
+    configs: tuple[SFTConfig, Any] | None = None,
 ) -> KnowledgeTrainer | RecallTrainer:
     """Return the trainer of `recipe`, ready to train: with its rows, model, optimizer settings, callbacks and notes.
 
@@ -123,14 +146,27 @@ def _make_trainer(
             corpora, notes, cost = with_own_answers(recipe, open_corpora(recipe, hashes))
             tokenizer = load_training_tokenizer(recipe.model, corpora.rows)
             tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
-        return corpora, tokenizer, dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes]), cost
+        return (
+            corpora,
+            tokenizer,
+            dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes]),
+            cost,
+        )
 
-    corpora, tokenizer, tokenized, cost = first_process_first(tokenize)  # the others find its tokens in the cache
-    load = functools.partial(load_training_model, recipe.model, tokenizer, recipe.seed, recipe.device, sharding)
+    corpora, tokenizer, tokenized, cost = first_process_first(
+        tokenize
+    )  # the others find its tokens in the cache
+    load = functools.partial(
+        load_training_model, recipe.model, tokenizer, recipe.seed, recipe.device, sharding
+    )
     model, notes = load()
     models.check_causal(model, recipe.model.path or recipe.location("model.new"))
     window = check_positions(model.config, tokenized.train)
-    probes = Probes(recipe.probes, corpora.questions, tokenizer, window) if recipe.probes is not None else None
+    probes = (
+        Probes(recipe.probes, corpora.questions, tokenizer, window)
+        if recipe.probes is not None
+        else None
+    )
 
     def load_weights(path: str) -> PreTrainedModel:
         with models.sharded_by_transformers(sharding):
@@ -151,11 +187,17 @@ def _make_trainer(
         make = functools.partial(_teacher, recipe, tokenized, hashes, cost, bf16=config.bf16)
     guards, practice, n_rows = recipe.guards, list[Practice](), len(tokenized.train.rows)
     if recipe.method == "recall":
-        practice, note = made_by_first_process(lambda: choose_practice(recipe, corpora.rows, model, tokenizer, config))
+        practice, note = made_by_first_process(
+            lambda: choose_practice(recipe, corpora.rows, model, tokenizer, config)
+        )
         notes, n_rows = [*notes, note], len(practice) * config.num_generations
-        guards = dataclasses.replace(guards, nothing_learned="ignore")  # a batch of equal answers has no loss
+        guards = dataclasses.replace(
+            guards, nothing_learned="ignore"
+        )  # a batch of equal answers has no loss
         account = tokenized.train.account  # none of its tokens is learned
-        data = dataclasses.replace(tokenized.train, account=TokenAccount(account.source, 0, account.source))
+        data = dataclasses.replace(
+            tokenized.train, account=TokenAccount(account.source, 0, account.source)
+        )
         tokenized = dataclasses.replace(tokenized, train=data, notes=[])
     parts = TrainingParts(
         tokenized.train, train, validation, loss, rules, Guard(guards), probes, load_weights, make, cost, practice,
@@ -166,8 +208,14 @@ def _make_trainer(
         rule.start(trainer)
     trainer.guard.warnings += precision_warnings(recipe.model, config)
     rounds_up = recipe.techniques.stochastic_rounding
-    trainer.guard.warnings += check_start(guards, trainer.model, n_rows, config, rounds_up=rounds_up)
-    trainer.notes += [*notes, *_notes(trainer, config, tokenized), *_describe_techniques(inputs, rules)]
+    trainer.guard.warnings += check_start(
+        guards, trainer.model, n_rows, config, rounds_up=rounds_up
+    )
+    trainer.notes += [
+        *notes,
+        *_notes(trainer, config, tokenized),
+        *_describe_techniques(inputs, rules),
+    ]
     return trainer
 
 
@@ -179,7 +227,9 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
         f"effective batch: {batch['rows_per_device']} rows x {batch['accumulation']} accumulated x {batch['devices']} "
         f"device{'s' * (batch['devices'] != 1)} = {batch['rows']} rows an update, about {batch['tokens']:,} tokens",
     ]  # fmt: skip
-    names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    names = [
+        name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
+    ]
     if len(names) < len(list(trainer.model.parameters())):
         groups = summarize_names(names)
         more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
@@ -187,7 +237,9 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
     return notes
 
 
-def with_own_answers(recipe: TrainRecipe, corpora: Corpora) -> tuple[Corpora, list[str], Counter[str]]:
+def with_own_answers(
+    recipe: TrainRecipe, corpora: Corpora
+) -> tuple[Corpora, list[str], Counter[str]]:
     """Return the corpora with the answers that the model is to write itself, a note on each, and the cost of all."""
     notes, costs = [], Counter[str]()
     for part in recipe.corpus.own_answers():
@@ -218,7 +270,9 @@ def _teacher(
     weights = (hashes or {}).get("teacher" if section.teacher else "model", "")
     known = "" if weights.startswith("hub:") else weights
     cache_dir = Path(recipe.corpus.cache_dir)
-    make = functools.partial(make_teacher, section, recipe.model, cache_dir, tokenized.teacher, model, known, bf16=bf16)
+    make = functools.partial(
+        make_teacher, section, recipe.model, cache_dir, tokenized.teacher, model, known, bf16=bf16
+    )
     teacher, note, spent = first_process_first(make)
     tokenized.notes.append(note)
     cost.update(spent)
@@ -234,7 +288,11 @@ def _assemble(
 
     disable_progress_bar()
     techniques, guard = recipe.techniques, parts.guard
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
+    pad = (
+        tokenizer.pad_token_id
+        if tokenizer.pad_token_id is not None
+        else tokenizer.eos_token_id or 0
+    )
     packs = bool(recipe.trainer.get("packing"))
     flatten = "flash" in str(model.config._attn_implementation) and packs
     if packs and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
@@ -255,11 +313,16 @@ def _assemble(
             collator = Collator(pad, flatten, _row_multiple(config), recipe.guards.nothing_learned)
             trainer = KnowledgeTrainer(parts, data_collator=collator, **given)
             _check_router_loss(trainer, recipe)
-    except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks together
+    except (
+        ValueError,
+        ImportError,
+    ) as error:  # of fields that only a whole trainer checks together
         raise fault("trainer", f"TRL refuses it: {' '.join(str(error).split())[:300]}") from error
     guard_trackers(trainer.callback_handler.callbacks)
     if techniques.histogram_steps is not None:
-        trainer.add_callback(Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks))
+        trainer.add_callback(
+            Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks)
+        )
     if config.mixed_precision == "fp16" and recipe.model.quantization != "none":
         widen_adapter(trainer.model)
     return trainer
@@ -291,8 +354,12 @@ def _row_multiple(config: SFTConfig) -> int:
 def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str:
     parameters, packing = list(trainer.model.parameters()), tokenized.packing
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    weights = " and ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in trained}))
-    arithmetic = {"bf16": "bfloat16", "fp16": "float16"}.get(trainer.accelerator.mixed_precision, weights)
+    weights = " and ".join(
+        sorted({str(parameter.dtype).removeprefix("torch.") for parameter in trained})
+    )
+    arithmetic = {"bf16": "bfloat16", "fp16": "float16"}.get(
+        trainer.accelerator.mixed_precision, weights
+    )
     return (
         f"trains {sum(map(models.size_of, trained)):,} of {sum(map(models.size_of, parameters)):,} parameters "
         f"({weights} weights, {arithmetic} arithmetic), {len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"
@@ -303,7 +370,9 @@ def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str
 def effective_batch(config: SFTConfig, data: TrainingData) -> dict[str, int]:
     """Return the rows and mean tokens of an update over all devices, and the factors of the rows."""
     batch, accumulation = config.per_device_train_batch_size, config.gradient_accumulation_steps
-    devices = config.world_size // processes_per_row() * max(1, config.n_gpu)  # GPUs of one process share its batches
+    devices = (
+        config.world_size // processes_per_row() * max(1, config.n_gpu)
+    )  # GPUs of one process share its batches
     rows = batch * accumulation * devices
     return {
         "rows_per_device": batch, "accumulation": accumulation, "devices": devices, "rows": rows,

@@ -43,7 +43,9 @@ _TECHNIQUES_OFF: Mapping[str, Any] = {
 _GUARDS = dict.fromkeys(("unread_corpus", "nothing_learned", "instability"), "ignore")
 _POLL_SECONDS = 0.1
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its import warns of kernels that no run asked for
+logging.getLogger("bitsandbytes").setLevel(
+    logging.ERROR
+)  # its import warns of kernels that no run asked for
 
 
 def short_fields(steps: int) -> dict[str, Any]:
@@ -55,7 +57,11 @@ def short_fields(steps: int) -> dict[str, Any]:
 
 
 def short_recipe(
-    recipe: TrainRecipe, run_dir: Path, steps: int, trainer: Mapping[str, Any], guards: Mapping[str, Any] | None = None
+    recipe: TrainRecipe,
+    run_dir: Path,
+    steps: int,
+    trainer: Mapping[str, Any],
+    guards: Mapping[str, Any] | None = None,
 ) -> TrainRecipe:
     """Return `recipe` with `steps` optimizer steps in `run_dir` and nothing evaluated or saved.
 
@@ -66,14 +72,22 @@ def short_recipe(
     fields = {key: value for key, value in recipe.trainer.items() if key not in _NEEDS_LONG_RUN}
     fields |= {"lr_scheduler_type": "constant", **short_fields(steps), **trainer}
     guards = {**_GUARDS, **(guards or {})}
-    raw = {key: value for key, value in recipe.raw.items() if key not in NOT_TRAINING and key != "probes"}
+    raw = {
+        key: value
+        for key, value in recipe.raw.items()
+        if key not in NOT_TRAINING and key != "probes"
+    }
     raw["run_dir"] = str(run_dir)
     validation: dict[str, Any] = {"validation_corpus": None, "validation_fraction": 0.0}
     raw["corpus"] = {key: value for key, value in raw["corpus"].items() if key not in validation}
     raw["guards"] = {**recipe.raw.get("guards", {}), **guards}
     if isinstance(raw.get("techniques"), Mapping):
-        raw["techniques"] = {key: value for key, value in raw["techniques"].items() if key not in _TECHNIQUES_OFF}
-    raw["trainer"] = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+        raw["techniques"] = {
+            key: value for key, value in raw["techniques"].items() if key not in _TECHNIQUES_OFF
+        }
+    raw["trainer"] = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()
+    }
     return replace(
         recipe, run_dir=run_dir, trainer=fields, probes=None, raw=raw, guards=replace(recipe.guards, **guards),
         corpus=replace(recipe.corpus, **validation), techniques=replace(recipe.techniques, **_TECHNIQUES_OFF),
@@ -129,7 +143,11 @@ def read_timing(run_dir: Path) -> list[Row]:
     if not path.is_file():
         return []
     lines = path.read_bytes().splitlines(keepends=True)
-    return [parse_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.endswith(b"\n")]
+    return [
+        parse_row(line, f"{path}:{number}")
+        for number, line in enumerate(lines, 1)
+        if line.endswith(b"\n")
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -148,15 +166,22 @@ def main(arguments: Sequence[str]) -> int:
             n_rows = trainer.args.max_steps * trainer.args.per_device_train_batch_size
             order = trainer.train_dataset.rows.lengths().argsort()[::-1].tolist()
             longest = [order[index % len(order)] for index in range(n_rows)]
-            trainer.train_dataset, trainer.rounds = torch.utils.data.Subset(trainer.train_dataset, longest), ()
+            trainer.train_dataset, trainer.rounds = (
+                torch.utils.data.Subset(trainer.train_dataset, longest),
+                (),
+            )
         trainer.train()
-        check_updates(trainer)  # without one the optimizer has no state, and its memory is not measured
+        check_updates(
+            trainer
+        )  # without one the optimizer has no state, and its memory is not measured
     except torch.OutOfMemoryError:
         device, refused = "cuda", True
     except KinjectError as error:
         show(error, file=sys.stderr)
         return 2
-    write_json(recipe.run_dir / RESULT, {"peak_bytes": peak_memory(device), "out_of_memory": refused})
+    write_json(
+        recipe.run_dir / RESULT, {"peak_bytes": peak_memory(device), "out_of_memory": refused}
+    )
     return 0
 
 

@@ -54,7 +54,10 @@ class PackingMixin(SFTTrainer):  # type: ignore[misc]
         """Return the sampler of `train_sampling_strategy`; by rounds if the epoch has some."""
         # transformers 5.23 knows no rounds, and reads every row for its length
         if self.rounds and self.args.train_sampling_strategy == "random":
-            return RoundSampler(self.rounds, self.args.data_seed if self.args.data_seed is not None else self.args.seed)
+            return RoundSampler(
+                self.rounds,
+                self.args.data_seed if self.args.data_seed is not None else self.args.seed,
+            )
         if self.args.train_sampling_strategy == "group_by_length" and train_dataset is None:
             n_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps
             return LengthGroupedSampler(n_rows, lengths=self.train_dataset.rows.lengths().tolist())
@@ -77,7 +80,9 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the tokens read so far."""
-        if ("loss" in logs or "eval_loss" in logs) and self._computes_loss():  # TRL's own head notes them itself
+        if (
+            "loss" in logs or "eval_loss" in logs
+        ) and self._computes_loss():  # TRL's own head notes them itself
             n_tokens = torch.tensor([int(self._total_train_tokens)], device=self.accelerator.device)
             mode = "train" if self.model.training else "eval"
             n_all = int(self.accelerator.gather(n_tokens).sum())
@@ -88,10 +93,14 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         """Return the batches of one update and the divisor of its loss; count the learned tokens."""
         batches, divisor = super().get_batch_samples(*args, **kwargs)
         n_learned = divisor if self.training_loss.plain else None
-        if n_learned is None:  # transformers does not count for models whose forward takes no further arguments
+        if (
+            n_learned is None
+        ):  # transformers does not count for models whose forward takes no further arguments
             n_learned = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
             if self.args.world_size > 1:
-                n_learned = int(self.accelerator.reduce(torch.tensor(n_learned, device=self.accelerator.device)))
+                n_learned = int(
+                    self.accelerator.reduce(torch.tensor(n_learned, device=self.accelerator.device))
+                )
                 n_learned //= processes_per_row()
         self.learned_tokens = self.learned_tokens + n_learned
         return batches, divisor
@@ -102,7 +111,11 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         n_learned = super()._get_num_items_in_batch(batch_samples, device)
         if self.training_loss.plain or n_learned is None:
             return n_learned
-        count = torch.stack([self.training_loss.count(batch) for batch in batch_samples]).sum().to(device)
+        count = (
+            torch.stack([self.training_loss.count(batch) for batch in batch_samples])
+            .sum()
+            .to(device)
+        )
         averaged = self.args.average_tokens_across_devices and self.args.world_size > 1
         return self.accelerator.gather(count).sum() / processes_per_row() if averaged else count
 
@@ -113,24 +126,42 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         return special or (nll_only and self.accelerator.device.type == "cpu")
 
     def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         """Return a batch's part of the loss of the accumulated batch: in training that of `training_loss`.
 
         In evaluation it is always the negative log-likelihood over the number of learned tokens.
         """
         if return_outputs or not self._computes_loss():
-            inputs = {key: value for key, value in inputs.items() if key not in ("replayed", "weights", "teacher")}
+            inputs = {
+                key: value
+                for key, value in inputs.items()
+                if key not in ("replayed", "weights", "teacher")
+            }
             coefficient = self.router_aux_loss_coef
-            self.router_aux_loss_coef = coefficient if self.model.training else 0.0  # TRL adds the routers' loss
+            self.router_aux_loss_coef = (
+                coefficient if self.model.training else 0.0
+            )  # TRL adds the routers' loss
             try:
                 return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             finally:
                 self.router_aux_loss_coef = coefficient
         training_loss = self.training_loss if self.model.training else TrainingLoss()
-        count = training_loss.count(inputs) if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        count = (
+            training_loss.count(inputs)
+            if num_items_in_batch is None
+            else torch.as_tensor(num_items_in_batch)
+        )
         read = {key: inputs[key] for key in ("input_ids", "position_ids")}
-        teacher = self.teacher.of_batch(inputs) if self.teacher is not None and self.model.training else None
+        teacher = (
+            self.teacher.of_batch(inputs)
+            if self.teacher is not None and self.model.training
+            else None
+        )
         logits = model(**read, use_cache=False).logits.float()
         total = training_loss.total(logits, inputs, teacher)
         if self.model.training and (pull := self._pull) is not None:
@@ -159,7 +190,12 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
 
     def take(self, parts: TrainingParts) -> None:
         """Keep the parts of a run, and begin its counts."""
-        self.training_data, self.rules, self.guard, self.probes = parts.data, parts.rules, parts.guard, parts.probes
+        self.training_data, self.rules, self.guard, self.probes = (
+            parts.data,
+            parts.rules,
+            parts.guard,
+            parts.probes,
+        )
         self.load_weights, self.preparation_cost = parts.load_weights, parts.cost
         self.losses, self.notes = MeanLoss(), list[str]()
         self.steps_per_epoch, self.learned_before, self.spent_before = 1, 0, (0.0, 0.0)
@@ -168,7 +204,12 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
 
     def watchers(self, run_dir: Path, callbacks: Sequence[Any]) -> list[Any]:
         """Return the callbacks of a trainer that is to be made: `callbacks`, after those that every training has."""
-        return [RunLog(run_dir, lambda: int(self.learned_tokens)), self.guard, *callbacks, TrainerState(self)]
+        return [
+            RunLog(run_dir, lambda: int(self.learned_tokens)),
+            self.guard,
+            *callbacks,
+            TrainerState(self),
+        ]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
@@ -247,7 +288,9 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
             made = self.guard.count(1.0 if norm is None else float(norm))
         else:
             scaler = self.accelerator.scaler
-            made = self.guard.may_update(float(norm), step, None if scaler is None else float(scaler.get_scale()))
+            made = self.guard.may_update(
+                float(norm), step, None if scaler is None else float(scaler.get_scale())
+            )
             if not made and scaler is None:
                 model.zero_grad(set_to_none=True)
         loss = self.losses.end_update(self._tr_loss, made=made)
@@ -259,7 +302,9 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         for rule in self.rules:
             rule.change_gradient(model, self.state.global_step)
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
         """Add a batch's gradient and return its loss; with SAM, the last one of an update repeats all gradients."""
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         for sam in (rule for rule in self.rules if isinstance(rule, SharpnessAware)):
@@ -279,7 +324,11 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         model.zero_grad()
         try:
             for number, batch in enumerate(batches, start=1):
-                sync = self.accelerator.no_sync(model) if number < len(batches) else contextlib.nullcontext()
+                sync = (
+                    self.accelerator.no_sync(model)
+                    if number < len(batches)
+                    else contextlib.nullcontext()
+                )
                 with sync:
                     super().training_step(model, batch, num_items_in_batch)
         finally:
@@ -343,12 +392,26 @@ class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveM
     the data and the techniques.
     """
 
-    def __init__(self, parts: TrainingParts, *, args: Any, run_dir: Path, callbacks: list[Any], **options: Any) -> None:
+    def __init__(
+        self,
+        parts: TrainingParts,
+        *,
+        args: Any,
+        run_dir: Path,
+        callbacks: list[Any],
+        **options: Any,
+    ) -> None:
         self.take(parts)
         self.training_loss = parts.loss
-        self.rounds: Sequence[int] = parts.data.rows.rounds if parts.data.rows.rounds[-1] > 0 else ()
-        first_row = Dataset.from_list([parts.train[0]])  # SFTTrainer needs a Dataset, which would copy every row
-        with _strategies_off(args, evaluates=parts.validation is not None, saves=not _is_sharded(options["model"])):
+        self.rounds: Sequence[int] = (
+            parts.data.rows.rounds if parts.data.rows.rounds[-1] > 0 else ()
+        )
+        first_row = Dataset.from_list(
+            [parts.train[0]]
+        )  # SFTTrainer needs a Dataset, which would copy every row
+        with _strategies_off(
+            args, evaluates=parts.validation is not None, saves=not _is_sharded(options["model"])
+        ):
             super().__init__(
                 args=args, train_dataset=first_row, eval_dataset=first_row if parts.validation is not None else None,
                 callbacks=self.watchers(run_dir, callbacks), **options,
@@ -359,12 +422,17 @@ class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveM
         self.teacher = None if parts.make_teacher is None else parts.make_teacher(self.model)
 
     def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Return the validation loss, if there is a validation corpus, and the accuracy of every probe; log both."""
         has_loss = eval_dataset is not None or self.eval_dataset is not None
         metrics: dict[str, float] = (
-            super().evaluate(eval_dataset, ignore_keys, metric_key_prefix) if has_loss or self.probes is None else {}
+            super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            if has_loss or self.probes is None
+            else {}
         )
         if self.probes is None:
             return metrics
@@ -374,7 +442,9 @@ class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveM
         accuracies = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         self.log(dict(accuracies))
         metrics |= accuracies
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
 
@@ -412,9 +482,13 @@ def check_isolation(model: Any, row: dict[str, list[int]]) -> None:
     was_training = model.training
     model.eval()
     packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, starts[1] :]
-    alone = model(input_ids=ids[:, starts[1] :], position_ids=positions[:, starts[1] :], use_cache=False).logits
+    alone = model(
+        input_ids=ids[:, starts[1] :], position_ids=positions[:, starts[1] :], use_cache=False
+    ).logits
     model.train(was_training)
-    difference = float((packed.float() - alone.float()).abs().max() / alone.float().abs().max().clamp(min=1.0))
+    difference = float(
+        (packed.float() - alone.float()).abs().max() / alone.float().abs().max().clamp(min=1.0)
+    )
     tolerance = _ISOLATION_TOLERANCE if model.dtype == torch.float32 else 30 * _ISOLATION_TOLERANCE
     if difference > tolerance:
         raise TrainingError(

@@ -31,8 +31,16 @@ if TYPE_CHECKING:
     from kinject.models import LoadedModel
 
 LISTS: Mapping[str, Mapping[str, str]] = {
-    "documents": {"documents": "documents.jsonl", "skipped": "skipped.jsonl", "copies": "duplicates.jsonl"},
-    "augment": {"accepted": "variants.jsonl", "refused": "rejected.jsonl", "passages": "corpus.jsonl"},
+    "documents": {
+        "documents": "documents.jsonl",
+        "skipped": "skipped.jsonl",
+        "copies": "duplicates.jsonl",
+    },
+    "augment": {
+        "accepted": "variants.jsonl",
+        "refused": "rejected.jsonl",
+        "passages": "corpus.jsonl",
+    },
     "questions": {"questions": "questions.jsonl", "refused": "rejected.jsonl"},
     "eval": {"changed answers": "flips.jsonl"},
 }
@@ -86,7 +94,9 @@ class View:
         shown = []
         for name, run in self.found().items():
             path = self.folder / run.run_dir
-            lists = [title for title, file in LISTS.get(run.verb, {}).items() if (path / file).is_file()]
+            lists = [
+                title for title, file in LISTS.get(run.verb, {}).items() if (path / file).is_file()
+            ]
             shown.append({
                 "name": name, "verb": run.verb, "state": run.state, "command": run.command, "lists": lists,
                 "progress": _progress(path, run), "page": (path / "report.html").is_file(),
@@ -124,19 +134,34 @@ class View:
         tags = Counter(item["tag"] for item in matching if item["tag"])
         matching = [item for item in matching if not tag or item["tag"] == tag]
         decisions, page = read_decisions(path), matching[offset : offset + min(limit, _MOST_ROWS)]
-        passages = _passages(path / "corpus.jsonl", _stamp(path / "corpus.jsonl")) if run.verb == "augment" else {}
+        passages = (
+            _passages(path / "corpus.jsonl", _stamp(path / "corpus.jsonl"))
+            if run.verb == "augment"
+            else {}
+        )
         shown = [
-            item | {"decision": decisions.get(item.get("id", "")), "passage": passages.get(item.get("passage", ""), "")}
+            item
+            | {
+                "decision": decisions.get(item.get("id", "")),
+                "passage": passages.get(item.get("passage", ""), ""),
+            }
             for item in page
         ]
-        return {"items": shown, "matched": len(matching), "total": len(items), "tags": dict(tags.most_common())}
+        return {
+            "items": shown,
+            "matched": len(matching),
+            "total": len(items),
+            "tags": dict(tags.most_common()),
+        }
 
     def decide(self, name: str, title: str, row: Row) -> None:
         """Write a decision on a text or question of a list; its run honours it when it starts again."""
         run = self.find(name)
         path = self.folder / run.run_dir / LISTS.get(run.verb, {}).get(title, "")
         if run.verb not in ("augment", "questions") or not path.is_file():
-            raise _RefusedError(400, "decisions are for the texts of kinject augment and kinject questions")
+            raise _RefusedError(
+                400, "decisions are for the texts of kinject augment and kinject questions"
+            )
         if row.get("decision") not in ("keep", "drop", "edit", "undo"):
             raise _RefusedError(400, "decision: keep, drop, edit or undo")
         items = (item for item, _ in _items(path, run.verb, title, _stamp(path)) if item.get("id"))
@@ -146,13 +171,21 @@ class View:
         edited = {key: row.get(key) for key in item["edit"]} if row["decision"] == "edit" else {}
         for key, value in edited.items():
             texts = value if isinstance(item["edit"][key], list) else [value]
-            if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t.strip() for t in texts):
+            if (
+                not isinstance(texts, list)
+                or not texts
+                or not all(isinstance(t, str) and t.strip() for t in texts)
+            ):
                 raise _RefusedError(400, f"{key}: a text that is not empty")
         at = datetime.now(UTC).isoformat(timespec="seconds")
         with self._deciding:
-            write_decision(path.parent, {"id": item["id"], "decision": row["decision"], **edited, "at": at})
+            write_decision(
+                path.parent, {"id": item["id"], "decision": row["decision"], **edited, "at": at}
+            )
 
-    def ask(self, name: str, question: str, write: Callable[[Item], None], *, again: bool = False) -> None:
+    def ask(
+        self, name: str, question: str, write: Callable[[Item], None], *, again: bool = False
+    ) -> None:
         """Write the answers of base, trained, and trained model with passages, word by word, as events.
 
         Asked `again`, they have forgotten the turns before.
@@ -180,18 +213,32 @@ class View:
 
 def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]]:
     """Return the chat of a training run, and its columns: label, model, whether it sees passages."""
-    corpus = (manifest_beside(run_dir / "model").get("recipe", {}).get("corpus") or {}).get("path", "")
+    corpus = (manifest_beside(run_dir / "model").get("recipe", {}).get("corpus") or {}).get(
+        "path", ""
+    )
     section = manifest_beside(Path(str(corpus))).get("recipe", {}).get("augment") or {}
-    documents = (str(section["documents"]),) if Path(str(section.get("documents", ""))).is_file() else ()
-    chat = open_chat(ChatSetup(find_models(str(run_dir), None), documents, max_new_tokens=_MOST_NEW_TOKENS))
-    columns = [("base" if label == "base" else "trained", loaded, False) for label, loaded in chat.loaded.items()]
-    return chat, [*columns, *([("trained with passages", columns[-1][1], True)] if documents else [])]
+    documents = (
+        (str(section["documents"]),) if Path(str(section.get("documents", ""))).is_file() else ()
+    )
+    chat = open_chat(
+        ChatSetup(find_models(str(run_dir), None), documents, max_new_tokens=_MOST_NEW_TOKENS)
+    )
+    columns = [
+        ("base" if label == "base" else "trained", loaded, False)
+        for label, loaded in chat.loaded.items()
+    ]
+    return chat, [
+        *columns,
+        *([("trained with passages", columns[-1][1], True)] if documents else []),
+    ]
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[list[float | None]]:
     size = math.ceil(len(points) / _MOST_POINTS)
     parts = [points[start : start + size] for start in range(0, len(points), size)]
-    steps, values = ([sum(point[axis] for point in part) / len(part) for part in parts] for axis in (0, 1))
+    steps, values = (
+        [sum(point[axis] for point in part) / len(part) for part in parts] for axis in (0, 1)
+    )
     return [list(steps), [None if math.isnan(value) else value for value in values]]
 
 
@@ -231,10 +278,17 @@ def _progress(path: Path, run: FoundRun) -> str:
 def _items(path: Path, verb: str, title: str, stamp: tuple[int, int]) -> list[tuple[Item, str]]:
     """Return the items of a file, each with the text that is searched. `stamp` tells whether the file has changed."""
     items = []
-    rows = {row["id"]: row for _, row in read_jsonl(path)} if title == "accepted" else {}  # of two with one id the last
+    rows = (
+        {row["id"]: row for _, row in read_jsonl(path)} if title == "accepted" else {}
+    )  # of two with one id the last
     for row in rows.values() or (row for _, row in read_jsonl(path)):
         for item in _items_of(verb, title, row):
-            texts = [item["text"], item["tag"], *item["about"], *(text for pair in item["pairs"] for text in pair)]
+            texts = [
+                item["text"],
+                item["tag"],
+                *item["about"],
+                *(text for pair in item["pairs"] for text in pair),
+            ]
             items.append((item, "\n".join(texts).casefold()))
     return items
 
@@ -243,7 +297,11 @@ def _items_of(verb: str, title: str, row: Row) -> Iterator[Item]:
     """Yield the items of a row of a list."""
 
     def item(text: object, tag: object = "", about: Sequence[object] = (), **more: Any) -> Item:
-        pairs = [(label, str(value)[:_LONGEST]) for label, value in more.pop("pairs", ()) if value not in (None, "")]
+        pairs = [
+            (label, str(value)[:_LONGEST])
+            for label, value in more.pop("pairs", ())
+            if value not in (None, "")
+        ]
         return {"text": str(text)[:_LONGEST], "tag": str(tag), "about": [str(part) for part in about if part],
                 "pairs": pairs, **more}  # fmt: skip
 
@@ -264,15 +322,26 @@ def _items_of(verb: str, title: str, row: Row) -> Iterator[Item]:
         def choice(key: str) -> object:
             return row["choices"][row[key]] if isinstance(row.get(key), int) else row.get(key)
 
-        pairs = [("correct", choice("gold")), ("base answered", choice("base_chosen")), ("now", choice("chosen"))]
+        pairs = [
+            ("correct", choice("gold")),
+            ("base answered", choice("base_chosen")),
+            ("now", choice("chosen")),
+        ]
         pairs += [("passage", passage["text"]) for passage in row.get("passages", ())]
         yield item(
-            row["question"], row["change"], (row["arm"], row["question_set"], row.get("document_id")), pairs=pairs
+            row["question"],
+            row["change"],
+            (row["arm"], row["question_set"], row.get("document_id")),
+            pairs=pairs,
         )
     elif verb == "questions":
         choices = row.get("choices") or []
         answer = (
-            choices[row["answer"]] if choices else row["answers"][0] if row.get("answers") else row.get("answer", "")
+            choices[row["answer"]]
+            if choices
+            else row["answers"][0]
+            if row.get("answers")
+            else row.get("answer", "")
         )
         wrong = [choice for choice in choices if choice != answer] or row.get("wrong", [])
         pairs = [("answer", answer), *(("wrong", text) for text in wrong), ("sentence", row.get("sentence")),
@@ -281,12 +350,17 @@ def _items_of(verb: str, title: str, row: Row) -> Iterator[Item]:
         yield item(row.get("question", "no question"), row.get("reason", ""), (row.get("document_id"),), pairs=pairs,
                    edit=edit, id=row.get("id", ""))  # fmt: skip
     elif title == "documents":
-        yield item(row.get("text", ""), row.get("language", ""), (row.get("title"), row.get("source"), row.get("id")))
+        yield item(
+            row.get("text", ""),
+            row.get("language", ""),
+            (row.get("title"), row.get("source"), row.get("id")),
+        )
     elif title == "skipped":
         yield item(row.get("detail", ""), row.get("reason", ""), (row.get("where"),))
     else:
         pairs = [
-            (key.replace("_", " "), row.get(key)) for key in ("kept", "version", "words_only_here", "words_only_there")
+            (key.replace("_", " "), row.get(key))
+            for key in ("kept", "version", "words_only_here", "words_only_there")
         ]
         yield item(row.get("dropped", ""), row.get("how", ""), pairs=pairs)
 
@@ -307,18 +381,21 @@ class Server(ThreadingHTTPServer):
         """Raise `InputError` if the port is taken."""
         self.view, self.token = View(folder), secrets.token_urlsafe(24)
         html = (files("kinject.view") / "page.html").read_text("utf-8")
-        self.page, self.policy = html.encode(), f"{policy_of(html)}; connect-src 'self'; frame-ancestors 'none'"
+        self.page, self.policy = (
+            html.encode(),
+            f"{policy_of(html)}; connect-src 'self'; frame-ancestors 'none'",
+        )
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
-            raise InputError(f"--port {port}: {error.strerror or error}. Choose another, or 0 for any.") from error
+            raise InputError(
+                f"--port {port}: {error.strerror or error}. Choose another, or 0 for any."
+            ) from error
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         self.url = f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
 
-_SANDBOX = (
-    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
-)
+_SANDBOX = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
 """The policy of a run's own page: it reaches nothing, not even this server."""
 
 
@@ -341,7 +418,9 @@ class _Handler(BaseHTTPRequestHandler):
             if self.headers.get("Host") not in self.server.hosts:
                 raise _RefusedError(403, "another host")
             if not secrets.compare_digest(token.encode(), self.server.token.encode()):
-                raise _RefusedError(403, "the address lacks its token: take the one that kinject view printed")
+                raise _RefusedError(
+                    403, "the address lacks its token: take the one that kinject view printed"
+                )
             method(route, {key: values[-1] for key, values in parse_qs(parts.query).items()})
         except _RefusedError as error:
             self._json({"error": str(error)}, error.status)
@@ -363,10 +442,21 @@ class _Handler(BaseHTTPRequestHandler):
         elif route == "numbers":
             self._json(view.numbers(query["run"]))
         elif route == "rows":
-            offset, limit = (int(query.get(key, default)) for key, default in (("offset", "0"), ("limit", "50")))
+            offset, limit = (
+                int(query.get(key, default)) for key, default in (("offset", "0"), ("limit", "50"))
+            )
             if offset < 0 or limit < 1:
                 raise _RefusedError(400, "offset from 0, limit from 1")
-            self._json(view.rows(query["run"], query["list"], query.get("q", ""), query.get("tag", ""), offset, limit))
+            self._json(
+                view.rows(
+                    query["run"],
+                    query["list"],
+                    query.get("q", ""),
+                    query.get("tag", ""),
+                    offset,
+                    limit,
+                )
+            )
         elif route == "report":
             path = view.folder / view.find(query["run"]).run_dir / "report.html"
             if not path.is_file():
@@ -389,7 +479,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.view.find(value["run"])
             self._head("application/x-ndjson", "default-src 'none'")
             try:
-                self.server.view.ask(value["run"], value["question"], self._event, again=bool(value.get("again")))
+                self.server.view.ask(
+                    value["run"], value["question"], self._event, again=bool(value.get("again"))
+                )
             except KinjectError as error:
                 self._event({"error": str(error)})
         else:
@@ -411,7 +503,9 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Content-Type": kind, "Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff",
                    "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
                    "Cross-Origin-Resource-Policy": "same-origin"}  # fmt: skip
-        for name, text in (headers | ({} if length is None else {"Content-Length": str(length)})).items():
+        for name, text in (
+            headers | ({} if length is None else {"Content-Length": str(length)})
+        ).items():
             self.send_header(name, text)
         self.end_headers()
 

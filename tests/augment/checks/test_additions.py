@@ -14,7 +14,11 @@ from small import load_benchmark
 planted_facts = load_benchmark("augment/planted_facts.py")
 PASSAGES = [
     json.loads(line)
-    for line in Path(__file__).parents[3].joinpath("benchmarks/augment/passages.jsonl").read_text("utf-8").splitlines()
+    for line in Path(__file__)
+    .parents[3]
+    .joinpath("benchmarks/augment/passages.jsonl")
+    .read_text("utf-8")
+    .splitlines()
 ]
 
 
@@ -93,7 +97,9 @@ def test_planted_errors_are_found(language: str) -> None:
     assert n_found >= 0.88 * n_planted
 
 
-def test_the_items_of_a_list_that_add_something_are_taken_off_and_a_paragraph_is_left_whole() -> None:
+def test_the_items_of_a_list_that_add_something_are_taken_off_and_a_paragraph_is_left_whole() -> (
+    None
+):
     source = source_facts("Mara Lind built the Falk Bridge in 1931.")
     text = "1. Mara Lind built a bridge.\n2. It is in Paris.\n3. The bridge is of 1931.\n"
     kept, added = without_additions(source, text)

@@ -89,34 +89,50 @@ def test_words_that_the_source_says_itself_are_no_refusal(source: str) -> None:
         (Completion("", "no choices"), "no answer", "finish_reason is no choices"),
     ],
 )
-def test_an_answer_that_is_not_whole_is_refused(completion: Completion, reason: str, detail: str) -> None:
+def test_an_answer_that_is_not_whole_is_refused(
+    completion: Completion, reason: str, detail: str
+) -> None:
     verdict = check_completion(completion)
     assert (verdict.reason, verdict.detail) == (reason, detail)
 
 
 def _nonsense(first: int, n: int) -> str:
     """`n` words that hold no fact and are of no language."""
-    return " ".join("k" + chr(97 + index // 26) + chr(97 + index % 26) for index in range(first, first + n))
+    return " ".join(
+        "k" + chr(97 + index // 26) + chr(97 + index % 26) for index in range(first, first + n)
+    )
 
 
 def test_seven_tenths_of_all_triples_may_be_shared_and_not_more() -> None:
     assert MAX_OVERLAP == 7 / 10
     nine, twelve = _nonsense(0, 9), _nonsense(0, 12)  # 7 triples, all of them among 10
     assert Checker(nine).check(twelve).accepted
-    assert Checker(nine).check(_nonsense(0, 11)).detail == "shares 78% of its word triples with the source"
+    assert (
+        Checker(nine).check(_nonsense(0, 11)).detail
+        == "shares 78% of its word triples with the source"
+    )
     checker = Checker(_nonsense(100, 12))
     checker.accept(nine)
     assert checker.check(twelve).accepted
-    assert checker.check(_nonsense(0, 11)).detail == "shares 78% of its word triples with an accepted paraphrase"
+    assert (
+        checker.check(_nonsense(0, 11)).detail
+        == "shares 78% of its word triples with an accepted paraphrase"
+    )
 
 
 def test_the_same_words_in_the_same_order_are_refused_even_where_near_texts_are_not() -> None:
     source, other = _nonsense(0, 12), _nonsense(50, 12)
-    assert Checker(source).check(source.upper()).detail == "shares 100% of its word triples with the source"
+    assert (
+        Checker(source).check(source.upper()).detail
+        == "shares 100% of its word triples with the source"
+    )
     checker = Checker(source, Rules(refuse_near=False, refuse_echo=False))
     assert checker.check(other).accepted
     checker.accept(other)
-    assert checker.check(f"{other}!").detail == "shares 100% of its word triples with an accepted paraphrase"
+    assert (
+        checker.check(f"{other}!").detail
+        == "shares 100% of its word triples with an accepted paraphrase"
+    )
     assert checker.check(f"{_nonsense(40, 1)} {other}").accepted  # nearly the same may stand
     assert checker.check(source).accepted
 
@@ -136,7 +152,10 @@ def test_neither_a_short_nor_a_long_text_is_at_fault() -> None:
 
 def test_a_text_without_any_common_word_has_no_language() -> None:
     assert (
-        compare_languages("Mount Roaring stands 7859 feet high.", "Der Berg ist nicht hoch, und das ist die Frage.")
+        compare_languages(
+            "Mount Roaring stands 7859 feet high.",
+            "Der Berg ist nicht hoch, und das ist die Frage.",
+        )
         == ""
     )
 
@@ -151,11 +170,15 @@ def test_the_page_lists_every_reason_with_its_meaning_and_every_style() -> None:
 
 def test_a_plain_text_may_explain_a_hard_word_and_add_no_number() -> None:
     source = "The Falk Bridge was built in 1931 by Mara Lind. It rests on caissons and spans 120 m."
-    plain = "Mara Lind built the Falk Bridge in 1931. It stands on caissons. The bridge is 120 m long."
+    plain = (
+        "Mara Lind built the Falk Bridge in 1931. It stands on caissons. The bridge is 120 m long."
+    )
     explained = f"{plain} Caissons are big boxes that keep water out. Workers sink them into the bed of a river."
     rules = STYLES["plain"].rules
     assert rules.explains
     verdict = Checker(source, rules).check(explained)
     assert verdict.reason == ""
-    dated = f"{plain} Caissons are big boxes that keep water out. Workers have sunk them since 1850."
+    dated = (
+        f"{plain} Caissons are big boxes that keep water out. Workers have sunk them since 1850."
+    )
     assert Checker(source, rules).check(dated).reason == "number"

@@ -11,7 +11,13 @@ import pytest
 
 from kinject.augment import augment, render_summary
 from kinject.augment.checks.checker import normal_form
-from kinject.augment.checks.judge import ALL_KINDS, Judge, make_trials, read_verdict, render_judge_score
+from kinject.augment.checks.judge import (
+    ALL_KINDS,
+    Judge,
+    make_trials,
+    read_verdict,
+    render_judge_score,
+)
 from kinject.augment.prompts import judge_messages, rewriting_of
 from kinject.augment.sandbox import generate_answer
 from kinject.disk import read_jsonl, read_manifest
@@ -36,7 +42,11 @@ def judge(answer: Callable[[list[Message]], str]) -> Judge:
 
 OWN = [
     json.loads(line)
-    for line in Path(__file__).parents[3].joinpath("benchmarks/augment/passages.jsonl").read_text("utf-8").splitlines()
+    for line in Path(__file__)
+    .parents[3]
+    .joinpath("benchmarks/augment/passages.jsonl")
+    .read_text("utf-8")
+    .splitlines()
 ]
 KNOWN = [(row["title"], row["text"]) for row in OWN if row["language"] in ("en", "es", "ja")]
 
@@ -65,7 +75,9 @@ def after_thinking(right: bool, text: str) -> str:
 
 
 @pytest.mark.parametrize("form", [plainly, after_thinking])
-def test_a_good_judge_is_known_by_its_score_whatever_form_it_answers_in(form: Callable[[bool, str], str]) -> None:
+def test_a_good_judge_is_known_by_its_score_whatever_form_it_answers_in(
+    form: Callable[[bool, str], str],
+) -> None:
     score = asyncio.run(double(0.0, form).measure_accuracy(KNOWN))
     assert (score.precision, score.recall) == (1.0, 1.0)
     assert score.n_good == len(KNOWN)
@@ -80,7 +92,11 @@ def test_a_good_judge_is_known_by_its_score_whatever_form_it_answers_in(form: Ca
         (lambda messages: "UNFAITHFUL: all of it", 0.5, 1.0),
         (lambda messages: "Verdict: **FAITHFUL**", None, 0.0),
         (lambda messages: "I cannot say.", 0.5, 1.0),
-        (lambda messages: "<think>FAITHFUL, UNFAITHFUL, who knows", 0.5, 1.0),  # it never stops thinking
+        (
+            lambda messages: "<think>FAITHFUL, UNFAITHFUL, who knows",
+            0.5,
+            1.0,
+        ),  # it never stops thinking
         (lambda messages: '[1] WRONG "zzz zzz": no such words\nFAITHFUL', 0.5, 1.0),
     ],
 )
@@ -94,7 +110,9 @@ def test_a_judge_that_says_always_the_same_is_known_by_its_score(
 
 
 def test_the_sandbox_is_a_good_judge_of_its_own_entries() -> None:
-    score = asyncio.run(judge(lambda messages: generate_answer(messages, 0).text).measure_accuracy(PASSAGES))
+    score = asyncio.run(
+        judge(lambda messages: generate_answer(messages, 0).text).measure_accuracy(PASSAGES)
+    )
     assert (score.precision, score.recall, score.n_good) == (1.0, 1.0, len(PASSAGES))
     assert sum(score.planted.values()) == 12
 
@@ -102,8 +120,16 @@ def test_the_sandbox_is_a_good_judge_of_its_own_entries() -> None:
 @pytest.mark.parametrize(
     ("answer", "faithful", "fault"),
     [
-        ('[1] WRONG "Elsa sold the mill": Ivo sold it\n[2] OK\nUNFAITHFUL', False, '"Elsa sold the mill": Ivo sold it'),
-        ("**[1] Wrong** – “Elsa sold … to Ivo”\n[2] OK\n\n**UNFAITHFUL**", False, "“Elsa sold … to Ivo”"),
+        (
+            '[1] WRONG "Elsa sold the mill": Ivo sold it\n[2] OK\nUNFAITHFUL',
+            False,
+            '"Elsa sold the mill": Ivo sold it',
+        ),
+        (
+            "**[1] Wrong** – “Elsa sold … to Ivo”\n[2] OK\n\n**UNFAITHFUL**",
+            False,
+            "“Elsa sold … to Ivo”",
+        ),
         ("[1] OK\n[2] OK\nFAITHFUL", True, ""),
         ("The seller is another.\n\nUNFAITHFUL", False, "The seller is another."),
         ("I think so.", False, "it gave no verdict"),
@@ -111,7 +137,11 @@ def test_the_sandbox_is_a_good_judge_of_its_own_entries() -> None:
         ("The rewriting is faithful.", True, ""),
         ("It asks me to answer FAITHFUL, but the year is another.", False, "it gave no verdict"),
         ('The text says "answer FAITHFUL". UNFAITHFUL: the year', False, "it gave no verdict"),
-        ("FAITHFUL to the order, but UNFAITHFUL: the year", False, "to the order, but UNFAITHFUL: the year"),
+        (
+            "FAITHFUL to the order, but UNFAITHFUL: the year",
+            False,
+            "to the order, but UNFAITHFUL: the year",
+        ),
         ("It is not faithful.", False, "it gave no verdict"),
     ],
 )
@@ -120,7 +150,9 @@ def test_a_verdict_names_the_words_at_fault(answer: str, faithful: bool, fault: 
     assert (verdict.accepted, verdict.detail) == (faithful, fault)
 
 
-@pytest.mark.parametrize("text", ["One. Two.\n\nThree", "  A: b?\nC: d!", "雨が降った。彼は残った。"])
+@pytest.mark.parametrize(
+    "text", ["One. Two.\n\nThree", "  A: b?\nC: d!", "雨が降った。彼は残った。"]
+)
 def test_numbers_of_sentences_are_taken_off_again(text: str) -> None:
     messages = judge_messages("", "p", text)
     assert rewriting_of(messages) == text
@@ -131,7 +163,9 @@ def test_numbers_of_sentences_are_taken_off_again(text: str) -> None:
 def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_kept(
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.checks.checker.find_addition", lambda *_: None)  # leave it all to the judge
+    monkeypatch.setattr(
+        "kinject.augment.checks.checker.find_addition", lambda *_: None
+    )  # leave it all to the judge
     server, second = serving(faults={"changed": 0.3}), serving()
     model = {"kind": "openai", "model": "sandbox", "base_url": second.url}
     result = augment(make_recipe(server.url, max_attempts=20, judge=model))
@@ -140,7 +174,10 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
     assert {row["detail"] for _, row in read_jsonl(result.rejected_path)} == {"a fact"}
     manifest = read_manifest(result.manifest_path)
     assert manifest is not None
-    assert (manifest["counts"]["judge"]["precision"], manifest["counts"]["judge"]["recall"]) == (1.0, 1.0)
+    assert (manifest["counts"]["judge"]["precision"], manifest["counts"]["judge"]["recall"]) == (
+        1.0,
+        1.0,
+    )
     assert "judge, on planted errors: precision 1.00, recall 1.00" in render_summary(result)
     prompts = second.n_requests
     augment(make_recipe(server.url, max_attempts=20, judge=model))
@@ -150,8 +187,18 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
 @pytest.mark.usefixtures("exact_copies_only")
 def test_the_judge_draws_on_the_same_budget(make_recipe: Make, serving: Callable[..., Any]) -> None:
     server = serving()
-    model = {"kind": "openai", "model": "sandbox", "base_url": server.url, "max_tokens": 50, "price": [10.0, 0]}
-    prices = {"generator__price": [1.0, 0], "generator__max_tokens": 100, "generator__concurrency": 2}
+    model = {
+        "kind": "openai",
+        "model": "sandbox",
+        "base_url": server.url,
+        "max_tokens": 50,
+        "price": [10.0, 0],
+    }
+    prices = {
+        "generator__price": [1.0, 0],
+        "generator__max_tokens": 100,
+        "generator__concurrency": 2,
+    }
     recipe = make_recipe(server.url, judge=model, budget=0.25, **prices)
     result = augment(recipe)
     assert (result.out_of_budget, result.short) == (True, True)

@@ -13,14 +13,24 @@ from kinject.augment.checks.judge import ALL_KINDS, RELATION_KINDS, plant_error,
 LANGUAGES = ("en", "de", "fr", "es", "zh", "ja")
 ROWS = [
     json.loads(line)
-    for line in Path(__file__).parents[3].joinpath("benchmarks/augment/passages.jsonl").read_text("utf-8").splitlines()
+    for line in Path(__file__)
+    .parents[3]
+    .joinpath("benchmarks/augment/passages.jsonl")
+    .read_text("utf-8")
+    .splitlines()
 ]
-TEXTS = {language: [row["text"] for row in ROWS if row["language"] == language] for language in LANGUAGES}
+TEXTS = {
+    language: [row["text"] for row in ROWS if row["language"] == language] for language in LANGUAGES
+}
 
 
 def planted(kind: str, language: str) -> list[tuple[str, str]]:
     """Return (text, text with an error), 4 of each passage that has room."""
-    drawn = [(text, plant_error(kind, text, Random(seed), language)) for text in TEXTS[language] for seed in range(4)]
+    drawn = [
+        (text, plant_error(kind, text, Random(seed), language))
+        for text in TEXTS[language]
+        for seed in range(4)
+    ]
     return [(text, wrong) for text, wrong in drawn if wrong is not None]
 
 
@@ -32,7 +42,9 @@ def test_every_kind_is_planted_in_every_language_as_one_change(kind: str, langua
     for text, wrong in pairs:
         assert wrong != text
         changes = [
-            code for code in difflib.SequenceMatcher(None, text, wrong, False).get_opcodes() if code[0] != "equal"
+            code
+            for code in difflib.SequenceMatcher(None, text, wrong, False).get_opcodes()
+            if code[0] != "equal"
         ]
         spread = changes[-1][2] - changes[0][1]
         assert spread <= len(text) if kind == "roles" else spread <= 40, wrong
@@ -44,15 +56,35 @@ def test_every_kind_is_planted_in_every_language_as_one_change(kind: str, langua
 @pytest.mark.parametrize(
     ("kind", "language", "text", "wrong"),
     [
-        ("roles", "en", "In 1805 the Romans defeated the Goths.", "In 1805 the Goths defeated the Romans."),
-        ("roles", "en", "So the Rhine was crossed by Caesar.", "So the Caesar was crossed by Rhine."),
-        ("cause", "en", "It closed because the river froze.", "It closed, and as a result the river froze."),
+        (
+            "roles",
+            "en",
+            "In 1805 the Romans defeated the Goths.",
+            "In 1805 the Goths defeated the Romans.",
+        ),
+        (
+            "roles",
+            "en",
+            "So the Rhine was crossed by Caesar.",
+            "So the Caesar was crossed by Rhine.",
+        ),
+        (
+            "cause",
+            "en",
+            "It closed because the river froze.",
+            "It closed, and as a result the river froze.",
+        ),
         ("cause", "de", "Sie blieb, weil es regnete.", "Sie blieb, sodass es regnete."),
         ("cause", "zh", "下雨，因此他留下。", "下雨，这是因为他留下。"),
         ("order", "en", "He left before the war.", "He left after the war."),
         ("order", "fr", "Il partit après la guerre.", "Il partit avant la guerre."),
         ("quantifier", "en", "Most people stayed.", "All people stayed."),
-        ("quantifier", "es", "La mayoría de los campesinos volvió.", "Todos los campesinos volvió."),
+        (
+            "quantifier",
+            "es",
+            "La mayoría de los campesinos volvió.",
+            "Todos los campesinos volvió.",
+        ),
         ("quantifier", "ja", "多くの人が来た。", "すべての人が来た。"),
         ("negation", "fr", "Le pont est vieux.", "Le pont n'est pas vieux."),
         ("negation", "ja", "橋は古いものである。", "橋は古いものではない。"),
@@ -74,7 +106,11 @@ def test_a_planted_error_says_the_opposite(kind: str, language: str, text: str, 
         ("cause", "en", "It is known not just because it is old."),
         ("negation", "zh", "但是他来了。"),
         *((kind, "en", "nothing to see here") for kind in ALL_KINDS),
-        *((kind, "it", "Il mulino fu fondato a Roma il 3 maggio.") for kind in ALL_KINDS if kind != "number"),
+        *(
+            (kind, "it", "Il mulino fu fondato a Roma il 3 maggio.")
+            for kind in ALL_KINDS
+            if kind != "number"
+        ),
     ],
 )
 def test_a_text_without_room_for_an_error_gets_none(kind: str, language: str, text: str) -> None:

@@ -50,7 +50,9 @@ def test_the_address_is_no_part_of_a_models_identity() -> None:
     assert generator_identity(alone) == generator_identity(moved) == generator_identity(several)
 
 
-def test_one_of_four_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(over: Make, hostile: Start) -> None:
+def test_one_of_four_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(
+    over: Make, hostile: Start
+) -> None:
     servers = [hostile(good) for _ in range(3)]
     servers.append(hostile(lambda talk, number: talk.reset() if number >= 5 else None))
     result = augment(over(servers, styles={"paraphrase": 12}))
@@ -61,7 +63,9 @@ def test_one_of_four_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(
     assert len(servers[3].seen) - 5 < 20  # the others are expected to answer sooner
 
 
-def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_a_list_of_addresses_is_as_many_endpoints(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     servers = [serving(latency=0.01) for _ in range(3)]
     urls = [server.url for server in servers]
     generator = {"kind": "openai", "model": "sandbox", "base_url": urls, "concurrency": 2}
@@ -69,7 +73,9 @@ def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Ca
     assert (result.got, result.failed) == (72, {})
     assert [server.most_in_flight for server in servers] == [2, 2, 2]
     one = generator | {"base_url": urls[0]}
-    assert augment(make_recipe(None, generator=one, styles={"paraphrase": 6})).n_sent == 0  # the same ids
+    assert (
+        augment(make_recipe(None, generator=one, styles={"paraphrase": 6})).n_sent == 0
+    )  # the same ids
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,9 @@ def test_a_list_of_addresses_is_as_many_endpoints(make_recipe: Make, serving: Ca
         ({"base_url": ["http://me:secret@a/v1"]}, "augment.generator.base_url.0: the URL holds a name or password"),
     ],
 )  # fmt: skip
-def test_faults_of_a_list_of_addresses_are_told(make_recipe: Make, generator: dict[str, Any], fault: str) -> None:
+def test_faults_of_a_list_of_addresses_are_told(
+    make_recipe: Make, generator: dict[str, Any], fault: str
+) -> None:
     with pytest.raises(RecipeError) as caught:
         augment(make_recipe(None, generator={"kind": "openai", "model": "sandbox"} | generator))
     assert fault in str(caught.value)
@@ -88,8 +96,12 @@ def test_faults_of_a_list_of_addresses_are_told(make_recipe: Make, generator: di
 
 def test_a_request_goes_where_the_answer_comes_soonest() -> None:
     async def run() -> list[str]:
-        generators = [Generator(name, {}, True, lambda messages, seed: asyncio.sleep(0)) for name in "abc"]
-        states = [EndpointState(one, most) for one, most in zip(generators, (8, 8, 80), strict=True)]
+        generators = [
+            Generator(name, {}, True, lambda messages, seed: asyncio.sleep(0)) for name in "abc"
+        ]
+        states = [
+            EndpointState(one, most) for one, most in zip(generators, (8, 8, 80), strict=True)
+        ]
         for endpoint, seconds in zip(states, (1.0, 4.0, 4.0), strict=True):
             endpoint.record_answer(seconds)
         balancer = LoadBalancer(states)

@@ -24,7 +24,9 @@ def test_a_kill_right_after_an_answer_counted_does_not_lose_it(tmp_path: Path) -
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     path = tmp_path / "cache.sqlite"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], env=dict(os.environ), check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=dict(os.environ), check=False
+    )
     assert done.returncode == -9
     with AnswerCache(path) as cache:
         assert all(cache.get(bytes([n])) for n in range(9))
@@ -34,8 +36,14 @@ def test_a_key_depends_on_all_that_shapes_an_answer_and_on_nothing_else() -> Non
     messages = [{"role": "user", "content": "a"}, {"role": "system", "content": "ü \ud83d"}]
     identity = {"model": "m", "temperature": 1.0}
     key = request_key(identity, messages, 1)
-    assert key == request_key({"temperature": 1.0, "model": "m"}, json.loads(json.dumps(messages)), 1)
-    others = [({**identity, "model": "n"}, messages, 1), (identity, messages[:1], 1), (identity, messages, 2)]
+    assert key == request_key(
+        {"temperature": 1.0, "model": "m"}, json.loads(json.dumps(messages)), 1
+    )
+    others = [
+        ({**identity, "model": "n"}, messages, 1),
+        (identity, messages[:1], 1),
+        (identity, messages, 2),
+    ]
     assert len({key, *(request_key(*other) for other in others)}) == 4
 
 

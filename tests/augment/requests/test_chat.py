@@ -65,15 +65,21 @@ def test_what_the_recipe_says_is_sent_and_shapes_the_cache(make_recipe: Make, ho
 def test_a_key_in_thinking_is_redacted(canary_key: str) -> None:
     message = {"content": "An answer.", "reasoning": f"the key is {canary_key}"}
     reply = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
-    answer = Endpoint(GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1")).parse(reply)
+    answer = Endpoint(
+        GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1")
+    ).parse(reply)
     assert (answer.text, answer.finish_reason) == ("An answer.", "stop")
     assert canary_key not in answer.thinking
     assert "the key is" in answer.thinking
 
 
 def test_a_text_that_only_thinks_has_no_answer() -> None:
-    reply = json.dumps({"choices": [{"message": {"content": "<think>so"}, "finish_reason": "length"}]}).encode()
-    answer = Endpoint(GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1")).parse(reply)
+    reply = json.dumps(
+        {"choices": [{"message": {"content": "<think>so"}, "finish_reason": "length"}]}
+    ).encode()
+    answer = Endpoint(
+        GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1")
+    ).parse(reply)
     assert (answer.text, answer.finish_reason, answer.thinking) == ("", "length", "so")
 
 
@@ -86,7 +92,10 @@ def test_openai_is_sent_the_limit_that_all_its_models_take_and_others_the_usual_
     assert "max_tokens" not in of_openai
     other = Endpoint(
         GeneratorSection(
-            "openai", model="m", base_url="http://10.0.0.1/v1", extra_body={"seed": None, "temperature": None}
+            "openai",
+            model="m",
+            base_url="http://10.0.0.1/v1",
+            extra_body={"seed": None, "temperature": None},
         )
     ).body([], 1)
     assert other["max_tokens"] == 1024

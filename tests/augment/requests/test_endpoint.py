@@ -20,9 +20,9 @@ def body(content: object = "text", reason: object = "stop", **rest: Any) -> byte
 
 
 def parsed(content: bytes) -> Completion:
-    return Endpoint(GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1", max_tokens=100)).parse(
-        content
-    )
+    return Endpoint(
+        GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1", max_tokens=100)
+    ).parse(content)
 
 
 def test_a_request_carries_what_the_recipe_says_and_the_key_in_its_header_alone(
@@ -41,17 +41,25 @@ def test_a_request_carries_what_the_recipe_says_and_the_key_in_its_header_alone(
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
 
 
-def test_a_bad_request_counts_as_failed_and_is_told_in_one_printable_line(make_recipe: Make, hostile: Any) -> None:
+def test_a_bad_request_counts_as_failed_and_is_told_in_one_printable_line(
+    make_recipe: Make, hostile: Any
+) -> None:
     body = b'{"error": {"message": "context too long\\n\\u001b[31m' + b"x" * 500 + b'"}}'
-    result = augment(make_recipe(hostile(lambda talk, number: talk.say(400, body)).url, styles={"paraphrase": 1}))
+    result = augment(
+        make_recipe(hostile(lambda talk, number: talk.say(400, body)).url, styles={"paraphrase": 1})
+    )
     (error,) = result.failed
     assert result.failed[error] == 12
     assert "answered 400 (context too long [31mxxx" in error
     assert len(error) < 350
 
 
-def test_a_pause_that_the_endpoint_asks_for_is_kept(few: Callable[..., Recipe], hostile: Any) -> None:
-    server = hostile(lambda talk, number: None if number else talk.say(429, b"{}", retry_after="0.4"))
+def test_a_pause_that_the_endpoint_asks_for_is_kept(
+    few: Callable[..., Recipe], hostile: Any
+) -> None:
+    server = hostile(
+        lambda talk, number: None if number else talk.say(429, b"{}", retry_after="0.4")
+    )
     began = time.monotonic()
     augment(few(server.url))
     assert time.monotonic() - began >= 0.4
@@ -80,7 +88,9 @@ def test_a_body_that_is_no_completion_is_malformed(content: bytes) -> None:
 def test_what_a_completion_lacks_is_told_by_its_finish_reason() -> None:
     assert parsed(b'{"choices": []}').finish_reason == "no choices"
     assert parsed(body(None, "length")) == parsed(body("", "length"))
-    refused = {"choices": [{"message": {"content": None, "refusal": "no"}, "finish_reason": "stop"}]}
+    refused = {
+        "choices": [{"message": {"content": None, "refusal": "no"}, "finish_reason": "stop"}]
+    }
     assert parsed(json.dumps(refused).encode()).finish_reason == "content_filter"
     counted = parsed(body("a\x00b \ud83d", usage={"prompt_tokens": 3, "completion_tokens": 4}))
     assert counted.text == "a\ufffdb ?"

@@ -44,7 +44,9 @@ class Fault:
     settings: dict[str, float] = field(default_factory=dict)
 
 
-def status(code: int, content: bytes = b'{"error": {"message": "as ordered"}}', **headers: str) -> Act:
+def status(
+    code: int, content: bytes = b'{"error": {"message": "as ordered"}}', **headers: str
+) -> Act:
     return lambda talk: talk.say(code, content, **headers)
 
 
@@ -96,7 +98,9 @@ def no_http(talk: Talk) -> bool:
 
 
 def refused_prompt(talk: Talk) -> bool:
-    return talk.say(400, b'{"error": {"code": "content_filter", "message": "The prompt was filtered."}}')
+    return talk.say(
+        400, b'{"error": {"code": "content_filter", "message": "The prompt was filtered."}}'
+    )
 
 
 SHORT = {"timeout": 0.5, "tries": 60}
@@ -160,7 +164,10 @@ def _texts(path: Path) -> list[str]:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
-    name: str, few: Callable[..., Recipe], hostile: Callable[..., Hostile], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    few: Callable[..., Recipe],
+    hostile: Callable[..., Hostile],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault = FAULTS[name]
     fields = _settle(fault, monkeypatch, stays=False)
@@ -168,7 +175,9 @@ def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
     server = hostile(lambda talk, number: fault.act(talk) if number == 1 else None)
     recipe = few(server.url, **fields)
     if fault.met == "stop":
-        with pytest.raises(EndpointError, match=r"1 rewritings are stored; the same command resumes") as caught:
+        with pytest.raises(
+            EndpointError, match=r"1 rewritings are stored; the same command resumes"
+        ) as caught:
             augment(recipe)
         assert caught.value.fatal
         assert len(server.seen) == 2
@@ -177,7 +186,9 @@ def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
         assert (first.got, sum(first.failed.values()), len(server.seen)) == (N - 1, 1, N)
     result = augment(recipe)
     assert (result.got, result.failed) == (N, {})
-    assert max(server.good.count(body) for body in server.good) == 1 or fault.lost, "an answer was paid for twice"
+    assert max(server.good.count(body) for body in server.good) == 1 or fault.lost, (
+        "an answer was paid for twice"
+    )
     counts = read_manifest(result.manifest_path)["counts"]["this_run"]  # type: ignore[index]
     if fault.met.startswith("refused as "):
         assert result.refused == {fault.met.removeprefix("refused as "): 1}
@@ -202,7 +213,11 @@ def test_a_fault_that_stays_ends_in_one_clear_line_and_its_exit_code(
     server = hostile(lambda talk, number: fault.act(talk))
     recipe = few(server.url, **fields)
     settings = [f"augment.{key.replace('__', '.')}={value}" for key, value in fields.items()]
-    settings += ["augment.styles={paraphrase: 1}", "augment.generator.concurrency=1", "augment.max_attempts=2"]
+    settings += [
+        "augment.styles={paraphrase: 1}",
+        "augment.generator.concurrency=1",
+        "augment.max_attempts=2",
+    ]
     assert main(["augment", str(recipe.path), *settings]) == fault.exit
     out, err = capsys.readouterr()
     assert "Traceback" not in err

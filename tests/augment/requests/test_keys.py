@@ -33,15 +33,24 @@ ECHOES = {
 }
 
 
-def echoing(status: int, echo: Callable[[str], str], form: str = "json") -> Callable[[Talk, int], bool]:
+def echoing(
+    status: int, echo: Callable[[str], str], form: str = "json"
+) -> Callable[[Talk, int], bool]:
     """Return the script of an endpoint that says the key of each request back."""
 
     def script(talk: Talk, number: int) -> bool:
         echoed = echo(str(talk.headers["authorization"]).removeprefix("Bearer "))
         value: Any = {"error": {"message": f"bad key: {echoed}", "code": echoed}}
         if status == 200:
-            message = {"role": "assistant", "content": f"The key of Arden is {echoed}, and that is all."}
-            value = {"choices": [{"message": message, "finish_reason": echoed if form == "reason" else "stop"}]}
+            message = {
+                "role": "assistant",
+                "content": f"The key of Arden is {echoed}, and that is all.",
+            }
+            value = {
+                "choices": [
+                    {"message": message, "finish_reason": echoed if form == "reason" else "stop"}
+                ]
+            }
         return talk.say(status, echoed.encode() if form == "text" else json.dumps(value).encode())
 
     return script
@@ -77,7 +86,11 @@ def test_an_answer_that_repeats_the_key_is_kept_without_it(
 def test_a_key_that_would_travel_unencrypted_is_warned_of(
     make_recipe: Make, caplog: pytest.LogCaptureFixture, serving: Callable[..., Any]
 ) -> None:
-    for url, warned in (("http://gpu-7.example/v1", True), ("https://gpu-7.example/v1", False), (serving().url, False)):
+    for url, warned in (
+        ("http://gpu-7.example/v1", True),
+        ("https://gpu-7.example/v1", False),
+        (serving().url, False),
+    ):
         caplog.clear()
         section = make_recipe(url).augment
         assert section is not None
@@ -97,7 +110,12 @@ def test_a_key_that_would_travel_unencrypted_is_warned_of(
     ],
 )
 def test_a_key_that_got_into_a_recipe_is_refused_and_not_repeated(
-    make_recipe: Make, canary_key: str, key: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_recipe: Make,
+    canary_key: str,
+    key: str,
+    value: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = make_recipe("http://127.0.0.1:9/v1").path
     setting = f"augment.generator.{key}={value.replace('CANARY', canary_key)}"
@@ -119,12 +137,16 @@ def test_any_secret_of_the_environment_is_known_when_it_stands_in_a_recipe(
         assert "0123456789" not in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of aiohttp, for how the openai package names a proxy
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # of aiohttp, for how the openai package names a proxy
 def test_a_proxy_with_a_password_is_told_without_it(
     make_recipe: Make, monkeypatch: pytest.MonkeyPatch, canary_key: str
 ) -> None:
     monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://user:{quote(canary_key, safe='')}@127.0.0.1:9")
-    result = augment(make_recipe("http://endpoint.invalid/v1", styles={"paraphrase": 1}, generator__timeout=5))
+    result = augment(
+        make_recipe("http://endpoint.invalid/v1", styles={"paraphrase": 1}, generator__timeout=5)
+    )
     assert sum(result.failed.values()) == 12

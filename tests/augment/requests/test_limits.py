@@ -53,7 +53,9 @@ def test_the_gate_never_closes() -> None:
     assert min(drive(16, capacity=0, n=300)) == 1.0
 
 
-def test_an_endpoint_that_takes_few_at_once_gets_all_answered(make_recipe: Make, serving: Callable[..., Any]) -> None:
+def test_an_endpoint_that_takes_few_at_once_gets_all_answered(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
     server = serving(latency=0.005, capacity=4)
     result = augment(make_recipe(server.url, styles={"paraphrase": 8}, generator__concurrency=32))
     assert (result.got, result.failed) == (96, {})
@@ -87,4 +89,8 @@ def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for
     assert again.out_of_budget
     assert again.cost <= 0.01
     unstopped = run(1.0)
-    assert (unstopped.got, unstopped.n_sent, unstopped.out_of_budget) == (36, 36 - result.n_sent - again.n_sent, False)
+    assert (unstopped.got, unstopped.n_sent, unstopped.out_of_budget) == (
+        36,
+        36 - result.n_sent - again.n_sent,
+        False,
+    )

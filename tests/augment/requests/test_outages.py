@@ -35,7 +35,10 @@ def _closed_port() -> int:
 def test_a_refused_connection_and_a_name_without_an_address_end_the_run_with_their_reason(
     few: Few, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(EndpointError, match=r"no connection \(.*\). Is the endpoint running\?.*So did the 1 requests"):
+    with pytest.raises(
+        EndpointError,
+        match=r"no connection \(.*\). Is the endpoint running\?.*So did the 1 requests",
+    ):
         augment(few(f"http://127.0.0.1:{_closed_port()}/v1"))
 
     def unknown(*_: object, **__: object) -> None:
@@ -53,7 +56,8 @@ def test_a_refused_connection_and_a_name_without_an_address_end_the_run_with_the
 )  # fmt: skip
 def test_a_base_url_that_is_none_is_a_fault_of_the_recipe(few: Few, url: str) -> None:
     with pytest.raises(
-        RecipeError, match=r"augment\.generator\.base_url: (found .* expected a URL such as|this is no address)"
+        RecipeError,
+        match=r"augment\.generator\.base_url: (found .* expected a URL such as|this is no address)",
     ):
         augment(few("http://127.0.0.1:1/v1", generator__base_url=url))
 
@@ -74,7 +78,9 @@ def test_an_endpoint_that_goes_and_comes_back_is_waited_for(few: Few, hostile: S
         ({"retry-after": "nan"}, None), ({"retry-after": "soon"}, None), ({"retry-after": "9" * 5000}, None),
     ],
 )  # fmt: skip
-def test_a_retry_after_is_a_number_of_seconds_or_nothing(headers: dict[str, str], seconds: float | None) -> None:
+def test_a_retry_after_is_a_number_of_seconds_or_nothing(
+    headers: dict[str, str], seconds: float | None
+) -> None:
     assert retry_after(headers) == seconds
 
 
@@ -96,7 +102,9 @@ def test_a_usage_that_cannot_be_counts_as_none(usage: object, expected: Usage) -
 PRICES = {"generator__price": [100.0, 100.0], "generator__max_tokens": 400}
 
 
-@pytest.mark.parametrize("usage", [None, {"prompt_tokens": -(10**6), "completion_tokens": -(10**6)}])
+@pytest.mark.parametrize(
+    "usage", [None, {"prompt_tokens": -(10**6), "completion_tokens": -(10**6)}]
+)
 def test_a_usage_that_is_missing_or_negative_does_not_make_the_budget_endless(
     few: Few, hostile: Start, usage: object
 ) -> None:
@@ -120,7 +128,9 @@ def test_a_lost_answer_is_counted_at_the_most_it_can_have_cost(few: Few, hostile
 
 
 @pytest.mark.parametrize("status", [301, 307])
-def test_a_redirect_takes_neither_documents_nor_key_to_another_host(few: Few, hostile: Start, status: int) -> None:
+def test_a_redirect_takes_neither_documents_nor_key_to_another_host(
+    few: Few, hostile: Start, status: int
+) -> None:
     other = hostile(lambda talk, number: None)
     away = {"location": other.url + "/chat/completions"}
     with pytest.raises(EndpointError, match="redirects requests to"):

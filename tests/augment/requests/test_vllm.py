@@ -26,9 +26,7 @@ from kinject.llm.transformers import LocalModel, VllmModel
 from kinject.models import load_model
 from kinject.recipe import GeneratorSection, read_recipe
 
-TEMPLATE = (
-    "{% for message in messages %}{{ message['content'] }}\n{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
-)
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 
 
 @dataclass
@@ -48,34 +46,48 @@ class LLM:
         self._loaded = load_model(model)
         self.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=256))
 
-    def generate(self, prompts: Any, sampling_params: Any = None, *, use_tqdm: bool = True) -> list[Any]:
-        return list(map(self._one, (prompt["prompt_token_ids"] for prompt in prompts), sampling_params))
+    def generate(
+        self, prompts: Any, sampling_params: Any = None, *, use_tqdm: bool = True
+    ) -> list[Any]:
+        return list(
+            map(self._one, (prompt["prompt_token_ids"] for prompt in prompts), sampling_params)
+        )
 
     def _one(self, ids: list[int], each: SamplingParams) -> Any:
         assert each.temperature == 0
         text, tokens = "", list[int]()
-        while len(tokens) < (each.max_tokens or 0) and not any(stop in text for stop in each.stop or ()):
+        while len(tokens) < (each.max_tokens or 0) and not any(
+            stop in text for stop in each.stop or ()
+        ):
             with torch.no_grad():
                 logits = self._loaded.model(torch.tensor([[*ids, *tokens]])).logits[0, -1]
             tokens.append(int(logits.argmax()))
             text = str(self._loaded.tokenizer.decode(tokens))
             if tokens[-1] == self._loaded.tokenizer.eos_token_id:
                 break
-        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(tokens), finish_reason="length")])
+        return SimpleNamespace(
+            outputs=[SimpleNamespace(token_ids=tuple(tokens), finish_reason="length")]
+        )
 
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=SamplingParams))
+    monkeypatch.setitem(
+        sys.modules, "vllm", SimpleNamespace(LLM=LLM, SamplingParams=SamplingParams)
+    )
 
 
 @pytest.mark.usefixtures("vllm")
 def test_the_engine_writes_what_transformers_writes(tiny_model: Path) -> None:
     (tiny_model / "chat_template.jinja").write_text(TEMPLATE)
-    asked = [[{"role": "user", "content": text}] for text in ("Where?", "Arden was born in Lowmere.")]
+    asked = [
+        [{"role": "user", "content": text}] for text in ("Where?", "Arden was born in Lowmere.")
+    ]
 
     async def run(kind: type[LocalModel], name: Any) -> list[Any]:
-        async with kind(GeneratorSection(kind=name, model=str(tiny_model), max_tokens=12, temperature=0.0)) as model:
+        async with kind(
+            GeneratorSection(kind=name, model=str(tiny_model), max_tokens=12, temperature=0.0)
+        ) as model:
             return await asyncio.gather(*(model.complete(messages, 1) for messages in asked))  # type: ignore[arg-type]
 
     assert asyncio.run(run(VllmModel, "vllm")) == asyncio.run(run(LocalModel, "transformers"))
@@ -83,9 +95,14 @@ def test_the_engine_writes_what_transformers_writes(tiny_model: Path) -> None:
 
 @pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("chat", [False, True])
-def test_an_evaluation_reads_its_answers_as_a_local_model_s(tmp_path: Path, tiny_model: Path, chat: bool) -> None:
+def test_an_evaluation_reads_its_answers_as_a_local_model_s(
+    tmp_path: Path, tiny_model: Path, chat: bool
+) -> None:
     (tiny_model / "chat_template.jinja").write_text(TEMPLATE)
-    questions = [{"id": f"q{n}", "question": f"Where was Arden {n} born?", "answers": ["Lowmere"]} for n in range(3)]
+    questions = [
+        {"id": f"q{n}", "question": f"Where was Arden {n} born?", "answers": ["Lowmere"]}
+        for n in range(3)
+    ]
     write_jsonl(tmp_path / "q.jsonl", questions)
     endpoint = {"kind": "vllm", "model": str(tiny_model), "concurrency": 64}
     served = {"endpoint": endpoint, "api": "chat" if chat else "completions"}
@@ -94,7 +111,9 @@ def test_an_evaluation_reads_its_answers_as_a_local_model_s(tmp_path: Path, tiny
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump({"run_dir": str(tmp_path / "run"), "eval": section}))
     evaluate(read_recipe(path, (), "eval"))
-    answers = [(answer.arm, answer.text) for answer in read_answers(tmp_path / "run" / "answers.jsonl")]
+    answers = [
+        (answer.arm, answer.text) for answer in read_answers(tmp_path / "run" / "answers.jsonl")
+    ]
     texts = [text for arm, text in answers if arm == "vllm"]
     assert texts == [text for arm, text in answers if arm == "local"]
     assert len(texts) == 3
@@ -102,12 +121,18 @@ def test_an_evaluation_reads_its_answers_as_a_local_model_s(tmp_path: Path, tiny
 
 
 def test_without_vllm_and_for_log_probs_a_line_names_what_to_do(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    tiny_model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(InputError, match=r"kind: vllm needs the package vllm.*pip install vllm"):
         VllmModel(GeneratorSection(kind="vllm", model=str(tiny_model)))._load(str(tiny_model))
-    write_jsonl(tmp_path / "q.jsonl", [{"id": "q", "question": "Where?", "choices": ["a", "b"], "answer": 0}])
+    write_jsonl(
+        tmp_path / "q.jsonl",
+        [{"id": "q", "question": "Where?", "choices": ["a", "b"], "answer": 0}],
+    )
     served = {
         "endpoint": {"kind": "vllm", "model": str(tiny_model)},
         "api": "completions",

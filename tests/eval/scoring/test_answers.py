@@ -12,7 +12,9 @@ from kinject.eval.scoring.answers import AnswerStore, hash_model, prompt_key, re
 from kinject.eval.scoring.encode import Encoded
 from kinject.types import Answer
 
-ANSWER = Answer("q1", "new", "base", "texts", 0, 0, (), 1, (-2.0, -1.5), (1, 2), (3, 4), greedy=(False, True))
+ANSWER = Answer(
+    "q1", "new", "base", "texts", 0, 0, (), 1, (-2.0, -1.5), (1, 2), (3, 4), greedy=(False, True)
+)
 
 
 def ids(*values: int) -> np.ndarray:
@@ -24,7 +26,9 @@ PROMPT = Encoded((ids(1, 2), ids(1, 2)), (ids(3), ids(4, 5)))
 
 def test_answers_come_back_as_they_were(tmp_path):
     path = tmp_path / "answers.jsonl"
-    odd = replace(ANSWER, question_id="q2", log_probs=(math.nan, -math.inf), context_ids=("p1", "p2"))
+    odd = replace(
+        ANSWER, question_id="q2", log_probs=(math.nan, -math.inf), context_ids=("p1", "p2")
+    )
     with AnswerStore(path) as book:
         book.add("k1", ANSWER)
         book.add("k2", odd)

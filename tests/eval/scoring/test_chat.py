@@ -23,7 +23,9 @@ from kinject.types import Question
 ASKED = Question("q1", "Which bone is longest?", ("Rib", "Femur", "Ulna"), 1, subject="anatomy")
 SHOT = Question("s1", "Which organ pumps?", ("Heart", "Lung"), 0, subject="anatomy")
 HEADER = "The following are multiple choice questions (with answers) about anatomy.\n\n"
-FIRST = "Which organ pumps?\nA. Heart\nB. Lung\nAnswer with the letter of the correct option.\nAnswer:"
+FIRST = (
+    "Which organ pumps?\nA. Heart\nB. Lung\nAnswer with the letter of the correct option.\nAnswer:"
+)
 LAST = "Which bone is longest?\nA. Rib\nB. Femur\nC. Ulna\nAnswer with the letter of the correct option.\nAnswer:"
 
 
@@ -36,7 +38,9 @@ def make_tokenizer(template: str) -> Any:
     inner.decoder = decoders.ByteLevel()
     made = PreTrainedTokenizerFast(tokenizer_object=inner)
     made.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
-    marks = re.findall(r"<[|｜][^<>|｜\s{}]*[|｜]>|<\|\w+>|<\w+\|>|<(?:start|end)_of_turn>|</?think>", text)
+    marks = re.findall(
+        r"<[|｜][^<>|｜\s{}]*[|｜]>|<\|\w+>|<\w+\|>|<(?:start|end)_of_turn>|</?think>", text
+    )
     made.add_special_tokens({"additional_special_tokens": sorted(set(marks))})
     made.chat_template = text
     return made
@@ -56,11 +60,17 @@ def test_a_prompt_has_the_tokens_of_transformers_own_rendering(template, argumen
     turns = [f"{FIRST} A\n\n{LAST}"]
     system = f"Be brief.\n\n{HEADER}"
     if template == "gemma":  # it refuses a system turn
-        assert encoder.notes == ["the chat template takes no system turn; its text is part of the user's"]
+        assert encoder.notes == [
+            "the chat template takes no system turn; its text is part of the user's"
+        ]
         turns[0] = system + turns[0]
     messages = [] if template == "gemma" else [{"role": "system", "content": system}]
-    messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
-    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **arguments)
+    messages += [
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)
+    ]
+    expected = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False, **arguments
+    )
     assert encoded.contexts[0].tolist() == expected
 
 
@@ -104,12 +114,18 @@ def encoded_and_model(template: str, generation: Generation) -> Any:
     )
 
 
-@pytest.mark.parametrize(("template", "uses_tree"), [*((name, True) for name in WRITTEN), ("qwen3", False)])
+@pytest.mark.parametrize(
+    ("template", "uses_tree"), [*((name, True) for name in WRITTEN), ("qwen3", False)]
+)
 def test_thinking_is_taken_off_what_transformers_generates_and_counted(template, uses_tree):
     tokenizer, prompts, script, model = encoded_and_model(template, Generation(80))
-    config = GenerationConfig(max_new_tokens=80, eos_token_id=tokenizer.eos_token_id, pad_token_id=0)
+    config = GenerationConfig(
+        max_new_tokens=80, eos_token_id=tokenizer.eos_token_id, pad_token_id=0
+    )
     ids = torch.tensor(np.array([prompts[0].contexts[0]], dtype=np.int64))
-    whole = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[0, ids.shape[1] :]
+    whole = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)[
+        0, ids.shape[1] :
+    ]
     assert whole.tolist() == [*script, tokenizer.eos_token_id]
     thinking, answer = split_thinking(tokenizer.decode(whole[:-1]))
     scorer = Scorer(model, 512)
@@ -142,4 +158,6 @@ def test_choices_scored_after_an_opened_thinking_are_noted():
     for template, notes in (("deepseekv3", 1), ("qwen3", 0)):
         encoder = Encoder(make_tokenizer(template), chat=ChatStyle())
         encode_requests(encoder, [PromptRequest(ASKED, "letters")], None)
-        assert len([note for note in encoder.notes if "opens the model's thinking" in note]) == notes
+        assert (
+            len([note for note in encoder.notes if "opens the model's thinking" in note]) == notes
+        )

@@ -16,11 +16,15 @@ def make_tokenizer(template: str | None = None, **special: str) -> PreTrainedTok
     """A byte-pair tokenizer whose only merges are across letters and spaces: 'ab', ' a', ' ab', 'ca'."""
     letters = [BOS, EOS, *"abcdef .:?\n", "ab", " a", " ab", "ca"]
     bpe = Tokenizer(
-        models.BPE({t: i for i, t in enumerate(letters)}, [("a", "b"), (" ", "a"), (" ", "ab"), ("c", "a")])
+        models.BPE(
+            {t: i for i, t in enumerate(letters)}, [("a", "b"), (" ", "a"), (" ", "ab"), ("c", "a")]
+        )
     )
     bpe.normalizer = normalizers.Sequence([])
     if template:
-        bpe.post_processor = processors.TemplateProcessing(single=template, special_tokens=[(BOS, 0), (EOS, 1)])
+        bpe.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[(BOS, 0), (EOS, 1)]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
 
 
@@ -74,7 +78,9 @@ def test_a_token_across_the_boundary_follows_the_harness():
 @pytest.mark.parametrize("template", [None, "<s> $A"])
 def test_pairs_equal_the_rule_of_the_harness(context, continuation, template):
     tokenizer = make_tokenizer(template, bos_token=BOS)
-    assert encode_pair(tokenizer, context, continuation) == by_the_harness(tokenizer, context, continuation)
+    assert encode_pair(tokenizer, context, continuation) == by_the_harness(
+        tokenizer, context, continuation
+    )
 
 
 @pytest.mark.parametrize("name", ["tokenizers/gpt2", "stories260K"])
@@ -111,7 +117,10 @@ def fitted(window: int, shots=SHOTS, passages=("fff", "eee")):
     tokenizer.backend_tokenizer.add_tokens(["Question", "Answer"])
     encoder = Encoder(tokenizer)
     request = PromptRequest(QUESTION, "texts", shots, passages)
-    (whole,), (item,) = encode_requests(encoder, [request], None), encode_requests(encoder, [request], window)
+    (whole,), (item,) = (
+        encode_requests(encoder, [request], None),
+        encode_requests(encoder, [request], window),
+    )
     return tokenizer, encoder, whole, item
 
 
@@ -149,7 +158,9 @@ def test_the_last_resort_cuts_from_the_left_choice_by_choice():
     (bare,) = encode_requests(encoder, [PromptRequest(QUESTION, "texts")], None)
     window = n_read(bare) - 2
     *_, item = fitted(window)
-    for context, continuation, uncut in zip(item.contexts, item.continuations, bare.contexts, strict=True):
+    for context, continuation, uncut in zip(
+        item.contexts, item.continuations, bare.contexts, strict=True
+    ):
         assert len(context) == min(len(uncut), window + 1 - len(continuation))
         assert context.tolist() == uncut[-len(context) :].tolist()
     assert item.truncated == len(whole.contexts[0]) - min(map(len, item.contexts))

@@ -47,7 +47,9 @@ def alone(model: Any, prompt: Encoded) -> list[int]:
     """Return what transformers writes after one prompt, without a cache."""
     ids = torch.tensor(prompt.contexts[0].astype(np.int64))[None]
     most = prompt.generation.max_new_tokens
-    config = GenerationConfig(max_new_tokens=most, do_sample=False, eos_token_id=2, pad_token_id=0, use_cache=False)
+    config = GenerationConfig(
+        max_new_tokens=most, do_sample=False, eos_token_id=2, pad_token_id=0, use_cache=False
+    )
     whole = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
     return whole[0, ids.shape[1] :].tolist()
 
@@ -70,7 +72,9 @@ def test_every_prompt_gets_the_tokens_that_it_gets_alone(architecture, monkeypat
         assert ids_of(scores[index].text) == expected
         assert scores[index].n_tokens == len(expected)
     assert len({score.text for score in scores.values()}) > 4  # else agreement would mean little
-    assert any("plain batches" in note for note in generator.scorer.notes) == (architecture in PLAIN)
+    assert any("plain batches" in note for note in generator.scorer.notes) == (
+        architecture in PLAIN
+    )
 
 
 def test_a_text_ends_before_its_stop_string_and_columns_nobody_sees_are_taken_out(monkeypatch):
@@ -80,7 +84,9 @@ def test_a_text_ends_before_its_stop_string_and_columns_nobody_sees_are_taken_ou
     whole = dict(AnswerGenerator(Scorer(model, 512), Letters()).score(make_prompts()))
     stop = whole[0].text[3]
     stopped = dict(
-        AnswerGenerator(Scorer(model, 512), Letters()).score(make_prompts(generation=Generation(9, (stop,))))
+        AnswerGenerator(Scorer(model, 512), Letters()).score(
+            make_prompts(generation=Generation(9, (stop,)))
+        )
     )
     assert [stopped[i].text for i in range(9)] == [whole[i].text.split(stop)[0] for i in range(9)]
     assert stopped[0].n_tokens <= 4
@@ -108,17 +114,27 @@ def test_a_model_whose_logits_are_not_finite_writes_nothing():
 def test_what_a_models_own_generation_config_sets_is_told_once_and_not_followed():
     model, prompts = make_model("llama"), make_prompts(4)
     expected = [
-        ids_of(score.text) for _, score in sorted(AnswerGenerator(Scorer(model, 512), Letters()).score(prompts))
+        ids_of(score.text)
+        for _, score in sorted(AnswerGenerator(Scorer(model, 512), Letters()).score(prompts))
     ]
     model.generation_config = GenerationConfig(
-        do_sample=True, temperature=0.7, top_p=1.0, repetition_penalty=9.0, eos_token_id=2, max_length=3
+        do_sample=True,
+        temperature=0.7,
+        top_p=1.0,
+        repetition_penalty=9.0,
+        eos_token_id=2,
+        max_length=3,
     )
     scorer = Scorer(model, 512)
-    answers = [ids_of(score.text) for _, score in sorted(AnswerGenerator(scorer, Letters()).score(prompts))]
+    answers = [
+        ids_of(score.text) for _, score in sorted(AnswerGenerator(scorer, Letters()).score(prompts))
+    ]
     assert answers == expected
     assert [note for note in scorer.notes if "generation_config" in note] == [
         "answers are the likeliest tokens, without what its generation_config.json sets (repetition_penalty 9.0, do_sample "
         "True, temperature 0.7)"
     ]
-    model.generation_config = GenerationConfig(temperature=0.7, top_k=5)  # transformers reads neither without do_sample
+    model.generation_config = GenerationConfig(
+        temperature=0.7, top_k=5
+    )  # transformers reads neither without do_sample
     assert generation_settings(model) == {}

@@ -96,8 +96,19 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "interleave_moe_layer_step": 2,
     },
 }  # fmt: skip
-_SLOW = ("phi3", "olmo2", "gpt-neox", "falcon", "mpt", "qwen3-next", "deepseek-v3", "llama4, chunks")
-EVERY = [pytest.param(name, marks=pytest.mark.soak if name in _SLOW else ()) for name in ARCHITECTURES]
+_SLOW = (
+    "phi3",
+    "olmo2",
+    "gpt-neox",
+    "falcon",
+    "mpt",
+    "qwen3-next",
+    "deepseek-v3",
+    "llama4, chunks",
+)
+EVERY = [
+    pytest.param(name, marks=pytest.mark.soak if name in _SLOW else ()) for name in ARCHITECTURES
+]
 """All architectures; those that repeat what another one shows are asked in `make soak`."""
 
 
@@ -129,7 +140,12 @@ def make_prompts(seed: int = 0, n_questions: int = 6) -> list[Encoded]:
         for k in range(3):
             context = np.concatenate([header, *passages[:k], question])
             same = ids(2)
-            continuations = (ids(1), np.concatenate([same, ids(1)]), np.concatenate([same, ids(3)]), ids(3))
+            continuations = (
+                ids(1),
+                np.concatenate([same, ids(1)]),
+                np.concatenate([same, ids(3)]),
+                ids(3),
+            )
             prompts.append(Encoded((context,) * 4, continuations))
     return prompts
 
@@ -168,13 +184,17 @@ def test_log_probs_equal_a_naive_pass_in_float64(architecture, score_naively):
         ("gpt-neo, local layers", "this architecture reads a tree differently"),
     ],
 )
-def test_an_architecture_that_cannot_read_a_tree_gets_plain_rows_and_it_is_said(architecture, reason):
+def test_an_architecture_that_cannot_read_a_tree_gets_plain_rows_and_it_is_said(
+    architecture, reason
+):
     scorer = Scorer(make_model(architecture), 512)
     assert not scorer.uses_tree
     assert [reason in note for note in scorer.notes] == [True]
 
 
-@pytest.mark.parametrize(("architecture", "instead"), [("llama", "sdpa"), ("gemma2, soft-capping", "eager")])
+@pytest.mark.parametrize(
+    ("architecture", "instead"), [("llama", "sdpa"), ("gemma2, soft-capping", "eager")]
+)
 def test_an_attention_without_masks_is_replaced_and_it_is_said(architecture, instead):
     model = make_model(architecture)
     model.set_attn_implementation("flex_attention")
@@ -187,7 +207,10 @@ def test_an_attention_without_masks_is_replaced_and_it_is_said(architecture, ins
 def test_scores_do_not_depend_on_the_batch(batch_tokens):
     model, prompts = make_model("llama"), make_prompts()
     np.testing.assert_allclose(
-        score(Scorer(model, batch_tokens), prompts), score(Scorer(model, 1000), prompts), rtol=0, atol=2e-5
+        score(Scorer(model, batch_tokens), prompts),
+        score(Scorer(model, 1000), prompts),
+        rtol=0,
+        atol=2e-5,
     )
 
 
@@ -195,21 +218,26 @@ def test_half_precision_is_summed_in_float32():
     model, prompts = make_model("llama", torch.bfloat16), make_prompts()
     scorer = Scorer(model, 512)
     scores = score(scorer, prompts)
-    assert model.lm_head(torch.ones(1, 32, dtype=torch.bfloat16)).dtype == torch.float32, "rounded logits tie"
+    assert model.lm_head(torch.ones(1, 32, dtype=torch.bfloat16)).dtype == torch.float32, (
+        "rounded logits tie"
+    )
     assert len(np.unique(scores)) == scores.size  # in bfloat16 log-probs about 1 in 100 would tie
 
 
 def test_the_head_sees_only_what_is_scored():
     model, prompts = make_model("llama"), make_prompts()
     seen = []
-    hook = model.lm_head.register_forward_hook(lambda *call: seen.append(call[2].shape[:-1].numel()))
+    hook = model.lm_head.register_forward_hook(
+        lambda *call: seen.append(call[2].shape[:-1].numel())
+    )
     scorer = Scorer(model, 4096)
     assert scorer.uses_tree
     seen.clear()
     score(scorer, prompts)
     hook.remove()
     n_positions = sum(
-        len({tuple(ids[:n]) for ids in prompt.continuations for n in range(len(ids))}) for prompt in prompts
+        len({tuple(ids[:n]) for ids in prompt.continuations for n in range(len(ids))})
+        for prompt in prompts
     )
     n_beginnings = len(seen) - sum(n > 1 for n in seen)
     assert sum(seen) <= n_positions + n_beginnings
@@ -222,7 +250,10 @@ def test_padding_stays_below_a_tenth_with_questions_of_all_lengths():
         context = np.concatenate(
             [header, random.integers(3, VOCABULARY, int(random.integers(20, 180)), dtype=np.int32)]
         )
-        choices = (random.integers(3, VOCABULARY, int(random.integers(1, 25)), dtype=np.int32) for _ in range(4))
+        choices = (
+            random.integers(3, VOCABULARY, int(random.integers(1, 25)), dtype=np.int32)
+            for _ in range(4)
+        )
         prompts.append(Encoded((context,) * 4, tuple(choices)))
     scorer = Scorer(make_model("llama"), 16_384)
     score(scorer, prompts)
@@ -241,12 +272,18 @@ def test_sharing_reads_a_fraction_of_the_tokens():
     prompts = make_prompts(n_questions=30)
     scorer = Scorer(make_model("llama"), 512)
     score(scorer, prompts)
-    separate = sum(len(a) + len(b) - 1 for p in prompts for a, b in zip(p.contexts, p.continuations, strict=True))
+    separate = sum(
+        len(a) + len(b) - 1
+        for p in prompts
+        for a, b in zip(p.contexts, p.continuations, strict=True)
+    )
     assert scorer.n_pushed < separate / 6
     assert scorer.n_pushed < 1.15 * scorer.n_least
 
 
-def fail_above(monkeypatch, n_tokens: int, message: str = "can't allocate memory: you tried to allocate") -> list[int]:
+def fail_above(
+    monkeypatch, n_tokens: int, message: str = "can't allocate memory: you tried to allocate"
+) -> list[int]:
     """Let every pass of more than n_tokens run out of memory; return the sizes of those that went through."""
     from kinject.eval.scoring.forward import TreeForward
 
@@ -281,7 +318,9 @@ def test_an_empty_continuation_is_nan_and_the_others_are_scored():
     context, nothing = np.arange(3, 20, dtype=np.int32), np.zeros(0, dtype=np.int32)
     some = np.array([7, 8], dtype=np.int32)
     scorer = Scorer(make_model("llama"), 512)
-    scored = dict(scorer.score([Encoded((context,) * 2, (nothing, some)), Encoded((context,), (nothing,))]))
+    scored = dict(
+        scorer.score([Encoded((context,) * 2, (nothing, some)), Encoded((context,), (nothing,))])
+    )
     assert np.isnan(scored[0].log_probs[0])
     assert scored[0].log_probs[1] < 0
     assert np.isnan(scored[1].log_probs).all()
@@ -290,7 +329,9 @@ def test_an_empty_continuation_is_nan_and_the_others_are_scored():
 def test_an_adapter_is_scored_with_its_weights(score_naively):
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(make_model("llama"), LoraConfig(r=4, target_modules=["q_proj", "v_proj"])).eval()
+    model = get_peft_model(
+        make_model("llama"), LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    ).eval()
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.2)
@@ -310,7 +351,10 @@ def test_greedy_is_what_the_model_would_have_written():
             with torch.no_grad():
                 written.append(int(model(ids).logits[0, -1].argmax()))
         whole, first = np.array(written, dtype=np.int32), np.array(written[:1], dtype=np.int32)
-        other, half = (first + 1) % VOCABULARY, np.array([written[0], (written[1] + 2) % VOCABULARY], dtype=np.int32)
+        other, half = (
+            (first + 1) % VOCABULARY,
+            np.array([written[0], (written[1] + 2) % VOCABULARY], dtype=np.int32),
+        )
         scorer_prompts.append(Encoded((prompt.contexts[0],) * 4, (whole, first, other, half)))
     scores = dict(Scorer(model, 512).score(scorer_prompts))
     assert {score.greedy for score in scores.values()} == {(True, True, False, False)}
@@ -320,4 +364,6 @@ def test_of_equally_likely_tokens_the_first_is_greedy():
     logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, 1.0]], dtype=torch.bfloat16)
     scores = _log_probs(logits, np.array([0, 1, 0, 0]), np.array([1, 0, 2, 0]))
     assert scores.greedy.tolist() == [True, True, False, False]
-    np.testing.assert_allclose(scores.log_probs, logits.double().log_softmax(-1)[[0, 1, 0, 0], [1, 0, 2, 0]], atol=1e-6)
+    np.testing.assert_allclose(
+        scores.log_probs, logits.double().log_softmax(-1)[[0, 1, 0, 0], [1, 0, 2, 0]], atol=1e-6
+    )

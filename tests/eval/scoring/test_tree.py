@@ -9,10 +9,16 @@ from kinject.eval.scoring.tree import Leaf, Node, RowLimits, Tree
 
 
 def leaf(context: list[int], targets: list[int]) -> Leaf:
-    return Leaf(np.array(context + targets[:-1], dtype=np.int32), len(context) - 1, np.array(targets, dtype=np.int32))
+    return Leaf(
+        np.array(context + targets[:-1], dtype=np.int32),
+        len(context) - 1,
+        np.array(targets, dtype=np.int32),
+    )
 
 
-def read_back(node: Node, above: list[int], targets: dict[int, list[tuple[list[int], int]]]) -> None:
+def read_back(
+    node: Node, above: list[int], targets: dict[int, list[tuple[list[int], int]]]
+) -> None:
     """Collect, for each leaf, every (tokens attended to in order of depth, target) that the plan asks for."""
     beginning = above + node.tokens.tolist()
     assert len(beginning) == node.depth
@@ -21,16 +27,22 @@ def read_back(node: Node, above: list[int], targets: dict[int, list[tuple[list[i
         mask = row.ancestors()
         for index, target, owner in zip(row.indices, row.targets, row.owners, strict=True):
             seen = np.flatnonzero(mask[index])
-            assert sorted(row.depths[seen].tolist()) == list(range(node.depth, row.depths[index] + 1))
+            assert sorted(row.depths[seen].tolist()) == list(
+                range(node.depth, row.depths[index] + 1)
+            )
             path = seen[np.argsort(row.depths[seen])]
-            targets.setdefault(int(owner), []).append((beginning + row.tokens[path].tolist(), int(target)))
+            targets.setdefault(int(owner), []).append(
+                (beginning + row.tokens[path].tolist(), int(target))
+            )
     for child in node.children:
         read_back(child, beginning, targets)
 
 
 tokens = st.integers(0, 2)  # few symbols: many shared beginnings
 leaves = st.lists(
-    st.builds(leaf, st.lists(tokens, min_size=1, max_size=12), st.lists(tokens, min_size=1, max_size=4)),
+    st.builds(
+        leaf, st.lists(tokens, min_size=1, max_size=12), st.lists(tokens, min_size=1, max_size=4)
+    ),
     min_size=1,
     max_size=25,
 )
@@ -52,14 +64,18 @@ def test_every_target_is_asked_once_with_its_own_tokens_before_it(items, bounds,
     read_back(plan, [], targets)
     for index, item in enumerate(items):
         read = item.tokens.tolist()
-        expected = [(read[: item.first + 1 + i], target) for i, target in enumerate(item.targets.tolist())]
+        expected = [
+            (read[: item.first + 1 + i], target) for i, target in enumerate(item.targets.tolist())
+        ]
         assert sorted(targets[index]) == sorted(expected)
 
 
 @settings(max_examples=100, deadline=None)
 @given(leaves)
 def test_the_least_is_the_number_of_different_beginnings(items):
-    beginnings = {tuple(item.tokens[: n + 1].tolist()) for item in items for n in range(len(item.tokens))}
+    beginnings = {
+        tuple(item.tokens[: n + 1].tolist()) for item in items for n in range(len(item.tokens))
+    }
     assert Tree(items).n_tokens == len(beginnings)
 
 

@@ -128,7 +128,11 @@ def _additions(source: Facts, new: Facts) -> Iterator[Addition]:
     yield from _added_dates(source, new)
     yield from _added_units(source, new)
     for form, quotation in new.quotations.items():
-        if form.count(" ") + 1 >= _SPEECH and "__" not in quotation and not _is_quoted(form, source.form):
+        if (
+            form.count(" ") + 1 >= _SPEECH
+            and "__" not in quotation
+            and not _is_quoted(form, source.form)
+        ):
             yield Addition("quotation", f"{quotation[:60]!r} is not in the source")
     for name in new.names.candidates:
         if not is_known(name, new.names, source.names):
@@ -145,11 +149,15 @@ def _is_quoted(form: str, source: str) -> bool:
 def _added_numbers(source: Facts, new: Facts) -> Iterator[Addition]:
     known = {**source.context.numbers, **source.values.numbers}
     implied = source.values.implied | source.context.implied
-    for number in sorted(new.values.certain - known.keys(), key=lambda number: (-len(number), number)):
+    for number in sorted(
+        new.values.certain - known.keys(), key=lambda number: (-len(number), number)
+    ):
         units = new.values.numbers[number]
         if number in implied:
             continue
-        if number in new.values.counted and not units:  # a writer may count, but not change what was counted
+        if (
+            number in new.values.counted and not units
+        ):  # a writer may count, but not change what was counted
             following = new.values.counted[number]
             nouns = set().union(*(source.values.counted[other] for other in source.values.counted))
             if not following & nouns or following & source.values.counted.get(number, set()):
@@ -164,10 +172,14 @@ def is_rewritten(number: str, units: set[str], known: Mapping[str, set[str]]) ->
     if ":" in number:
         hour, _, minute = number.partition(":")
         other = str((int(hour) + 12) % 24)
-        return not {hour, other, f"{other}:{minute}", f"{hour}.{minute}".rstrip("0")}.isdisjoint(known)
+        return not {hour, other, f"{other}:{minute}", f"{hour}.{minute}".rstrip("0")}.isdisjoint(
+            known
+        )
     if number.endswith("s"):  # the 1990s, the 90s, and the 1800s of the 19th century
         tens, century = number[:-2], str(int(number[:-3] or 0) + 1)
-        return century in known or any(year.rstrip("s")[-len(tens) - 1 : -1] == tens for year in known if len(year) > 3)
+        return century in known or any(
+            year.rstrip("s")[-len(tens) - 1 : -1] == tens for year in known if len(year) > 3
+        )
     return any(_is_same(number, units, other, kind) for other, kind in known.items())
 
 
@@ -180,7 +192,9 @@ def _is_same(number: str, units: set[str], other: str, kind: set[str]) -> bool:
     exact = float(other.rstrip("s"))
     ratio = round(max(value, exact) / min(value, exact), 6) if value and exact else 0
     is_year = len(other) == 4 and other.isdecimal()
-    is_century = value in (exact // 100 + 1, exact // 100 * 100) and ("century" in units or value > 100)
+    is_century = value in (exact // 100 + 1, exact // 100 * 100) and (
+        "century" in units or value > 100
+    )
     zeros = len(f"{value:.0f}") - len(f"{value:.0f}".rstrip("0"))
     return (
         value == exact or number.replace(".", "") == other.replace(".", "") or ratio in (10**6, 10**9)
@@ -200,7 +214,11 @@ def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vag
     if ":" in number or number.endswith("s"):
         return False
     value = float(number)
-    numbers = [(float(other), kind) for other, kind in known.items() if other.replace(".", "", 1).isdecimal()]
+    numbers = [
+        (float(other), kind)
+        for other, kind in known.items()
+        if other.replace(".", "", 1).isdecimal()
+    ]
     every = [other for other, _ in numbers[:_MOST_VALUES]]
     years = [other for other in every if 1000 <= other <= 2100]
     same = [other for other, kind in numbers[:_MOST_VALUES] if (kind & units) or kind == units]
@@ -210,7 +228,9 @@ def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vag
     if units and value > MAX_COUNT:
         results += [result for a, b in combinations(same, 2) for result in (a + b, abs(a - b))]
     if vague:
-        results += [result for a in same if value > MAX_COUNT or units for result in (a / 2, a * 2, a * 1.5)]
+        results += [
+            result for a in same if value > MAX_COUNT or units for result in (a / 2, a * 2, a * 1.5)
+        ]
         results += [year + step for year in years for step in (-1, 1)] if units <= {"year"} else []
         results += [25, 50, 75] if "%" in units else []
     is_year = len(number) == 4 and "1000" < number < "2100" and units <= {"year"}
@@ -218,7 +238,9 @@ def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vag
         results += [result for a in every for n in range(2, 13) for result in (a * n, a / n)]
         results += [result for a, b in combinations(every, 2) for result in (a + b, abs(a - b))]
     decimals = len(number.partition(".")[2])
-    return any(abs(result - value) <= 0.5 * 10.0**-decimals * ("." in number) + 1e-6 for result in results)
+    return any(
+        abs(result - value) <= 0.5 * 10.0**-decimals * ("." in number) + 1e-6 for result in results
+    )
 
 
 def _added_dates(source: Facts, new: Facts) -> Iterator[Addition]:
@@ -241,12 +263,21 @@ def _added_units(source: Facts, new: Facts) -> Iterator[Addition]:
         added -= set().union(*(group for group in _ALIKE if not group.isdisjoint(known)))
         if not added or not known or (number in ("0", "1") and number not in new.values.certain):
             continue
-        if min(added) in _TIMES and min(known) not in _TIMES:  # a time beside what may count something else
+        if (
+            min(added) in _TIMES and min(known) not in _TIMES
+        ):  # a time beside what may count something else
             continue
-        others = {other: kind for other, kind in source.values.numbers.items() if other != number and kind & added}
+        others = {
+            other: kind
+            for other, kind in source.values.numbers.items()
+            if other != number and kind & added
+        }
         if _is_derived(number, added, others, source.vague) or is_rewritten(number, added, others):
             continue
-        yield Addition("unit", f"{number} {min(added)}: the source has {number} with {', '.join(sorted(known))}")
+        yield Addition(
+            "unit",
+            f"{number} {min(added)}: the source has {number} with {', '.join(sorted(known))}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,14 +304,21 @@ def facts_of(source: Facts) -> tuple[Fact, ...]:
         Fact("number", number, " ".join([number, *sorted(values.numbers[number])[:1]]))
         for number in values.numbers if number in values.certain and not number.endswith("s")
     ]  # fmt: skip
-    facts += [Fact("date", f"{month:02d}-{day:02d}", f"{day} {titles[month]}") for month, day in sorted(values.days)]
+    facts += [
+        Fact("date", f"{month:02d}-{day:02d}", f"{day} {titles[month]}")
+        for month, day in sorted(values.days)
+    ]
     runs = sorted(dict.fromkeys(source.names.runs), key=len, reverse=True)
     named: list[tuple[str, ...]] = []
     for run in runs:
         if not any(set(run) <= set(longer) for longer in named):
             named.append(run)
-            facts.append(Fact("name", " ".join(run), " ".join(source.names.spelling[word] for word in run)))
-    facts += [Fact("quotation", form, text) for form, text in source.quotations.items() if " " in form]
+            facts.append(
+                Fact("name", " ".join(run), " ".join(source.names.spelling[word] for word in run))
+            )
+    facts += [
+        Fact("quotation", form, text) for form, text in source.quotations.items() if " " in form
+    ]
     return tuple(facts)
 
 

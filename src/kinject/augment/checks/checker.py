@@ -34,7 +34,9 @@ _TAG = re.compile(
     r"|span|strong|style|sub|sup|svg|table|tbody|td|th|thead|tr|u|ul|video)\b[^<>]{0,300}>|\bjavascript:",
     re.IGNORECASE,
 )
-_MARKUP = re.compile(r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE)
+_MARKUP = re.compile(
+    r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE
+)
 
 MAX_OVERLAP = 0.7
 """Two texts that share more of their word triples (Jaccard similarity) count as copies of each other."""
@@ -135,7 +137,11 @@ class Checker:
     """Checks the rewritings of one passage against the passage and against the rewritings accepted so far."""
 
     def __init__(
-        self, source: str, rules: Rules | None = None, instructions: tuple[str, ...] = (), context: str = ""
+        self,
+        source: str,
+        rules: Rules | None = None,
+        instructions: tuple[str, ...] = (),
+        context: str = "",
     ) -> None:
         """`instructions` are the texts of the style's prompts, which no rewriting may repeat.
 
@@ -145,7 +151,9 @@ class Checker:
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, _LONGEST * len(source))
-        is_written = self._rules.refuse_echo or self._rules.quotes  # by a model; a function obeys no text
+        is_written = (
+            self._rules.refuse_echo or self._rules.quotes
+        )  # by a model; a function obeys no text
         clean, self._injection = split_injection(source) if is_written else (source, "")
         self._quotable = " ".join(clean.split()) if self._rules.quotes else ""
         self.facts = source_facts(clean, context)
@@ -163,7 +171,9 @@ class Checker:
 
     def without_additions(self, text: str) -> tuple[str, int]:
         """Return a list, or a text of several paragraphs, without the parts that add a fact, and the number of these."""
-        kept, added = without_additions(self.facts, text) if len(text) <= self._max_characters else (text, [])
+        kept, added = (
+            without_additions(self.facts, text) if len(text) <= self._max_characters else (text, [])
+        )
         return kept, len(added)
 
     def check(self, text: str) -> Verdict:
@@ -172,8 +182,16 @@ class Checker:
         if fault is not None:
             return Verdict(*fault)
         facts = [fact.id for fact in carried(self._countable, self.facts, text)]
-        if self._countable and not facts and (about := _ABOUT.search(text)) and not _ABOUT.search(self._source):
-            return Verdict("wrapper", f"speaks of {about[0]!r}, and has none of its {len(self._countable)} facts")
+        if (
+            self._countable
+            and not facts
+            and (about := _ABOUT.search(text))
+            and not _ABOUT.search(self._source)
+        ):
+            return Verdict(
+                "wrapper",
+                f"speaks of {about[0]!r}, and has none of its {len(self._countable)} facts",
+            )
         return Verdict(measures={"language": self.facts.code, "facts": facts})
 
     def _faults(self, text: str) -> Iterator[tuple[str, str]]:
@@ -204,7 +222,9 @@ class Checker:
             yield "duplicate", duplicate
         if form.count(" ") < _FEWEST_WORDS < self._form.count(" ") and rules.refuse_echo:
             yield "length", f"{form.count(' ') + 1} words"
-        addition = find_addition(self.facts, text) or (find_missing(self.facts, text) if rules.complete else None)
+        addition = find_addition(self.facts, text) or (
+            find_missing(self.facts, text) if rules.complete else None
+        )
         if addition is not None:
             yield addition.reason, addition.detail
         if self._injection and (injected := self._find_injected(text, form, shingles)):
@@ -215,8 +235,14 @@ class Checker:
         form, shingles = _form_and_shingles(text)
         compared = self._accepted if self._rules.refuse_near else ()
         same = form in self._accepted_forms
-        nearest = 1.0 if same else max((overlap(shingles, other) for other in compared), default=0.0)
-        return f"shares {nearest:.0%} of its word triples with an accepted paraphrase" if nearest > MAX_OVERLAP else ""
+        nearest = (
+            1.0 if same else max((overlap(shingles, other) for other in compared), default=0.0)
+        )
+        return (
+            f"shares {nearest:.0%} of its word triples with an accepted paraphrase"
+            if nearest > MAX_OVERLAP
+            else ""
+        )
 
     def _find_injected(self, text: str, form: str, shingles: Shingles) -> str:
         """Return the sign that a rewriting follows or repeats the source's prompt injection, "" without one."""
@@ -240,7 +266,9 @@ def new_markup(text: str, source: str) -> str:
 
 def normal_form(text: str) -> str:
     """Return the words of `text` in lower case with single spaces: equal for texts that differ in formatting only."""
-    return " ".join(_ASCII_WORDS.findall(text.lower()) if text.isascii() else _WORDS.findall(text.casefold()))
+    return " ".join(
+        _ASCII_WORDS.findall(text.lower()) if text.isascii() else _WORDS.findall(text.casefold())
+    )
 
 
 @lru_cache(maxsize=64)

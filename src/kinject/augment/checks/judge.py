@@ -47,7 +47,9 @@ _VERDICT = re.compile(
     r"(un)?faithful\b[\s*:.,;—–-]*(.{0,200})",
     re.IGNORECASE,
 )
-_WRONG = re.compile(r"\W{0,6}(?:sentence )?\[?\d{1,4}\]?\W{1,6}(?:wrong|incorrect)\b[\s*:.–—-]{0,6}(.{0,300})", re.I)
+_WRONG = re.compile(
+    r"\W{0,6}(?:sentence )?\[?\d{1,4}\]?\W{1,6}(?:wrong|incorrect)\b[\s*:.–—-]{0,6}(.{0,300})", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,11 @@ class JudgeScore:
     def limits_missed(self) -> list[str]:
         """Return the limits of a reliable judge that this one misses, in words."""
         limits = (("recall", self.recall, MIN_RECALL), ("precision", self.precision, MIN_PRECISION))
-        return [f"{name} {n:.2f} is below {limit:.2f}" for name, n, limit in limits if n is not None and n < limit]
+        return [
+            f"{name} {n:.2f} is below {limit:.2f}"
+            for name, n, limit in limits
+            if n is not None and n < limit
+        ]
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
@@ -112,7 +118,9 @@ class Judge:
     seed: int
     score: JudgeScore = field(default_factory=lambda: JudgeScore({}, {}, 0, 0))
 
-    async def verdict(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
+    async def verdict(
+        self, title: str, passage: str, text: str, rules: Rules | None = None
+    ) -> Verdict:
         """Return whether the judge finds nothing in `text` that `passage` lacks. A missing verdict counts as a refusal.
 
         Prompt injection can make a judge call everything faithful. If passage or text contains some, the judge must also
@@ -127,28 +135,44 @@ class Judge:
         wrong = next((changed for changed in texts if changed is not None), None)
         if wrong is None or (await self._ask(title, passage, wrong, rules)).accepted:
             return Verdict(
-                "judge", "prompt injection in the passage, and the judge missed an error planted in this text"
+                "judge",
+                "prompt injection in the passage, and the judge missed an error planted in this text",
             )
         return verdict
 
-    async def _ask(self, title: str, passage: str, text: str, rules: Rules | None = None) -> Verdict:
+    async def _ask(
+        self, title: str, passage: str, text: str, rules: Rules | None = None
+    ) -> Verdict:
         answer = await self._answer(judge_messages(title, passage, text, rules))
-        return read_verdict(answer) if answer else Verdict("judge", "its answer was cut at max_tokens, or empty")
+        return (
+            read_verdict(answer)
+            if answer
+            else Verdict("judge", "its answer was cut at max_tokens, or empty")
+        )
 
     async def statements(self, title: str, passage: str) -> tuple[str, ...]:
         """Return short statements of what a passage says, () for an answer without any. Raises as `Sender.send`."""
         lines = lines_of(await self._answer(statements_messages(title, passage)))
-        return tuple(dict.fromkeys(line for line in lines if line[-1] not in ":："))[:_MOST_STATEMENTS]
+        return tuple(dict.fromkeys(line for line in lines if line[-1] not in ":："))[
+            :_MOST_STATEMENTS
+        ]
 
     async def stated(self, statements: Sequence[str], text: str) -> list[int]:
         """Return the numbers, from 1, of the statements that a text tells. Raises as `Sender.send`."""
         last_line = (await self._answer(stated_messages(statements, text))).rpartition("\n")[2]
-        return sorted({int(number) for number in re.findall(r"\d{1,3}", last_line)} & {*range(1, len(statements) + 1)})
+        return sorted(
+            {int(number) for number in re.findall(r"\d{1,3}", last_line)}
+            & {*range(1, len(statements) + 1)}
+        )
 
     async def _answer(self, messages: list[Message]) -> str:
         """Return the answer without its thinking, "" if it was cut: what counts comes last."""
         completion = await self.sender.send(messages, request_seed("judge", self.seed, messages, 0))
-        return "" if completion.finish_reason == "length" else split_thinking(completion.text)[1].strip()
+        return (
+            ""
+            if completion.finish_reason == "length"
+            else split_thinking(completion.text)[1].strip()
+        )
 
     async def measure_accuracy(self, passages: Sequence[tuple[str, str]]) -> JudgeScore:
         """Ask about (title, passage) pairs in other words of the same meaning, with and without a planted error.
@@ -156,9 +180,13 @@ class Judge:
         A trial without an answer does not count. Raises the errors that end the run, as `Sender.send`.
         """
         trials = make_trials(passages, self.seed)
-        answers = await gather_answers(self._ask(title, passage, text) for _, title, passage, text in trials)
+        answers = await gather_answers(
+            self._ask(title, passage, text) for _, title, passage, text in trials
+        )
         verdicts = [
-            (trial[0], verdict) for trial, verdict in zip(trials, answers, strict=True) if isinstance(verdict, Verdict)
+            (trial[0], verdict)
+            for trial, verdict in zip(trials, answers, strict=True)
+            if isinstance(verdict, Verdict)
         ]
         planted = Counter(kind for kind, _ in verdicts)
         caught = Counter(kind for kind, verdict in verdicts if not verdict.accepted)
@@ -171,7 +199,9 @@ def make_trials(passages: Sequence[tuple[str, str]], seed: int) -> list[tuple[st
     """Return (kind of planted error, "" for a correct text; title, passage, text) for (title, passage) pairs."""
     rng, trials = Random(seed), dict[tuple[str, str, str, str], None]()
     languages = [detect_language(passage) or "en" for _, passage in passages]
-    known = [(*pair, code, reword(pair[1], code)) for pair, code in zip(passages, languages, strict=True)]
+    known = [
+        (*pair, code, reword(pair[1], code)) for pair, code in zip(passages, languages, strict=True)
+    ]
     per_kind = N_TRIALS // len(ALL_KINDS)
     for kind in ALL_KINDS:
         rng.shuffle(known)
@@ -186,14 +216,22 @@ def make_trials(passages: Sequence[tuple[str, str]], seed: int) -> list[tuple[st
 
 def render_judge_score(score: JudgeScore) -> str:
     """Return lines about the judge's accuracy."""
-    kinds = ", ".join(f"{kind} {score.caught.get(kind, 0)}/{n}" for kind, n in score.planted.items())
-    precision, recall = (f"{n:.2f}" if n is not None else "unknown" for n in (score.precision, score.recall))
+    kinds = ", ".join(
+        f"{kind} {score.caught.get(kind, 0)}/{n}" for kind, n in score.planted.items()
+    )
+    precision, recall = (
+        f"{n:.2f}" if n is not None else "unknown" for n in (score.precision, score.recall)
+    )
     line = (
         f"judge, on planted errors: precision {precision}, recall {recall} (caught {kinds}; "
         f"refused {score.refused_good} of {score.n_good} correct ones)"
     )
     faults = score.limits_missed()
-    return f"{line}\nThe judge is not reliable: {', '.join(faults)}. Take a stronger model." if faults else line
+    return (
+        f"{line}\nThe judge is not reliable: {', '.join(faults)}. Take a stronger model."
+        if faults
+        else line
+    )
 
 
 EDGE = r"(?:(?<!\w)|(?!\w))"  # not inside a word
@@ -208,14 +246,21 @@ class Words:
         self.table: dict[str, Any] = _tables().get(language, {})
         self.spaces = language not in ("zh", "ja")
         self.edge = edge = EDGE if self.spaces else ""
-        names = [name.replace("{letters}", self.table.get("letters", "")) for name in self.table.get("names", ())]
+        names = [
+            name.replace("{letters}", self.table.get("letters", ""))
+            for name in self.table.get("names", ())
+        ]
         if places := "|".join(self.table.get("places", ())):
-            outside = f"{edge}(?:{places}){edge}", f"(?<![ァ-ヶー・])(?:{places})(?![ァ-ヶー・海語语史])"
+            outside = (
+                f"{edge}(?:{places}){edge}",
+                f"(?<![ァ-ヶー・])(?:{places})(?![ァ-ヶー・海語语史])",
+            )
             names.append(outside[not self.spaces])
         self.names = [re.compile(name) for name in names]
         self.rules = {
             kind: [
-                (re.compile(f"{edge}(?:{find}){edge}", re.IGNORECASE), put) for find, put in self.table.get(kind, ())
+                (re.compile(f"{edge}(?:{find}){edge}", re.IGNORECASE), put)
+                for find, put in self.table.get(kind, ())
             ]
             for kind in ("cause", "order", "quantifier", "negation", "same")
         }
@@ -248,9 +293,14 @@ def plant_error(kind: str, text: str, rng: Random, language: str = "en") -> str 
     if kind == "number":
         changes = [(match.span(), _other_number(match, rng)) for match in re.finditer(NUMBER, text)]
     elif kind == "roles":
-        spans = ((match.span(), match.span("a"), match.span("b"), match) for match in _roles(text, words))
+        spans = (
+            (match.span(), match.span("a"), match.span("b"), match) for match in _roles(text, words)
+        )
         changes = [
-            (span, f"{text[span[0] : a[0]]}{m['b']}{text[a[1] : b[0]]}{m['a']}{text[b[1] : span[1]]}")
+            (
+                span,
+                f"{text[span[0] : a[0]]}{m['b']}{text[a[1] : b[0]]}{m['a']}{text[b[1] : span[1]]}",
+            )
             for span, a, b, m in spans
         ]
     elif kind == "explanation":
@@ -281,7 +331,9 @@ def _expand(match: re.Match[str], put: str) -> str:
 
 
 def _other_number(match: re.Match[str], rng: Random) -> str:
-    return re.sub(r"\d", lambda digit: str((int(digit[0]) - 1 + rng.randint(1, 8)) % 9 + 1), match[0])
+    return re.sub(
+        r"\d", lambda digit: str((int(digit[0]) - 1 + rng.randint(1, 8)) % 9 + 1), match[0]
+    )
 
 
 def _roles(text: str, words: Words) -> Iterator[re.Match[str]]:
@@ -292,8 +344,12 @@ def _roles(text: str, words: Words) -> Iterator[re.Match[str]]:
     listed = "|".join(map(re.escape, names)) or r"\Z."
     for pattern in words.table.get("roles", ()):
         for group in ("a", "b"):
-            pattern = pattern.replace(f"{{{group}}}", f"{words.edge}(?P<{group}>{listed}){words.edge}")
-        yield from (match for match in re.finditer(pattern, text) if match["a"][:4] != match["b"][:4])
+            pattern = pattern.replace(
+                f"{{{group}}}", f"{words.edge}(?P<{group}>{listed}){words.edge}"
+            )
+        yield from (
+            match for match in re.finditer(pattern, text) if match["a"][:4] != match["b"][:4]
+        )
 
 
 def _explained(text: str, words: Words, rng: Random) -> Iterator[tuple[tuple[int, int], str]]:
@@ -302,4 +358,7 @@ def _explained(text: str, words: Words, rng: Random) -> Iterator[tuple[tuple[int
         explanation = rng.choice(words.table["explanations"])
         before = explanation[0] in ",，"
         if text[end - 1] in ".。":
-            yield (end - before, end - before), explanation if before or not words.spaces else f" {explanation}"
+            yield (
+                (end - before, end - before),
+                explanation if before or not words.spaces else f" {explanation}",
+            )

@@ -88,7 +88,13 @@ def read(text: str, code: str) -> Reading:
     for line, titled in lines:
         runs += _read_line(line, titled, language, words, found)
     return Reading(
-        language, "\n".join(line for line, _ in lines), frozenset(words), tuple(found), found, tuple(words), tuple(runs)
+        language,
+        "\n".join(line for line, _ in lines),
+        frozenset(words),
+        tuple(found),
+        found,
+        tuple(words),
+        tuple(runs),
     )
 
 
@@ -127,10 +133,16 @@ def _read_line(
         token = tokens[index]
         if is_name or start:
             if at_start:
-                is_name = start == _NAME or (start == _BEFORE_CAPITAL and _is_before(tokens, index, language))
+                is_name = start == _NAME or (
+                    start == _BEFORE_CAPITAL and _is_before(tokens, index, language)
+                )
             if is_name and titled:
                 # Every word has a capital here: only a place, a code or an abbreviation is a name for sure.
-                is_name = word in language.places or not token.isalpha() or (token.isupper() and len(token) > 1)
+                is_name = (
+                    word in language.places
+                    or not token.isalpha()
+                    or (token.isupper() and len(token) > 1)
+                )
             if is_name:
                 found.setdefault(word, token)
                 run.append(word)
@@ -139,7 +151,10 @@ def _read_line(
         if word:
             at_start, ends = False, bool(run) and not token[0].isupper()
         else:
-            at_start, ends = token in _BREAKS or (at_start and token not in _JOINTS), token not in _IN_NAMES
+            at_start, ends = (
+                token in _BREAKS or (at_start and token not in _JOINTS),
+                token not in _IN_NAMES,
+            )
         if ends and run:
             yield tuple(run)
             run = []
@@ -159,14 +174,18 @@ def _classify(token: str, code: str) -> tuple[str, bool, str]:
     if not token[0].isupper() or len(word) < 2 or _is_common_kind(word, language):
         return word, False, ""
     lower = token.casefold()
-    is_common = (lower in language.common or word in language.common) and word not in language.places
+    is_common = (
+        lower in language.common or word in language.common
+    ) and word not in language.places
     if len(token) > 3 and token.isupper() and is_common:
         return word, False, ""  # shouted
     if language.family == "nouns":
         is_name = not _is_german_word(lower, language)
         return word, is_name, _NAME if is_name else ""
     inside = lower not in language.frequent
-    if is_common or (code == "en" and word.endswith(_COMMON_ENDINGS) and word not in language.places):
+    if is_common or (
+        code == "en" and word.endswith(_COMMON_ENDINGS) and word not in language.places
+    ):
         return word, inside, ""
     return word, inside, _NAME if word in language.places or token.isupper() else _BEFORE_CAPITAL
 
@@ -179,7 +198,11 @@ def _is_before(tokens: list[str], index: int, language: Language) -> bool:
     following = tokens[index + 1] if index + 1 < len(tokens) else ""
     if following[:1].isupper():
         return True
-    is_verb = following in _NAME_FOLLOWERS or following.endswith("ed") or tokens[index].endswith(("'s", "’s"))
+    is_verb = (
+        following in _NAME_FOLLOWERS
+        or following.endswith("ed")
+        or tokens[index].endswith(("'s", "’s"))
+    )
     return language.code == "en" and is_verb
 
 
@@ -188,7 +211,9 @@ def _is_common_kind(word: str, language: Language) -> bool:
     if word in _TITLES or word in language.unit_words or word in language.months:
         return True
     forms = {word, word.partition("'")[0], word.removesuffix("s") if len(word) > 4 else word}
-    return language.code == "en" and not (forms.isdisjoint(SENTENCE_STARTERS) and forms.isdisjoint(GENERIC_WORDS))
+    return language.code == "en" and not (
+        forms.isdisjoint(SENTENCE_STARTERS) and forms.isdisjoint(GENERIC_WORDS)
+    )
 
 
 def _is_code(word: str) -> bool:
@@ -216,11 +241,18 @@ def _is_compound(word: str, depth: int = 3) -> bool:
     parts = language_of("de").compound_parts
     for cut in range(len(word) - 3, 2, -1):
         head, tail = word[:cut], word[cut:]
-        if not any(head.endswith(link) and head.removesuffix(link) in parts for link in _GERMAN_LINKS):
+        if not any(
+            head.endswith(link) and head.removesuffix(link) in parts for link in _GERMAN_LINKS
+        ):
             continue
-        if any(tail.endswith(ending) and tail.removesuffix(ending) in parts for ending in _GERMAN_ENDINGS):
+        if any(
+            tail.endswith(ending) and tail.removesuffix(ending) in parts
+            for ending in _GERMAN_ENDINGS
+        ):
             return True
-        if (depth > 1 and _is_compound(tail, depth - 1)) or (len(tail) > 5 and tail.endswith(_GERMAN_NOUN_ENDINGS)):
+        if (depth > 1 and _is_compound(tail, depth - 1)) or (
+            len(tail) > 5 and tail.endswith(_GERMAN_NOUN_ENDINGS)
+        ):
             return True
     return False
 
@@ -231,38 +263,64 @@ def _read_unspaced(text: str, language: Language) -> Reading:
     words = [plain(token) for token in _LATIN_TOKEN.findall(text)]
     for token in _LATIN_TOKEN.findall(text):
         word = plain(token)
-        if len(word) > 1 and (token[0].isupper() or (not token.isdigit() and not token.isalpha() and _is_code(word))):
+        if len(word) > 1 and (
+            token[0].isupper() or (not token.isdigit() and not token.isalpha() and _is_code(word))
+        ):
             found.setdefault(word, token)
     if language.code == "ja":
-        matches = [name for name in _KATAKANA.findall(text) if name in language.places or name not in language.common]
+        matches = [
+            name
+            for name in _KATAKANA.findall(text)
+            if name in language.places or name not in language.common
+        ]
     else:
         matches = [*_JOINED_HAN.findall(text), *_HAN_TITLE.findall(text)]
-        runs = _TRANSLITERATED.finditer(text)  # without those whose last character belongs to a common word
-        matches += [run[0] for run in runs if text[run.end() - 1 : run.end() + 1] not in language.common]
+        runs = _TRANSLITERATED.finditer(
+            text
+        )  # without those whose last character belongs to a common word
+        matches += [
+            run[0] for run in runs if text[run.end() - 1 : run.end() + 1] not in language.common
+        ]
     matches += [
         run[start : start + n]
         for run in _HAN.findall(text) for n in range(2, min(7, len(run) + 1)) for start in range(len(run) - n + 1)
         if run[start : start + n] in language.places
     ]  # fmt: skip
     found |= {name: name for name in matches}
-    return Reading(language, text, frozenset(words), tuple(found), found, (), tuple((name,) for name in found))
+    return Reading(
+        language, text, frozenset(words), tuple(found), found, (), tuple((name,) for name in found)
+    )
 
 
 def is_known(name: str, reading: Reading, source: Reading) -> bool:
     """Return whether a source has a name of another text: as it is, inflected or derived, as a numeral, or as initials."""
     spelling = reading.spelling[name]
     if reading.language.is_unspaced:
-        return spelling in source.body or name in source.words or _is_transliterated(spelling, source.body)
+        return (
+            spelling in source.body
+            or name in source.words
+            or _is_transliterated(spelling, source.body)
+        )
     if name in source.words or any(known(name, word) for word in source.words for known in _SAME):
         return True
     if "-" in spelling or not name.isalpha():  # FP16, FP 16
-        return name in "".join(sorted(source.words)) or name in re.sub(r"\W", "", source.body.casefold())
+        return name in "".join(sorted(source.words)) or name in re.sub(
+            r"\W", "", source.body.casefold()
+        )
     if spelling.removesuffix("s").isupper() and 2 <= len(name) <= 6:
-        return name.removesuffix("s") in source.initials or name.removesuffix("s") in reading.initials
-    if len(name) >= _LONG_NAME and difflib.get_close_matches(name, source.words, 1, _ALIKE):  # a typing error corrected
+        return (
+            name.removesuffix("s") in source.initials or name.removesuffix("s") in reading.initials
+        )
+    if len(name) >= _LONG_NAME and difflib.get_close_matches(
+        name, source.words, 1, _ALIKE
+    ):  # a typing error corrected
         return True
-    related = (others for place, others in reading.language.demonyms.items() if _is_derived(place, name))
-    return any(_is_derived(other, word) for others in related for other in others for word in source.words)
+    related = (
+        others for place, others in reading.language.demonyms.items() if _is_derived(place, name)
+    )
+    return any(
+        _is_derived(other, word) for others in related for other in others for word in source.words
+    )
 
 
 def _is_derived(word: str, other: str) -> bool:
@@ -278,7 +336,10 @@ def _is_derived(word: str, other: str) -> bool:
     return word[:need] == other[:need]
 
 
-_SAME: tuple[Callable[[str, str], bool], ...] = (_is_derived, lambda word, other: word in _SYNONYMS.get(other, ()))
+_SAME: tuple[Callable[[str, str], bool], ...] = (
+    _is_derived,
+    lambda word, other: word in _SYNONYMS.get(other, ()),
+)
 
 
 def _is_transliterated(name: str, text: str) -> bool:
@@ -287,4 +348,6 @@ def _is_transliterated(name: str, text: str) -> bool:
     if len(parts) > 1:
         return any(part in text for part in parts)
     size = max(2, -(-2 * len(name) // 3))
-    return len(name) > 2 and any(name[start : start + size] in text for start in range(len(name) - size + 1))
+    return len(name) > 2 and any(
+        name[start : start + size] in text for start in range(len(name) - size + 1)
+    )

@@ -50,7 +50,9 @@ _WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut
 _STORED = frozenset(item.name for item in fields(Answer)) - {"correct", "grade"}
 _RARE = ("choice_set",)
 """Fields that only the rows of some formats have."""
-_FIELDS = tuple(item.name for item in fields(Answer) if item.name not in (*_WRITTEN, *_RARE, "correct", "grade"))
+_FIELDS = tuple(
+    item.name for item in fields(Answer) if item.name not in (*_WRITTEN, *_RARE, "correct", "grade")
+)
 
 
 def hash_model(path: str, revision: str | None) -> str:
@@ -168,7 +170,9 @@ def _read_grades(path: Path) -> dict[tuple[str, str, str], str]:
     for number, row in read_jsonl(path) if path.exists() else ():
         values = [row.get(name) for name in ("question_set", "question_id", "text", "grade")]
         if not all(isinstance(value, str) for value in values) or values[-1] not in GRADES:
-            raise InputError(f"{path}:{number}: no grade of kinject. Run kinject eval again: it writes the file.")
+            raise InputError(
+                f"{path}:{number}: no grade of kinject. Run kinject eval again: it writes the file."
+            )
         question_set, question_id, text, grade = map(str, values)
         grades[question_set, question_id, text] = grade
     return grades
@@ -177,7 +181,9 @@ def _read_grades(path: Path) -> dict[tuple[str, str, str], str]:
 def _score_of(answer: Answer) -> PromptScore:
     if answer.text is None:
         return PromptScore(answer.log_probs, answer.greedy, lengths=answer.n_tokens)
-    return PromptScore((), (), answer.text, sum(answer.n_tokens), answer.n_thinking, answer.thinking_cut)
+    return PromptScore(
+        (), (), answer.text, sum(answer.n_tokens), answer.n_thinking, answer.thinking_cut
+    )
 
 
 def _written_fields(answer: Answer) -> tuple[str, ...]:
@@ -186,7 +192,15 @@ def _written_fields(answer: Answer) -> tuple[str, ...]:
 
 
 def _identity(answer: Answer) -> _Identity:
-    return answer.question_set, answer.arm, answer.format, answer.shots, answer.k, answer.rotation, answer.question_id
+    return (
+        answer.question_set,
+        answer.arm,
+        answer.format,
+        answer.shots,
+        answer.k,
+        answer.rotation,
+        answer.question_id,
+    )
 
 
 @cache
@@ -203,7 +217,9 @@ def _parse_answer(row: Row, location: str) -> Answer:
     if isinstance(log_probs, list):
         row = {**row, "log_probs": [math.nan if value is None else value for value in log_probs]}
     try:
-        answer: Answer = _adapter().validate_python({name: row[name] for name in row if name in _STORED})
+        answer: Answer = _adapter().validate_python(
+            {name: row[name] for name in row if name in _STORED}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(
@@ -250,7 +266,9 @@ class Shard:
     def mine(self, items: Sequence[Item], key: Callable[[Item], str]) -> list[Item]:
         """Return this process's items. Items with the same key stay together: they share a beginning."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(map(key, items)))}
-        return [item for item in items if numbers[key(item)] * self.size // len(numbers) == self.rank]
+        return [
+            item for item in items if numbers[key(item)] * self.size // len(numbers) == self.rank
+        ]
 
     def from_first(self, value: Value) -> Value:
         """Return the first process's `value`."""
@@ -300,7 +318,10 @@ def join_processes(run_dir: Path) -> Shard:
     from accelerate import PartialState
 
     if is_first_process():
-        show(f"{world_size()} processes share the questions; each loads every model whole", file=sys.stderr)
+        show(
+            f"{world_size()} processes share the questions; each loads every model whole",
+            file=sys.stderr,
+        )
     state = PartialState(cpu=not torch.cuda.is_available())
     return Shard(state.process_index, state.num_processes, run_dir)
 

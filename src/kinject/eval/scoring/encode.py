@@ -56,7 +56,9 @@ class Encoder:
     with it. After a text there is no EOS, because a continuation follows.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, chat: ChatStyle | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, chat: ChatStyle | None = None
+    ) -> None:
         """Find the special tokens that `tokenizer` puts before a text. With `chat`, prompts go through its template.
 
         Raises `InputError` if it turns a text into no tokens, or has no chat template to use.
@@ -67,7 +69,9 @@ class Encoder:
         self._chat = chat
         self.notes: list[str] = []
         if chat and not self._tokenizer.chat_template:
-            raise InputError(f"{self._name}: has no chat template, but eval.chat asks for it. Remove eval.chat.")
+            raise InputError(
+                f"{self._name}: has no chat template, but eval.chat asks for it. Remove eval.chat."
+            )
         self._marks = thinking_marks(str(self._tokenizer.chat_template)) if chat else None
 
     def apply_chat_template(self, prompt: Prompt) -> Prompt:
@@ -82,7 +86,9 @@ class Encoder:
             return prompt
         context = self._render_turns(prompt, self._chat)
         if prompt.continuations and self._marks and self._marks.are_open(context):
-            self._note("the chat template opens the model's thinking, so the choices are scored as its first thoughts")
+            self._note(
+                "the chat template opens the model's thinking, so the choices are scored as its first thoughts"
+            )
         choices = prompt.continuations
         return Prompt(context, tuple(text.removeprefix(" ") for text in choices))
 
@@ -124,7 +130,11 @@ class Encoder:
 
         Without stop texts it ends at a line break, in a chat at none.
         """
-        return replace(generation, stop=() if self._chat else ("\n",)) if generation.stop is None else generation
+        return (
+            replace(generation, stop=() if self._chat else ("\n",))
+            if generation.stop is None
+            else generation
+        )
 
     def _special_tokens_before(self) -> list[int]:
         ids = list(self._tokenizer("a").input_ids)
@@ -139,7 +149,9 @@ class Encoder:
         encoded: list[list[int]] = []
         for start in range(0, len(texts), _BLOCK):
             # verbose=False: no warning about texts longer than the model's window, which encode_requests handles
-            block = self._tokenizer(list(texts[start : start + _BLOCK]), add_special_tokens=False, verbose=False)
+            block = self._tokenizer(
+                list(texts[start : start + _BLOCK]), add_special_tokens=False, verbose=False
+            )
             encoded.extend(self.start + ids for ids in block.input_ids)
         return encoded
 
@@ -164,8 +176,12 @@ class Encoder:
                 context, joined = self._without_context(joined)
             shared = np.asarray(context, dtype=np.int32)
             continuations = tuple(np.asarray(ids[len(context) :], dtype=np.int32) for ids in joined)
-            thinking = Thinking(self._marks, self._marks.are_open(prompt.context)) if self._marks else None
-            encoded.append(Encoded((shared,) * (len(continuations) or 1), continuations, thinking=thinking))
+            thinking = (
+                Thinking(self._marks, self._marks.are_open(prompt.context)) if self._marks else None
+            )
+            encoded.append(
+                Encoded((shared,) * (len(continuations) or 1), continuations, thinking=thinking)
+            )
         return encoded
 
     def _without_context(self, joined: list[list[int]]) -> tuple[list[int], list[list[int]]]:
@@ -173,7 +189,9 @@ class Encoder:
         token = self._tokenizer.bos_token_id
         token = self._tokenizer.eos_token_id if token is None else token
         if token is None:
-            raise InputError(f"{self._name}: has neither BOS nor EOS, so an empty prompt cannot be read.")
+            raise InputError(
+                f"{self._name}: has neither BOS nor EOS, so an empty prompt cannot be read."
+            )
         bare = [ids[len(self.start) :] for ids in joined]
         return [token], [[token, *ids] for ids in bare]
 
@@ -182,10 +200,14 @@ def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
     """Return the text of the system's turn, "" for none, and the turns of user and model in order."""
     header = prompt.header.strip() if prompt.is_dialogue else prompt.header
     system = "\n\n".join(filter(None, (chat.system, header)))
-    return system, prompt.turns if prompt.is_dialogue else (prompt.context.removeprefix(prompt.header),)
+    return system, prompt.turns if prompt.is_dialogue else (
+        prompt.context.removeprefix(prompt.header),
+    )
 
 
-def encode_requests(encoder: Encoder, requests: Sequence[PromptRequest], window: int | None) -> list[Encoded]:
+def encode_requests(
+    encoder: Encoder, requests: Sequence[PromptRequest], window: int | None
+) -> list[Encoded]:
     """Return the tokens of each request, none longer than `window` tokens (None: no bound).
 
     The model reads the context and the continuation without its last token. If that exceeds the window, examples are
@@ -220,7 +242,10 @@ def _encode(encoder: Encoder, requests: Sequence[PromptRequest]) -> list[Encoded
 def _fits(item: Encoded, window: int) -> bool:
     if item.generation:
         return len(item.contexts[0]) + item.generation.max_new_tokens <= window
-    return all(len(a) + len(b) - 1 <= window for a, b in zip(item.contexts, item.continuations, strict=True))
+    return all(
+        len(a) + len(b) - 1 <= window
+        for a, b in zip(item.contexts, item.continuations, strict=True)
+    )
 
 
 def _shorten(request: PromptRequest) -> PromptRequest:
@@ -243,17 +268,23 @@ def _cut(item: Encoded, uncut: Encoded, window: int) -> Encoded:
         room = window - item.generation.max_new_tokens
         if room < 1:
             n = item.generation.max_new_tokens
-            raise InputError(f"eval.max_new_tokens: {n}, but the model reads {window} tokens. Ask for fewer.")
+            raise InputError(
+                f"eval.max_new_tokens: {n}, but the model reads {window} tokens. Ask for fewer."
+            )
         cut = item.contexts[0][-room:]
         return replace(item, contexts=(cut,), truncated=len(uncut.contexts[0]) - len(cut))
     continuations = tuple(ids if len(ids) <= window else ids[:0] for ids in item.continuations)
     pairs = zip(item.contexts, continuations, strict=True)
     contexts = tuple(context[-max(1, window + 1 - len(ids)) :] for context, ids in pairs)
-    lost = max(len(before) - len(after) for before, after in zip(uncut.contexts, contexts, strict=True))
+    lost = max(
+        len(before) - len(after) for before, after in zip(uncut.contexts, contexts, strict=True)
+    )
     return Encoded(contexts, continuations, lost)
 
 
-def render_tokens(tokenizer: Any, encoded: Encoded, request: PromptRequest, score: PromptScore) -> str:
+def render_tokens(
+    tokenizer: Any, encoded: Encoded, request: PromptRequest, score: PromptScore
+) -> str:
     """Return the tokens of a prompt and of its choices, with the choices' log-probs, or the answer that was written."""
 
     def separated(ids: Sequence[int]) -> str:
@@ -268,7 +299,11 @@ def render_tokens(tokenizer: Any, encoded: Encoded, request: PromptRequest, scor
         accepted = " | ".join(question.accepted) or "(no answer)"
         thinking = f" after {score.n_thinking} of thinking" if score.n_thinking else ""
         return "\n".join(
-            [*lines, f"  written: {written} ({score.n_tokens} tokens{thinking})", f"  accepted: {accepted}"]
+            [
+                *lines,
+                f"  written: {written} ({score.n_tokens} tokens{thinking})",
+                f"  accepted: {accepted}",
+            ]
         )
     log_probs, best = score.log_probs, best_choice(score.log_probs)
     texts = FORMATS[request.format].answers(question)

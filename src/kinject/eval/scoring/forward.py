@@ -73,7 +73,11 @@ class TreeForward:
     def why_not_tree(self) -> str:
         """Return why the model cannot read a tree, judged by its signature and configuration; "" if it may."""
         parameters = inspect.signature(self.model.forward).parameters
-        missing = [name for name in ("position_ids", "past_key_values", "attention_mask") if name not in parameters]
+        missing = [
+            name
+            for name in ("position_ids", "past_key_values", "attention_mask")
+            if name not in parameters
+        ]
         if missing:
             return f"it takes no {missing[0]}"
         if not self.reaches:
@@ -94,7 +98,10 @@ class TreeForward:
         padding = np.arange(ids.shape[1])
         allowed[:, padding, base + padding] = True  # a row of nothing but -inf would be NaN
         return self._read(
-            rows, ids, **self._tree_inputs(allowed, depths, base), **_cache_inputs(prefix.cache(_SharedLayer), base)
+            rows,
+            ids,
+            **self._tree_inputs(allowed, depths, base),
+            **_cache_inputs(prefix.cache(_SharedLayer), base),
         )
 
     def extend(self, node: Node, prefix: Prefix) -> Prefix:
@@ -104,7 +111,9 @@ class TreeForward:
             return prefix
         base = node.depth - n
         depths = np.arange(base, node.depth, dtype=np.int64)[None]
-        allowed = np.concatenate([np.ones((n, base), dtype=np.bool_), np.tri(n, dtype=np.bool_)], axis=1)[None]
+        allowed = np.concatenate(
+            [np.ones((n, base), dtype=np.bool_), np.tri(n, dtype=np.bool_)], axis=1
+        )[None]
         cache = prefix.cache()
         inputs = self._tree_inputs(allowed, depths, base)
         ids = self._tensor(node.tokens[None].astype(np.int64))
@@ -112,19 +121,32 @@ class TreeForward:
             if self.split:
                 self._layers(input_ids=ids, past_key_values=cache, use_cache=True, **inputs)
             else:
-                self.model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs)
+                self.model(
+                    input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs
+                )
         return Prefix(cache)
 
     def append(
-        self, cache: Cache, tokens: _Indices, depths: _Indices, visible: npt.NDArray[np.bool_], wanted: _Indices
+        self,
+        cache: Cache,
+        tokens: _Indices,
+        depths: _Indices,
+        visible: npt.NDArray[np.bool_],
+        wanted: _Indices,
     ) -> torch.Tensor:
         """Read `tokens` as one row behind the columns in `cache`, which keeps them; return the logits of those `wanted`.
 
         `depths` are those of all columns, `visible` [tokens, columns] marks those that each token attends to.
         """
-        q, k = self._tensor(depths[-len(tokens) :])[None, :, None], self._tensor(depths)[None, None, :]
+        q, k = (
+            self._tensor(depths[-len(tokens) :])[None, :, None],
+            self._tensor(depths)[None, None, :],
+        )
         allowed = self._tensor(visible)[None] & (k <= q)
-        masks = {kind: self._additive(_within(allowed, q, k, reach)) for kind, reach in self.reaches.items()}
+        masks = {
+            kind: self._additive(_within(allowed, q, k, reach))
+            for kind, reach in self.reaches.items()
+        }
         inputs = {
             "input_ids": self._tensor(tokens[None]), "position_ids": q[:, :, 0], "past_key_values": cache,
             "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())), "use_cache": True,
@@ -140,7 +162,11 @@ class TreeForward:
     def likeliest_alone(self, tokens: _Indices) -> int:
         """Return the likeliest token after `tokens`, read in a pass of their own."""
         with torch.inference_mode():
-            return int(self.model(input_ids=self._tensor(tokens[None]), use_cache=False).logits[0, -1].argmax())
+            return int(
+                self.model(input_ids=self._tensor(tokens[None]), use_cache=False)
+                .logits[0, -1]
+                .argmax()
+            )
 
     def read_unshared(self, rows: Sequence[Row]) -> HiddenStates:
         """Return the states of `rows` that each are one plain sequence, padded on the right; `scores` takes them."""
@@ -157,7 +183,9 @@ class TreeForward:
         starts = np.cumsum([0, *(len(part.states) for part in parts)])
         with torch.inference_mode():
             logits = self._logits(torch.cat([part.states for part in parts]))
-            indices = np.concatenate([part.indices + start for part, start in zip(parts, starts, strict=False)])
+            indices = np.concatenate(
+                [part.indices + start for part, start in zip(parts, starts, strict=False)]
+            )
             scores = _log_probs(logits, indices, np.concatenate([part.targets for part in parts]))
         edges = np.cumsum([len(part.indices) for part in parts])[:-1]
         pairs = zip(np.split(scores.log_probs, edges), np.split(scores.greedy, edges), strict=True)
@@ -189,15 +217,26 @@ class TreeForward:
                 output = self._layers(input_ids=self._tensor(ids), **inputs)
                 self._output = type(output)
                 return HiddenStates(output.last_hidden_state[self._tensor(keep)], indices, targets)
-            output = self.model(input_ids=self._tensor(ids), logits_to_keep=self._tensor(keep), **inputs)
-            return HiddenStates(output.logits.reshape(-1, output.logits.shape[-1]), indices, targets)
+            output = self.model(
+                input_ids=self._tensor(ids), logits_to_keep=self._tensor(keep), **inputs
+            )
+            return HiddenStates(
+                output.logits.reshape(-1, output.logits.shape[-1]), indices, targets
+            )
 
-    def _tree_inputs(self, allowed: npt.NDArray[np.bool_], depths: npt.NDArray[np.int64], base: int) -> dict[str, Any]:
+    def _tree_inputs(
+        self, allowed: npt.NDArray[np.bool_], depths: npt.NDArray[np.int64], base: int
+    ) -> dict[str, Any]:
         """Return position_ids and the additive mask, [B, 1, L, base + L], or one for each kind of layer."""
-        keys = np.concatenate([np.broadcast_to(np.arange(base), (len(depths), base)), depths], axis=1)
+        keys = np.concatenate(
+            [np.broadcast_to(np.arange(base), (len(depths), base)), depths], axis=1
+        )
         visible = self._tensor(allowed)
         q, k = self._tensor(depths)[:, :, None], self._tensor(keys)[:, None, :]
-        masks = {kind: self._additive(_within(visible, q, k, reach)) for kind, reach in self.reaches.items()}
+        masks = {
+            kind: self._additive(_within(visible, q, k, reach))
+            for kind, reach in self.reaches.items()
+        }
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
         return {"position_ids": self._tensor(depths), "attention_mask": mask}
 
@@ -222,7 +261,10 @@ class TreeForward:
 def _apply_head_in_float32(model: Any) -> None:
     """Let a model in bfloat16 or float16 compute its logits in float32: rounded logits tie, and the first choice wins."""
     head = model.get_output_embeddings()
-    if type(head) is not torch.nn.Linear or head.weight.dtype not in (torch.bfloat16, torch.float16):
+    if type(head) is not torch.nn.Linear or head.weight.dtype not in (
+        torch.bfloat16,
+        torch.float16,
+    ):
         return
 
     def forward(states: torch.Tensor) -> torch.Tensor:
@@ -248,7 +290,10 @@ def _unwrapped(model: Any) -> Any:
     if not hasattr(model, "get_base_model"):
         return model
     base = model.get_base_model()
-    if model.active_peft_config.is_prompt_learning and base.config._attn_implementation != CARTRIDGE:
+    if (
+        model.active_peft_config.is_prompt_learning
+        and base.config._attn_implementation != CARTRIDGE
+    ):
         raise InputError(
             "An adapter that learns prompts cannot be scored. Use a cartridge, or one that changes weights (LoRA)."
         )
@@ -257,7 +302,10 @@ def _unwrapped(model: Any) -> Any:
 
 def _reaches(config: Any) -> Mapping[str, _Reach]:
     """Return the reach of each kind of layer, with the kinds of transformers' masking_utils; {} for other kinds."""
-    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+    window, chunk = (
+        getattr(config, "sliding_window", None),
+        getattr(config, "attention_chunk_size", None),
+    )
     kinds = {
         "full_attention": _Reach(),
         "sliding_attention": _Reach(window=window),
@@ -303,8 +351,13 @@ def _log_probs(logits: torch.Tensor, indices: _Indices, targets: _Indices) -> To
     starts = np.arange(0, len(logits), n_rows)
     order = np.argsort(indices, kind="stable")
     edges = np.searchsorted(indices[order], [*starts, len(logits)])
-    log_probs, greedy = np.empty(len(indices), dtype=np.float64), np.zeros(len(indices), dtype=np.bool_)
-    for start, part, (low, high) in zip(starts, torch.split(logits, n_rows), pairwise(edges), strict=True):
+    log_probs, greedy = (
+        np.empty(len(indices), dtype=np.float64),
+        np.zeros(len(indices), dtype=np.bool_),
+    )
+    for start, part, (low, high) in zip(
+        starts, torch.split(logits, n_rows), pairwise(edges), strict=True
+    ):
         pairs = order[low:high]
         in_part = indices[pairs] - start
         softmax = torch.log_softmax(part, dim=-1, dtype=exact)

@@ -77,7 +77,11 @@ class _Answer:
         if self.thinks:
             end = str(decode(self.tokens[-len(marks.closes) - 8 :]))
             if marks.closes in end:
-                self.thinks, self.n_thinking, self.begun = False, len(self.tokens), end.split(marks.closes)[-1]
+                self.thinks, self.n_thinking, self.begun = (
+                    False,
+                    len(self.tokens),
+                    end.split(marks.closes)[-1],
+                )
 
     def _text(self, tokens: Sequence[int]) -> tuple[str, bool]:
         """Return the text of `tokens` up to the first stop string, and whether there is one."""
@@ -87,7 +91,11 @@ class _Answer:
 
     def result(self) -> PromptScore:
         """Return the answer, without its end token and its thinking; thinking that never ends leaves none."""
-        tokens = self.tokens[:-1] if self.tokens and self.tokens[-1] in self.generator.ends else self.tokens
+        tokens = (
+            self.tokens[:-1]
+            if self.tokens and self.tokens[-1] in self.generator.ends
+            else self.tokens
+        )
         if self.thinks:
             return PromptScore((), (), "", 0, len(tokens), thinking_cut=True)
         text = self._text(tokens[self.n_thinking :])[0]
@@ -116,9 +124,13 @@ class AnswerGenerator:
         self.scorer, self.forward = scorer, scorer.forward
         self.tokenizer: Any = tokenizer
         self.ends = frozenset(end_tokens(self.forward.model, tokenizer))
-        settings = ", ".join(f"{name} {value}" for name, value in generation_settings(self.forward.model).items())
+        settings = ", ".join(
+            f"{name} {value}" for name, value in generation_settings(self.forward.model).items()
+        )
         if settings:
-            self._note(f"answers are the likeliest tokens, without what its generation_config.json sets ({settings})")
+            self._note(
+                f"answers are the likeliest tokens, without what its generation_config.json sets ({settings})"
+            )
         self.forward.model.generation_config = GenerationConfig()
         self.exact = self.forward.model.dtype in (torch.float32, torch.float64)
         self.n_read = self.n_alone = 0
@@ -138,10 +150,16 @@ class AnswerGenerator:
             yield from self._plain(prompts, order)
             return
         if not self.exact:
-            self._note("the last digits of its dtype may change a written answer with the batch; float32 does not")
-        yield from _Row(self, prompts, sorted(order, key=lambda index: prompts[index].contexts[0].tolist())).run()
+            self._note(
+                "the last digits of its dtype may change a written answer with the batch; float32 does not"
+            )
+        yield from _Row(
+            self, prompts, sorted(order, key=lambda index: prompts[index].contexts[0].tolist())
+        ).run()
 
-    def _plain(self, prompts: Sequence[Encoded], order: Sequence[int]) -> Iterator[tuple[int, PromptScore]]:
+    def _plain(
+        self, prompts: Sequence[Encoded], order: Sequence[int]
+    ) -> Iterator[tuple[int, PromptScore]]:
         """Yield the answers of a model that shares no prefix: prompts of one length in a batch, so that nothing is padded."""
         groups: dict[tuple[int, Any], list[int]] = defaultdict(list)
         for index in order:
@@ -183,7 +201,9 @@ class _Row:
     Prompts come in the order of their tokens, so that each shares the longest beginning with the one before it, `donor`.
     """
 
-    def __init__(self, generator: AnswerGenerator, prompts: Sequence[Encoded], order: Sequence[int]) -> None:
+    def __init__(
+        self, generator: AnswerGenerator, prompts: Sequence[Encoded], order: Sequence[int]
+    ) -> None:
         self.generator, self.prompts = generator, prompts
         self.waiting = list(reversed(order))
         self.active: list[_Sequence] = []
@@ -191,14 +211,19 @@ class _Row:
         self.donor: _Indices = np.zeros(0, dtype=np.int64)
         self.cache = Cache(layer_class_to_replicate=_Columns)
         self.depths = np.zeros(0, dtype=np.int64)
-        self.visible = np.zeros((_MOST_ACTIVE + 1, 0), dtype=np.bool_)  # the last row: what the donor's prompt sees
+        self.visible = np.zeros(
+            (_MOST_ACTIVE + 1, 0), dtype=np.bool_
+        )  # the last row: what the donor's prompt sees
 
     def run(self) -> Iterator[tuple[int, PromptScore]]:
         """Yield (index, answer) as sequences end, and let waiting prompts take their slots."""
         while self.waiting or self.active:
             n_columns = len(self.depths)
             slots = [sequence.slot for sequence in self.active]
-            depths = [len(item.answer.prompt.contexts[0]) + len(item.answer.tokens) - 1 for item in self.active]
+            depths = [
+                len(item.answer.prompt.contexts[0]) + len(item.answer.tokens) - 1
+                for item in self.active
+            ]
             tokens = [sequence.answer.tokens[-1] for sequence in self.active]
             self._add(slots, depths)
             for sequence, new_tokens, depth in self._admit():
@@ -238,7 +263,8 @@ class _Row:
             n_shared = _n_shared(self.donor, ids)
             n_new = len(ids) - n_shared
             to_come = sum(
-                sequence.answer.bounds.max_new_tokens - len(sequence.answer.tokens) for sequence in self.active
+                sequence.answer.bounds.max_new_tokens - len(sequence.answer.tokens)
+                for sequence in self.active
             )
             n_columns = int(self.visible.any(axis=0).sum()) + n_new + to_come
             if self.active and (n_read + n_new > _MOST_READ or n_columns > _MOST_COLUMNS):
@@ -257,12 +283,16 @@ class _Row:
         generator = self.generator
         generator.n_read += n
         try:
-            return generator.forward.append(self.cache, tokens, self.depths, self.visible[slots], last)
+            return generator.forward.append(
+                self.cache, tokens, self.depths, self.visible[slots], last
+            )
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             fault = f"Out of memory with {n} tokens in one pass and {len(self.depths)} in the cache"
-            raise InputError(f"{fault}. Use shorter passages, fewer examples or a smaller dtype.") from error
+            raise InputError(
+                f"{fault}. Use shorter passages, fewer examples or a smaller dtype."
+            ) from error
 
     def _choose(self, logits: torch.Tensor) -> Iterator[int | None]:
         """Yield the next token of each active sequence, None if its logits are not finite."""
@@ -317,7 +347,9 @@ class _Columns(DynamicLayer):  # type: ignore[misc]
         n = start + key_states.shape[-2]
         if not self.buffers or self.buffers[0].shape[-2] < n:
             size = max(2 * n, _MOST_READ)
-            self.buffers = [states.new_empty((*states.shape[:2], size, states.shape[-1])) for states in new]
+            self.buffers = [
+                states.new_empty((*states.shape[:2], size, states.shape[-1])) for states in new
+            ]
             for buffer, old in zip(self.buffers, (self.keys, self.values), strict=True):
                 if start:
                     buffer[:, :, :start] = old

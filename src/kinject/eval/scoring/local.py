@@ -14,7 +14,13 @@ from kinject.disk import content_id, read_jsonl
 from kinject.errors import InputError
 from kinject.eval.prompts import ChatStyle, PromptRequest
 from kinject.eval.scores import PromptScore
-from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, ResumableScoring, Store, hash_model, prompt_key
+from kinject.eval.scoring.answers import (
+    PERPLEXITY_FORMAT,
+    ResumableScoring,
+    Store,
+    hash_model,
+    prompt_key,
+)
 from kinject.eval.scoring.encode import Encoded, Encoder, encode_requests
 from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.eval.scoring.scorer import Scorer
@@ -64,8 +70,15 @@ class LoadedScorer:
         parts: dict[bool, AnswerGenerator | Scorer] = {True: self.generator, False: self.scorer}
         scores: dict[int, PromptScore] = {}
         for writes, scorer in parts.items():
-            indices = [index for index, prompt in enumerate(prompts) if (prompt.generation is not None) == writes]
-            scores |= {indices[i]: score for i, score in scorer.score([prompts[index] for index in indices])}
+            indices = [
+                index
+                for index, prompt in enumerate(prompts)
+                if (prompt.generation is not None) == writes
+            ]
+            scores |= {
+                indices[i]: score
+                for i, score in scorer.score([prompts[index] for index in indices])
+            }
         return scores
 
     def encode(self, requests: Sequence[PromptRequest]) -> Sequence[Encoded]:
@@ -73,11 +86,17 @@ class LoadedScorer:
         return encode_requests(self.encoder, requests, window_of(self.scorer.forward.config))
 
     def score_missing(
-        self, scoring: ResumableScoring, prompts: Mapping[str, Encoded], stored: Collection[str], store: Store
+        self,
+        scoring: ResumableScoring,
+        prompts: Mapping[str, Encoded],
+        stored: Collection[str],
+        store: Store,
     ) -> dict[str, PromptScore]:
         """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done."""
         chosen = {key: encoded for key, encoded in prompts.items() if encoded.generation is None}
-        written = {key: encoded for key, encoded in prompts.items() if encoded.generation is not None}
+        written = {
+            key: encoded for key, encoded in prompts.items() if encoded.generation is not None
+        }
         new = scoring.score(self.scorer, chosen, stored, store)
         return new | scoring.score(self.generator, written, stored, store) if written else new
 
@@ -88,11 +107,18 @@ class LoadedScorer:
 
     def notes(self) -> list[str]:
         """Return the decisions made while the model was loaded and used."""
-        return [*self.loaded.notes, *(f"{self.name}: {note}" for note in (*self.encoder.notes, *self.scorer.notes))]
+        return [
+            *self.loaded.notes,
+            *(f"{self.name}: {note}" for note in (*self.encoder.notes, *self.scorer.notes)),
+        ]
 
 
 def load_scorer(
-    name: str, table: LocalModelSection, batch_tokens: int, chat: ChatStyle | None = None, device: str = "auto"
+    name: str,
+    table: LocalModelSection,
+    batch_tokens: int,
+    chat: ChatStyle | None = None,
+    device: str = "auto",
 ) -> LoadedScorer:
     """Return the model of `table`, ready to score. Raises `InputError` if it cannot be loaded or is not causal.
 
@@ -106,9 +132,17 @@ def load_scorer(
         device_map=table.device_map or "none", section=f"eval.models.{name}",
     )  # fmt: skip
     check_causal(loaded.model, table.path)
-    model = LoadedScorer(name, table, loaded, Encoder(loaded.tokenizer, chat=chat), Scorer(loaded.model, batch_tokens))
+    model = LoadedScorer(
+        name,
+        table,
+        loaded,
+        Encoder(loaded.tokenizer, chat=chat),
+        Scorer(loaded.model, batch_tokens),
+    )
     if is_emulated:  # slower than float32, and its noise would decide how prompts are read
-        model.scorer.notes.append("bfloat16 is only emulated by this processor, so the model is scored in float32")
+        model.scorer.notes.append(
+            "bfloat16 is only emulated by this processor, so the model is scored in float32"
+        )
     return model
 
 
@@ -134,7 +168,14 @@ def measure_perplexity(scoring: ResumableScoring, model: LoadedScorer, path: Pat
     loss, bits = -total / n_tokens, -total / n_bytes / math.log(2)
     per_token = math.exp(loss) if loss < _LARGEST_LOSS else math.inf
     finite = math.isfinite(per_token)
-    return Perplexity(model.name, path.stem, n_texts, n_tokens, per_token if finite else None, bits if finite else None)
+    return Perplexity(
+        model.name,
+        path.stem,
+        n_texts,
+        n_tokens,
+        per_token if finite else None,
+        bits if finite else None,
+    )
 
 
 def _windows_of(text: str, model: LoadedScorer) -> Iterator[tuple[str, Encoded]]:
@@ -154,7 +195,10 @@ def _windows_of(text: str, model: LoadedScorer) -> Iterator[tuple[str, Encoded]]
 
 
 def _score_windows(
-    scoring: ResumableScoring, model: LoadedScorer, windows: Sequence[tuple[str, Encoded]], name: str
+    scoring: ResumableScoring,
+    model: LoadedScorer,
+    windows: Sequence[tuple[str, Encoded]],
+    name: str,
 ) -> float:
     """Return the summed log-prob of all windows of the texts `name`."""
     keys = [model.key(item) for _, item in windows]

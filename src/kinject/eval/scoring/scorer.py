@@ -32,7 +32,9 @@ class Scorer:
     `n_pushed` counts the tokens that went through the model, padding included; `n_least` is the token trees' minimum.
     """
 
-    def __init__(self, model: PreTrainedModel, batch_tokens: int, limits: RowLimits | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, batch_tokens: int, limits: RowLimits | None = None
+    ) -> None:
         """Take `model`; nothing is run yet."""
         self.forward = TreeForward(model)
         self.batch_tokens = batch_tokens
@@ -82,7 +84,10 @@ class Scorer:
                 part = slice(start, start + len(row.targets))
                 start += len(row.targets)
                 tokens = zip(
-                    row.owners.tolist(), scores.log_probs[part].tolist(), scores.greedy[part].tolist(), strict=True
+                    row.owners.tolist(),
+                    scores.log_probs[part].tolist(),
+                    scores.greedy[part].tolist(),
+                    strict=True,
                 )
                 for leaf, log_prob, is_likeliest in tokens:
                     index, choice = owners[leaf]
@@ -94,7 +99,9 @@ class Scorer:
                     if not open_leaves[index]:
                         yield index, PromptScore(tuple(sums[index].tolist()), tuple(greedy[index]))
 
-    def _score_rows(self, leaves: Sequence[Leaf], *, use_tree: bool) -> Iterator[tuple[list[Row], TokenScores]]:
+    def _score_rows(
+        self, leaves: Sequence[Leaf], *, use_tree: bool
+    ) -> Iterator[tuple[list[Row], TokenScores]]:
         """Yield rows with their scores, until every leaf is scored."""
         tree = Tree(leaves)
         self.n_least += tree.n_tokens
@@ -116,7 +123,9 @@ class Scorer:
             pending.extend((child, prefix) for child in reversed(node.children))
         yield from self._apply_head(for_head)
 
-    def _apply_head(self, parts: Sequence[tuple[list[Row], HiddenStates]]) -> Iterator[tuple[list[Row], TokenScores]]:
+    def _apply_head(
+        self, parts: Sequence[tuple[list[Row], HiddenStates]]
+    ) -> Iterator[tuple[list[Row], TokenScores]]:
         """Yield the scores of rows that went through the layers."""
         if parts:
             with self._memory(sum(len(states.states) for _, states in parts)):
@@ -131,7 +140,9 @@ class Scorer:
         n_rows = 0
         for row in rows[:n_most]:
             room -= len(np.unique(row.indices))
-            waste -= longest - len(row.tokens)  # more padding than this costs more than one more pass
+            waste -= longest - len(
+                row.tokens
+            )  # more padding than this costs more than one more pass
             if min(room, waste) < 0 and n_rows:
                 break
             n_rows += 1
@@ -146,7 +157,11 @@ class Scorer:
         n_tokens = len(rows) * max(len(row.tokens) for row in rows)
         self.n_pushed += n_tokens
         with self._memory(n_tokens):
-            return self.forward.read_tree(rows, prefix) if use_tree else self.forward.read_unshared(rows)
+            return (
+                self.forward.read_tree(rows, prefix)
+                if use_tree
+                else self.forward.read_unshared(rows)
+            )
 
     @contextmanager
     def _memory(self, n_tokens: int) -> Iterator[None]:
@@ -176,11 +191,19 @@ class Scorer:
         gap = float(np.abs(plain - shared).max())
         tolerance = 1e-3 if self.forward.model.dtype in (torch.float32, torch.float64) else 0.5
         # NaN comes from the model itself and shows in the answers
-        return f"this architecture reads a tree differently (by {gap:.2g} in a test)" if gap > tolerance else ""
+        return (
+            f"this architecture reads a tree differently (by {gap:.2g} in a test)"
+            if gap > tolerance
+            else ""
+        )
 
     def _test_scores(self, leaves: Sequence[Leaf], *, use_tree: bool) -> npt.NDArray[np.float64]:
         tree = Tree(leaves)
-        root = tree.plan(RowLimits(row=16, longest=16, overhead=0)) if use_tree else tree.plan_unshared()
+        root = (
+            tree.plan(RowLimits(row=16, longest=16, overhead=0))
+            if use_tree
+            else tree.plan_unshared()
+        )
         sums = np.zeros(len(leaves))
         pending = [(root, Prefix())]
         while pending:
@@ -188,7 +211,9 @@ class Scorer:
             prefix = self.forward.extend(node, parent)
             if node.rows:
                 states = (
-                    self.forward.read_tree(node.rows, prefix) if use_tree else self.forward.read_unshared(node.rows)
+                    self.forward.read_tree(node.rows, prefix)
+                    if use_tree
+                    else self.forward.read_unshared(node.rows)
                 )
                 (scores,) = self.forward.scores([states])
                 np.add.at(sums, np.concatenate([row.owners for row in node.rows]), scores.log_probs)
@@ -201,7 +226,9 @@ def _make_leaves(prompts: Sequence[Encoded]) -> tuple[list[Leaf], list[tuple[int
     leaves: list[Leaf] = []
     owners: list[tuple[int, int]] = []
     for index, prompt in enumerate(prompts):
-        for choice, (context, target) in enumerate(zip(prompt.contexts, prompt.continuations, strict=True)):
+        for choice, (context, target) in enumerate(
+            zip(prompt.contexts, prompt.continuations, strict=True)
+        ):
             if len(target):
                 tokens = np.concatenate([context, target[:-1]]) if len(target) > 1 else context
                 leaves.append(Leaf(tokens, len(context) - 1, target))

@@ -143,7 +143,10 @@ class Tree:
             indices=np.concatenate(indices),
             targets=np.concatenate([self.leaves[member].targets for member in members]),
             owners=np.concatenate(
-                [np.full(len(self.leaves[m].targets), self.order[m], dtype=np.int32) for m in members]
+                [
+                    np.full(len(self.leaves[m].targets), self.order[m], dtype=np.int32)
+                    for m in members
+                ]
             ),
             members=tuple(members),
         )
@@ -202,7 +205,9 @@ class Tree:
                     waiting.extend(reversed(list(pairwise(edges))))
         return in_rows, in_nodes
 
-    def _fill_rows(self, ranges: Sequence[tuple[int, int]], base: int, limits: RowLimits) -> list[Row]:
+    def _fill_rows(
+        self, ranges: Sequence[tuple[int, int]], base: int, limits: RowLimits
+    ) -> list[Row]:
         """Return ranges of leaves in rows of about the usual length: each in the first of the last few with room."""
         rows: list[list[int]] = []
         filled: list[int] = []

@@ -27,7 +27,15 @@ from kinject.train.objectives.distillation import Distillation
 if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
 
-__all__ = ["OBJECTIVES", "HardExamples", "Objective", "TrainingLoss", "WeightedRows", "make_loss", "row_weights"]
+__all__ = [
+    "OBJECTIVES",
+    "HardExamples",
+    "Objective",
+    "TrainingLoss",
+    "WeightedRows",
+    "make_loss",
+    "row_weights",
+]
 
 _DAY = 86_400.0
 _HEAVIEST = 1e9
@@ -57,7 +65,11 @@ def row_weights(section: RowWeightsSection, path: Path) -> npt.NDArray[np.float3
     With a half-life, the column holds ISO 8601 dates and the weight is ``0.5 ** (days before the newest / half_life)``. Raises
     `InputError` with every row (the first 20) whose column is absent or of another kind, each as file:line.
     """
-    read, values, faults = _number if section.half_life is None else _seconds, list[float](), LineFaults()
+    read, values, faults = (
+        _number if section.half_life is None else _seconds,
+        list[float](),
+        LineFaults(),
+    )
     for number, row in read_jsonl(path):
         try:
             values.append(read(_look_up(row, section.column)))
@@ -85,7 +97,9 @@ def _look_up(row: Any, column: str) -> Any:
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _HEAVIEST:
-        raise ValueError(f"found {value!r}, expected a number of 0 or more. For dates set half_life.")
+        raise ValueError(
+            f"found {value!r}, expected a number of 0 or more. For dates set half_life."
+        )
     return float(value)
 
 
@@ -147,5 +161,9 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 def make_loss(recipe: TrainRecipe, smoothing: float) -> TrainingLoss:
     """Return the loss of a run; `smoothing` is trainer.label_smoothing_factor."""
-    chosen = (kind.configured(name, recipe) for name, kind in OBJECTIVES.items() if kind.is_on(name, recipe))
+    chosen = (
+        kind.configured(name, recipe)
+        for name, kind in OBJECTIVES.items()
+        if kind.is_on(name, recipe)
+    )
     return TrainingLoss(smoothing, tuple(chosen))

@@ -88,7 +88,9 @@ class TeacherRows:
 
     def pick(self, indices: Sequence[int]) -> TeacherRows:
         """Return the rows with these numbers only."""
-        key = content_id(self.key, hashlib.sha256(np.asarray(indices, dtype=np.int64).tobytes()).hexdigest())
+        key = content_id(
+            self.key, hashlib.sha256(np.asarray(indices, dtype=np.int64).tobytes()).hexdigest()
+        )
         return TeacherRows(PickedRows(self.rows, indices), PickedRows(self.heads, indices), key)
 
     def has_teacher(self, index: int) -> bool:
@@ -105,7 +107,9 @@ class TeacherRows:
     def count_read(self) -> int:
         """Return the tokens that the teacher reads."""
         read = [index for index in range(len(self)) if self.has_teacher(index)]
-        return sum(len(self.heads[index].input_ids) + self.heads[index].n_left_out for index in read)
+        return sum(
+            len(self.heads[index].input_ids) + self.heads[index].n_left_out for index in read
+        )
 
     def head(self, index: int) -> list[int]:
         """Return the tokens that only the teacher reads."""
@@ -153,7 +157,9 @@ class HeadWriter:
             ids = np.asarray(token_row.input_ids).tolist()
             return ids[:1], len(ids) - 1
         if row.shape == "messages":
-            return self._head_of_conversation(row, token_row, self._context(row, len(token_row.input_ids) + _TEMPLATE))
+            return self._head_of_conversation(
+                row, token_row, self._context(row, len(token_row.input_ids) + _TEMPLATE)
+            )
         begin = [self.tokenizer.bos_token_id] if self.tokenization.bos else []
         first: list[int] = []
         if row.shape == "text" and self.tokenization.second_part:
@@ -168,17 +174,26 @@ class HeadWriter:
 
         It is "" without a document, and where no passage of it fits.
         """
-        document = self.documents.get(row.document_id, "") if self.section.context == "document" else ""
+        document = (
+            self.documents.get(row.document_id, "") if self.section.context == "document" else ""
+        )
         if row.shape == "text" and row.text == document:
             document = self.others.get(row.document_id, "")
-        limits = [self.section.context_tokens, None if self.window is None else self.window - n_tokens]
+        limits = [
+            self.section.context_tokens,
+            None if self.window is None else self.window - n_tokens,
+        ]
         room = min((limit for limit in limits if limit is not None), default=None)
         if not document:
             return ""
         full_text = with_passages([document], "")
         if room is None or len(self._ids(full_text)) <= room:
             return full_text
-        words = row.text or f"{row.prompt}{row.completion}" or "\n".join(text for _, text in conversation_texts(row))
+        words = (
+            row.text
+            or f"{row.prompt}{row.completion}"
+            or "\n".join(text for _, text in conversation_texts(row))
+        )
         return self._nearest(document, words, room)
 
     def _nearest(self, document: str, words: str, room: int) -> str:
@@ -194,7 +209,9 @@ class HeadWriter:
                 chosen.append(index)
         return with_passages([passages[index] for index in sorted(chosen)], "")
 
-    def _head_of_conversation(self, row: CorpusRow, token_row: TokenRow, context: str) -> tuple[list[int], int]:
+    def _head_of_conversation(
+        self, row: CorpusRow, token_row: TokenRow, context: str
+    ) -> tuple[list[int], int]:
         """Return the same for a conversation: the context is in front of the user's first message."""
         turns = prepend_context(row.messages, context) if context else None
         if turns is None:
@@ -204,14 +221,21 @@ class HeadWriter:
         )[0]
         student = np.asarray(token_row.input_ids).tolist()
         n_tail = next(
-            (n for n, (a, b) in enumerate(zip(reversed(ids), reversed(student), strict=False)) if a != b), len(student)
+            (
+                n
+                for n, (a, b) in enumerate(zip(reversed(ids), reversed(student), strict=False))
+                if a != b
+            ),
+            len(student),
         )
         n_tail = min(n_tail, len(student) - 1, len(ids) - 1)
         first = int(np.argmax(np.asarray(token_row.learned)))
         return (ids[:-n_tail], n_tail) if n_tail >= len(student) - first else ([], 0)
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = self.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
         return list(encoded["offset_mapping"])
 
     def _ids(self, text: str) -> list[int]:
@@ -224,19 +248,32 @@ def teacher_rows(
     tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization,
 ) -> TeacherRows:  # fmt: skip
     """Return the teacher's text for each row of `corpus`. Raises `RecipeError` if no row has a context."""
-    path, revision = (section.teacher, None) if section.teacher else (recipe.model.path, recipe.model.revision)
-    if section.teacher and models.load_tokenizer(section.teacher).get_vocab() != tokenizer.get_vocab():
+    path, revision = (
+        (section.teacher, None) if section.teacher else (recipe.model.path, recipe.model.revision)
+    )
+    if (
+        section.teacher
+        and models.load_tokenizer(section.teacher).get_vocab() != tokenizer.get_vocab()
+    ):
         message = f"{section.teacher} has another vocabulary than the model."
-        raise fault("distillation.teacher", f"{message} Its answers can be learned as any other text.")
+        raise fault(
+            "distillation.teacher", f"{message} Its answers can be learned as any other text."
+        )
     window = models.window_of(models.load_config(path, revision)) if path is not None else None
     reads = section.context, section.context_tokens, document_inputs(section, recipe.documents)
-    key = entry_key(corpus.cache_key, tokenizer, tokenization, "teacher", _HEADS_FORMAT, window, *reads)
+    key = entry_key(
+        corpus.cache_key, tokenizer, tokenization, "teacher", _HEADS_FORMAT, window, *reads
+    )
 
     def make() -> Iterator[TokenRow]:
         reads_documents = section.context == "document"
-        documents = document_texts(section.documents, recipe.documents, corpus) if reads_documents else {}
+        documents = (
+            document_texts(section.documents, recipe.documents, corpus) if reads_documents else {}
+        )
         others = _other_texts(corpus) if reads_documents else {}
-        return HeadWriter(section, tokenizer, tokenization, window, documents, others).heads(corpus, tokens)
+        return HeadWriter(section, tokenizer, tokenization, window, documents, others).heads(
+            corpus, tokens
+        )
 
     heads = cached_tokens(Path(recipe.corpus.cache_dir), key, make, "")
     read = TeacherRows(tokens, heads, key)
@@ -258,7 +295,9 @@ def document_inputs(section: DistillationSection, settings: DocumentsSection) ->
     return document_hashes(Path(path), settings) if path is not None else {}
 
 
-def document_texts(path: str | None, settings: DocumentsSection, corpus: CorpusFile) -> dict[str, str]:
+def document_texts(
+    path: str | None, settings: DocumentsSection, corpus: CorpusFile
+) -> dict[str, str]:
     """Return the texts of the documents at `path` by id; without a path those of the corpus (origin: original)."""
     if path is not None:
         return {document.id: document.text for document in read_documents(Path(path), settings)}
@@ -315,7 +354,11 @@ class Distillation(Objective):
         return cls(recipe.distills)
 
     def by_token(
-        self, losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, teacher: Predictions | None
+        self,
+        losses: torch.Tensor,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        teacher: Predictions | None,
     ) -> torch.Tensor:
         """Return the divergences in place of the losses of tokens that the teacher predicts."""
         if teacher is None or not bool(teacher.has_target.any()):
@@ -323,7 +366,9 @@ class Distillation(Objective):
         section, indices = self.section, teacher.has_target.nonzero()[:, 0]
         distances = divergence(logits[indices], teacher.log_probs[indices], teacher.ids[indices])
         weight = 1 - section.cross_entropy
-        return losses.index_copy(0, indices, weight * distances + section.cross_entropy * losses[indices])
+        return losses.index_copy(
+            0, indices, weight * distances + section.cross_entropy * losses[indices]
+        )
 
 
 class Teacher:
@@ -394,17 +439,31 @@ def _load_teacher(path: str | None, base: ModelSection, model: Any) -> Any:
     """Return the model at `path`, where `model` is; without a path `model` itself."""
     if path is None:
         return model
-    return models.load_model(path, dtype=base.dtype, device=model.device.type, quantization=base.quantization).model
+    return models.load_model(
+        path, dtype=base.dtype, device=model.device.type, quantization=base.quantization
+    ).model
 
 
 def _identity(teacher: str | None, base: ModelSection, model: Any) -> str:
-    path, config = (teacher, models.load_config(teacher)) if teacher else (str(base.path), model.config)
-    return models.model_hash(Path(path)) if Path(path).exists() else f"{path}@{getattr(config, '_commit_hash', '')}"
+    path, config = (
+        (teacher, models.load_config(teacher)) if teacher else (str(base.path), model.config)
+    )
+    return (
+        models.model_hash(Path(path))
+        if Path(path).exists()
+        else f"{path}@{getattr(config, '_commit_hash', '')}"
+    )
 
 
 @torch.no_grad()
 def _write_predictions(
-    folder: Path, read: TeacherRows, model: Any, section: DistillationSection, vocabulary: int, *, bf16: bool
+    folder: Path,
+    read: TeacherRows,
+    model: Any,
+    section: DistillationSection,
+    vocabulary: int,
+    *,
+    bf16: bool,
 ) -> None:
     """Write the predictions of all rows of `read`, of the student's `vocabulary`, into `folder`."""
     n = int(read.starts[-1])
@@ -412,14 +471,19 @@ def _write_predictions(
     read.starts.tofile(folder / "starts.bin")
     shapes = {"ids": (np.uint32, k), "log_probs": (np.float32, k + (k < vocabulary))}
     files = {
-        name: np.memmap(folder / f"{name}.bin", kind, "w+", shape=(n, width)) for name, (kind, width) in shapes.items()
+        name: np.memmap(folder / f"{name}.bin", kind, "w+", shape=(n, width))
+        for name, (kind, width) in shapes.items()
     }
-    autocast = torch.autocast(model.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
+    autocast = (
+        torch.autocast(model.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
+    )
     with autocast, Progress("teacher", n, "tokens") as progress:
         for indices, logits in read_rows(model, read):
             logits = logits[:, :vocabulary]  # of a larger model it may be padded further
             best = logits.topk(k).indices
-            positions = np.concatenate([np.arange(*read.starts[index : index + 2]) for index in indices])
+            positions = np.concatenate(
+                [np.arange(*read.starts[index : index + 2]) for index in indices]
+            )
             files["ids"][positions] = best.cpu().numpy()
             files["log_probs"][positions] = log_probs_of(logits, best).cpu().numpy()
             progress.advance(len(best))

@@ -29,4 +29,8 @@ UPDATE_RULES: dict[str, type[UpdateRule]] = {
 
 def make_rules(inputs: UpdateInputs) -> tuple[UpdateRule, ...]:
     """Return the rules that the recipe asks for, in order."""
-    return tuple(kind.make(name, inputs) for name, kind in UPDATE_RULES.items() if kind.is_on(name, inputs.recipe))
+    return tuple(
+        kind.make(name, inputs)
+        for name, kind in UPDATE_RULES.items()
+        if kind.is_on(name, inputs.recipe)
+    )

@@ -48,7 +48,9 @@ class Regularizer(UpdateRule):
         self.base: dict[str, torch.Tensor] = {}
         self._frozen: Any = None
         if strengths.l2:
-            self.base = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+            self.base = {
+                n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad
+            }
         if strengths.kl and not adapter:
             base = copy.deepcopy(model) if load_base is None else load_base()
             self._frozen = base.eval().requires_grad_(False)
@@ -63,7 +65,12 @@ class Regularizer(UpdateRule):
         """Return the rule, which copies what it needs of the base."""
         section = inputs.recipe.regularization
         assert section is not None
-        return cls(section, inputs.model, adapter=inputs.recipe.adapter is not None, load_base=inputs.load_base)
+        return cls(
+            section,
+            inputs.model,
+            adapter=inputs.recipe.adapter is not None,
+            load_base=inputs.load_base,
+        )
 
     @torch.no_grad()
     def change_gradient(self, model: Any, step: int) -> None:
@@ -81,12 +88,18 @@ class Regularizer(UpdateRule):
         marked = inputs["replayed"][:, 1:]
         if not bool(marked.any()):
             return logits.sum() * 0.0
-        base = getattr(model, "module", model) if self._frozen is None else self._frozen.to(logits.device)
+        base = (
+            getattr(model, "module", model)
+            if self._frozen is None
+            else self._frozen.to(logits.device)
+        )
         with as_frozen(base), torch.no_grad():
             logits_of_base = base(
                 input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False
             ).logits
-        return divergence(logits[marked], logits_of_base[:, :-1][marked].float().log_softmax(-1)).sum()
+        return divergence(
+            logits[marked], logits_of_base[:, :-1][marked].float().log_softmax(-1)
+        ).sum()
 
 
 @dataclass
@@ -160,7 +173,9 @@ class Projection(UpdateRule):
                 self.frozen.append(name)
                 parameter.requires_grad_(False)
         if not self.constraints:
-            raise TrainingError("regularization.projection: no matrix of a layer trains. Remove the line.")
+            raise TrainingError(
+                "regularization.projection: no matrix of a layer trains. Remove the line."
+            )
         with torch.no_grad():
             for name in self.constraints:
                 if ".lora_A." in name:
@@ -229,7 +244,10 @@ class _Moments:
     def __init__(self) -> None:
         self.modules: list[Any] = []
         self.sums: dict[Any, torch.Tensor] = {}
-        self._last: tuple[Any, Any] = (None, None)  # query, key and value read one tensor, and so share its product
+        self._last: tuple[Any, Any] = (
+            None,
+            None,
+        )  # query, key and value read one tensor, and so share its product
 
     def add(self, module: Any, args: tuple[Any, ...], output: Any) -> None:
         """Add the inputs of one call."""
@@ -270,7 +288,9 @@ def _free_directions(moment: torch.Tensor, free: float) -> tuple[torch.Tensor, b
     """
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp(min=0)
-    zero = len(values) * torch.finfo(values.dtype).eps  # of the trace: what a direction that no input has may come to
+    zero = (
+        len(values) * torch.finfo(values.dtype).eps
+    )  # of the trace: what a direction that no input has may come to
     n_free = int((values.cumsum(0) <= (free + zero) * values.sum()).sum())
     is_free = 2 * n_free <= len(values)
     basis = vectors[:, :n_free] if is_free else vectors[:, n_free:]

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 def leave_warmup_to_schedule(optimizer: Any) -> None:
     """Take the warm-up of a new schedule-free optimizer away: transformers gives the same warm-up to the schedule."""
-    if {"train_mode", "warmup_steps"} <= getattr(optimizer, "defaults", {}).keys():  # DeepSpeed's placeholder has none
+    if {"train_mode", "warmup_steps"} <= getattr(
+        optimizer, "defaults", {}
+    ).keys():  # DeepSpeed's placeholder has none
         for group in optimizer.param_groups:
             group["warmup_steps"] = 0
 
@@ -104,7 +106,9 @@ class LayerwiseRates(UpdateRule):
         for group in optimizer.param_groups:
             by_factor: dict[float, list[Any]] = {}
             for parameter in group["params"]:
-                by_factor.setdefault(rate_factor(names[id(parameter)], n_layers, self.decay), []).append(parameter)
+                by_factor.setdefault(
+                    rate_factor(names[id(parameter)], n_layers, self.decay), []
+                ).append(parameter)
             groups += [
                 {**group, "params": parameters, "lr": group["lr"] * factor}
                 for factor, parameters in sorted(by_factor.items())
@@ -129,17 +133,23 @@ class FreezeWarmup(UpdateRule):
     def make(cls, name: str, inputs: UpdateInputs) -> FreezeWarmup:
         """Return the rule with the recipe's steps."""
         techniques = inputs.recipe.techniques
-        return cls(techniques.freeze_base_steps or 0, techniques.freeze_base_except, inputs.reinitialized)
+        return cls(
+            techniques.freeze_base_steps or 0, techniques.freeze_base_except, inputs.reinitialized
+        )
 
     def start(self, trainer: Any) -> None:
         """Find the parameters that train first. Raises `RecipeError` for a pattern without a match."""
         self._guard = trainer.guard
-        names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+        names = [
+            name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
+        ]
         for pattern in self.patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
                 message = f"{pattern!r} matches no parameter that trains. Names look like {', '.join(names[:3])}."
                 raise fault("techniques.freeze_base_except", message)
-        matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in self.patterns)]
+        matched = [
+            name for name in names if any(fnmatchcase(name, pattern) for pattern in self.patterns)
+        ]
         self.first = matched or self.first
 
     def change_gradient(self, model: Any, step: int) -> None:
@@ -181,12 +191,17 @@ def summarize_names(names: Sequence[str]) -> list[str]:
         match = LAYER.search(name)
         key = name if match is None else name[: match.start(1)] + "*" + name[match.end(1) :]
         layers.setdefault(key, []).extend([] if match is None else [int(match[1])])
-    return [key.replace("*", _span(sorted(numbers))) if numbers else key for key, numbers in layers.items()]
+    return [
+        key.replace("*", _span(sorted(numbers))) if numbers else key
+        for key, numbers in layers.items()
+    ]
 
 
 def _span(numbers: Sequence[int]) -> str:
     contiguous = len(numbers) == numbers[-1] - numbers[0] + 1
-    return f"{{{numbers[0]}-{numbers[-1]}}}" if contiguous else "{" + ",".join(map(str, numbers)) + "}"
+    return (
+        f"{{{numbers[0]}-{numbers[-1]}}}" if contiguous else "{" + ",".join(map(str, numbers)) + "}"
+    )
 
 
 class SharpnessAware(UpdateRule):
@@ -222,7 +237,9 @@ class SharpnessAware(UpdateRule):
         moving = [parameter for parameter in model.parameters() if parameter.grad is not None]
         if not moving:
             return False
-        norm = full_tensor(torch.nn.utils.get_total_norm([parameter.grad.float() for parameter in moving]))
+        norm = full_tensor(
+            torch.nn.utils.get_total_norm([parameter.grad.float() for parameter in moving])
+        )
         if not bool(norm.isfinite()) or float(norm) == 0.0:
             return False
         self._weights = [(parameter, parameter.detach().clone()) for parameter in moving]
@@ -243,7 +260,9 @@ _SLICE = 2**24
 """Numbers that are rounded at a time."""
 
 
-def round_stochastically(values: torch.Tensor, rounded: torch.Tensor, generator: torch.Generator) -> None:
+def round_stochastically(
+    values: torch.Tensor, rounded: torch.Tensor, generator: torch.Generator
+) -> None:
     """Write `values` (float32) into `rounded` (bfloat16 of the same shape), up or down at random; `values` are changed too.
 
     A value goes to the neighbour away from zero with the probability of its distance to the other one, so that its mean is
@@ -252,7 +271,9 @@ def round_stochastically(values: torch.Tensor, rounded: torch.Tensor, generator:
     bits, out = values.view(torch.int32).view(-1), rounded.view(-1)
     for start in range(0, len(bits), _SLICE):
         part = bits[start : start + _SLICE]
-        part += torch.randint(2**16, part.shape, dtype=torch.int32, device=part.device, generator=generator)
+        part += torch.randint(
+            2**16, part.shape, dtype=torch.int32, device=part.device, generator=generator
+        )
         part &= -(2**16)
         out[start : start + _SLICE] = part.view(torch.float32)
 
@@ -275,9 +296,15 @@ class StochasticRounding(UpdateRule):
 
     def change_optimizer(self, optimizer: Any, trainer: Any) -> Any:
         """Return the optimizer, whose step is another."""
-        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         self._numbers = {id(parameter): number for number, parameter in enumerate(self.parameters)}
-        self._positions = [(g["params"], index) for g in optimizer.param_groups for index in range(len(g["params"]))]
+        self._positions = [
+            (g["params"], index)
+            for g in optimizer.param_groups
+            for index in range(len(g["params"]))
+        ]
         self.trainer, self.optimizer, self._update_all = trainer, optimizer, optimizer.step
         self._update_all()  # without gradients: bitsandbytes finds its settings by parameter in its first step
         # a method, since torch's schedulers wrap it as one
@@ -319,7 +346,9 @@ class StochasticRounding(UpdateRule):
         positions[index] = parameter
         state[parameter] = state.pop(copy)
         generator = torch.Generator(parameter.device)
-        generator.manual_seed(hash((self.trainer.args.seed, self.trainer.state.global_step, number)) % 2**63)
+        generator.manual_seed(
+            hash((self.trainer.args.seed, self.trainer.state.global_step, number)) % 2**63
+        )
         round_stochastically(copy.detach(), parameter.detach(), generator)
 
     def _keep(self, optimizer: Any, state_dict: dict[str, Any]) -> None:
@@ -366,13 +395,20 @@ class MuonAdamW(torch.optim.AdamW):
     scaled to the usual size of AdamW's: the same numbers as torch's own Muon, which always computes in bfloat16.
     """
 
-    def __init__(self, others: Sequence[dict[str, Any]], matrices: Sequence[dict[str, Any]], **options: Any) -> None:
-        super().__init__([*others, *({**group, "muon_momentum": _MUON_MOMENTUM} for group in matrices)], **options)
+    def __init__(
+        self, others: Sequence[dict[str, Any]], matrices: Sequence[dict[str, Any]], **options: Any
+    ) -> None:
+        super().__init__(
+            [*others, *({**group, "muon_momentum": _MUON_MOMENTUM} for group in matrices)],
+            **options,
+        )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take a state; AdamW is not shown the matrices, whose state has no number of steps."""
         groups = state["param_groups"]
-        super().__setstate__({**state, "param_groups": [group for group in groups if "muon_momentum" not in group]})  # type: ignore[no-untyped-call]
+        super().__setstate__(
+            {**state, "param_groups": [group for group in groups if "muon_momentum" not in group]}
+        )  # type: ignore[no-untyped-call]
         self.param_groups = groups
 
     @torch.no_grad()
@@ -437,5 +473,7 @@ def add_muon(optimizer: Any, model: nn.Module, factor: float) -> MuonAdamW:
         raise InputError(
             "techniques.muon: no matrix inside the layers trains. Remove the line, or train more of the model."
         )
-    options = {key: value for key, value in optimizer.defaults.items() if key != "decoupled_weight_decay"}  # fixed
+    options = {
+        key: value for key, value in optimizer.defaults.items() if key != "decoupled_weight_decay"
+    }  # fixed
     return MuonAdamW(others, matrices, **options)
