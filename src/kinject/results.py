@@ -408,6 +408,54 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortcuts:
+    """What the choices of `n` questions give away to someone who has not read the question.
+
+    `right_known` and `wrong_known` are the fractions of right and wrong choices that stand in the
+    documents. The others are the accuracies, expected where several choices are equal, of whoever
+    picks: at random among the choices that stand in the documents (`picker`), the `most_frequent`
+    there, the `longest`, the `shortest`. `guessing` is the mean of 1 / number of choices.
+    """
+
+    question_set: str
+    n: Count
+    right_known: Fraction
+    wrong_known: Fraction
+    picker: Fraction
+    most_frequent: Fraction
+    longest: Fraction
+    shortest: Fraction
+    guessing: Fraction
+
+    def worst(self) -> tuple[str, float]:
+        """Return the strategy with the highest accuracy, in words, and its accuracy."""
+        named = {
+            "picks among the choices that stand in the documents": self.picker,
+            "picks the choice that the documents mention most often": self.most_frequent,
+            "picks the longest choice": self.longest,
+            "picks the shortest choice": self.shortest,
+        }
+        return max(named.items(), key=lambda item: item[1])
+
+    def summary(self) -> str:
+        """Return the numbers in a sentence."""
+        words, accuracy = self.worst()
+        return (
+            f"{self.question_set}: {self.right_known:.0%} of the right and {self.wrong_known:.0%} "
+            f"of the wrong choices stand in the documents; who reads no question and {words} has "
+            f"{accuracy:.0%} of {self.n} right, guessing {self.guessing:.0%}"
+        )
+
+    def warning(self) -> str:
+        """Return a sentence where a strategy that reads no question beats guessing by as much as matters, else ""."""
+        if self.worst()[1] < self.guessing + MARGIN:
+            return ""
+        return (
+            f"{self.summary()}. Give each question wrong choices that are right answers to others."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Price:
     """What it costs to ask an arm with `k` passages, in the currency of study.price, on the questions that get passages.
 
@@ -451,6 +499,7 @@ class Report(Tabular):
     failures: tuple[Failure, ...] = ()
     perplexities: tuple[Perplexity, ...] = ()
     recalls: tuple[Recall, ...] = ()
+    shortcuts: tuple[Shortcuts, ...] = ()
     prices: tuple[Price, ...] = ()
     logs: tuple[tuple[str, str, int, str], ...] = ()
     notes: tuple[str, ...] = ()

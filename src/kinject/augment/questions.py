@@ -38,7 +38,7 @@ from kinject.augment.store import (
     read_decisions,
     render_decisions,
 )
-from kinject.corpus.choices import Shortcuts, measure_shortcuts, with_shared_choices
+from kinject.corpus.choices import measure_shortcuts, with_shared_choices
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.documents import document_hashes, read_documents
@@ -56,6 +56,7 @@ from kinject.llm.sender import (
     run_workers,
 )
 from kinject.recipe import QuestionsRecipe, QuestionsSection
+from kinject.results import Shortcuts
 from kinject.terminal import Progress
 from kinject.types import Completion, Document, Message, Passage, Question
 

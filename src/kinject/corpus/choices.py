@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kinject.disk import Row
+from kinject.results import Shortcuts
 from kinject.types import Question
 
 N_CHOICES = 4
@@ -192,58 +193,6 @@ def _magnitude(text: str) -> float:
 def _normal(text: str) -> str:
     """Return the words of a text in lower case, as one string."""
     return " ".join(_WORD.findall(text.lower()))
-
-
-@dataclass(frozen=True, slots=True)
-class Shortcuts:
-    """What the choices of `n` questions give away to someone who has not read the question.
-
-    `right_known` and `wrong_known` are the fractions of right and wrong choices that stand in the documents. The others are the
-    accuracies, expected where several choices are equal, of whoever picks: at random among the choices that stand in the
-    documents (`picker`), the `most_frequent` there, the `longest`, the `shortest`. `guessing` is the mean of 1 / number of
-    choices.
-    """
-
-    question_set: str
-    n: int
-    right_known: float
-    wrong_known: float
-    picker: float
-    most_frequent: float
-    longest: float
-    shortest: float
-    guessing: float
-
-    def worst(self) -> tuple[str, float]:
-        """Return the strategy with the highest accuracy, in words, and its accuracy."""
-        named = {
-            "picks among the choices that stand in the documents": self.picker,
-            "picks the choice that the documents mention most often": self.most_frequent,
-            "picks the longest choice": self.longest,
-            "picks the shortest choice": self.shortest,
-        }
-        return max(named.items(), key=lambda item: item[1])
-
-    def summary(self) -> str:
-        """Return the numbers in a sentence."""
-        words, accuracy = self.worst()
-        return (
-            f"{self.question_set}: {self.right_known:.0%} of the right and {self.wrong_known:.0%} "
-            f"of the wrong choices stand in the documents; who reads no question and {words} has "
-            f"{accuracy:.0%} of {self.n} right, guessing {self.guessing:.0%}"
-        )
-
-    def warning(self) -> str:
-        """Return a sentence where a strategy that reads no question beats guessing by as much as matters, else ""."""
-        if self.worst()[1] < self.guessing + _MATTERS:
-            return ""
-        return (
-            f"{self.summary()}. Give each question wrong choices that are right answers to others."
-        )
-
-
-_MATTERS = 0.05
-"""Above guessing by less, a strategy is not worth a warning: as `kinject.results.MARGIN`."""
 
 
 def measure_shortcuts(

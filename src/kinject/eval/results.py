@@ -347,6 +347,7 @@ def make_report(
         unscored=tuple(_unscored(plan, section, answers)),
         perplexities=tuple(perplexities),
         recalls=tuple(_recalls(plan, section)),
+        shortcuts=plan.shortcuts,
         logs=tuple(
             (base, name, 0, os.path.relpath(log, run_dir))
             for log, name in logs.items()

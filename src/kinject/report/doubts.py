@@ -127,6 +127,16 @@ def _doubts(view: View) -> Iterator[Evidence]:
                     arms, quoted(name), tag, tone, f"up to {count(most):,} of {most.n:,} {text}."
                 )
     yield from _given_away(view)
+    for shortcuts in view.report.shortcuts:
+        if warning := shortcuts.warning():
+            name = quoted(shortcuts.question_set)
+            yield Evidence(
+                "the set",
+                name,
+                "choices can be picked without reading",
+                "bad",
+                format_name(warning),
+            )
     for item in view.report.unscored:
         text = f"{unscored_text(item)}."
         yield Evidence(

@@ -383,6 +383,37 @@ def price_table(view: View) -> TableBlock:
     return without_empty_columns(TableBlock("What an answer costs", about, columns, lines))
 
 
+def shortcuts_table(view: View) -> TableBlock:
+    """Return what the choices of each set give away to someone who reads no question."""
+    lines = []
+    for item in view.report.shortcuts:
+        fractions = (
+            item.right_known,
+            item.wrong_known,
+            item.picker,
+            item.most_frequent,
+            item.longest,
+            item.shortest,
+            item.guessing,
+        )
+        lines.append(
+            line(format_name(item.question_set), f"{item.n:,}", *map(format_percent, fractions))
+        )
+    columns = (
+        "questions",
+        "n",
+        "right choices in the documents",
+        "wrong choices in the documents",
+        "right who picks one that stands there",
+        "the most frequent there",
+        "the longest",
+        "the shortest",
+        "guessing",
+    )
+    about = "right answers of someone who knows the documents' strings and reads no question"
+    return TableBlock("What the choices give away", about, columns, tuple(lines))
+
+
 def _per_seed(costs: Sequence[Cost], seeds: int) -> tuple[str, str, str]:
     written, read, work = (
         sum(getattr(cost, key) for cost in costs) / seeds
@@ -419,6 +450,8 @@ def small_tables(view: View) -> Iterator[TableBlock]:
         about = "questions whose document is among the K passages, of those that name one"
         heads = ("questions", "retrieval", "K", "n", "found", "questions without any passage")
         yield without_empty_columns(TableBlock("Recall of retrieval", about, heads, tuple(recalls)))
+    if view.report.shortcuts:
+        yield shortcuts_table(view)
     if view.report.prices:
         yield price_table(view)
     for label, items in view.perplexities():

@@ -28,7 +28,7 @@ from kinject.eval.scores import (
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.question_formats import FORMATS
 from kinject.report.files import read_report
-from kinject.results import Outcome, Perplexity, Recall
+from kinject.results import Outcome, Perplexity, Recall, Shortcuts
 from kinject.stats.intervals import family_variances
 from kinject.stats.matrix import CorrectnessMatrix, beyond
 from kinject.study.arms import BASE, Arm
@@ -57,6 +57,8 @@ class Records:
     """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
     recalls: dict[tuple[str, str, int], Recall] = field(default_factory=dict)
     """By name of the retrieval ("": the shared one), question set and K."""
+    shortcuts: dict[str, Shortcuts] = field(default_factory=dict)
+    """Question set -> what its choices give away."""
     prompt_tokens: dict[tuple[str, str, AskSetting], float | None] = field(default_factory=dict)
     """(model, arm, setting) -> tokens of the prompts of a question."""
     perplexities: list[tuple[str, str, Perplexity]] = field(default_factory=list)
@@ -115,6 +117,8 @@ class Records:
             asked = AskSetting(result.question_set, result.format, result.shots, result.k)
             self.prompt_tokens[model, arm, asked] = result.prompt_tokens
         self.perplexities += [(model, arm, item) for item in report.perplexities]
+        for shortcuts in report.shortcuts:
+            self.shortcuts.setdefault(shortcuts.question_set, shortcuts)
 
     def mean_perplexities(self) -> tuple[Perplexity, ...]:
         """Return the perplexity of each model, arm and file of texts: the geometric mean over the seeds."""

@@ -394,7 +394,8 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
             ) for model, arm, seed, setting, n in records.unscored
         ),
         logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
-        recalls=tuple(records.recalls.values()), perplexities=records.mean_perplexities(), written=records.written,
+        recalls=tuple(records.recalls.values()),
+        shortcuts=tuple(records.shortcuts.values()), perplexities=records.mean_perplexities(), written=records.written,
         judge=read_accuracy(study.judge.folder) if study.judge else None,
         commands=(f"kinject study {recipe.path}",), versions=records.versions,
     )  # fmt: skip
