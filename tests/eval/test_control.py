@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kinject.errors import InputError
 from kinject.eval.results import (
     answers_without_question,
     control_correctness,
     correct_families,
     summarize_arm,
 )
+from kinject.eval.scores import rescored
 from kinject.results import ArmResult
 from kinject.stats.comparisons import About, Tag, find
 from kinject.types import Answer
@@ -76,6 +78,17 @@ def test_questions_with_the_same_choices_share_one_control():
     assert control_correctness([single]).correct.tolist() == [[1.0, 0.0, 0.0, 0.0]]
     unequal = answers("arm", [0, 0, 0, 1], [0, 0, 1, 1], alone=True, sets=["s", "s", "s", "t"])
     assert control_correctness([unequal]).correct.tolist() == [[2 / 3, 2 / 3, 2 / 3, 1.0]]
+
+
+def test_mutual_information_takes_off_what_a_choice_has_without_the_question():
+    (asked,) = answers("arm", [0], [1], alone=False)
+    (alone,) = answers("arm", [0], [1], alone=True)
+    asked = replace(asked, log_probs=(-2.0, -2.5, -9.0, -9.0))
+    alone = replace(alone, log_probs=(-1.0, -4.0, -9.0, -8.0))
+    (scored,) = rescored([asked], "pmi", [alone])
+    assert scored.log_probs == (-1.0, 1.5, 0.0, -1.0)
+    with pytest.raises(InputError, match="'q000': pmi needs its choices without the question"):
+        rescored([asked], "pmi")
 
 
 def _tag(result: ArmResult) -> Tag:

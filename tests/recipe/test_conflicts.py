@@ -174,6 +174,7 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("eval", {"retrieval": {"documents": ["d.jsonl"], "kind": "oracle", "min_score": 1.0}}, "eval.retrieval.min_score",
      "whatever it scores"),
     ("eval", {"shots": [0, 2]}, "eval.questions.new", "asks for 2 examples"),
+    ("eval", {"scores": ["pmi"], "control": False}, "eval.scores", "Set eval.control: true"),
     ("eval", JUDGED, "eval.judge", "need each other"),
     ("eval", {"judge": OPENAI, **WRITTEN}, "eval.judge", "need each other"),
     ("eval", {"judge": OPENAI, "scores": ["judge"]}, "eval.judge", "no format writes any"),

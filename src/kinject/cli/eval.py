@@ -122,7 +122,7 @@ def _study(arguments: argparse.Namespace) -> Outcome:
     option("runs", nargs="+", metavar="RUN", type=Path, help="run folder; the first is the base"),
     option(
         "--score",
-        choices=("sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"),
+        choices=("sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"),
         default="sum",
         help="the score to compare (default: sum; of written answers match)",
     ),

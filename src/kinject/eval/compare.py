@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from kinject.disk import file_hash, read_manifest, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
 from kinject.eval.results import answers_without_question, correct_family, summarize_arm
-from kinject.eval.scores import Score, is_correct, is_scored, rescored
+from kinject.eval.scores import PMI, Score, is_correct, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.question_formats import format_of
 from kinject.results import ArmResult, Contrast
@@ -74,13 +74,24 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     if not settings:
         raise InputError(f"{path}: holds no answers. Run kinject eval first.")
     try:
-        scored = {
-            key: {arm: rescored(of, score) for arm, of in arms.items()}
-            for key, arms in settings.items()
-        }
+        scored = {key: _rescored(key, arms, settings, score) for key, arms in settings.items()}
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     return Run(path.name or str(path), scored)
+
+
+def _rescored(
+    setting: _Setting,
+    arms: Mapping[str, list[Answer]],
+    settings: Mapping[_Setting, Mapping[str, list[Answer]]],
+    score: Score,
+) -> dict[str, list[Answer]]:
+    """Return the scores of each arm in a setting; controls keep the log-probs that pmi reads."""
+    control = format_of(setting[1]).control
+    if score == PMI and not control:
+        score = "sum"
+    alone = settings.get((setting[0], control, 0, 0), {})
+    return {arm: rescored(answers, score, alone.get(arm, ())) for arm, answers in arms.items()}
 
 
 def compare_runs(runs: Sequence[Run]) -> list[Pair]:

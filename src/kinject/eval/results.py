@@ -13,6 +13,7 @@ from kinject.disk import Row
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
+    PMI,
     WRITTEN_SCORES,
     Score,
     best_choice,
@@ -423,7 +424,9 @@ def _asked(
 
 
 def _scored(question_set: QuestionSet, arm: EvalArm, score: str, answers: Answers) -> list[Answer]:
-    return rescored(answers[question_set.name, arm], score)
+    control = EvalArm(arm.model, FORMATS[arm.format].control, 0, 0)
+    controls = answers.get((question_set.name, control), ())
+    return rescored(answers[question_set.name, arm], score, controls)
 
 
 def _result(
@@ -465,6 +468,8 @@ def _control(
 ) -> ControlAnswers | None:
     """Return an arm's answers without the question; None with passages, and where no such answer has a score."""
     control = EvalArm(arm.model, FORMATS[arm.format].control, 0, 0)
+    if score == PMI:  # it is beyond the choices by themselves already
+        return None
     if arm.k or (question_set.name, control) not in answers:
         return None
     alone = [
@@ -480,7 +485,10 @@ def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
     form = FORMATS[arm.format]
     if form.is_open:
         return tuple(score for score in scores if score in WRITTEN_SCORES) or (text_score(scores),)
-    scores = tuple(score for score in scores if score not in WRITTEN_SCORES) or ("sum",)
+    left_out: set[str] = {*WRITTEN_SCORES}
+    if not form.control:
+        left_out.add(PMI)
+    scores = tuple(score for score in scores if score not in left_out) or ("sum",)
     if form.letters or form.generates:
         return ("sum",)
     return scores

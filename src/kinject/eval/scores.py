@@ -25,7 +25,9 @@ from kinject.question_formats import format_of
 from kinject.results import Outcome
 from kinject.types import Answer, Written
 
-ChoiceScore = Literal["sum", "chars", "bytes", "tokens"]
+ChoiceScore = Literal["sum", "chars", "bytes", "tokens", "pmi"]
+PMI: Final = "pmi"
+"""The score that needs the answers without the question as well."""
 Score = ChoiceScore | TextScore | Literal["judge"]
 AnswerGrader = Callable[[Answer], bool]
 """A written answer -> whether it is correct."""
@@ -94,9 +96,13 @@ def best_choice(values: Sequence[float]) -> int | None:
     return max(range(len(values)), key=values.__getitem__)
 
 
-def rescored(answers: Sequence[Answer], score: str) -> list[Answer]:
+def rescored(
+    answers: Sequence[Answer], score: str, controls: Sequence[Answer] = ()
+) -> list[Answer]:
     """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`.
 
+    ``pmi``, pointwise mutual information (Holtzman et al. 2104.08315), is the log-prob less that of
+    the same choice without the question, which the same arm's `controls` hold.
     An answer that the model wrote gets `correct` from the one of `TEXT_GRADERS` that `score` names, or from the first of
     them if `score` compares choices; choices are compared by their sum if `score` compares texts. With ``judge``
     it is correct by its grade, and has no score without one.
@@ -112,7 +118,25 @@ def rescored(answers: Sequence[Answer], score: str) -> list[Answer]:
     merged = merge_rotations(answers)
     if score == "sum":
         return merged
+    if score == PMI:
+        return _beyond_controls(merged, merge_rotations(controls))
     return [replace(item, log_probs=scores_of(item, score)) for item in merged]
+
+
+def _beyond_controls(answers: Sequence[Answer], controls: Sequence[Answer]) -> list[Answer]:
+    alone = {control.question_id: control.log_probs for control in controls}
+    beyond = []
+    for answer in answers:
+        if len(alone.get(answer.question_id, ())) != len(answer.log_probs):
+            raise InputError(
+                f"question {answer.question_id!r}: pmi needs its choices without the question as "
+                "well. Set eval.control: true, or choose another score."
+            )
+        pairs = zip(answer.log_probs, alone[answer.question_id], strict=True)
+        beyond.append(
+            replace(answer, log_probs=tuple(asked - by_itself for asked, by_itself in pairs))
+        )
+    return beyond
 
 
 def _graded(answer: Answer, is_correct: AnswerGrader) -> Answer:

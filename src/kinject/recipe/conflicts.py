@@ -168,6 +168,8 @@ _EVAL = (
     Conflict("eval.questions.{0}", lambda r, f: [(name, max(r.eval.shots)) for name, item in _sets(r)
                                                  if max(r.eval.shots) and item.shots_from is None],
              "eval.shots asks for {1} examples, but shots_from is missing. Name the file that holds them."),
+    Conflict("eval.scores", lambda r, f: "pmi" in r.eval.scores and not r.eval.control,
+             "pmi compares with the choices without the question. Set eval.control: true."),
     Conflict("eval.judge", lambda r, f: ("judge" in r.eval.scores) != (r.eval.judge is not None),
              "eval.judge, the model, and judge in eval.scores, which reads its grades, need each other. Add or remove one."),
     Conflict("eval.judge", lambda r, f: r.eval.judge is not None and not f.writes,

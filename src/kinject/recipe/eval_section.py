@@ -211,7 +211,8 @@ class EvalSection:
         words=FORMATS,
     )
     scores: tuple[
-        Literal["sum", "chars", "bytes", "tokens", "match", "exact", "contains", "judge"], ...
+        Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"],
+        ...,
     ] = option(
         ("sum",),
         help="How choices are compared: log-prob, or log-prob per length; the test of a written answer: match "

@@ -29,9 +29,16 @@ ROLES = {
 }
 """Role of a question set -> its words on the page."""
 
-_SCORES = {"chars": "per character", "bytes": "per byte", "tokens": "per token",
-           "match": "by match", "exact": "by exact match", "contains": "by containment",
-           "judge": "by the judge"}  # fmt: skip
+_SCORES = {
+    "chars": "per character",
+    "bytes": "per byte",
+    "tokens": "per token",
+    "pmi": "beyond the same without the question",
+    "match": "by match",
+    "exact": "by exact match",
+    "contains": "by containment",
+    "judge": "by the judge",
+}
 
 
 def format_name(text: str, longest: int | None = None) -> str:

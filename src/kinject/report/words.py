@@ -155,10 +155,10 @@ def write_opening(view: View) -> Opening:
             lead = " ".join(filter(None, (lead, _perplexities(view))))
         lead = lead or otherwise.format(kind=view.report.kind)
         if lead:
-            lines = sorted(
-                (_line(view, finding) for finding in group), key=lambda line: line.tone == "flat"
-            )
-            answers.append(Answer(question, lead, tuple(lines)))
+            lines = [_line(view, finding) for finding in group]
+            shown = [line for line in lines if line.tone != "flat"]
+            others = [line for line in lines if line.tone == "flat"]
+            answers.append(Answer(question, lead, (*shown, *others)))
     return Opening(
         _effect(view, findings),
         (*answers, *_outcomes(view), doubts(view)),

@@ -18,6 +18,7 @@ from kinject.eval.results import (
     most_common_outcome,
 )
 from kinject.eval.scores import (
+    PMI,
     WRITTEN_SCORES,
     Score,
     best_choice,
@@ -76,10 +77,12 @@ class Records:
         form = FORMATS[setting.format]
         if form.is_open:
             return text_score(self.scores)
-        by_log_probs = not (form.letters or form.generates)
-        return next(
-            (score for score in self.scores if by_log_probs and score not in WRITTEN_SCORES), "sum"
-        )
+        if form.letters or form.generates:
+            return "sum"
+        left_out: set[str] = {*WRITTEN_SCORES}
+        if not form.control:
+            left_out.add(PMI)
+        return next((score for score in self.scores if score not in left_out), "sum")
 
     def read(self, model: str, arm: str, seed: int, folder: Path, retrieval: str = "") -> None:
         """Add the answers.jsonl of an evaluation; with `retrieval` (one of study.retrievals) those with passages.
@@ -87,16 +90,21 @@ class Records:
         Raises `InputError` or `DiskError` if it is damaged.
         """
         settings: dict[AskSetting, list[Answer]] = {}
+        controls: dict[tuple[str, str], list[Answer]] = {}
         for answer in read_answers(folder / "answers.jsonl"):
-            if answer.format != PERPLEXITY_FORMAT and (answer.k or not retrieval):
+            if answer.format == PERPLEXITY_FORMAT:
+                continue
+            if not FORMATS[answer.format].shows_question:
+                controls.setdefault((answer.question_set, answer.format), []).append(answer)
+            if answer.k or not retrieval:
                 setting = AskSetting(answer.question_set, answer.format, answer.shots, answer.k)
                 settings.setdefault(setting, []).append(answer)
         of_run: dict[AskSetting, list[Answer]] = {}
         self._matrices.clear()
         for setting, answers in settings.items():
-            merged = sorted(
-                rescored(answers, self.score(setting)), key=lambda answer: answer.question_id
-            )
+            alone = controls.get((setting.question_set, FORMATS[setting.format].control), ())
+            scored = rescored(answers, self.score(setting), alone)
+            merged = sorted(scored, key=lambda answer: answer.question_id)
             if any(map(is_scored, merged)):
                 of_run[setting] = merged
             else:
