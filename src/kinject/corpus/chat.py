@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.rows import RESERVED_KWARGS, CorpusRow
+from kinject.corpus.spans import Span, overlapping, tokens_of
 from kinject.errors import InputError
 
 if TYPE_CHECKING:
@@ -110,20 +111,15 @@ def encode_conversation(
     lost = _left_out(row, text)
     if lost and not chat.allow_dropped:
         raise InputError(_describe_lost(lost))
-    encoded = tokenizer(
-        text, add_special_tokens=False, return_offsets_mapping=tokenizer.is_fast, verbose=False
-    )
-    ids: list[int] = encoded["input_ids"]
+    ((ids, offsets),) = tokens_of([text], tokenizer)
     learned = [True] * len(ids)
-    if chat.assistant_only and not tokenizer.is_fast:
+    if chat.assistant_only and offsets is None:
         raise InputError(
             "this tokenizer is a slow one, which does not know the position of its tokens in the text, so the assistant's part "
             "cannot be marked. Set trainer.assistant_only_loss: false."
         )
-    if chat.assistant_only:
-        learned = _assistant_mask(
-            row, tokenizer, template, options, text, encoded["offset_mapping"]
-        )
+    if chat.assistant_only and offsets is not None:
+        learned = overlapping(offsets, _assistant_spans(row, tokenizer, template, options, text))
     if not any(learned[1:]):
         raise InputError("the chat template leaves nothing of this row to learn. Remove the row.")
     n_lost = sum(
@@ -139,8 +135,6 @@ def _render(
     options: Mapping[str, Any],
     prompt: bool,
 ) -> str:
-    if not messages:
-        return ""
     try:
         return str(
             tokenizer.apply_chat_template(
@@ -153,27 +147,56 @@ def _render(
         ) from error
 
 
-def _assistant_mask(
+def _render_before(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+) -> str:
+    """Return what stands before the assistant's answer to `messages`, "" where a template needs a message to render."""
+    if messages:
+        return _render(tokenizer, messages, options, True)
+    try:
+        # A batch of one conversation without a message: transformers asks an empty one for its first.
+        (text,) = tokenizer.apply_chat_template(
+            [[]], tokenize=False, add_generation_prompt=True, **options
+        )
+    except Exception:  # noqa: BLE001 - a template is a program, and many read messages[0]
+        return ""  # the role of an assistant that speaks first is learned with its words
+    return str(text)
+
+
+def _assistant_spans(
     row: CorpusRow,
     tokenizer: PreTrainedTokenizerBase,
     template: str,
     options: Mapping[str, Any],
     text: str,
-    offsets: Sequence[tuple[int, int]],
-) -> list[bool]:
-    """Return which tokens of `text` the assistant writes: by the template's generation tags, else turn by turn."""
+) -> list[Span]:
+    """Return the spans of `text` that the assistant writes: by the template's generation tags, else turn by turn.
+
+    The tags' spans are those of the rendered text. The mask of tokens that transformers makes of them
+    is not used: it marks the rest of a row where a span ends in trimmed white space (#47325 there).
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
     from trl.chat_template_utils import has_generation_markers
 
     if has_generation_markers(template):
-        out = tokenizer.apply_chat_template(
-            [*row.messages], return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs={"verbose": False}, **options
-        )  # fmt: skip
-        return [bool(mark) for mark in out["assistant_masks"]]
+        arguments = {**tokenizer.special_tokens_map, **options, "chat_template": template}
+        rendered: Any = render_jinja_template(
+            [[*row.messages]], return_assistant_tokens_mask=True, **arguments
+        )
+        (again,), (tagged,) = rendered
+        if again != text:
+            raise InputError(
+                "the chat template renders this row in two ways, so the assistant's part cannot be "
+                "marked. Set trainer.assistant_only_loss: false, or another trainer.chat_template_path."
+            )
+        return [(start, end) for start, end in tagged if start < end]
     spans = []
     for index, message in enumerate(row.messages):
         if message["role"] != "assistant":
             continue
-        before = _render(tokenizer, row.messages[:index], options, True)
+        before = _render_before(tokenizer, row.messages[:index], options)
         after = _render(tokenizer, row.messages[: index + 1], options, False)
         if not (after.startswith(before) and text.startswith(after.rstrip())):
             raise InputError(
@@ -182,7 +205,7 @@ def _assistant_mask(
                 "trainer.assistant_only_loss: false."
             )
         spans.append((len(before), len(after)))
-    return [any(low <= start < high for low, high in spans) for start, _ in offsets]
+    return spans
 
 
 def _left_out(row: CorpusRow, text: str) -> list[tuple[str, str]]:

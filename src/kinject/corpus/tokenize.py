@@ -31,6 +31,7 @@ import numpy.typing as npt
 from kinject.corpus.chat import ChatFormat, encode_conversation
 from kinject.corpus.passages import sentence_ends
 from kinject.corpus.rows import CorpusRow, LazyRows, LineFaults
+from kinject.corpus.spans import Span, common_beginning, overlapping, tokens_of
 from kinject.disk import (
     check_sha256sums,
     content_id,
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 IGNORED = -100
 """Label of a token that is read but not learned (PyTorch's cross-entropy skips it)."""
 
-FORMAT = 5
+FORMAT = 6
 """Format of cache entries. It changes with the files or the rules of tokenisation, so that no older entry is read."""
 
 Row = TypeVar("Row")
@@ -130,23 +131,19 @@ def tokenize_rows(
     remaining = iter(rows)
     faults = LineFaults()
     while batch := list(islice(remaining, _BATCH)):
-        texts = [text for row in batch for text in _texts(row)]
-        ids_of_texts = iter(
-            tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else ()
-        )
+        texts = [row.prompt + row.text + row.completion for row in batch]
+        has_prompts = any(row.shape == "completion" for row in batch)
+        tokens = iter(tokens_of(texts, tokenizer, offsets=has_prompts))
         for row in batch:
+            ids, offsets = next(tokens)
             if row.shape == "messages":
                 conversation = _conversation(row, tokenizer, tokenization.chat, faults)
                 if conversation is not None:
                     yield conversation
                 continue
-            n_prompt = 0
-            if row.shape == "completion":
-                n_prompt = len(next(ids_of_texts)) * (tokenization.completion_only is not False)
-            ids = next(ids_of_texts)
+            learned = _learned(row, ids, offsets, tokenizer, tokenization)
             n_unread = split_text(row, ids, tokenizer) if tokenization.second_part else 0
-            ids = ids[n_unread:]
-            learned = [index >= n_prompt for index in range(len(ids))]
+            ids, learned = ids[n_unread:], learned[n_unread:]
             if tokenization.bos:
                 ids, learned = [tokenizer.bos_token_id, *ids], [False, *learned]
             if tokenization.eos:
@@ -174,11 +171,21 @@ def split_text(row: CorpusRow, ids: Sequence[int], tokenizer: PreTrainedTokenize
     return n_first if 0 < n_first < len(ids) else len(ids) // 2
 
 
-def _texts(row: CorpusRow) -> tuple[str, ...]:
-    """Return the texts of a row to tokenize: its text, or the prompt and then both parts joined."""
-    if row.shape == "messages":
-        return ()
-    return (row.text,) if row.shape == "text" else (row.prompt, row.prompt + row.completion)
+def _learned(
+    row: CorpusRow,
+    ids: Sequence[int],
+    offsets: Sequence[Span] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    tokenization: Tokenization,
+) -> list[bool]:
+    """Return which tokens of a row without messages are in the loss: of a prompt and its completion the latter's."""
+    if row.shape != "completion" or tokenization.completion_only is False:
+        return [True] * len(ids)
+    if offsets is not None:
+        return overlapping(offsets, [(len(row.prompt), len(row.prompt) + len(row.completion))])
+    of_prompt = tokenizer(row.prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    n_prompt = common_beginning(ids, of_prompt)
+    return [index >= n_prompt for index in range(len(ids))]
 
 
 def _conversation(

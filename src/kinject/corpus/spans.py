@@ -1,0 +1,101 @@
+"""Which tokens are learned: those that overlap the spans of a text that are to be learned.
+
+A token belongs to an answer if it holds any character of it. To count the tokens of the text before
+it, or to ask where a token begins, goes wrong where a tokenizer joins the space before a word with it:
+the first word of the answer would not be learned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+Span = tuple[int, int]
+"""First character, and the first behind."""
+Json = Union[dict[str, "Json"], list["Json"], str, int, float, bool, None]  # noqa: UP007 - refers to itself
+
+
+class Tokens(NamedTuple):
+    """The tokens of a text; `offsets` are their spans in it, None where the tokenizer does not know them."""
+
+    ids: list[int]
+    offsets: Sequence[Span] | None
+
+
+def tokens_of(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, offsets: bool = True
+) -> list[Tokens]:
+    """Return the tokens of each text, without special tokens around it.
+
+    Offsets hold the white space of a token: a tokenizer that trims it is asked without trimming. Where
+    all of a text is learned they are not needed, and cost a third more time.
+    """
+    if not texts:
+        return []
+    if not offsets or not tokenizer.is_fast:
+        rows = tokenizer([*texts], add_special_tokens=False, verbose=False)["input_ids"]
+        return [Tokens(ids, None) for ids in rows]
+    whole = _without_trimming(tokenizer.backend_tokenizer.to_str())
+    if whole is not None:
+        encoded = whole.encode_batch([*texts], add_special_tokens=False)
+        return [Tokens(item.ids, item.offsets) for item in encoded]
+    batch: Any = tokenizer(
+        [*texts], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    )
+    pairs = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
+    return [Tokens(ids, spans) for ids, spans in pairs]
+
+
+@lru_cache(maxsize=4)
+def _without_trimming(rules: str) -> Tokenizer | None:
+    """Return the tokenizer of these rules with offsets that keep white space; None if they do anyway."""
+    from tokenizers import Tokenizer
+
+    parsed = json.loads(rules)
+    if not _stop_trimming(parsed.get("post_processor")):
+        return None
+    return Tokenizer.from_str(json.dumps(parsed))
+
+
+def _stop_trimming(rules: Json) -> bool:
+    """Switch trimming off in the rules of a post-processor; return whether it was on."""
+    found = False
+    if isinstance(rules, dict):
+        if rules.get("trim_offsets"):
+            rules["trim_offsets"] = False
+            found = True
+        for value in rules.values():
+            found = _stop_trimming(value) or found
+    elif isinstance(rules, list):
+        for value in rules:
+            found = _stop_trimming(value) or found
+    return found
+
+
+def overlapping(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
+    """Return for each token whether it holds a character of one of `spans`, which are in order.
+
+    A token without a character, as some tokenizers put before a word, belongs to the span in which it stands.
+    """
+    marks = []
+    first = 0  # of the spans that may still be ahead
+    for start, end in offsets:
+        while first < len(spans) and spans[first][1] <= start:
+            first += 1
+        last = max(end, start + 1)
+        marks.append(first < len(spans) and spans[first][0] < last)
+    return marks
+
+
+def common_beginning(ids: Sequence[int], of_prompt: Sequence[int]) -> int:
+    """Return how many tokens of a whole text are those of its prompt, where offsets are not known (TRL's rule)."""
+    for index, (token, prompt_token) in enumerate(zip(ids, of_prompt, strict=False)):
+        if token != prompt_token:
+            return index
+    return min(len(ids), len(of_prompt))
