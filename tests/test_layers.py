@@ -44,7 +44,7 @@ SIDEWAYS = {
 }  # fmt: skip
 """Imports within a layer (importing room, imported room), one way only."""
 
-MOST_LINES = 600
+MOST_LINES = 620
 MOST_LINES_OF_A_FUNCTION = 82
 MOST_SERVING_ONE = 15
 
@@ -243,14 +243,14 @@ def test_what_one_function_knows_is_written_nowhere_else() -> None:
 
 
 RULER = {
-    "conditional expressions": 1_622,
+    "conditional expressions": 1_620,
     "lambdas": 267,
-    "nested comprehensions": 250,
-    "flags as factors": 18,
+    "nested comprehensions": 247,
+    "flags as factors": 17,
     "functions with over 15 branches": 61,
     "parameters typed Any or object": 344,
-    "fmt: skip": 342,
-    "lines over 100 columns": 3_378,
+    "fmt: skip": 340,
+    "lines over 100 columns": 1_253,
     "verbs": 17,
     "recipe keys": 225,
     "words of docs": 43_480,
@@ -259,7 +259,7 @@ RULER = {
 
 Wanted, a 100 lines of code: 2.0 conditional expressions, 0.2 lambdas, 0.2 nested comprehensions; in all no flag as a factor, 20
 functions with over 15 branches, 60 parameters typed Any, 20 `fmt: skip`, no line over 100 columns."""
-LEAST_COMMENTS = 435
+LEAST_COMMENTS = 439
 """Comments in src, each of which gives a reason: this number may only rise. Wanted: 4 a 100 lines of code."""
 
 

@@ -1,7 +1,8 @@
 """kinject turns documents into knowledge that a language model demonstrably has.
 
-The verbs are functions: each takes a recipe (its path, or what `read_recipe` returned), writes the same files and report as
-its command, and returns a result with `to_frame()`. In a notebook the last line of a cell shows it as a table.
+The verbs are functions: each takes a recipe (its path, or what `read_recipe` returned), writes the
+same files and report as its command, and returns a result with `to_frame()`. In a notebook the last
+line of a cell shows it as a table.
 
     import kinject
 
@@ -63,7 +64,8 @@ __all__ = [
 class _Package(ModuleType):
     """This package, in which a verb stays a function when the subpackage of its name is imported.
 
-    The function then has the subpackage's attributes, so that ``kinject.train.run`` is found as well.
+    The function then has the subpackage's attributes, so that ``kinject.train.run`` is found as
+    well.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

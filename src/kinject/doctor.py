@@ -1,4 +1,5 @@
-"""`kinject doctor`: the parts of this machine, the actions of each recipe on it, and what keeps them from running."""
+"""`kinject doctor`: the parts of this machine, the actions of each recipe on it, and what keeps
+them from running."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ def check_recipes(files: Sequence[Path]) -> Iterator[Check]:
 
 
 def _check_recipe(recipe: Recipe) -> Check:
-    """Return the verbs of a recipe, and what keeps them from running: inputs, settings, and keys that are not set."""
+    """Return the verbs of a recipe, and what keeps them from running: inputs, settings, and keys
+    that are not set."""
     from kinject.train.config import make_configs
 
     verbs, problems = (

@@ -10,8 +10,8 @@
     KeyboardInterrupt            Ctrl-C (SIGINT); exit code 130
     └── Terminated               the system ends the process (SIGTERM, SIGHUP, SIGQUIT, SIGUSR1); exit code 143, 129, 131, 138
 
-Each message names the place, the value found, the values allowed, and a fix. Any other exception is a bug in kinject:
-it keeps its traceback, and its exit code is 70.
+Each message names the place, the value found, the values allowed, and a fix. Any other exception is
+a bug in kinject: it keeps its traceback, and its exit code is 70.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _MOST_LINES = 200
 class KinjectError(Exception):
     """Base of every error that a user can cause and fix. No message holds a part of a secret.
 
-    A message that quotes megabytes of its input keeps the beginning and the end of each line: the place and the fix.
+    A message that quotes megabytes of its input keeps the beginning and the end of each line: the
+    place and the fix.
     """
 
     def __init__(self, message: str) -> None:
@@ -56,7 +57,8 @@ class DiskError(KinjectError):
 class EndpointError(KinjectError):
     """A language-model endpoint refused or failed.
 
-    `fatal` means that every further request would fail the same way (a wrong key, an unknown model).
+    `fatal` means that every further request would fail the same way (a wrong key, an unknown
+    model).
     """
 
     def __init__(self, message: str, *, fatal: bool = False) -> None:
@@ -69,7 +71,8 @@ class TrainingError(KinjectError):
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal ends the process: SIGTERM or SIGUSR1, as from a batch system before it kills, SIGHUP or SIGQUIT."""
+    """A signal ends the process: SIGTERM or SIGUSR1, as from a batch system before it kills, SIGHUP
+    or SIGQUIT."""
 
     def __init__(self, number: int = SIGTERM) -> None:
         super().__init__()
@@ -78,7 +81,8 @@ class Terminated(KeyboardInterrupt):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a recipe: its key (dotted, or part by part), a message, and ``file:line`` or ``command line``.
+    """One problem of a recipe: its key (dotted, or part by part), a message, and ``file:line`` or
+    ``command line``.
 
     Checks give key and message; `kinject.recipe.Recipe.locating` adds the place.
     """
@@ -105,5 +109,6 @@ class RecipeError(KinjectError):
 
 
 def fault(key: str, message: str) -> RecipeError:
-    """Return a `RecipeError` with one problem; where the verb starts, `kinject.recipe.Recipe.locating` adds its place."""
+    """Return a `RecipeError` with one problem; where the verb starts,
+    `kinject.recipe.Recipe.locating` adds its place."""
     return RecipeError([Problem(key, message)])

@@ -32,11 +32,13 @@ CPU_PRELOAD = (
     "kinject.eval.run",
     "trl.trainer.sft_config",
 )
-"""Modules that stages import, for seconds each time: without a GPU, workers are forked from a process that has them."""
+"""Modules that stages import, for seconds each time: without a GPU, workers are forked from a
+process that has them."""
 
 
 class Task(Protocol):
-    """Work for another process: it can be pickled, and `folder` is for its files. `label` names it for people."""
+    """Work for another process: it can be pickled, and `folder` is for its files. `label` names it
+    for people."""
 
     @property
     def folder(self) -> Path: ...
@@ -71,7 +73,8 @@ class _Worker:
 
 
 def start_fork_server() -> None:
-    """Without a GPU, let a process import `CPU_PRELOAD` in the background; `LocalExecutor` forks its workers from it."""
+    """Without a GPU, let a process import `CPU_PRELOAD` in the background; `LocalExecutor` forks
+    its workers from it."""
     if _count_gpus():
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(CPU_PRELOAD))
@@ -88,12 +91,15 @@ def start_fork_server() -> None:
 class LocalExecutor:
     """Runs tasks in `n_workers` processes, among which the cores and the GPUs are divided evenly.
 
-    If a worker dies, only its task fails (a ProcessPoolExecutor loses all), and a new worker replaces it. Workers end with
-    this process, however it ends. They receive no signal of the terminal: this process sends them SIGTERM, so that a task
-    can store its requests in flight. With `preload` (names of modules), workers are forked from one process that has
-    imported them; none of these may initialise a GPU. With `fresh` a worker runs one task: none has the memory of another.
+    If a worker dies, only its task fails (a ProcessPoolExecutor loses all), and a new worker
+    replaces it. Workers end with this process, however it ends. They receive no signal of the
+    terminal: this process sends them SIGTERM, so that a task can store its requests in flight. With
+    `preload` (names of modules), workers are forked from one process that has imported them; none
+    of these may initialise a GPU. With `fresh` a worker runs one task: none has the memory of
+    another.
 
-    Each worker's number of threads is its fraction of the cores, unless the user has set OMP_NUM_THREADS.
+    Each worker's number of threads is its fraction of the cores, unless the user has set
+    OMP_NUM_THREADS.
     """
 
     def __init__(
@@ -190,7 +196,8 @@ class LocalExecutor:
 
 
 def executor_factory(n_jobs: int | None) -> Callable[[], LocalExecutor]:
-    """Return a function that starts `n_jobs` workers; without a number one for each GPU, else for each core, at most 8.
+    """Return a function that starts `n_jobs` workers; without a number one for each GPU, else for
+    each core, at most 8.
 
     Raises `InputError` for a number of jobs out of range.
     """
@@ -230,7 +237,8 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _main_hidden() -> Iterator[None]:
-    """Let a process start without running the user's script again: without a guard that would start everything again."""
+    """Let a process start without running the user's script again: without a guard that would start
+    everything again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

@@ -1,8 +1,10 @@
-"""Make a finished run ready for use elsewhere: one plain model folder with its card, and the commands that serve it.
+"""Make a finished run ready for use elsewhere: one plain model folder with its card, and the
+commands that serve it.
 
-`prove` asks whether copies of the model answer as the trained one: folded, quantised, in GGUF, behind a server. All are
-asked the questions and texts of an evaluation. Rounding moves log-probs a little, more with fewer bits of a weight; `BOUNDS` lie
-between that noise and what faults do (benchmarks/eval/prove.py measures both).
+`prove` asks whether copies of the model answer as the trained one: folded, quantised, in GGUF,
+behind a server. All are asked the questions and texts of an evaluation. Rounding moves log-probs a
+little, more with fewer bits of a weight; `BOUNDS` lie between that noise and what faults do
+(benchmarks/eval/prove.py measures both).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from kinject.recipe.read import read_values
 from kinject.types import Answer, Message, Question
 
 BOUNDS = {16: (0.02, 0.02), 8: (0.05, 0.04), 4: (0.25, 0.15)}
-"""Bits of a weight -> the largest mean difference of a token's log-prob (nats), and the largest fraction of other answers."""
+"""Bits of a weight -> the largest mean difference of a token's log-prob (nats), and the largest
+fraction of other answers."""
 _TRAINED = "trained"
 _FEW = 2
 """Other answers that are always allowed: some choices are all but equal."""
@@ -54,9 +57,10 @@ _CONVERSATIONS: tuple[list[Message], ...] = (
 class ExportOptions:
     """Options of an export of `folder`: a run, a model or an adapter.
 
-    The model goes into `out`/model (None: `folder`/export/model). `report` is an evaluation or study whose results the card
-    shows, `dtype` that of the weights (None: as they are stored), `license` an id for the card. `gguf` (f16, bf16, q8_0) is the
-    kind of a GGUF file that is written, too. `prove` is an evaluation, by which the model, that file and every one of `copies`
+    The model goes into `out`/model (None: `folder`/export/model). `report` is an evaluation or
+    study whose results the card shows, `dtype` that of the weights (None: as they are stored),
+    `license` an id for the card. `gguf` (f16, bf16, q8_0) is the kind of a GGUF file that is
+    written, too. `prove` is an evaluation, by which the model, that file and every one of `copies`
     (folders, GGUF files, addresses of servers) are compared with the trained model (`prove`).
     """
 
@@ -87,7 +91,8 @@ class Check:
 
 @dataclass(slots=True)
 class Proof:
-    """A copy (`source`: a folder, a GGUF file, an address), its checks, its other answers; `fault`: why it cannot be used."""
+    """A copy (`source`: a folder, a GGUF file, an address), its checks, its other answers; `fault`:
+    why it cannot be used."""
 
     name: str
     source: str
@@ -114,7 +119,8 @@ class Proof:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The model folder that was written, the commands that serve or publish it, the proof of each copy, the GGUF file."""
+    """The model folder that was written, the commands that serve or publish it, the proof of each
+    copy, the GGUF file."""
 
     folder: Path
     commands: tuple[str, ...]
@@ -123,10 +129,11 @@ class ExportResult:
 
 
 def export(options: ExportOptions) -> ExportResult:
-    """Write the model folder that `options` describe, whole or not at all; one that is there is replaced.
+    """Write the model folder that `options` describe, whole or not at all; one that is there is
+    replaced.
 
-    Raises `InputError` for a run that is not finished and for weights out of the dtype's range, `DiskError` if the folder
-    cannot be written.
+    Raises `InputError` for a run that is not finished and for weights out of the dtype's range,
+    `DiskError` if the folder cannot be written.
     """
     source = _read_source(options.folder)
     out = options.out or options.folder / "export"
@@ -154,7 +161,8 @@ def export(options: ExportOptions) -> ExportResult:
 
 @dataclass(frozen=True)
 class _Source:
-    """The source: the folder of its weights, its base ("" if unknown), and the manifest of its run ({} without)."""
+    """The source: the folder of its weights, its base ("" if unknown), and the manifest of its run
+    ({} without)."""
 
     model: Path
     base: str
@@ -163,7 +171,8 @@ class _Source:
 
 
 def _read_source(folder: Path) -> _Source:
-    """Return the source in `folder`, of a run or a model. Raises `InputError` if that is no finished model."""
+    """Return the source in `folder`, of a run or a model. Raises `InputError` if that is no
+    finished model."""
     from kinject.models import ADAPTER_CONFIG, base_of_adapter, check_model
 
     run = folder if (folder / "manifest.json").is_file() else None
@@ -189,7 +198,8 @@ def _read_source(folder: Path) -> _Source:
 
 
 def _write_model(source: _Source, part: Path, dtype: str) -> None:
-    """Write the model, an adapter folded in. Raises `InputError` if a weight is not finite in `dtype`."""
+    """Write the model, an adapter folded in. Raises `InputError` if a weight is not finite in
+    `dtype`."""
     from kinject.models import model_files, not_finite_in
     from kinject.train.merge import merge_adapter, save_as
 
@@ -210,7 +220,8 @@ def _write_model(source: _Source, part: Path, dtype: str) -> None:
 
 
 def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
-    """Return the model's README.md: the hub's front matter, results, training, use. No path of this machine is in it."""
+    """Return the model's README.md: the hub's front matter, results, training, use. No path of this
+    machine is in it."""
     import yaml
 
     from kinject import __version__
@@ -256,7 +267,8 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
 
 
 def _own_arm(report: Path, model: Path) -> str:
-    """Return the name that the evaluation of `report` gave to `model`; "" if its manifest does not name it."""
+    """Return the name that the evaluation of `report` gave to `model`; "" if its manifest does not
+    name it."""
     section = (manifest_beside(report).get("recipe") or {}).get("eval") or {}
     for name, value in (section.get("models") or {}).items():
         path = (value.get("adapter") or value.get("path")) if isinstance(value, dict) else value
@@ -266,7 +278,8 @@ def _own_arm(report: Path, model: Path) -> str:
 
 
 def _training_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return label -> value of a run: how long, how much, and the settings of its trainer that the recipe names."""
+    """Return label -> value of a run: how long, how much, and the settings of its trainer that the
+    recipe names."""
     counts, trainer = manifest["counts"], manifest["recipe"].get("trainer") or {}
     facts = {
         "steps": f"{counts['steps']:,}", "epochs": f"{counts['epochs']:.2f}",
@@ -278,7 +291,8 @@ def _training_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _commands(model: Path, name: str, source: _Source, file: Path | None) -> list[str]:
-    """Return the commands that serve the exported model, or the adapter without folding it in, and that publish it."""
+    """Return the commands that serve the exported model, or the adapter without folding it in, and
+    that publish it."""
     folder = shlex.quote(str(model))
     lines = [
         f"vllm serve {folder} --served-model-name {shlex.quote(name)}",
@@ -300,10 +314,12 @@ def _commands(model: Path, name: str, source: _Source, file: Path | None) -> lis
 
 
 def prove(trained: str, copies: Sequence[str], evaluation: Path, out: Path) -> list[Proof]:
-    """Return the proof of each of `copies` of the model in `trained`, on the questions and texts of `evaluation`.
+    """Return the proof of each of `copies` of the model in `trained`, on the questions and texts of
+    `evaluation`.
 
-    That is a recipe, or a run of kinject eval or train (its probes). `out` gets prove.json and the answers; what an earlier
-    proof left there is deleted. Raises `InputError` if the evaluation or the trained model cannot be used.
+    That is a recipe, or a run of kinject eval or train (its probes). `out` gets prove.json and the
+    answers; what an earlier proof left there is deleted. Raises `InputError` if the evaluation or
+    the trained model cannot be used.
     """
     shutil.rmtree(out, ignore_errors=True)
     raw = _read_evaluation(evaluation, trained)
@@ -332,7 +348,8 @@ def prove(trained: str, copies: Sequence[str], evaluation: Path, out: Path) -> l
 
 
 def _read_evaluation(source: Path, trained: str) -> dict[str, Any]:
-    """Return the recipe, with the trained model alone, that asks what the recipe or run in `source` asks."""
+    """Return the recipe, with the trained model alone, that asks what the recipe or run in `source`
+    asks."""
     raw = (
         (read_manifest(source / "manifest.json") or {}).get("recipe", {})
         if source.is_dir()
@@ -401,7 +418,8 @@ def _compare_tokens(proof: Proof, trained: str, questions: Iterable[Question]) -
 
 
 def _conversation(tokenizer: Any, turns: Sequence[Message]) -> list[int] | str:
-    """Return the tokens of a conversation up to where the answer begins, or what the template raises."""
+    """Return the tokens of a conversation up to where the answer begins, or what the template
+    raises."""
     try:
         text = tokenizer.apply_chat_template(
             [dict(turn) for turn in turns], tokenize=False, add_generation_prompt=True
@@ -412,7 +430,8 @@ def _conversation(tokenizer: Any, turns: Sequence[Message]) -> list[int] | str:
 
 
 def _bits(file: Path) -> int:
-    """Return 16, 8 or 4, which names the bounds of a GGUF file: the mean bits of its matrices' weights, rounded down."""
+    """Return 16, 8 or 4, which names the bounds of a GGUF file: the mean bits of its matrices'
+    weights, rounded down."""
     from gguf import GGUFReader
 
     matrices = [tensor for tensor in GGUFReader(file).tensors if len(tensor.shape) > 1]
@@ -451,7 +470,8 @@ def _compare_answers(recipe: EvalRecipe, proofs: Sequence[Proof]) -> None:
 def _check_answers(
     proof: Proof, pairs: Sequence[tuple[Answer, Answer]], questions: Mapping[str, Question]
 ) -> None:
-    """Add the checks of a copy's answers, each beside the trained model's, and list the changed ones."""
+    """Add the checks of a copy's answers, each beside the trained model's, and list the changed
+    ones."""
     for mine, other in pairs:
         question = questions[mine.question_id]
         if _answer(mine, question) != _answer(other, question):
@@ -486,7 +506,8 @@ def _answer(answer: Answer, question: Question) -> str:
 
 
 def _ask_server(proof: Proof, trained: str, raw: Mapping[str, Any], out: Path) -> None:
-    """Compare what a server answers: log-probs where it returns them, else written answers; and its chat template."""
+    """Compare what a server answers: log-probs where it returns them, else written answers; and its
+    chat template."""
     from kinject.models import load_tokenizer
 
     tokenizer = load_tokenizer(trained)
@@ -523,7 +544,8 @@ def _ask_server(proof: Proof, trained: str, raw: Mapping[str, Any], out: Path) -
 
 
 async def _meet(proof: Proof, section: GeneratorSection, tokenizer: Any) -> GeneratorSection:
-    """Return the section with the endpoint's model, the only one that it lists; check the tokens that it counts in chats.
+    """Return the section with the endpoint's model, the only one that it lists; check the tokens
+    that it counts in chats.
 
     Raises `EndpointError` if it lists several.
     """

@@ -1,7 +1,9 @@
-"""Models in GGUF, llama.cpp's file format: written from a folder, and dequantised once into one for transformers.
+"""Models in GGUF, llama.cpp's file format: written from a folder, and dequantised once into one for
+transformers.
 
-That folder lies in the user's cache under the hash of the file, so the same file is converted once on a machine. Weights
-are stored in float32, which loses nothing; the dtype of a run is chosen when the folder is loaded.
+That folder lies in the user's cache under the hash of the file, so the same file is converted once
+on a machine. Weights are stored in float32, which loses nothing; the dtype of a run is chosen when
+the folder is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _LEFT_OUT = ("quantization_config", "_name_or_path", "transformers_version")
 
 
 def gguf_file(path: str | Path) -> Path | None:
-    """Return the GGUF file that `path` is, or the one in a folder without a config.json; None for any other path.
+    """Return the GGUF file that `path` is, or the one in a folder without a config.json; None for
+    any other path.
 
     Raises `InputError` if the folder holds several.
     """
@@ -44,10 +47,11 @@ def gguf_file(path: str | Path) -> Path | None:
 
 
 def converted_folder(file: Path) -> Path:
-    """Return the folder with the dequantised model and tokenizer of a GGUF file; convert it if it is not in the cache.
+    """Return the folder with the dequantised model and tokenizer of a GGUF file; convert it if it
+    is not in the cache.
 
-    Raises `InputError` if the package gguf is missing or transformers cannot convert the file, `DiskError` if the folder
-    cannot be written.
+    Raises `InputError` if the package gguf is missing or transformers cannot convert the file,
+    `DiskError` if the folder cannot be written.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinject" / "gguf"
     folder = root / f"{file.stem}-{file_hash(file)[:16]}"
@@ -111,7 +115,8 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _complete_special_tokens(file: Path, tokenizer: Any, generation_config: Any) -> None:
-    """Take over what transformers leaves in the file: whether a text begins with BOS, and the end of a chat turn."""
+    """Take over what transformers leaves in the file: whether a text begins with BOS, and the end
+    of a chat turn."""
     from gguf import GGUFReader
 
     fields = GGUFReader(file).fields
@@ -134,8 +139,9 @@ def _complete_special_tokens(file: Path, tokenizer: Any, generation_config: Any)
 def write_gguf(folder: Path, file: Path, kind: str) -> None:
     """Write the model in `folder` to `file`, its matrices in one of `KINDS`, whole or not at all.
 
-    llama.cpp's converter does it where convert_hf_to_gguf.py is on the PATH; else models of `_ARCHITECTURES` with byte-level
-    BPE are written here. Raises `InputError` for another model and without the package gguf.
+    llama.cpp's converter does it where convert_hf_to_gguf.py is on the PATH; else models of
+    `_ARCHITECTURES` with byte-level BPE are written here. Raises `InputError` for another model and
+    without the package gguf.
     """
     part = file.with_name(f".{file.name}.part")
     converter = shutil.which("convert_hf_to_gguf.py")
@@ -167,12 +173,14 @@ def write_gguf(folder: Path, file: Path, kind: str) -> None:
 
 
 _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
-"""model_type, which is llama.cpp's name too -> whether its files have the rows of q and k permuted."""
+"""model_type, which is llama.cpp's name too -> whether its files have the rows of q and k permuted.
+"""
 _HARD_TEXT = "It's 12,345.67 or  x1; don't\n\n  WE'LL Ünï 你好 9999 \t(a_b)"
 
 
 def _splits() -> dict[str, Any]:
-    """Return llama.cpp's name of a rule that splits texts before BPE -> the same rule of tokenizers."""
+    """Return llama.cpp's name of a rule that splits texts before BPE -> the same rule of
+    tokenizers."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
@@ -249,7 +257,8 @@ def _write(folder: Path, file: Path, kind: str) -> None:
 
 
 def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> None:
-    """Write a byte-level BPE tokenizer and its chat template. Raises `InputError` for one that llama.cpp splits otherwise."""
+    """Write a byte-level BPE tokenizer and its chat template. Raises `InputError` for one that
+    llama.cpp splits otherwise."""
     import gguf
 
     data = json.loads(tokenizer.backend_tokenizer.to_str())

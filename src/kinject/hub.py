@@ -1,7 +1,8 @@
 """Names on the Hugging Face hub: reached, found in the local cache, or refused within two seconds.
 
-The libraries try an unreachable hub six times for each file, most of a minute in all. So kinject tries a connection
-first. `HF_HUB_ETAG_TIMEOUT` (seconds) gives a slow one more time; once connected, the libraries' own limits hold.
+The libraries try an unreachable hub six times for each file, most of a minute in all. So kinject
+tries a connection first. `HF_HUB_ETAG_TIMEOUT` (seconds) gives a slow one more time; once
+connected, the libraries' own limits hold.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ _CACHED = (
 
 
 def find_source(name: str, kind: str, revision: str | None = None) -> str:
-    """Return `name` if it is a path that exists or the hub can be reached, else its folder in the local cache.
+    """Return `name` if it is a path that exists or the hub can be reached, else its folder in the
+    local cache.
 
-    A GGUF file, or a folder with one, is converted first: the result is the folder of the conversion.
+    A GGUF file, or a folder with one, is converted first: the result is the folder of the
+    conversion.
 
     Raises `InputError` if `kind` (model, tokenizer) is in none of the three.
     """
@@ -59,7 +62,8 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
 
 
 def local_folder(name: str, revision: str | None = None) -> Path:
-    """Return the folder of a model, downloaded if `name` is on the hub and not here. Raises `InputError` as `find_source`."""
+    """Return the folder of a model, downloaded if `name` is on the hub and not here. Raises
+    `InputError` as `find_source`."""
     from huggingface_hub import snapshot_download
 
     source = find_source(name, "model", revision)
@@ -79,7 +83,8 @@ def check_data_set(name: str) -> None:
 
 
 def upload_fault() -> str:
-    """Return why nothing can be uploaded, without a connection to the hub; "" if nothing is known against it."""
+    """Return why nothing can be uploaded, without a connection to the hub; "" if nothing is known
+    against it."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:

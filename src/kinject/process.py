@@ -32,12 +32,14 @@ _SHORTAGE = re.compile(
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Return whether memory, threads or open files ran out, of this machine, its GPU or a limit, in whatever form it shows."""
+    """Return whether memory, threads or open files ran out, of this machine, its GPU or a limit, in
+    whatever form it shows."""
     return isinstance(error, MemoryError) or _SHORTAGE.search(str(error)) is not None
 
 
 def is_launched() -> bool:
-    """Return whether a launcher (`accelerate launch`, torchrun) started this process, alone or among others."""
+    """Return whether a launcher (`accelerate launch`, torchrun) started this process, alone or
+    among others."""
     return "RANK" in os.environ
 
 
@@ -47,17 +49,20 @@ def is_yes(name: str) -> bool:
 
 
 def tensor_parallel_size() -> int:
-    """Return how many processes read the same rows, each with its part of every weight: 1 without tensor parallelism."""
+    """Return how many processes read the same rows, each with its part of every weight: 1 without
+    tensor parallelism."""
     return int(os.environ.get("PARALLELISM_CONFIG_TP_SIZE", "1"))
 
 
 def context_parallel_size() -> int:
-    """Return how many processes read a row together, each its part of the tokens: 1 without context parallelism."""
+    """Return how many processes read a row together, each its part of the tokens: 1 without context
+    parallelism."""
     return int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
 
 
 def processes_per_row() -> int:
-    """Return how many processes share a row: those of tensor parallelism times those of context parallelism."""
+    """Return how many processes share a row: those of tensor parallelism times those of context
+    parallelism."""
     return tensor_parallel_size() * context_parallel_size()
 
 
@@ -84,14 +89,16 @@ def made_by_first_process(make: Callable[[], _Made]) -> _Made:
 
 
 def first_process_first(make: Callable[[], _Made]) -> _Made:
-    """Return the result of `make`; the others of a launch call it once the first has written its files. Raises as above."""
+    """Return the result of `make`; the others of a launch call it once the first has written its
+    files. Raises as above."""
     made: list[_Made] = []
     made_by_first_process(lambda: made.append(make()))
     return made[0] if made else make()
 
 
 def is_fsdp_launch() -> bool:
-    """Return whether accelerate shards weights by FSDP when training starts. Until then they stay off the GPU."""
+    """Return whether accelerate shards weights by FSDP when training starts. Until then they stay
+    off the GPU."""
     return is_yes("ACCELERATE_USE_FSDP")
 
 
@@ -121,7 +128,8 @@ def core_count() -> int:
 
 
 def machine_memory() -> int:
-    """Return the bytes of memory that this process may use: the machine's, or its control group's if that is less."""
+    """Return the bytes of memory that this process may use: the machine's, or its control group's
+    if that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     paths = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
     limits = [path.read_text("utf-8").strip() for path in paths if path.is_file()]
@@ -129,28 +137,33 @@ def machine_memory() -> int:
 
 
 def work_seconds(device: str) -> float:
-    """Return a clock of the work on `device`, in seconds: on ``cpu`` the processor time of this process and its ended children,
-    all cores together, to which other programs add little; else the time without pauses.
+    """Return a clock of the work on `device`, in seconds: on ``cpu`` the processor time of this
+    process and its ended children, all cores together, to which other programs add little; else the
+    time without pauses.
     """
     return sum(os.times()[:4]) if device == "cpu" else monotonic()
 
 
 def available_memory() -> int:
-    """Return the bytes that a new process may use: what Linux reports as free, and at most `machine_memory`."""
+    """Return the bytes that a new process may use: what Linux reports as free, and at most
+    `machine_memory`."""
     free = _read_kilobytes(Path("/proc/meminfo"), "MemAvailable")
     return min(free, machine_memory()) if free is not None else machine_memory()
 
 
 def resident_memory(pid: int | None = None) -> int | None:
-    """Return the resident bytes of process `pid` (None: this one); None if the system does not report them.
+    """Return the resident bytes of process `pid` (None: this one); None if the system does not
+    report them.
 
-    The resident set holds the whole process: Python, its libraries and mapped files that were read count as well.
+    The resident set holds the whole process: Python, its libraries and mapped files that were read
+    count as well.
     """
     return _read_kilobytes(Path(f"/proc/{pid or 'self'}/status"), "VmRSS")
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Return the most bytes held so far: on ``cuda`` by torch's allocator, else by this process's resident set."""
+    """Return the most bytes held so far: on ``cuda`` by torch's allocator, else by this process's
+    resident set."""
     if device == "cuda":
         import torch
 
@@ -165,7 +178,8 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def _read_kilobytes(path: Path, name: str) -> int | None:
-    """Return the value of `name` in a file of /proc in bytes; None if there is no such file or name."""
+    """Return the value of `name` in a file of /proc in bytes; None if there is no such file or
+    name."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -191,7 +205,8 @@ _PAUSE = 0.05
 def handled_by(
     handler: Callable[[int, FrameType | None], None] | signal.Handlers,
 ) -> Iterator[None]:
-    """Let `handler` receive the signals that end a verb in the block; afterwards restore the previous handlers."""
+    """Let `handler` receive the signals that end a verb in the block; afterwards restore the
+    previous handlers."""
     received = [
         number for number in SIGNALS if number in _FROM_BATCH_SYSTEM or not _is_ignored(number)
     ]
@@ -209,9 +224,11 @@ def _is_ignored(number: signal.Signals) -> bool:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` in the block on SIGINT, and `Terminated` on the other signals that end a verb.
+    """Raise `KeyboardInterrupt` in the block on SIGINT, and `Terminated` on the other signals that
+    end a verb.
 
-    A signal may arrive while Python finalises an object and ignores exceptions. Such a signal is sent again.
+    A signal may arrive while Python finalises an object and ignores exceptions. Such a signal is
+    sent again.
     """
     previous_hook = sys.unraisablehook
 
@@ -233,11 +250,12 @@ def terminable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred(announce: Callable[[], None]) -> Iterator[list[int]]:
-    """Keep the first signal that ends a verb in the list until the block ends, then raise it; `announce` it at once.
+    """Keep the first signal that ends a verb in the list until the block ends, then raise it;
+    `announce` it at once.
 
-    A further signal a second later, or more, raises immediately (a launcher repeats a signal of the terminal). After SIGUSR1
-    only a signal of the terminal does: a batch system sends SIGTERM next. In a thread other than the main one, nothing is
-    received.
+    A further signal a second later, or more, raises immediately (a launcher repeats a signal of the
+    terminal). After SIGUSR1 only a signal of the terminal does: a batch system sends SIGTERM next.
+    In a thread other than the main one, nothing is received.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -1,6 +1,7 @@
 """The formats in which a question is asked: the layout of its prompt, and the form of its answers.
 
-A format of your own is a `QuestionFormat` in a file of yours, and one line of `FORMATS` (CONTRIBUTING.md).
+A format of your own is a `QuestionFormat` in a file of yours, and one line of `FORMATS`
+(CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ def question_prompt(question: str) -> str:
 
 @dataclass(frozen=True)
 class QuestionFormat:
-    """A format, `label` in reports. Its answers are scored by log-prob, or with `generates` written by the model.
+    """A format, `label` in reports. Its answers are scored by log-prob, or with `generates` written
+    by the model.
 
-    `shows_question`, `shows_options`: the parts of the prompt. `letters`: an answer is the letter of an option. `rotates`: the
-    question is asked once for each rotation of its options. `control` names the format that compares the same answers without
-    the question, "" where there is none. A subclass may write `header`, `prompt` and `answers` otherwise.
+    `shows_question`, `shows_options`: the parts of the prompt. `letters`: an answer is the letter
+    of an option. `rotates`: the question is asked once for each rotation of its options. `control`
+    names the format that compares the same answers without the question, "" where there is none. A
+    subclass may write `header`, `prompt` and `answers` otherwise.
     """
 
     label: str
@@ -44,7 +47,8 @@ class QuestionFormat:
         return self.generates and not self.letters
 
     def header(self, question: Question) -> str:
-        """Return the text before examples and passages, which a chat template puts into the system's turn."""
+        """Return the text before examples and passages, which a chat template puts into the
+        system's turn."""
         if not self.shows_options or not question.subject:
             return ""
         subject = question.subject.replace("_", " ")
@@ -67,7 +71,8 @@ class QuestionFormat:
         return f"{text}\n{_ASKS_FOR_LETTER}\nAnswer:" if self.generates else f"{text}\nAnswer:"
 
     def answers(self, question: Question) -> tuple[str, ...]:
-        """Return the text of each answer that is compared; of a written one the text that an example shows."""
+        """Return the text of each answer that is compared; of a written one the text that an
+        example shows."""
         if self.is_open:
             return question.accepted[:1] or (NO_ANSWER,)
         return tuple(ascii_uppercase[: len(question.choices)]) if self.letters else question.choices
@@ -78,7 +83,8 @@ class QuestionFormat:
 
 
 class Continuation(QuestionFormat):
-    """The question is the beginning of a text, which each choice continues: for a base model that knows no questions."""
+    """The question is the beginning of a text, which each choice continues: for a base model that
+    knows no questions."""
 
     def prompt(self, question: Question) -> str:
         """Return the question as it is, without an ellipsis at its end."""
@@ -128,5 +134,6 @@ FORMATS: dict[str, QuestionFormat] = {
 
 
 def format_of(name: str) -> QuestionFormat:
-    """Return the format `name` of stored answers; one that this program does not have compares choices."""
+    """Return the format `name` of stored answers; one that this program does not have compares
+    choices."""
     return FORMATS.get(name, QuestionFormat(name))

@@ -1,4 +1,5 @@
-"""Results of an evaluation (a study with one seed) and of a study. Pages and figures compute none of their numbers."""
+"""Results of an evaluation (a study with one seed) and of a study. Pages and figures compute none
+of their numbers."""
 
 from __future__ import annotations
 
@@ -14,26 +15,33 @@ Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "unanswerable", "baseline"]
 Verdict = Literal["shown", "opposite shown", "not shown", "cannot be tested"]
 Interval = Literal["Wilson", "Wilson over documents and seeds"]
-"""How the 95% interval of an accuracy was computed: the second where documents have several questions, or arms several seeds."""
+"""How the 95% interval of an accuracy was computed: the second where documents have several
+questions, or arms several seeds."""
 Test = Literal["McNemar", "sign flips", "t over documents and seeds"]
-"""The test of a difference: with one question a document and one seed an arm, several questions, several seeds."""
+"""The test of a difference: with one question a document and one seed an arm, several questions,
+several seeds."""
 Outcome = Literal["right", "wrong", "abstained", "answered"]
-"""Outcomes of a written answer. right, wrong and abstained are parts of a whole: to abstain is right where a question
-has no answer, and elsewhere a part of its own. answered: the wrong ones among the questions that have no answer."""
+"""Outcomes of a written answer. right, wrong and abstained are parts of a whole: to abstain is
+right where a question has no answer, and elsewhere a part of its own. answered: the wrong ones
+among the questions that have no answer."""
 Scope = Literal["method", "these models"]
-"""The scope of a difference: the way of training with any seed, or (one seed of a trained arm) these models only."""
+"""The scope of a difference: the way of training with any seed, or (one seed of a trained arm)
+these models only."""
 
 ALPHA = 0.05
 FEWEST = 10
-"""Effective documents (a question without one counts alone) below which nothing is judged: so few represent no others."""
+"""Effective documents (a question without one counts alone) below which nothing is judged: so few
+represent no others."""
 MARGIN = 0.05
-"""A difference that matters. Below it on both sides of a 95% interval, two accuracies are called alike."""
+"""A difference that matters. Below it on both sides of a 95% interval, two accuracies are called
+alike."""
 
 
 def fewest_for(family: int) -> int:
     """Return how many documents it takes to judge a difference among `family` comparisons.
 
-    Of n documents the smallest p of sign flips is 2 to the power 1 - n, and Holm's first p is `family` times as large.
+    Of n documents the smallest p of sign flips is 2 to the power 1 - n, and Holm's first p is
+    `family` times as large.
     """
     return max(FEWEST, math.floor(1 + math.log2(family / ALPHA)) + 1)
 
@@ -44,7 +52,8 @@ def in_these_models(scope: Scope) -> str:
 
 
 class PromptFormat(NamedTuple):
-    """How questions were put to a model: the format, the number of few-shot examples, and how choices were scored."""
+    """How questions were put to a model: the format, the number of few-shot examples, and how
+    choices were scored."""
 
     format: str
     shots: int
@@ -53,11 +62,13 @@ class PromptFormat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArmInfo:
-    """One arm: `model` is its base model's name in the report, `trained` whether its weights differ from the base's.
+    """One arm: `model` is its base model's name in the report, `trained` whether its weights differ
+    from the base's.
 
-    `description` is its description in words. `sweep` names the sweep for which the arm was made, "" for an arm of its
-    own. `recipe` holds where its training differs from the study's shared recipes (dotted key -> value).
-    `step_matched_to` names the arm whose number of steps (or seconds) it was given, "" if it has its own.
+    `description` is its description in words. `sweep` names the sweep for which the arm was made,
+    "" for an arm of its own. `recipe` holds where its training differs from the study's shared
+    recipes (dotted key -> value). `step_matched_to` names the arm whose number of steps (or
+    seconds) it was given, "" if it has its own.
     """
 
     name: str
@@ -71,15 +82,17 @@ class ArmInfo:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A difference of accuracies on the same questions: `delta` = this arm - `other`, seeds averaged question by question.
+    """A difference of accuracies on the same questions: `delta` = this arm - `other`, seeds
+    averaged question by question.
 
-    `test` names the test behind `p` (two-sided); `p_holm` is p corrected for every comparison of the same family. `low`
-    and `high` bound delta at 95%. `n` counts questions, `n_clusters` their source documents (a question without one counts
-    alone), `n_effective` documents as far as they count (Kish 1965): fewer where some have most of the questions.
-    `accuracy` is this arm's on these questions; the other's is `delta` less.
-    `wrong_to_right` and `right_to_wrong` count questions whose answer changed (the majority answer over seeds).
-    `can_lose`: the other is above guessing, so that a loss could show. `family` counts the comparisons that p_holm is
-    corrected for. None where a number does not exist: one document has no variance.
+    `test` names the test behind `p` (two-sided); `p_holm` is p corrected for every comparison of
+    the same family. `low` and `high` bound delta at 95%. `n` counts questions, `n_clusters` their
+    source documents (a question without one counts alone), `n_effective` documents as far as they
+    count (Kish 1965): fewer where some have most of the questions. `accuracy` is this arm's on
+    these questions; the other's is `delta` less. `wrong_to_right` and `right_to_wrong` count
+    questions whose answer changed (the majority answer over seeds). `can_lose`: the other is above
+    guessing, so that a loss could show. `family` counts the comparisons that p_holm is corrected
+    for. None where a number does not exist: one document has no variance.
     """
 
     other: str
@@ -106,7 +119,8 @@ class Contrast:
 
     @property
     def too_few(self) -> bool:
-        """Whether there are too few documents (or questions) to judge the difference, or for so many comparisons."""
+        """Whether there are too few documents (or questions) to judge the difference, or for so
+        many comparisons."""
         if self.n_effective < FEWEST:
             return True
         return (
@@ -126,10 +140,11 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeResult:
-    """How often written answers had one outcome: `rate` of `n` questions, with the fields of an `ArmResult`'s accuracy.
+    """How often written answers had one outcome: `rate` of `n` questions, with the fields of an
+    `ArmResult`'s accuracy.
 
-    `answered` counts only the questions that have no answer: how often the model answers one of them. The right answers
-    are in the `ArmResult` itself.
+    `answered` counts only the questions that have no answer: how often the model answers one of
+    them. The right answers are in the `ArmResult` itself.
     """
 
     outcome: Outcome
@@ -143,11 +158,13 @@ class OutcomeResult:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """An arm's accuracy on the same choices without the question, in the format `format`: what they give away by themselves.
+    """An arm's accuracy on the same choices without the question, in the format `format`: what they
+    give away by themselves.
 
-    Questions with the same choices cannot be told apart without the question, so each counts with the mean of all of them.
-    `to_base` compares this accuracy with the base's. `net` is the arm's gain over the base with the question less the gain
-    without it, paired by question: what is called learned. Both are None for the base itself.
+    Questions with the same choices cannot be told apart without the question, so each counts with
+    the mean of all of them. `to_base` compares this accuracy with the base's. `net` is the arm's
+    gain over the base with the question less the gain without it, paired by question: what is
+    called learned. Both are None for the base itself.
     """
 
     format: str
@@ -177,11 +194,12 @@ class _AskedArm:
 class ArmResult(_AskedArm):
     """One arm on one question set in one prompt format, over all seeds.
 
-    `by_seed` holds the accuracies in the order of the seeds and `accuracy` their mean; `low` and `high` bound it at 95%
-    (`interval` names the method; one document bounds nothing: 0 to 1). An arm without training has one seed. `k` > 0: with
-    K retrieved passages before each question. `n` counts every question. `n_unscored` of them have no score
-    (`UnscoredResult`) and are left out of every other number. `chance` is the mean of 1 / number of choices.
-    `score` names the score compared between choices (`kinject.eval.scores`); `mass` is the mean probability on the letters,
+    `by_seed` holds the accuracies in the order of the seeds and `accuracy` their mean; `low` and
+    `high` bound it at 95% (`interval` names the method; one document bounds nothing: 0 to 1). An
+    arm without training has one seed. `k` > 0: with K retrieved passages before each question. `n`
+    counts every question. `n_unscored` of them have no score (`UnscoredResult`) and are left out of
+    every other number. `chance` is the mean of 1 / number of choices. `score` names the score
+    compared between choices (`kinject.eval.scores`); `mass` is the mean probability on the letters,
     for lettered formats. `to_base` compares with the base without context.
     """
 
@@ -195,15 +213,19 @@ class ArmResult(_AskedArm):
     chosen_k: bool = False
     """Whether this K was chosen on validation questions, or is the only one."""
     to_rag: Contrast | None = None
-    """Compares with the base model with retrieval: did training do better (k = 0), or add to retrieval (k > 0)?"""
+    """Compares with the base model with retrieval: did training do better (k = 0), or add to
+    retrieval (k > 0)?"""
     to_plain: Contrast | None = None
-    """Compares a trained arm with its chosen K with the same arm without context: does retrieval add to training?"""
+    """Compares a trained arm with its chosen K with the same arm without context: does retrieval
+    add to training?"""
     to_closest: Contrast | None = None
-    """Compares the best of several trained arms on a learning set with the closest other one (`eval.results.with_leaders`)."""
+    """Compares the best of several trained arms on a learning set with the closest other one
+    (`eval.results.with_leaders`)."""
     subject: str = ""  # of one subject's questions alone, "" for the whole set: the paper's Table 1 has a row for each
     score: str = "sum"
     n_documents: Count | None = None
-    """The source documents of the questions with a score, a question without one being its own; None: not counted."""
+    """The source documents of the questions with a score, a question without one being its own;
+    None: not counted."""
     n_effective: float | None = None
     """Documents as far as they count (Kish 1965)."""
     n_correct: Count | None = None  # with one seed only
@@ -215,18 +237,22 @@ class ArmResult(_AskedArm):
     mass: float | None = None
     written: Written | None = None
     outcomes: tuple[OutcomeResult, ...] = ()
-    """Of answers that the model wrote, the outcomes beside right; () for choices, and for one subject alone."""
+    """Of answers that the model wrote, the outcomes beside right; () for choices, and for one
+    subject alone."""
     control: Control | None = None
-    """The same choices without the question; None with passages, for written answers, and where `eval.control` is off."""
+    """The same choices without the question; None with passages, for written answers, and where
+    `eval.control` is off."""
 
     @property
     def gain(self) -> Contrast | None:
-        """The comparison with the base that tells what was learned: beyond the control's, where there is one."""
+        """The comparison with the base that tells what was learned: beyond the control's, where
+        there is one."""
         return self.to_base if self.control is None else self.control.net
 
     @property
     def without_question(self) -> float:
-        """The part of the gain over the base that the choices alone give, from 0 to 1; 0 where nothing was gained."""
+        """The part of the gain over the base that the choices alone give, from 0 to 1; 0 where
+        nothing was gained."""
         rise = None if self.control is None else self.control.to_base
         if rise is None or self.to_base is None or rise.delta <= 0 or self.to_base.delta <= 0:
             return 0.0
@@ -265,10 +291,12 @@ class ArmResult(_AskedArm):
 
 @dataclass(frozen=True, slots=True)
 class UnscoredResult(_AskedArm):
-    """An arm of which no question of a set has a score, so that it has no numbers: `accuracy` is always None.
+    """An arm of which no question of a set has a score, so that it has no numbers: `accuracy` is
+    always None.
 
-    A question has no score if a log-prob is not finite (the model diverged or overflows), or if all are equal (it prefers
-    no choice). `n` counts the questions; `seed` is a study's, None in an evaluation.
+    A question has no score if a log-prob is not finite (the model diverged or overflows), or if all
+    are equal (it prefers no choice). `n` counts the questions; `seed` is a study's, None in an
+    evaluation.
     """
 
     score: str = "sum"
@@ -278,7 +306,8 @@ class UnscoredResult(_AskedArm):
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One value of a sweep (as in the recipe, and as a label) and the arm that was trained (or asked) with it."""
+    """One value of a sweep (as in the recipe, and as a label) and the arm that was trained (or
+    asked) with it."""
 
     value: Any
     label: str
@@ -287,7 +316,8 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The values of one varied `key` (dotted recipe key, ``merge.alpha`` or ``k``) for one base model."""
+    """The values of one varied `key` (dotted recipe key, ``merge.alpha`` or ``k``) for one base
+    model."""
 
     name: str
     key: str
@@ -301,8 +331,8 @@ class Sweep:
 class Choice:
     """A hyperparameter chosen on validation questions before any test question was read.
 
-    `key` is the recipe key, or ``k``. `candidates` are (value, accuracy on validation questions, their number); `at_edge`:
-    the best lies at an end of the grid.
+    `key` is the recipe key, or ``k``. `candidates` are (value, accuracy on validation questions,
+    their number); `at_edge`: the best lies at an end of the grid.
     """
 
     model: str
@@ -318,8 +348,9 @@ class Choice:
 class Claim:
     """A statement that the study was set up to test, declared in its recipe, and its verdict.
 
-    `statement` is the claim in words, `finding` the numbers in a sentence with what the difference rests on; p is corrected
-    by Holm over the study's claims. `verdict` is "shown" when p_holm < 0.05 in the claimed direction, for `scope`.
+    `statement` is the claim in words, `finding` the numbers in a sentence with what the difference
+    rests on; p is corrected by Holm over the study's claims. `verdict` is "shown" when p_holm <
+    0.05 in the claimed direction, for `scope`.
     """
 
     name: str
@@ -344,10 +375,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of one stage of one arm and seed: wall seconds, tokens processed, peak resident bytes, money.
+    """The cost of one stage of one arm and seed: wall seconds, tokens processed, peak resident
+    bytes, money.
 
-    `shared_by` counts the arms and seeds that used it. written_tokens: of paraphrases or own answers; teacher_tokens: read by a
-    teacher; work_seconds: of a training with both, also where a cache had them, on a CPU processor time.
+    `shared_by` counts the arms and seeds that used it. written_tokens: of paraphrases or own
+    answers; teacher_tokens: read by a teacher; work_seconds: of a training with both, also where a
+    cache had them, on a CPU processor time.
     """
 
     arm: str
@@ -366,7 +399,8 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An arm that could not be finished: the stage, the first line of the error, and the log that holds all of it."""
+    """An arm that could not be finished: the stage, the first line of the error, and the log that
+    holds all of it."""
 
     arm: str
     model: str
@@ -378,7 +412,8 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """How well `arm` predicts the texts of `name`: exp of the mean loss of a token, and bits per byte; None: not finite."""
+    """How well `arm` predicts the texts of `name`: exp of the mean loss of a token, and bits per
+    byte; None: not finite."""
 
     arm: str
     name: str
@@ -394,9 +429,11 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """For how many of `n` questions of a set (those that name a document) it is among the first `k` passages.
+    """For how many of `n` questions of a set (those that name a document) it is among the first `k`
+    passages.
 
-    `n_empty` counts the questions that got no passage. `retrieval` names one of study.retrievals, "" the shared one.
+    `n_empty` counts the questions that got no passage. `retrieval` names one of study.retrievals,
+    "" the shared one.
     """
 
     question_set: str
@@ -447,7 +484,8 @@ class Shortcuts:
         )
 
     def warning(self) -> str:
-        """Return a sentence where a strategy that reads no question beats guessing by as much as matters, else ""."""
+        """Return a sentence where a strategy that reads no question beats guessing by as much as
+        matters, else ""."""
         if self.worst()[1] < self.guessing + MARGIN:
             return ""
         return (
@@ -457,11 +495,13 @@ class Shortcuts:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What it costs to ask an arm with `k` passages, in the currency of study.price, on the questions that get passages.
+    """What it costs to ask an arm with `k` passages, in the currency of study.price, on the
+    questions that get passages.
 
-    `prompt_tokens` and `answer_tokens` are measured, a question; `asking` is the price of 1,000 questions and `training` that of
-    one training, paraphrases and teacher included; None where tokens were not counted. From `pays_after` questions on the arm
-    has cost less than the base with passages, or the reason why from none; None: there is nothing to compare it with.
+    `prompt_tokens` and `answer_tokens` are measured, a question; `asking` is the price of 1,000
+    questions and `training` that of one training, paraphrases and teacher included; None where
+    tokens were not counted. From `pays_after` questions on the arm has cost less than the base with
+    passages, or the reason why from none; None: there is nothing to compare it with.
     """
 
     model: str
@@ -476,12 +516,14 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Report(Tabular):
-    """All results of an evaluation or a study. `models` are the base models; an evaluation has one, its first model.
+    """All results of an evaluation or a study. `models` are the base models; an evaluation has one,
+    its first model.
 
-    `logs` are (model, arm, seed, path of log.jsonl from the run folder) of the training runs. `notes` are for the reader
-    (what could not be judged, how K was chosen); `commands` run it again. `model_sources` gives the folder or hub name of
-    each base model that the study did not make; `judge` is the one that graded written answers. An evaluation leaves empty
-    what only a study has, and the other way round.
+    `logs` are (model, arm, seed, path of log.jsonl from the run folder) of the training runs.
+    `notes` are for the reader (what could not be judged, how K was chosen); `commands` run it
+    again. `model_sources` gives the folder or hub name of each base model that the study did not
+    make; `judge` is the one that graded written answers. An evaluation leaves empty what only a
+    study has, and the other way round.
     """
 
     kind: Kind
@@ -519,6 +561,7 @@ class Report(Tabular):
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """Return `report` as JSON values. Halves of surrogate pairs, which UTF-8 cannot hold, become U+FFFD."""
+    """Return `report` as JSON values. Halves of surrogate pairs, which UTF-8 cannot hold, become
+    U+FFFD."""
     text = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)
     return dict(json.loads(re.sub("[\ud800-\udfff]", "\ufffd", text)))

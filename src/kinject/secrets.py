@@ -1,4 +1,5 @@
-"""Secrets of the environment: what one looks like in a recipe, and `without_secrets`, which takes them out of every text.
+"""Secrets of the environment: what one looks like in a recipe, and `without_secrets`, which takes
+them out of every text.
 
 Three gates use it: what comes from an endpoint, what is printed or logged, and manifests.
 """
@@ -24,7 +25,8 @@ _named: set[str] = set()
 
 
 def secret_in(value: str, kind: str) -> str:
-    """Return the fault of a text that should be a "url" or the name of a "variable", without repeating it; else ""."""
+    """Return the fault of a text that should be a "url" or the name of a "variable", without
+    repeating it; else ""."""
     if kind == "variable":
         if _VARIABLE.match(value) and len(value) <= _LONGEST_VARIABLE:
             return ""
@@ -47,9 +49,11 @@ def secret_in(value: str, kind: str) -> str:
 
 
 def known_secrets(more: Iterable[str] = ()) -> dict[str, str]:
-    """Return variable -> value of every secret in the environment: by the ending of its name, or named in `more`.
+    """Return variable -> value of every secret in the environment: by the ending of its name, or
+    named in `more`.
 
-    Variables that were named once stay known. A file's path and a value shorter than `WINDOW` are no secrets.
+    Variables that were named once stay known. A file's path and a value shorter than `WINDOW` are
+    no secrets.
     """
     _named.update(name for name in more if _VARIABLE.match(name))
     names = {name for name in os.environ if _SECRET_NAME.search(name)} | _named
@@ -66,7 +70,8 @@ def _is_path(value: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` with `SHOWN` in place of each part of a known secret; the same text if it has none."""
+    """Return `text` with `SHOWN` in place of each part of a known secret; the same text if it has
+    none."""
     return (
         secret_filter(tuple(known_secrets().values())).redact(text) if len(text) >= WINDOW else text
     )
@@ -79,7 +84,8 @@ def secret_filter(secrets: tuple[str, ...]) -> SecretFilter:
 
 
 class SecretFilter:
-    """Finds secrets in a text: the value as it is or URL-encoded, in any case, whole or from its beginning on."""
+    """Finds secrets in a text: the value as it is or URL-encoded, in any case, whole or from its
+    beginning on."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         values = {

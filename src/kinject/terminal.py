@@ -1,9 +1,10 @@
 """Text and progress on the terminal.
 
-Whatever a program prints, its libraries' warnings, logs and tracebacks included, passes `_Text`: it cannot control the
-terminal, and holds no secrets. `show` does the same in a notebook. Progress goes to stderr: on a terminal
-and in a notebook one line that is drawn again, with rate, ETA and a bar, else a new line every 15 seconds. `protect_streams`
-lets every print outlive a closed, full or broken stream.
+Whatever a program prints, its libraries' warnings, logs and tracebacks included, passes `_Text`: it
+cannot control the terminal, and holds no secrets. `show` does the same in a notebook. Progress goes
+to stderr: on a terminal and in a notebook one line that is drawn again, with rate, ETA and a bar,
+else a new line every 15 seconds. `protect_streams` lets every print outlive a closed, full or
+broken stream.
 """
 
 from __future__ import annotations
@@ -32,20 +33,24 @@ _FEWEST_UNITS, _FEWEST_SECONDS = 3, 2.0
 _WIDEST_BAR, _NARROWEST = 40, 8
 """Columns of a bar; a bar or a piece of a status that has fewer is left out."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and line feed, marks that change the direction of text, and lone surrogates."""
+"""Control characters except tab and line feed, marks that change the direction of text, and lone
+surrogates."""
 
 
 _READER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.EIO)
-"""Errors of a write whose reader has left: a pipe, a socket, a terminal. That reader wants no more text."""
+"""Errors of a write whose reader has left: a pipe, a socket, a terminal. That reader wants no more
+text."""
 
 
 class _Screen(io.FileIO):
-    """A stream without errors: after the first failed write it drops everything, and `failure` is the error."""
+    """A stream without errors: after the first failed write it drops everything, and `failure` is
+    the error."""
 
     failure: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write, if need be after waiting for a stream that does not block; return the number of bytes, dropped ones included."""
+        """Write, if need be after waiting for a stream that does not block; return the number of
+        bytes, dropped ones included."""
         while self.failure is None:
             try:
                 n_bytes = super().write(data)
@@ -59,7 +64,8 @@ class _Screen(io.FileIO):
 
 
 class _Text(io.TextIOWrapper):
-    """Printable text without secrets: tracebacks, warnings, logs, argparse and the libraries write here, too.
+    """Printable text without secrets: tracebacks, warnings, logs, argparse and the libraries write
+    here, too.
 
     A carriage return stays, for the bars of downloads.
     """
@@ -87,8 +93,9 @@ class _Canvas:
 def protect_streams() -> None:
     """Make the standard streams of this process safe, for every library and child process, too.
 
-    A closed one is /dev/null from now on, so that no other file gets its number. A character outside of a stream's encoding
-    is written as an escape. A write that fails raises nothing; `lost_output` returns the reason.
+    A closed one is /dev/null from now on, so that no other file gets its number. A character
+    outside of a stream's encoding is written as an escape. A write that fails raises nothing;
+    `lost_output` returns the reason.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
@@ -122,7 +129,8 @@ def _is_open(number: int) -> bool:
 
 
 def lost_output() -> OSError | None:
-    """Return why text for standard output was lost; None if nothing was, or if its reader had left. For `protect_streams`."""
+    """Return why text for standard output was lost; None if nothing was, or if its reader had left.
+    For `protect_streams`."""
     sys.stdout.flush()
     failure = getattr(getattr(sys.stdout.buffer, "raw", None), "failure", None)
     return None if failure is None or failure.errno in _READER_GONE else failure
@@ -168,7 +176,8 @@ _NOISE = {
 
 
 def leave_out_noise() -> None:
-    """Drop the messages of `_NOISE`, each at its own logger; every other message of these libraries is kept."""
+    """Drop the messages of `_NOISE`, each at its own logger; every other message of these libraries
+    is kept."""
     for name in _NOISE:
         logging.getLogger(name).addFilter(_is_useful)
 
@@ -178,10 +187,12 @@ def _is_useful(record: logging.LogRecord) -> bool:
 
 
 class Progress:
-    """Counts `total` units of work inside ``with``; `done` of them were done before (a resumed run).
+    """Counts `total` units of work inside ``with``; `done` of them were done before (a resumed
+    run).
 
-    Rate and ETA count only the work of this process. The status (a loss, a number of refusals) is shown after them; two
-    spaces part it into pieces, of which the last go first where the line is too narrow.
+    Rate and ETA count only the work of this process. The status (a loss, a number of refusals) is
+    shown after them; two spaces part it into pieces, of which the last go first where the line is
+    too narrow.
     """
 
     def __init__(self, label: str, total: int, unit: str, *, done: int = 0) -> None:
@@ -212,7 +223,8 @@ class Progress:
         return (self.done - self._done_before) / max(self._last_advance - self._start, 1e-9)
 
     def line(self, width: int) -> str:
-        """Return the progress in at most `width` columns: count, rate and ETA, then the status, then a bar if there is room."""
+        """Return the progress in at most `width` columns: count, rate and ETA, then the status,
+        then a bar if there is room."""
         text = "  ".join(
             filter(
                 None,
@@ -234,7 +246,8 @@ class Progress:
         return rate_text(self.rate, self.unit)
 
     def _time_text(self) -> str:
-        """Return the time that is left; the time that has passed while the first units and seconds tell nothing of it."""
+        """Return the time that is left; the time that has passed while the first units and seconds
+        tell nothing of it."""
         now = monotonic()
         n_new = self.done - self._done_before
         if (
@@ -336,7 +349,8 @@ def duration(seconds: float) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:
-    """Return `values`, none below 0, as a line of at most `width` bars, each the mean over its part of them."""
+    """Return `values`, none below 0, as a line of at most `width` bars, each the mean over its part
+    of them."""
     bars, top = "▁▂▃▄▅▆▇█", max(values)
     n_bars, line = min(width, len(values)), ""
     for bar in range(n_bars):

@@ -1,8 +1,8 @@
 """A learning rate and a batch size from short runs.
 
-`find_lr` is a range test (Smith, arXiv 1506.01186) with the recipe's own trainer: the rate rises by the same factor at every
-update, and the suggestion is the rate at which the smoothed loss is lowest. `find_batch` tries smaller and smaller batches
-until one fits.
+`find_lr` is a range test (Smith, arXiv 1506.01186) with the recipe's own trainer: the rate rises by
+the same factor at every update, and the suggestion is the rate at which the smoothed loss is
+lowest. `find_batch` tries smaller and smaller batches until one fits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _WINDOW = 0.5
 _LEAST_FALL = 5.0
 """Standard errors of that mean by which it must fall."""
 _UPDATES = 2
-"""Of a batch that is tried: the first makes the optimizer's state, the second has it beside the gradients."""
+"""Of a batch that is tried: the first makes the optimizer's state, the second has it beside the
+gradients."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Ramp:
 
 @dataclass(frozen=True)
 class RangeTest(Tabular):
-    """The result of a range test: the loss of each update before it was made, and its mean over neighbouring updates.
+    """The result of a range test: the loss of each update before it was made, and its mean over
+    neighbouring updates.
 
     `suggestion` is None if `reason` says why there is none. `ended` says how the test ended.
     """
@@ -78,9 +80,11 @@ class RangeTest(Tabular):
 
 
 def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
-    """Test the rates of `ramp`, write lr.csv and lr.png, and return the result and their folder, run_dir/find-lr.
+    """Test the rates of `ramp`, write lr.csv and lr.png, and return the result and their folder,
+    run_dir/find-lr.
 
-    Raises `InputError` for a ramp out of range, and what `kinject.train` raises before a run starts.
+    Raises `InputError` for a ramp out of range, and what `kinject.train` raises before a run
+    starts.
     """
     if not 0 < ramp.low < ramp.high < math.inf:
         raise InputError(
@@ -120,7 +124,8 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
 
 
 def ramp_recipe(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
-    """Return `recipe` with the ramp as its schedule, its own batch and optimizer, and no evaluation or checkpoint."""
+    """Return `recipe` with the ramp as its schedule, its own batch and optimizer, and no evaluation
+    or checkpoint."""
     schedule = {
         "learning_rate": ramp.low, "lr_scheduler_type": "exponential_decay",
         "lr_scheduler_kwargs": {"gamma": ramp.factor}, "warmup_steps": 0,
@@ -129,7 +134,8 @@ def ramp_recipe(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
 
 
 def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list[float], str]:
-    """Train on the ramp, the schedule of `trainer`; return the rates, the losses and how the test ended.
+    """Train on the ramp, the schedule of `trainer`; return the rates, the losses and how the test
+    ended.
 
     Raises `TrainingError` if no update was made.
     """
@@ -176,9 +182,10 @@ def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list
 def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") -> RangeTest:
     """Return the rate at which the smoothed loss is lowest, for losses at ascending rates.
 
-    The loss is averaged over a window of one power of ten of the rate around each update, so the mean rises well before the
-    loss itself does. Only whole windows count. There is no suggestion if the loss did not fall beyond its noise, or is lowest
-    in the last window: then the best rate may be outside.
+    The loss is averaged over a window of one power of ten of the rate around each update, so the
+    mean rises well before the loss itself does. Only whole windows count. There is no suggestion if
+    the loss did not fall beyond its noise, or is lowest in the last window: then the best rate may
+    be outside.
     """
     n = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
     x, y = np.log10(np.asarray(rates[:n])), np.asarray(losses[:n], dtype=np.float64)
@@ -257,7 +264,8 @@ def draw(result: RangeTest) -> bytes:
 
 @dataclass(frozen=True)
 class BatchResult(Tabular):
-    """The largest `batch` that fits and divides the rows of an update, with the `accumulation` that keeps them.
+    """The largest `batch` that fits and divides the rows of an update, with the `accumulation` that
+    keeps them.
 
     `peaks` has the bytes of each batch that was tried (None: it did not fit).
     """
@@ -273,10 +281,12 @@ class BatchResult(Tabular):
 
 
 def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
-    """Return the largest batch that fits into `limit` bytes (None: a GPU's memory, or what is free here).
+    """Return the largest batch that fits into `limit` bytes (None: a GPU's memory, or what is free
+    here).
 
-    Tried are the divisors of the recipe's rows of an update on one device, from the largest on, with two updates on the
-    longest rows in a process of their own. Raises `InputError` if not even one row fits.
+    Tried are the divisors of the recipe's rows of an update on one device, from the largest on,
+    with two updates on the longest rows in a process of their own. Raises `InputError` if not even
+    one row fits.
     """
     from kinject.models import choose_device
     from kinject.train.config import make_configs
@@ -302,7 +312,8 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
 
 
 def _peak_of(recipe: TrainRecipe, batch: int, folder: Path, limit: int | None) -> int | None:
-    """Return the peak bytes of two updates of `batch` rows, None if they need more than `limit` or the device has."""
+    """Return the peak bytes of two updates of `batch` rows, None if they need more than `limit` or
+    the device has."""
     trainer = {
         "per_device_train_batch_size": batch, "gradient_accumulation_steps": 1, "train_sampling_strategy": "sequential",
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """The values that cross stage boundaries: frozen dataclasses, no I/O, no torch.
 
-Every ``id`` is a content hash (`kinject.disk.content_id`), so the same input gives the same id and a rerun resumes.
+Every ``id`` is a content hash (`kinject.disk.content_id`), so the same input gives the same id and
+a rerun resumes.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ Message = Mapping[str, str]
 class Tabular:
     """A result with rows. A notebook shows it as a table.
 
-    `ROWS` names the field with the rows' objects, and their attributes that are the columns (dots lead into parts); or
-    a class has a `to_rows` of its own.
+    `ROWS` names the field with the rows' objects, and their attributes that are the columns (dots
+    lead into parts); or a class has a `to_rows` of its own.
     """
 
     __slots__ = ()
@@ -74,9 +75,9 @@ class Document:
 class Passage:
     """A slice of a document: ``text == document.text[start:end]`` (offsets in characters).
 
-    `path` is the document's title, if it has one, and the headings above the passage. `header` is the head of the table in
-    which the passage begins, if it is before the passage. `cut`: the passage ends inside a sentence, a table row or a code
-    block that is longer than a passage.
+    `path` is the document's title, if it has one, and the headings above the passage. `header` is
+    the head of the table in which the passage begins, if it is before the passage. `cut`: the
+    passage ends inside a sentence, a table row or a code block that is longer than a passage.
     """
 
     id: str
@@ -90,7 +91,8 @@ class Passage:
 
     @property
     def shown(self) -> str:
-        """The text for a writer or a retriever: below the head of its table if it begins inside one."""
+        """The text for a writer or a retriever: below the head of its table if it begins inside
+        one."""
         return f"{self.header}\n{self.text}" if self.header else self.text
 
 
@@ -115,7 +117,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer of a generator: the text, the reason for its end (``stop``, ``length``, ...), and the tokens used.
+    """An answer of a generator: the text, the reason for its end (``stop``, ``length``, ...), and
+    the tokens used.
 
     `thinking` is what a reasoning model wrote before its answer.
     """
@@ -128,10 +131,11 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One accepted paraphrase of a passage; `sample` counts the variants of one passage and style from 0.
+    """One accepted paraphrase of a passage; `sample` counts the variants of one passage and style
+    from 0.
 
-    `attempt` is the number of answers that were refused before it. `more` are the other accepted texts of
-    the same answer. An accepted NONE has an empty text.
+    `attempt` is the number of answers that were refused before it. `more` are the other accepted
+    texts of the same answer. An accepted NONE has an empty text.
     """
 
     id: str
@@ -155,12 +159,14 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with choices (`answer` is the index of the gold one), or an open one with `answers`, or both.
+    """A question with choices (`answer` is the index of the gold one), or an open one with
+    `answers`, or both.
 
-    `answers` are the accepted texts, the first one is shown in examples; an open question without any has no answer: to
-    abstain is correct. With `checks` (`kinject.corpus.grading`: name -> argument) the text of the answer must pass all of them.
-    `messages` are the turns of a chat before the question. `fact_id` names its fact, so that several questions on one fact can
-    be joined; `document_id` names the document that answers it ("" if none does).
+    `answers` are the accepted texts, the first one is shown in examples; an open question without
+    any has no answer: to abstain is correct. With `checks` (`kinject.corpus.grading`: name ->
+    argument) the text of the answer must pass all of them. `messages` are the turns of a chat
+    before the question. `fact_id` names its fact, so that several questions on one fact can be
+    joined; `document_id` names the document that answers it ("" if none does).
     """
 
     id: str
@@ -176,7 +182,8 @@ class Question:
 
     @property
     def accepted(self) -> tuple[str, ...]:
-        """The texts that are correct answers: `answers`, else the gold choice; () for a question without an answer."""
+        """The texts that are correct answers: `answers`, else the gold choice; () for a question
+        without an answer."""
         return self.answers or self.choices[self.answer : self.answer + 1]
 
     @property
@@ -187,21 +194,26 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The scores of one arm on one question. Log-probs are stored; accuracy and every other score is derived from them.
+    """The scores of one arm on one question. Log-probs are stored; accuracy and every other score
+    is derived from them.
 
-    `log_probs[i]` is the summed natural-log probability of choice ``choices[i]``'s continuation tokens given the
-    prompt; `n_tokens` and `n_bytes` are that continuation's lengths, for normalised scores. `gold` is the index of
-    the correct choice. `truncated` counts prompt tokens left out to fit the model's window: few-shot examples first, then
-    passages from the last-ranked on, then from the left. `rotation` is the number of positions by which the choices were rotated
+    `log_probs[i]` is the summed natural-log probability of choice ``choices[i]``'s continuation
+    tokens given the prompt; `n_tokens` and `n_bytes` are that continuation's lengths, for
+    normalised scores. `gold` is the index of the correct choice. `truncated` counts prompt tokens
+    left out to fit the model's window: few-shot examples first, then passages from the last-ranked
+    on, then from the left. `rotation` is the number of positions by which the choices were rotated
     before they were lettered (log-probs, counts and `gold` are in that order); `subject` and
-    `document_id` are the question's. `greedy` is, for each continuation, whether each of its tokens was the likeliest.
+    `document_id` are the question's. `greedy` is, for each continuation, whether each of its tokens
+    was the likeliest.
 
-    An answer that the model wrote has its `text` (as it came, up to a stop string), its number of tokens in `n_tokens`, the
-    `accepted` texts or the question's `checks`, and no log-probs. `choices` are the options whose letter it was to write, () if
-    it was to write a text. `n_thinking` counts the tokens of thinking before it, and `thinking_cut` marks thinking that did not
-    end by itself. `correct` is its score (`kinject.eval.scores.rescored`); it is not stored.
-    `grade` is the judge's (correct, wrong, abstained), "" without one; it is stored in grades.jsonl.
-    `choice_set` identifies the choices, whatever their order, of an answer without the question; "" with the question.
+    An answer that the model wrote has its `text` (as it came, up to a stop string), its number of
+    tokens in `n_tokens`, the `accepted` texts or the question's `checks`, and no log-probs.
+    `choices` are the options whose letter it was to write, () if it was to write a text.
+    `n_thinking` counts the tokens of thinking before it, and `thinking_cut` marks thinking that did
+    not end by itself. `correct` is its score (`kinject.eval.scores.rescored`); it is not stored.
+    `grade` is the judge's (correct, wrong, abstained), "" without one; it is stored in
+    grades.jsonl. `choice_set` identifies the choices, whatever their order, of an answer without
+    the question; "" with the question.
     """
 
     question_id: str
@@ -246,8 +258,9 @@ class Answer:
 class Written:
     """Answers that a model wrote, as fractions of the questions with a score.
 
-    `f1` is SQuAD's F1. `unread`: no letter of an option could be read from the text. `n_tokens` is the mean length,
-    `n_thinking` that of the thinking before it, `thinking_cut` the fraction whose thinking did not end by itself.
+    `f1` is SQuAD's F1. `unread`: no letter of an option could be read from the text. `n_tokens` is
+    the mean length, `n_thinking` that of the thinking before it, `thinking_cut` the fraction whose
+    thinking did not end by itself.
     """
 
     f1: float
@@ -259,10 +272,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class JudgeResult:
-    """The accuracy of the judge `model` of written answers, on planted answers whose grade is known.
+    """The accuracy of the judge `model` of written answers, on planted answers whose grade is
+    known.
 
-    `precision` (as if every grade were as frequent), `recall` and the number of answers `planted` are by grade; None: it never
-    gave that grade.
+    `precision` (as if every grade were as frequent), `recall` and the number of answers `planted`
+    are by grade; None: it never gave that grade.
     """
 
     model: str
@@ -273,14 +287,16 @@ class JudgeResult:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult(Tabular):
-    """The result of `kinject train`: `account` counts the tokens of an epoch (`kinject.corpus.TokenAccount`).
+    """The result of `kinject train`: `account` counts the tokens of an epoch
+    (`kinject.corpus.TokenAccount`).
 
-    `n_learned` counts those in the loss over all steps (None: a run of an earlier version), `seconds` times the training.
-    `cost` holds work_seconds, those of the training by `kinject.process.work_seconds`, and, where there are any, the tokens
-    that a teacher read and the model wrote for itself, with the seconds of both (teacher_tokens, teacher_seconds,
-    written_tokens, written_seconds), also where a cache had them.
-    `already_done` is True if the run folder held this run, finished, and nothing was done. `ended_above_start`: the loss ended
-    far above where it began.
+    `n_learned` counts those in the loss over all steps (None: a run of an earlier version),
+    `seconds` times the training. `cost` holds work_seconds, those of the training by
+    `kinject.process.work_seconds`, and, where there are any, the tokens that a teacher read and the
+    model wrote for itself, with the seconds of both (teacher_tokens, teacher_seconds,
+    written_tokens, written_seconds), also where a cache had them. `already_done` is True if the run
+    folder held this run, finished, and nothing was done. `ended_above_start`: the loss ended far
+    above where it began.
     """
 
     run_dir: str
@@ -316,14 +332,16 @@ class ArmName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> ArmName:
-        """Return the parts of a name; one with a comma is a point of a sweep, whose value may hold a plus (1e+06)."""
+        """Return the parts of a name; one with a comma is a point of a sweep, whose value may hold
+        a plus (1e+06)."""
         arm, _, retrieval = name.rpartition("+")
         is_asked = retrieval == RAG or (retrieval and "," not in name)
         return cls(arm, retrieval) if arm and is_asked else cls(name)
 
     @classmethod
     def asked(cls, arm: str, k: int) -> str:
-        """Return the name of an arm in results: ARM, or ARM+rag where it gets `k` passages of the shared retrieval."""
+        """Return the name of an arm in results: ARM, or ARM+rag where it gets `k` passages of the
+        shared retrieval."""
         return str(cls(arm, RAG if k else ""))
 
     def __str__(self) -> str:
@@ -336,7 +354,8 @@ class ArmName(NamedTuple):
 
 
 class _Within(NamedTuple):
-    """The bounds of a number that is read from a file, for pydantic, which takes 0.05 s to import where nothing is read."""
+    """The bounds of a number that is read from a file, for pydantic, which takes 0.05 s to import
+    where nothing is read."""
 
     low: float
     high: float

@@ -1,4 +1,5 @@
-"""Documents to passages to variants to a corpus: a generator rewrites each passage, the checks accept or refuse it."""
+"""Documents to passages to variants to a corpus: a generator rewrites each passage, the checks
+accept or refuse it."""
 
 from kinject.augment.corpus_writer import StyleCount
 from kinject.augment.run import AugmentResult, augment, render_summary

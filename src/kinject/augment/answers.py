@@ -1,7 +1,9 @@
-"""Reads the answers to the prompts of the styles: texts, lines, sections, pairs of question and answer, after repairs.
+"""Reads the answers to the prompts of the styles: texts, lines, sections, pairs of question and
+answer, after repairs.
 
-What surrounds a text is taken off, and several texts in one are parted: a text that was paid for is not asked for again
-because of a "Certainly!" before it. The styles that need no model have their rewritings here, too.
+What surrounds a text is taken off, and several texts in one are parted: a text that was paid for is
+not asked for again because of a "Certainly!" before it. The styles that need no model have their
+rewritings here, too.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _MARK = re.compile(
 
 
 def plain_text(answer: str) -> str:
-    """Return the text of `answer` without the code fence or pair of quotation marks around all of it."""
+    """Return the text of `answer` without the code fence or pair of quotation marks around all of
+    it."""
     text = answer.strip()
     fence = _FENCED.match(text)
     if fence:
@@ -89,7 +92,8 @@ def pair_text(answer: str) -> str:
 
 
 def quoted_of(text: str) -> list[tuple[str, str, str]]:
-    """Return the (question, quotation, answer) triples in `text`; a quotation is without quotation marks around it."""
+    """Return the (question, quotation, answer) triples in `text`; a quotation is without quotation
+    marks around it."""
     lines = _marked_lines(text)
     triples = zip(lines, lines[1:], lines[2:], strict=False)
     return [
@@ -116,7 +120,8 @@ def says_yes(answer: str) -> bool:
 
 
 def sections_of(answer: str) -> list[str]:
-    """Return the sections of `answer` that begin with ``##``, each as one text; its lines if it has no such heading."""
+    """Return the sections of `answer` that begin with ``##``, each as one text; its lines if it has
+    no such heading."""
     parts = re.split(r"^#{1,6}[ \t]+", plain_text(answer), flags=re.MULTILINE)
     sections = [" ".join(part.split()) for part in parts[1:]]
     return [section for section in sections if section] or lines_of(answer)
@@ -152,17 +157,19 @@ _POSSESSIVE = re.compile(r"\A(?:His|Her)\b(?= [a-z])")
 
 
 def permute_sentences(title: str, passage: str, seed: int) -> str:
-    """Return the sentences of `passage` in another order (Physics of Language Models 3.1, arXiv 2309.14316)."""
+    """Return the sentences of `passage` in another order (Physics of Language Models 3.1, arXiv
+    2309.14316)."""
     shuffled = sentences(passage)
     Random(seed).shuffle(shuffled)
     return " ".join(shuffled)
 
 
 def name_fully(title: str, passage: str, seed: int) -> str:
-    """Return `passage` with the full name for He, She, His and Her at the beginning of sentences (arXiv 2309.14316).
+    """Return `passage` with the full name for He, She, His and Her at the beginning of sentences
+    (arXiv 2309.14316).
 
-    The name is that of the last sentence that begins with one; a later surname gets its full form. Sentences before any
-    full name stay as they are.
+    The name is that of the last sentence that begins with one; a later surname gets its full form.
+    Sentences before any full name stay as they are.
     """
     named = Counter(match[0] for match in _FULL_NAME.finditer(passage))
     current = ""
@@ -237,7 +244,8 @@ _RULE = re.compile(r"^[ \t]*(?:[-*_=]{3,})[ \t]*$", re.MULTILINE)
 _SPACED_WORD = re.compile(r"[^\W\d_]+|\d+")
 _WIDE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _LEAST_OF_SOURCE, _LEAST_WORDS = 0.3, 20
-"""A part of an answer is a text of its own if it has this fraction of the passage's words, and this many."""
+"""A part of an answer is a text of its own if it has this fraction of the passage's words, and this
+many."""
 _ITEM_MARK = re.compile(r"^[ \t]{0,3}(?:[*_]{0,2}\d{1,2}[.)][*_]{0,2}|[-*•])[ \t]+", re.MULTILINE)
 _LINE = re.compile(r"^(?=[ \t]*\S)", re.MULTILINE)
 _PART = re.compile(r"[^.!?。！？\n]*(?:[.!?。！？]+[\"”’)」]*\s*|\n\s*|\Z)")
@@ -262,9 +270,11 @@ def count_words(text: str) -> int:
 def repair(
     answer: str, title: str = "", source: str = "", *, splits: bool = True, loops: bool = True
 ) -> Repaired:
-    """Return the texts of an `answer` about a passage `source`. A phrase that the passage has itself is no wrapping.
+    """Return the texts of an `answer` about a passage `source`. A phrase that the passage has
+    itself is no wrapping.
 
-    Only if the style `splits` are alternatives texts of their own, and only if it has `loops` are repeated sentences taken off.
+    Only if the style `splits` are alternatives texts of their own, and only if it has `loops` are
+    repeated sentences taken off.
     """
     text, repairs = answer.strip(), list[str]()
     steps: tuple[tuple[str, Callable[[str], str]], ...] = (
@@ -320,7 +330,8 @@ def _without_title(text: str, title: str) -> str:
 
 
 def split_texts(text: str, n_source: int) -> Iterator[str]:
-    """Yield the alternatives in one answer, each about as long as the passage of `n_source` words; else the whole text."""
+    """Yield the alternatives in one answer, each about as long as the passage of `n_source` words;
+    else the whole text."""
     least = max(_LEAST_WORDS, int(_LEAST_OF_SOURCE * n_source))
     for pattern in (_LABELLED, _RULE, _NUMBERED, _HEADED):
         starts = [match.start() for match in pattern.finditer(text)]
@@ -352,7 +363,8 @@ def _numbered_from_one(text: str) -> Iterator[re.Match[str]]:
 
 
 def statements_of(text: str) -> list[str]:
-    """Return the items of a list, or the paragraphs and lines of a text of three or more; [] for others."""
+    """Return the items of a list, or the paragraphs and lines of a text of three or more; [] for
+    others."""
     marks = list(_ITEM_MARK.finditer(text))
     starts = (
         [mark.start() for mark in marks]

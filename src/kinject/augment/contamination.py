@@ -14,7 +14,8 @@ from typing import Any
 from kinject.corpus.questions import read_questions
 
 _WORDS = re.compile(r"[^\W_]+|\?")
-"""A question mark counts as a word: a short question is found where it is asked, not in a statement of its words."""
+"""A question mark counts as a word: a short question is found where it is asked, not in a statement
+of its words."""
 _BLANK = re.compile(r"_{2,}|\.{4,}|…")
 _FEWEST = 5
 """Words that a whole question must have to count; shorter ones occur by chance."""
@@ -25,8 +26,9 @@ _MOST_SHOWN = 20
 class Contamination:
     """The ids of the questions that were found, by kind of text (``corpus``, ``sft``).
 
-    `first` holds the first of them as (id, location, words). `n_questions` were searched for. `in_sources` counts questions
-    that share an n-gram with the documents themselves: that is allowed, and those n-grams are not searched for elsewhere.
+    `first` holds the first of them as (id, location, words). `n_questions` were searched for.
+    `in_sources` counts questions that share an n-gram with the documents themselves: that is
+    allowed, and those n-grams are not searched for elsewhere.
     """
 
     n_questions: int
@@ -48,13 +50,15 @@ class Contamination:
 
 
 class ContaminationCheck:
-    """Searches texts for word n-grams of the questions in probe sets. Memory holds the probe sets and the questions found.
+    """Searches texts for word n-grams of the questions in probe sets. Memory holds the probe sets
+    and the questions found.
 
     Add the questions, then the texts of the documents, then check the texts for the model.
     """
 
     def __init__(self, n_words: int = 13) -> None:
-        """A question is found if `n_words` of its words occur in a row, or all of it if it is shorter."""
+        """A question is found if `n_words` of its words occur in a row, or all of it if it is
+        shorter."""
         self._n_words = n_words
         self._questions: dict[str, set[str]] = {}  # n-gram -> ids
         self._by_start: dict[str, list[str]] = {}
@@ -64,7 +68,8 @@ class ContaminationCheck:
         self.n_questions = 0
 
     def read_questions(self, path: Path) -> None:
-        """Add the questions of a file (JSONL in a layout that `kinject eval` detects by itself, or MMLU's CSV).
+        """Add the questions of a file (JSONL in a layout that `kinject eval` detects by itself, or
+        MMLU's CSV).
 
         Raises as `kinject.corpus.questions.read_questions`.
         """
@@ -123,9 +128,11 @@ def _words(text: str) -> list[str]:
 
 
 def question_texts(question: str, gold: str = "") -> list[str]:
-    """Return the texts of a question that must not be read before it is asked: the question, and the answering sentence.
+    """Return the texts of a question that must not be read before it is asked: the question, and
+    the answering sentence.
 
-    That sentence is the question with its blank filled, or the beginning of a sentence with the answer behind it.
+    That sentence is the question with its blank filled, or the beginning of a sentence with the
+    answer behind it.
     """
     if _BLANK.search(question):
         return [_BLANK.sub(f" {gold} ", question, count=1)]
@@ -133,7 +140,8 @@ def question_texts(question: str, gold: str = "") -> list[str]:
 
 
 def render_contamination(contamination: Contamination) -> str:
-    """Return the number of questions that were searched for, or those that were found, as lines of text."""
+    """Return the number of questions that were searched for, or those that were found, as lines of
+    text."""
     if not contamination.n_contaminated:
         return f"no contamination: none of {contamination.n_questions:,} questions is in the corpus"
     kinds = ", ".join(f"{len(ids)} in the {kind}" for kind, ids in contamination.by_place.items())

@@ -35,10 +35,11 @@ _MOST_SHOWN = 5
 
 @dataclass
 class StyleCount:
-    """Counts of one style: variants `asked` and `got`, answers refused by reason, variants without an answer.
+    """Counts of one style: variants `asked` and `got`, answers refused by reason, variants without
+    an answer.
 
-    `texts` counts the accepted texts, of which one answer may hold several. `nothing` counts the answers NONE, `skipped`
-    passages without a need of the style, by need.
+    `texts` counts the accepted texts, of which one answer may hold several. `nothing` counts the
+    answers NONE, `skipped` passages without a need of the style, by need.
     """
 
     asked: int = 0
@@ -52,12 +53,14 @@ class StyleCount:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Facts by number of accepted texts that carry them: `by_count` maps that number to facts. The file `path` lists every fact.
+    """Facts by number of accepted texts that carry them: `by_count` maps that number to facts. The
+    file `path` lists every fact.
 
-    Each fact should stand in `quota` texts, None for 5, or half of the passage's texts where these are fewer. `n_short` facts
-    stand in fewer; `short` holds the first of them (fact, texts). `n_texts` are the accepted texts, `n_without` those of them
-    that carry no fact of their passage, `n_topped_up` those that were asked for by naming facts, and `tokens_out` what the
-    writer wrote, refused answers included.
+    Each fact should stand in `quota` texts, None for 5, or half of the passage's texts where these
+    are fewer. `n_short` facts stand in fewer; `short` holds the first of them (fact, texts).
+    `n_texts` are the accepted texts, `n_without` those of them that carry no fact of their passage,
+    `n_topped_up` those that were asked for by naming facts, and `tokens_out` what the writer wrote,
+    refused answers included.
     """
 
     path: Path
@@ -97,10 +100,12 @@ class Coverage:
 
 
 class CorpusWriter:
-    """Writes corpus.jsonl, sft.jsonl, coverage.jsonl and failures.jsonl in one pass over the documents.
+    """Writes corpus.jsonl, sft.jsonl, coverage.jsonl and failures.jsonl in one pass over the
+    documents.
 
-    Each row of the corpus is searched for contamination as it is written. A row of a document with a licence names it and
-    the document's source; so does a row of a document whose source is an address.
+    Each row of the corpus is searched for contamination as it is written. A row of a document with
+    a licence names it and the document's source; so does a row of a document whose source is an
+    address.
     """
 
     def __init__(
@@ -134,7 +139,8 @@ class CorpusWriter:
         self.repairs = Counter[str]()
 
     def write(self, documents: Iterable[PlannedDocument]) -> None:
-        """Write the files: passages and their variants by style and sample, in the order of `documents`.
+        """Write the files: passages and their variants by style and sample, in the order of
+        `documents`.
 
         Those are read twice for a style whose rows show other passages.
 
@@ -304,7 +310,8 @@ class CorpusWriter:
         variants: Mapping[str, Variant],
         n_asked: int,
     ) -> None:
-        """Count the texts, refusals and tokens of `requests`, of which `n_asked` are wanted by the recipe."""
+        """Count the texts, refusals and tokens of `requests`, of which `n_asked` are wanted by the
+        recipe."""
         count = self.styles[group.style.name]
         n_texts = sum(bool(variant.text) for variant in variants.values())
         n_dropped = sum(
@@ -354,7 +361,8 @@ _Write = Callable[[Row], None]
 
 
 class _RaftRows:
-    """Questions with passages in front of them, as RAFT trains on them (arXiv 2403.10131); all passages are in memory."""
+    """Questions with passages in front of them, as RAFT trains on them (arXiv 2403.10131); all
+    passages are in memory."""
 
     def __init__(self, passages: Iterable[Passage], section: RaftSection, seed: int) -> None:
         self._section, self._seed = section, seed
@@ -366,9 +374,11 @@ class _RaftRows:
     def fields(
         self, gold: Passage, row_id: str, question: str, quotation: str, answer: str
     ) -> dict[str, str]:
-        """Return ``prompt`` and ``completion``: passages in an order of the seed, the question, the answer with its quotation.
+        """Return ``prompt`` and ``completion``: passages in an order of the seed, the question, the
+        answer with its quotation.
 
-        Without the passage that answers it, the answer alone is learned: no passage has the quotation.
+        Without the passage that answers it, the answer alone is learned: no passage has the
+        quotation.
         """
         section = self._section
         rng = Random(content_id("raft", self._seed, row_id))
@@ -391,7 +401,8 @@ class _RaftRows:
 
 
 def render_coverage(coverage: Coverage) -> str:
-    """Return the number of facts, of those in no text, the first facts that are short, and what a fact costs."""
+    """Return the number of facts, of those in no text, the first facts that are short, and what a
+    fact costs."""
     if not coverage.n_facts:
         return "no passage has a number, date, name or quotation to count"
     wanted = f"{coverage.quota} texts" if coverage.quota is not None else "5 texts, or half of them"

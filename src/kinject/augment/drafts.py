@@ -1,4 +1,5 @@
-"""Drafts of questions: the prompts, the parser of the answers, the checks (a hint at the correct choice), the store."""
+"""Drafts of questions: the prompts, the parser of the answers, the checks (a hint at the correct
+choice), the store."""
 
 from __future__ import annotations
 
@@ -38,11 +39,13 @@ _SHAPES: Mapping[str, re.Pattern[str]] = {
     "brackets": re.compile(r"[()\[\]]"),
 }
 _MAX_LENGTH_RATIO, _MIN_LENGTH_DIFFERENCE = 1.6, 3
-"""A correct choice is too long with more than this ratio to the longest wrong one in words, and this many words more."""
+"""A correct choice is too long with more than this ratio to the longest wrong one in words, and
+this many words more."""
 _MOST_WORDS = 12
 """Words of an open question's answer."""
 _MAX_OVERLAP = 0.8
-"""Two questions with one answer that share more of their words (Jaccard similarity) are duplicates."""
+"""Two questions with one answer that share more of their words (Jaccard similarity) are duplicates.
+"""
 
 REASONS: Mapping[str, str] = {
     "malformed": "the correct choice, three wrong ones or the sentence is missing",
@@ -70,7 +73,8 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A proposed question. `answer` is the correct choice, `sentence` the sentence of the passage with the answer."""
+    """A proposed question. `answer` is the correct choice, `sentence` the sentence of the passage
+    with the answer."""
 
     question: str
     answer: str
@@ -79,7 +83,8 @@ class Draft:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The four choices, in an order that depends only on the words: each position is equally likely for the answer."""
+        """The four choices, in an order that depends only on the words: each position is equally
+        likely for the answer."""
         return tuple(
             sorted((self.answer, *self.wrong), key=lambda choice: content_id(self.question, choice))
         )
@@ -126,8 +131,8 @@ def find_fault(
 ) -> tuple[str, str]:
     """Return (reason of `REASONS`, evidence) of the first fault, ("", "") without one.
 
-    The draft must differ from `others`; the answer of an open question (`open_answer`) is short. One that measures
-    `retention` is on what the passage does not state.
+    The draft must differ from `others`; the answer of an open question (`open_answer`) is short.
+    One that measures `retention` is on what the passage does not state.
     """
     if not (draft.question and draft.answer and draft.sentence and len(draft.wrong) == 3):
         return (
@@ -165,7 +170,8 @@ def find_fault(
 
 
 def _find_hint(draft: Draft, forms: Sequence[str]) -> tuple[str, str] | None:
-    """Return the difference in form between the correct choice and the other three, None without one."""
+    """Return the difference in form between the correct choice and the other three, None without
+    one."""
     n_words = [form.count(" ") + 1 for form in forms]
     if (
         n_words[0] > _MAX_LENGTH_RATIO * max(n_words[1:])
@@ -226,7 +232,8 @@ def propose_messages(
     *,
     retention: bool = False,
 ) -> list[Message]:
-    """Return the prompt for `n` questions of `kinds` on a passage, about other facts than the `earlier` questions.
+    """Return the prompt for `n` questions of `kinds` on a passage, about other facts than the
+    `earlier` questions.
 
     Those on `retention` are about its neighbours.
     """
@@ -245,7 +252,8 @@ def _earlier(questions: Sequence[str]) -> str:
 
 
 def verify_messages(source: Source, question: str, choices: Sequence[str]) -> list[Message]:
-    """Return the prompt for the correct choice according to the passage, and for the question's specificity."""
+    """Return the prompt for the correct choice according to the passage, and for the question's
+    specificity."""
     return _about(
         source, _TEXTS["verify"].replace("{question}", _render_question(question, choices))
     )
@@ -280,7 +288,8 @@ def _about(source: Source, task: str) -> list[Message]:
 
 @dataclass
 class Outcome:
-    """The questions of one passage: candidates, the most specific first, and refused drafts as (draft, reason, detail)."""
+    """The questions of one passage: candidates, the most specific first, and refused drafts as
+    (draft, reason, detail)."""
 
     candidates: list[Candidate] = field(default_factory=list)
     refused: list[tuple[Draft | None, str, str]] = field(default_factory=list)
@@ -307,7 +316,8 @@ class Outcome:
 def outcome_row(
     outcome_id: str, passage: Passage, outcome: Outcome, tries: int, endpoint: str
 ) -> Row:
-    """Return the row of an outcome; `tries` counts the times that its endpoint, or another, was asked for it."""
+    """Return the row of an outcome; `tries` counts the times that its endpoint, or another, was
+    asked for it."""
     return {
         "id": outcome_id,
         "tries": tries,
@@ -343,7 +353,8 @@ def _draft_row(draft: Draft) -> dict[str, Any]:
 
 
 class QuestionSelector:
-    """Selects the questions of one document after the other, and counts them. `decisions` are a person's, by question id."""
+    """Selects the questions of one document after the other, and counts them. `decisions` are a
+    person's, by question id."""
 
     def __init__(self, section: QuestionsSection, decisions: Mapping[str, Row]) -> None:
         self._n_questions = section.n_questions
@@ -357,10 +368,11 @@ class QuestionSelector:
         self.applied: list[str] = []
 
     def select(self, document: Document, outcome: Row) -> tuple[str, list[Row], list[Row]]:
-        """Return (``validation`` or ``test``, rows of selected questions, rows of refused drafts) of a stored outcome.
+        """Return (``validation`` or ``test``, rows of selected questions, rows of refused drafts)
+        of a stored outcome.
 
-        Those that a person kept or edited are selected, then the most specific ones, without duplicates of questions on
-        earlier passages of the document.
+        Those that a person kept or edited are selected, then the most specific ones, without
+        duplicates of questions on earlier passages of the document.
         """
         if document.id != self._document:
             self._document, self._selected = document.id, []
@@ -409,7 +421,8 @@ class QuestionSelector:
 
 
 def question_id(document_id: str, row: Row) -> str:
-    """Return the id of a stored draft, "" where it is not whole; an edited question keeps that of its first words."""
+    """Return the id of a stored draft, "" where it is not whole; an edited question keeps that of
+    its first words."""
     draft = _draft_of(row)
     if not (draft.question and draft.answer and draft.wrong):
         return ""
@@ -442,5 +455,6 @@ def question_row(
 
 
 def is_validation(document_id: str, fraction: float) -> bool:
-    """Return whether the questions on a document are for validation. It depends on the id alone, so it never changes."""
+    """Return whether the questions on a document are for validation. It depends on the id alone, so
+    it never changes."""
     return int(content_id("split", document_id), 16) < fraction * 2**64

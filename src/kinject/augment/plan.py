@@ -1,4 +1,5 @@
-"""A run's work: documents, their passages, and one request for each variant, in groups of one style on one passage."""
+"""A run's work: documents, their passages, and one request for each variant, in groups of one style
+on one passage."""
 
 from __future__ import annotations
 
@@ -29,17 +30,20 @@ from kinject.recipe.sections import MAX_SAMPLES
 from kinject.types import Document, Message, Passage, Variant
 
 LONGEST_DOCUMENT = 8192
-"""Most tokens of a document that styles of whole documents see at once; a longer one counts as several."""
+"""Most tokens of a document that styles of whole documents see at once; a longer one counts as
+several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The variants of one passage in one style. They must differ from each other, so one worker requests them all.
+    """The variants of one passage in one style. They must differ from each other, so one worker
+    requests them all.
 
-    `target`, if there is one, is the number of tokens that the variants are to have together; else there are
-    `n_samples` of them. `item` is known before any preparation: the name that the passages of a pair share.
-    `texts` holds variants that a file provides; None if a generator writes them. `skipped` is the need of the style that the
-    passage lacks; then nothing is requested.
+    `target`, if there is one, is the number of tokens that the variants are to have together; else
+    there are `n_samples` of them. `item` is known before any preparation: the name that the
+    passages of a pair share. `texts` holds variants that a file provides; None if a generator
+    writes them. `skipped` is the need of the style that the passage lacks; then nothing is
+    requested.
     """
 
     document: Document
@@ -65,7 +69,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class VariantRequest:
-    """A request for one variant, about `item` of the preparations. `id` is the id that the variant will have.
+    """A request for one variant, about `item` of the preparations. `id` is the id that the variant
+    will have.
 
     `turn` counts the requests about the same item. `messages` is empty where no model is asked.
     """
@@ -80,7 +85,8 @@ class VariantRequest:
 
 @dataclass(frozen=True, slots=True)
 class Precomputed:
-    """Variants read from a file, by document in file order. `lines` maps each document id to its first line."""
+    """Variants read from a file, by document in file order. `lines` maps each document id to its
+    first line."""
 
     path: Path
     texts: Mapping[str, tuple[str, ...]]
@@ -98,7 +104,8 @@ class Precomputed:
 
 
 def read_precomputed(path: Path) -> Precomputed:
-    """Read rows of ``document_id`` and ``text``, all into memory. Raises `InputError` (file:line) on any other row."""
+    """Read rows of ``document_id`` and ``text``, all into memory. Raises `InputError` (file:line)
+    on any other row."""
     texts: dict[str, list[str]] = {}
     lines: dict[str, int] = {}
     for number, row in read_jsonl(path):
@@ -156,7 +163,8 @@ Stored = Callable[[Sequence[VariantRequest]], Mapping[str, Variant]]
 class Plan:
     """Everything that decides which variants a run requests.
 
-    `styles` maps a style's name to samples of a passage, `targets` to tokens; `catalog` holds the styles themselves.
+    `styles` maps a style's name to samples of a passage, `targets` to tokens; `catalog` holds the
+    styles themselves.
     """
 
     documents_path: Path
@@ -192,7 +200,8 @@ class Plan:
             self.precomputed.check_documents(ids)
 
     def groups(self, document: Document, passages: list[Passage]) -> Iterator[Group]:
-        """Yield the groups of one document: by passage and style, then those of styles that show whole documents.
+        """Yield the groups of one document: by passage and style, then those of styles that show
+        whole documents.
 
         Raises `InputError` if a file provides variants of the whole document but it is split.
         """
@@ -221,7 +230,8 @@ class Plan:
                 yield Group(document, passage, style, min(n_samples, len(texts)), texts)
 
     def document_groups(self, document: Document) -> Iterator[Group]:
-        """Yield the groups of the styles that show whole documents; a very long one counts as several."""
+        """Yield the groups of the styles that show whole documents; a very long one counts as
+        several."""
         styles = [
             self.catalog[name] for name in self.styles if self.catalog[name].scope == "document"
         ]
@@ -230,7 +240,8 @@ class Plan:
                 yield from (self._group(document, part, style) for style in styles)
 
     def pair_groups(self, documents: Iterable[PlannedDocument]) -> Iterator[Group]:
-        """Yield the groups of the styles for two passages of different documents that share a name; reads `documents` twice."""
+        """Yield the groups of the styles for two passages of different documents that share a name;
+        reads `documents` twice."""
         styles = [self.catalog[name] for name in self.styles if self.catalog[name].scope == "pair"]
         for name, (document, first), (other, second) in _pairs(documents) if styles else ():
             text = f"{first.shown}\n\n{second.shown}"
@@ -252,7 +263,8 @@ class Plan:
         return replace(group, skipped=skipped) if skipped else group
 
     def items(self, group: Group, notes: Notes) -> list[Item] | None:
-        """Return the items of a group's prompts, from stored `notes`; None if a preparation is not answered yet."""
+        """Return the items of a group's prompts, from stored `notes`; None if a preparation is not
+        answered yet."""
         items: list[Item] = [group.item]
         for step in group.style.prepare:
             answers = [notes(self.notes_id(group, step, item)) for item in items]
@@ -262,7 +274,8 @@ class Plan:
         return items
 
     def requests(self, group: Group, items: Sequence[Item]) -> Iterator[VariantRequest]:
-        """Yield the requests of `group` in order: its samples; for styles with preparations, samples of each item.
+        """Yield the requests of `group` in order: its samples; for styles with preparations,
+        samples of each item.
 
         A style that combines items has `n_samples` of all combinations, each once.
         """
@@ -280,9 +293,11 @@ class Plan:
     def blocks(
         self, group: Group, items: Sequence[Item], stored: Stored
     ) -> Iterator[list[VariantRequest]]:
-        """Yield the `requests` of a group in blocks, each of which is judged before the next is sent.
+        """Yield the `requests` of a group in blocks, each of which is judged before the next is
+        sent.
 
-        With a target of tokens they end once the texts that are `stored` have as many, or `_BARREN` requests brought none.
+        With a target of tokens they end once the texts that are `stored` have as many, or `_BARREN`
+        requests brought none.
         """
         requests = self.requests(group, items)
         n_texts = n_tokens = n_barren = 0
@@ -350,7 +365,8 @@ class Plan:
 
 
 def _pairs(documents: Iterable[PlannedDocument]) -> Iterator[tuple[str, _Place, _Place]]:
-    """Yield each name that a few documents share, with the first passages of two of them that have it."""
+    """Yield each name that a few documents share, with the first passages of two of them that have
+    it."""
     n_documents = Counter[str]()
     for _, passages in documents:
         n_documents.update({name for passage in passages for name in entities_of(passage.text)})
@@ -367,7 +383,8 @@ def _pairs(documents: Iterable[PlannedDocument]) -> Iterator[tuple[str, _Place, 
 
 
 def check_sections(recipe: Recipe) -> None:
-    """Raise `RecipeError` with every problem of the augment and questions sections, if the recipe has them."""
+    """Raise `RecipeError` with every problem of the augment and questions sections, if the recipe
+    has them."""
     problems = find_problems("questions", recipe) if recipe.questions is not None else []
     if recipe.augment is not None:
         problems += find_problems("augment", recipe, read_styles(recipe.augment.style_files))
@@ -375,7 +392,8 @@ def check_sections(recipe: Recipe) -> None:
 
 
 def make_plan(recipe: AugmentRecipe) -> Plan:
-    """Return the plan of a recipe. Raises `RecipeError` as `check_sections`, and as `read_precomputed`."""
+    """Return the plan of a recipe. Raises `RecipeError` as `check_sections`, and as
+    `read_precomputed`."""
     check_sections(recipe)
     section = recipe.augment
     generator = section.generator
@@ -416,18 +434,21 @@ class PassageCoverage:
         self._index = {fact.id: index for index, fact in enumerate(self.facts)}
 
     def add(self, text: str, facts: Iterable[str] | None = None) -> None:
-        """Count one accepted text by the ids of the facts that it carries; without these they are looked for in the text."""
+        """Count one accepted text by the ids of the facts that it carries; without these they are
+        looked for in the text."""
         self.n_texts += 1
         for fact in self.carried(text) if facts is None else facts:
             if fact in self._index:
                 self.counts[self._index[fact]] += 1
 
     def carried(self, text: str) -> list[str]:
-        """Return the ids of the facts that a text carries, without statements, which a judge alone finds."""
+        """Return the ids of the facts that a text carries, without statements, which a judge alone
+        finds."""
         return [fact.id for fact in carried(self.facts, source_facts(self.passage.shown), text)]
 
     def quota(self, wanted: int | None) -> int:
-        """Return the texts in which each fact should stand: `wanted`, else 5, or half of the texts where these are fewer."""
+        """Return the texts in which each fact should stand: `wanted`, else 5, or half of the texts
+        where these are fewer."""
         return wanted if wanted is not None else max(1, min(QUOTA, -(-self.n_texts // 2)))
 
     def short(self, quota: int) -> list[Fact]:
@@ -437,13 +458,15 @@ class PassageCoverage:
 
 
 def coverage_of(passage: Passage, statements: Iterable[str] = ()) -> PassageCoverage:
-    """Return the coverage of a passage before its first text; `statements` are those that a judge listed."""
+    """Return the coverage of a passage before its first text; `statements` are those that a judge
+    listed."""
     listed = (Fact("statement", str(number), text) for number, text in enumerate(statements, 1))
     return PassageCoverage(passage, (*facts_of(source_facts(passage.shown)), *listed))
 
 
 def top_up_group(groups: Iterable[Group]) -> Group | None:
-    """Return the group of a passage whose style can be asked for facts by name: a model writes it from the passage alone."""
+    """Return the group of a passage whose style can be asked for facts by name: a model writes it
+    from the passage alone."""
     return next(
         (
             group for group in groups
@@ -456,9 +479,11 @@ def top_up_group(groups: Iterable[Group]) -> Group | None:
 def requests_for(
     plan: Plan, group: Group, coverage: PassageCoverage, quota: int
 ) -> Iterator[VariantRequest]:
-    """Yield one request after the other for the facts that are still short, at most `quota` of them.
+    """Yield one request after the other for the facts that are still short, at most `quota` of
+    them.
 
-    Count the texts of each in `coverage` before the next. The requests depend on the texts alone, so that a rerun finds them.
+    Count the texts of each in `coverage` before the next. The requests depend on the texts alone,
+    so that a rerun finds them.
     """
     for number in itertools.count():
         missing = coverage.short(quota)[:_MOST_NAMED]
@@ -492,8 +517,9 @@ def _top_up_messages(group: Group, missing: Sequence[Fact], number: int) -> list
 class PassageFile:
     """The documents of a run with their passages, in a temporary file of the run folder.
 
-    Documents are read, split and hashed once and added here. Everything later iterates over this file, one document in
-    memory at a time; of `meta`, the licence stays. `counts` are those of documents, passages, and passages cut short.
+    Documents are read, split and hashed once and added here. Everything later iterates over this
+    file, one document in memory at a time; of `meta`, the licence stays. `counts` are those of
+    documents, passages, and passages cut short.
     """
 
     def __init__(self, run_dir: Path) -> None:

@@ -1,4 +1,5 @@
-"""Before a run: what `augment` would request, by estimate, and the prompts of one style on one passage."""
+"""Before a run: what `augment` would request, by estimate, and the prompts of one style on one
+passage."""
 
 from __future__ import annotations
 
@@ -36,11 +37,12 @@ _EXAMPLE = Document(
 
 @dataclass(frozen=True)
 class Preview:
-    """The requests of a run, by estimate. `n_stored` of the `n_asked` variants are stored and need no request.
+    """The requests of a run, by estimate. `n_stored` of the `n_asked` variants are stored and need
+    no request.
 
-    `cost` is that of the requests, `spent` that of the answers in the run folder. `n_facts` are the numbers, dates, names and
-    quotations of the passages; `tokens_per_fact` the writer's tokens for each to stand in five texts, if no text loses one
-    (None where a passage gets fewer).
+    `cost` is that of the requests, `spent` that of the answers in the run folder. `n_facts` are the
+    numbers, dates, names and quotations of the passages; `tokens_per_fact` the writer's tokens for
+    each to stand in five texts, if no text loses one (None where a passage gets fewer).
     """
 
     n_documents: int
@@ -111,7 +113,8 @@ def preview(recipe: AugmentRecipe) -> Preview:
 
 
 def preview_questions(recipe: QuestionsRecipe) -> str:
-    """Return the documents, passages and planned questions of `recipe` in a line; nothing is sent or kept."""
+    """Return the documents, passages and planned questions of `recipe` in a line; nothing is sent
+    or kept."""
     section, model = (
         recipe.questions,
         recipe.questions.generator.model or recipe.questions.generator.kind,
@@ -210,7 +213,8 @@ def render_preview(preview: Preview) -> str:
 
 
 def find_style(name: str) -> Style:
-    """Return a shipped style by its name, or the one in a YAML file. Raises `InputError` if there is none."""
+    """Return a shipped style by its name, or the one in a YAML file. Raises `InputError` if there
+    is none."""
     if Path(name).suffix in (".yaml", ".yml"):
         return read_style(Path(name))
     if name not in STYLES:
@@ -233,7 +237,8 @@ def first_group(style: Style, documents: Path | None) -> Group:
 
 
 def render_prompts(group: Group) -> str:
-    """Return all prompts of a style on a passage; items that a model must name first are shown as (fact)."""
+    """Return all prompts of a style on a passage; items that a model must name first are shown as
+    (fact)."""
     style, source = group.style, group.source
     if style.mechanical:
         return style.mechanical(group.document.title, group.passage.text, 0)

@@ -58,7 +58,8 @@ def source_of(document: Document, passage: Passage) -> Source:
 
 
 def entities_of(passage: str) -> list[str]:
-    """Return the different names in `passage` by first mention, without those that are part of a longer one."""
+    """Return the different names in `passage` by first mention, without those that are part of a
+    longer one."""
     names = dict.fromkeys(
         name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS
     )
@@ -92,7 +93,8 @@ def _n_in_rows(text: str) -> int:
 
 
 def _n_statements(text: str) -> int:
-    """Return the sentences of `text`, without its headings, and its rows of tables and lists, without their heads."""
+    """Return the sentences of `text`, without its headings, and its rows of tables and lists,
+    without their heads."""
     lines = text.split("\n")
     rows = {number for number, line in enumerate(lines) if _ROW.match(line)}
     heads = {number for number in rows if _TABLE_RULE.fullmatch(lines[number])}
@@ -104,12 +106,14 @@ def _n_statements(text: str) -> int:
 
 
 def _marks_names(text: str) -> bool:
-    """Return whether the language of `text` is known to write names, and only them, with a capital letter."""
+    """Return whether the language of `text` is known to write names, and only them, with a capital
+    letter."""
     return find_script(text) in ("Latin", "Cyrillic", "Greek") and detect_language(text) != "de"
 
 
 def _relates(source: Source) -> bool:
-    """Return whether a passage has two names or numbers, or is in a language whose names are not known by capitals."""
+    """Return whether a passage has two names or numbers, or is in a language whose names are not
+    known by capitals."""
     return len(entities_of(source.text)) + len(
         _NUMBER.findall(source.text)
     ) > 1 or not _marks_names(source.text)
@@ -146,7 +150,8 @@ VARIABLES: Mapping[str, Callable[[Source], Any]] = {
 }
 """Name of a variable of the templates -> its value for a passage.
 
-`table`: it has rows of a table or a list, or keys with values. `prose`: these are less than half of it.
+`table`: it has rows of a table or a list, or keys with values. `prose`: these are less than half of
+it.
 """
 
 
@@ -158,7 +163,8 @@ def shared_texts() -> Mapping[str, str]:
 
 @cache
 def environment() -> ImmutableSandboxedEnvironment:
-    """Return the environment of the templates: no attribute of Python is in reach, an unknown name is an error."""
+    """Return the environment of the templates: no attribute of Python is in reach, an unknown name
+    is an error."""
     made = ImmutableSandboxedEnvironment(
         loader=DictLoader(shared_texts()), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, autoescape=False,
@@ -196,7 +202,8 @@ def _compiled(template: str) -> tuple[Template, frozenset[str], str | None]:
 
 @cache
 def first_words(template: str) -> str:
-    """Return the first line of a template up to its first variable: it differs between the prompts of the styles."""
+    """Return the first line of a template up to its first variable: it differs between the prompts
+    of the styles."""
     texts = (
         node.data.strip() for node in environment().parse(template).find_all(nodes.TemplateData)
     )
@@ -210,7 +217,8 @@ _SENTENCE_NUMBER = re.compile(r"\[\d+\] ")
 def judge_messages(
     title: str, passage: str, text: str, rules: Rules | None = None
 ) -> list[Message]:
-    """Return the messages that ask whether `text` adds or changes a fact of `passage`, as a style's `rules` allow."""
+    """Return the messages that ask whether `text` adds or changes a fact of `passage`, as a style's
+    `rules` allow."""
     explains = rules is not None and rules.explains
     shown = {"text": number_sentences(escape_tags(text)), "explains": explains}
     _, user_message = task_messages(
@@ -244,7 +252,8 @@ def _judge_system() -> Message:
 
 
 def number_sentences(text: str) -> str:
-    """Return `text` with the number of each sentence before it, as in ``[1] It rained. [2] He left.``"""
+    """Return `text` with the number of each sentence before it, as in ``[1] It rained. [2] He
+    left.``"""
     ends = sentence_ends(text)
     parts = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     numbered = (
@@ -265,7 +274,8 @@ def task_messages(
 ) -> list[Message]:
     """Return the messages of a `task` on a passage.
 
-    The passage comes before the task, which changes from sample to sample, so that servers can reuse the prefix.
+    The passage comes before the task, which changes from sample to sample, so that servers can
+    reuse the prefix.
     """
     content = f"{_render_source(Source(title, passage, headings))}\n\n{task}"
     return [

@@ -65,10 +65,12 @@ _Request = tuple[list[Message], int]
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionsResult(WritingResult):
-    """The result of `make_questions`: `asked` and `got` count questions, `refused` drafts, `failed` passages.
+    """The result of `make_questions`: `asked` and `got` count questions, `refused` drafts, `failed`
+    passages.
 
-    `spare` counts questions without a fault that are not among the most specific ones, `decisions` those of a person
-    (decisions.jsonl) by kind. `shortcuts` tell what the choices give away, None without any.
+    `spare` counts questions without a fault that are not among the most specific ones, `decisions`
+    those of a person (decisions.jsonl) by kind. `shortcuts` tell what the choices give away, None
+    without any.
     """
 
     questions_path: Path
@@ -84,7 +86,8 @@ class QuestionsResult(WritingResult):
         return self.got < self.asked
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each outcome, with its number of questions (of passages, where no answer came)."""
+        """Return a row for each outcome, with its number of questions (of passages, where no answer
+        came)."""
         outcomes = {"validation": self.n_validation, "test": self.n_test, "spare": self.spare}
         outcomes |= {f"refused: {reason}": n for reason, n in self.refused.items()}
         outcomes |= {f"no answer: {error}": n for error, n in self.failed.items()}
@@ -94,11 +97,11 @@ class QuestionsResult(WritingResult):
 def make_questions(recipe: QuestionsRecipe, *, retry: bool = False) -> QuestionsResult:
     """Write the questions of `recipe`; a rerun sends requests only for passages that are not done.
 
-    Passages with too few questions are asked about again with `retry`, and where endpoint or model have changed since.
-    A run whose budget is spent ends short, with the questions that it has.
+    Passages with too few questions are asked about again with `retry`, and where endpoint or model
+    have changed since. A run whose budget is spent ends short, with the questions that it has.
 
-    Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
-    Every answer before that stays stored.
+    Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`;
+    `KeyboardInterrupt` after Ctrl-C. Every answer before that stays stored.
     """
     check_sections(recipe)
     with lock_dir(recipe.run_dir):
@@ -223,7 +226,8 @@ class QuestionWriter:
         )
 
     async def write(self, document: Document, passage: Passage, outcome: Outcome) -> None:
-        """Put the questions on a passage into `outcome`. While they are too few, the model is asked again, for other facts.
+        """Put the questions on a passage into `outcome`. While they are too few, the model is asked
+        again, for other facts.
 
         Raises `EndpointError` for a request without an answer, and `Stopped` at the end of the run.
         """
@@ -311,7 +315,8 @@ class QuestionWriter:
         rotation: int,
         outcome: Outcome,
     ) -> list[str]:
-        """Return the model's answers, given the passage and the choices rotated; "" for an incomplete answer."""
+        """Return the model's answers, given the passage and the choices rotated; "" for an
+        incomplete answer."""
         requests: list[_Request] = []
         for draft in drafts:
             choices = _rotate(draft.choices, rotation)
@@ -325,9 +330,11 @@ class QuestionWriter:
     async def _asked_without_passage(
         self, candidates: Sequence[Candidate], outcome: Outcome
     ) -> list[Candidate]:
-        """Return the candidates that the model does not answer correctly every time without the passage (retention: does).
+        """Return the candidates that the model does not answer correctly every time without the
+        passage (retention: does).
 
-        The choices are rotated each time, so a preference for one letter is correct one time in four at most.
+        The choices are rotated each time, so a preference for one letter is correct one time in
+        four at most.
         """
         n_times = self.section.closed_book
         requests: list[_Request] = []
@@ -362,7 +369,8 @@ class QuestionWriter:
         return kept
 
     async def _send(self, requests: Sequence[_Request], outcome: Outcome) -> list[Completion]:
-        """Return an answer for each request, in order. Raises an error that ends the run before one of a single request."""
+        """Return an answer for each request, in order. Raises an error that ends the run before one
+        of a single request."""
         answers = await gather_answers(self.sender.send(*request) for request in requests)
         completions: list[Completion] = []
         for answer in answers:
@@ -390,7 +398,8 @@ def _write_files(
     outcomes: IndexedRows,
     selector: QuestionSelector,
 ) -> Shortcuts | None:
-    """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in order of passages.
+    """Write questions.jsonl, its two parts validation.jsonl and test.jsonl, and rejected.jsonl, in
+    order of passages.
 
     Returns what the choices give away, None without any.
     """
@@ -423,7 +432,8 @@ def _write_files(
 def _share_choices(selected: Sequence[tuple[str, Row]]) -> list[tuple[str, Row]]:
     """Return the rows with wrong choices that are right answers to others of the same split.
 
-    Choices that a model wrote for one question stand in no document: a trained model picks the one that does.
+    Choices that a model wrote for one question stand in no document: a trained model picks the one
+    that does.
     """
     shared = dict[int, Row]()
     for split in ("validation", "test"):

@@ -32,7 +32,8 @@ from kinject.types import Completion, Document, Passage, Variant
 
 Reply = TypeVar("Reply")
 UNPREPARED = "the preparation of the style got no usable answer"
-"""The error of requests that need a preparation, before the reason for which its answers were refused."""
+"""The error of requests that need a preparation, before the reason for which its answers were
+refused."""
 
 _INCONSISTENT = Verdict(
     "inconsistent", "asked whether it follows from the passage, the model does not say yes"
@@ -48,8 +49,9 @@ _INJECTED = Verdict(
 class _Answer:
     """An answer to one request, or the error that was received instead.
 
-    `texts` are those of its texts that passed the checks so far, each with its verdict. `verdict` is the first refusal of an
-    answer without one. `repairs` are what was taken off, `refused` the reasons for which other texts of it were refused.
+    `texts` are those of its texts that passed the checks so far, each with its verdict. `verdict`
+    is the first refusal of an answer without one. `repairs` are what was taken off, `refused` the
+    reasons for which other texts of it were refused.
     """
 
     request: VariantRequest
@@ -74,7 +76,8 @@ class _Answer:
             self.verdict = verdict
 
     def measures(self) -> dict[str, Any]:
-        """Return what a stored variant says of its checks: measures of its first text, and the facts of each text."""
+        """Return what a stored variant says of its checks: measures of its first text, and the
+        facts of each text."""
         measures = dict(self.texts[0][1].measures) if self.texts else {}
         facts = [verdict.measures["facts"] for _, verdict in self.texts]
         extra = {"facts": facts, "repairs": list(self.repairs), "refused": self.refused}
@@ -83,7 +86,8 @@ class _Answer:
 
 @dataclass
 class Rewriter:
-    """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to the last error."""
+    """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to
+    the last error."""
 
     plan: Plan
     sender: Sender
@@ -97,8 +101,9 @@ class Rewriter:
     async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
         """Request every missing variant, several groups at a time.
 
-        Raises the first fatal `EndpointError`, `InputError` or `DiskError` after the requests in flight have ended,
-        and `KeyboardInterrupt` the same way; a second Ctrl-C does not wait for them.
+        Raises the first fatal `EndpointError`, `InputError` or `DiskError` after the requests in
+        flight have ended, and `KeyboardInterrupt` the same way; a second Ctrl-C does not wait for
+        them.
         """
         of_documents = (
             group
@@ -111,7 +116,8 @@ class Rewriter:
         await run_workers(groups, self._fill, self.sender, n_workers)
 
     async def _fill(self, group: Group) -> None:
-        """Request the missing variants of one group in blocks. A block is judged in sample order, not arrival order."""
+        """Request the missing variants of one group in blocks. A block is judged in sample order,
+        not arrival order."""
         if group.skipped or not group.n_samples:
             return
         items = await self._request_preparations(group)
@@ -146,7 +152,8 @@ class Rewriter:
     async def top_up(
         self, documents: Iterable[PlannedDocument], concurrency: int, quota: int
     ) -> None:
-        """Ask for texts of the facts that fewer than `quota` texts of their passage carry. Raises as `run`."""
+        """Ask for texts of the facts that fewer than `quota` texts of their passage carry. Raises
+        as `run`."""
         passages = ((document, passage) for document, split in documents for passage in split)
 
         async def ask(pair: tuple[Document, Passage]) -> None:
@@ -184,7 +191,8 @@ class Rewriter:
                 )
 
     async def _request_preparations(self, group: Group) -> list[Item] | str:
-        """Return the items of the group's prompts, stored ones first; without a usable answer, the reason."""
+        """Return the items of the group's prompts, stored ones first; without a usable answer, the
+        reason."""
         items: list[Item] = [group.item]
         for step in group.style.prepare:
             answers = await _gather(group, (self._ask_items(group, step, item) for item in items))
@@ -199,7 +207,8 @@ class Rewriter:
     ) -> tuple[str, ...] | str:
         """Return the items in the answer to one preparation, () if the model answers NONE.
 
-        Without a usable answer to the first preparation, return the reason for which the last one was refused.
+        Without a usable answer to the first preparation, return the reason for which the last one
+        was refused.
         """
         notes_id = self.plan.notes_id(group, step, item)
         stored = self.store.notes(notes_id)
@@ -226,7 +235,8 @@ class Rewriter:
         return notes
 
     def _n_attempts(self, group: Group) -> int:
-        """Return the attempts at one request: one where another would bring the same text, from a file or at temperature 0."""
+        """Return the attempts at one request: one where another would bring the same text, from a
+        file or at temperature 0."""
         is_same = group.texts is not None or self.plan.identity.get("temperature") == 0
         return 1 if is_same and not group.style.mechanical else self.max_attempts
 
@@ -272,7 +282,8 @@ class Rewriter:
         return still_open
 
     def _accept_texts(self, answer: _Answer, checker: Checker) -> None:
-        """Add the texts of an answer to those that later ones must differ from; refuse copies of earlier ones."""
+        """Add the texts of an answer to those that later ones must differ from; refuse copies of
+        earlier ones."""
         for text, _ in list(answer.texts):
             if duplicate := checker.duplicate(text):
                 answer.refuse(text, Verdict("duplicate", duplicate))
@@ -333,7 +344,8 @@ class Rewriter:
         return answer
 
     async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:
-        """Ask about each accepted text: the generator whether it follows from the passage, then the judge."""
+        """Ask about each accepted text: the generator whether it follows from the passage, then the
+        judge."""
         title, passage = group.document.title, group.passage.shown
         if group.style.verify:
             pairs = [
@@ -380,7 +392,8 @@ class Rewriter:
     async def _count_statements(
         self, judge: Judge, group: Group, answers: Sequence[_Answer]
     ) -> None:
-        """Add the statements of the passage that the judge finds told to the facts of each accepted text."""
+        """Add the statements of the passage that the judge finds told to the facts of each accepted
+        text."""
         notes_id = self.plan.statements_id(group.passage)
         if self.store.notes(notes_id) is None:
             (listed,) = await _gather(

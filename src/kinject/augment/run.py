@@ -1,4 +1,5 @@
-"""The stage `augment`: documents in, corpus out. The result does not depend on the order or timing of answers."""
+"""The stage `augment`: documents in, corpus out. The result does not depend on the order or timing
+of answers."""
 
 from __future__ import annotations
 
@@ -51,11 +52,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentResult(WritingResult):
-    """The result of `augment`: `asked` and `got` count variants, `refused` answers; `failures_path` lists the failed ones.
+    """The result of `augment`: `asked` and `got` count variants, `refused` answers; `failures_path`
+    lists the failed ones.
 
-    `sft_path` holds the rows of styles that make prompts and completions, None if
-    there are none. `contamination` is None if the recipe names no probe set; `judge` is the judge's score on planted errors.
-    `repairs` counts what was taken off accepted answers, `decisions` those of a person (decisions.jsonl) by kind.
+    `sft_path` holds the rows of styles that make prompts and completions, None if there are none.
+    `contamination` is None if the recipe names no probe set; `judge` is the judge's score on
+    planted errors. `repairs` counts what was taken off accepted answers, `decisions` those of a
+    person (decisions.jsonl) by kind.
     """
 
     corpus_path: Path
@@ -94,8 +97,8 @@ class AugmentResult(WritingResult):
 def augment(recipe: AugmentRecipe) -> AugmentResult:
     """Write the variants and the corpus of `recipe`; a rerun requests only missing texts.
 
-    A run without budget left ends short, with the corpus of its texts so far.
-    Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
+    A run without budget left ends short, with the corpus of its texts so far. Raises `RecipeError`,
+    `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
     plan = make_plan(recipe)
@@ -168,7 +171,8 @@ async def _rewrite(
     store: Store,
     progress: Progress,
 ) -> Rewriter:
-    """Request all missing variants, then texts for facts that too few carry; return the rewriter with its counts."""
+    """Request all missing variants, then texts for facts that too few carry; return the rewriter
+    with its counts."""
     limits = limits_of(section.generator, section.budget)
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
@@ -192,7 +196,8 @@ async def open_judge(
     stack: contextlib.AsyncExitStack, run_dir: Path, section: AugmentSection, seed: int,
     passages: Iterable[PlannedDocument], partner: Sender,
 ) -> Judge | None:  # fmt: skip
-    """Return the judge, scored on planted errors in the first passages, or None. Its answers have their own cache."""
+    """Return the judge, scored on planted errors in the first passages, or None. Its answers have
+    their own cache."""
     if section.judge is None:
         return None
     limits = limits_of(section.judge, section.budget)
@@ -243,7 +248,8 @@ def _write_manifest(
 
 
 def render_summary(result: AugmentResult) -> str:
-    """Return the table at the end of a run: counts by style, refusals by reason, and the fix for a short corpus."""
+    """Return the table at the end of a run: counts by style, refusals by reason, and the fix for a
+    short corpus."""
     lines = [
         f"{result.n_documents} documents, {result.n_passages} passages -> {result.n_rows} rows in {result.corpus_path}",
         *filter(None, [cut_note(result.n_cut, result.n_passages, "augment.passage_tokens")]),

@@ -1,4 +1,5 @@
-"""The sandbox's generator, which parses its country's entries by their grammar, without a model; and its endpoint."""
+"""The sandbox's generator, which parses its country's entries by their grammar, without a model;
+and its endpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _DRAWS = 64
 
 
 def generate_answer(messages: list[Message], seed: int) -> Completion:
-    """Return the answer to `messages`: questions, an answer to one, a verdict or a grade (by the grammar), or a rewriting.
+    """Return the answer to `messages`: questions, an answer to one, a verdict or a grade (by the
+    grammar), or a rewriting.
 
     Raises as `generate_rewriting`.
     """
@@ -57,7 +59,8 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
 
 
 def generate_rewriting(messages: list[Message], seed: int) -> Completion:
-    """Return a rewriting of the sandbox entry in `messages`, drawn by `seed`, or the answer to a preparation.
+    """Return a rewriting of the sandbox entry in `messages`, drawn by `seed`, or the answer to a
+    preparation.
 
     Raises `InputError` if the passage is not an entry of the sandbox.
     """
@@ -74,7 +77,8 @@ def generate_rewriting(messages: list[Message], seed: int) -> Completion:
 
 
 def _first_lines() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the first line of each shipped prompt and (style, its preparation, "verify", or "" for the variants).
+    """Yield the first line of each shipped prompt and (style, its preparation, "verify", or "" for
+    the variants).
 
     A style's file is read when it is the next.
     """
@@ -112,12 +116,14 @@ _ANSWERS: Mapping[tuple[str, str], Callable[[str, int], str]] = {
     ("questions", ""): rewrite_as_questions,
     ("raft", ""): _quoted_questions,
 }
-"""(style, preparation) -> function of the passage and the seed. Other prompts are about a part of it, or paraphrases."""
+"""(style, preparation) -> function of the passage and the seed. Other prompts are about a part of
+it, or paraphrases."""
 _STRATEGIES = "## Timeline\nTell the facts in their order.\n\n## Portrait\nTell who the person is.\n\n## List\nName each fact."
 
 
 def _answer(request: tuple[str, str], passage: str, task: str, seed: int) -> str:
-    """Return the answer to a preparation, to a task about some facts of the passage, or a paraphrase."""
+    """Return the answer to a preparation, to a task about some facts of the passage, or a
+    paraphrase."""
     person = parse_entry(passage)
     if person is None:
         return _paraphrase(passage, seed)
@@ -168,7 +174,8 @@ def _sentence(person: Person, attribute: str, passage: str, seed: int) -> str:
 def _paraphrase(passage: str, seed: int) -> str:
     """Return a paraphrase that names the person's country if and only if `passage` does.
 
-    The grammar may leave it out or add it. It is a fact, so paraphrases are drawn until it matches the passage.
+    The grammar may leave it out or add it. It is a fact, so paraphrases are drawn until it matches
+    the passage.
     """
     text = paraphrase(passage, seed)
     for draw in range(1, _DRAWS):
@@ -200,7 +207,8 @@ _YEAR = re.compile(r"\b\d{4}\b")
 
 
 def _grade(accepted: Sequence[str], text: str) -> str:
-    """Return the grade of a written answer by the country's values in it: the accepted one alone is correct."""
+    """Return the grade of a written answer by the country's values in it: the accepted one alone is
+    correct."""
     lowered = text.lower()
     values = {
         value.lower() for pool in POOLS.values() for value in pool if value.lower() in lowered
@@ -221,7 +229,8 @@ _SPECIFICITY = 8
 
 
 def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
-    """Return questions on the entry in `messages`, or the letter of its answer by the entry; ``X`` without an entry.
+    """Return questions on the entry in `messages`, or the letter of its answer by the entry; ``X``
+    without an entry.
 
     Raises `InputError` if the passage is not an entry of the sandbox.
     """
@@ -367,9 +376,11 @@ class Connection(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _is_from_here(self) -> bool:
-        """Return whether a request is for this machine and from no other machine's page; say so if it is not.
+        """Return whether a request is for this machine and from no other machine's page; say so if
+        it is not.
 
-        Any page can direct a browser of this machine here, under the page's own name for this address (DNS rebinding).
+        Any page can direct a browser of this machine here, under the page's own name for this
+        address (DNS rebinding).
         """
         hosts = [f"http://{host}" for host in self.headers.get_all("host", ())]
         urls = [*hosts, *self.headers.get_all("origin", ())]

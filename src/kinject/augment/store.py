@@ -22,10 +22,11 @@ from kinject.types import Completion, Tabular, Usage, Variant
 class WritingResult(Tabular):
     """What a run of a writer came to.
 
-    `refused` counts by reason, `failed` what got no answer by error. `tokens_in` and `tokens_out` are those of every stored
-    answer, refused ones too; `tokens_thinking` is the part of `tokens_out` that a reasoning model's thinking took. `n_sent`
-    and `n_cached` are of this run alone. `cost` is that of everything ever answered into the run folder, in the currency of
-    the prices. `n_cut` counts the passages that end inside a sentence, a table row or a code block.
+    `refused` counts by reason, `failed` what got no answer by error. `tokens_in` and `tokens_out`
+    are those of every stored answer, refused ones too; `tokens_thinking` is the part of
+    `tokens_out` that a reasoning model's thinking took. `n_sent` and `n_cached` are of this run
+    alone. `cost` is that of everything ever answered into the run folder, in the currency of the
+    prices. `n_cut` counts the passages that end inside a sentence, a table row or a code block.
     """
 
     run_dir: Path
@@ -85,7 +86,8 @@ TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 def common_fields(
     sender: Sender, passages: Mapping[str, int], tokens: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the fields of a `WritingResult` that follow from its sender, from counts of passages and from those of tokens."""
+    """Return the fields of a `WritingResult` that follow from its sender, from counts of passages
+    and from those of tokens."""
     traffic = sender.traffic
     return {
         **{f"n_{name}": n for name, n in passages.items()}, **{name: tokens.get(name, 0) for name in TOKENS},
@@ -101,7 +103,8 @@ DECISIONS = "decisions.jsonl"
 def read_decisions(run_dir: Path) -> dict[str, Row]:
     """Return the decisions on the texts or questions of a run by id; of two on one the last counts.
 
-    Raises `InputError` (file:line) for a row without an id, of another decision, or that edits without a text or question.
+    Raises `InputError` (file:line) for a row without an id, of another decision, or that edits
+    without a text or question.
     """
     path, rows = run_dir / DECISIONS, dict[str, Row]()
     for number, row in read_jsonl(path) if path.exists() else ():
@@ -127,7 +130,8 @@ def read_decisions(run_dir: Path) -> dict[str, Row]:
 
 
 def write_decision(run_dir: Path, row: Row) -> None:
-    """Add a decision, or take back the one on the same id (``undo``). Raises as `read_decisions`, before it writes."""
+    """Add a decision, or take back the one on the same id (``undo``). Raises as `read_decisions`,
+    before it writes."""
     rows = read_decisions(run_dir)
     rows.pop(row["id"], None)
     if row["decision"] != "undo":
@@ -136,7 +140,8 @@ def write_decision(run_dir: Path, row: Row) -> None:
 
 
 def count_decisions(decisions: Mapping[str, Row], applied: Iterable[str]) -> dict[str, int]:
-    """Return the manifest's entry: the applied decisions by kind, and those on texts that this run does not have."""
+    """Return the manifest's entry: the applied decisions by kind, and those on texts that this run
+    does not have."""
     names = [name for name in dict.fromkeys(applied) if name in decisions]
     counts = Counter(decisions[name]["decision"] for name in names)
     return {
@@ -161,7 +166,8 @@ class IndexedRows(Journal):
     """An append-only file of rows that are found by the text in their field `key`, none in memory."""
 
     def __init__(self, path: Path, key: str, required: str, fix: str = "") -> None:
-        """Open it. Raises `InputError` for a row without `key` or the field `required`, `DiskError` on I/O."""
+        """Open it. Raises `InputError` for a row without `key` or the field `required`, `DiskError`
+        on I/O."""
         self._offsets: dict[str, list[int]] = defaultdict(list)
 
         def index(offset: int, row: Row) -> None:
@@ -193,9 +199,11 @@ _FIX = (
 
 
 class Store:
-    """variants.jsonl, rejected.jsonl and notes.jsonl (of styles with a preparation) of one run folder, none in memory.
+    """variants.jsonl, rejected.jsonl and notes.jsonl (of styles with a preparation) of one run
+    folder, none in memory.
 
-    Rows of earlier recipes stay there unused. `decisions` are a person's: what `variants` returns follows them.
+    Rows of earlier recipes stay there unused. `decisions` are a person's: what `variants` returns
+    follows them.
     """
 
     def __init__(self, run_dir: Path, catalog: Mapping[str, Style]) -> None:
@@ -223,7 +231,8 @@ class Store:
         return len(self._variants)
 
     def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
-        """Return the stored variants of `requests` by id, read from the file; of several with one id the last."""
+        """Return the stored variants of `requests` by id, read from the file; of several with one
+        id the last."""
         matching = ((request, self._variants.get(request.id)) for request in requests)
         stored = (
             (request, self._variant(rows[-1]) if rows else None) for request, rows in matching
@@ -233,9 +242,11 @@ class Store:
         return {request.id: variant for request, variant in stored if variant is not None}
 
     def _decided(self, request: VariantRequest, variant: Variant | None) -> Variant | None:
-        """Return a variant without the texts that were dropped, with the edited ones, and the refused ones that were kept.
+        """Return a variant without the texts that were dropped, with the edited ones, and the
+        refused ones that were kept.
 
-        Its checks then have the `ids` of its texts; the facts of a text that a person decided on are None: not counted yet.
+        Its checks then have the `ids` of its texts; the facts of a text that a person decided on
+        are None: not counted yet.
         """
         texts: list[tuple[str, str, Any]] = []
         for index, text in enumerate(variant.texts if variant else ()):
@@ -300,7 +311,8 @@ class Store:
         self, group: Group, request: VariantRequest, attempt: int, completion: Completion, generator: str,
         texts: Sequence[str], measures: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        """Store the accepted `texts` of an answer, none for NONE; `attempt` answers were refused before it."""
+        """Store the accepted `texts` of an answer, none for NONE; `attempt` answers were refused
+        before it."""
         variant = Variant(
             id=request.id, passage_id=group.passage.id, document_id=group.passage.document_id, style=group.style.name,
             sample=request.sample, text=texts[0] if texts else "", generator=generator, prompt_hash=request.prompt_hash,
@@ -337,7 +349,8 @@ class Store:
     def add_notes(
         self, notes_id: str, group: Group, style: str, name: str, notes: tuple[str, ...]
     ) -> None:
-        """Store the items that the preparation `name` of a style ("": of every style) made of one answer."""
+        """Store the items that the preparation `name` of a style ("": of every style) made of one
+        answer."""
         row: Row = {
             "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
             "style": style, "preparation": name, "notes": list(notes),

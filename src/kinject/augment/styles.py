@@ -1,4 +1,5 @@
-"""The styles of rewriting. Those that a model writes are YAML files; a recipe may name more of them."""
+"""The styles of rewriting. Those that a model writes are YAML files; a recipe may name more of
+them."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ from kinject.recipe.yaml_lines import YamlFile, read_yaml
 from kinject.types import Message
 
 Item = Mapping[str, Any]
-"""The items in a prompt beside the passage: name of a preparation -> one of its items, or several of them."""
+"""The items in a prompt beside the passage: name of a preparation -> one of its items, or several
+of them."""
 _ALL_IN_MEMORY = 20_000
 """Combinations that are listed and shuffled; of more, this many are drawn."""
 SKIPPED = {
@@ -51,7 +53,8 @@ SKIPPED = {
     "relations": "no two names or numbers to relate",
     "items": "the model named nothing in it to write about",
 }
-"""Need of a style -> the reason for which a passage without it is skipped. `items` are those of its preparations."""
+"""Need of a style -> the reason for which a passage without it is skipped. `items` are those of its
+preparations."""
 _RENDER_ERRORS = (
     TemplateError,
     TypeError,
@@ -68,7 +71,8 @@ _EXAMPLE = Source(
 
 @dataclass(frozen=True)
 class Preparation:
-    """A request before those for the variants. Each line (or section) of its answer is an item of its name."""
+    """A request before those for the variants. Each line (or section) of its answer is an item of
+    its name."""
 
     name: str = option(help="The name of one item, which later templates use.")
     prompt: str = option(help="Template of the user message.")
@@ -93,7 +97,8 @@ class Variation:
 
 @dataclass(frozen=True)
 class Style:
-    """A style file: the prompts for variants, the parser and checks of the answers, and their corpus rows."""
+    """A style file: the prompts for variants, the parser and checks of the answers, and their
+    corpus rows."""
 
     name: str = option(help="Its name in augment.styles.", nonempty=True)
     about: str = option(help="One line for lists.", nonempty=True)
@@ -183,11 +188,13 @@ class Style:
     def corpus_rows(
         self, text: str, item: Item, sample: int, chat: Source | None = None
     ) -> list[dict[str, Any]]:
-        """Return the fields of the corpus rows of an accepted text: ``text``, or ``prompt`` and ``completion``.
+        """Return the fields of the corpus rows of an accepted text: ``text``, or ``prompt`` and
+        ``completion``.
 
-        With `chat`, the text shown in the prompt, they are ``messages`` for a style that `writes_chat`. A template about the
-        title keeps the text of a passage without one as it is. Rows of ``quoted`` have ``question``, ``quotation`` and
-        ``answer``, for a prompt with passages.
+        With `chat`, the text shown in the prompt, they are ``messages`` for a style that
+        `writes_chat`. A template about the title keeps the text of a passage without one as it is.
+        Rows of ``quoted`` have ``question``, ``quotation`` and ``answer``, for a prompt with
+        passages.
         """
         if self.rows == "quoted":
             names = ("question", "quotation", "answer")
@@ -228,7 +235,8 @@ class Style:
     def schedule(self, items: Sequence[Item], seed: str) -> Iterator[Item]:
         """Yield the items of each prompt, in order: all subsets of the sizes in `combine`.
 
-        All subsets of a size come before those of the next, in an order drawn by `seed`; of very many, a sample.
+        All subsets of a size come before those of the next, in an order drawn by `seed`; of very
+        many, a sample.
         """
         name = self.prepare[-1].name
         for size in self.combine:
@@ -264,7 +272,8 @@ def _missing(needs: Iterable[str], source: Source) -> str:
 
 
 def _subsets(names: Sequence[str], size: int, rng: Random) -> Iterator[tuple[str, ...]]:
-    """Yield the subsets of `names` in an order drawn by `rng`; of very many, a sample. Each keeps the order of `names`."""
+    """Yield the subsets of `names` in an order drawn by `rng`; of very many, a sample. Each keeps
+    the order of `names`."""
     if comb(len(names), size) <= _ALL_IN_MEMORY:
         subsets = list(combinations(names, size))
         rng.shuffle(subsets)
@@ -281,7 +290,8 @@ def _subsets(names: Sequence[str], size: int, rng: Random) -> Iterator[tuple[str
 _DEFAULT_RULES = {
     "complete": True, "refuse_echo": True, "refuse_near": True, "shortest": 0.35, "longest": 2.5, "explains": False,
 }  # fmt: skip
-"""The rules in ids as they were when the first ids were made: what a run folder holds is found again."""
+"""The rules in ids as they were when the first ids were made: what a run folder holds is found
+again."""
 
 
 @lru_cache(maxsize=64)
@@ -319,7 +329,8 @@ def _literals(templates: tuple[str, ...], lines: tuple[str, ...]) -> tuple[str, 
 
 
 def read_style(path: Path, *, templates: bool = True) -> Style:
-    """Return the style in a YAML file. Raises `RecipeError` with every fault in it, each with its line.
+    """Return the style in a YAML file. Raises `RecipeError` with every fault in it, each with its
+    line.
 
     Without `templates` they are not tried: of the shipped styles a test does so.
     """
@@ -456,7 +467,8 @@ STYLES: Mapping[str, Style] = _Styles({})
 
 
 def read_styles(paths: Sequence[str]) -> Mapping[str, Style]:
-    """Return the shipped styles and those in the files `paths`, by name. Raises `RecipeError` with every fault in them."""
+    """Return the shipped styles and those in the files `paths`, by name. Raises `RecipeError` with
+    every fault in them."""
     custom, problems = dict[str, Style](), list[Problem]()
     for path in map(Path, paths):
         try:

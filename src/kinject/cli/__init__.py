@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from kinject.recipe.read import Verb
 
 Outcome = tuple[Any, int]
-"""A verb's result, which --json prints (None: it was announced, or another process has it), and its exit code."""
+"""A verb's result, which --json prints (None: it was announced, or another process has it), and its
+exit code."""
 
 _TABLE: Mapping[str, Mapping[str, str]] = tomllib.loads(
     (files("kinject.cli") / "verbs.toml").read_text("utf-8")
@@ -115,9 +116,11 @@ _MOST_RUNS = 20
 
 
 def program() -> int:
-    """Run `main` as a program and return its exit code: its streams cannot fail, and a bug of ours has a code of its own.
+    """Run `main` as a program and return its exit code: its streams cannot fail, and a bug of ours
+    has a code of its own.
 
-    Before and after `main`, signals have the system's effect, so that no traceback follows the result.
+    Before and after `main`, signals have the system's effect, so that no traceback follows the
+    result.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -219,7 +222,8 @@ def _report_errors(words: Sequence[str]) -> int:
 
 
 def _fetching(path: str) -> str:
-    """Return a line with the command that fetches public data at `path`, "" if it is none that a recipe names."""
+    """Return a line with the command that fetches public data at `path`, "" if it is none that a
+    recipe names."""
     from kinject.corpus.public_data import command_for
 
     command = command_for(path)
@@ -227,7 +231,8 @@ def _fetching(path: str) -> str:
 
 
 def _run(words: Sequence[str]) -> int:
-    """Parse and run a command; return its exit code. With --json, what it prints goes to stderr, and its result to stdout."""
+    """Parse and run a command; return its exit code. With --json, what it prints goes to stderr,
+    and its result to stdout."""
     parser, as_json, out = _parser(), "--json" in words, sys.stdout
     arguments, overrides = parser.parse_known_args([word for word in words if word != "--json"])
     if overrides and (
@@ -332,7 +337,8 @@ def render_next_step() -> str:
 
 
 def _is_own(run: FoundRun) -> bool:
-    """Return whether a recipe is one of those that `kinject try` has written for documents of this folder."""
+    """Return whether a recipe is one of those that `kinject try` has written for documents of this
+    folder."""
     return (
         bool(run.recipe)
         and (Path("runs") / Path(run.recipe).parent.name / "documents" / "documents.jsonl").exists()
@@ -340,7 +346,8 @@ def _is_own(run: FoundRun) -> bool:
 
 
 def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
-    """Return the checked recipe of `verb` that the command line names. Raises `InputError` if it names none or several."""
+    """Return the checked recipe of `verb` that the command line names. Raises `InputError` if it
+    names none or several."""
     from kinject.recipe import read_recipe
 
     files = [word for word in arguments.arguments if "=" not in word]
@@ -425,7 +432,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None) -> None:
-    """Add what the verb `name` takes; with a `recipe` (its default, "" for none) ``[RECIPE] [section.key=value ...]``."""
+    """Add what the verb `name` takes; with a `recipe` (its default, "" for none) ``[RECIPE]
+    [section.key=value ...]``."""
     if recipe is not None:
         parser.add_argument(
             "arguments", nargs="*", metavar="[RECIPE] [section.key=value ...]",

@@ -1,4 +1,5 @@
-"""``python -m kinject.cli``, the form in which ``accelerate launch -m`` starts kinject in several processes."""
+"""``python -m kinject.cli``, the form in which ``accelerate launch -m`` starts kinject in several
+processes."""
 
 from kinject.cli import program
 

@@ -176,7 +176,8 @@ def _export(arguments: argparse.Namespace) -> Outcome:
 
 
 def render_job(kind: str, words: list[str]) -> str:
-    """Return the job file of `kind`, a file of cli/jobs/, that trains the recipe and overrides `words` in this folder."""
+    """Return the job file of `kind`, a file of cli/jobs/, that trains the recipe and overrides
+    `words` in this folder."""
     values = {
         "name": Path(words[0]).stem.replace(" ", "-"), "folder": shlex.quote(str(Path.cwd())), "words": shlex.join(words),
         "python": shlex.quote(sys.executable),

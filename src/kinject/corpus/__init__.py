@@ -1,1 +1,2 @@
-"""Documents, passages, question files, corpus rows, tokens, packing and mixing. Imports neither torch nor transformers."""
+"""Documents, passages, question files, corpus rows, tokens, packing and mixing. Imports neither
+torch nor transformers."""

@@ -1,7 +1,9 @@
-"""Conversations through a chat template: their tokens, the assistant's part, and text that is left out.
+"""Conversations through a chat template: their tokens, the assistant's part, and text that is left
+out.
 
-The assistant's part is marked by the template's ``{% generation %}`` tags, as TRL does. A template without them is
-replaced by TRL's training template for it, if there is one; else the conversation is rendered turn by turn.
+The assistant's part is marked by the template's ``{% generation %}`` tags, as TRL does. A template
+without them is replaced by TRL's training template for it, if there is one; else the conversation
+is rendered turn by turn.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """The settings by which conversations become tokens. `template` replaces the tokenizer's own, with `kwargs` as its
-    arguments. `assistant_only`: only the assistant's turns are learned.
+    """The settings by which conversations become tokens. `template` replaces the tokenizer's own,
+    with `kwargs` as its arguments. `assistant_only`: only the assistant's turns are learned.
     `allow_dropped`: text that the template leaves out is counted instead of refused.
     """
 
@@ -39,9 +41,11 @@ class ChatFormat:
 
 
 def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, str]:
-    """Return (TRL's training template for this tokenizer's, None to render with its own; a note on the choice, "" for none).
+    """Return (TRL's training template for this tokenizer's, None to render with its own; a note on
+    the choice, "" for none).
 
-    TRL's have generation tags where the model's have none, and render a turn alike whatever follows.
+    TRL's have generation tags where the model's have none, and render a turn alike whatever
+    follows.
     """
     from trl.chat_template_utils import (
         get_training_chat_template,
@@ -95,10 +99,11 @@ def _words(template: str) -> frozenset[str]:
 def encode_conversation(
     row: CorpusRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
 ) -> tuple[list[int], list[bool], int]:
-    """Return (token ids, whether each is learned, tokens of the row's text that the template leaves out).
+    """Return (token ids, whether each is learned, tokens of the row's text that the template leaves
+    out).
 
-    Raises `InputError` if the template cannot be rendered, leaves text out without permission, or if the assistant's
-    part cannot be found.
+    Raises `InputError` if the template cannot be rendered, leaves text out without permission, or
+    if the assistant's part cannot be found.
     """
     tools = [*row.tools] or None
     template = tokenizer.get_chat_template(chat.template, tools)
@@ -152,7 +157,8 @@ def _render_before(
     messages: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any],
 ) -> str:
-    """Return what stands before the assistant's answer to `messages`, "" where a template needs a message to render."""
+    """Return what stands before the assistant's answer to `messages`, "" where a template needs a
+    message to render."""
     if messages:
         return _render(tokenizer, messages, options, True)
     try:
@@ -172,10 +178,12 @@ def _assistant_spans(
     options: Mapping[str, Any],
     text: str,
 ) -> list[Span]:
-    """Return the spans of `text` that the assistant writes: by the template's generation tags, else turn by turn.
+    """Return the spans of `text` that the assistant writes: by the template's generation tags, else
+    turn by turn.
 
-    The tags' spans are those of the rendered text. The mask of tokens that transformers makes of them
-    is not used: it marks the rest of a row where a span ends in trimmed white space (#47325 there).
+    The tags' spans are those of the rendered text. The mask of tokens that transformers makes of
+    them is not used: it marks the rest of a row where a span ends in trimmed white space (#47325
+    there).
     """
     from transformers.utils.chat_template_utils import render_jinja_template
     from trl.chat_template_utils import has_generation_markers
@@ -211,7 +219,8 @@ def _assistant_spans(
 def _left_out(row: CorpusRow, text: str) -> list[tuple[str, str]]:
     """Return (name, text) of each part of the row that is not in the rendered `text`.
 
-    Only letters and digits are compared, since templates trim and quote. A part is also there as JSON.
+    Only letters and digits are compared, since templates trim and quote. A part is also there as
+    JSON.
     """
     rendered, counts, lost = _squash(text), Counter[str](), []
     for name, part in conversation_texts(row):
@@ -255,7 +264,8 @@ def conversation_texts(row: CorpusRow) -> Iterator[tuple[str, str]]:
 def prepend_context(
     messages: Sequence[Mapping[str, Any]], context: str
 ) -> list[dict[str, Any]] | None:
-    """Return `messages` with `context` in front of the user's first one; None if there is none, or it is no plain text."""
+    """Return `messages` with `context` in front of the user's first one; None if there is none, or
+    it is no plain text."""
     turns = [dict(turn) for turn in messages]
     user_turn = next((turn for turn in turns if turn["role"] == "user"), None)
     if user_turn is None or not isinstance(user_turn.get("content"), str):

@@ -1,9 +1,10 @@
-"""Choices that give nothing away: wrong ones taken from right ones, and the measure of what a set's choices give away.
+"""Choices that give nothing away: wrong ones taken from right ones, and the measure of what a set's
+choices give away.
 
-A model that has read the documents recognises their strings. If only the right choices stand in the documents, it chooses
-right without knowing anything. So the answers of four questions of one kind become the choices of all four: each is right once
-and wrong three times, and no preference among them, for known strings, long ones or frequent ones, is right more than once in
-four.
+A model that has read the documents recognises their strings. If only the right choices stand in the
+documents, it chooses right without knowing anything. So the answers of four questions of one kind
+become the choices of all four: each is right once and wrong three times, and no preference among
+them, for known strings, long ones or frequent ones, is right more than once in four.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ _CAPITAL = re.compile(r"[^\W\d_a-z]")
 class Answer:
     """The answer to a question, as a choice: `kind` names what may be a wrong choice for it.
 
-    `accepted` are all texts that answer the question, none of which may be a wrong choice of it; `context` is text whose values
-    would be doubtful as wrong choices, for example the question itself and the sentence with its answer.
+    `accepted` are all texts that answer the question, none of which may be a wrong choice of it;
+    `context` is text whose values would be doubtful as wrong choices, for example the question
+    itself and the sentence with its answer.
     """
 
     text: str
@@ -40,9 +42,11 @@ class Answer:
 
 
 def shape_of(text: str) -> str:
-    """Return the kind of an answer by its form: its words with numbers as ``#``, or how many capitalised and plain words it has.
+    """Return the kind of an answer by its form: its words with numbers as ``#``, or how many
+    capitalised and plain words it has.
 
-    ``43 euros`` gives ``# euros``, ``Rufus Hestett`` gives ``Aa Aa``, ``a goose`` gives ``2 words``.
+    ``43 euros`` gives ``# euros``, ``Rufus Hestett`` gives ``Aa Aa``, ``a goose`` gives ``2
+    words``.
     """
     if _NUMBER.search(text):
         return _NUMBER.sub("#", text.lower())
@@ -53,11 +57,13 @@ def shape_of(text: str) -> str:
 
 
 def shared_choices(answers: Sequence[Answer], seed: int) -> list[tuple[str, ...] | None]:
-    """Return for each of `answers` four choices, its own among them; None where too few others are of its kind.
+    """Return for each of `answers` four choices, its own among them; None where too few others are
+    of its kind.
 
-    Answers of one kind are grouped by four, numbers with the nearest ones, and each group has the same choices; a rest joins the
-    last group, whose answers each take the next three. So each text is right as often as it is wrong three times. The right one
-    stands at each position equally often.
+    Answers of one kind are grouped by four, numbers with the nearest ones, and each group has the
+    same choices; a rest joins the last group, whose answers each take the next three. So each text
+    is right as often as it is wrong three times. The right one stands at each position equally
+    often.
     """
     of_kind: dict[Hashable, list[int]] = defaultdict(list)
     for index, answer in enumerate(answers):
@@ -117,7 +123,8 @@ class _Positions:
 def _groups(
     indices: Sequence[int], answers: Sequence[Answer], rng: random.Random
 ) -> list[list[int]]:
-    """Return groups of four answers that can be each other's wrong choices, the last of up to seven; the rest is left out."""
+    """Return groups of four answers that can be each other's wrong choices, the last of up to
+    seven; the rest is left out."""
     waiting = list(indices)
     rng.shuffle(waiting)
     magnitudes = {index: _magnitude(answers[index].text) for index in waiting}
@@ -137,7 +144,8 @@ def _groups(
 
 
 def _first_group(waiting: Sequence[int], answers: Sequence[Answer]) -> list[int]:
-    """Return four answers that fit one another, beginning with one of the most frequent texts; [] if no four do.
+    """Return four answers that fit one another, beginning with one of the most frequent texts; []
+    if no four do.
 
     Frequent texts come first: left for last, only equal ones would remain.
     """
@@ -166,7 +174,8 @@ def _by_distance(start: int, n: int) -> list[int]:
 
 
 def _fits(index: int, group: Iterable[int], answers: Sequence[Answer]) -> bool:
-    """Return whether an answer can be a wrong choice of each of the group, and each of these one of its own."""
+    """Return whether an answer can be a wrong choice of each of the group, and each of these one of
+    its own."""
     return all(
         _is_wrong(answers[index], answers[of]) and _is_wrong(answers[of], answers[index])
         for of in group
@@ -198,7 +207,8 @@ def _normal(text: str) -> str:
 def measure_shortcuts(
     question_set: str, questions: Sequence[Question], texts: Iterable[str]
 ) -> Shortcuts | None:
-    """Return what the choices of `questions` give away, with `texts` as the documents; None if none has choices."""
+    """Return what the choices of `questions` give away, with `texts` as the documents; None if none
+    has choices."""
     asked = [question for question in questions if question.choices]
     if not asked:
         return None
@@ -238,7 +248,8 @@ def _accuracy(questions: Sequence[Question], values_of: Mapping[str, float]) -> 
 def count_mentions(phrases: Iterable[str], texts: Iterable[str]) -> Mapping[str, int]:
     """Return how often each of `phrases` stands in `texts`, as whole words, whatever their case.
 
-    One pass over the texts: of each position the runs of words as long as some phrase are looked up.
+    One pass over the texts: of each position the runs of words as long as some phrase are looked
+    up.
     """
     by_words: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for phrase in phrases:

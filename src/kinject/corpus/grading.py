@@ -1,8 +1,9 @@
-"""Written answers against accepted texts: exact match and F1 as SQuAD defines them, containment, values, abstention.
+"""Written answers against accepted texts: exact match and F1 as SQuAD defines them, containment,
+values, abstention.
 
-Verifiers decide from the text alone whether an instruction was followed (as IFEval, 2311.07911). The `checks` of a question
-name them: ``{"max_words": 20, "contains": ["Farrow"]}``; an answer is correct if it passes all. And gold answers of
-questions that contradict each other are found.
+Verifiers decide from the text alone whether an instruction was followed (as IFEval, 2311.07911).
+The `checks` of a question name them: ``{"max_words": 20, "contains": ["Farrow"]}``; an answer is
+correct if it passes all. And gold answers of questions that contradict each other are found.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = frozenset(string.punctuation)
 _WIDE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 _SHORT = 3
-"""Letters of an accepted text (yes, no, B) that `matches` wants at the beginning of the answer: elsewhere it is a common word."""
+"""Letters of an accepted text (yes, no, B) that `matches` wants at the beginning of the answer:
+elsewhere it is a common word."""
 
 _ABSTAINS = re.compile(
     r"""\b(?:
@@ -44,14 +46,16 @@ _ABSTAINS = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-"""Phrases by which a text declines to answer. A short list: a text that declines in other words counts as an answer."""
+"""Phrases by which a text declines to answer. A short list: a text that declines in other words
+counts as an answer."""
 
 
 _MAY_BE_VALUE = re.compile(r"\d|^[^\W\d_]+(?:[\s-]+[^\W\d_]+){0,7}$")
 
 
 def normalize_answer(text: str) -> str:
-    """Return `text` as SQuAD compares it: lower case, without ASCII punctuation and English articles, single spaces.
+    """Return `text` as SQuAD compares it: lower case, without ASCII punctuation and English
+    articles, single spaces.
 
     A quotation in RAFT's marks in front of the answer is left out.
     """
@@ -62,12 +66,14 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether `text` equals one of the `accepted` texts, as SQuAD 1.1 and 2.0 define it; none accepted: the empty one."""
+    """Return whether `text` equals one of the `accepted` texts, as SQuAD 1.1 and 2.0 define it;
+    none accepted: the empty one."""
     return normalize_answer(text) in _golds(accepted)
 
 
 def _golds(accepted: Sequence[str]) -> list[str]:
-    """Return the accepted texts as they are compared, without those of which nothing is left; the empty one if none is."""
+    """Return the accepted texts as they are compared, without those of which nothing is left; the
+    empty one if none is."""
     return [gold for gold in map(normalize_answer, accepted) if gold] or [""]
 
 
@@ -85,7 +91,8 @@ def _f1(words: list[str], others: list[str]) -> float:
 
 
 def contains(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether `text` has one of the `accepted` texts in it, word by word; Chinese, Japanese and Korean by letters."""
+    """Return whether `text` has one of the `accepted` texts in it, word by word; Chinese, Japanese
+    and Korean by letters."""
     normalized = normalize_answer(text)
     parts = [part for part in map(normalize_answer, accepted) if part]
     return any(
@@ -102,8 +109,8 @@ def abstains(text: str) -> bool:
 def matches(text: str, accepted: Sequence[str]) -> bool:
     """Return whether `text` is a correct answer in a sentence.
 
-    It has an accepted text in it, or its value; one of a few letters (yes, B) must be its first word. A text that abstains is
-    correct for a question without an answer, and for no other.
+    It has an accepted text in it, or its value; one of a few letters (yes, B) must be its first
+    word. A text that abstains is correct for a question without an answer, and for no other.
     """
     if not accepted:
         return abstains(text)
@@ -125,10 +132,11 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
 
 
 def same_value(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether an accepted text that is a number or a date is in `text` by its value, with its unit if it has one.
+    """Return whether an accepted text that is a number or a date is in `text` by its value, with
+    its unit if it has one.
 
-    12 March 1987 is March 12, 1987 and 1987-03-12; 1,200 is 1200 and twelve hundred. `text` is read in its language and as
-    English, in the languages that the checks of an augmentation read.
+    12 March 1987 is March 12, 1987 and 1987-03-12; 1,200 is 1200 and twelve hundred. `text` is read
+    in its language and as English, in the languages that the checks of an augmentation read.
     """
     if not any(map(_MAY_BE_VALUE.search, accepted)):
         return False
@@ -164,10 +172,12 @@ class GoldIndex:
         self._by_text: dict[str, list[tuple[str, str, str, frozenset[str]]]] = {}
 
     def add(self, question: Question, location: str) -> None:
-        """Add `question`, read at `location`. Raises `InputError` if its gold contradicts that of an earlier question.
+        """Add `question`, read at `location`. Raises `InputError` if its gold contradicts that of
+        an earlier question.
 
-        Two golds contradict each other if the text is the same and both questions offer both (of open questions: if none is
-        accepted in both); questions on different documents may be different questions.
+        Two golds contradict each other if the text is the same and both questions offer both (of
+        open questions: if none is accepted in both); questions on different documents may be
+        different questions.
         """
         is_open = not question.choices
         gold = (
@@ -194,7 +204,8 @@ class GoldIndex:
 
 
 def plain_text(text: str) -> str:
-    """Return `text` as people read it: Unicode composed, runs of white space as one space, no invisible characters."""
+    """Return `text` as people read it: Unicode composed, runs of white space as one space, no
+    invisible characters."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
         text = "".join(character for character in text if unicodedata.category(character) != "Cf")
@@ -208,7 +219,8 @@ _FENCE = re.compile(r"^```\w*\n(.*?)\n?```$", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Whether `holds(text, argument)`. `takes` is the argument's type: bool (only true), int (from 0), str, list (of texts)."""
+    """Whether `holds(text, argument)`. `takes` is the argument's type: bool (only true), int (from
+    0), str, list (of texts)."""
 
     takes: type
     holds: Callable[[str, Any], bool]
@@ -219,7 +231,8 @@ def _words(text: str) -> int:
 
 
 def _json(text: str, keys: list[str]) -> bool:
-    """Return whether `text` is a JSON object with `keys`, alone or in a block of code; without keys any JSON will do."""
+    """Return whether `text` is a JSON object with `keys`, alone or in a block of code; without keys
+    any JSON will do."""
     fenced = _FENCE.match(text.strip())
     try:
         value = json.loads(fenced[1] if fenced else text)
@@ -260,11 +273,13 @@ CHECKS: Mapping[str, Check] = {
     "language": Check(str, _language),
     "refuses": Check(bool, lambda text, _: abstains(text)),
 }
-"""Name of a check -> the type of its argument, and what it verifies. Texts are found whatever their case, as whole words."""
+"""Name of a check -> the type of its argument, and what it verifies. Texts are found whatever their
+case, as whole words."""
 
 
 def check_names(checks: Mapping[str, Any]) -> None:
-    """Raise `InputError` for `checks` that cannot be verified: an unknown name, an argument of another type."""
+    """Raise `InputError` for `checks` that cannot be verified: an unknown name, an argument of
+    another type."""
     for name, argument in checks.items():
         if name not in CHECKS:
             raise InputError(f"checks: found {name!r:.60}, allowed: {', '.join(CHECKS)}.")
@@ -282,7 +297,8 @@ def check_names(checks: Mapping[str, Any]) -> None:
 
 
 def passes(text: str, checks: Mapping[str, Any]) -> bool:
-    """Return whether `text` passes all `checks`. Raises `InputError` for checks that cannot be verified."""
+    """Return whether `text` passes all `checks`. Raises `InputError` for checks that cannot be
+    verified."""
     check_names(checks)
     return all(CHECKS[name].holds(text, argument) for name, argument in checks.items())
 
@@ -320,9 +336,10 @@ _MARKUP = re.compile(r"\*+|__|`+|\$+|\\[()\[\]]|\\(?:boxed|text(?:bf)?|math(?:rm
 def read_letter(text: str, choices: Sequence[str]) -> int | None:
     """Return the index of the option that a written answer names; None if that is not plain.
 
-    It is read from a statement ("The answer is (B)", "Antwort: B", "答案是B"), from a line that begins with the letter of an
-    option ("**B**", "B. Paris"), or from the text of an option alone. Several statements must agree, or those of the last
-    line; a letter beside another option's text, two letters, or a list of the options name none.
+    It is read from a statement ("The answer is (B)", "Antwort: B", "答案是B"), from a line that begins
+    with the letter of an option ("**B**", "B. Paris"), or from the text of an option alone. Several
+    statements must agree, or those of the last line; a letter beside another option's text, two
+    letters, or a list of the options name none.
     """
     plain = (
         unicodedata.normalize("NFKC", _MARKUP.sub("", text))
@@ -344,7 +361,8 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
 
 
 def _stated(text: str, choices: list[str]) -> set[int]:
-    """Return the options that statements in `text` name, by letter or by their text; -1 for one that names none of them."""
+    """Return the options that statements in `text` name, by letter or by their text; -1 for one
+    that names none of them."""
     named = {_index(match[1], "", choices) for match in _IS_RIGHT.finditer(text)}
     for match in _STATES.finditer(text):
         letter, rest = match[1], text[match.end() :]
@@ -367,7 +385,8 @@ def _at_line_starts(lines: Sequence[str], choices: list[str]) -> set[int]:
 
 
 def _index(letter: str, rest: str, choices: list[str]) -> int:
-    """Return the index of the option with `letter`; -1 if there is none, or the text after it is another option's."""
+    """Return the index of the option with `letter`; -1 if there is none, or the text after it is
+    another option's."""
     index = string.ascii_uppercase.index(letter.upper())
     beside = normalize_answer(rest.split("\n")[0].lstrip(" .:)]-–—"))
     if index >= len(choices) or (beside in choices and choices[index] != beside):

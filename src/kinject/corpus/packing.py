@@ -1,4 +1,5 @@
-"""Token rows to training rows of one block: no token is lost unnoticed, and no document sees another.
+"""Token rows to training rows of one block: no token is lost unnoticed, and no document sees
+another.
 
 Three strategies, named as SFTConfig names them:
 
@@ -26,7 +27,8 @@ from kinject.corpus.rows import LazyRows
 from kinject.corpus.tokenize import IGNORED, TokenAccount, TokenRow
 
 _ROUND_BLOCKS = 8
-"""A round of the epoch holds at least this many blocks; smaller ones would leave too much room unused."""
+"""A round of the epoch holds at least this many blocks; smaller ones would leave too much room
+unused."""
 
 _WINDOW = 1 << 18
 """Token rows that are packed together at most: a larger window fills rows no better."""
@@ -34,10 +36,11 @@ _WINDOW = 1 << 18
 
 @dataclass(frozen=True)
 class PackingConfig:
-    """Settings by which token rows become training rows: `strategy` None is one document a row; `block` None does not cut.
+    """Settings by which token rows become training rows: `strategy` None is one document a row;
+    `block` None does not cut.
 
-    Unless texts are ``wrapped``, the rows of one document are spread evenly over an epoch, and no packed row holds two of
-    them (paraphrases in one row would be learned as one text).
+    Unless texts are ``wrapped``, the rows of one document are spread evenly over an epoch, and no
+    packed row holds two of them (paraphrases in one row would be learned as one text).
     """
 
     block: int | None
@@ -46,7 +49,8 @@ class PackingConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
-    """One row of a batch, unpadded: ids, labels (`IGNORED` for tokens without loss) and positions, of equal length.
+    """One row of a batch, unpadded: ids, labels (`IGNORED` for tokens without loss) and positions,
+    of equal length.
 
     `replayed` marks the learned tokens that come from replay.
     """
@@ -58,7 +62,8 @@ class TrainingRow:
 
 
 class Segment(NamedTuple):
-    """The tokens `start` to `end` of one token row. The first of them is never learned: no token precedes it."""
+    """The tokens `start` to `end` of one token row. The first of them is never learned: no token
+    precedes it."""
 
     row: int
     start: int
@@ -104,9 +109,9 @@ class PickedRows(LazyRows[TokenRow]):
 class PackedRows(LazyRows[TrainingRow]):
     """The training rows of an epoch. A row is made when it is read.
 
-    In memory are 24 bytes a segment; the tokens stay in `source`. If `joined`, the segments of a row are one text
-    (``wrapped``): positions continue through it. `rounds` has the round of each row: the part of the epoch
-    in which it is read.
+    In memory are 24 bytes a segment; the tokens stay in `source`. If `joined`, the segments of a
+    row are one text (``wrapped``): positions continue through it. `rounds` has the round of each
+    row: the part of the epoch in which it is read.
     """
 
     def __init__(self, source: Sequence[TokenRow], *, joined: bool) -> None:
@@ -170,8 +175,8 @@ def pack(
 ) -> tuple[PackedRows, TokenAccount]:
     """Return the training rows in an order drawn from `seed`, and the account of every token.
 
-    If a document is split, a segment begins with the last token of the one before it, so that every token but a
-    document's first is learned exactly once. Such repeated tokens are in no count.
+    If a document is split, a segment begins with the last token of the one before it, so that every
+    token but a document's first is learned exactly once. Such repeated tokens are in no count.
     """
     order = array("q", range(len(rows)))
     random.Random(seed).shuffle(order)
@@ -207,9 +212,9 @@ def _rounds(
 ) -> list[Sequence[int]]:
     """Deal rows to the rounds of an epoch; ``wrapped`` texts have one.
 
-    There are as many rounds as the most frequent document has rows, each of at least `_ROUND_BLOCKS` blocks; the k-th of a
-    document's n rows goes to round ``floor((k + u) * rounds / n)`` with one u in [0, 1) a document. Rows without a document
-    go anywhere.
+    There are as many rounds as the most frequent document has rows, each of at least
+    `_ROUND_BLOCKS` blocks; the k-th of a document's n rows goes to round ``floor((k + u) * rounds /
+    n)`` with one u in [0, 1) a document. Rows without a document go anywhere.
     """
     if config.strategy == "wrapped":
         return [order]
@@ -248,7 +253,8 @@ def _rounds(
 
 
 def cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount) -> list[Segment]:
-    """Return the segments of a row with tokens in the loss, each of at most a block; only the first unless rows are split."""
+    """Return the segments of a row with tokens in the loss, each of at most a block; only the first
+    unless rows are split."""
     length = len(row.input_ids)
     account.source += length + row.n_left_out + row.n_unread
     account.dropped += row.n_left_out
@@ -274,7 +280,8 @@ def cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount)
 def _chunks(
     rows: Sequence[TokenRow], order: Sequence[int], config: PackingConfig, account: TokenAccount
 ) -> Iterator[list[Segment]]:
-    """Yield rows of a block cut from all texts joined; each begins with the last token of the one before."""
+    """Yield rows of a block cut from all texts joined; each begins with the last token of the one
+    before."""
     ends = array("q", (0,))
     for index in order:
         row = rows[index]
@@ -308,7 +315,8 @@ def _chunks(
 
 
 def _best_fit(segments: Sequence[Segment], block: int) -> list[list[Segment]]:
-    """Group segments into bins of `block` tokens: longest first, each into the fullest bin that still has room.
+    """Group segments into bins of `block` tokens: longest first, each into the fullest bin that
+    still has room.
 
     No bin holds two segments of one document. Ties keep the order of `segments`.
     There is one stack of bins for each size of free room, so a step costs O(log block).

@@ -1,4 +1,5 @@
-"""Passages: slices of a document of at most N tokens that end at sentences, list items and table rows.
+"""Passages: slices of a document of at most N tokens that end at sentences, list items and table
+rows.
 
 In front of a question they are found by BM25, rendered, and quoted.
 """
@@ -33,7 +34,8 @@ _MARKUP = re.compile(
     r"|(?P<item>(?:[-*+•]|\d{1,3}[.)])(?=[ \t]+\S)).*))$",
     re.MULTILINE,
 )
-"""A line of Markdown that is a heading, the fence of a code block, a row of a table, or the first of a list item."""
+"""A line of Markdown that is a heading, the fence of a code block, a row of a table, or the first
+of a list item."""
 _DELIMITERS = re.compile(r"[\s:|-]*-[\s:|-]*")
 """The second row of a table, which makes the first its head."""
 _LINE_END = re.compile(r"(?<=\S)[ \t]*\n")
@@ -44,15 +46,16 @@ _ABBREVIATION = re.compile(
 
 
 def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list[Passage]:
-    """Return the passages of `document`: in order, together all its text except the space between them.
+    """Return the passages of `document`: in order, together all its text except the space between
+    them.
 
-    None shows more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does. A passage ends at the
-    last end of a sentence, list item, table row or code block that fits, else at a line's end, and just after a heading
-    only if what follows does not fit. A sentence, row or block that is longer than a passage is cut, between words if
-    possible, and `Passage.cut` is set.
+    None shows more than `n_tokens` (at least 1) tokens of `spans`, unless one character alone does.
+    A passage ends at the last end of a sentence, list item, table row or code block that fits, else
+    at a line's end, and just after a heading only if what follows does not fit. A sentence, row or
+    block that is longer than a passage is cut, between words if possible, and `Passage.cut` is set.
 
-    A cut depends on the text before it and on the line that it falls into, so that a change of the text does not change
-    earlier passages.
+    A cut depends on the text before it and on the line that it falls into, so that a change of the
+    text does not change earlier passages.
     """
     return _Splitter(document, spans).passages(n_tokens)
 
@@ -94,7 +97,8 @@ class _Splitter:
         return [self._passage(*item) for item in zip(spans, paths, headers, strict=True)]
 
     def _cuts(self, first: int, last: int, n_tokens: int) -> tuple[list[int], list[bool]]:
-        """Return the boundaries in [first, last) at which passages begin, and whether each passage ends inside a unit."""
+        """Return the boundaries in [first, last) at which passages begin, and whether each passage
+        ends inside a unit."""
         cuts: list[int] = [first]
         is_cut: list[bool] = []
         end = self._indices[last] if last < len(self._indices) else len(self._tokens)
@@ -116,7 +120,8 @@ class _Splitter:
         return max(1, n_tokens - self._header(self._starts[first], n_tokens)[0])
 
     def _best_cut(self, low: int, high: int) -> tuple[int, bool]:
-        """Return an index in [low, high), after the last of the best ends that fit, and whether it cuts a unit in two."""
+        """Return an index in [low, high), after the last of the best ends that fit, and whether it
+        cuts a unit in two."""
         text, starts = self._text, self._starts
         for ends, cuts_unit in self._layout.endings:
             i = bisect_right(ends, starts[high - 1]) - 1
@@ -131,7 +136,8 @@ class _Splitter:
         return high - 1, True
 
     def _header(self, start: int, n_tokens: int) -> tuple[int, str]:
-        """Return (tokens, text) of the table head that a passage from `start` repeats; one of over half a passage is left out."""
+        """Return (tokens, text) of the table head that a passage from `start` repeats; one of over
+        half a passage is left out."""
         if not self._layout.tables:
             return 0, ""
         head = self._layout.table_head(_skip_space(self._text, start))
@@ -156,7 +162,8 @@ class _Splitter:
 def _boundaries(
     tokens: Sequence[tuple[int, int]], n_characters: int
 ) -> tuple[list[int], list[int]]:
-    """Return the indices, and the starts, of tokens that start at or after the end of all earlier ones: a cut may fall there.
+    """Return the indices, and the starts, of tokens that start at or after the end of all earlier
+    ones: a cut may fall there.
 
     Byte-level tokens may share one character.
     """
@@ -171,10 +178,12 @@ def _boundaries(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where the text of a document may be cut, its headings (level, name, start), and its tables (head, body, end).
+    """Where the text of a document may be cut, its headings (level, name, start), and its tables
+    (head, body, end).
 
-    `endings` are lists of ends, the best first, each with whether a passage that ends there ends inside a unit (None: if a
-    small letter follows). `blocks` are the spans of code, of table rows and of headings.
+    `endings` are lists of ends, the best first, each with whether a passage that ends there ends
+    inside a unit (None: if a small letter follows). `blocks` are the spans of code, of table rows
+    and of headings.
     """
 
     text: str
@@ -186,7 +195,8 @@ class _Layout:
     def paths(self, starts: Iterable[int]) -> Iterator[tuple[str, ...]]:
         """Yield for each of `starts` (ascending) the headings above it, from the topmost down.
 
-        A heading at the start itself belongs to the text below it; it ends the sections of its own level and below.
+        A heading at the start itself belongs to the text below it; it ends the sections of its own
+        level and below.
         """
         above: list[tuple[int, str]] = []
         n = 0
@@ -206,7 +216,8 @@ class _Layout:
 
 @dataclass
 class _Markup:
-    """The Markdown of a text. `never` holds positions after which no passage ends, if it can end elsewhere.
+    """The Markdown of a text. `never` holds positions after which no passage ends, if it can end
+    elsewhere.
 
     `ends` are those of headings.
     """
@@ -337,7 +348,8 @@ def _trim(text: str, start: int, end: int) -> tuple[int, int]:
 
 
 def cut_note(n_cut: int, n_passages: int, key: str) -> str:
-    """Return the line on passages that end inside a unit, with the recipe's `key` to raise; "" if there are none."""
+    """Return the line on passages that end inside a unit, with the recipe's `key` to raise; "" if
+    there are none."""
     if not n_cut:
         return ""
     unit = "inside a sentence, a table row or a code block that is longer than a passage"
@@ -345,10 +357,11 @@ def cut_note(n_cut: int, n_passages: int, key: str) -> str:
 
 
 def sentence_ends(text: str) -> list[int]:
-    """Return, in ascending order, the positions just after each sentence or paragraph of `text` (space not included).
+    """Return, in ascending order, the positions just after each sentence or paragraph of `text`
+    (space not included).
 
-    A rule, not a model: a full stop ends a sentence unless it follows an abbreviation or an initial, or a small letter
-    follows it.
+    A rule, not a model: a full stop ends a sentence unless it follows an abbreviation or an
+    initial, or a small letter follows it.
     """
     ends: list[int] = []
     for match in _END.finditer(text):
@@ -379,7 +392,8 @@ def sentences(text: str) -> list[str]:
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Return the (start, end) of each word and punctuation mark; a word of over 32 letters counts as several."""
+    """Return the (start, end) of each word and punctuation mark; a word of over 32 letters counts
+    as several."""
     return [match.span() for match in (_ASCII_WORD if text.isascii() else _WORD).finditer(text)]
 
 
@@ -410,7 +424,8 @@ def words_of(text: str) -> list[str]:
 
 
 def best_of(scores: npt.NDArray[np.float64], k: int, least: float | None = None) -> list[int]:
-    """Return the indices of the `k` highest scores that reach `least`, the best first; equal scores keep their order."""
+    """Return the indices of the `k` highest scores that reach `least`, the best first; equal scores
+    keep their order."""
     import numpy as np
 
     indices: list[int] = np.argsort(-scores, kind="stable")[:k].tolist()

@@ -1,4 +1,5 @@
-"""Public data sets by name: fetched at a pinned revision, and written as the recipes of the studies read them."""
+"""Public data sets by name: fetched at a pinned revision, and written as the recipes of the studies
+read them."""
 
 from __future__ import annotations
 
@@ -26,14 +27,16 @@ from kinject.hub import unreachable_reason
 from kinject.recipe.check import suggestion
 
 RECORDS = "sources"
-"""Folder, beside the data, of the records: NAME.json has revision, licence and the hash of every file written."""
+"""Folder, beside the data, of the records: NAME.json has revision, licence and the hash of every
+file written."""
 _SPLITS = {"dev": "dev", "validation": "val", "test": "test"}
 _PAGES = {"general-held-out.jsonl": 500, "general.jsonl": 20_000}
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A public data set: its `source` and `config` on the hub, at `revision`. `write` makes its `outputs` in a folder."""
+    """A public data set: its `source` and `config` on the hub, at `revision`. `write` makes its
+    `outputs` in a folder."""
 
     name: str
     about: str
@@ -55,14 +58,16 @@ def find_data(names: Sequence[str]) -> list[DataSet]:
 
 
 def command_for(path: str) -> str:
-    """Return the command that fetches the public data at `path`, "" if it is none that a shipped recipe names."""
+    """Return the command that fetches the public data at `path`, "" if it is none that a shipped
+    recipe names."""
     outputs = ((name, output) for name, data in DATA_SETS.items() for output in data.outputs)
     names = [name for name, output in outputs if Path(path).is_relative_to(f"data/{output}")]
     return f"kinject recipes data get {names[0]}" if names else ""
 
 
 def get_data(data: DataSet, folder: Path) -> list[Path]:
-    """Fetch a data set into `folder` and return its files, [] if its record is there. Files are written whole or not at all.
+    """Fetch a data set into `folder` and return its files, [] if its record is there. Files are
+    written whole or not at all.
 
     Raises `InputError` if other files are in the way or the hub does not give it, and `DiskError`.
     """
@@ -93,7 +98,8 @@ def get_data(data: DataSet, folder: Path) -> list[Path]:
 
 
 def _rows(data: DataSet, split: str, *, streaming: bool = False) -> Iterator[Row]:
-    """Yield the rows of a split, from the hub or its local cache. Raises `InputError` if neither has them."""
+    """Yield the rows of a split, from the hub or its local cache. Raises `InputError` if neither
+    has them."""
     import datasets
 
     try:
@@ -108,7 +114,8 @@ def _rows(data: DataSet, split: str, *, streaming: bool = False) -> Iterator[Row
 
 
 def _write_mmlu(data: DataSet, folder: Path) -> None:
-    """Write MMLU in its authors' layout: dev/, val/ and test/ with a CSV without header for each subject."""
+    """Write MMLU in its authors' layout: dev/, val/ and test/ with a CSV without header for each
+    subject."""
     for split, name in _SPLITS.items():
         by_subject = defaultdict[str, list[list[str]]](list)
         for row in _rows(data, split):
@@ -122,7 +129,8 @@ def _write_mmlu(data: DataSet, folder: Path) -> None:
 
 
 def _write_instructions(data: DataSet, folder: Path) -> None:
-    """Write rows of prompt and completion: an instruction, the text that it is about, and its answer."""
+    """Write rows of prompt and completion: an instruction, the text that it is about, and its
+    answer."""
     rows = (
         {"prompt": "\n\n".join(filter(None, (row["instruction"].strip(), row["context"].strip()))) + "\n\n",
          "completion": row["response"].strip()}
@@ -165,7 +173,8 @@ DATA_SETS: Mapping[str, DataSet] = {
 
 
 def describe(data: DataSet, folder: Path) -> list[str]:
-    """Return the description of a data set before it is fetched: source, size, licence, revision, files."""
+    """Return the description of a data set before it is fetched: source, size, licence, revision,
+    files."""
     state = "is there" if (folder / RECORDS / f"{data.name}.json").exists() else "writes"
     return [
         f"{data.name}: {data.about}", f"  licence   {data.licence}", f"  size      {data.size}",

@@ -32,13 +32,15 @@ def read_questions(
 ) -> list[Question]:
     """Return the questions in the file `path`, in order.
 
-    Rows are ``{question, choices, answer, id?, subject?, document_id?, fact_id?}``; `answer` is the index of the correct
-    choice, other keys are not read. An open question has ``answers``, the accepted texts, instead of choices (or beside them),
-    or ``checks`` of its answer (an object); ``messages`` are the turns of a chat before it, as ``{role, content}``.
-    A question without an id gets the hash of its text, choices and answer. For other layouts see `_rows`. `golds` has
-    the golds of files that belong to this one. A question that repeats another one's text and choices under another id is left
-    out. Raises `DiskError` when the file cannot be read and `InputError` with the faults of its rows
-    (file:line, the first 20) when it holds no question, an unusable one, or one question with two golds.
+    Rows are ``{question, choices, answer, id?, subject?, document_id?, fact_id?}``; `answer` is the
+    index of the correct choice, other keys are not read. An open question has ``answers``, the
+    accepted texts, instead of choices (or beside them), or ``checks`` of its answer (an object);
+    ``messages`` are the turns of a chat before it, as ``{role, content}``. A question without an id
+    gets the hash of its text, choices and answer. For other layouts see `_rows`. `golds` has the
+    golds of files that belong to this one. A question that repeats another one's text and choices
+    under another id is left out. Raises `DiskError` when the file cannot be read and `InputError`
+    with the faults of its rows (file:line, the first 20) when it holds no question, an unusable
+    one, or one question with two golds.
     """
     faults, golds = LineFaults(), golds or GoldIndex()
     questions: list[Question] = []
@@ -86,7 +88,8 @@ def _check_id(question: Question, number: int, lines: dict[str, int], *, has_id:
 
 
 def _question(row: Row) -> Question:
-    """Return the question in a row of kinject's own layout. Raises `InputError` for the first key that does not fit."""
+    """Return the question in a row of kinject's own layout. Raises `InputError` for the first key
+    that does not fit."""
     if row.get("question") is None:
         keys = ", ".join(map(repr, row)) or "no keys"
         raise InputError(f"question: missing. Found {keys}; needed are question, choices, answer.")
@@ -114,7 +117,8 @@ def _question(row: Row) -> Question:
 
 
 def _content(question: Question) -> Any:
-    """Return what makes two questions one, whatever their ids and documents: the text and the choices as people read them."""
+    """Return what makes two questions one, whatever their ids and documents: the text and the
+    choices as people read them."""
     texts = frozenset(plain_text(text).casefold() for text in question.choices or question.answers)
     turns = tuple(turn["content"] for turn in question.messages)
     return plain_text(question.question).casefold(), texts, turns, repr(question.checks)
@@ -159,7 +163,8 @@ def _checks(row: Row) -> dict[str, Any]:
 
 
 def _turns(row: Row) -> tuple[Message, ...]:
-    """Return the turns before the question: at most one of the system, then user and assistant in turn."""
+    """Return the turns before the question: at most one of the system, then user and assistant in
+    turn."""
     value = row.get("messages")
     if value is None:
         return ()
@@ -221,13 +226,16 @@ def _answer(row: Row, n_choices: int) -> int:
 
 
 def _rows(path: Path, layout: Layout, faults: LineFaults) -> Iterator[tuple[int, Row]]:
-    """Yield (line, row in kinject's own layout) of the question file `path`; rows of another shape are added to `faults`.
+    """Yield (line, row in kinject's own layout) of the question file `path`; rows of another shape
+    are added to `faults`.
 
-    The layout is found by the file's suffix and the keys of each row: ``.csv`` is MMLU's (question, options, letter; no
-    header; the subject is the file's name), a letter as `answer` becomes its index, a row with `answerKey` is ARC's, one with
-    `answers` is SQuAD-like (`choices` are then the first answer and answers to other questions, drawn from
-    the same paragraph or title first, the same ones each time). With ``open`` a row with `answers`, or with `answer` as
-    text, list of texts or TriviaQA's object, is an open question; an empty list means that the question has no answer.
+    The layout is found by the file's suffix and the keys of each row: ``.csv`` is MMLU's (question,
+    options, letter; no header; the subject is the file's name), a letter as `answer` becomes its
+    index, a row with `answerKey` is ARC's, one with `answers` is SQuAD-like (`choices` are then the
+    first answer and answers to other questions, drawn from the same paragraph or title first, the
+    same ones each time). With ``open`` a row with `answers`, or with `answer` as text, list of
+    texts or TriviaQA's object, is an open question; an empty list means that the question has no
+    answer.
     """
     answered: list[tuple[int, Row, list[str]]] = []
     for number, row in _csv_rows(path) if path.suffix.lower() == ".csv" else _flat_rows(path):
@@ -249,7 +257,8 @@ def _rows(path: Path, layout: Layout, faults: LineFaults) -> Iterator[tuple[int,
 
 
 def _flat_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of `path`; the one object of SQuAD's own files (data, paragraphs, qas) as a row a question."""
+    """Yield the rows of `path`; the one object of SQuAD's own files (data, paragraphs, qas) as a
+    row a question."""
     for number, row in read_jsonl(path):
         if not isinstance(row.get("data"), list):
             yield number, row
@@ -286,7 +295,8 @@ def _is_letter(text: str, n: int) -> bool:
 
 
 def _with_index(row: Row) -> Row:
-    """Return `row` with a letter as `answer` replaced by its index, unless another choice is that very letter."""
+    """Return `row` with a letter as `answer` replaced by its index, unless another choice is that
+    very letter."""
     answer, choices = row.get("answer"), row.get("choices")
     if (
         isinstance(answer, str)
@@ -303,7 +313,8 @@ def _with_index(row: Row) -> Row:
 
 
 def _from_arc(row: Row) -> Row:
-    """Return a row of ARC in kinject's layout, from its authors' files (`question.stem`) or the hub's (`choices.text`).
+    """Return a row of ARC in kinject's layout, from its authors' files (`question.stem`) or the
+    hub's (`choices.text`).
 
     Raises `InputError` unless each text has a label, and `answerKey` is one of these.
     """
@@ -332,7 +343,8 @@ def _from_arc(row: Row) -> Row:
 def _with_distractors(
     path: Path, rows: Sequence[tuple[int, Row, list[str]]]
 ) -> Iterator[tuple[int, Row]]:
-    """Yield rows with their answers as multiple choice: wrong options are correct answers to other questions."""
+    """Yield rows with their answers as multiple choice: wrong options are correct answers to other
+    questions."""
     by_document: dict[str, list[str]] = {}
     of_question: dict[tuple[str, str], tuple[int, set[str]]] = {}
     for number, row, texts in rows:
@@ -369,7 +381,8 @@ def _with_distractors(
 
 
 def _shuffled(texts: Sequence[str], rng: random.Random, n_needed: int) -> list[str]:
-    """Return `texts` shuffled; of very many only as many as needed, so that a question costs little."""
+    """Return `texts` shuffled; of very many only as many as needed, so that a question costs
+    little."""
     if len(texts) > _MOST_SHUFFLED:
         return rng.sample(texts, min(n_needed, len(texts)))
     shuffled = list(texts)
@@ -378,7 +391,8 @@ def _shuffled(texts: Sequence[str], rng: random.Random, n_needed: int) -> list[s
 
 
 def _answers(row: Row) -> list[str]:
-    """Return the correct answers of a SQuAD-like row, [] if there is none. Raises `InputError` for other shapes."""
+    """Return the correct answers of a SQuAD-like row, [] if there is none. Raises `InputError` for
+    other shapes."""
     answers: Any = row.get("answers")
     if isinstance(answers, dict):  # the hub's layout: {"text": [...], "answer_start": [...]}
         answers = answers.get("text")
@@ -397,7 +411,8 @@ def _answers(row: Row) -> list[str]:
 
 
 def _from_open(row: Row) -> Row:
-    """Return a row of an open question in kinject's layout: SQuAD's, TriviaQA's (`answer.aliases`), NQ's (a list)."""
+    """Return a row of an open question in kinject's layout: SQuAD's, TriviaQA's (`answer.aliases`),
+    NQ's (a list)."""
     if row.get("checks") is not None:
         return row
     if row.get("answers") is None:

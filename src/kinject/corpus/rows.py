@@ -1,4 +1,5 @@
-"""The rows of a corpus, one JSON object a line with `text`, `messages`, or `prompt` and `completion`."""
+"""The rows of a corpus, one JSON object a line with `text`, `messages`, or `prompt` and
+`completion`."""
 
 from __future__ import annotations
 
@@ -38,10 +39,11 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class CorpusRow:
-    """One row. `shape` names the fields that it holds: `text`, `messages`, or `prompt` and `completion`.
+    """One row. `shape` names the fields that it holds: `text`, `messages`, or `prompt` and
+    `completion`.
 
-    `tools` and `template_kwargs` belong to `messages`: JSON schemas of functions, and arguments of the chat template.
-    `location` is the row's file:line, if it was read from a file.
+    `tools` and `template_kwargs` belong to `messages`: JSON schemas of functions, and arguments of
+    the chat template. `location` is the row's file:line, if it was read from a file.
     """
 
     id: str
@@ -72,11 +74,13 @@ class LazyRows(Sequence[Item], ABC):
 
 
 class CorpusFile(LazyRows[CorpusRow]):
-    """The rows of a JSONL corpus in order, read from disk when they are needed: the file may be larger than memory.
+    """The rows of a JSONL corpus in order, read from disk when they are needed: the file may be
+    larger than memory.
 
-    Iterating parses and checks each row once. Length and random access need one pass that finds the beginnings of lines
-    (16 bytes of memory a row) and parses nothing. `origin`, if not empty, replaces the rows' own. `sha256` is the file's
-    hash, if it is known already. `column` is a column that rows may have beside the known ones, or a field of one.
+    Iterating parses and checks each row once. Length and random access need one pass that finds the
+    beginnings of lines (16 bytes of memory a row) and parses nothing. `origin`, if not empty,
+    replaces the rows' own. `sha256` is the file's hash, if it is known already. `column` is a
+    column that rows may have beside the known ones, or a field of one.
     """
 
     def __init__(
@@ -100,7 +104,8 @@ class CorpusFile(LazyRows[CorpusRow]):
         return (self._sha256,)
 
     def __iter__(self) -> Iterator[CorpusRow]:
-        """Yield every row, in one pass. Raises `InputError` with every faulty line (the first 20), each as file:line.
+        """Yield every row, in one pass. Raises `InputError` with every faulty line (the first 20),
+        each as file:line.
 
         After the first faulty line no more rows are yielded: the rest is read for further faults.
         """
@@ -119,7 +124,8 @@ class CorpusFile(LazyRows[CorpusRow]):
         self._require_rows(n_rows)
 
     def pick(self, indices: Sequence[int]) -> list[CorpusRow]:
-        """Return the rows of `indices`, in their order. Raises `InputError` for a faulty one, as file:line."""
+        """Return the rows of `indices`, in their order. Raises `InputError` for a faulty one, as
+        file:line."""
         self._index()
         rows = []
         with open_to_read(self.path) as file:
@@ -148,7 +154,8 @@ class CorpusFile(LazyRows[CorpusRow]):
         self._indexed = True
 
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (line number from 1, its first byte in the file, line) of every line that is not blank."""
+        """Yield (line number from 1, its first byte in the file, line) of every line that is not
+        blank."""
         start = 0
         for number, line in read_lines(self.path):
             content = _strip_mark(line, number)
@@ -201,7 +208,8 @@ class LineFaults:
 
 
 def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = "") -> CorpusRow:
-    """Return one row; `origin`, if not empty, replaces its own. Raises `InputError` for keys or values that do not fit.
+    """Return one row; `origin`, if not empty, replaces its own. Raises `InputError` for keys or
+    values that do not fit.
 
     Beside `messages`, only keys that are known are allowed, and `column` with the fields of it.
     """
@@ -319,7 +327,8 @@ def _check_message(message: Row) -> None:
 
 
 def _tools(value: Any) -> list[Row]:
-    """Return the tools of a row: a list, or the JSON text of one, as data sets with columns hold it."""
+    """Return the tools of a row: a list, or the JSON text of one, as data sets with columns hold
+    it."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -1,8 +1,8 @@
 """Which tokens are learned: those that overlap the spans of a text that are to be learned.
 
 A token belongs to an answer if it holds any character of it. To count the tokens of the text before
-it, or to ask where a token begins, goes wrong where a tokenizer joins the space before a word with it:
-the first word of the answer would not be learned.
+it, or to ask where a token begins, goes wrong where a tokenizer joins the space before a word with
+it: the first word of the answer would not be learned.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Json = Union[dict[str, "Json"], list["Json"], str, int, float, bool, None]  # no
 
 
 class Tokens(NamedTuple):
-    """The tokens of a text; `offsets` are their spans in it, None where the tokenizer does not know them."""
+    """The tokens of a text; `offsets` are their spans in it, None where the tokenizer does not know
+    them."""
 
     ids: list[int]
     offsets: Sequence[Span] | None
@@ -33,8 +34,8 @@ def tokens_of(
 ) -> list[Tokens]:
     """Return the tokens of each text, without special tokens around it.
 
-    Offsets hold the white space of a token: a tokenizer that trims it is asked without trimming. Where
-    all of a text is learned they are not needed, and cost a third more time.
+    Offsets hold the white space of a token: a tokenizer that trims it is asked without trimming.
+    Where all of a text is learned they are not needed, and cost a third more time.
     """
     if not texts:
         return []
@@ -54,7 +55,8 @@ def tokens_of(
 
 @lru_cache(maxsize=4)
 def _without_trimming(rules: str) -> Tokenizer | None:
-    """Return the tokenizer of these rules with offsets that keep white space; None if they do anyway."""
+    """Return the tokenizer of these rules with offsets that keep white space; None if they do
+    anyway."""
     from tokenizers import Tokenizer
 
     parsed = json.loads(rules)
@@ -81,7 +83,8 @@ def _stop_trimming(rules: Json) -> bool:
 def overlapping(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
     """Return for each token whether it holds a character of one of `spans`, which are in order.
 
-    A token without a character, as some tokenizers put before a word, belongs to the span in which it stands.
+    A token without a character, as some tokenizers put before a word, belongs to the span in which
+    it stands.
     """
     marks = []
     first = 0  # of the spans that may still be ahead
@@ -94,7 +97,8 @@ def overlapping(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
 
 
 def common_beginning(ids: Sequence[int], of_prompt: Sequence[int]) -> int:
-    """Return how many tokens of a whole text are those of its prompt, where offsets are not known (TRL's rule)."""
+    """Return how many tokens of a whole text are those of its prompt, where offsets are not known
+    (TRL's rule)."""
     for index, (token, prompt_token) in enumerate(zip(ids, of_prompt, strict=False)):
         if token != prompt_token:
             return index

@@ -1,10 +1,13 @@
-"""Corpus rows to token ids, with a mark for tokens in the loss, an account of every token, and a cache on disk.
+"""Corpus rows to token ids, with a mark for tokens in the loss, an account of every token, and a
+cache on disk.
 
-An entry of the cache is a folder, named by the content of the corpus, the tokenizer and the settings. It holds ``ids.bin``
-(uint32, all rows joined), ``learned.bin`` (one byte a token), ``ends.bin`` (int64, where each row ends), ``documents.bin``
-(int64, each row's document, -1 for none), ``left_out.bin`` (uint32, each row's tokens that its chat template leaves out),
-``unread.bin`` (uint32, those that only a teacher reads), ``documents.json`` (their ids by number) and ``SHA256SUMS`` over
-them. It is written whole or not at all and memory-mapped by every run that needs it; a damaged entry is made again.
+An entry of the cache is a folder, named by the content of the corpus, the tokenizer and the
+settings. It holds ``ids.bin`` (uint32, all rows joined), ``learned.bin`` (one byte a token),
+``ends.bin`` (int64, where each row ends), ``documents.bin`` (int64, each row's document, -1 for
+none), ``left_out.bin`` (uint32, each row's tokens that its chat template leaves out),
+``unread.bin`` (uint32, those that only a teacher reads), ``documents.json`` (their ids by number)
+and ``SHA256SUMS`` over them. It is written whole or not at all and memory-mapped by every run that
+needs it; a damaged entry is made again.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ IGNORED = -100
 """Label of a token that is read but not learned (PyTorch's cross-entropy skips it)."""
 
 FORMAT = 6
-"""Format of cache entries. It changes with the files or the rules of tokenisation, so that no older entry is read."""
+"""Format of cache entries. It changes with the files or the rules of tokenisation, so that no older
+entry is read."""
 
 Row = TypeVar("Row")
 _BATCH = 256  # rows that the tokenizer is given at once
@@ -68,10 +72,11 @@ _FILES: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One tokenised row. `learned[i]`: token i is in the loss; never the first, since no token precedes it.
+    """One tokenised row. `learned[i]`: token i is in the loss; never the first, since no token
+    precedes it.
 
-    `n_left_out` counts the tokens of its text that its chat template leaves out, `n_unread` those at its beginning that only
-    a teacher reads (`Tokenization.second_part`).
+    `n_left_out` counts the tokens of its text that its chat template leaves out, `n_unread` those
+    at its beginning that only a teacher reads (`Tokenization.second_part`).
     """
 
     row_id: str
@@ -87,9 +92,10 @@ class TokenRow:
 class TokenAccount:
     """Counts of every token of a corpus: ``source == trained + masked + truncated + dropped``.
 
-    `trained` are in the loss; `masked` are read only (prompts, the first token of each document, and what only a teacher
-    reads); `truncated` were cut at max_length; `dropped` are in segments left out because none of their tokens is in the
-    loss, or of text that a chat template leaves out.
+    `trained` are in the loss; `masked` are read only (prompts, the first token of each document,
+    and what only a teacher reads); `truncated` were cut at max_length; `dropped` are in segments
+    left out because none of their tokens is in the loss, or of text that a chat template leaves
+    out.
     """
 
     source: int = 0
@@ -106,10 +112,11 @@ class TokenAccount:
 
 @dataclass(frozen=True)
 class Tokenization:
-    """Settings by which rows become tokens: BOS and EOS at document boundaries, and the parts of SFT rows in the loss.
+    """Settings by which rows become tokens: BOS and EOS at document boundaries, and the parts of
+    SFT rows in the loss.
 
-    `completion_only` None means: only the completion of prompt+completion rows. `chat` is for rows with messages.
-    `second_part`: of a row with text only the part after `split_text` is learned.
+    `completion_only` None means: only the completion of prompt+completion rows. `chat` is for rows
+    with messages. `second_part`: of a row with text only the part after `split_text` is learned.
     """
 
     bos: bool = True
@@ -122,10 +129,11 @@ class Tokenization:
 def tokenize_rows(
     rows: Iterable[CorpusRow], tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization
 ) -> Iterator[TokenRow]:
-    """Yield each row as tokens, none after the first conversation that does not fit its chat template.
+    """Yield each row as tokens, none after the first conversation that does not fit its chat
+    template.
 
-    Raises `InputError` if the tokenizer lacks a BOS, EOS or chat template that is needed, and in the end with all
-    conversations that do not fit (the first 20).
+    Raises `InputError` if the tokenizer lacks a BOS, EOS or chat template that is needed, and in
+    the end with all conversations that do not fit (the first 20).
     """
     _require_boundaries(tokenizer, tokenization)
     remaining = iter(rows)
@@ -154,10 +162,11 @@ def tokenize_rows(
 
 
 def split_text(row: CorpusRow, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return how many of the tokens `ids` of a row's text are before its split; 0 for a row without text or of one token.
+    """Return how many of the tokens `ids` of a row's text are before its split; 0 for a row without
+    text or of one token.
 
-    It is split after one of its sentences, which follows from the row's id alone; a text of one sentence is split after
-    half of its tokens.
+    It is split after one of its sentences, which follows from the row's id alone; a text of one
+    sentence is split after half of its tokens.
     """
     if row.shape != "text":
         return 0
@@ -178,7 +187,8 @@ def _learned(
     tokenizer: PreTrainedTokenizerBase,
     tokenization: Tokenization,
 ) -> list[bool]:
-    """Return which tokens of a row without messages are in the loss: of a prompt and its completion the latter's."""
+    """Return which tokens of a row without messages are in the loss: of a prompt and its completion
+    the latter's."""
     if row.shape != "completion" or tokenization.completion_only is False:
         return [True] * len(ids)
     if offsets is not None:
@@ -213,7 +223,8 @@ def _token_row(
 
 
 def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: bool | None = None) -> bool:
-    """Return `bos`, or if it is None whether the tokenizer begins a text with its BOS token by itself."""
+    """Return `bos`, or if it is None whether the tokenizer begins a text with its BOS token by
+    itself."""
     if bos is not None:
         return bos
     return tokenizer.bos_token_id is not None and tokenizer("a").input_ids[:1] == [
@@ -243,10 +254,11 @@ def sample_tokens(
     target_tokens: float,
     seed: int,
 ) -> Iterator[TokenRow]:
-    """Yield tokenised rows drawn without replacement until they hold `target_tokens` tokens, to within half a row.
+    """Yield tokenised rows drawn without replacement until they hold `target_tokens` tokens, to
+    within half a row.
 
-    Only sampled rows are tokenised, so the corpus may be large. If it is too small, it is sampled again in another
-    order. Raises `InputError` if tokens are wanted and the corpus has no rows.
+    Only sampled rows are tokenised, so the corpus may be large. If it is too small, it is sampled
+    again in another order. Raises `InputError` if tokens are wanted and the corpus has no rows.
     """
     if target_tokens <= 0:
         return
@@ -316,7 +328,8 @@ def mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
 def cached_tokens(
     folder: Path, key: str, make: Callable[[], Iterable[TokenRow]], origin: str
 ) -> TokenStore:
-    """Return the entry `key` of the cache `folder`; if it is missing, it is made from the rows of `make()`.
+    """Return the entry `key` of the cache `folder`; if it is missing, it is made from the rows of
+    `make()`.
 
     Raises `DiskError` when it cannot be written.
     """
@@ -324,10 +337,11 @@ def cached_tokens(
 
 
 def cached_entry(folder: Path, key: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder of the entry `key` of the cache `folder`; if it is missing, `write` fills a new one.
+    """Return the folder of the entry `key` of the cache `folder`; if it is missing, `write` fills a
+    new one.
 
-    Processes that need the same entry wait for the first. A process that dies leaves no entry, and a damaged one is made
-    again. Raises `DiskError` when it cannot be written.
+    Processes that need the same entry wait for the first. A process that dies leaves no entry, and
+    a damaged one is made again. Raises `DiskError` when it cannot be written.
     """
     entry = folder / key
     try:
@@ -419,12 +433,14 @@ def entry_key(
     tokenization: Tokenization,
     *more: object,
 ) -> str:
-    """Return the name of the cache entry of a corpus: it depends on `corpus_key`, the tokenizer, `tokenization` and `more`."""
+    """Return the name of the cache entry of a corpus: it depends on `corpus_key`, the tokenizer,
+    `tokenization` and `more`."""
     return content_id(FORMAT, corpus_key, fingerprint(tokenizer), asdict(tokenization), more)
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of all that decides a tokenizer's output: vocabulary and rules, special tokens, chat template."""
+    """Return a hash of all that decides a tokenizer's output: vocabulary and rules, special tokens,
+    chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         rules: object = hashlib.sha256(

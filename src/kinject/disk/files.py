@@ -1,6 +1,8 @@
-"""Single files: atomic writes, bounded reads, SHA-256, ids by content, and the fix for an error of the disk.
+"""Single files: atomic writes, bounded reads, SHA-256, ids by content, and the fix for an error of
+the disk.
 
-The files of a model, a checkpoint or a token store are listed in SHA256SUMS, as coreutils' ``sha256sum -c`` reads it.
+The files of a model, a checkpoint or a token store are listed in SHA256SUMS, as coreutils'
+``sha256sum -c`` reads it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from typing import IO, Any, BinaryIO
 from kinject.errors import DiskError, InputError
 
 LONGEST_LINE = 2**26
-"""Bytes of a line, and so of a row or a document in one: 64 MiB, some forty times the longest novel."""
+"""Bytes of a line, and so of a row or a document in one: 64 MiB, some forty times the longest
+novel."""
 LARGEST_FILE = 2**28
 """Bytes of a file that is read whole (a page, a PDF, a text that is one document): 256 MiB."""
 LOCK = ".lock"
@@ -76,7 +79,8 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def system_failure(error: BaseException) -> OSError | None:
-    """Return the fault behind `error` that no program could have avoided: of a full, read-only, failing or unreachable disk.
+    """Return the fault behind `error` that no program could have avoided: of a full, read-only,
+    failing or unreachable disk.
 
     safetensors and torch raise an error of their own over it, or in its place.
     """
@@ -106,9 +110,11 @@ def unreadable(path: Path, error: OSError | ValueError) -> DiskError:
 
 @contextlib.contextmanager
 def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Yield a file that replaces `path` at the end of the block; an exception deletes it and leaves `path` as it was.
+    """Yield a file that replaces `path` at the end of the block; an exception deletes it and leaves
+    `path` as it was.
 
-    Parent folders are made. The umask decides who may read it. Raises `DiskError` if the file cannot be written.
+    Parent folders are made. The umask decides who may read it. Raises `DiskError` if the file
+    cannot be written.
     """
     temporary = None
     try:
@@ -134,12 +140,14 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def part_path(path: Path) -> Path:
-    """Return a new name beside `path` for its replacement; `delete_parts` deletes it if the process is killed."""
+    """Return a new name beside `path` for its replacement; `delete_parts` deletes it if the process
+    is killed."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}{_PART}"
 
 
 def delete_parts(folder: Path) -> None:
-    """Delete the temporary files that killed processes left below `folder`, except in folders with a lock of their own.
+    """Delete the temporary files that killed processes left below `folder`, except in folders with
+    a lock of their own.
 
     The caller holds the folder's lock.
     """
@@ -165,15 +173,17 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write `value` as indented JSON, atomically. NaN and infinities raise `ValueError`: JSON has none."""
+    """Write `value` as indented JSON, atomically. NaN and infinities raise `ValueError`: JSON has
+    none."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def open_to_read(path: Path) -> BufferedReader:
     """Return the file `path`, open for reading bytes.
 
-    Raises `DiskError` if it cannot be opened or `check_regular` refuses it: anything else cannot be read twice, or to an
-    end. The open file is checked again, and opening never waits, so that a pipe put there meanwhile cannot stop it.
+    Raises `DiskError` if it cannot be opened or `check_regular` refuses it: anything else cannot be
+    read twice, or to an end. The open file is checked again, and opening never waits, so that a
+    pipe put there meanwhile cannot stop it.
     """
     try:
         check_regular(path)
@@ -195,7 +205,8 @@ def check_regular(path: Path) -> None:
 
 
 def open_regular(name: str | os.PathLike[str], flags: int) -> int:
-    """Return a descriptor of a file: the `opener` of every `open` of a path that others can write. It never waits.
+    """Return a descriptor of a file: the `opener` of every `open` of a path that others can write.
+    It never waits.
 
     Raises `DiskError` as `check_regular`.
     """
@@ -210,7 +221,8 @@ def open_regular(name: str | os.PathLike[str], flags: int) -> int:
 
 
 def refuse_existing(paths: Iterable[Path]) -> None:
-    """Raise `InputError` if one of `paths`, below a folder of the option --out, is there: nothing is written over."""
+    """Raise `InputError` if one of `paths`, below a folder of the option --out, is there: nothing
+    is written over."""
     for path in paths:
         if path.exists():
             raise InputError(
@@ -235,7 +247,8 @@ def _refuse_unless_regular(path: Path, status: os.stat_result) -> None:
 
 
 def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = None) -> bytes:
-    """Return the bytes of `path`, or those left in `stream`, which was opened from it; at most `most` and `LARGEST_FILE`.
+    """Return the bytes of `path`, or those left in `stream`, which was opened from it; at most
+    `most` and `LARGEST_FILE`.
 
     Raises `DiskError` if it cannot be read and `InputError` if it is longer.
     """
@@ -258,9 +271,11 @@ def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = No
 
 
 def read_lines(path: Path, stream: BinaryIO | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, line with its end) of a file of any length, or of `stream`, which was opened from it.
+    """Yield (number from 1, line with its end) of a file of any length, or of `stream`, which was
+    opened from it.
 
-    Raises `DiskError` if it cannot be read and `InputError` (file:line) on a line longer than `LONGEST_LINE`.
+    Raises `DiskError` if it cannot be read and `InputError` (file:line) on a line longer than
+    `LONGEST_LINE`.
     """
     with open_to_read(path) if stream is None else contextlib.nullcontext(stream) as file:
         number = 0
@@ -327,7 +342,8 @@ def folder_hash(folder: Path, pattern: str = "**/*", known: Mapping[str, str] | 
 
 
 def write_sha256sums(folder: Path) -> None:
-    """Write SHA256SUMS over every file below `folder`, and give each the mode of a new file. Raises `DiskError`.
+    """Write SHA256SUMS over every file below `folder`, and give each the mode of a new file. Raises
+    `DiskError`.
 
     safetensors writes files that their owner alone may read, whatever the umask.
     """
@@ -358,7 +374,8 @@ def verified_hashes(folder: Path) -> dict[str, str]:
 
 
 def check_sha256sums(folder: Path) -> tuple[dict[str, str], str]:
-    """Return (name -> present hash, first fault or "") of the files in SHA256SUMS of `folder`; ({}, "") if it has none.
+    """Return (name -> present hash, first fault or "") of the files in SHA256SUMS of `folder`; ({},
+    "") if it has none.
 
     A fault names the file. Raises `DiskError` if a file cannot be read.
     """

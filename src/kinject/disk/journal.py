@@ -1,7 +1,7 @@
 """An append-only JSONL file that survives a kill at any moment.
 
-Each row is written with one ``write`` and, with ``sync=True``, an ``fsync``. A kill can tear only the last line: it is
-the one line without a newline, and the next opening cuts it off.
+Each row is written with one ``write`` and, with ``sync=True``, an ``fsync``. A kill can tear only
+the last line: it is the one line without a newline, and the next opening cuts it off.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Journal:
-    """An open journal: `rows` holds the rows that were there on opening, `append` adds one row durably.
+    """An open journal: `rows` holds the rows that were there on opening, `append` adds one row
+    durably.
 
-    With `on_row`, a function of (offset in bytes, row) that is called for every row on opening, `rows` stays empty: a
-    journal larger than memory is read one row at a time, and again by offset with `row_at`.
+    With `on_row`, a function of (offset in bytes, row) that is called for every row on opening,
+    `rows` stays empty: a journal larger than memory is read one row at a time, and again by offset
+    with `row_at`.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class Journal:
     def append(self, row: object) -> int:
         """Add one row (a mapping or a dataclass) and return its offset in bytes.
 
-        It is on disk when this returns. Raises `DiskError` if it is not, or if the file was moved or deleted.
+        It is on disk when this returns. Raises `DiskError` if it is not, or if the file was moved
+        or deleted.
         """
         line = encode_row(row).encode("utf-8") + b"\n"
         start = self._file.seek(0, os.SEEK_END)
@@ -81,7 +84,8 @@ class Journal:
         return start
 
     def _check_not_replaced(self) -> None:
-        """Raise `DiskError` if the path is not the open file any more: rows written to it would be lost."""
+        """Raise `DiskError` if the path is not the open file any more: rows written to it would be
+        lost."""
         try:
             is_same = os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
         except FileNotFoundError:
@@ -111,7 +115,8 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (line number from 1, row) of a journal that no process writes now. Raises as `read_jsonl`."""
+    """Yield (line number from 1, row) of a journal that no process writes now. Raises as
+    `read_jsonl`."""
     lines = (line for _, line in read_lines(path))
     return ((number, row) for number, _, row in _scan(lines, path, "Run what wrote it again."))
 

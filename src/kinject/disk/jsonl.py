@@ -15,15 +15,16 @@ from kinject.errors import DiskError, InputError
 
 Row = dict[str, Any]
 FORMAT_VERSION = 1
-"""The version of manifests, report.json and SQLite files (their user_version). A change that this code's readers would
-misread raises it; readers ignore keys that they do not know.
+"""The version of manifests, report.json and SQLite files (their user_version). A change that this
+code's readers would misread raises it; readers ignore keys that they do not know.
 """
 DEEPEST = 64
 """Levels of nesting in a row: copies, hashes and writes recurse."""
 
 
 def check_version(version: object, location: str) -> None:
-    """Raise `InputError` at `location` unless `version` is a format version that this kinject reads."""
+    """Raise `InputError` at `location` unless `version` is a format version that this kinject
+    reads."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(
             f"{location}: damaged: format_version is {version!r:.40}, a whole number from 1 is needed. Restore it from a copy, "
@@ -70,14 +71,16 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def parse_json(data: bytes) -> Any:
-    """Return the JSON value in `data` (UTF-8). Raises `ValueError`, also for a key that an object holds twice."""
+    """Return the JSON value in `data` (UTF-8). Raises `ValueError`, also for a key that an object
+    holds twice."""
     return _DECODER.decode(data.decode("utf-8"))
 
 
 def read_json(path: Path, fix: str) -> Row:
     """Return the JSON object in `path`.
 
-    Raises `DiskError` if the file cannot be read, and `InputError` with `fix` if it is no object or a newer kinject wrote it.
+    Raises `DiskError` if the file cannot be read, and `InputError` with `fix` if it is no object or
+    a newer kinject wrote it.
     """
     try:
         data = read_bytes(path)
@@ -102,10 +105,11 @@ def encode_row(row: object) -> str:
 
 
 def parse_row(line: bytes, location: str) -> Row:
-    """Return the object on one line. Raises `InputError` at `location` if it is not a UTF-8 JSON object.
+    """Return the object on one line. Raises `InputError` at `location` if it is not a UTF-8 JSON
+    object.
 
-    Also if an object holds a key twice, if it is nested deeper than `DEEPEST`, or holds an integer of more digits than
-    Python reads.
+    Also if an object holds a key twice, if it is nested deeper than `DEEPEST`, or holds an integer
+    of more digits than Python reads.
     """
     try:
         value = parse_json(line)
@@ -162,10 +166,11 @@ def _check_surrogates(value: Row, location: str) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield (line number from 1, object) for every line that is not blank. A byte-order mark is skipped.
+    """Yield (line number from 1, object) for every line that is not blank. A byte-order mark is
+    skipped.
 
-    Raises `DiskError` if the file cannot be opened and `InputError` (file:line) if a line is not a JSON object, or is
-    longer than `LONGEST_LINE`.
+    Raises `DiskError` if the file cannot be opened and `InputError` (file:line) if a line is not a
+    JSON object, or is longer than `LONGEST_LINE`.
     """
     for number, line in read_lines(path):
         if number == 1:
@@ -176,7 +181,8 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 
 @contextlib.contextmanager
 def open_jsonl(path: Path) -> Iterator[Callable[[Mapping[str, Any] | object], None]]:
-    """Yield a function that writes one row (a mapping or a dataclass) to a file, which replaces `path` as in `atomic_file`.
+    """Yield a function that writes one row (a mapping or a dataclass) to a file, which replaces
+    `path` as in `atomic_file`.
 
     Raises `DiskError` if a row cannot be written.
     """

@@ -1,4 +1,5 @@
-"""Run folders: one process at a time, names of files, no links that lead out; the manifest beside every output; and the
+"""Run folders: one process at a time, names of files, no links that lead out; the manifest beside
+every output; and the
 
 runs of a folder, with the command that continues each.
 """
@@ -63,12 +64,14 @@ _OTHERS = frozenset({"stages", "tokens", "parsed", "model", "figures"})
 
 @contextlib.contextmanager
 def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold `folder` for this process while the block runs, and delete temporary files of killed processes.
+    """Hold `folder` for this process while the block runs, and delete temporary files of killed
+    processes.
 
     With `wait` until another process is done with it.
 
-    The lock is the kernel's (flock), so it ends with the process, however that ends. Not every network file system shares
-    it between machines. (filelock asks the kernel as well; its import takes 0.11 s, two thirds of a verb's start.)
+    The lock is the kernel's (flock), so it ends with the process, however that ends. Not every
+    network file system shares it between machines. (filelock asks the kernel as well; its import
+    takes 0.11 s, two thirds of a verb's start.)
 
     Raises `DiskError` with the holder (process, machine, since when), or if nothing can be locked.
     """
@@ -116,9 +119,11 @@ def _this_process() -> str:
 
 
 def file_name(name: str) -> str:
-    """Return a file name for any `name`: the name itself if it is a plain word, else a similar one with a hash.
+    """Return a file name for any `name`: the name itself if it is a plain word, else a similar one
+    with a hash.
 
-    The result has no separator, begins with a letter or digit, is short, and differs for different names.
+    The result has no separator, begins with a letter or digit, is short, and differs for different
+    names.
     """
     if _PLAIN_NAME.match(name) and len(name.encode()) <= _MOST_NAME_BYTES:
         return name
@@ -128,10 +133,11 @@ def file_name(name: str) -> str:
 
 
 def refuse_outside_links(folder: Path) -> None:
-    """Raise `DiskError` if a link below `folder` leads out of it, or an entry is no file (a pipe, a socket, a device).
+    """Raise `DiskError` if a link below `folder` leads out of it, or an entry is no file (a pipe, a
+    socket, a device).
 
-    Files written through the link would land elsewhere; opening a pipe, here or in a library, may never end. The root
-    of the file system is no run folder: looking through it takes minutes.
+    Files written through the link would land elsewhere; opening a pipe, here or in a library, may
+    never end. The root of the file system is no run folder: looking through it takes minutes.
     """
     root = folder.resolve()
     if root == root.parent:
@@ -165,7 +171,8 @@ _PACKAGES = (
 
 @cache
 def _versions() -> Mapping[str, str]:
-    """Return package -> version; reading them from the packages' metadata takes a tenth of a second."""
+    """Return package -> version; reading them from the packages' metadata takes a tenth of a
+    second."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -179,9 +186,11 @@ def write_manifest(
     path: Path, *, stage: str, inputs: Mapping[str, str], recipe: Mapping[str, Any], counts: Mapping[str, Any],
     outputs: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Write the manifest of `stage`: inputs (name -> hash), recipe, versions, counts, and the hashes of `outputs`.
+    """Write the manifest of `stage`: inputs (name -> hash), recipe, versions, counts, and the
+    hashes of `outputs`.
 
-    `outputs` are finished files beside `path`; `check_output` finds out whether one has changed since.
+    `outputs` are finished files beside `path`; `check_output` finds out whether one has changed
+    since.
     """
     write_json(path, {
         "format_version": FORMAT_VERSION, "stage": stage, "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -214,8 +223,8 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 def check_output(path: Path, fix: str) -> str:
     """Return the SHA-256 of a file that a stage may have written.
 
-    Raises `InputError` with `fix` if the manifest beside it names the file with another hash, `DiskError` as
-    `file_hash`.
+    Raises `InputError` with `fix` if the manifest beside it names the file with another hash,
+    `DiskError` as `file_hash`.
     """
     sha256 = file_hash(path)
     outputs = manifest_beside(path).get("outputs")
@@ -227,7 +236,8 @@ def check_output(path: Path, fix: str) -> str:
 
 
 def manifest_beside(path: Path) -> dict[str, Any]:
-    """Return the manifest in the folder of `path`; {} if kinject wrote none there. Raises as `read_manifest`."""
+    """Return the manifest in the folder of `path`; {} if kinject wrote none there. Raises as
+    `read_manifest`."""
     manifest = path.parent / "manifest.json"
     return {} if not manifest.is_file() or _is_foreign(manifest) else read_manifest(manifest) or {}
 
@@ -243,7 +253,8 @@ def _is_foreign(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class FoundRun:
-    """One run: its folder, its verb, its state, the command that starts or continues it, and its recipe ("" if unknown).
+    """One run: its folder, its verb, its state, the command that starts or continues it, and its
+    recipe ("" if unknown).
 
     `short` means finished with less than requested; the command requests the rest.
     """
@@ -256,7 +267,8 @@ class FoundRun:
 
 
 def find_runs(folder: Path = Path(), below: str = "runs") -> list[FoundRun]:
-    """Return the runs of the recipes in `folder` and those in its folder `below`: by recipe, then by name."""
+    """Return the runs of the recipes in `folder` and those in its folder `below`: by recipe, then
+    by name."""
     recipes = dict(_recipes(folder))
     runs = [_run(folder, run_dir, verb, recipe) for run_dir, (verb, recipe) in recipes.items()]
     others = sorted(
@@ -271,7 +283,8 @@ def find_runs(folder: Path = Path(), below: str = "runs") -> list[FoundRun]:
 
 
 def _recipes(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
-    """Yield (run_dir, (verb, path)) of each recipe in the folder and below its recipes/; of two with a run_dir, the first."""
+    """Yield (run_dir, (verb, path)) of each recipe in the folder and below its recipes/; of two
+    with a run_dir, the first."""
     for path in (*sorted(folder.glob("*.yaml")), *sorted((folder / "recipes").rglob("*.yaml"))):
         with contextlib.suppress(
             OSError, UnicodeDecodeError

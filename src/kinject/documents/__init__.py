@@ -1,4 +1,5 @@
-"""Documents from files, folders and data sets; every fault is reported as file:line (a PDF's with the page)."""
+"""Documents from files, folders and data sets; every fault is reported as file:line (a PDF's with
+the page)."""
 
 from __future__ import annotations
 
@@ -29,13 +30,15 @@ log = logging.getLogger(__name__)
 def read_documents(path: Path, section: DocumentsSection | None = None) -> Iterator[Document]:
     """Yield the documents in the file or heap `path`, in order (a heap: by the names of its files).
 
-    A heap (a folder, a pattern) is collected first, as `collect` does, and its files are parsed only if their content is
-    new; unreadable files are left out, with a warning. A file of rows (JSONL, CSV, Parquet, a folder saved by
-    `datasets`, a data set on the hub by its name) holds ``{text, id?, title?, source?, meta?}``; other keys go to `meta`.
-    There, a document without an id gets the hash of its title and text.
+    A heap (a folder, a pattern) is collected first, as `collect` does, and its files are parsed
+    only if their content is new; unreadable files are left out, with a warning. A file of rows
+    (JSONL, CSV, Parquet, a folder saved by `datasets`, a data set on the hub by its name) holds
+    ``{text, id?, title?, source?, meta?}``; other keys go to `meta`. There, a document without an
+    id gets the hash of its title and text.
 
-    Raises as `collect`; of a single file, `DiskError` when it cannot be read and `InputError` (file:line) on a document that
-    is empty, is not text, or has the id of an earlier one, and when a library is not installed.
+    Raises as `collect`; of a single file, `DiskError` when it cannot be read and `InputError`
+    (file:line) on a document that is empty, is not text, or has the id of an earlier one, and when
+    a library is not installed.
     """
     if _is_collected(path):
         result = collect([path], section)
@@ -80,7 +83,8 @@ def _read_located(path: Path) -> Iterator[LocatedDocument]:
 
 
 def document_hashes(path: Path, section: DocumentsSection | None = None) -> dict[str, str]:
-    """Return name -> hash (on the hub: its commit) of all that `read_documents` has read for `path`, for a manifest.
+    """Return name -> hash (on the hub: its commit) of all that `read_documents` has read for
+    `path`, for a manifest.
 
     Raises as `read_documents`, and `InputError` when the hub cannot be reached.
     """

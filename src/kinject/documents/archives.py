@@ -1,4 +1,5 @@
-"""Files of files: zip, tar, gzip; and documents that are pages in a zip: books (EPUB), OpenDocument (ODT, ODS, ODP)."""
+"""Files of files: zip, tar, gzip; and documents that are pages in a zip: books (EPUB), OpenDocument
+(ODT, ODS, ODP)."""
 
 from __future__ import annotations
 
@@ -33,15 +34,18 @@ _TAGS = {
     "h": "h{level}", "p": "p", "list": "ul", "list-item": "li", "table-row": "tr", "table-cell": "td", "covered-table-cell": "",
     "line-break": "br", "page": "section", "annotation": "", "tracked-changes": "", "forms": "", "note-citation": "",
 }  # fmt: skip
-"""Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their content."""
+"""Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their
+content."""
 _MOST_REPEATED = 50
-"""Cells of the same content in a row that are written; a sheet's empty rest repeats thousands of times."""
+"""Cells of the same content in a row that are written; a sheet's empty rest repeats thousands of
+times."""
 _MOST_IN_ALL = 16
 """How many times the largest file an archive may hold in all."""
 
 
 def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the documents in each member of a zip; hidden ones are left out, archives in it are errors."""
+    """Yield the documents in each member of a zip; hidden ones are left out, archives in it are
+    errors."""
     try:
         with zipfile.ZipFile(stream) as archive:
             members = sorted(
@@ -65,7 +69,8 @@ def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
 def _wanted(
     path: Path, members: Iterable[tuple[str, int, Any]], options: ReadOptions
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield (location, member) of those that are not hidden. Raises `InputError` if they unpack to too much."""
+    """Yield (location, member) of those that are not hidden. Raises `InputError` if they unpack to
+    too much."""
     bytes_left = _MOST_IN_ALL * options.largest
     for name, size, member in members:
         parts = [part for part in name.split("/") if part not in ("", "..", ".")]
@@ -100,7 +105,8 @@ def _zip_member(
 
 
 def read_tar(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the documents in each member of a tar, packed by gzip, bzip2, xz or not at all; hidden ones are left out."""
+    """Yield the documents in each member of a tar, packed by gzip, bzip2, xz or not at all; hidden
+    ones are left out."""
     try:
         with tarfile.open(fileobj=stream) as archive:
             files = ((member.name, member.size, member) for member in archive if member.isfile())
@@ -130,7 +136,8 @@ def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
 
 
 def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield a book as one document, its chapters in reading order. `chapters` in meta are [start, file] of each."""
+    """Yield a book as one document, its chapters in reading order. `chapters` in meta are [start,
+    file] of each."""
     data = io.BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
     with library_errors(path, "EPUB", "Export it again."), zipfile.ZipFile(data) as book:
@@ -180,7 +187,8 @@ def _named(root: Any, name: str) -> Iterator[Any]:
 def read_open_document(
     path: Path, stream: BinaryIO, options: ReadOptions
 ) -> Iterator[LocatedDocument]:
-    """Yield a text, a workbook (a heading for each sheet) or slides of OpenDocument, by way of HTML."""
+    """Yield a text, a workbook (a heading for each sheet) or slides of OpenDocument, by way of
+    HTML."""
     data = io.BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
     with (

@@ -1,7 +1,8 @@
-"""From a heap of files to documents.jsonl: each content parsed once, in parallel; copies and boilerplate left out.
+"""From a heap of files to documents.jsonl: each content parsed once, in parallel; copies and
+boilerplate left out.
 
-Worker processes parse what is new (`parse`). Then this process reads what is stored, in the order of the files' names, and
-writes the documents: the result depends on the files and the recipe only.
+Worker processes parse what is new (`parse`). Then this process reads what is stored, in the order
+of the files' names, and writes the documents: the result depends on the files and the recipe only.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ _MOST_SHOWN, _MOST_LOCATIONS = 10, 3
 
 @dataclass(frozen=True)
 class DocumentsResult(Tabular):
-    """The result of collecting a heap of files. `counts` are those of the manifest; `folder` holds the files.
+    """The result of collecting a heap of files. `counts` are those of the manifest; `folder` holds
+    the files.
 
-    `fingerprint` is the hash of the documents. `n_parsed` files were parsed in this run, the others' content was known.
+    `fingerprint` is the hash of the documents. `n_parsed` files were parsed in this run, the
+    others' content was known.
     """
 
     folder: Path
@@ -77,11 +80,13 @@ class DocumentsResult(Tabular):
 
     @property
     def n_skipped(self) -> int:
-        """Files and documents that somebody may miss: those of the system, and hidden ones, do not count."""
+        """Files and documents that somebody may miss: those of the system, and hidden ones, do not
+        count."""
         return int(self.counts["skipped"])
 
     def files(self) -> list[dict[str, Any]]:
-        """Return the rows of files.jsonl: each file with its bytes, hash, and numbers of documents, copies and skipped parts."""
+        """Return the rows of files.jsonl: each file with its bytes, hash, and numbers of documents,
+        copies and skipped parts."""
         return [row for _, row in read_jsonl(self.folder / "files.jsonl")]
 
     def skipped(self) -> list[dict[str, Any]]:
@@ -89,7 +94,8 @@ class DocumentsResult(Tabular):
         return [row for _, row in read_jsonl(self.skipped_path)]
 
     def render_skipped(self) -> list[str]:
-        """Return a line for each reason, the most frequent first, with the first files that it is true of, word for word."""
+        """Return a line for each reason, the most frequent first, with the first files that it is
+        true of, word for word."""
         reasons: defaultdict[str, list[str]] = defaultdict(list)
         for row in self.skipped():
             if not row["left_out"]:
@@ -111,7 +117,8 @@ class DocumentsResult(Tabular):
         return lines
 
     def render_copies(self) -> list[str]:
-        """Return a line for the first near copies, which are left out, and versions, which are kept: what differs."""
+        """Return a line for the first near copies, which are left out, and versions, which are
+        kept: what differs."""
         lines = []
         for _, row in read_jsonl(self.folder / "duplicates.jsonl"):
             words, others = (
@@ -132,7 +139,8 @@ class DocumentsResult(Tabular):
         ]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each file: its documents, and the reason if it, or a part of it, was skipped."""
+        """Return a row for each file: its documents, and the reason if it, or a part of it, was
+        skipped."""
         reasons: dict[str, str] = {}
         for row in self.skipped():
             reasons.setdefault(row["file"], row["detail"])
@@ -145,13 +153,14 @@ class DocumentsResult(Tabular):
 def collect(
     sources: Sequence[Path], section: DocumentsSection | None = None, folder: Path | None = None
 ) -> DocumentsResult:
-    """Read the files at `sources` (folders, patterns, files) into documents.jsonl in `folder`; parse nothing twice.
+    """Read the files at `sources` (folders, patterns, files) into documents.jsonl in `folder`;
+    parse nothing twice.
 
-    Without a `folder`, one in the section's cache. Unreadable files are in skipped.jsonl, omitted copies and lines in
-    duplicates.jsonl.
+    Without a `folder`, one in the section's cache. Unreadable files are in skipped.jsonl, omitted
+    copies and lines in duplicates.jsonl.
 
-    Raises `DiskError` if nothing is at a source or something cannot be written, `InputError` if nothing can be read there,
-    `KeyboardInterrupt` after Ctrl-C: the files parsed so far are stored.
+    Raises `DiskError` if nothing is at a source or something cannot be written, `InputError` if
+    nothing can be read there, `KeyboardInterrupt` after Ctrl-C: the files parsed so far are stored.
     """
     section = section or DocumentsSection()
     folder = folder or _folder_of(sources, section)
@@ -167,7 +176,8 @@ def collect(
 
 
 def collected_fingerprint(sources: Sequence[Path], section: DocumentsSection | None = None) -> str:
-    """Return the fingerprint of the last `collect` of `sources`, without looking at the files again.
+    """Return the fingerprint of the last `collect` of `sources`, without looking at the files
+    again.
 
     They are collected if they never were. Raises as `collect`.
     """
@@ -300,7 +310,8 @@ def _write(
 
 
 def render_documents(result: DocumentsResult) -> str:
-    """Return the table of a run: files read, and skipped with the reason and paths; what was left out."""
+    """Return the table of a run: files read, and skipped with the reason and paths; what was left
+    out."""
     counts = result.counts
     copies, repeats, lines = counts["duplicates"], counts["repeats"], counts["boilerplate"]
     left_out = (

@@ -1,9 +1,11 @@
-"""Text that is there more than once: documents alike, lines that many documents share, repeats within one document.
+"""Text that is there more than once: documents alike, lines that many documents share, repeats
+within one document.
 
-Two texts are compared by their words (letters and digits, in lower case; Chinese, Japanese and Korean by character), of
-which 32 bits of a hash are kept. Their overlap is the words that they have in common over those of the longer one. Near-copies
-also share half of their pairs of neighbouring words. Candidates come from MinHash (rensa: Fast Similarity Sketching,
-arXiv 1704.04370) over these pairs in 32 bands of 4; each is compared exactly before it counts.
+Two texts are compared by their words (letters and digits, in lower case; Chinese, Japanese and
+Korean by character), of which 32 bits of a hash are kept. Their overlap is the words that they have
+in common over those of the longer one. Near-copies also share half of their pairs of neighbouring
+words. Candidates come from MinHash (rensa: Fast Similarity Sketching, arXiv 1704.04370) over these
+pairs in 32 bands of 4; each is compared exactly before it counts.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ Edit = tuple[int, int, str]
 """Start and end in a text, and the text that replaces it."""
 
 N_HASHES, _ROWS = 128, 4
-"""Values of a MinHash, and values of a band: pairs of texts that share 60% of their pairs of words (Jaccard) are found with
-98.8%, those with 67% (every tenth word another) with 99.9%."""
+"""Values of a MinHash, and values of a band: pairs of texts that share 60% of their pairs of words
+(Jaccard) are found with 98.8%, those with 67% (every tenth word another) with 99.9%."""
 _LEAST_PAIRS = 0.5
 _LEAST_ESTIMATE = 0.36
-"""Fraction of equal values below which two texts are not compared: three deviations below `_LEAST_PAIRS`."""
+"""Fraction of equal values below which two texts are not compared: three deviations below
+`_LEAST_PAIRS`."""
 FEWEST_WORDS = 30
 """A shorter text has no near-copies: a few words are alike by chance."""
 _FEWEST_REPEATED = 20
@@ -43,7 +46,8 @@ _LINE = re.compile(r"[^\n]+")
 _PARAGRAPH = re.compile(r"\S[^\n]*(?:\n[^\S\n]*\S[^\n]*)*")
 _FENCE = re.compile(r"^[ \t]*(```|~~~)", re.MULTILINE)
 _STRUCTURE = re.compile(r"\s*(?:#{1,6}\s|\||[-*+]\s|\d+[.)]\s|>|[^:\n]{1,40}:\s)")
-"""A line that belongs to its document alone, or its structure: heading, table, list, quotation, ``key: value``."""
+"""A line that belongs to its document alone, or its structure: heading, table, list, quotation,
+``key: value``."""
 _LONGEST_WORD = 100
 _LONGEST_LINE = 2_000
 _FEWEST_LINE_WORDS = 3
@@ -71,7 +75,8 @@ def pairs_of(words: Words) -> Any:
 
 
 def min_hash(words: Words) -> bytes:
-    """Return the MinHash of a text (`N_HASHES` 32-bit numbers), b"" if it is too short for near-copies."""
+    """Return the MinHash of a text (`N_HASHES` 32-bit numbers), b"" if it is too short for
+    near-copies."""
     import numpy as np
     from rensa import RMinHash
 
@@ -83,7 +88,8 @@ def min_hash(words: Words) -> bytes:
 
 
 def overlap(words: Words, other_words: Words) -> float:
-    """Return the words in common over the words of the longer text; 0 if they share under half of their pairs of words."""
+    """Return the words in common over the words of the longer text; 0 if they share under half of
+    their pairs of words."""
     import numpy as np
 
     first, second = pairs_of(words), pairs_of(other_words)
@@ -124,7 +130,8 @@ class Copy(NamedTuple):
 
 
 class Version(NamedTuple):
-    """The numbers of two texts that would be copies but for a fact, and the first fact that differs, of each."""
+    """The numbers of two texts that would be copies but for a fact, and the first fact that
+    differs, of each."""
 
     number: int
     other: int
@@ -133,7 +140,8 @@ class Version(NamedTuple):
 
 
 class CopyFinder:
-    """Finds for each text, in order, the first one before it of which it is a copy, and `versions`. Kept texts are compared.
+    """Finds for each text, in order, the first one before it of which it is a copy, and `versions`.
+    Kept texts are compared.
 
     `text_of` returns a kept text by its number. Memory: about 4 KiB for each.
     """
@@ -147,7 +155,8 @@ class CopyFinder:
         self.versions: list[Version] = []
 
     def find(self, number: int, exact: str, sketch: bytes) -> Copy | None:
-        """Return the kept text of which the text (by `text_hash`, `min_hash`) is a copy; None, and keep it, if it is new."""
+        """Return the kept text of which the text (by `text_hash`, `min_hash`) is a copy; None, and
+        keep it, if it is new."""
         if exact in self._exact:
             return Copy(self._exact[exact], 1.0, "exact")
         near = self._near(number, sketch) if self._threshold is not None and sketch else None
@@ -195,10 +204,12 @@ def _bands(sketch: bytes) -> Iterator[int]:
 
 
 def differing_facts(text: str, other: str) -> tuple[str, str] | None:
-    """Return the numbers, dates or names that a place of two texts holds, if they differ, as in two versions of a rule.
+    """Return the numbers, dates or names that a place of two texts holds, if they differ, as in two
+    versions of a rule.
 
-    Facts are words with a digit or a capital; several in a row are one. Two of them have one place if the words before and
-    after are the same. What only one of the texts has in addition makes no difference.
+    Facts are words with a digit or a capital; several in a row are one. Two of them have one place
+    if the words before and after are the same. What only one of the texts has in addition makes no
+    difference.
     """
     places, other_places = _facts(text), _facts(other)
     for place, facts in places.items():
@@ -234,9 +245,11 @@ def _code_spans(text: str) -> list[Span]:
 
 
 def shared_lines(text: str) -> Iterator[tuple[str, Span]]:
-    """Yield (line, span) of each line that may be boilerplate: prose of three words or more, outside code.
+    """Yield (line, span) of each line that may be boilerplate: prose of three words or more,
+    outside code.
 
-    Headings, tables, lists and ``key: value`` lines are content of a document, even if others have the same.
+    Headings, tables, lists and ``key: value`` lines are content of a document, even if others have
+    the same.
     """
     code = _code_spans(text)
     for match in _LINE.finditer(text):
@@ -255,10 +268,11 @@ def shared_lines(text: str) -> Iterator[tuple[str, Span]]:
 
 
 def repeats(text: str) -> tuple[list[Edit], bool]:
-    """Return the edits that take out what the text has twice, and whether it is a log or a generated list.
+    """Return the edits that take out what the text has twice, and whether it is a log or a
+    generated list.
 
-    These are paragraphs of 20 words or more that an earlier one equals; in a log each line that differs from another
-    in its keys only.
+    These are paragraphs of 20 words or more that an earlier one equals; in a log each line that
+    differs from another in its keys only.
     """
     lines = _log_lines(text)
     if lines:
@@ -279,7 +293,8 @@ def repeats(text: str) -> tuple[list[Edit], bool]:
 
 
 def _log_lines(text: str) -> list[Edit]:
-    """Return the edits that take the repeated lines out of a log or a generated list, [] for any other text.
+    """Return the edits that take the repeated lines out of a log or a generated list, [] for any
+    other text.
 
     It is one if half of its lines are like more than 20 others but for the words with digits.
     """
@@ -304,7 +319,8 @@ def _log_lines(text: str) -> list[Edit]:
 
 
 def edited(text: str, edits: Sequence[Edit], meta: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return `text` after `edits` (in order, not overlapping), and `meta` with its offsets (of pages, sheets, ...) moved.
+    """Return `text` after `edits` (in order, not overlapping), and `meta` with its offsets (of
+    pages, sheets, ...) moved.
 
     Where a whole line went, no more than one empty line stays.
     """

@@ -52,7 +52,8 @@ _LONGEST_CELL = 2_000
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe object canvas"
 _SKIPPED = frozenset(_UNREAD.split())
 _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
-"""Classes of the navigation of Texinfo's and DocBook's pages; "header" where it names the next page."""
+"""Classes of the navigation of Texinfo's and DocBook's pages; "header" where it names the next
+page."""
 _PARAGRAPHS = "p h1 h2 h3 h4 h5 h6 blockquote pre table ul ol dl section article header figure hr"
 _LINES = "li tr br div dt dd caption figcaption"
 _BREAKS = {
@@ -64,7 +65,8 @@ _BREAKS = {
 
 
 def read_html(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the main text of a web page with its tables, headings and code; no menus, forms, scripts, related pages."""
+    """Yield the main text of a web page with its tables, headings and code; no menus, forms,
+    scripts, related pages."""
     data = read_bytes(path, options.largest, stream)
     source, encoding = decode(path, data, declared_charset(data))
     title, text, meta = page_of(path, source)
@@ -80,10 +82,11 @@ def declared_charset(data: bytes) -> str:
 def page_of(
     path: Path, source: str, *, whole_page: bool = False
 ) -> tuple[str, str, dict[str, Any]]:
-    """Return the title ("" without one), the Markdown and the meta (author, date, licence) of the HTML text `source`.
+    """Return the title ("" without one), the Markdown and the meta (author, date, licence) of the
+    HTML text `source`.
 
-    trafilatura finds the lines of the main text. If it finds none, or the page is short, the main text is that of <main> or
-    the only <article>, else the whole page, as with `whole_page`.
+    trafilatura finds the lines of the main text. If it finds none, or the page is short, the main
+    text is that of <main> or the only <article>, else the whole page, as with `whole_page`.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
     tree = parser(source)
@@ -127,9 +130,11 @@ def _plain(text: str) -> str:
 
 
 def _lines_within(text: str, main: str, links: set[str]) -> str:
-    """Return the lines of the Markdown `text` whose words are in `main`, with headings, tables and code among them.
+    """Return the lines of the Markdown `text` whose words are in `main`, with headings, tables and
+    code among them.
 
-    Items of a list below them stay, too, unless they are `links`, as menus and lists of related pages are.
+    Items of a list below them stay, too, unless they are `links`, as menus and lists of related
+    pages are.
     """
     words = re.findall(r"\w+", main.lower())
     triples = set(zip(words, words[1:], words[2:], strict=False))
@@ -168,7 +173,8 @@ def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -
 
 
 def page_text(root: LexborNode) -> str:
-    """Return the content below `root` as Markdown: headings, lists, tables with header, code; space as a browser shows it."""
+    """Return the content below `root` as Markdown: headings, lists, tables with header, code; space
+    as a browser shows it."""
     page = _Page()
     stack: list[tuple[Any, bool]] = [(root, False)]
     while stack:  # pages may be nested deeper than Python recurses
@@ -267,7 +273,8 @@ class _Page:
 
 
 def _is_skipped(node: LexborNode, tag: str) -> bool:
-    """Return whether the element holds no text of the page. A form around the whole page is none of its forms."""
+    """Return whether the element holds no text of the page. A form around the whole page is none of
+    its forms."""
     names = set((node.attributes.get("class") or "").split()) & _NAVIGATION
     if names and (
         names != {"header"} or node.text().lstrip().startswith(("Next:", "Previous:", "Up:"))
@@ -294,7 +301,8 @@ def _is_prose(code: str) -> bool:
 
 
 def _data_table(table: LexborNode) -> str:
-    """Return a <table> as Markdown, or "" where it only lays out the page (its cells hold tables, headings or long texts)."""
+    """Return a <table> as Markdown, or "" where it only lays out the page (its cells hold tables,
+    headings or long texts)."""
     children = [
         row
         for part in table.iter()

@@ -1,4 +1,5 @@
-"""From words on a page to text: columns, tables without rules, paragraphs, headings; running headers and footers left out."""
+"""From words on a page to text: columns, tables without rules, paragraphs, headings; running
+headers and footers left out."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ _PROSE_WORDS = 4
 _EDGE = 0.12
 """The fraction of the height, above and below, where running headers and footers are."""
 _EDGE_LINES = 3
-"""Lines at the top and at the bottom of a page among which running headers and footers are looked for."""
+"""Lines at the top and at the bottom of a page among which running headers and footers are looked
+for."""
 
 
 class Box(NamedTuple):
-    """A word, a line, or a table: points from the left and from the top of the page, its text and its font."""
+    """A word, a line, or a table: points from the left and from the top of the page, its text and
+    its font."""
 
     x0: float
     y0: float
@@ -71,7 +74,8 @@ def joined_line(words: Sequence[Box]) -> Box:
 
 
 def in_reading_order(boxes: Sequence[Box], depth: int = 0) -> list[Box]:
-    """Return the lines and tables of a page (or of a column): above two columns, the left one, the right one, below."""
+    """Return the lines and tables of a page (or of a column): above two columns, the left one, the
+    right one, below."""
     lines = lines_of(boxes)
     split = _columns(lines) if depth < 6 else None
     if split is None:
@@ -91,7 +95,8 @@ def in_reading_order(boxes: Sequence[Box], depth: int = 0) -> list[Box]:
 
 
 def _columns(lines: Sequence[Sequence[Box]]) -> tuple[int, int, float] | None:
-    """Return (first line, line past the last, x) of the longest run of lines with text on both sides of a gutter at x."""
+    """Return (first line, line past the last, x) of the longest run of lines with text on both
+    sides of a gutter at x."""
     if len(lines) < 4:
         return None
     gaps: Counter[int] = Counter()
@@ -119,7 +124,8 @@ def _columns(lines: Sequence[Sequence[Box]]) -> tuple[int, int, float] | None:
 
 
 def _crosses(line: Sequence[Box], x: float) -> bool:
-    """Return whether a line goes over a gutter at x: by a word, or by the space between two words of a sentence."""
+    """Return whether a line goes over a gutter at x: by a word, or by the space between two words
+    of a sentence."""
     left = max((word.x1 for word in line if word.x0 < x), default=None)
     right = min((word.x0 for word in line if word.x0 >= x), default=None)
     if left is not None and left > x + 0.5:
@@ -128,7 +134,8 @@ def _crosses(line: Sequence[Box], x: float) -> bool:
 
 
 def _trimmed(lines: Sequence[Sequence[Box]], first: int, last: int) -> tuple[int, int]:
-    """Return the run without the lines at its start that are larger than the rest: a title that happens to be short."""
+    """Return the run without the lines at its start that are larger than the rest: a title that
+    happens to be short."""
     usual = median(word.size for line in lines[first:last] for word in line)
     while first < last and lines[first][0].size > 1.15 * usual:
         first += 1
@@ -198,7 +205,8 @@ def header_only(cells: Sequence[str]) -> str:
 
 
 def _is_prose(words: Sequence[Box]) -> bool:
-    """Return whether the columns between the gutters of `words` are prose: many lines of several words fill them."""
+    """Return whether the columns between the gutters of `words` are prose: many lines of several
+    words fill them."""
     lines = lines_of(words)
     parts = [part for line in lines for part in _segments(line)]
     full = sum(len(part) >= _PROSE_WORDS for part in parts)
@@ -287,7 +295,8 @@ def _table(words: Sequence[Box]) -> Box | None:
 
 
 def _rows(words: Sequence[Box], gutters: Sequence[tuple[float, float]]) -> list[list[Box]]:
-    """Return the words by rows: lines that touch one another are one, unless more than one of them has a first cell."""
+    """Return the words by rows: lines that touch one another are one, unless more than one of them
+    has a first cell."""
     ordered = sorted(words, key=lambda word: word.y0)
     rows = [[ordered[0]]]
     end = ordered[0].y1
@@ -327,7 +336,8 @@ def _cell(row: Sequence[Box], index: int, starts: Sequence[float]) -> str:
 
 
 def cell_text(words: Sequence[Box]) -> str:
-    """Return the words of a cell as one line; a hyphen at the end of a line joins it to the next one."""
+    """Return the words of a cell as one line; a hyphen at the end of a line joins it to the next
+    one."""
     text = ""
     for line in lines_of(words):
         following = " ".join(word.text for word in line)
@@ -341,7 +351,8 @@ def cell_text(words: Sequence[Box]) -> str:
 def _spread(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list[str]:
     """Return the cells of the first row, whose texts span several columns, in each of these.
 
-    A text that ends where its last column does spans those to its left, any other those to its right.
+    A text that ends where its last column does spans those to its left, any other those to its
+    right.
     """
     ends = [max((w.x1 for row in rows[1:] for w in row if _column(middle(w)[0], starts) == i), default=0.0)
             for i in range(len(starts))]  # fmt: skip
@@ -366,7 +377,8 @@ def _column(x: float, starts: Sequence[float]) -> int:
 
 
 def compose(pages: Sequence[Sequence[Box]]) -> tuple[str, list[list[int | str]], str]:
-    """Return the Markdown of pages of lines, [start, number from 1] of each page with text, and the largest heading."""
+    """Return the Markdown of pages of lines, [start, number from 1] of each page with text, and the
+    largest heading."""
     sizes: Counter[float] = Counter()
     for box in (box for page in pages for box in page if not box.is_table):
         sizes[round(box.size * 2) / 2] += len(box.text)
@@ -407,7 +419,8 @@ def compose(pages: Sequence[Sequence[Box]]) -> tuple[str, list[list[int | str]],
 
 
 def _table_rows(text: str, following: str) -> str | None:
-    """Return `following` as rows of the table that ends `text`, without a header, or None where it is no such table."""
+    """Return `following` as rows of the table that ends `text`, without a header, or None where it
+    is no such table."""
     last = text[text.rfind("\n\n") + 2 :].split("\n")
     first, _, rest = following.partition("\n\n")
     lines = first.split("\n")
@@ -425,7 +438,8 @@ def _table_rows(text: str, following: str) -> str | None:
 
 
 def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
-    """Return pages of words without the lines at the edge that other pages have at the same height, and page numbers."""
+    """Return pages of words without the lines at the edge that other pages have at the same height,
+    and page numbers."""
     pages_with: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
     top = min((box.y0 for page in pages for box in page), default=0.0)
     bottom = max((box.y1 for page in pages for box in page), default=0.0)
@@ -454,7 +468,8 @@ def _pattern(text: str) -> str:
 
 
 def _edge(page: Sequence[Box], top: float, bottom: float) -> list[tuple[Box, list[Box]]]:
-    """Return the lines that are the highest on a page, above `top`, and the lowest, below `bottom`, each with its words."""
+    """Return the lines that are the highest on a page, above `top`, and the lowest, below `bottom`,
+    each with its words."""
     lines = [(joined_line(words), words) for words in lines_of(page)]
     return [
         line for line in [*lines[:_EDGE_LINES], *lines[max(_EDGE_LINES, len(lines) - _EDGE_LINES) :]]

@@ -32,7 +32,8 @@ def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
 
 
 def read_mbox(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the mails of a mailbox, each with its attachments; a line ``From `` after a blank one begins a mail."""
+    """Yield the mails of a mailbox, each with its attachments; a line ``From `` after a blank one
+    begins a mail."""
     message = bytearray()
     number, n_dropped, blank = 0, 0, True
     for _, line in read_lines(path, stream):
@@ -96,7 +97,8 @@ def _mail(
 
 
 def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
-    """Return the text of a mail (its plain text, else its HTML) without the quotation at its end, and its attachments."""
+    """Return the text of a mail (its plain text, else its HTML) without the quotation at its end,
+    and its attachments."""
     plain: list[str] = []
     pages: list[str] = []
     attachments: list[Message] = []
@@ -128,7 +130,8 @@ def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
 
 
 def _without_quotes(text: str) -> str:
-    """Return the text of a mail without the quoted mail that ends it; text answered line by line stays."""
+    """Return the text of a mail without the quoted mail that ends it; text answered line by line
+    stays."""
     lines = text.replace("\r\n", "\n").rstrip().split("\n")
     end = len(lines)
     while end and (_QUOTE.match(lines[end - 1]) or not lines[end - 1].strip()):

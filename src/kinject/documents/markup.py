@@ -94,7 +94,8 @@ def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
 
 
 def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the articles of a MediaWiki export (the newest revision of each), without redirects, talk and templates."""
+    """Yield the articles of a MediaWiki export (the newest revision of each), without redirects,
+    talk and templates."""
     etree = import_extra("lxml.etree", path)
     parser = import_extra("mwparserfromhell", path)
     number = 0

@@ -38,7 +38,8 @@ _OTHER_MAIN = re.compile(
 
 
 def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield a Word document: headings, paragraphs, lists, tables, text boxes and footnotes, in their order."""
+    """Yield a Word document: headings, paragraphs, lists, tables, text boxes and footnotes, in
+    their order."""
     data = _read_archive(path, stream, options)
     docx = import_extra("docx", path)
     with library_errors(path, "Word document", "Save it again as .docx."):
@@ -51,7 +52,8 @@ def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
 
 
 def _read_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> BytesIO:
-    """Return the bytes of a document, its main part named as that of a .docx or .pptx: the libraries read no other types."""
+    """Return the bytes of a document, its main part named as that of a .docx or .pptx: the
+    libraries read no other types."""
     data = BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
     with library_errors(path, "Office file", "Save it again."), zipfile.ZipFile(data) as archive:
@@ -292,7 +294,8 @@ def _blocks(parent: Any) -> Iterator[Any]:
 
 
 def _run_text(paragraph: Any) -> str:
-    """Return the text of a paragraph with tracked insertions and without deletions; its text boxes are left out."""
+    """Return the text of a paragraph with tracked insertions and without deletions; its text boxes
+    are left out."""
     parts = []
     stack = [paragraph]
     while stack:
@@ -328,7 +331,8 @@ def _properties(properties: Any, author: str) -> dict[str, Any]:
 
 
 def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield a slide deck: a heading for each slide, then its texts, tables, charts and notes. `slides` is in meta."""
+    """Yield a slide deck: a heading for each slide, then its texts, tables, charts and notes.
+    `slides` is in meta."""
     data = _read_archive(path, stream, options)
     pptx = import_extra("pptx", path)
     with library_errors(path, "slide deck", "Save it again as .pptx."):
@@ -433,7 +437,8 @@ def _chart_text(chart: Any) -> str:
 
 
 def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield a workbook: a heading for each visible sheet, then its lines and tables. `sheets` is in meta."""
+    """Yield a workbook: a heading for each visible sheet, then its lines and tables. `sheets` is in
+    meta."""
     data = BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
     openpyxl = import_extra("openpyxl", path)
@@ -499,7 +504,8 @@ def _sheet_text(sheet: Any) -> str:
 
 
 def _dense(row: Mapping[int, str], columns: Sequence[int]) -> list[str]:
-    """Return a row's cells in the columns that the sheet uses, with an empty one for each gap between them."""
+    """Return a row's cells in the columns that the sheet uses, with an empty one for each gap
+    between them."""
     line: list[str] = []
     for index, column in enumerate(columns):
         if index and column > columns[index - 1] + 1:

@@ -1,7 +1,9 @@
-"""The files of a heap (a folder, a pattern, a file), each once; and parsed in worker processes, each content once.
+"""The files of a heap (a folder, a pattern, a file), each once; and parsed in worker processes,
+each content once.
 
-The documents of a content are stored by its hash. The name of such a record also depends on the file's suffix, the
-options, and the readers' code and libraries: a file that was moved, copied or touched is not parsed again.
+The documents of a content are stored by its hash. The name of such a record also depends on the
+file's suffix, the options, and the readers' code and libraries: a file that was moved, copied or
+touched is not parsed again.
 """
 
 from __future__ import annotations
@@ -55,9 +57,11 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file, not opened: its `name` below the heap (in UTF-8), its `path`, bytes and time of change.
+    """A file, not opened: its `name` below the heap (in UTF-8), its `path`, bytes and time of
+    change.
 
-    `fault` is the reason if it is not read; `left_out` marks files that nobody misses (hidden ones, those of the system).
+    `fault` is the reason if it is not read; `left_out` marks files that nobody misses (hidden ones,
+    those of the system).
     """
 
     name: str
@@ -83,10 +87,11 @@ def heap_name(sources: Sequence[Path]) -> str:
 
 
 def find_files(sources: Sequence[Path]) -> list[FoundFile]:
-    """Return the files of `sources`, each once, ordered by name. Links to folders, and to files elsewhere, are not followed.
+    """Return the files of `sources`, each once, ordered by name. Links to folders, and to files
+    elsewhere, are not followed.
 
-    Raises `DiskError` if nothing is at a source, `InputError` if a pattern fits nothing or a source holds the system's own
-    files. Any other fault is in the files' `fault`.
+    Raises `DiskError` if nothing is at a source, `InputError` if a pattern fits nothing or a source
+    holds the system's own files. Any other fault is in the files' `fault`.
     """
     files: dict[str, FoundFile] = {}
     for source in sources:
@@ -202,7 +207,8 @@ def shown(name: str | os.PathLike[str]) -> str:
 
 
 class Parsed(NamedTuple):
-    """One document of a file, or the reason for none: its location behind the file's name (``:12``, ``/member.pdf``), and
+    """One document of a file, or the reason for none: its location behind the file's name (``:12``,
+    ``/member.pdf``), and
 
     either `document` and `facts` (`named`: its title is the name of the file), or the `fault`.
     """
@@ -229,7 +235,8 @@ class Parsing:
         return shown(self.path)
 
     def run(self) -> Mapping[str, Any]:
-        """Parse the file, within its limits: the kernel ends this process after too many processor seconds."""
+        """Parse the file, within its limits: the kernel ends this process after too many processor
+        seconds."""
         limits = resource.getrlimit(resource.RLIMIT_DATA)
         most = int(MEMORY * 2**30)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
@@ -244,7 +251,8 @@ class Parsing:
         return {}
 
     def fault_of_death(self, error: str) -> tuple[str, bool]:
-        """Return the fault of the file if its process died with `error`, and whether the file is the reason."""
+        """Return the fault of the file if its process died with `error`, and whether the file is
+        the reason."""
         match = _SIGNAL.search(error)
         signum = int(match[1]) if match else 0
         if signum == signal.SIGPROF:
@@ -256,7 +264,8 @@ class Parsing:
 
 
 def parse(path: str, options: ReadOptions) -> Iterator[Parsed]:
-    """Yield the documents of a file; every fault of it, and every error of a reader's library, is a `fault`."""
+    """Yield the documents of a file; every fault of it, and every error of a reader's library, is a
+    `fault`."""
     name = shown(path)
     try:
         with open_to_read(Path(path)) as stream:
@@ -337,7 +346,8 @@ def record_path(cache: Path, sha256: str, path: str, options: ReadOptions) -> Pa
 
 @functools.cache
 def readers_version() -> str:
-    """Return a hash of this code and the versions of the libraries, which decide the documents of a file."""
+    """Return a hash of this code and the versions of the libraries, which decide the documents of a
+    file."""
     here = Path(__file__).parent
     code = [
         hashlib.sha256(path.read_bytes()).hexdigest()

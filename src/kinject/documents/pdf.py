@@ -1,6 +1,7 @@
 """PDF: its words in reading order, tables as Markdown.
 
-PDFium finds characters and rules; this module finds their meaning: columns, paragraphs, headings, tables, running headers.
+PDFium finds characters and rules; this module finds their meaning: columns, paragraphs, headings,
+tables, running headers.
 """
 
 from __future__ import annotations
@@ -58,10 +59,11 @@ class Rule(NamedTuple):
 
 
 def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the text of a PDF as one document; `pages` in meta are [start, number] of each page with text.
+    """Yield the text of a PDF as one document; `pages` in meta are [start, number] of each page
+    with text.
 
-    Raises `InputError` naming the page that cannot be read, where a password is needed, and where no page holds text
-    (scanned images).
+    Raises `InputError` naming the page that cannot be read, where a password is needed, and where
+    no page holds text (scanned images).
     """
     pdfium = import_extra("pypdfium2", path)
     document = _opened(path, read_bytes(path, options.largest, stream), pdfium)
@@ -317,7 +319,8 @@ def _grids(across: list[Rule], down: list[Rule]) -> list[tuple[list[Rule], list[
 def _cells(
     words: list[Box], xs: list[float], ys: list[float], across: list[Rule], down: list[Rule]
 ) -> tuple[list[list[str]], int]:
-    """Return the cells of a ruled grid, one that has no rule to its neighbour as part of it, and the rows of the header."""
+    """Return the cells of a ruled grid, one that has no rule to its neighbour as part of it, and
+    the rows of the header."""
     n_rows, n_columns = len(ys) - 1, len(xs) - 1
     owner = {(row, column): (row, column) for row in range(n_rows) for column in range(n_columns)}
 

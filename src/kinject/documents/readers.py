@@ -16,7 +16,8 @@ from kinject.errors import InputError
 from kinject.types import Document
 
 LocatedDocument = tuple[str, Document | InputError]
-"""The location (file, file:line, file: page 3, archive.zip/member.pdf), and the document or its error."""
+"""The location (file, file:line, file: page 3, archive.zip/member.pdf), and the document or its
+error."""
 HEAD = 16_384
 """The bytes of a file's beginning from which its kind is found."""
 _NO_TEXT = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
@@ -25,9 +26,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of reading files. `text_field`, `title_field` and `id_field` name the keys of rows and the columns of tables
-    (None: found by name). A file, or a member of an archive, that is held whole in memory has at most `largest` bytes.
-    `within` counts the archives and mails that the file lies in.
+    """Options of reading files. `text_field`, `title_field` and `id_field` name the keys of rows
+    and the columns of tables (None: found by name). A file, or a member of an archive, that is held
+    whole in memory has at most `largest` bytes. `within` counts the archives and mails that the
+    file lies in.
     """
 
     text_field: str | None = None
@@ -38,12 +40,14 @@ class ReadOptions:
 
 
 Reader = Callable[[Path, BinaryIO, ReadOptions], Iterator[LocatedDocument]]
-"""Yields the documents of an open file. It may raise `InputError` for the whole file, at any document."""
+"""Yields the documents of an open file. It may raise `InputError` for the whole file, at any
+document."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: the suffixes of its names, and ``module:function`` of its reader in this package.
+    """A kind of file: the suffixes of its names, and ``module:function`` of its reader in this
+    package.
 
     A reader is imported when its first file is read, and its libraries with it.
     """
@@ -60,7 +64,8 @@ LANGUAGES: Mapping[str, str] = {
     ".dart": "dart", ".ex": "elixir", ".clj": "clojure", ".f90": "fortran", ".pas": "pascal", ".proto": "protobuf",
     ".tf": "hcl", ".groovy": "groovy", ".tex": "latex", ".pl": "perl",
 }  # fmt: skip
-"""Suffix of source code -> the name of its language, as it is written behind a fence of Markdown."""
+"""Suffix of source code -> the name of its language, as it is written behind a fence of Markdown.
+"""
 KINDS: Mapping[str, Kind] = {
     "text": Kind((".txt", ".text", ".log", ".asc", ""), "text:read_text"),
     "markdown": Kind((".md", ".markdown"), "text:read_markdown"),
@@ -87,7 +92,8 @@ KINDS: Mapping[str, Kind] = {
     "gzip": Kind((".gz",), "archives:read_gzip"),
     "tar": Kind((".tar", ".tgz", ".tbz", ".txz"), "archives:read_tar"),
 }
-"""Name -> kind. Whoever adds one adds a test to tests/corpus/test_kinds_of_documents.py and a row to docs/own-documents.md."""
+"""Name -> kind. Whoever adds one adds a test to tests/corpus/test_kinds_of_documents.py and a row
+to docs/own-documents.md."""
 SUFFIXES: Mapping[str, str] = {
     suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes if suffix
 }
@@ -129,7 +135,8 @@ _MAIL_HEADER = re.compile(
 
 
 def kind_of(path: Path, head: bytes) -> str:
-    """Return the name of the kind of the file `path` that begins with the bytes `head`: by these, else by its suffix.
+    """Return the name of the kind of the file `path` that begins with the bytes `head`: by these,
+    else by its suffix.
 
     Raises `InputError` with the reason if no reader can read it.
     """
@@ -216,7 +223,8 @@ def _kind_of_text(path: Path, head: bytes, named: str | None) -> str:
 
 
 def _is_plain_text(head: bytes) -> bool:
-    """Return whether the beginning of a file of another suffix (README.Debian, ssh.1) is text: UTF-8 without control codes."""
+    """Return whether the beginning of a file of another suffix (README.Debian, ssh.1) is text:
+    UTF-8 without control codes."""
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head)
     return _NO_TEXT.search(text) is None
 
@@ -224,10 +232,11 @@ def _is_plain_text(head: bytes) -> bool:
 def read_file(
     path: Path, stream: BinaryIO, options: ReadOptions | None = None
 ) -> Iterator[LocatedDocument]:
-    """Yield the documents in `stream`, the file `path` opened for reading bytes, and an error for each that is unreadable.
+    """Yield the documents in `stream`, the file `path` opened for reading bytes, and an error for
+    each that is unreadable.
 
-    The stream can be sought, and is at its beginning. Each document holds text that UTF-8 and tokenizers can hold.
-    Raises `DiskError` if the disk fails; every fault of the file is yielded.
+    The stream can be sought, and is at its beginning. Each document holds text that UTF-8 and
+    tokenizers can hold. Raises `DiskError` if the disk fails; every fault of the file is yielded.
     """
     options = options or ReadOptions()
     try:
@@ -251,7 +260,8 @@ def read_file(
 
 
 def read_member(path: Path, data: bytes, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield as `read_file` the documents of a member of an archive, or an attachment; `path` is ``archive.zip/member.pdf``."""
+    """Yield as `read_file` the documents of a member of an archive, or an attachment; `path` is
+    ``archive.zip/member.pdf``."""
     yield from read_file(path, io.BytesIO(data), replace(options, within=options.within + 1))
 
 
@@ -263,7 +273,8 @@ def reader_of(name: str) -> Reader:
 
 
 def fault_of(document: Document, location: str) -> InputError | None:
-    """Return the error of a document whose text is blank or has characters that UTF-8 or tokenizers lack, else None."""
+    """Return the error of a document whose text is blank or has characters that UTF-8 or tokenizers
+    lack, else None."""
     if not document.text.strip():
         return InputError(
             f"{location}: empty document. Each must hold some text; take it out or fill it."

@@ -1,4 +1,5 @@
-"""Readers of rows, each one document: JSON lines, CSV, Parquet, folders that `datasets` saved, names on the hub."""
+"""Readers of rows, each one document: JSON lines, CSV, Parquet, folders that `datasets` saved,
+names on the hub."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from kinject.types import Document
 HUB_NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w.-]+))?(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?"
 )
-"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left out).
+"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left
+out).
 
 After the name, ``@`` and a commit, tag or branch pin its revision.
 """
@@ -50,7 +52,8 @@ _ROWS = 16
 
 
 def document_of(row: Row, location: str, options: ReadOptions) -> Document:
-    """Return the document in one row. Raises `InputError` at `location` on a missing or mistyped field."""
+    """Return the document in one row. Raises `InputError` at `location` on a missing or mistyped
+    field."""
     row = with_plain_names(row, options)
     if "text" not in row:
         keys = ", ".join(map(repr, row)) or "none"
@@ -77,7 +80,8 @@ def document_of(row: Row, location: str, options: ReadOptions) -> Document:
 
 
 def with_plain_names(row: Row, options: ReadOptions) -> Row:
-    """Return a row with the names that kinject uses: those of `options`, else the first of `_NAMES` that it has."""
+    """Return a row with the names that kinject uses: those of `options`, else the first of `_NAMES`
+    that it has."""
     chosen = {"text": options.text_field, "title": options.title_field, "id": options.id_field}
     for plain, names in _NAMES.items():
         name = chosen.get(plain) or next((name for name in names if name in row), None)
@@ -113,7 +117,8 @@ def _located_document(location: str, row: Row, options: ReadOptions) -> LocatedD
 
 
 def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the documents of a JSON file: a list of objects (alone, or the only one in an object), or one object.
+    """Yield the documents of a JSON file: a list of objects (alone, or the only one in an object),
+    or one object.
 
     A file with an object on each line is read as JSONL.
     """
@@ -163,11 +168,12 @@ def _are_rows(value: object) -> bool:
 
 
 def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows, empty cells are absent.
+    """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows,
+    empty cells are absent.
 
-    Cells are parted by the comma, semicolon, tab or bar that gives the first rows one length. A table without a column of
-    texts is one document: a Markdown table. Raises `InputError` (file:line) as `csv_records`, but a row with more or fewer
-    cells than the header is yielded.
+    Cells are parted by the comma, semicolon, tab or bar that gives the first rows one length. A
+    table without a column of texts is one document: a Markdown table. Raises `InputError`
+    (file:line) as `csv_records`, but a row with more or fewer cells than the header is yielded.
     """
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     delimiter = _delimiter(text[:_SAMPLE], "\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
@@ -222,7 +228,8 @@ def _whole_table(
 
 
 def _delimiter(sample: str, default: str) -> str:
-    """Return the delimiter by which the first rows of a table have the same number of cells, and the most."""
+    """Return the delimiter by which the first rows of a table have the same number of cells, and
+    the most."""
     n_columns = {}
     for delimiter in _DELIMITERS:
         lines = sample.splitlines(keepends=True)
@@ -242,8 +249,9 @@ def _delimiter(sample: str, default: str) -> str:
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (first line, cells) of each row of a CSV file that is not blank.
 
-    The file is read strictly (RFC 4180), so that a forgotten quote cannot join rows. Raises `InputError` (file:line) for
-    a quote that is left open or not followed by a comma, and for a row that has more or fewer cells than the first.
+    The file is read strictly (RFC 4180), so that a forgotten quote cannot join rows. Raises
+    `InputError` (file:line) for a quote that is left open or not followed by a comma, and for a row
+    that has more or fewer cells than the first.
     """
     for number, cells in _rows(path, "first row", decode(path, read_bytes(path))[0]):
         if isinstance(cells, InputError):
@@ -254,7 +262,8 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _rows(
     path: Path, first: str, text: str, delimiter: str = ","
 ) -> Iterator[tuple[int, list[str] | InputError]]:
-    """Yield as `csv_rows` the rows of `text`, but for a row of another length than the first (called `first`) its error."""
+    """Yield as `csv_rows` the rows of `text`, but for a row of another length than the first
+    (called `first`) its error."""
     csv.field_size_limit(LONGEST_LINE)
     plain = delimiter == "\t"  # no cell holds a tab, so that quotes mean nothing
     rows = csv.reader(
@@ -323,12 +332,14 @@ def _table_row(row: Row, location: str, options: ReadOptions) -> LocatedDocument
 
 
 def is_saved_dataset(path: Path) -> bool:
-    """Return whether `path` is a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
+    """Return whether `path` is a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk`
+    wrote."""
     return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
 
 
 def read_saved_dataset(path: Path) -> Iterator[LocatedDocument]:
-    """Yield the documents of a folder that `datasets` saved; of all its splits, one after the other."""
+    """Yield the documents of a folder that `datasets` saved; of all its splits, one after the
+    other."""
     import datasets
 
     try:
@@ -374,7 +385,8 @@ def read_hub(name: str) -> Iterator[LocatedDocument]:
 
 
 def hub_revision(name: str) -> str:
-    """Return the commit of a data set on the hub. Raises `InputError` when the hub cannot be reached."""
+    """Return the commit of a data set on the hub. Raises `InputError` when the hub cannot be
+    reached."""
     from huggingface_hub import HfApi
 
     check_data_set(name)

@@ -1,4 +1,5 @@
-"""Plain text and Markdown, read and written, and the parts common to all readers: decoding, optional libraries."""
+"""Plain text and Markdown, read and written, and the parts common to all readers: decoding,
+optional libraries."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ _CHARSETS = frozenset(codecs.lookup(name).name for name in (
     *_DETECTED, "utf-8", "utf-16", "utf-16-le", "utf-16-be", "koi8-u", "cp1258", "gbk", "gb2312", "iso2022_jp", "mac-roman",
     *(f"iso8859-{n}" for n in range(1, 17) if n != 12),
 ))  # fmt: skip
-"""Encodings that a page or a mail may declare: those of the web, none of which runs code or takes long."""
+"""Encodings that a page or a mail may declare: those of the web, none of which runs code or takes
+long."""
 _WESTERN = frozenset(
     "ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑáíóúÁÍÓÚ¿¡ãõåøÅØÆ“”‘’„–—…€«»°§·\xa0²³½©®´µ•".encode("cp1252")
 )
@@ -99,7 +101,8 @@ def read_code(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
 
 
 def joined(parts: Sequence[tuple[int | str, str]]) -> tuple[str, list[list[int | str]]]:
-    """Return the texts of (name, text) with blank lines between them, and [start in characters, name] of each."""
+    """Return the texts of (name, text) with blank lines between them, and [start in characters,
+    name] of each."""
     starts: list[list[int | str]] = []
     texts: list[str] = []
     length = 0
@@ -116,13 +119,15 @@ def joined(parts: Sequence[tuple[int | str, str]]) -> tuple[str, list[list[int |
 def whole_file(
     path: Path, title: str, text: str, meta: Mapping[str, Any] | None = None
 ) -> LocatedDocument:
-    """Return the location and the document of a file that is one document. Without a title it has the file's name."""
+    """Return the location and the document of a file that is one document. Without a title it has
+    the file's name."""
     title = title or path.stem
     return str(path), Document(content_id(title, text), title, text, str(path), meta or {})
 
 
 def import_extra(module: str, path: Path) -> Any:
-    """Return a module of the extra `documents`. Raises `InputError` with the command that installs it."""
+    """Return a module of the extra `documents`. Raises `InputError` with the command that installs
+    it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -134,7 +139,8 @@ def import_extra(module: str, path: Path) -> Any:
 
 @contextlib.contextmanager
 def library_errors(path: Path, kind: str, fix: str) -> Iterator[None]:
-    """Turn every error of a library into an `InputError`: damaged files make their readers raise anything."""
+    """Turn every error of a library into an `InputError`: damaged files make their readers raise
+    anything."""
     try:
         with warnings.catch_warnings():  # libraries warn of broken files
             warnings.simplefilter("ignore")
@@ -147,7 +153,8 @@ def library_errors(path: Path, kind: str, fix: str) -> Iterator[None]:
 
 
 def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, str]]:
-    """Return the text of `path`, whose bytes are `data`, with LF line ends, and its encoding as meta unless it is UTF-8.
+    """Return the text of `path`, whose bytes are `data`, with LF line ends, and its encoding as
+    meta unless it is UTF-8.
 
     Raises `InputError` if it is none of those of the web.
     """
@@ -164,7 +171,8 @@ def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, 
 
 
 def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
-    """Yield encodings that `data` may have: by its byte-order mark, UTF-8, the `declared` one, by its letters."""
+    """Yield encodings that `data` may have: by its byte-order mark, UTF-8, the `declared` one, by
+    its letters."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         yield "utf-16"
     for wide, half in (("utf-16-le", data[1:2000:2]), ("utf-16-be", data[:2000:2])):
@@ -188,14 +196,16 @@ def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
 
 
 def _high_part(data: bytes) -> bytes:
-    """Return up to 64 KiB of the lines of `data` that hold other bytes than ASCII, and of those around them."""
+    """Return up to 64 KiB of the lines of `data` that hold other bytes than ASCII, and of those
+    around them."""
     first = next((match.start() for match in re.finditer(rb"[\x80-\xff]", data)), 0)
     start = max(0, data.rfind(b"\n", 0, first) - 1000)
     return data[start : start + 2**16]
 
 
 def _is_western(data: bytes) -> bool:
-    """Return whether the bytes above ASCII are few, and letters and quotation marks of western Europe in Windows-1252."""
+    """Return whether the bytes above ASCII are few, and letters and quotation marks of western
+    Europe in Windows-1252."""
     high = [byte for byte in data[: 2**20] if byte > 127]
     return len(high) < 0.15 * len(data[: 2**20]) and sum(
         byte in _WESTERN for byte in high
@@ -203,7 +213,8 @@ def _is_western(data: bytes) -> bool:
 
 
 def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
-    """Return the bytes that a zip unpacks to, which is one document. Raises `InputError` if they are too many, or locked."""
+    """Return the bytes that a zip unpacks to, which is one document. Raises `InputError` if they
+    are too many, or locked."""
     try:
         with zipfile.ZipFile(stream) as archive:
             members = archive.infolist()
@@ -258,10 +269,12 @@ def fenced(code: str, language: str = "") -> str:
 
 
 def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
-    """Return rows of cells as a Markdown table whose header is the first `n_header` rows, joined column by column.
+    """Return rows of cells as a Markdown table whose header is the first `n_header` rows, joined
+    column by column.
 
-    Empty rows and columns are left out. Rows that hold one text across all columns are lines above and, as rows with an
-    empty rest, within the table. One column or one row is no table: its cells are lines.
+    Empty rows and columns are left out. Rows that hold one text across all columns are lines above
+    and, as rows with an empty rest, within the table. One column or one row is no table: its cells
+    are lines.
     """
     width = max(map(len, rows), default=0)
     grid = [[one_line(cell) for cell in row] + [""] * (width - len(row)) for row in rows]
@@ -295,7 +308,8 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
 
 
 def spanned(rows: Iterable[Iterable[tuple[str, int, int]]]) -> list[list[str]]:
-    """Return the grid of rows of (text, rows spanned, columns spanned): a text is in each grid cell that its own cell spans.
+    """Return the grid of rows of (text, rows spanned, columns spanned): a text is in each grid cell
+    that its own cell spans.
 
     Raises `ValueError` if the grid is larger than any table.
     """
@@ -327,10 +341,12 @@ def spanned(rows: Iterable[Iterable[tuple[str, int, int]]]) -> list[list[str]]:
 
 
 def tables_of(rows: Sequence[Sequence[str]], wide: Sequence[bool] = ()) -> str:
-    """Return a sheet's rows as text and tables: blank rows and blank columns part them, lone cells are lines of text.
+    """Return a sheet's rows as text and tables: blank rows and blank columns part them, lone cells
+    are lines of text.
 
-    `wide[i]`: row i has a cell that spans some of the columns, so the next row belongs to its header. A block that follows
-    a blank row under the same columns, and begins with a number, continues the table before it.
+    `wide[i]`: row i has a cell that spans some of the columns, so the next row belongs to its
+    header. A block that follows a blank row under the same columns, and begins with a number,
+    continues the table before it.
     """
     blocks: list[tuple[tuple[int, int], list[tuple[list[str], bool]]]] = []
     for blank, group in groupby(

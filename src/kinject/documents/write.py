@@ -60,7 +60,8 @@ def day_of(mtime: float) -> str:
 
 @dataclass
 class _Found:
-    """A document of the heap, which stays on the disk: its place in its file's record, its date, and its facts."""
+    """A document of the heap, which stays on the disk: its place in its file's record, its date,
+    and its facts."""
 
     file: int
     start: int
@@ -73,7 +74,8 @@ class _Found:
 
 @dataclass
 class HeapWriter:
-    """Writes the files of a heap into `folder`, and counts. Beside one text, memory holds some 5 KiB for each document."""
+    """Writes the files of a heap into `folder`, and counts. Beside one text, memory holds some 5
+    KiB for each document."""
 
     heap: Sequence[HeapFile]
     section: DocumentsSection
@@ -85,7 +87,8 @@ class HeapWriter:
     ids: Counter[str] = field(default_factory=Counter)
 
     def write(self) -> dict[str, Any]:
-        """Write the files; return the counts of the manifest. Raises `DiskError` if a file cannot be read or written."""
+        """Write the files; return the counts of the manifest. Raises `DiskError` if a file cannot
+        be read or written."""
         self._find()
         self._find_copies()
         kept = [found for found in self.found if found.copy is None]
@@ -218,7 +221,8 @@ class HeapWriter:
         self.boilerplate = {line: [] for line, n in counts.items() if n >= least}
 
     def _cuts(self, name: str, text: str) -> list[Edit]:
-        """Return the edits that take lines out of a document that an earlier one has; the first one keeps them."""
+        """Return the edits that take lines out of a document that an earlier one has; the first one
+        keeps them."""
         edits = []
         for line, (start, end) in shared_lines(text) if self.boilerplate else ():
             names = self.boilerplate.get(line)
@@ -252,9 +256,11 @@ class HeapWriter:
                 }  # fmt: skip
 
     def _id(self, found: _Found, document: Document) -> str:
-        """Return the id of a document: a row's own, else the file's name (with the member's) and a hash of the text.
+        """Return the id of a document: a row's own, else the file's name (with the member's) and a
+        hash of the text.
 
-        Without the number of a line, which a row that is put in before it changes. An id that is taken gets a number.
+        Without the number of a line, which a row that is put in before it changes. An id that is
+        taken gets a number.
         """
         name = self.heap[found.file].found.name
         member = re.sub(r":.*", "", found.location) if found.location.startswith("/") else ""
@@ -266,7 +272,8 @@ class HeapWriter:
 
 
 def _date(name: str, document: Document, mtime: float) -> str:
-    """Return the date of a document: that in the file's name, else the one inside, else that of its last change."""
+    """Return the date of a document: that in the file's name, else the one inside, else that of its
+    last change."""
     match = _DATE_IN_NAME.search(Path(name).name)
     if match:
         return "-".join(filter(None, match.groups()))

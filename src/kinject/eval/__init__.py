@@ -1,4 +1,5 @@
-"""Multiple-choice questions scored by log-likelihood. Importing this package imports no torch; `evaluate` does."""
+"""Multiple-choice questions scored by log-likelihood. Importing this package imports no torch;
+`evaluate` does."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ __all__ = ["evaluate", "read_questions"]
 
 
 def evaluate(recipe: EvalRecipe) -> Report:
-    """Score every question set of the recipe's `eval` section with every model; see `kinject.eval.run.evaluate`."""
+    """Score every question set of the recipe's `eval` section with every model; see
+    `kinject.eval.run.evaluate`."""
     from kinject.eval.run import evaluate as run
 
     return run(recipe)

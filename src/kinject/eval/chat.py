@@ -1,4 +1,5 @@
-"""A conversation with one or several models: the same turns, each with its own answers, with and without passages."""
+"""A conversation with one or several models: the same turns, each with its own answers, with and
+without passages."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from kinject.recipe.eval_section import RetrievalSection
 from kinject.types import Message
 
 Write = Callable[[str], None]
-"""Gets each part of a text as it comes. A model wrote it: characters that control a terminal are still in it."""
+"""Gets each part of a text as it comes. A model wrote it: characters that control a terminal are
+still in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSetup:
-    """The set-up of a chat: models by label, the documents that are searched, and the bounds of an answer."""
+    """The set-up of a chat: models by label, the documents that are searched, and the bounds of an
+    answer."""
 
     models: Mapping[str, str]
     documents: tuple[str, ...] = ()
@@ -35,10 +38,11 @@ class ChatSetup:
 
 
 def find_models(run: str, base: str | None) -> dict[str, str]:
-    """Return the models of a training run by label: its base, unless `base` is another model or "none", and the tuned one.
+    """Return the models of a training run by label: its base, unless `base` is another model or
+    "none", and the tuned one.
 
-    `run` may be a model (a folder or a name on the hub); then it is asked alone unless `base` names one. Raises `InputError`
-    for a run without a finished model.
+    `run` may be a model (a folder or a name on the hub); then it is asked alone unless `base` names
+    one. Raises `InputError` for a run without a finished model.
     """
     folder = Path(run)
     is_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
@@ -61,7 +65,8 @@ def find_models(run: str, base: str | None) -> dict[str, str]:
 
 @dataclass
 class Chat:
-    """Open models and their histories. `with_passages` puts the best passages before the next questions."""
+    """Open models and their histories. `with_passages` puts the best passages before the next
+    questions."""
 
     setup: ChatSetup
     loaded: Mapping[str, LoadedModel]
@@ -83,9 +88,11 @@ class Chat:
         return [self.retriever.passages[index].shown for index in ranking]
 
     def answer(self, question: str, write: Write) -> dict[str, str]:
-        """Write the answer of each model to `question`, each below its label, as the tokens come; return them by label.
+        """Write the answer of each model to `question`, each below its label, as the tokens come;
+        return them by label.
 
-        The history keeps the question without its passages. Raises `InputError` if a question does not fit the window.
+        The history keeps the question without its passages. Raises `InputError` if a question does
+        not fit the window.
         """
         passages, answers = self.passages(question), {}
         for number, passage in enumerate(passages, start=1):
@@ -141,7 +148,8 @@ class Chat:
     def _encode(
         self, loaded: LoadedModel, history: list[Message], question: str, passages: Sequence[str]
     ) -> list[int]:
-        """Return the tokens of the turns; the oldest are left out of the history until the rest fits the window."""
+        """Return the tokens of the turns; the oldest are left out of the history until the rest
+        fits the window."""
         window = window_of(loaded.model.config) or 1 << 30
         while True:
             ids = _tokens(loaded.tokenizer, self.setup.system, history, question, passages)

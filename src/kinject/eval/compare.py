@@ -1,4 +1,5 @@
-"""Finished runs of kinject eval: two or more side by side, and the questions of one parted by whether its base knows them."""
+"""Finished runs of kinject eval: two or more side by side, and the questions of one parted by
+whether its base knows them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _Setting = tuple[str, str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run's answers by (question set, format, shots, K), then by arm, both in the order of the file."""
+    """One run's answers by (question set, format, shots, K), then by arm, both in the order of the
+    file."""
 
     name: str
     settings: dict[_Setting, dict[str, list[Answer]]]
@@ -35,7 +37,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One comparison: `contrast` is the difference of `name` to `base_name` on the questions of both."""
+    """One comparison: `contrast` is the difference of `name` to `base_name` on the questions of
+    both."""
 
     name: str
     base_name: str
@@ -97,9 +100,9 @@ def _rescored(
 def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     """Return every comparison to the first run, Holm-corrected as one family.
 
-    In each setting (question set, format, shots, K) an arm is compared with the first run's arm of the same
-    name, or else with its first arm. Raises `InputError` when there is nothing to compare, or a question has other choices
-    in the other run.
+    In each setting (question set, format, shots, K) an arm is compared with the first run's arm of
+    the same name, or else with its first arm. Raises `InputError` when there is nothing to compare,
+    or a question has other choices in the other run.
     """
     if len(runs) < 2:
         raise InputError(
@@ -136,7 +139,8 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
 
 
 def _is_control(setting: _Setting, run: Run) -> bool:
-    """Return whether the answers of a setting are the control of others of the run: the same choices without the question."""
+    """Return whether the answers of a setting are the control of others of the run: the same
+    choices without the question."""
     name, form, _, _ = setting
     return any(
         other == name and format_of(asked).control == form for other, asked, _, _ in run.settings
@@ -211,7 +215,8 @@ def _pair(
     base: Sequence[Answer],
     controls: tuple[Sequence[Answer], Sequence[Answer]],
 ) -> Pair | None:
-    """Return the comparison on the questions of both that have a score in both; None if there is none.
+    """Return the comparison on the questions of both that have a score in both; None if there is
+    none.
 
     `controls` are the answers of both without the question.
     """
@@ -243,10 +248,11 @@ def _pair(
 
 @dataclass(frozen=True, slots=True)
 class KnownSplit:
-    """The questions of a set, parted by whether the base answers them: in `known` and `unknown`, both files of questions.
+    """The questions of a set, parted by whether the base answers them: in `known` and `unknown`,
+    both files of questions.
 
-    `chosen_by` and `measure_with` are the prompt formats (with shots) that chose, and those that did not: with these the
-    base answers `kept` of the known questions.
+    `chosen_by` and `measure_with` are the prompt formats (with shots) that chose, and those that
+    did not: with these the base answers `kept` of the known questions.
     """
 
     question_set: str
@@ -260,13 +266,16 @@ class KnownSplit:
 
 
 def split_known(run_dir: Path) -> list[KnownSplit]:
-    """Write the questions of a finished evaluation that its base knows, and those that it does not, as files of questions.
+    """Write the questions of a finished evaluation that its base knows, and those that it does not,
+    as files of questions.
 
-    As in Fine-Tuning or Retrieval? (arXiv 2312.05934, section 3): the model knows a fact if the fraction of prompts that it
-    answers correctly exceeds the accuracy of guessing. The prompts are every second way of asking without context (a format
-    with a number of examples; every rotation of its options is one): a question that was chosen because its answer came out
-    right by luck would be lost by any other model, so what the model keeps is to be measured with the other half. A question
-    without a score is unknown. Raises `InputError` if the run, or a file of its questions, cannot be used.
+    As in Fine-Tuning or Retrieval? (arXiv 2312.05934, section 3): the model knows a fact if the
+    fraction of prompts that it answers correctly exceeds the accuracy of guessing. The prompts are
+    every second way of asking without context (a format with a number of examples; every rotation
+    of its options is one): a question that was chosen because its answer came out right by luck
+    would be lost by any other model, so what the model keeps is to be measured with the other half.
+    A question without a score is unknown. Raises `InputError` if the run, or a file of its
+    questions, cannot be used.
     """
     manifest = read_manifest(run_dir / "manifest.json") or {}
     section = manifest.get("recipe", {}).get("eval")

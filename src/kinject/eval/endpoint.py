@@ -1,7 +1,9 @@
-"""Models behind endpoints: log-probs of choices from completions, written answers from completions or chats.
+"""Models behind endpoints: log-probs of choices from completions, written answers from completions
+or chats.
 
-Requests go through `kinject.llm`, whose cache, limits, retries and budget hold for them. The weights of an endpoint
-cannot be hashed: scores are stored under its model's name, its revision and its parameters.
+Requests go through `kinject.llm`, whose cache, limits, retries and budget hold for them. The
+weights of an endpoint cannot be hashed: scores are stored under its model's name, its revision and
+its parameters.
 """
 
 from __future__ import annotations
@@ -46,9 +48,11 @@ _LOG_PROBS = Generation(1)
 
 @dataclass(frozen=True)
 class EndpointPrompt(Encoded):
-    """One prompt as its endpoint gets it: one request for a written answer, else one for each choice.
+    """One prompt as its endpoint gets it: one request for a written answer, else one for each
+    choice.
 
-    `contexts` and `continuations` are there if prompts go as token ids, and empty if they go as text. `prompt` is the text.
+    `contexts` and `continuations` are there if prompts go as token ids, and empty if they go as
+    text. `prompt` is the text.
     """
 
     requests: tuple[Messages, ...] = ()
@@ -81,7 +85,8 @@ class EndpointScorer:
         self.hashes: dict[str, str] = {}
 
     def encode(self, requests: Sequence[PromptRequest]) -> list[EndpointPrompt]:
-        """Return the prompt of each request: in tokens by the rules of local models, as text, or as a chat."""
+        """Return the prompt of each request: in tokens by the rules of local models, as text, or as
+        a chat."""
         if self.encoder is not None and self.table.api == "completions":
             encoded = encode_requests(self.encoder, requests, None)
             pairs = zip(encoded, requests, strict=True)
@@ -127,7 +132,8 @@ class EndpointScorer:
         return EndpointPrompt((), (), 0, bounds, requests=requests, prompt=prompt)
 
     def key(self, prompt: Encoded) -> str:
-        """Return the key of an answer: a hash of the model's name, its revision, its parameters and the prompt."""
+        """Return the key of an answer: a hash of the model's name, its revision, its parameters and
+        the prompt."""
         prompt = _of_endpoint(prompt)
         return content_id(
             "endpoint", self._identity(prompt.generation or _LOG_PROBS), prompt.requests, self.seed
@@ -151,7 +157,8 @@ class EndpointScorer:
     ) -> dict[str, PromptScore]:
         """Return the score of each of `prompts` (by key); `store` gets each as soon as it is there.
 
-        Raises `EndpointError` if some got no answer, after all others were stored, and `InputError` if the budget ended.
+        Raises `EndpointError` if some got no answer, after all others were stored, and `InputError`
+        if the budget ended.
         """
         scores: dict[str, PromptScore] = {}
 
@@ -228,7 +235,8 @@ class EndpointScorer:
             )
 
     async def _check_log_probs(self, sender: Sender) -> None:
-        """Ask for the log-prob of one token. Raises `EndpointError` (fatal) if the endpoint returns none."""
+        """Ask for the log-prob of one token. Raises `EndpointError` (fatal) if the endpoint returns
+        none."""
         try:
             assert self.encoder is not None
             *context, last = self.encoder.ids(["One, two, three"])[0]
@@ -266,7 +274,8 @@ class EndpointScorer:
         return PromptScore(log_probs, greedy, lengths=lengths)
 
     async def _choose(self, sender: Sender, context: str, choice: str) -> tuple[float, int, bool]:
-        """Return the log-prob of a choice after its context, its number of tokens, and whether each was the likeliest."""
+        """Return the log-prob of a choice after its context, its number of tokens, and whether each
+        was the likeliest."""
         if choice == "[]":  # longer than the window
             return float("nan"), 0, False
         return read_choice(
@@ -274,7 +283,8 @@ class EndpointScorer:
         )
 
     def preview(self, prompts: Sequence[Encoded], stored: Collection[str]) -> str:
-        """Return the requests for those of `prompts` that are not `stored` (by key), and the most that they can cost."""
+        """Return the requests for those of `prompts` that are not `stored` (by key), and the most
+        that they can cost."""
         missing = {
             key: _of_endpoint(prompt)
             for prompt in prompts
@@ -347,13 +357,15 @@ def cache_of(name: str) -> str:
 
 
 def used(name: str, table: EndpointModelSection, run_dir: Path) -> tuple[Usage, float]:
-    """Return the tokens of all answers of the model `name` in the run folder, and their cost at the table's prices."""
+    """Return the tokens of all answers of the model `name` in the run folder, and their cost at the
+    table's prices."""
     usage = stored_usage(run_dir / cache_of(name))
     return usage, limits_of(table.endpoint, None).cost(usage.tokens_in, usage.tokens_out)
 
 
 def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None:
-    """Return eval.budget less the cost of the other endpoints and the judge; `cache` is the file of this one."""
+    """Return eval.budget less the cost of the other endpoints and the judge; `cache` is the file of
+    this one."""
     if section.budget is None:
         return None
     return max(
@@ -364,7 +376,8 @@ def budget_left(section: EvalSection, run_dir: Path, cache: str) -> float | None
 def money_spent(
     section: EvalSection, run_dir: Path, caches: Collection[str] | None = None
 ) -> float:
-    """Return the cost of all answers in the run folder, of endpoints and of the judge, or of those in `caches` alone."""
+    """Return the cost of all answers in the run folder, of endpoints and of the judge, or of those
+    in `caches` alone."""
     paid = {
         path: generator
         for path, generator in _paid_by_cache(section).items()

@@ -1,8 +1,9 @@
 """kinject as a model of lm-evaluation-harness: its own tasks, scored by the token tree.
 
-lm_eval 0.4 finds models in its own table alone, so this module puts `kinject` into it when it is imported, and as a program
-it is lm_eval's command line with that model: ``python -m kinject.eval.harness run --model kinject --model_args path=FOLDER
---tasks arc_easy``. Needs the extra `harness`.
+lm_eval 0.4 finds models in its own table alone, so this module puts `kinject` into it when it is
+imported, and as a program it is lm_eval's command line with that model: ``python -m
+kinject.eval.harness run --model kinject --model_args path=FOLDER --tasks arc_easy``. Needs the
+extra `harness`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class KinjectLM(LM):  # type: ignore[misc]
     def loglikelihood(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Return (log-prob, greedy) of each continuation; requests of one context are tokenised together."""
+        """Return (log-prob, greedy) of each continuation; requests of one context are tokenised
+        together."""
         prompts: list[Encoded] = []
         for context, group in groupby(
             (request.args for request in requests), key=lambda pair: pair[0]
@@ -109,7 +111,8 @@ class KinjectLM(LM):  # type: ignore[misc]
         return Encoded((np.asarray(start, dtype=np.int32),) * len(targets), targets)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text; one that begins with BOS, as a chat template writes it, gets no second one."""
+        """Return the tokens of each text; one that begins with BOS, as a chat template writes it,
+        gets no second one."""
         bos, n = self.tokenizer.bos_token, len(self.model.encoder.start)
         encoded = zip(texts, self.model.encoder.ids(texts), strict=True)
         return [ids[n:] if bos and text.startswith(bos) else ids for text, ids in encoded]
@@ -129,7 +132,8 @@ class KinjectLM(LM):  # type: ignore[misc]
         return sums
 
     def _windows(self, ids: list[int]) -> Iterator[Encoded]:
-        """Yield windows that score each of `ids` but the first once; the last one reads as much context as it has room for."""
+        """Yield windows that score each of `ids` but the first once; the last one reads as much
+        context as it has room for."""
         for start in range(1, len(ids), self.window):
             end = min(start + self.window, len(ids))
             context = ids[max(0, end - self.window - 1) : start] if start > 1 else ids[:1]
@@ -139,7 +143,8 @@ class KinjectLM(LM):  # type: ignore[misc]
             )
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the greedy text after each context, up to the first of its stop texts. Raises `ValueError` for sampling."""
+        """Return the greedy text after each context, up to the first of its stop texts. Raises
+        `ValueError` for sampling."""
         prompts = []
         for context, options in (request.args for request in requests):
             settings = normalize_gen_kwargs(options)

@@ -1,4 +1,5 @@
-"""A language model grades written answers as correct, wrong or abstained, after its own accuracy was measured.
+"""A language model grades written answers as correct, wrong or abstained, after its own accuracy
+was measured.
 
 The answers by which it is measured are made from the questions, so that their grade is known.
 """
@@ -84,10 +85,12 @@ class PlantedAnswer:
 
 
 def plant_answers(questions: Sequence[Question], seed: int) -> list[PlantedAnswer]:
-    """Return answers to some of `questions`, for each grade at most `N_PLANTED`, of each kind about as many.
+    """Return answers to some of `questions`, for each grade at most `N_PLANTED`, of each kind about
+    as many.
 
-    Correct ones are an accepted text, alone or in a sentence. Wrong ones are the answer to another question, a number or date
-    near the correct one, a part of a list, "either the correct one or another", and a wrong answer that addresses the judge.
+    Correct ones are an accepted text, alone or in a sentence. Wrong ones are the answer to another
+    question, a number or date near the correct one, a part of a list, "either the correct one or
+    another", and a wrong answer that addresses the judge.
     """
     rng = Random(seed)
     order = list(
@@ -116,7 +119,8 @@ def plant_answers(questions: Sequence[Question], seed: int) -> list[PlantedAnswe
 
 
 def _other_answer(question: Question, questions: Sequence[Question], rng: Random) -> str:
-    """Return the answer to another question, of the same subject if there is one; "" if none is wrong here."""
+    """Return the answer to another question, of the same subject if there is one; "" if none is
+    wrong here."""
     drawn = rng.sample(questions, min(len(questions), 20))
     drawn.sort(key=lambda other: other.subject != question.subject)
     texts = (text for other in drawn for text in other.accepted[:1])
@@ -157,7 +161,8 @@ def _plant(kind: str, question: Question, other: str, rng: Random) -> str:
 
 
 def _near_number(accepted: Sequence[str], rng: Random) -> str:
-    """Return the first accepted text with its last number a little larger or smaller; "" if it has none, or has both."""
+    """Return the first accepted text with its last number a little larger or smaller; "" if it has
+    none, or has both."""
     numbers = list(_NUMBER.finditer(accepted[0])) if accepted else []
     if not numbers:
         return ""
@@ -172,7 +177,8 @@ def _near_number(accepted: Sequence[str], rng: Random) -> str:
 
 
 def judge_accuracy(model: str, counts: Mapping[tuple[str, str], int]) -> JudgeResult:
-    """Return the accuracy of a judge from its grades: (grade, its grade, "" for none) -> number of planted answers."""
+    """Return the accuracy of a judge from its grades: (grade, its grade, "" for none) -> number of
+    planted answers."""
     confusion, grades = (
         Confusion(counts),
         [grade for grade in GRADES if any(truth == grade for truth, _ in counts)],
@@ -186,7 +192,8 @@ def judge_accuracy(model: str, counts: Mapping[tuple[str, str], int]) -> JudgeRe
 
 
 def check_accuracy(accuracy: JudgeResult) -> None:
-    """Raise `InputError` for precisions and recalls below `MIN_ACCURACY`; a grade that it never gave has precision 0."""
+    """Raise `InputError` for precisions and recalls below `MIN_ACCURACY`; a grade that it never
+    gave has precision 0."""
     low = [
         f"{name} of {grade!r} {values[grade] or 0.0:.2f}"
         for grade in accuracy.recall
@@ -202,7 +209,8 @@ def check_accuracy(accuracy: JudgeResult) -> None:
 
 @dataclass
 class AnswerJudge:
-    """The judge of a recipe: `measure` first, then `grade`. Its answers are cached in the run folder."""
+    """The judge of a recipe: `measure` first, then `grade`. Its answers are cached in the run
+    folder."""
 
     section: EvalSection
     judge: GeneratorSection
@@ -213,7 +221,8 @@ class AnswerJudge:
     traffic: dict[str, Any] = field(default_factory=dict)
 
     def measure(self, questions: Sequence[Question]) -> JudgeResult:
-        """Have it grade planted answers. Raises `InputError` if it is not accurate enough to grade others."""
+        """Have it grade planted answers. Raises `InputError` if it is not accurate enough to grade
+        others."""
         planted = plant_answers(questions, self.seed)
         if not any(answer.grade == "wrong" for answer in planted):
             raise InputError(
@@ -232,8 +241,8 @@ class AnswerJudge:
     def grade(self, items: Iterable[Written]) -> dict[Written, Grade]:
         """Return the grade of each written text; an item without a grade is missing, and counted.
 
-        An empty text abstains. A text that addresses a model counts as correct or abstained only if it is so by the
-        rules as well, without that part.
+        An empty text abstains. A text that addresses a model counts as correct or abstained only if
+        it is so by the rules as well, without that part.
         """
         unique = list(dict.fromkeys(items))
         empty: dict[Written, Grade] = {item: "abstained" for item in unique if not item[2].strip()}
@@ -289,7 +298,8 @@ class AnswerJudge:
     async def _send_requests(
         self, items: Sequence[Written], label: str
     ) -> dict[Written, Grade | None]:
-        """Return the grades of `items`, None where the judge gives none. Raises `InputError` if the budget ends first."""
+        """Return the grades of `items`, None where the judge gives none. Raises `InputError` if the
+        budget ends first."""
         grades: dict[Written, Grade | None] = {}
         limits = limits_of(self.judge, budget_left(self.section, self.run_dir, JUDGE_CACHE))
         unique = dict.fromkeys(items)
@@ -331,7 +341,8 @@ class AnswerJudge:
 def measured_judge(
     recipe: EvalRecipe, questions: Mapping[tuple[str, str], Question], folder: Path | None
 ) -> AnswerJudge | None:
-    """Return the recipe's judge, None without one. `folder` holds its accuracy if it was measured before.
+    """Return the recipe's judge, None without one. `folder` holds its accuracy if it was measured
+    before.
 
     Raises as `AnswerJudge.measure`.
     """
@@ -351,7 +362,8 @@ def write_accuracy(folder: Path, accuracy: JudgeResult) -> None:
 
 
 def read_accuracy(folder: Path) -> JudgeResult:
-    """Return the accuracy of a judge that was measured in `folder`. Raises `DiskError` if it is not there or damaged."""
+    """Return the accuracy of a judge that was measured in `folder`. Raises `DiskError` if it is not
+    there or damaged."""
     values = read_json(folder / _ACCURACY, f"Delete {folder} to measure the judge again.")
     return JudgeResult(**values)
 
@@ -361,7 +373,8 @@ def _written(planted: PlantedAnswer) -> Written:
 
 
 def _guarded(item: Written, grade: Grade | None) -> Grade | None:
-    """Return a judge's grade of a text; one that addresses a model gets no better grade than the rules give it."""
+    """Return a judge's grade of a text; one that addresses a model gets no better grade than the
+    rules give it."""
     _, accepted, text = item
     if not has_injection(text):
         return grade

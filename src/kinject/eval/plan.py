@@ -1,4 +1,5 @@
-"""The question sets, arms and contexts of an evaluation, read and checked before any model is loaded."""
+"""The question sets, arms and contexts of an evaluation, read and checked before any model is
+loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from kinject.types import ArmName, Passage, Question
 
 @dataclass(frozen=True, slots=True)
 class EvalArm:
-    """A model with one format, one number of few-shot examples and one number `k` of retrieved passages."""
+    """A model with one format, one number of few-shot examples and one number `k` of retrieved
+    passages."""
 
     model: str
     format: str
@@ -40,9 +42,11 @@ class EvalArm:
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """A question set of the recipe: questions, pool of examples, retrieved passages (best first), and its arms.
+    """A question set of the recipe: questions, pool of examples, retrieved passages (best first),
+    and its arms.
 
-    `contexts` has the passages of each question, or is empty. `generation` bounds the answers that a model writes.
+    `contexts` has the passages of each question, or is empty. `generation` bounds the answers that
+    a model writes.
     """
 
     name: str
@@ -82,7 +86,8 @@ class QuestionSet:
 
 @dataclass(frozen=True)
 class Plan:
-    """All question sets of an evaluation; `inputs` are the files that were read, `models` (name -> hash) those for retrieval."""
+    """All question sets of an evaluation; `inputs` are the files that were read, `models` (name ->
+    hash) those for retrieval."""
 
     sets: tuple[QuestionSet, ...]
     notes: tuple[str, ...]
@@ -123,7 +128,8 @@ def read_plan(recipe: EvalRecipe) -> Plan:
 
 
 def _measure_shortcuts(recipe: EvalRecipe, sets: Sequence[QuestionSet]) -> Iterator[Shortcuts]:
-    """Yield what the choices of the sets to be learned give away to who knows the documents' strings."""
+    """Yield what the choices of the sets to be learned give away to who knows the documents'
+    strings."""
     texts = list(_document_texts(recipe))
     for item in sets:
         scores_choices = any(not FORMATS[arm.format].generates for arm in item.arms)
@@ -149,7 +155,8 @@ def _document_texts(recipe: EvalRecipe) -> Iterator[str]:
 
 
 def _corpus_of(model: Path) -> Path | None:
-    """Return the JSONL corpus that the model of a training was trained on; None where it is not known or gone."""
+    """Return the JSONL corpus that the model of a training was trained on; None where it is not
+    known or gone."""
     manifest = read_manifest(model.parent / "manifest.json") or {}
     corpus = manifest.get("recipe", {}).get("corpus")
     if not isinstance(corpus, dict):
@@ -161,7 +168,8 @@ def _corpus_of(model: Path) -> Path | None:
 
 
 def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm, ...]:
-    """Return every arm in the order of results: formats, shots, models, K; the first model without context leads.
+    """Return every arm in the order of results: formats, shots, models, K; the first model without
+    context leads.
 
     Controls, which leave out the question, come last and get neither examples nor passages.
     """
@@ -241,12 +249,14 @@ def _read_set(
 
 
 def layout_of(layout: Layout, formats: Iterable[str]) -> Layout:
-    """Return the layout in which a set asked in `formats` is read: answers are no choices if models only write theirs."""
+    """Return the layout in which a set asked in `formats` is read: answers are no choices if models
+    only write theirs."""
     return "open" if all(FORMATS[name].is_open for name in formats) else layout
 
 
 def role_of(role: Role, questions: Sequence[Question]) -> Role:
-    """Return the role of a set: that of the recipe, or unanswerable if none of its questions has an answer."""
+    """Return the role of a set: that of the recipe, or unanswerable if none of its questions has an
+    answer."""
     has_answers = not questions or any(question.is_answerable for question in questions)
     return role if has_answers else "unanswerable"
 
@@ -254,7 +264,8 @@ def role_of(role: Role, questions: Sequence[Question]) -> Role:
 def _check_instructions(
     item: QuestionSetSection, section: EvalSection, questions: Sequence[Question]
 ) -> None:
-    """Raise `InputError` for turns before a question outside a chat, and for examples before an instruction."""
+    """Raise `InputError` for turns before a question outside a chat, and for examples before an
+    instruction."""
     plain = [name for name, table in section.tables().items() if not table.chat]
     for question in questions:
         at = f"{item.path}: question {question.id!r}"

@@ -13,7 +13,8 @@ from kinject.types import Question
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """How long a written answer may be: `max_new_tokens` at most, thinking included, and up to the first of the texts `stop`.
+    """How long a written answer may be: `max_new_tokens` at most, thinking included, and up to the
+    first of the texts `stop`.
 
     Without `stop` (None) a line break ends it, no text in a chat.
     """
@@ -24,7 +25,8 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class ChatStyle:
-    """How a prompt becomes a chat: the text of the system's turn and the chat template's own arguments."""
+    """How a prompt becomes a chat: the text of the system's turn and the chat template's own
+    arguments."""
 
     system: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -32,10 +34,11 @@ class ChatStyle:
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """One question in the form that one arm uses: format, few-shot examples in order, retrieved passages, best first.
+    """One question in the form that one arm uses: format, few-shot examples in order, retrieved
+    passages, best first.
 
-    `rotation` is the number of positions by which the question's options were rotated. `generation` is there if the model
-    writes its answer.
+    `rotation` is the number of positions by which the question's options were rotated. `generation`
+    is there if the model writes its answer.
     """
 
     question: Question
@@ -50,8 +53,9 @@ class PromptRequest:
 class Prompt:
     """The text before the answer, and for each choice the text whose probability is computed.
 
-    `header` is the start of `context` that a chat template puts into the system's turn. `turns` are the rest in turns of
-    user and model, the question last. `is_dialogue`: the turns are the question's own, and stay apart.
+    `header` is the start of `context` that a chat template puts into the system's turn. `turns` are
+    the rest in turns of user and model, the question last. `is_dialogue`: the turns are the
+    question's own, and stay apart.
     """
 
     context: str
@@ -62,7 +66,8 @@ class Prompt:
 
 
 def pick_shots(question: Question, pool: Sequence[Question], n_shots: int) -> tuple[Question, ...]:
-    """Return the first `n_shots` questions of `pool` that are not `question` itself (by id, or by text and choices)."""
+    """Return the first `n_shots` questions of `pool` that are not `question` itself (by id, or by
+    text and choices)."""
     others = (
         shot
         for shot in pool
@@ -82,9 +87,9 @@ def rotate_options(question: Question, n: int) -> Question:
 def render_prompt(request: PromptRequest) -> Prompt:
     """Return `request` as text, in the layout of its format.
 
-    Each example ends in its gold continuation and a blank line. Passages follow the examples, directly before the
-    question, each followed by a blank line. A question with ``checks`` or ``messages`` is an instruction: its text stays as it
-    is, after its own turns.
+    Each example ends in its gold continuation and a blank line. Passages follow the examples,
+    directly before the question, each followed by a blank line. A question with ``checks`` or
+    ``messages`` is an instruction: its text stays as it is, after its own turns.
     """
     question = request.question
     if question.checks or question.messages:

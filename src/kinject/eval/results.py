@@ -61,7 +61,8 @@ Matrices = Callable[[Outcome], CorrectnessMatrix]
 
 @dataclass(frozen=True)
 class ControlAnswers:
-    """The answers of an arm without the question, in the format `format`, and what its answers have beyond them.
+    """The answers of an arm without the question, in the format `format`, and what its answers have
+    beyond them.
 
     `base` holds those of the base, None for the base itself.
     """
@@ -95,8 +96,9 @@ def make_result(
 ) -> ArmResult:  # fmt: skip
     """Return the result of one arm on the `n` questions of one set, with the fields `more`.
 
-    `others` are the arms that it is compared with: field of the result -> (name, matrices). `answers` are the arm's scored
-    ones, of every seed; without any, the result has no outcomes beside right. `control`: its answers without the question.
+    `others` are the arms that it is compared with: field of the result -> (name, matrices).
+    `answers` are the arm's scored ones, of every seed; without any, the result has no outcomes
+    beside right. `control`: its answers without the question.
     """
     matrix, outcomes = matrices("right"), []
     estimate = bounded_accuracy(matrix)
@@ -139,11 +141,12 @@ def summarize_arm(
     answers: Sequence[Answer], base: Sequence[Answer] | None, *, model: str, arm: str, role: str = "learning",
     score: str = "sum", rag: Sequence[Answer] | None = None, control: ControlAnswers | None = None,
 ) -> ArmResult:  # fmt: skip
-    """Return the result of one arm with one seed; `base` are the base arm's answers, None for the base itself.
+    """Return the result of one arm with one seed; `base` are the base arm's answers, None for the
+    base itself.
 
-    `rag` are those of the base with passages, if the arm is to be compared with them. Answers are those that
-    `kinject.eval.scores.rescored` returns; `score` names the numbers in them. At least one must have a score; those that
-    have none are counted, and left out of every other number.
+    `rag` are those of the base with passages, if the arm is to be compared with them. Answers are
+    those that `kinject.eval.scores.rescored` returns; `score` names the numbers in them. At least
+    one must have a score; those that have none are counted, and left out of every other number.
     """
     first, others = answers[0], {"to_base": base, "to_rag": rag}
     return make_result(
@@ -156,7 +159,8 @@ def summarize_arm(
 
 
 def correctness(runs: Sequence[Sequence[Answer]], outcome: Outcome = "right") -> CorrectnessMatrix:
-    """Return which answers have `outcome`, by seed and question, where each of `runs` (one a seed) has a score.
+    """Return which answers have `outcome`, by seed and question, where each of `runs` (one a seed)
+    has a score.
 
     All have the same questions. Guessing has a chance of being right only.
     """
@@ -182,9 +186,10 @@ def correctness(runs: Sequence[Sequence[Answer]], outcome: Outcome = "right") ->
 def control_correctness(runs: Sequence[Sequence[Answer]]) -> CorrectnessMatrix:
     """Return which answers without the question are right, by seed and question, as `correctness`.
 
-    Without the question, nothing tells apart the questions that have the same choices: which of them the chosen one answers
-    is no property of the model. So each of them has the mean of all, which removes that noise and changes no accuracy. Where
-    each choice is right once, it is exactly that of guessing.
+    Without the question, nothing tells apart the questions that have the same choices: which of
+    them the chosen one answers is no property of the model. So each of them has the mean of all,
+    which removes that noise and changes no accuracy. Where each choice is right once, it is exactly
+    that of guessing.
     """
     matrix = correctness(runs)
     choice_sets = {answer.question_id: answer.choice_set for answer in runs[0]}
@@ -200,7 +205,8 @@ def control_correctness(runs: Sequence[Sequence[Answer]]) -> CorrectnessMatrix:
 def answers_without_question(
     asked: Sequence[Answer], alone: Sequence[Answer]
 ) -> ControlAnswers | None:
-    """Return the control of the answers `asked` from those of the same arm `alone`, without the question.
+    """Return the control of the answers `asked` from those of the same arm `alone`, without the
+    question.
 
     None where no question has a score in both.
     """
@@ -236,7 +242,8 @@ def _correct(results: Sequence[_Compared]) -> list[_Compared]:
 def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
     """Return `results` with all their comparisons corrected as one family.
 
-    Those of their outcomes, the rises of their controls and their net gains are three families more.
+    Those of their outcomes, the rises of their controls and their net gains are three families
+    more.
     """
     outcomes = iter(_correct([item for result in results for item in result.outcomes]))
     controls = iter(_correct_controls([result.control for result in results if result.control]))
@@ -261,10 +268,11 @@ def _correct_controls(controls: Sequence[Control]) -> list[Control]:
 
 
 def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
-    """Return `results` corrected in two families: the headline, and every other prompt format, score and K.
+    """Return `results` corrected in two families: the headline, and every other prompt format,
+    score and K.
 
-    The outcomes beside right have families of their own, in the same two parts. The headline of a question set is its first
-    prompt format, without context and with the chosen K.
+    The outcomes beside right have families of their own, in the same two parts. The headline of a
+    question set is its first prompt format, without context and with the chosen K.
     """
     heads = _first_formats(results)
     is_head = [
@@ -291,10 +299,12 @@ def with_leaders(
     results: Sequence[ArmResult], trained: Collection[tuple[str, str]],
     matrix: Callable[[ArmResult], CorrectnessMatrix], net: Callable[[ArmResult], CorrectnessMatrix | None],
 ) -> list[ArmResult]:  # fmt: skip
-    """Return `results`; on each learning set, the best of several `trained` (model, arm) has `to_closest` (`stats.lead`).
+    """Return `results`; on each learning set, the best of several `trained` (model, arm) has
+    `to_closest` (`stats.lead`).
 
-    `matrix` gives the answers behind a result, `net` what they have beyond its control, which ranks arms that all have one.
-    Only the first prompt format without context counts. It is Holm-corrected over the sets.
+    `matrix` gives the answers behind a result, `net` what they have beyond its control, which ranks
+    arms that all have one. Only the first prompt format without context counts. It is
+    Holm-corrected over the sets.
     """
     heads = _first_formats(results)
     ranked: dict[tuple[str, str], list[int]] = {}
@@ -331,7 +341,8 @@ def make_report(
     answers: Answers,
     perplexities: Sequence[Perplexity],
 ) -> Report:
-    """Return the report of an evaluation: every arm against the first model without context. It has no notes yet."""
+    """Return the report of an evaluation: every arm against the first model without context. It has
+    no notes yet."""
     base = next(iter(section.models))
     logs: dict[Path, str] = {}
     tables = section.tables()
@@ -370,7 +381,8 @@ def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
 
 
 def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmResult, ...]:
-    """Return one result for each question set, arm and score, compared with the first model without context.
+    """Return one result for each question set, arm and score, compared with the first model without
+    context.
 
     p is Holm-corrected (`correct_families`). Results by subject follow, where a set has several.
     """
@@ -466,7 +478,8 @@ def _control(
     answers: Answers,
     subject: str | None = None,
 ) -> ControlAnswers | None:
-    """Return an arm's answers without the question; None with passages, and where no such answer has a score."""
+    """Return an arm's answers without the question; None with passages, and where no such answer
+    has a score."""
     control = EvalArm(arm.model, FORMATS[arm.format].control, 0, 0)
     if score == PMI:  # it is beyond the choices by themselves already
         return None
@@ -480,7 +493,8 @@ def _control(
 
 
 def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
-    """Return the scores that mean something for `arm`: letters, scored or written, are all equally long."""
+    """Return the scores that mean something for `arm`: letters, scored or written, are all equally
+    long."""
     scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
     form = FORMATS[arm.format]
     if form.is_open:
@@ -495,13 +509,15 @@ def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
 
 
 def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Row]:
-    """Yield a row for each question whose answer is right, wrong or abstained by an arm, and another of them by base.
+    """Yield a row for each question whose answer is right, wrong or abstained by an arm, and
+    another of them by base.
 
-    Base is the first model without context, asked in the same way; choices are compared by their summed log-probs, rotations
-    taken together; written answers by the first of their scores: their choices are the accepted texts, base's answer and
-    the arm's, without log-probs. Questions without a score on either side are left out. `gold`, `chosen` and `base_chosen`
-    are indices of `choices`; `passages` are the retrieved ones, the best first, before anything was cut to fit (`truncated`
-    tokens).
+    Base is the first model without context, asked in the same way; choices are compared by their
+    summed log-probs, rotations taken together; written answers by the first of their scores: their
+    choices are the accepted texts, base's answer and the arm's, without log-probs. Questions
+    without a score on either side are left out. `gold`, `chosen` and `base_chosen` are indices of
+    `choices`; `passages` are the retrieved ones, the best first, before anything was cut to fit
+    (`truncated` tokens).
     """
     for question_set in plan.sets:
         for arm in question_set.arms:
@@ -546,7 +562,8 @@ def flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer]
 
 
 def most_common_outcome(answers: Sequence[Answer]) -> Outcome | None:
-    """Return the outcome of more than half of the seeds' answers to a question; None if there is none."""
+    """Return the outcome of more than half of the seeds' answers to a question; None if there is
+    none."""
     outcomes = list(map(outcome_of, answers))
     return next(
         (

@@ -1,4 +1,5 @@
-"""Passages for questions: read or retrieved (by words, by their pieces, by sentence embeddings); their recall."""
+"""Passages for questions: read or retrieved (by words, by their pieces, by sentence embeddings);
+their recall."""
 
 from __future__ import annotations
 
@@ -36,10 +37,12 @@ Vectors = npt.NDArray[np.float32]
 PREFIXES = {
     "bge-m3": ("", ""), "bge": ("Represent this sentence for searching relevant passages: ", ""), "e5": ("query: ", "passage: "),
 }  # fmt: skip
-"""Part of an embedder's name -> its texts before queries and before passages, by the models' cards."""
+"""Part of an embedder's name -> its texts before queries and before passages, by the models' cards.
+"""
 
 LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43}
-"""Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by benchmarks/eval/retrieval.py."""
+"""Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by
+benchmarks/eval/retrieval.py."""
 
 _NGRAM = 4  # letters
 
@@ -49,7 +52,8 @@ INDICES = Path("runs/indices")
 
 
 class Retriever:
-    """Ranks its passages for a query; `notes` are for the report, `models` (name -> hash) for the manifest.
+    """Ranks its passages for a query; `notes` are for the report, `models` (name -> hash) for the
+    manifest.
 
     `section` (None: its defaults) has the score below which passages are left out.
     """
@@ -67,11 +71,13 @@ class Retriever:
         raise NotImplementedError
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages, the best first; equal scores in the order of passages."""
+        """Return for each query the indices of the `k` best passages, the best first; equal scores
+        in the order of passages."""
         return [best_of(self.scores(query), k, self.least) for query in queries]
 
     def find(self, questions: Sequence[Question], k: int) -> list[tuple[Passage, ...]]:
-        """Return the `k` best passages for each question, the best first; fewer if few reach `least`."""
+        """Return the `k` best passages for each question, the best first; fewer if few reach
+        `least`."""
         ranked = self.rank([question.question for question in questions], k)
         return [tuple(self.passages[index] for index in indices) for indices in ranked]
 
@@ -92,10 +98,12 @@ class Bm25Retriever(Retriever):
 
 
 class OracleRetriever(Retriever):
-    """The document that the question names; where it has several passages, those that BM25 ranks first among them."""
+    """The document that the question names; where it has several passages, those that BM25 ranks
+    first among them."""
 
     def find(self, questions: Sequence[Question], k: int) -> list[tuple[Passage, ...]]:
-        """Return the passages of each question's own document. Raises `InputError` for a question that names none of them."""
+        """Return the passages of each question's own document. Raises `InputError` for a question
+        that names none of them."""
         own: dict[str, list[Passage]] = {}
         for passage in self.passages:
             own.setdefault(passage.document_id, []).append(passage)
@@ -110,10 +118,12 @@ class OracleRetriever(Retriever):
 
 
 class LexicalRetriever(Retriever):
-    """A weighted sum of four BM25 scores: of words, of pairs of words in a row, of 4-letter pieces, in the best sentence too.
+    """A weighted sum of four BM25 scores: of words, of pairs of words in a row, of 4-letter pieces,
+    in the best sentence too.
 
-    Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds words that are close together.
-    No model is needed, and no list of endings or stop words of a language.
+    Pieces find other forms of a word, pairs find names and phrases, and the best sentence finds
+    words that are close together. No model is needed, and no list of endings or stop words of a
+    language.
     """
 
     def __init__(
@@ -164,7 +174,8 @@ class DenseRetriever(Retriever):
     """Passages by the dot product of normalised sentence embeddings (sentence-transformers)."""
 
     def __init__(self, passages: Sequence[Passage], section: RetrievalSection) -> None:
-        """Embed `passages`, or read their vectors from the cache if the same weights embedded the same texts before.
+        """Embed `passages`, or read their vectors from the cache if the same weights embedded the
+        same texts before.
 
         Raises `InputError` when the extra `rag` is not installed or the model cannot be loaded.
         """
@@ -183,7 +194,8 @@ class DenseRetriever(Retriever):
         self._vectors = self._read_or_embed().astype(np.float64)
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
-        """Return for each query the indices of the `k` best passages by float64 products, of equal ones the first."""
+        """Return for each query the indices of the `k` best passages by float64 products, of equal
+        ones the first."""
         embedded = self._embed([self._prefix + query for query in queries]) if queries else ()
         return [
             best_of(self._vectors @ query.astype(np.float64), k, self.least) for query in embedded
@@ -213,7 +225,8 @@ class DenseRetriever(Retriever):
 
 
 class BothRetriever(Retriever):
-    """Lexical and dense ranks in one: a passage scores the sum of 1 / (60 + rank) (Cormack et al., 2009), 0.033 at most."""
+    """Lexical and dense ranks in one: a passage scores the sum of 1 / (60 + rank) (Cormack et al.,
+    2009), 0.033 at most."""
 
     def __init__(self, passages: Sequence[Passage], section: RetrievalSection) -> None:
         """Index and embed `passages`. Raises `InputError` as `DenseRetriever` does."""
@@ -233,10 +246,11 @@ class BothRetriever(Retriever):
 
 
 def load_embedder(model: str, key: str) -> Any:
-    """Return `model` (a folder or a name on the hub), loaded by sentence-transformers; weights as safetensors only.
+    """Return `model` (a folder or a name on the hub), loaded by sentence-transformers; weights as
+    safetensors only.
 
-    Raises `InputError` at the recipe's `key` when the extra `rag` is not installed, or the model cannot be loaded or names
-    modules of its own, whose code sentence-transformers does not run.
+    Raises `InputError` at the recipe's `key` when the extra `rag` is not installed, or the model
+    cannot be loaded or names modules of its own, whose code sentence-transformers does not run.
     """
     try:
         import sentence_transformers
@@ -259,7 +273,8 @@ def load_embedder(model: str, key: str) -> Any:
 
 
 def refuse_pickles(folder: Path, key: str) -> None:
-    """Raise `InputError` at `key` if the folder of a model holds weights as a pickle, which it would read for safetensors."""
+    """Raise `InputError` at `key` if the folder of a model holds weights as a pickle, which it
+    would read for safetensors."""
     for path in sorted(folder.rglob("pytorch_model.bin")):
         if not (path.parent / "model.safetensors").is_file():
             raise InputError(
@@ -271,7 +286,8 @@ def refuse_pickles(folder: Path, key: str) -> None:
 def read_passages(
     section: RetrievalSection, documents: DocumentsSection | None = None
 ) -> list[Passage]:
-    """Return the passages of the documents, each once. Raises `InputError` or `DiskError` as `read_documents` does."""
+    """Return the passages of the documents, each once. Raises `InputError` or `DiskError` as
+    `read_documents` does."""
     by_id: dict[str, Passage] = {}
     for path in section.documents:
         for document in read_documents(Path(path), documents):
@@ -283,7 +299,8 @@ def read_passages(
 def measure_recall(
     name: str, questions: Sequence[Question], contexts: Sequence[Sequence[Passage]], k: int
 ) -> Recall:
-    """Return recall at `k` over the questions of the set `name` that a document answers; `contexts` are in their order.
+    """Return recall at `k` over the questions of the set `name` that a document answers; `contexts`
+    are in their order.
 
     It also counts the questions for which nothing was found.
     """

@@ -1,7 +1,8 @@
 """`kinject eval`: several models, question sets, formats, shots and context sizes in one report.
 
-At the end the requirements of a gate in CI (`eval.require`). The 95% interval decides, not the number: a requirement is met
-where the whole interval is, not met where none of it is, and else cannot be told from so few questions, which fails a gate, too.
+At the end the requirements of a gate in CI (`eval.require`). The 95% interval decides, not the
+number: a requirement is met where the whole interval is, not met where none of it is, and else
+cannot be told from so few questions, which fails a gate, too.
 """
 
 from __future__ import annotations
@@ -84,12 +85,12 @@ class _Run:
 def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
     """Score every question set with every model of `recipe.eval` and return the results.
 
-    Writes to the recipe's run folder: answers.jsonl as prompts are scored (a rerun scores none of them again),
-    report.json, flips.jsonl and manifest.json. An arm is a model's
-    name, with "+rag" for K > 0; every result but the base's is compared with the first model without context. Under
-    `accelerate launch` the processes divide the questions, and the first one writes. `judged_in` is the folder where the
-    accuracy of the recipe's judge was measured before (`measure_judge`). Raises `RecipeError`, `InputError` or `DiskError` if
-    an input cannot be used.
+    Writes to the recipe's run folder: answers.jsonl as prompts are scored (a rerun scores none of
+    them again), report.json, flips.jsonl and manifest.json. An arm is a model's name, with "+rag"
+    for K > 0; every result but the base's is compared with the first model without context. Under
+    `accelerate launch` the processes divide the questions, and the first one writes. `judged_in` is
+    the folder where the accuracy of the recipe's judge was measured before (`measure_judge`).
+    Raises `RecipeError`, `InputError` or `DiskError` if an input cannot be used.
     """
     section = recipe.eval
     for model in section.local().values():
@@ -139,10 +140,11 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
 
 
 def measure_judge(recipe: EvalRecipe) -> float:
-    """Measure the judge of `recipe` on its questions and write its accuracy to the run folder, for `evaluate`.
+    """Measure the judge of `recipe` on its questions and write its accuracy to the run folder, for
+    `evaluate`.
 
-    Returns its cost, in the currency of the recipe's prices. Raises `InputError` if it is not accurate enough to grade
-    answers.
+    Returns its cost, in the currency of the recipe's prices. Raises `InputError` if it is not
+    accurate enough to grade answers.
     """
     with lock_dir(recipe.run_dir):
         judge = measured_judge(recipe, read_plan(recipe).open_questions(), None)
@@ -179,7 +181,8 @@ def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
 
 
 def preview(recipe: EvalRecipe) -> Iterator[str]:
-    """Yield a line for each model: its prompts, and for an endpoint the missing answers and their greatest cost."""
+    """Yield a line for each model: its prompts, and for an endpoint the missing answers and their
+    greatest cost."""
     for local in recipe.eval.local().values():
         check_model(local.path)
     plan = read_plan(recipe)
@@ -242,7 +245,8 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointMod
 def encode_arms(
     question_set: QuestionSet, model: LoadedScorer | EndpointScorer
 ) -> list[PendingPrompt]:
-    """Return the prompts of every arm of `model` on `question_set`, in the order of arms and questions."""
+    """Return the prompts of every arm of `model` on `question_set`, in the order of arms and
+    questions."""
     arms = [arm for arm in question_set.arms if arm.model == model.name]
     rows = [(arm, *item) for arm in arms for item in question_set.requests(arm)]
     encoded = model.encode([request for _, request, _ in rows])
@@ -257,7 +261,8 @@ def score_prompts(
     model: LoadedScorer | EndpointScorer,
     prompts: Sequence[PendingPrompt],
 ) -> tuple[list[Answer], int]:
-    """Return the answer of each of `prompts` and the number of those that were not stored before; all are stored now."""
+    """Return the answer of each of `prompts` and the number of those that were not stored before;
+    all are stored now."""
     keys = [model.key(prompt.encoded) for prompt in prompts]
     by_key: dict[str, list[PendingPrompt]] = {}
     for key, prompt in zip(keys, prompts, strict=True):
@@ -335,7 +340,8 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
 
 @contextmanager
 def show_progress(title: str, n_total: int, n_stored: int) -> Iterator[Progress]:
-    """Yield a counter for `n_total` prompts, `n_stored` of which need no model; print the rate when the block ends."""
+    """Yield a counter for `n_total` prompts, `n_stored` of which need no model; print the rate when
+    the block ends."""
     start = monotonic()
     with Progress(title, n_total - n_stored, "questions") as progress:
         yield progress
@@ -378,8 +384,8 @@ _FORM = re.compile(
 class Requirement:
     """`questions` a set's name, `arm` an arm's ("": every model but the base, without retrieval).
 
-    The accuracy must be at least `least`; with `change` its difference from the base's, with `net` what that has beyond the
-    difference without the question (`eval.control`).
+    The accuracy must be at least `least`; with `change` its difference from the base's, with `net`
+    what that has beyond the difference without the question (`eval.control`).
     """
 
     text: str
@@ -392,7 +398,8 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of a requirement for one arm in one prompt format: `low` and `high` bound the number at 95%."""
+    """What became of a requirement for one arm in one prompt format: `low` and `high` bound the
+    number at 95%."""
 
     requirement: str
     arm: str
@@ -412,7 +419,8 @@ class Check:
 
 
 def read_requirements(texts: Sequence[str], sets: Sequence[str]) -> list[Requirement]:
-    """Return the requirements that `texts` write, each on one of the question sets `sets`. Raises `InputError` for others."""
+    """Return the requirements that `texts` write, each on one of the question sets `sets`. Raises
+    `InputError` for others."""
     requirements = []
     for text in texts:
         match = _FORM.fullmatch(text)
@@ -438,7 +446,8 @@ def read_requirements(texts: Sequence[str], sets: Sequence[str]) -> list[Require
 def check_requirements(requirements: Sequence[Requirement], report: Report) -> list[Check]:
     """Return a check of each requirement for each arm that it is about.
 
-    Raises `InputError` if it is about none, or one of these has no score, or nothing to be compared with.
+    Raises `InputError` if it is about none, or one of these has no score, or nothing to be compared
+    with.
     """
     checks = []
     for requirement in requirements:
@@ -490,7 +499,8 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
 
 
 def write_checks(checks: Sequence[Check], folder: Path) -> None:
-    """Write requirements.json and, for CI, requirements.xml in JUnit's form, in which every check is a test."""
+    """Write requirements.json and, for CI, requirements.xml in JUnit's form, in which every check
+    is a test."""
     write_json(folder / "requirements.json", [asdict(check) for check in checks])
     failed = [check for check in checks if check.verdict != "met"]
     suite = Xml.Element(

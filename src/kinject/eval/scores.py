@@ -1,4 +1,5 @@
-"""From log-probs to comparable scores of choices (lengths, merged rotations), and from these to outcomes of answers.
+"""From log-probs to comparable scores of choices (lengths, merged rotations), and from these to
+outcomes of answers.
 
 Needs no model.
 """
@@ -49,11 +50,13 @@ TEXT_GRADERS: Mapping[str, AnswerGrader] = {
 
 @dataclass(frozen=True, slots=True)
 class PromptScore:
-    """The scores of one prompt: for each continuation its log-prob, and whether the model would have written it.
+    """The scores of one prompt: for each continuation its log-prob, and whether the model would
+    have written it.
 
-    `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the likeliest. An answer that the
-    model wrote has its `text` and `n_tokens` instead, `n_thinking` tokens of thinking before it, and whether that was cut.
-    `lengths` are the tokens of the continuations, where only the endpoint knows them.
+    `greedy` is lm-evaluation-harness's is_greedy: every token of the continuation was the
+    likeliest. An answer that the model wrote has its `text` and `n_tokens` instead, `n_thinking`
+    tokens of thinking before it, and whether that was cut. `lengths` are the tokens of the
+    continuations, where only the endpoint knows them.
     """
 
     log_probs: tuple[float, ...]
@@ -68,8 +71,8 @@ class PromptScore:
 def scores_of(answer: Answer, score: str) -> tuple[float, ...]:
     """Return the score of each choice; the highest is the model's answer.
 
-    ``sum``: the log-prob (lm-evaluation-harness's acc). ``chars``, ``bytes``, ``tokens``: divided by the choice's
-    length (acc_norm, acc_bytes). Raises `InputError` if `answer` lacks the lengths.
+    ``sum``: the log-prob (lm-evaluation-harness's acc). ``chars``, ``bytes``, ``tokens``: divided
+    by the choice's length (acc_norm, acc_bytes). Raises `InputError` if `answer` lacks the lengths.
     """
     if score == "sum":
         return answer.log_probs
@@ -86,7 +89,8 @@ def scores_of(answer: Answer, score: str) -> tuple[float, ...]:
 
 
 def best_choice(values: Sequence[float]) -> int | None:
-    """Return the index of the highest score, the first of equals; None without one, if one is not finite or several are equal."""
+    """Return the index of the highest score, the first of equals; None without one, if one is not
+    finite or several are equal."""
     if (
         not values
         or not all(map(math.isfinite, values))
@@ -102,10 +106,10 @@ def rescored(
     """Return one answer per question whose `log_probs` are the scores to compare; see `scores_of`.
 
     ``pmi``, pointwise mutual information (Holtzman et al. 2104.08315), is the log-prob less that of
-    the same choice without the question, which the same arm's `controls` hold.
-    An answer that the model wrote gets `correct` from the one of `TEXT_GRADERS` that `score` names, or from the first of
-    them if `score` compares choices; choices are compared by their sum if `score` compares texts. With ``judge``
-    it is correct by its grade, and has no score without one.
+    the same choice without the question, which the same arm's `controls` hold. An answer that the
+    model wrote gets `correct` from the one of `TEXT_GRADERS` that `score` names, or from the first
+    of them if `score` compares choices; choices are compared by their sum if `score` compares
+    texts. With ``judge`` it is correct by its grade, and has no score without one.
     """
     if answers and format_of(answers[0].format).generates:
         if score == JUDGED and not answers[0].choices:
@@ -151,7 +155,8 @@ def _graded(answer: Answer, is_correct: AnswerGrader) -> Answer:
 
 
 def _judged(answer: Answer) -> Answer:
-    """Return `answer` with `correct` by the judge's grade; without one it has no score, like an answer that failed."""
+    """Return `answer` with `correct` by the judge's grade; without one it has no score, like an
+    answer that failed."""
     if answer.text is None or answer.correct is not None:
         return answer
     if answer.checks:
@@ -162,7 +167,8 @@ def _judged(answer: Answer) -> Answer:
 
 
 def declines(answer: Answer) -> bool:
-    """Return whether a written answer abstains: by the judge's grade if that is its score, else by the phrases known here."""
+    """Return whether a written answer abstains: by the judge's grade if that is its score, else by
+    the phrases known here."""
     return answer.grade == "abstained" if answer.grade else abstains(answer.text or "")
 
 
@@ -183,7 +189,8 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
 
 
 def is_unread(answer: Answer) -> bool:
-    """Return whether `answer` was to name an option, does not decline, and names none that can be read."""
+    """Return whether `answer` was to name an option, does not decline, and names none that can be
+    read."""
     text = answer.text or ""
     return bool(answer.choices) and read_letter(text, answer.choices) is None and not abstains(text)
 
@@ -205,12 +212,14 @@ def has_answer(answer: Answer) -> bool:
 
 
 def text_score(scores: Sequence[str]) -> str:
-    """Return the first of `scores` that grades written answers, the first of those that need no judge without one."""
+    """Return the first of `scores` that grades written answers, the first of those that need no
+    judge without one."""
     return next((score for score in scores if score in WRITTEN_SCORES), next(iter(TEXT_GRADERS)))
 
 
 def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
-    """Return the columns of a flip between two written answers: both texts beside the accepted ones; {} for choices."""
+    """Return the columns of a flip between two written answers: both texts beside the accepted
+    ones; {} for choices."""
     if now.text is None or was.text is None:
         return {}
     expected = json.dumps(dict(now.checks), ensure_ascii=False) if now.checks else "(no answer)"
@@ -227,9 +236,9 @@ def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
 def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
     """Return one answer per question: its rotations are averaged, which removes letter priors.
 
-    Each rotation's letters are normalised among themselves, then averaged by option. Each option had each letter
-    exactly once, so a letter's prior adds the same to every option and drops out of the comparison (the full cyclic
-    debiasing of Zheng et al. 2309.03882).
+    Each rotation's letters are normalised among themselves, then averaged by option. Each option
+    had each letter exactly once, so a letter's prior adds the same to every option and drops out of
+    the comparison (the full cyclic debiasing of Zheng et al. 2309.03882).
     """
     by_question: dict[str, list[Answer]] = {}
     for answer in answers:
@@ -252,9 +261,11 @@ def _merge(rotations: Sequence[Answer]) -> Answer:
 
 
 def letter_mass(answers: Sequence[Answer]) -> float | None:
-    """Return the mean total probability of the letters; None for other formats or without finite answers.
+    """Return the mean total probability of the letters; None for other formats or without finite
+    answers.
 
-    Low mass means that the format failed, not the knowledge: the model would have continued with something else.
+    Low mass means that the format failed, not the knowledge: the model would have continued with
+    something else.
     """
     form = format_of(answers[0].format) if answers else None
     if form is None or not form.letters or form.generates:
@@ -277,12 +288,14 @@ def _log_sum(values: Sequence[float]) -> float:
 
 
 def is_scored(answer: Answer) -> bool:
-    """Return whether the answer was written, or every choice has a finite log-prob, and they are not all equal."""
+    """Return whether the answer was written, or every choice has a finite log-prob, and they are
+    not all equal."""
     return answer.text is not None or best_choice(answer.log_probs) is not None
 
 
 def is_correct(answer: Answer) -> bool:
-    """Return whether the gold choice has the highest summed log-prob (the first of equals); False without a score.
+    """Return whether the gold choice has the highest summed log-prob (the first of equals); False
+    without a score.
 
     A written answer is as `rescored` found it.
     """
@@ -290,7 +303,8 @@ def is_correct(answer: Answer) -> bool:
 
 
 def has_outcome(answer: Answer, outcome: Outcome) -> bool:
-    """Return whether `answer` has that outcome; answered: of a question without an answer, wrong (`counts_for`)."""
+    """Return whether `answer` has that outcome; answered: of a question without an answer, wrong
+    (`counts_for`)."""
     return outcome_of(answer) == ("wrong" if outcome == "answered" else outcome)
 
 

@@ -1,7 +1,8 @@
-"""The data of each language: its family of scripts, numbers, months, units, common words and places.
+"""The data of each language: its family of scripts, numbers, months, units, common words and
+places.
 
-Months, units, places, languages and the decimal sign come from CLDR (through Babel), common words from wordfreq.
-languages.yaml adds what both lack: number words, and more spellings of units.
+Months, units, places, languages and the decimal sign come from CLDR (through Babel), common words
+from wordfreq. languages.yaml adds what both lack: number words, and more spellings of units.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import msgpack
 import yaml
 
 Family = Literal["capitals", "nouns", "unspaced", "caseless"]
-"""How a language marks names: by capitals; not at all, since every noun has one (German); it has no spaces between words
-(Chinese, Japanese, Thai); it has spaces and no capitals (Arabic, Hindi, Korean)."""
+"""How a language marks names: by capitals; not at all, since every noun has one (German); it has no
+spaces between words (Chinese, Japanese, Thai); it has spaces and no capitals (Arabic, Hindi,
+Korean)."""
 
 _UNSPACED = frozenset(("zh", "ja", "th", "km", "lo", "my"))
 _CASELESS = frozenset("ar he fa ur hi bn ta te ka am ko mr pa gu kn ml si ne yi".split())  # noqa: SIM905 - a line of words
@@ -53,7 +55,8 @@ def shared_units() -> dict[str, str]:
 
 
 class Language:
-    """The data of one language, each table made at its first use. `code` is its ISO 639-1 code, "" for an unknown one."""
+    """The data of one language, each table made at its first use. `code` is its ISO 639-1 code, ""
+    for an unknown one."""
 
     def __init__(self, code: str) -> None:
         self.code = code
@@ -111,12 +114,14 @@ class Language:
 
     @cached_property
     def vague(self) -> re.Pattern[str]:
-        """Words for a quantity without a number: half, the rest, the next year. They may stand for a number of another text."""
+        """Words for a quantity without a number: half, the rest, the next year. They may stand for
+        a number of another text."""
         words = "|".join(str(self._entry.get("vague", "")).split()) or r"\Z."
         return re.compile(words if self.is_unspaced else rf"\b(?:{words})\b", re.IGNORECASE)
 
     def _pairs(self, key: str) -> Iterator[tuple[str, str]]:
-        """Yield (value, word) of a table ``value word word ...; ...``; ~ takes each of the endings, _ is a space."""
+        """Yield (value, word) of a table ``value word word ...; ...``; ~ takes each of the endings,
+        _ is a space."""
         endings = self._entry.get("endings", ())
         for entry in filter(
             None, (part.split() for part in str(self._entry.get(key, "")).split(";"))
@@ -243,7 +248,8 @@ class Language:
 
     @cached_property
     def demonyms(self) -> dict[str, set[str]]:
-        """Country -> its languages, and language -> its countries, as `plain` words: Polonia, polaco."""
+        """Country -> its languages, and language -> its countries, as `plain` words: Polonia,
+        polaco."""
         if self._locale is None:
             return {}
         from babel.languages import get_official_languages
@@ -259,7 +265,8 @@ class Language:
 
     @cached_property
     def common(self) -> frozenset[str]:
-        """Words of at least one occurrence in a million, in lower case; none for a language without a list."""
+        """Words of at least one occurrence in a million, in lower case; none for a language without
+        a list."""
         return frozenset(_word_list(self.code))
 
     @cached_property
@@ -279,13 +286,15 @@ class Language:
 
 @lru_cache(maxsize=128)
 def language_of(code: str) -> Language:
-    """Return the data of a language. One without an entry has names by capitals or by script, and numbers in digits."""
+    """Return the data of a language. One without an entry has names by capitals or by script, and
+    numbers in digits."""
     return Language(code)
 
 
 @lru_cache(maxsize=16)
 def _word_list(code: str) -> list[str]:
-    """Return wordfreq's small list, most frequent words first. It is read without importing wordfreq, which takes 0.4 s."""
+    """Return wordfreq's small list, most frequent words first. It is read without importing
+    wordfreq, which takes 0.4 s."""
     spec = importlib.util.find_spec("wordfreq")
     if spec is None or spec.origin is None:
         raise ImportError("wordfreq is not installed. Install kinject again: pip install kinject")

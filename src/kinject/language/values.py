@@ -1,4 +1,5 @@
-"""Numbers, dates and units of a text, each in one form: 1,000 = one thousand, March 3 = 3 March, 5 km = 5 kilometres."""
+"""Numbers, dates and units of a text, each in one form: 1,000 = one thousand, March 3 = 3 March, 5
+km = 5 kilometres."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _DAY_FIRST = re.compile(r"(?<![\d.])(\d{1,2})([./])(\d{1,2})\2(\d{4})(?!\d)")
 _YEAR_AFTER = re.compile(r",? (?:of )?\d{4}\b")
 _BEFORE_MONTH = re.compile(r"\b(?:in|early|late|since|until) \Z", re.IGNORECASE)
 _COMPOSED = re.compile(r"\d(?:[:./–-]\d|\s?[hч点點時时시])")
-"""What a time of day or a date in digits has inside: without it, all their patterns need not be tried."""
+"""What a time of day or a date in digits has inside: without it, all their patterns need not be
+tried."""
 _WIDE = str.maketrans("．，％：", ".,%:")
 _HAN_DIGITS = {digit: value for value, digit in enumerate("零一二三四五六七八九")} | {
     "〇": 0,
@@ -73,9 +75,9 @@ _ENGLISH_AND = re.compile(r"(?<!hundred)(?<!thousand)(?<!million)(?<!billion)\s+
 class Values:
     """Numbers (as plain decimals) with their units, and dates as (month, day), in a text.
 
-    `certain` numbers are meant as such beyond doubt. `counted` maps small numbers in words without a unit to the words that
-    follow them: a writer may have counted. `implied` numbers (both, a dozen) are only possible ones, and so
-    are `possible_months` (a March or May without a year).
+    `certain` numbers are meant as such beyond doubt. `counted` maps small numbers in words without
+    a unit to the words that follow them: a writer may have counted. `implied` numbers (both, a
+    dozen) are only possible ones, and so are `possible_months` (a March or May without a year).
     """
 
     numbers: dict[str, set[str]] = field(default_factory=dict)
@@ -158,7 +160,8 @@ class Grammar:
         )
 
     def parse_words(self, text: str) -> list[int]:
-        """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then three; dreiundzwanzig."""
+        """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then
+        three; dreiundzwanzig."""
         language = self.language
         if (
             language.code == "en" and len(parts := _ENGLISH_AND.split(text)) > 1
@@ -211,7 +214,8 @@ def grammar_of(code: str) -> Grammar:
 
 @lru_cache(maxsize=256)
 def read_values(text: str, code: str = "en") -> Values:
-    """Return the numbers, units and dates in a text of the language `code`. Nobody may change the result: it is kept."""
+    """Return the numbers, units and dates in a text of the language `code`. Nobody may change the
+    result: it is kept."""
     grammar, values = grammar_of(code), Values()
     text = text.translate(_WIDE) if grammar.language.is_unspaced else text
     if is_composed := _COMPOSED.search(text) is not None:
@@ -249,7 +253,8 @@ def _take_dates(text: str, code: str, values: Values) -> str:
 
 
 def _add_digits(lower: str, grammar: Grammar, values: Values) -> set[int]:
-    """Add the numbers in digits; return their ends. Digits in a word (A220) or behind a point are none."""
+    """Add the numbers in digits; return their ends. Digits in a word (A220) or behind a point are
+    none."""
     ends, end = set[int](), 0
     for run in _DIGITS.finditer(lower):
         start = run.start()
@@ -268,7 +273,8 @@ def _add_digits(lower: str, grammar: Grammar, values: Values) -> set[int]:
 
 
 def _add_words(lower: str, digit_ends: set[int], grammar: Grammar, values: Values) -> None:
-    """Add the numbers in words. Words that end where a number in digits ends belong to it: 5 million."""
+    """Add the numbers in words. Words that end where a number in digits ends belong to it: 5
+    million."""
     language = grammar.language
     for match in grammar.in_words.finditer(lower):
         if match.end() in digit_ends:

@@ -1,4 +1,5 @@
-"""Requests to generators: what endpoints and local models share; their errors, their thinking, the tokens that they report."""
+"""Requests to generators: what endpoints and local models share; their errors, their thinking, the
+tokens that they report."""
 
 from __future__ import annotations
 
@@ -12,15 +13,17 @@ from kinject.errors import EndpointError
 from kinject.types import Completion, Message, Usage
 
 Complete = Callable[[list[Message], int], Awaitable[Completion]]
-"""(messages, seed) -> completion, without blocking. Raises `EndpointError` (`Transient`: may pass)."""
+"""(messages, seed) -> completion, without blocking. Raises `EndpointError` (`Transient`: may pass).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
     """An open generator.
 
-    `identity` holds everything besides messages and seed that shapes an answer. It is part of ids and cache keys, so it
-    holds no API key and no timeout. `remote` answers cost money or time: they are cached and limited.
+    `identity` holds everything besides messages and seed that shapes an answer. It is part of ids
+    and cache keys, so it holds no API key and no timeout. `remote` answers cost money or time: they
+    are cached and limited.
     """
 
     name: str
@@ -34,10 +37,11 @@ class Stopped(Exception):
 
 
 class Transient(EndpointError):
-    """A request failed in a way that may pass: `kind` is overload, server error, timeout, connection or malformed.
+    """A request failed in a way that may pass: `kind` is overload, server error, timeout,
+    connection or malformed.
 
-    `retry_after` is the pause in seconds that the endpoint asked for, or None. `lost`: an answer was interrupted and may
-    have been charged.
+    `retry_after` is the pause in seconds that the endpoint asked for, or None. `lost`: an answer
+    was interrupted and may have been charged.
     """
 
     def __init__(
@@ -92,8 +96,9 @@ _CHANNEL = re.compile(
 def split_thinking(text: str) -> tuple[str, str]:
     """Return (thinking, answer) of a model's text.
 
-    Thinking is between marks at the beginning, before a closing mark whose opening one the chat template wrote, or in
-    every channel of gpt-oss but the final one. A text that never stops thinking has no answer.
+    Thinking is between marks at the beginning, before a closing mark whose opening one the chat
+    template wrote, or in every channel of gpt-oss but the final one. A text that never stops
+    thinking has no answer.
     """
     if "<|channel|>" in text:
         channels = _CHANNEL.findall(text)
@@ -109,7 +114,8 @@ def split_thinking(text: str) -> tuple[str, str]:
 
 
 def with_thinking(usage: Usage, n_thinking: int, n_answer: int) -> Usage:
-    """Return `usage` with the tokens of thinking: those reported, else by its share of the characters."""
+    """Return `usage` with the tokens of thinking: those reported, else by its share of the
+    characters."""
     if usage.tokens_thinking or not usage.tokens_out or not n_thinking:
         return usage
     return replace(

@@ -1,4 +1,5 @@
-"""The cache of paid answers: an SQLite file with one row an answer, committed as it comes, without errors."""
+"""The cache of paid answers: an SQLite file with one row an answer, committed as it comes, without
+errors."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ _ENCODER = json.JSONEncoder(
 
 
 def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: int) -> bytes:
-    """Return 16 bytes that depend on everything that shapes an answer: model, parameters, messages, seed."""
+    """Return 16 bytes that depend on everything that shapes an answer: model, parameters, messages,
+    seed."""
     parts = [identity, messages, seed]
     return hashlib.blake2b(
         _ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=16
@@ -40,7 +42,8 @@ _USAGE = "SELECT total(tokens_in), total(tokens_out), total(tokens_thinking) FRO
 
 
 def stored_usage(path: Path) -> Usage:
-    """Return the tokens of the answers in a cache file, which is only read; none if it is missing or damaged."""
+    """Return the tokens of the answers in a cache file, which is only read; none if it is missing
+    or damaged."""
     if not path.exists():
         return Usage()
     # A closed cache has no log beside it, and needs none to be read.
@@ -55,7 +58,8 @@ def stored_usage(path: Path) -> Usage:
 
 
 class AnswerCache:
-    """An open cache: `get` and `put` by `request_key`. A row survives a kill of the process once `put` returns."""
+    """An open cache: `get` and `put` by `request_key`. A row survives a kill of the process once
+    `put` returns."""
 
     def __init__(self, path: Path) -> None:
         """Open or create the file. Raises `DiskError` if that fails, or if it is no cache."""
@@ -116,7 +120,8 @@ class AnswerCache:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Return the file, made if missing, with its tables. Raises the errors of the system and of SQLite."""
+    """Return the file, made if missing, with its tables. Raises the errors of the system and of
+    SQLite."""
     path.parent.mkdir(parents=True, exist_ok=True)
     database = sqlite3.connect(path, isolation_level=None)
     try:

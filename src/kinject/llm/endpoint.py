@@ -1,9 +1,12 @@
-"""One OpenAI-compatible endpoint, through the openai client: its answer to a request, or its error by kind.
+"""One OpenAI-compatible endpoint, through the openai client: its answer to a request, or its error
+by kind.
 
-All that it says is untrusted. Beside chats there is the completions route: texts that a model continues, and log-probs of
-given choices. Such a request is a list of messages whose roles are those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the
-sender's cache, limits and retries hold for it, too. Log-probs come from ``echo``: the endpoint repeats the prompt, each
-token with its log-prob, as vLLM and SGLang do. Only ``token_logprobs`` and the numbers of tokens are read, from the end.
+All that it says is untrusted. Beside chats there is the completions route: texts that a model
+continues, and log-probs of given choices. Such a request is a list of messages whose roles are
+those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the sender's cache, limits and retries hold for
+it, too. Log-probs come from ``echo``: the endpoint repeats the prompt, each token with its
+log-prob, as vLLM and SGLang do. Only ``token_logprobs`` and the numbers of tokens are read, from
+the end.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ _KINDS = {
     429: "overload", 503: "overload", 529: "overload", 408: "server error", 409: "server error", 425: "server error",
     502: "connection",
 }  # fmt: skip
-"""Status -> kind of a fault that may pass, as every other from 500 on. 502: a gateway that does not reach the endpoint."""
+"""Status -> kind of a fault that may pass, as every other from 500 on. 502: a gateway that does not
+reach the endpoint."""
 _CONNECT = 10.0
 """Maximum seconds until a connection is open."""
 _SPARE = 8
@@ -60,7 +64,8 @@ _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 PROMPT: Final = "prompt"
 """Role of a text that the model continues; its answer is the text that it writes."""
 CONTEXT, CHOICE = "context", "choice"
-"""Roles of two lists of token ids, as JSON: the answer is the log-prob of the second after the first (`read_choice`)."""
+"""Roles of two lists of token ids, as JSON: the answer is the log-prob of the second after the
+first (`read_choice`)."""
 
 TOKEN_IDS = re.compile(r"\[\d+(?:, \d+)*\]")
 """A text that is token ids."""
@@ -112,7 +117,8 @@ class Endpoint:
     route = "chat/completions"
 
     def __init__(self, section: GeneratorSection) -> None:
-        """Read the key. Raises `EndpointError` (fatal), which names the environment variable, where it is missing."""
+        """Read the key. Raises `EndpointError` (fatal), which names the environment variable, where
+        it is missing."""
         self.section = section
         self.url = section.address or DEFAULT_URL
         self._key = _api_key(section.api_key_env, self.url)
@@ -161,7 +167,8 @@ class Endpoint:
     async def complete(self, messages: list[Message], seed: int) -> Completion:
         """Return the endpoint's answer, unchecked.
 
-        Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any other request).
+        Raises `Transient` if a retry may help, `EndpointError` if it will not (fatal: nor for any
+        other request).
         """
         return await self.exchange(self.body(messages, seed), self.parse)
 
@@ -208,7 +215,8 @@ class Endpoint:
 
     @contextlib.asynccontextmanager
     async def _limited(self) -> AsyncIterator[None]:
-        """Limit the block to the timeout of a request, and raise errors of the connection by their kind."""
+        """Limit the block to the timeout of a request, and raise errors of the connection by their
+        kind."""
         import aiohttp
         import openai
 
@@ -225,10 +233,11 @@ class Endpoint:
             raise self._connection_error(error) from error
 
     def parse(self, body: bytes) -> Completion:
-        """Return the completion in a response body, without secrets (`clean`). Raises `Transient` for another body.
+        """Return the completion in a response body, without secrets (`clean`). Raises `Transient`
+        for another body.
 
-        A text longer than `max_tokens` tokens can be is cut, with finish_reason ``length``. Usage that is missing or
-        cannot be is 0.
+        A text longer than `max_tokens` tokens can be is cut, with finish_reason ``length``. Usage
+        that is missing or cannot be is 0.
         """
         try:
             value = json.loads(body)
@@ -277,7 +286,8 @@ class Endpoint:
         return Transient(message, kind="malformed", lost=lost)
 
     def clean(self, answer: Completion) -> Completion:
-        """Return an answer without secrets: one that held a part of one has finish_reason ``secret``."""
+        """Return an answer without secrets: one that held a part of one has finish_reason
+        ``secret``."""
         text, reason = self._secrets.redact(answer.text), self.shown(answer.finish_reason)
         thinking = self._secrets.redact(answer.thinking)
         return replace(
@@ -288,7 +298,8 @@ class Endpoint:
         )
 
     def check_model(self, name: object) -> None:
-        """Log a warning, once, if another model answers than the recipe's. Longer names, such as with a date, are the same."""
+        """Log a warning, once, if another model answers than the recipe's. Longer names, such as
+        with a date, are the same."""
         requested = (self.section.model or "").rpartition("/")[2].lower()
         if isinstance(name, str) and requested not in name.lower() and not self._warned:
             self._warned = True
@@ -308,7 +319,8 @@ class Endpoint:
         return {key: value for key, value in body.items() if value is not None}
 
     def _connection_error(self, error: BaseException) -> EndpointError:
-        """Return the error of a request without a whole answer; the openai client reports most as its cause."""
+        """Return the error of a request without a whole answer; the openai client reports most as
+        its cause."""
         begun, cause = isinstance(error, _Interrupted), error
         while cause.__cause__ is not None and not isinstance(
             cause.__cause__, asyncio.CancelledError
@@ -348,7 +360,8 @@ class Endpoint:
         return Transient(message, kind=kind, retry_after=pause)
 
     async def _fatal_message(self, reply: httpx2.Response, code: str, reason: str) -> str:
-        """Return the message about a reply after which every request would fail, "" for another reply."""
+        """Return the message about a reply after which every request would fail, "" for another
+        reply."""
         status, variable = reply.status_code, self.section.api_key_env
         if status in (401, 403):
             fault = "the key is refused" if self._key else "it wants a key"
@@ -363,7 +376,8 @@ class Endpoint:
         return ""
 
     async def _missing_model_message(self, reason: str) -> str:
-        """Return the message about a 404: the endpoint's models, or that the URL may be wrong where it lists none."""
+        """Return the message about a 404: the endpoint's models, or that the URL may be wrong where
+        it lists none."""
         import openai
 
         try:
@@ -384,7 +398,8 @@ class Endpoint:
         return f"no model {self.section.model!r} (404: {reason}). It offers {', '.join(offered[:10]) or 'none'}{more}."
 
     def shown(self, text: object) -> str:
-        """Return text of the endpoint made safe to print: one short line, no control characters, no secrets."""
+        """Return text of the endpoint made safe to print: one short line, no control characters, no
+        secrets."""
         line = _USER.sub(SHOWN, str(text)[:_LONGEST_MESSAGE])
         return printable(
             self._secrets.redact(line.replace(self._key, SHOWN) if self._key else line)
@@ -399,7 +414,8 @@ class CompletionsEndpoint(Endpoint):
     async def complete(self, messages: list[Message], seed: int) -> Completion:
         """Return the text that the model writes, or a choice's log-prob as JSON, by the roles.
 
-        Raises as `Endpoint.complete`; an endpoint that returns no log-probs of the prompt is a fatal error.
+        Raises as `Endpoint.complete`; an endpoint that returns no log-probs of the prompt is a
+        fatal error.
         """
         parts = {message["role"]: message["content"] for message in messages}
         if PROMPT in parts:
@@ -422,7 +438,8 @@ class CompletionsEndpoint(Endpoint):
         return {"model": self.section.model, "prompt": prompt, **options, **extra}
 
     async def status_error(self, reply: httpx2.Response) -> EndpointError:
-        """Return the error of a reply other than 200. One about log-probs is fatal: no request would get any."""
+        """Return the error of a reply other than 200. One about log-probs is fatal: no request
+        would get any."""
         text = error_of(reply.content)[0]
         if "prompt must be a string" in text:  # of transformers serve
             fix = "leave out the tokenizer of its table and set eval.formats: [generate]"
@@ -439,7 +456,8 @@ class CompletionsEndpoint(Endpoint):
         )
 
     def _read(self, body: bytes) -> tuple[dict[str, Any], Usage]:
-        """Return the first choice of a body, and the tokens used. Raises `Transient` for another body."""
+        """Return the first choice of a body, and the tokens used. Raises `Transient` for another
+        body."""
         try:
             value = json.loads(body)
             choice, usage = value["choices"][0], read_usage(value.get("usage"))
@@ -501,7 +519,8 @@ def read_choice(completion: Completion) -> tuple[float, int, bool]:
 
 
 def _is_greedy(log_probs: Sequence[float], tops: Sequence[object]) -> bool:
-    """Return whether every token was the likeliest, as lm-evaluation-harness finds it; False if the answer does not show it."""
+    """Return whether every token was the likeliest, as lm-evaluation-harness finds it; False if the
+    answer does not show it."""
     if len(tops) < len(log_probs) or not log_probs:
         return False
     return all(
@@ -515,7 +534,8 @@ class _Interrupted(Exception):
 
 
 async def _read_bounded(response: httpx2.Response) -> None:
-    """Read a response before the client does, which would read it without a limit. Raises `_Interrupted`."""
+    """Read a response before the client does, which would read it without a limit. Raises
+    `_Interrupted`."""
     import httpx2
 
     parts: list[bytes] = []

@@ -1,4 +1,5 @@
-"""Models as judges: their accuracy on texts whose class is known, and the prompt by which they grade written answers."""
+"""Models as judges: their accuracy on texts whose class is known, and the prompt by which they
+grade written answers."""
 
 from __future__ import annotations
 
@@ -16,16 +17,19 @@ GRADES: Final[tuple[Grade, ...]] = get_args(Grade)
 
 @dataclass(frozen=True, slots=True)
 class Confusion:
-    """How often a judge gave which verdict: (class of the text, verdict) -> number; the verdict "" is none."""
+    """How often a judge gave which verdict: (class of the text, verdict) -> number; the verdict ""
+    is none."""
 
     counts: Mapping[tuple[str, str], int]
 
     def recall(self, name: str) -> float | None:
-        """Return the fraction of the texts of class `name` that got this verdict; None without such texts."""
+        """Return the fraction of the texts of class `name` that got this verdict; None without such
+        texts."""
         return self._rate(name, name)
 
     def precision(self, name: str) -> float | None:
-        """Return the fraction of verdicts `name` that are correct if every class is as frequent; None without any."""
+        """Return the fraction of verdicts `name` that are correct if every class is as frequent;
+        None without any."""
         classes = dict.fromkeys(truth for truth, _ in self.counts)
         rates = {truth: self._rate(truth, name) or 0.0 for truth in classes}
         total = sum(rates.values())
@@ -67,7 +71,8 @@ def grading_request(question: str, accepted: Sequence[str], text: str) -> list[M
 
 
 def graded_in(messages: Sequence[Message]) -> tuple[str, list[str], str] | None:
-    """Return (question, accepted texts, written text) that `messages` ask to grade; None if they ask for something else."""
+    """Return (question, accepted texts, written text) that `messages` ask to grade; None if they
+    ask for something else."""
     content = messages[-1]["content"] if messages else ""
     if _TASK not in content:
         return None
@@ -81,9 +86,11 @@ def graded_in(messages: Sequence[Message]) -> tuple[str, list[str], str] | None:
 
 
 def read_grade(answer: str) -> Grade | None:
-    """Return the grade in a judge's answer, a line that is one word; None if there is none, or several differ.
+    """Return the grade in a judge's answer, a line that is one word; None if there is none, or
+    several differ.
 
-    Nothing else in the answer counts, so that a judge that repeats the text which it grades gives no grade by it.
+    Nothing else in the answer counts, so that a judge that repeats the text which it grades gives
+    no grade by it.
     """
     answer = split_thinking(answer)[1].strip()
     words = {line.strip(" \t*_`\"'.").lower() for line in answer.splitlines()}

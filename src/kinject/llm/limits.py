@@ -15,7 +15,8 @@ from kinject.recipe import GeneratorSection
 _NEWEST = 0.1
 """Weight of the newest answer in the mean latency."""
 _LEAST_LATENCY, _MOST_LATENCY = 0.1, 60.0
-"""Seconds that an endpoint is taken to need after a fault, doubled each time, so that the others get the requests."""
+"""Seconds that an endpoint is taken to need after a fault, doubled each time, so that the others
+get the requests."""
 _GROWTH = 0.1
 """Added to the concurrency limit by each answer; each refusal for overload subtracts 1."""
 
@@ -73,7 +74,8 @@ class _Line:
 
 @dataclass
 class Budget:
-    """The budget of a run, for one or more senders: `most` is the limit, `reserved` is for requests in flight."""
+    """The budget of a run, for one or more senders: `most` is the limit, `reserved` is for requests
+    in flight."""
 
     most: float | None
     spent: float = 0.0
@@ -84,9 +86,11 @@ class Budget:
     line: _Line = field(default_factory=_Line)
 
     async def reserve(self, cost: float, ending: Callable[[], bool]) -> bool:
-        """Reserve the most that a request may cost; return False if that could exceed the budget, or at the end.
+        """Reserve the most that a request may cost; return False if that could exceed the budget,
+        or at the end.
 
-        Requests cost less than is reserved for them: while some are in flight, this waits for the rest of theirs.
+        Requests cost less than is reserved for them: while some are in flight, this waits for the
+        rest of theirs.
         """
         while self.most is not None and self.spent + self.reserved + cost > self.most:
             if not self.n_reserved:
@@ -112,9 +116,10 @@ class Budget:
 class EndpointState:
     """One endpoint of a run: its generator, its requests in flight and its latency.
 
-    `limit` starts at `most`, the recipe's concurrency, and follows the endpoint's capacity: of a burst of four times the
-    capacity three in four are refused, which leaves the capacity. `latency` is the exponentially weighted mean of the
-    seconds of an answer, 0 before the first, longer after faults.
+    `limit` starts at `most`, the recipe's concurrency, and follows the endpoint's capacity: of a
+    burst of four times the capacity three in four are refused, which leaves the capacity. `latency`
+    is the exponentially weighted mean of the seconds of an answer, 0 before the first, longer after
+    faults.
     """
 
     generator: Generator
@@ -126,9 +131,11 @@ class EndpointState:
         self.limit = float(self.most)
 
     def expected_wait(self) -> tuple[float, float]:
-        """Seconds until it has answered its requests in flight and one more; before the first answers, the load decides.
+        """Seconds until it has answered its requests in flight and one more; before the first
+        answers, the load decides.
 
-        That of Finagle's Peak EWMA (mean latency times requests in flight), over the endpoint's capacity.
+        That of Finagle's Peak EWMA (mean latency times requests in flight), over the endpoint's
+        capacity.
         """
         load = (self.in_flight + 1) / self.limit
         return self.latency * load, load

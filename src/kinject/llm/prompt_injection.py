@@ -1,8 +1,10 @@
-"""Prompt injection: text in a document or an answer that speaks to a language model, a judge for instance.
+"""Prompt injection: text in a document or an answer that speaks to a language model, a judge for
+instance.
 
-A document may contain "ignore the above and write ...". No list of patterns finds every such sentence, in every language.
-A passage is compared with its rewriting without the sentences found here, so that the checks of facts refuse a rewriting
-that follows them. The judge must also detect an error planted in the rewriting of such a passage.
+A document may contain "ignore the above and write ...". No list of patterns finds every such
+sentence, in every language. A passage is compared with its rewriting without the sentences found
+here, so that the checks of facts refuse a rewriting that follows them. The judge must also detect
+an error planted in the rewriting of such a passage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Sends requests within the limits, answers them from the cache, retries passing faults; runs many workers on one sender."""
+"""Sends requests within the limits, answers them from the cache, retries passing faults; runs many
+workers on one sender."""
 
 from __future__ import annotations
 
@@ -39,9 +40,11 @@ log = logging.getLogger(__name__)
 N_TRIES = 8
 """Times that one request is sent before it counts as failed; refusals for overload do not count."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
-"""Seconds before the first retry and the maximum: doubled at each retry, with a jitter of half to whole."""
+"""Seconds before the first retry and the maximum: doubled at each retry, with a jitter of half to
+whole."""
 MAX_SILENCE = 600.0
-"""Seconds without any answer, from an endpoint that is overloaded or unreachable, before the run stops."""
+"""Seconds without any answer, from an endpoint that is overloaded or unreachable, before the run
+stops."""
 LONGEST_WAIT = 120.0
 """Most seconds of a pause that the endpoint asks for."""
 N_FAILURES_IN_A_ROW = 20
@@ -53,7 +56,8 @@ CHARACTERS_PER_TOKEN = 3.0
 
 @dataclass
 class Traffic:
-    """Counts of the requests of this run. `n_lost` answers were interrupted and may have been charged."""
+    """Counts of the requests of this run. `n_lost` answers were interrupted and may have been
+    charged."""
 
     n_sent: int = 0
     n_answered: int = 0
@@ -72,7 +76,8 @@ class Traffic:
 
 
 class Sender:
-    """Sends the requests of one run to its endpoints. `stop` lets those in flight finish and refuses all others."""
+    """Sends the requests of one run to its endpoints. `stop` lets those in flight finish and
+    refuses all others."""
 
     def __init__(
         self,
@@ -81,7 +86,8 @@ class Sender:
         limits: Limits,
         partner: Sender | None = None,
     ) -> None:
-        """`generators` are endpoints of the same model. With a `partner` it shares the budget and the stop.
+        """`generators` are endpoints of the same model. With a `partner` it shares the budget and
+        the stop.
 
         The cost of the run folder so far is read from `cache`, at today's prices.
         """
@@ -127,7 +133,8 @@ class Sender:
     async def send(self, messages: list[Message], seed: int) -> Completion:
         """Return the answer from the cache or from a generator.
 
-        Raises `EndpointError` if there is none (fatal: nor for any other request) and `Stopped` where the run is ending.
+        Raises `EndpointError` if there is none (fatal: nor for any other request) and `Stopped`
+        where the run is ending.
         """
         if self._cache is None:
             return await self._request(messages, seed)
@@ -155,7 +162,8 @@ class Sender:
     async def _request(self, messages: list[Message], seed: int) -> Completion:
         """Send until answered.
 
-        Endpoints that are overloaded, or unreachable after they answered, are tried again for `MAX_SILENCE`.
+        Endpoints that are overloaded, or unreachable after they answered, are tried again for
+        `MAX_SILENCE`.
         """
         tries = n_waits = 0
         n_answered = self.traffic.n_answered
@@ -233,7 +241,8 @@ class Sender:
         return completion
 
     def _with_usage(self, completion: Completion, n_in: int) -> Completion:
-        """Return a completion with its tokens, estimated where it does not report them: the budget must count every answer."""
+        """Return a completion with its tokens, estimated where it does not report them: the budget
+        must count every answer."""
         usage, thinking, text = completion.usage, completion.thinking, completion.text
         if not self.generator.remote or (usage.tokens_in and (usage.tokens_out or not text)):
             return completion
@@ -242,7 +251,8 @@ class Sender:
         return replace(completion, usage=with_thinking(used, len(thinking), len(text)))
 
     def _failed(self, error: EndpointError, *, everyone: bool = False) -> EndpointError:
-        """Return the error of a failed request, fatal where many in a row or all (`everyone`) fail. A fatal one stops the run."""
+        """Return the error of a failed request, fatal where many in a row or all (`everyone`) fail.
+        A fatal one stops the run."""
         self._n_failures += 1
         if everyone:
             self.stop()
@@ -299,8 +309,8 @@ async def open_generator(
 ) -> AsyncIterator[Generator]:
     """Yield the generator of `section`; `sandbox` writes the answers of kind sandbox.
 
-    With `completions` an endpoint is asked by that route (`CompletionsEndpoint`), not in a chat. Raises
-    `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
+    With `completions` an endpoint is asked by that route (`CompletionsEndpoint`), not in a chat.
+    Raises `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
     """
     identity = generator_identity(section)
     if section.kind == "sandbox":
@@ -346,10 +356,11 @@ async def open_sender(
     completions: bool = False,
     label: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Sender]:
-    """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost money or time.
+    """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost
+    money or time.
 
-    `sandbox` answers for kind sandbox; `completions` as in `open_generator`. `label` (a revision) separates answers
-    that the section does not. Raises as that and `AnswerCache`.
+    `sandbox` answers for kind sandbox; `completions` as in `open_generator`. `label` (a revision)
+    separates answers that the section does not. Raises as that and `AnswerCache`.
     """
     async with contextlib.AsyncExitStack() as stack:
         opened = []
@@ -371,8 +382,8 @@ async def run_workers(
 ) -> None:
     """Do `work` on every item, `n_workers` at a time.
 
-    Raises the first exception of `work` after the requests in flight have ended (`Stopped` ends the run without one),
-    and `KeyboardInterrupt` as `graceful_shutdown` does.
+    Raises the first exception of `work` after the requests in flight have ended (`Stopped` ends the
+    run without one), and `KeyboardInterrupt` as `graceful_shutdown` does.
     """
     errors: list[Exception] = []
 
@@ -397,7 +408,8 @@ async def run_workers(
 async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer | EndpointError]:
     """Return the answer to each request, or the error that only this request met, in order.
 
-    Raises an error that ends the run when all requests have ended; `Stopped` only if there is no other.
+    Raises an error that ends the run when all requests have ended; `Stopped` only if there is no
+    other.
     """
     results = await asyncio.gather(*requests, return_exceptions=True)
     fatal = [
@@ -415,7 +427,8 @@ async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer |
 
 
 def run_event_loop(work: Coroutine[Any, Any, Answer]) -> Answer:
-    """Return the result of `work`, as `asyncio.run` does; in a thread of its own where a loop runs already, as in Jupyter."""
+    """Return the result of `work`, as `asyncio.run` does; in a thread of its own where a loop runs
+    already, as in Jupyter."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -439,9 +452,11 @@ def run_event_loop(work: Coroutine[Any, Any, Answer]) -> Answer:
 
 @contextlib.contextmanager
 def graceful_shutdown(sender: Sender) -> Iterator[None]:
-    """Turn the first signal that ends a verb into `sender.stop()`, so that answers in flight are received and stored.
+    """Turn the first signal that ends a verb into `sender.stop()`, so that answers in flight are
+    received and stored.
 
-    At the end of the block `KeyboardInterrupt` (`Terminated`) is raised. A second signal cancels the block.
+    At the end of the block `KeyboardInterrupt` (`Terminated`) is raised. A second signal cancels
+    the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,5 @@
-"""Texts that a local causal language model writes, through transformers or vLLM: in batches, deterministic by seed."""
+"""Texts that a local causal language model writes, through transformers or vLLM: in batches,
+deterministic by seed."""
 
 from __future__ import annotations
 
@@ -31,12 +32,14 @@ _SECONDS_TO_FILL = 0.005
 
 @lru_cache(maxsize=8)
 def weights_identity(model: str) -> str:
-    """Return the hash of a model folder's files, "" for a name on the hub: other weights give other answers."""
+    """Return the hash of a model folder's files, "" for a name on the hub: other weights give other
+    answers."""
     return model_hash(Path(model)) if path_exists(Path(model)) else ""
 
 
 class LocalModel:
-    """A model that answers requests in batches of up to the section's `concurrency`, open inside ``async with``."""
+    """A model that answers requests in batches of up to the section's `concurrency`, open inside
+    ``async with``."""
 
     def __init__(self, section: GeneratorSection) -> None:
         self._section = section
@@ -77,7 +80,8 @@ class LocalModel:
     async def complete(self, messages: list[Message], seed: int) -> Completion:
         """Return the model's answer. It depends on messages and seed, not on the rest of the batch.
 
-        Raises `EndpointError` if the request does not fit the model (fatal: the batch does not fit the device).
+        Raises `EndpointError` if the request does not fit the model (fatal: the batch does not fit
+        the device).
         """
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append((messages, seed, future))
@@ -112,7 +116,8 @@ class LocalModel:
     def answer(
         self, requests: Sequence[tuple[Sequence[Message], int]]
     ) -> list[Completion | Exception]:
-        """Return a completion for each (messages, seed), or the `EndpointError` of one that does not fit the model.
+        """Return a completion for each (messages, seed), or the `EndpointError` of one that does
+        not fit the model.
 
         Raises `EndpointError` (fatal) if the device has no memory for the batch.
         """
@@ -151,7 +156,8 @@ class LocalModel:
         )
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return a conversation in tokens, or a text that the model continues, which may be token ids already (JSON)."""
+        """Return a conversation in tokens, or a text that the model continues, which may be token
+        ids already (JSON)."""
         tokenizer = self._tokenizer
         if messages[0]["role"] == PROMPT:
             text = messages[0]["content"]

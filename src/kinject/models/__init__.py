@@ -1,4 +1,5 @@
-"""Models and tokenizers: loaded from a folder or the hub, or created; the choice of dtype, attention and device.
+"""Models and tokenizers: loaded from a folder or the hub, or created; the choice of dtype,
+attention and device.
 
 Importing this package imports no torch; its functions do.
 """

@@ -1,7 +1,8 @@
-"""What a causal language model attends to: its window, a cartridge, the test that it reads no later tokens, other kernels.
+"""What a causal language model attends to: its window, a cartridge, the test that it reads no later
+tokens, other kernels.
 
-A model that reads later tokens learns to copy them, and has none to copy when it writes: its training loss and its log-probs
-mean nothing.
+A model that reads later tokens learns to copy them, and has none to copy when it writes: its
+training loss and its log-probs mean nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ CARTRIDGE = "cartridge"
 _SEPARATOR = "<|endoftext|>"
 _LENGTH = 8
 _EXACT, _ROUNDED = 1e-3, 0.1
-"""Limits for float32, and for weights that are rounded more. Experts that get other rows at once change the last digit."""
+"""Limits for float32, and for weights that are rounded more. Experts that get other rows at once
+change the last digit."""
 
 
 def window_of(config: Any) -> int | None:
-    """Return the most tokens that a model of a transformers `config` reads at once, None if the config sets no bound."""
+    """Return the most tokens that a model of a transformers `config` reads at once, None if the
+    config sets no bound."""
     text = config.get_text_config()
     for name in ("n_positions", "max_position_embeddings", "n_ctx"):
         value = getattr(text, name, None)
@@ -37,10 +40,11 @@ def window_of(config: Any) -> int | None:
 
 
 def text_start(tokenizer: Any) -> int | None:
-    """Return the token behind which a document begins, as in pretraining; None if the tokenizer has none.
+    """Return the token behind which a document begins, as in pretraining; None if the tokenizer has
+    none.
 
-    That is what the tokenizer itself puts before a text. If it adds nothing, it is the separator of documents: many chat
-    models' BOS begins a turn, and their pretraining knew <|endoftext|> alone.
+    That is what the tokenizer itself puts before a text. If it adds nothing, it is the separator of
+    documents: many chat models' BOS begins a turn, and their pretraining knew <|endoftext|> alone.
     """
     ids = list(tokenizer("a", verbose=False).input_ids)
     bare = list(tokenizer("a", add_special_tokens=False, verbose=False).input_ids)
@@ -54,8 +58,8 @@ def text_start(tokenizer: Any) -> int | None:
 def is_runnable(model: Any) -> bool:
     """Return whether `model` can read a row here and now.
 
-    It cannot if this process does not hold its weights (they are sharded), or if they are still in memory (FSDP moves
-    them) and its attention is a GPU's.
+    It cannot if this process does not hold its weights (they are sharded), or if they are still in
+    memory (FSDP moves them) and its attention is a GPU's.
     """
     parameters = list(model.parameters())
     if any(parameter.is_meta or not parameter.numel() for parameter in parameters):
@@ -70,9 +74,11 @@ def is_runnable(model: Any) -> bool:
 
 
 def reads_later_tokens(model: Any) -> bool:
-    """Return whether other tokens in the second half of a short row move the model's logits in the first half.
+    """Return whether other tokens in the second half of a short row move the model's logits in the
+    first half.
 
-    The limit is relative to the change in the second half. A model that is not runnable is not tried.
+    The limit is relative to the change in the second half. A model that is not runnable is not
+    tried.
     """
     import torch
 
@@ -113,7 +119,8 @@ def check_causal(model: Any, name: str) -> None:
 
 
 def causal_fault(config: Any) -> str:
-    """Return why a model of a transformers `config` is no causal language model; "" if none is known.
+    """Return why a model of a transformers `config` is no causal language model; "" if none is
+    known.
 
     The rest shows once the model is loaded (`check_causal`).
     """
@@ -133,10 +140,11 @@ def causal_fault(config: Any) -> str:
 
 
 def try_attention(model: Any, name: str) -> str:
-    """Switch `model` from its attention to `name` and return ""; if that fails or differs, keep it and return the reason.
+    """Switch `model` from its attention to `name` and return ""; if that fails or differs, keep it
+    and return the reason.
 
-    Both read one row of two short documents in the dtype of training; the logits may differ by a tenth of their length.
-    Sharded weights are not tried.
+    Both read one row of two short documents in the dtype of training; the logits may differ by a
+    tenth of their length. Sharded weights are not tried.
     """
     import torch
 
@@ -168,7 +176,8 @@ def try_attention(model: Any, name: str) -> str:
 
 
 def new_cartridge(model: Any, config: Any, ids: Sequence[int]) -> Any:
-    """Return `model` with a new cartridge of a peft `config`: the keys and values of the first tokens of `ids`.
+    """Return `model` with a new cartridge of a peft `config`: the keys and values of the first
+    tokens of `ids`.
 
     Raises `InputError` as `attend_to_cartridge` does.
     """
@@ -188,11 +197,12 @@ def new_cartridge(model: Any, config: Any, ids: Sequence[int]) -> Any:
 
 
 def attend_to_cartridge(tuned: Any) -> None:
-    """Let the layers of a peft model read its cartridge themselves, so that rows may be packed and trees of tokens read.
+    """Let the layers of a peft model read its cartridge themselves, so that rows may be packed and
+    trees of tokens read.
 
-    A cartridge (arXiv 2506.06266) holds keys and values that every token sees. peft passes them on as a cache, which fits
-    one text a row alone. As in peft they are at positions 0 to n - 1, so a row's positions begin at n. Raises `InputError`
-    if the model's attention cannot be extended so.
+    A cartridge (arXiv 2506.06266) holds keys and values that every token sees. peft passes them on
+    as a cache, which fits one text a row alone. As in peft they are at positions 0 to n - 1, so a
+    row's positions begin at n. Raises `InputError` if the model's attention cannot be extended so.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask

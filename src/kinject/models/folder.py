@@ -1,8 +1,10 @@
-"""The files of a model folder, checked before a library reads them: their kinds, config.json, the weights' headers.
+"""The files of a model folder, checked before a library reads them: their kinds, config.json, the
+weights' headers.
 
-That reads a few kilobytes, needs no torch and allocates nothing of the model's size; `kinject.models.load.check_model` checks
-the whole folder. `check_buffers` checks what a loaded model has computed from config.json. Jinja's sandbox keeps a chat
-template from the machine, but not from its memory and time: `check_cost` tries it once in a process that has little of both.
+That reads a few kilobytes, needs no torch and allocates nothing of the model's size;
+`kinject.models.load.check_model` checks the whole folder. `check_buffers` checks what a loaded
+model has computed from config.json. Jinja's sandbox keeps a chat template from the machine, but not
+from its memory and time: `check_cost` tries it once in a process that has little of both.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ Header = dict[str, StoredTensor]
 
 
 def check_files(folder: Path) -> None:
-    """Raise `InputError` or `DiskError` if a file of a model or tokenizer in `folder` is no file, or no good JSON."""
+    """Raise `InputError` or `DiskError` if a file of a model or tokenizer in `folder` is no file,
+    or no good JSON."""
     if not folder.is_dir():
         check_regular(folder)
         raise InputError(
@@ -107,7 +110,8 @@ def check_files(folder: Path) -> None:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files that a model consists of: configuration, tokenizer, and the weights by their index, sorted."""
+    """Return the files that a model consists of: configuration, tokenizer, and the weights by their
+    index, sorted."""
     names = set(_named_files(folder))
     if INDEX in names and _WEIGHTS not in names:
         names |= {path.name for path in weight_files(folder)}
@@ -140,9 +144,11 @@ def _named_files(folder: Path) -> Iterator[str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of the weights, as transformers chooses them: one file, else those that the index names.
+    """Return the files of the weights, as transformers chooses them: one file, else those that the
+    index names.
 
-    Raises `InputError` if there are none, or the index is damaged or names a file that is missing or elsewhere.
+    Raises `InputError` if there are none, or the index is damaged or names a file that is missing
+    or elsewhere.
     """
     if (folder / _WEIGHTS).exists():
         return [folder / _WEIGHTS]
@@ -179,8 +185,9 @@ def weight_files(folder: Path) -> list[Path]:
 def read_headers(folder: Path) -> Header:
     """Return the header of every tensor of the weights in `folder`.
 
-    Raises `InputError` if a file is damaged, the index names a tensor that its file lacks, config.json declares more
-    layers than there are tensors (all of them would be allocated), or dtypes and quantization do not fit.
+    Raises `InputError` if a file is damaged, the index names a tensor that its file lacks,
+    config.json declares more layers than there are tensors (all of them would be allocated), or
+    dtypes and quantization do not fit.
     """
     headers: Header = {}
     for path in weight_files(folder):
@@ -250,7 +257,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def base_of_adapter(adapter: Path) -> str:
-    """Return the base model that an adapter_config.json names. Raises `InputError` when it names none."""
+    """Return the base model that an adapter_config.json names. Raises `InputError` when it names
+    none."""
     try:
         base = read_object(adapter)["base_model_name_or_path"]
     except KeyError as error:
@@ -281,15 +289,18 @@ def pickle_fix(folder: Path) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's message in one line without its full stop, its class if the message is empty."""
+    """Return an error's message in one line without its full stop, its class if the message is
+    empty."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:200].rstrip(".")
 
 
 def check_buffers(model: Any, location: str, source: str) -> None:
-    """Raise `InputError` if a tensor that is computed from the config holds a NaN or +inf (a mask may hold -inf).
+    """Raise `InputError` if a tensor that is computed from the config holds a NaN or +inf (a mask
+    may hold -inf).
 
-    Torch's attention on the CPU hides that in rows of less than 16 tokens: it writes 0 where all scores are NaN.
+    Torch's attention on the CPU hides that in rows of less than 16 tokens: it writes 0 where all
+    scores are NaN.
     """
     for name, buffer in model.named_buffers():
         if (
@@ -304,9 +315,11 @@ def check_buffers(model: Any, location: str, source: str) -> None:
 
 
 def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return the name of the first floating-point tensor that holds a NaN or an infinity, "" if all are finite.
+    """Return the name of the first floating-point tensor that holds a NaN or an infinity, "" if all
+    are finite.
 
-    A tensor is read once: its sum is not finite if a value is not. Of a sharded tensor this process's part is checked.
+    A tensor is read once: its sum is not finite if a value is not. Of a sharded tensor this
+    process's part is checked.
     """
     import torch
 
@@ -327,7 +340,8 @@ def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def not_finite_in(folder: Path) -> str:
-    """Return ``FILE: TENSOR`` of the first tensor in a folder's safetensors that is not finite; "" if all are finite.
+    """Return ``FILE: TENSOR`` of the first tensor in a folder's safetensors that is not finite; ""
+    if all are finite.
 
     Raises `InputError` if a file cannot be read.
     """
@@ -347,7 +361,8 @@ def not_finite_in(folder: Path) -> str:
 
 
 def check_finite_in(folder: Path) -> None:
-    """Raise `InputError` with the file and the tensor if the safetensors of a model folder are not all finite."""
+    """Raise `InputError` with the file and the tensor if the safetensors of a model folder are not
+    all finite."""
     fault = not_finite_in(folder)
     if fault:
         raise InputError(
@@ -366,7 +381,8 @@ def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def check_cost(source: str) -> None:
-    """Raise `InputError` if the Jinja template `source` needs too much time or memory, or writes too much, for a short chat.
+    """Raise `InputError` if the Jinja template `source` needs too much time or memory, or writes
+    too much, for a short chat.
 
     What else is wrong with it shows where it is rendered.
     """

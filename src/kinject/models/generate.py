@@ -1,7 +1,8 @@
-"""Texts that a causal language model writes, in batches, each determined by its prompt and seed; and where a text ends.
+"""Texts that a causal language model writes, in batches, each determined by its prompt and seed;
+and where a text ends.
 
-For the writer of paraphrases, answers that a model learns from, probes, and models whose prompts cannot share a prefix.
-`kinject.eval.scoring.generate` has the packed row for prompts that can.
+For the writer of paraphrases, answers that a model learns from, probes, and models whose prompts
+cannot share a prefix. `kinject.eval.scoring.generate` has the packed row for prompts that can.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 OfStep = Callable[..., Any]
 """(tokens [rows, length], logits) -> a tensor: whether each row has ended [rows]."""
 COLDEST = 1e-4
-"""A lower temperature is 0: the likeliest token. Divided by it, logits would leave the range of their dtype."""
+"""A lower temperature is 0: the likeliest token. Divided by it, logits would leave the range of
+their dtype."""
 _SAMPLING = (
     "do_sample",
     "temperature",
@@ -39,11 +41,13 @@ _NEUTRAL = {
     "temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
     "length_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "guidance_scale": 1.0,
 }  # fmt: skip
-"""Fields of transformers' GenerationConfig that shape a text, and the values that change nothing."""
+"""Fields of transformers' GenerationConfig that shape a text, and the values that change nothing.
+"""
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the tokens that end a text of `model`: those of its generation config, then the tokenizer's; [] without any.
+    """Return the tokens that end a text of `model`: those of its generation config, then the
+    tokenizer's; [] without any.
 
     `model` may be that config itself.
     """
@@ -53,9 +57,11 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 
 def generation_settings(model: Any) -> dict[str, Any]:
-    """Return the settings of the model's own generation_config.json that shape a text, {} for plain greedy search.
+    """Return the settings of the model's own generation_config.json that shape a text, {} for plain
+    greedy search.
 
-    Lengths, special tokens and values that change nothing are left out, and those of sampling where it does not sample.
+    Lengths, special tokens and values that change nothing are left out, and those of sampling where
+    it does not sample.
     """
     config = model.generation_config
     names = (*_SEARCH, *(_SAMPLING if config.do_sample else ()))
@@ -68,7 +74,8 @@ def generation_settings(model: Any) -> dict[str, Any]:
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> list[int]:
-    """Return the tokens that end an answer of the model `name`. Raises `InputError` if there are none."""
+    """Return the tokens that end an answer of the model `name`. Raises `InputError` if there are
+    none."""
     ends = end_tokens(model, tokenizer)
     if not ends:
         raise InputError(f"{name}: neither model nor tokenizer has a token that ends an answer.")
@@ -79,11 +86,12 @@ def generate(
     model: PreTrainedModel, settings: GeneratorSection, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
     ends: Sequence[int], *, has_ended: OfStep | None = None,
 ) -> list[list[int]]:  # fmt: skip
-    """Return the tokens that `model` writes after each of `prompts`, up to and including the first of `ends`.
+    """Return the tokens that `model` writes after each of `prompts`, up to and including the first
+    of `ends`.
 
-    At temperature 0 each is the likeliest one. Neither the size of the batch nor its other rows change a text, unless two
-    tokens are as close as the rounding of the weights' dtype. `has_ended` returns after each step for each row whether it
-    has ended.
+    At temperature 0 each is the likeliest one. Neither the size of the batch nor its other rows
+    change a text, unless two tokens are as close as the rounding of the weights' dtype. `has_ended`
+    returns after each step for each row whether it has ended.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -130,8 +138,9 @@ def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
 class _Sampler:
     """A logits processor after which the argmax is a sample, for rows [seeds].
 
-    Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an answer. At temperature 0
-    it is the likeliest token; else temperature comes first, then top_k, top_p and min_p, as in transformers.
+    Gumbel noise makes the argmax a sample: neither the size of a batch nor its other rows change an
+    answer. At temperature 0 it is the likeliest token; else temperature comes first, then top_k,
+    top_p and min_p, as in transformers.
     """
 
     def __init__(self, settings: GeneratorSection, seeds: Sequence[int], device: str) -> None:

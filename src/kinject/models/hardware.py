@@ -1,9 +1,10 @@
-"""The choice of device, dtype, attention and quantization for this machine; weights split between processes.
+"""The choice of device, dtype, attention and quantization for this machine; weights split between
+processes.
 
-FSDP2 and tensor parallelism are transformers', ZeRO-3 is DeepSpeed's, other FSDP is accelerate's. With FSDP2 and tensor
-parallelism each process reads its part of each tensor from the files, so that it never holds more than its shard and one
-tensor. Each process then has DTensors. Under ZeRO-3 a parameter is empty between its uses, and `ds_tensor` is this process's
-part.
+FSDP2 and tensor parallelism are transformers', ZeRO-3 is DeepSpeed's, other FSDP is accelerate's.
+With FSDP2 and tensor parallelism each process reads its part of each tensor from the files, so that
+it never holds more than its shard and one tensor. Each process then has DTensors. Under ZeRO-3 a
+parameter is empty between its uses, and `ds_tensor` is this process's part.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def choose_device(requested: str) -> str:
 
 
 def has_fast_bf16(device: str) -> bool:
-    """Return whether `device` multiplies bfloat16 in hardware (NVIDIA from Ampere on, CPUs with AVX512-BF16 or AMX)."""
+    """Return whether `device` multiplies bfloat16 in hardware (NVIDIA from Ampere on, CPUs with
+    AVX512-BF16 or AMX)."""
     import torch
 
     if device == "cuda":
@@ -69,10 +71,11 @@ def _cpu_has_bf16() -> bool:
 
 
 def choose_dtype(requested: str, device: str, section: str = "model") -> torch.dtype:
-    """Return the dtype of the weights for scoring; `auto` is bfloat16 on a GPU that multiplies it, else float32.
+    """Return the dtype of the weights for scoring; `auto` is bfloat16 on a GPU that multiplies it,
+    else float32.
 
-    An older NVIDIA GPU (a T4) gets float16. `section` is the recipe's, for messages. Raises `InputError` for bfloat16 on
-    a GPU that only emulates it.
+    An older NVIDIA GPU (a T4) gets float16. `section` is the recipe's, for messages. Raises
+    `InputError` for bfloat16 on a GPU that only emulates it.
     """
     import torch
 
@@ -91,14 +94,16 @@ def choose_dtype(requested: str, device: str, section: str = "model") -> torch.d
 
 
 def choose_precision(device: str) -> str:
-    """Return the arithmetic for training on `device`: bf16 if it multiplies bfloat16, fp16 on an older GPU, else no."""
+    """Return the arithmetic for training on `device`: bf16 if it multiplies bfloat16, fp16 on an
+    older GPU, else no."""
     if has_fast_bf16(device):
         return "bf16"
     return "fp16" if device == "cuda" else "no"
 
 
 def emulated_bf16(device: str) -> str:
-    """Return a sentence that names the GPU if `device` is one that only emulates bfloat16; "" for any other device."""
+    """Return a sentence that names the GPU if `device` is one that only emulates bfloat16; "" for
+    any other device."""
     if device != "cuda" or has_fast_bf16(device):
         return ""
     import torch
@@ -116,10 +121,11 @@ _FASTEST = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
 
 
 def choose_attention(requested: str, device: str, section: str = "model") -> str | None:
-    """Return transformers' `attn_implementation`; None (`auto`) leaves it to the architecture (sdpa where it has sdpa).
+    """Return transformers' `attn_implementation`; None (`auto`) leaves it to the architecture (sdpa
+    where it has sdpa).
 
-    Training with `auto` then tries `fastest_attention` on the model. Raises `InputError` when the requested attention
-    cannot run on this machine.
+    Training with `auto` then tries `fastest_attention` on the model. Raises `InputError` when the
+    requested attention cannot run on this machine.
     """
     if requested == "auto":
         return None
@@ -132,7 +138,8 @@ def choose_attention(requested: str, device: str, section: str = "model") -> str
 
 
 def fastest_attention(device: str) -> tuple[str, ...]:
-    """Return the attention that `auto` tries on `device` for training, fastest first: installed ones for this GPU.
+    """Return the attention that `auto` tries on `device` for training, fastest first: installed
+    ones for this GPU.
 
     Empty on a CPU, on an AMD GPU, and on an NVIDIA GPU before Ampere (a T4): there sdpa is used.
     """
@@ -150,7 +157,8 @@ def fastest_attention(device: str) -> tuple[str, ...]:
 
 
 def attention_fault(name: str, device: str) -> str:
-    """Return why the attention `name` cannot run on `device`, as the end of a sentence; "" if nothing speaks against it.
+    """Return why the attention `name` cannot run on `device`, as the end of a sentence; "" if
+    nothing speaks against it.
 
     Packages that are missing are named by transformers when it loads the model.
     """
@@ -171,8 +179,8 @@ def attention_fault(name: str, device: str) -> str:
 def quantization_config(kind: str, dtype: torch.dtype, section: str = "model") -> Any:
     """Return that of 8 bits, or of QLoRA (arXiv 2305.14314): NF4, its scales quantised too.
 
-    FSDP shards floating-point tensors only, so under it the packed weights are stored as `dtype`. Raises `InputError`
-    without bitsandbytes.
+    FSDP shards floating-point tensors only, so under it the packed weights are stored as `dtype`.
+    Raises `InputError` without bitsandbytes.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         raise InputError(
@@ -194,10 +202,12 @@ _REQUESTS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG")
 
 @dataclass(frozen=True)
 class Sharding:
-    """The processes that hold a model together: `shards` x `tensor` of them, in `replicas` copies of it.
+    """The processes that hold a model together: `shards` x `tensor` of them, in `replicas` copies
+    of it.
 
-    `shards` split each weight by rows and gather it for its use (FSDP2), `tensor` split it and compute with their parts.
-    With `bf16` the gathered weights are bfloat16; the shards and the optimizer keep the weights' own type.
+    `shards` split each weight by rows and gather it for its use (FSDP2), `tensor` split it and
+    compute with their parts. With `bf16` the gathered weights are bfloat16; the shards and the
+    optimizer keep the weights' own type.
     """
 
     shards: int
@@ -213,7 +223,8 @@ class Sharding:
         return f"sharded over processes ({', '.join(parts)}{copies})"
 
     def of(self, config: PretrainedConfig) -> DistributedConfig:
-        """Return transformers' form of this sharding for a model of `config`: one unit for each layer."""
+        """Return transformers' form of this sharding for a model of `config`: one unit for each
+        layer."""
         from transformers.distributed import DistributedConfig
 
         plan = _units(config) if self.shards * self.replicas > 1 else None
@@ -224,11 +235,12 @@ class Sharding:
 
 
 def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Sharding | None:
-    """Return the sharding that `accelerate launch`, or the trainer's `fsdp_config`, sets; None for none.
+    """Return the sharding that `accelerate launch`, or the trainer's `fsdp_config`, sets; None for
+    none.
 
-    None as well for the cases that accelerate shards itself: one process, weights in the machine's memory (offload),
-    context parallelism, FSDP1, and weights that stay whole after a forward pass. Raises `InputError` for sizes that do not
-    make up the processes.
+    None as well for the cases that accelerate shards itself: one process, weights in the machine's
+    memory (offload), context parallelism, FSDP1, and weights that stay whole after a forward pass.
+    Raises `InputError` for sizes that do not make up the processes.
     """
     sizes = {
         name: int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
@@ -262,7 +274,8 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
 
 @contextlib.contextmanager
 def sharded_by_transformers(sharding: Sharding | None) -> Iterator[None]:
-    """Keep accelerate from sharding a model that transformers has sharded already, while a trainer is made."""
+    """Keep accelerate from sharding a model that transformers has sharded already, while a trainer
+    is made."""
     saved = (
         {name: os.environ[name] for name in _REQUESTS if name in os.environ}
         if sharding is not None
@@ -276,7 +289,8 @@ def sharded_by_transformers(sharding: Sharding | None) -> Iterator[None]:
 
 
 def zero3_dtype() -> torch.dtype | None:
-    """Return the dtype of a model's weights under ZeRO-3, which DeepSpeed's configuration sets; None without ZeRO-3."""
+    """Return the dtype of a model's weights under ZeRO-3, which DeepSpeed's configuration sets;
+    None without ZeRO-3."""
     import torch
     from transformers.integrations import deepspeed
 
@@ -297,10 +311,11 @@ def shard(model: PreTrainedModel, sharding: Sharding) -> PreTrainedModel:
 
 
 def release_whole(model: PreTrainedModel) -> PreTrainedModel:
-    """Let every unit of a model that FSDP2 shards drop its gathered weights after each forward pass; return the model.
+    """Let every unit of a model that FSDP2 shards drop its gathered weights after each forward
+    pass; return the model.
 
-    By default the last unit and the root keep them: then parameters are whole where nothing is trained. Tied weights are
-    saved once; transformers would gather them twice.
+    By default the last unit and the root keep them: then parameters are whole where nothing is
+    trained. Tied weights are saved once; transformers would gather them twice.
     """
     if hasattr(model, "set_reshard_after_forward"):
         model.set_reshard_after_forward(True)
@@ -316,7 +331,8 @@ def release_whole(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a parameter or buffer that this process holds, without its graph: the whole of one not sharded."""
+    """Return the part of a parameter or buffer that this process holds, without its graph: the
+    whole of one not sharded."""
     part = getattr(tensor, "ds_tensor", tensor).detach()
     return part.to_local() if hasattr(part, "to_local") else part
 
@@ -332,13 +348,15 @@ def size_of(tensor: torch.Tensor) -> int:
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a tensor, those of all processes if FSDP2 or tensor parallelism shards it; then all call this."""
+    """Return the values of a tensor, those of all processes if FSDP2 or tensor parallelism shards
+    it; then all call this."""
     values = tensor.detach()
     return values.full_tensor() if hasattr(values, "full_tensor") else values
 
 
 def copy_weights(source: Any, target: Any) -> None:
-    """Copy the weights and buffers of `source` into `target`, a model of the same kind and sharding."""
+    """Copy the weights and buffers of `source` into `target`, a model of the same kind and
+    sharding."""
     import torch
 
     weights = dict(source.named_parameters()) | dict(source.named_buffers())
@@ -348,7 +366,8 @@ def copy_weights(source: Any, target: Any) -> None:
 
 
 def _units(config: PretrainedConfig) -> dict[str, str]:
-    """Return transformers' FSDP plan for a model of `config`: each layer, and input and output embeddings that are not tied."""
+    """Return transformers' FSDP plan for a model of `config`: each layer, and input and output
+    embeddings that are not tied."""
     import torch
     from transformers import AutoModelForCausalLM
 

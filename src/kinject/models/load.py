@@ -1,4 +1,5 @@
-"""A causal language model and its tokenizer: loaded from a folder or the hub, or created with random weights."""
+"""A causal language model and its tokenizer: loaded from a folder or the hub, or created with
+random weights."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ _HASHED = 2**30
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode, its tokenizer, and the values that `auto` resolved to; `notes` state them in words."""
+    """A model in evaluation mode, its tokenizer, and the values that `auto` resolved to; `notes`
+    state them in words."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -60,12 +62,15 @@ class LoadedModel:
 
 
 def check_model(path: str | Path) -> None:
-    """Raise `InputError` or `DiskError` unless `path` is a model folder that loads: the one check of every verb that reads one.
+    """Raise `InputError` or `DiskError` unless `path` is a model folder that loads: the one check
+    of every verb that reads one.
 
-    Checked are the kinds of its files, config.json, the tokenizer, the names and shapes of all weights, and whether these
-    three belong together. transformers reads the weights for it without their values, so an 8B model takes half a second and
-    no memory; of an adapter, its base is checked. Up to 1 GiB of weights are compared with SHA256SUMS, too, where the folder
-    has that file; train, eval, export and merge compare all, since they read all. A name on the hub is not checked.
+    Checked are the kinds of its files, config.json, the tokenizer, the names and shapes of all
+    weights, and whether these three belong together. transformers reads the weights for it without
+    their values, so an 8B model takes half a second and no memory; of an adapter, its base is
+    checked. Up to 1 GiB of weights are compared with SHA256SUMS, too, where the folder has that
+    file; train, eval, export and merge compare all, since they read all. A name on the hub is not
+    checked.
     """
     if not path_exists(Path(path)):
         return
@@ -150,7 +155,8 @@ def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
-    """Return the config of the model in a folder (config.json is enough) or on the hub; for an adapter, that of its base.
+    """Return the config of the model in a folder (config.json is enough) or on the hub; for an
+    adapter, that of its base.
 
     Raises `InputError` if there is none.
     """
@@ -183,11 +189,13 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer from a folder or the hub.
 
-    A folder with a peft adapter is loaded on top of the base model that the adapter names; `adapter`, a folder or a name
-    on the hub, on top of the model in `path`. Weights are read from safetensors only and no remote code is run.
-    `tokenizer` is the folder's own if it is loaded already. With `sharding` each process reads its part of the weights;
-    with `device_map` accelerate spreads the layers over the GPUs. Without `move` they stay in memory, for accelerate to
-    shard. `section` is the recipe's, for messages. Raises `InputError` when the folder cannot be used.
+    A folder with a peft adapter is loaded on top of the base model that the adapter names;
+    `adapter`, a folder or a name on the hub, on top of the model in `path`. Weights are read from
+    safetensors only and no remote code is run. `tokenizer` is the folder's own if it is loaded
+    already. With `sharding` each process reads its part of the weights; with `device_map`
+    accelerate spreads the layers over the GPUs. Without `move` they stay in memory, for accelerate
+    to shard. `section` is the recipe's, for messages. Raises `InputError` when the folder cannot be
+    used.
     """
     device = hardware.choose_device(device)
     torch_dtype = (
@@ -237,7 +245,8 @@ def load_model(
 def _options(
     dtype: torch.dtype, attention: str | None, quantization: str, device_map: str, section: str
 ) -> dict[str, Any]:
-    """Return the arguments of from_pretrained. Raises `InputError` if a package for them is missing."""
+    """Return the arguments of from_pretrained. Raises `InputError` if a package for them is
+    missing."""
     options: dict[str, Any] = {"dtype": dtype}
     if device_map != "none":
         options["device_map"] = device_map
@@ -283,9 +292,11 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
 
 
 def _unread_weights(model: PreTrainedModel, unexpected: Iterable[str], header: Header) -> list[str]:
-    """Return the tensors that belong inside a module of `model` but were not read: layers that its config leaves out.
+    """Return the tensors that belong inside a module of `model` but were not read: layers that its
+    config leaves out.
 
-    Other towers of a larger model lie beside its modules. Masks and frequencies of older checkpoints are computed now.
+    Other towers of a larger model lie beside its modules. Masks and frequencies of older
+    checkpoints are computed now.
     """
     modules = {name for name, _ in model.named_modules()} - {"", model.base_model_prefix}
     unread = []
@@ -326,7 +337,8 @@ def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
 
 
 def _adapter_weights(folder: Path) -> Path:
-    """Return the weights of an adapter. Raises `InputError` without them: peft would load adapter_model.bin, a pickle."""
+    """Return the weights of an adapter. Raises `InputError` without them: peft would load
+    adapter_model.bin, a pickle."""
     weights = folder / "adapter_model.safetensors"
     if not weights.is_file():
         fix = pickle_fix(folder) or _fix(str(folder), "adapter")
@@ -357,7 +369,8 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
 
 
 def _check_finite(folders: Sequence[Path], model: PreTrainedModel, *, quantized: bool) -> None:
-    """Raise `InputError` if a weight is not finite. Quantized weights hide it, so their files are read instead."""
+    """Raise `InputError` if a weight is not finite. Quantized weights hide it, so their files are
+    read instead."""
     folder = folders[0]
     name = not_finite(saved_tensors(model))
     for weights in folders if name or quantized else ():
@@ -376,8 +389,8 @@ def _check_vocabulary(
 ) -> tuple[str, ...]:
     """Raise `InputError` when a token has no row in the embedding: reading it would end the run.
 
-    Added tokens without a role may lack one, as in Gemma 3 1B, whose tokenizer has a token for images: then a note is
-    returned, and the embedding refuses a text that holds one.
+    Added tokens without a role may lack one, as in Gemma 3 1B, whose tokenizer has a token for
+    images: then a note is returned, and the embedding refuses a text that holds one.
     """
     embedding = model.get_input_embeddings()
     n_rows = hardware.shape_of(embedding.weight)[0]
@@ -428,7 +441,8 @@ def _parameter_count(model: PreTrainedModel) -> str:
 
 @contextlib.contextmanager
 def _raising_input_error(path: str, kind: str) -> Iterator[None]:
-    """Turn any exception that the libraries raise while they load the `kind` in `path` into `InputError`."""
+    """Turn any exception that the libraries raise while they load the `kind` in `path` into
+    `InputError`."""
     try:
         yield
     except InputError:
@@ -450,7 +464,8 @@ def _raising_input_error(path: str, kind: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return why a library could not load a model; names kinject's rule if it needs its own code or pickles."""
+    """Return why a library could not load a model; names kinject's rule if it needs its own code or
+    pickles."""
     if "trust_remote_code" in str(error):
         return _OWN_CODE
     if isinstance(error, UnpicklingError):
@@ -465,7 +480,8 @@ def _fix(path: str, kind: str) -> str:
 
 
 def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (key, fault) for each key of `config` that its `model_type` does not know, and for too many layers.
+    """Return (key, fault) for each key of `config` that its `model_type` does not know, and for too
+    many layers.
 
     Building the model shows what else is wrong (`kinject.train.load.check_model`).
     """
@@ -497,7 +513,8 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def new_config(values: Mapping[str, Any], vocab_size: int = 300) -> PretrainedConfig:
-    """Return transformers' config of `model.new`, for a tokenizer with `vocab_size` entries unless the values name more."""
+    """Return transformers' config of `model.new`, for a tokenizer with `vocab_size` entries unless
+    the values name more."""
     from transformers import CONFIG_MAPPING
 
     options = {key: value for key, value in values.items() if key != "model_type"}
@@ -511,10 +528,11 @@ def new_model(
     attention: str | None = None,
     dtype: str = "float32",
 ) -> PreTrainedModel:
-    """Return a model of `config` with random weights drawn from `seed`, for the vocabulary of `tokenizer`.
+    """Return a model of `config` with random weights drawn from `seed`, for the vocabulary of
+    `tokenizer`.
 
-    `vocab_size` in `config` may exceed the tokenizer's (the shape of a larger model, a round number): the extra rows
-    belong to no token. Raises `InputError` if it is smaller.
+    `vocab_size` in `config` may exceed the tokenizer's (the shape of a larger model, a round
+    number): the extra rows belong to no token. Raises `InputError` if it is smaller.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -539,7 +557,8 @@ def new_model(
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
-    """Return a byte-level BPE tokenizer of `vocab_size` tokens; each digit is a token, and a text begins with BOS."""
+    """Return a byte-level BPE tokenizer of `vocab_size` tokens; each digit is a token, and a text
+    begins with BOS."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,8 @@
 """The memory and the operations of a training step by formula, from the shapes of its weights.
 
-Weights, gradients and optimizer state are counts times bytes; activations follow Korthikanti et al. (arXiv 2205.05198, table 2),
-counted for the layers of transformers. docs/figures.md compares the sums with measured runs.
+Weights, gradients and optimizer state are counts times bytes; activations follow Korthikanti et al.
+(arXiv 2205.05198, table 2), counted for the layers of transformers. docs/figures.md compares the
+sums with measured runs.
 """
 
 from __future__ import annotations
@@ -34,14 +35,17 @@ _STATES = {
 }  # fmt: skip
 """Optimizer family -> numbers in its state for each trained number."""
 _BNB_BLOCK, _BNB_MIN_NUMBERS = 256, 4096
-"""States of bitsandbytes that share a float32 scale; parameters with fewer numbers keep a float32 state."""
+"""States of bitsandbytes that share a float32 scale; parameters with fewer numbers keep a float32
+state."""
 _BYTES_4BIT = 0.5 + (1 + 4 / 256) / 64
 """Of a weight in NF4: 4 bits, and a scale of a byte for 64 (double quantization)."""
 _HEAP_HOLES, _CHECKPOINTING_HOLES = 140 * 2**20, 1 / 4
-"""Holes in a CPU's heap, which stay resident: at most half of the tensors, and with gradient checkpointing this fraction of
-activations and logits. Fitted on runs of 1M to 80M parameters (docs/figures.md)."""
+"""Holes in a CPU's heap, which stay resident: at most half of the tensors, and with gradient
+checkpointing this fraction of activations and logits. Fitted on runs of 1M to 80M parameters
+(docs/figures.md)."""
 _LOGITS = 3
-"""Copies of the logits in float32 that are in memory in the loss: they, their log-probs and a gradient."""
+"""Copies of the logits in float32 that are in memory in the loss: they, their log-probs and a
+gradient."""
 _TILE = (4096, 32_768)
 """Tokens and vocabulary entries that TRL's fused head on a GPU projects at once."""
 
@@ -50,9 +54,10 @@ _TILE = (4096, 32_768)
 class Step:
     """Everything that decides the memory of a training step.
 
-    `mixed` is the dtype of autocast (None: off). `eager`: attention keeps its square. `fused`: the loss never holds all logits
-    (TRL's head on a GPU). `copies` are float32 copies of the trained weights that regularization and SAM keep. `projected`:
-    regularization.projection limits the updates.
+    `mixed` is the dtype of autocast (None: off). `eager`: attention keeps its square. `fused`: the
+    loss never holds all logits (TRL's head on a GPU). `copies` are float32 copies of the trained
+    weights that regularization and SAM keep. `projected`: regularization.projection limits the
+    updates.
     """
 
     model: PretrainedConfig
@@ -80,9 +85,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Shapes:
-    """The weights of a step's model: `state` are the bytes of its optimizer, `layer` those of the largest layer's weights.
+    """The weights of a step's model: `state` are the bytes of its optimizer, `layer` those of the
+    largest layer's weights.
 
-    `multiplied` weights are multiplied by each token, `largest` is the number of weights of the largest trained tensor.
+    `multiplied` weights are multiplied by each token, `largest` is the number of weights of the
+    largest trained tensor.
     """
 
     n_parameters: int
@@ -101,8 +108,9 @@ class Shapes:
 class Memory:
     """Bytes of a device at the fullest moment of a step, by part; `peak` is their sum.
 
-    `gathered` are weights and gradients of layers that are whole while the rest is divided, `fragmentation` the holes in a
-    CPU's heap. `host` are bytes in the machine's memory instead of the device's.
+    `gathered` are weights and gradients of layers that are whole while the rest is divided,
+    `fragmentation` the holes in a CPU's heap. `host` are bytes in the machine's memory instead of
+    the device's.
     """
 
     weights: int
@@ -124,7 +132,8 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered
 
 
 def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1) -> Memory:
-    """Return the memory of a device, with what `way` (a name of `kinject.plan.ways.WAYS`) divides divided by `group`.
+    """Return the memory of a device, with what `way` (a name of `kinject.plan.ways.WAYS`) divides
+    divided by `group`.
 
     The fullest moment is the start of the backward pass, or the update with all gradients.
     """
@@ -176,7 +185,8 @@ def _autocast_copies(step: Step, shapes: Shapes) -> int:
 
 
 def _activations(step: Step) -> tuple[int, int]:
-    """Return the bytes that the backward pass needs (of all layers, or with checkpointing of their inputs), and of a layer."""
+    """Return the bytes that the backward pass needs (of all layers, or with checkpointing of their
+    inputs), and of a layer."""
     text: Any = step.model.get_text_config()
     width, heads, n_layers = text.hidden_size, text.num_attention_heads, text.num_hidden_layers
     size = (step.mixed or step.dtype).itemsize
@@ -206,7 +216,8 @@ def _activations(step: Step) -> tuple[int, int]:
 
 
 def _logits(step: Step) -> int:
-    """Return the bytes of tensors over the vocabulary: all logits in the loss, or a tile of them in TRL's head."""
+    """Return the bytes of tensors over the vocabulary: all logits in the loss, or a tile of them in
+    TRL's head."""
     vocabulary = int(step.model.get_text_config().vocab_size)
     tokens = step.batch * step.block
     if step.fused:
@@ -229,9 +240,11 @@ def _workspace(step: Step, shapes: Shapes) -> int:
 
 
 def count_flops(step: Step, shapes: Shapes) -> float:
-    """Return the operations of an optimizer step: 2 for each token and weight forwards, as many for each gradient.
+    """Return the operations of an optimizer step: 2 for each token and weight forwards, as many for
+    each gradient.
 
-    An embedding is looked up. Attention adds its causal half of the square; checkpointing a second forward pass.
+    An embedding is looked up. Attention adds its causal half of the square; checkpointing a second
+    forward pass.
     """
     passes = 2 + step.checkpointing
     text: Any = step.model.get_text_config()
@@ -242,7 +255,8 @@ def count_flops(step: Step, shapes: Shapes) -> float:
 
 
 def read_shapes(step: Step) -> Shapes:
-    """Return the weights of the model, built on torch's meta device. Raises `InputError` if no model can be built."""
+    """Return the weights of the model, built on torch's meta device. Raises `InputError` if no
+    model can be built."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -306,7 +320,8 @@ def _with_adapter(model: Any, step: Step) -> Any:
 
 
 def optimizer_state(model: Any, step: Step) -> int:
-    """Return the bytes of the optimizer's state. Raises `InputError` for an optimizer whose memory is not known."""
+    """Return the bytes of the optimizer's state. Raises `InputError` for an optimizer whose memory
+    is not known."""
     trained = [(name, w) for name, w in model.named_parameters() if w.requires_grad]
     if step.optim == "adafactor":  # a row and a column for each matrix, all numbers of a vector
         return sum(
@@ -340,10 +355,11 @@ def is_bitsandbytes(optim: str) -> bool:
 
 
 def read_config(path: str, revision: str | None) -> PretrainedConfig:
-    """Return the config of the model in a folder (config.json is enough) or on the hub, as `load_config` does.
+    """Return the config of the model in a folder (config.json is enough) or on the hub, as
+    `load_config` does.
 
-    If the hub does not give it, the model's public shape is enough for a plan (`shapes.yaml`): its name_or_path is empty.
-    Raises `InputError` if there is none or the hub does not answer.
+    If the hub does not give it, the model's public shape is enough for a plan (`shapes.yaml`): its
+    name_or_path is empty. Raises `InputError` if there is none or the hub does not answer.
     """
     if not is_model(path):
         raise InputError(

@@ -1,7 +1,8 @@
-"""`kinject plan`: the memory, time and steps of a training run before it starts, how to spread it over devices, as text.
+"""`kinject plan`: the memory, time and steps of a training run before it starts, how to spread it
+over devices, as text.
 
-Memory comes from `kinject.plan.estimate`, the length of the run from its corpus, and the time from a few real steps in a
-process of their own, or from a card's data sheet.
+Memory comes from `kinject.plan.estimate`, the length of the run from its corpus, and the time from
+a few real steps in a process of their own, or from a card's data sheet.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ _WARM_UP_STEPS, _TIMED_STEPS, _SECONDS = 2, 6, 120.0
 
 @dataclass(frozen=True)
 class RunLength:
-    """The steps and tokens of a run. `tokens` are read in all `steps` together; `learned` of them are in the loss."""
+    """The steps and tokens of a run. `tokens` are read in all `steps` together; `learned` of them
+    are in the loss."""
 
     n_rows: int
     steps: int
@@ -73,7 +75,8 @@ class RunLength:
 
 @dataclass(frozen=True)
 class StepTiming:
-    """The median seconds of `n_steps` real steps after a warm-up, and the peak memory of their process."""
+    """The median seconds of `n_steps` real steps after a warm-up, and the peak memory of their
+    process."""
 
     step_seconds: float
     n_steps: int
@@ -82,9 +85,11 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class Plan(Tabular):
-    """The whole plan; `recipe` is its file and overrides, quoted for a shell. A field is None if `notes` have the reason.
+    """The whole plan; `recipe` is its file and overrides, quoted for a shell. A field is None if
+    `notes` have the reason.
 
-    `memory` is that of a whole step on one device, `way` the way to run it after `changes` of the recipe.
+    `memory` is that of a whole step on one device, `way` the way to run it after `changes` of the
+    recipe.
     """
 
     recipe: str
@@ -119,7 +124,8 @@ class Plan(Tabular):
         return self.step.batch * self.step.accumulation * self.devices.count
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each part of a device's peak memory, and their sum with the other needs of the process."""
+        """Return a row for each part of a device's peak memory, and their sum with the other needs
+        of the process."""
         names = ("weights", "gradients", "optimizer", "activations", "logits", "fragmentation")
         parts = {name: getattr(self.memory, name) for name in names}
         parts |= {"other": self.need - self.memory.peak, "total": self.need}
@@ -130,12 +136,15 @@ def plan(
     recipe: TrainRecipe, *, memory: int | None = None, n_devices: int | None = None, nodes: int | None = None,
     link: float | None = None, gpu: str | None = None, calibration: bool = True,
 ) -> Plan:  # fmt: skip
-    """Return the plan of `recipe`. A missing corpus or missing weights become notes; the rest is counted.
+    """Return the plan of `recipe`. A missing corpus or missing weights become notes; the rest is
+    counted.
 
-    It is for `nodes` machines with `n_devices` of `memory` bytes each, or cards `gpu` (`GPUS`); by default this machine's.
-    `link` are the bytes a second of the slowest link. `calibration` times real steps.
+    It is for `nodes` machines with `n_devices` of `memory` bytes each, or cards `gpu` (`GPUS`); by
+    default this machine's. `link` are the bytes a second of the slowest link. `calibration` times
+    real steps.
 
-    Raises `RecipeError` for faults that training would refuse before it starts, `InputError` if there is no model config.
+    Raises `RecipeError` for faults that training would refuse before it starts, `InputError` if
+    there is no model config.
     """
     from kinject.train.load import check_model
     from kinject.train.schedules import planned_curve
@@ -194,7 +203,8 @@ def _device_kind(device: str, *, described: bool) -> str:
 
 
 def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
-    """Return everything that decides the memory of a step on `devices`. Raises `InputError` as `read_config` does."""
+    """Return everything that decides the memory of a step on `devices`. Raises `InputError` as
+    `read_config` does."""
     from kinject.train.objectives import OBJECTIVES
     from kinject.train.updates import UPDATE_RULES
 
@@ -263,7 +273,8 @@ def _mixed(trainer: Mapping[str, Any], devices: Devices) -> torch.dtype | None:
 
 
 def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLength | None:
-    """Return the length of the run; None, with a note, if corpus, questions or tokenizer are missing.
+    """Return the length of the run; None, with a note, if corpus, questions or tokenizer are
+    missing.
 
     Raises as `measure_length`.
     """
@@ -288,7 +299,8 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
 
 
 def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLength:
-    """Read, tokenize and pack the corpus as training will (corpus.cache_dir keeps it for the run), and count.
+    """Read, tokenize and pack the corpus as training will (corpus.cache_dir keeps it for the run),
+    and count.
 
     Raises as training for this corpus: `RecipeError`, `InputError` and `TrainingError`.
     """
@@ -304,7 +316,8 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
 
 
 def count_steps(trainer: Mapping[str, Any], n_rows: int, n_devices: int) -> tuple[int, float]:
-    """Return (optimizer steps, epochs) of a run over `n_rows`, as transformers' Trainer counts them."""
+    """Return (optimizer steps, epochs) of a run over `n_rows`, as transformers' Trainer counts
+    them."""
     steps_per_epoch = updates_per_epoch(trainer, n_rows, n_devices)
     max_steps = trainer_field(trainer, "max_steps")
     if max_steps > 0:
@@ -344,7 +357,8 @@ def _calibrate(
 
 
 def time_steps(recipe: TrainRecipe) -> StepTiming | str:
-    """Return the timing of real steps, or the reason for having none: they failed, or took too long."""
+    """Return the timing of real steps, or the reason for having none: they failed, or took too
+    long."""
     if recipe.method == "recall":
         return "how long answers will be is not known before they are drawn"
     if recipe.method == "distill":  # the teacher would read the whole corpus first
@@ -474,7 +488,8 @@ def _run(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def draw_rates(plan: Plan, path: Path) -> None:
-    """Write the learning rate by step in the format of `path`'s suffix. Raises `InputError` if the steps are unknown."""
+    """Write the learning rate by step in the format of `path`'s suffix. Raises `InputError` if the
+    steps are unknown."""
     if plan.rates is None:
         raise InputError(
             "--figure: the number of steps is unknown, so there is no curve. Set trainer.max_steps."

@@ -1,4 +1,5 @@
-"""The devices of a run, the ways to spread a step over them, and the changes of a recipe that make a step fit.
+"""The devices of a run, the ways to spread a step over them, and the changes of a recipe that make
+a step fit.
 
 Of the ways that fit, the one that sends least is taken: the table `WAYS`.
 """
@@ -22,22 +23,26 @@ _UTILIZATION = 0.4
 """Fraction of a data sheet's operations that a step reaches (an assumption)."""
 _UNKNOWN_GPU = 1e14
 _GPU_CONTEXT, _GPU_FRAGMENTATION = int(0.6 * GIB), 0.05
-"""Memory of CUDA before a tensor is made, and the fraction of the peak in unused blocks (assumptions)."""
+"""Memory of CUDA before a tensor is made, and the fraction of the peak in unused blocks
+(assumptions)."""
 CPU_WORKING = 60 * 2**20
-"""Memory of a run on a CPU beyond its tensors, the holes in its heap and the libraries (docs/figures.md)."""
+"""Memory of a run on a CPU beyond its tensors, the holes in its heap and the libraries
+(docs/figures.md)."""
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
 GPUS = {
     "H200": (139.7, 989e12), "H100": (79.1, 989e12), "A100": (79.1, 312e12), "A100-40GB": (39.4, 312e12),
     "L40S": (44.4, 362e12), "L4": (22.0, 121e12), "4090": (23.5, 165e12), "T4": (14.6, 65e12),
 }  # fmt: skip
-"""Card -> the GiB that torch reports, and dense operations a second in bfloat16 (T4: float16) by NVIDIA's data sheet."""
+"""Card -> the GiB that torch reports, and dense operations a second in bfloat16 (T4: float16) by
+NVIDIA's data sheet."""
 
 
 class _Kind(NamedTuple):
     """A row of `WAYS`: its configuration in recipes/distributed, and when it is the choice.
 
-    `is_possible` is about devices and step; `sent` are the bytes that a device sends in an optimizer step of so many
-    micro-batches over a ring, times n / (n - 1), by the bytes of trained and of all weights, and by autocast's division of them.
+    `is_possible` is about devices and step; `sent` are the bytes that a device sends in an
+    optimizer step of so many micro-batches over a ring, times n / (n - 1), by the bytes of trained
+    and of all weights, and by autocast's division of them.
     """
 
     config: str
@@ -59,7 +64,8 @@ WAYS = {
     "offload": _Kind("fsdp2-offload", "all but one layer at a time is in the machine's memory: several times slower",
         lambda d, s: d.kind == "cuda", lambda trained, weights, times, halved: times * (2 * weights + trained)),
 }  # fmt: skip
-"""Ways to spread a step, from the one that sends least on: the first that is possible and fits is the choice."""
+"""Ways to spread a step, from the one that sends least on: the first that is possible and fits is
+the choice."""
 _LAUNCH = "accelerate launch --config_file recipes/distributed/{}.yaml --num_processes {}{} -m kinject.cli train RECIPE"
 _SYNC = "trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}"
 _EXCLUDED = {"projected": "regularization.projection=null", "muon": "techniques.muon=null"}
@@ -68,10 +74,11 @@ _EXCLUDED = {"projected": "regularization.projection=null", "muon": "techniques.
 
 @dataclass(frozen=True)
 class Devices:
-    """`count` devices of `memory` bytes in `nodes` machines; `here`: this machine's. `reserved` bytes are used before training.
+    """`count` devices of `memory` bytes in `nodes` machines; `here`: this machine's. `reserved`
+    bytes are used before training.
 
-    `link` is the speed of the slowest link between them in bytes a second (None: not known), `flops` the operations a second
-    of a device, `has_bf16` whether it multiplies bfloat16.
+    `link` is the speed of the slowest link between them in bytes a second (None: not known),
+    `flops` the operations a second of a device, `has_bf16` whether it multiplies bfloat16.
     """
 
     kind: str
@@ -103,7 +110,8 @@ class Devices:
 
 @dataclass(frozen=True)
 class Way:
-    """How to spread a step: its name in `WAYS`, why, a device's memory, the launch ("" if none), and the overrides it needs.
+    """How to spread a step: its name in `WAYS`, why, a device's memory, the launch ("" if none),
+    and the overrides it needs.
 
     `sent` are the bytes that a device sends in an optimizer step.
     """
@@ -128,7 +136,8 @@ class Way:
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """A change of the recipe that saves memory: its overrides, its cost, and the `fields` of the step."""
+    """A change of the recipe that saves memory: its overrides, its cost, and the `fields` of the
+    step."""
 
     overrides: tuple[str, ...]
     cost: str
@@ -139,10 +148,11 @@ def find_devices(
     kind: str, memory: int | None, per_node: int | None, nodes: int | None = None, link: float | None = None,
     gpu: str | None = None,
 ) -> Devices:  # fmt: skip
-    """Return `per_node` devices of `kind` in each of `nodes` machines, with `memory` bytes each; None for this machine's.
+    """Return `per_node` devices of `kind` in each of `nodes` machines, with `memory` bytes each;
+    None for this machine's.
 
-    `gpu` is a name in `GPUS`. Processes on a CPU divide the machine's memory. Raises `InputError` if the memory is neither
-    given nor known.
+    `gpu` is a name in `GPUS`. Processes on a CPU divide the machine's memory. Raises `InputError`
+    if the memory is neither given nor known.
     """
     n_nodes = nodes or 1
     if kind != "cuda":
@@ -188,7 +198,8 @@ def find_devices(
 
 
 def program_bytes() -> int:
-    """Return the memory of Python with the libraries of training: this process, once they are imported."""
+    """Return the memory of Python with the libraries of training: this process, once they are
+    imported."""
     import peft  # noqa: F401
     import trl  # noqa: F401
 
@@ -196,7 +207,8 @@ def program_bytes() -> int:
 
 
 def choose(step: Step, devices: Devices) -> tuple[Way, list[Change]]:
-    """Return the way to run `step`, and the changes of the recipe that it needs first: the cheapest that are enough.
+    """Return the way to run `step`, and the changes of the recipe that it needs first: the cheapest
+    that are enough.
 
     If all together are not enough, the way is offload or "none", as the step is.
     """
@@ -227,7 +239,8 @@ def choose(step: Step, devices: Devices) -> tuple[Way, list[Change]]:
 
 
 def _first_way(step: Step, devices: Devices, known: dict[str, Shapes]) -> Way:
-    """Return the first of `WAYS` that fits, "none" without any; `known` keeps the shapes of each kind of weights and state."""
+    """Return the first of `WAYS` that fits, "none" without any; `known` keeps the shapes of each
+    kind of weights and state."""
 
     def shapes_of(step: Step) -> Shapes:
         key = repr((step.dtype, step.optim, step.optim_args, step.adapter, step.quantization, step.muon, step.rounding,
@@ -267,8 +280,9 @@ def _first_way(step: Step, devices: Devices, known: dict[str, Shapes]) -> Way:
 def _divisible(step: Step, way: str) -> tuple[Step, tuple[str, ...]]:
     """Return the step as `way` runs it, and the overrides of the recipe that this needs.
 
-    What is divided holds no state of bitsandbytes, and no technique that needs whole weights. accelerate shards what is
-    offloaded or quantised: it checkpoints activations itself, and needs sync_each_batch to divide gradients.
+    What is divided holds no state of bitsandbytes, and no technique that needs whole weights.
+    accelerate shards what is offloaded or quantised: it checkpoints activations itself, and needs
+    sync_each_batch to divide gradients.
     """
     if way == "DDP" and step.device == "cpu":
         return step, ("trainer.use_cpu=true",)
@@ -294,7 +308,8 @@ def _divisible(step: Step, way: str) -> tuple[Step, tuple[str, ...]]:
 
 
 def _launch(way: str, devices: Devices) -> str:
-    """Return the command without overrides; on several machines that of the first, with ADDRESS for its address."""
+    """Return the command without overrides; on several machines that of the first, with ADDRESS for
+    its address."""
     config = WAYS[way].config
     if not config:
         return "kinject train RECIPE"
@@ -363,7 +378,8 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
 def describe_batch(step: Step, devices: Devices, rate: float) -> list[str]:
     """Return a line with the learning rate for the larger batch of several devices.
 
-    It is linear for SGD (arXiv 1706.02677), the square root for Adam and its kin (arXiv 2205.10287).
+    It is linear for SGD (arXiv 1706.02677), the square root for Adam and its kin (arXiv
+    2205.10287).
     """
     n, is_sgd = devices.count, "sgd" in step.optim
     higher = rate * (n if is_sgd else math.sqrt(n))
@@ -376,7 +392,8 @@ def describe_batch(step: Step, devices: Devices, rate: float) -> list[str]:
 
 
 def describe_traffic(way: Way, flops: float, devices: Devices) -> list[str]:
-    """Return lines on the bytes that a step sends and, if the link's speed is known, how long that takes."""
+    """Return lines on the bytes that a step sends and, if the link's speed is known, how long that
+    takes."""
     if not way.sent:
         return []
     if way.name == "offload":
@@ -411,7 +428,8 @@ def render_size(n_bytes: float) -> str:
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes of ``24GiB``, ``24GB`` or ``24G`` (GB is read as GiB, as GPUs are sold). Raises `InputError`."""
+    """Return the bytes of ``24GiB``, ``24GB`` or ``24G`` (GB is read as GiB, as GPUs are sold).
+    Raises `InputError`."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([gmt]?)(?:i?b)?\s*", text.lower())
     try:
         n_bytes = (

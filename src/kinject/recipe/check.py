@@ -1,4 +1,5 @@
-"""Checks plain values against the annotations of frozen dataclasses and reports every fault, not only the first."""
+"""Checks plain values against the annotations of frozen dataclasses and reports every fault, not
+only the first."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def suggestion(word: object, allowed: Iterable[str]) -> str:
 class Checker:
     """Builds sections from plain values.
 
-    It calls `report` with (key, fault) for each fault, and `found_input` with (key, kind, value) for each text in a
-    field whose metadata has `path`.
+    It calls `report` with (key, fault) for each fault, and `found_input` with (key, kind, value)
+    for each text in a field whose metadata has `path`.
     """
 
     report: Callable[[KeyPath, str], None]
@@ -61,7 +62,8 @@ class Checker:
         return cls(**built) if built.keys() == value.keys() and required <= built.keys() else None
 
     def fields(self, cls: type, value: Mapping[str, object], key: KeyPath) -> dict[str, Any]:
-        """Return the valid fields of `cls` in the mapping `value`, after reporting every fault in it."""
+        """Return the valid fields of `cls` in the mapping `value`, after reporting every fault in
+        it."""
         hints = typing.get_type_hints(cls)
         fields = {field.name: field for field in dataclasses.fields(cls)}
         built: dict[str, Any] = {}
@@ -86,7 +88,8 @@ class Checker:
         return built
 
     def value(self, hint: Any, value: object, key: KeyPath) -> Any:
-        """Return `value` as the annotation `hint` requires, or a private marker after reporting why it does not fit."""
+        """Return `value` as the annotation `hint` requires, or a private marker after reporting why
+        it does not fit."""
         origin, arguments = get_origin(hint), get_args(hint)
         if hint is Any:
             return value if self._is_finite(value, key) else _INVALID
@@ -175,7 +178,8 @@ class Checker:
         return True
 
     def is_in_bounds(self, value: Any, metadata: Mapping[str, Any], key: KeyPath) -> bool:
-        """Return whether `value`, or each number in it, is within the field's bounds, after reporting those that are not."""
+        """Return whether `value`, or each number in it, is within the field's bounds, after
+        reporting those that are not."""
         if metadata.get("nonempty") and not value:
             self.report(key, "is empty; give at least one.")
             return False
@@ -194,7 +198,8 @@ class Checker:
         return True
 
     def _is_no_secret(self, value: Any, kind: str | None, key: KeyPath) -> bool:
-        """Return whether a text is what its field `holds`. The fault does not repeat the text: it may be a secret."""
+        """Return whether a text is what its field `holds`. The fault does not repeat the text: it
+        may be a secret."""
         if isinstance(value, list | tuple):
             are_fine = [
                 self._is_no_secret(item, kind, (*key, index)) for index, item in enumerate(value)
@@ -206,7 +211,8 @@ class Checker:
         return not fault
 
     def _are_words(self, items: Any, allowed: Mapping[str, object] | None, key: KeyPath) -> bool:
-        """Return whether the texts of a list are keys of `allowed` (None: any value), after reporting those that are not."""
+        """Return whether the texts of a list are keys of `allowed` (None: any value), after
+        reporting those that are not."""
         unknown = (
             {}
             if allowed is None
@@ -265,7 +271,8 @@ def _items(
 
 
 def _shape(value_or_hint: object) -> type:
-    """Return dict, list or str: whether a value is, or an annotation wants, a mapping, a list, or a scalar."""
+    """Return dict, list or str: whether a value is, or an annotation wants, a mapping, a list, or a
+    scalar."""
     if isinstance(value_or_hint, Mapping) or get_origin(value_or_hint) in (dict, Mapping):
         return dict
     if isinstance(value_or_hint, list) or get_origin(value_or_hint) is tuple:
@@ -304,9 +311,9 @@ def _name(hint: Any) -> str:
 class Conflict:
     """One row: `message` is a problem of `key` wherever `when` finds something in a recipe.
 
-    `when` gets the recipe and what the verb knows beside it. It returns whether the row holds, or a list with an entry for
-    each time that it does: a text, or several, which fill the braces in `key` and `message`; a first one that is a
-    `KeyPath` is the key.
+    `when` gets the recipe and what the verb knows beside it. It returns whether the row holds, or a
+    list with an entry for each time that it does: a text, or several, which fill the braces in
+    `key` and `message`; a first one that is a `KeyPath` is the key.
     """
 
     key: str

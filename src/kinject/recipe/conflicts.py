@@ -26,7 +26,8 @@ from kinject.types import RAG, ArmName
 def find_problems(
     verb: str, recipe: Any, facts: Any = None, more: Iterable[Conflict] = ()
 ) -> list[Problem]:
-    """Return the problems of all rows for `verb` and of `more` rows; `facts` are those that the rows of the verb read."""
+    """Return the problems of all rows for `verb` and of `more` rows; `facts` are those that the
+    rows of the verb read."""
     problems = [
         problem for row in (*CONFLICTS[verb], *more) for problem in row.problems(recipe, facts)
     ]
@@ -231,7 +232,8 @@ _QUESTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What the rows of a study read beside it; `sets` are the question sets of its eval recipe, None if that is not read."""
+    """What the rows of a study read beside it; `sets` are the question sets of its eval recipe,
+    None if that is not read."""
 
     augment_keys: tuple[str, ...] = ()
     train_keys: tuple[str, ...] = ()
@@ -241,7 +243,8 @@ class Shared:
     """The question sets on which the answers that decide claims are written, letters or words."""
     writes_words: frozenset[str] = frozenset()
     adapters: Mapping[KeyPath, str] = field(default_factory=dict)
-    """Arm or sweep -> the arm of the recipe behind it, where training leaves an adapter that is not folded in."""
+    """Arm or sweep -> the arm of the recipe behind it, where training leaves an adapter that is not
+    folded in."""
 
 
 _BASE = "base"
@@ -420,4 +423,5 @@ CONFLICTS: Mapping[str, tuple[Conflict, ...]] = {
     "train": TRAIN_ROWS, "plan": MODEL_ROWS, "eval": _EVAL, "augment": _AUGMENT, "questions": _QUESTIONS, "generator": _GENERATOR,
     "study": _STUDY,
 }  # fmt: skip
-"""Verb -> its rows, and those of each generator. Facts: a `Launch`, `Asking` or `Shared`; for augment, the styles."""
+"""Verb -> its rows, and those of each generator. Facts: a `Launch`, `Asking` or `Shared`; for
+augment, the styles."""

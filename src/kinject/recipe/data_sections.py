@@ -1,4 +1,5 @@
-"""The sections of a recipe on its texts: how files become documents; the corpus, its order, and what a teacher reads."""
+"""The sections of a recipe on its texts: how files become documents; the corpus, its order, and
+what a teacher reads."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from kinject.recipe.sections import option
 
 @dataclass(frozen=True)
 class DocumentsSection:
-    """Turns a heap of files (a folder, a pattern) into documents: how they are read, and what is left out."""
+    """Turns a heap of files (a folder, a pattern) into documents: how they are read, and what is
+    left out."""
 
     fields: Mapping[Literal["text", "title", "id"], str] | None = option(
         None, help="Columns or keys with the text, the title and the id; default: found by name."
@@ -36,7 +38,8 @@ _ANSWERS_HELP = "own: the model answers the last turn of each row itself before 
 
 @dataclass(frozen=True)
 class MixedCorpusSection:
-    """A further corpus, mixed in by fraction of tokens: replay against forgetting, instructions among documents."""
+    """A further corpus, mixed in by fraction of tokens: replay against forgetting, instructions
+    among documents."""
 
     path: str = option(help="Corpus (JSONL).", path="file")
     fraction: float = option(help="Fraction of the mixture's tokens.", min=0.0, max=0.95)
@@ -104,10 +107,12 @@ class CorpusSection:
 
 @dataclass(frozen=True)
 class DistillationSection:
-    """Context distillation (`method: distill`): the teacher's context, and the loss to its predictions.
+    """Context distillation (`method: distill`): the teacher's context, and the loss to its
+    predictions.
 
-    The teacher is the model itself with a context before the text; the student reads the text alone. Or it is another model:
-    a larger one, or the one that was there before a training, to give back what that has cost.
+    The teacher is the model itself with a context before the text; the student reads the text
+    alone. Or it is another model: a larger one, or the one that was there before a training, to
+    give back what that has cost.
     """
 
     teacher: str | None = option(

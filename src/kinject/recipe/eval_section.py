@@ -1,4 +1,5 @@
-"""The sections that ask: `eval` (models, question sets, retrieval) and `study` (arms over shared recipes, sweeps, claims)."""
+"""The sections that ask: `eval` (models, question sets, retrieval) and `study` (arms over shared
+recipes, sweeps, claims)."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ class LoadingSection:
 
     @property
     def label(self) -> str:
-        """The settings that scores depend on beside weights and dtype, "" for the defaults: it is part of their key."""
+        """The settings that scores depend on beside weights and dtype, "" for the defaults: it is
+        part of their key."""
         map_label = f"device_map={self.device_map or 'none'}"
         labels = (self.quantization or "none", map_label, self.attention or "auto")
         return " ".join(
@@ -149,7 +151,8 @@ class LocalModelSection(LoadingSection, PromptedSection):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointModelSection(PromptedSection):
-    """A model behind an OpenAI-compatible endpoint. Its weights cannot be hashed: answers are stored by its name."""
+    """A model behind an OpenAI-compatible endpoint. Its weights cannot be hashed: answers are
+    stored by its name."""
 
     endpoint: GeneratorSection = option(
         help="The endpoint: base_url, model, and the other keys of a generator."
@@ -189,7 +192,8 @@ class EndpointModelSection(PromptedSection):
 
 @dataclass(frozen=True)
 class EvalSection:
-    """Several models against several question sets; the first model is the base of every comparison."""
+    """Several models against several question sets; the first model is the base of every
+    comparison."""
 
     models: Mapping[str, str | LocalModelSection | EndpointModelSection] = option(
         help="name: folder or hub name, or a table with path and how it is loaded, or with endpoint, model and api. The first "
@@ -270,7 +274,8 @@ class EvalSection:
         return item.formats or self.formats
 
     def formats_with_controls(self, item: QuestionSetSection) -> tuple[str, ...]:
-        """Return the formats of a question set, and behind them those of their controls, which leave out the question."""
+        """Return the formats of a question set, and behind them those of their controls, which
+        leave out the question."""
         formats = dict.fromkeys(self.formats_of(item))
         if not self.control:
             return tuple(formats)
@@ -278,7 +283,8 @@ class EvalSection:
         return tuple(dict.fromkeys([*formats, *controls]))
 
     def tables(self) -> dict[str, LocalModelSection | EndpointModelSection]:
-        """Return the table of each model by name, completed from `model_defaults` and from this section."""
+        """Return the table of each model by name, completed from `model_defaults` and from this
+        section."""
         return {name: self._complete(value) for name, value in self.models.items()}
 
     def local(self) -> dict[str, LocalModelSection]:
@@ -379,7 +385,8 @@ class SweepSection:
 
 @dataclass(frozen=True)
 class TuneSection:
-    """A hyperparameter that the study tunes on validation questions, before it reads a test question.
+    """A hyperparameter that the study tunes on validation questions, before it reads a test
+    question.
 
     Each value is trained with the seed after the largest that is reported.
     """
@@ -402,14 +409,16 @@ class TuneSection:
 
 @dataclass(frozen=True)
 class ClaimSection:
-    """A statement to be tested, fixed before the study runs; all claims are one family for Holm's correction.
+    """A statement to be tested, fixed before the study runs; all claims are one family for Holm's
+    correction.
 
-    difference: `arm` is higher (or lower) than `baseline` on `question_set`. equivalence: `arm` is within `margin` of
-    `baseline` (two one-sided tests). trend: accuracy on `question_set` rises
-    (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm` is within `margin` of
-    guessing (two one-sided tests). Of written answers, `outcome` names the part that is compared; guessing is never right,
-    so they have no chance. An arm's name with ``+rag`` is that arm with its chosen number of passages, with ``+NAME`` that with
-    those of study.retrievals, ``{lr: 0.001}`` the point of the sweep lr with that value.
+    difference: `arm` is higher (or lower) than `baseline` on `question_set`. equivalence: `arm` is
+    within `margin` of `baseline` (two one-sided tests). trend: accuracy on `question_set` rises
+    (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm`
+    is within `margin` of guessing (two one-sided tests). Of written answers, `outcome` names the
+    part that is compared; guessing is never right, so they have no chance. An arm's name with
+    ``+rag`` is that arm with its chosen number of passages, with ``+NAME`` that with those of
+    study.retrievals, ``{lr: 0.001}`` the point of the sweep lr with that value.
     """
 
     statement: str = option(help="The claim in words, for the report.")

@@ -1,6 +1,8 @@
-"""The sections whose fields are a library's: `trainer:` (TRL's SFTConfig), its schedules, and `adapter:` (peft).
+"""The sections whose fields are a library's: `trainer:` (TRL's SFTConfig), its schedules, and
+`adapter:` (peft).
 
-Names, types and defaults are read from the libraries. Importing TRL or peft takes seconds, so functions import them.
+Names, types and defaults are read from the libraries. Importing TRL or peft takes seconds, so
+functions import them.
 """
 
 from __future__ import annotations
@@ -116,10 +118,11 @@ def renamed(key: str) -> str:
 def rename_old_fields(
     trainer: Mapping[str, Any], checker: Checker
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Return (`trainer` under today's names, today's name -> name in the recipe, notes for the user).
+    """Return (`trainer` under today's names, today's name -> name in the recipe, notes for the
+    user).
 
-    Reports a refused name, and an old name beside its new one. Of warmup_steps and warmup_ratio the first one counts
-    unless it is 0, as transformers documents.
+    Reports a refused name, and an old name beside its new one. Of warmup_steps and warmup_ratio the
+    first one counts unless it is 0, as transformers documents.
     """
     fields: dict[str, Any] = {}
     written: dict[str, str] = {}
@@ -172,7 +175,8 @@ def _check_ratio(ratio: Any, checker: Checker) -> None:
 
 
 def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[str, Any], list[str]]:
-    """Return (the keyword arguments of TRL's config, notes), after reporting unknown names and values of a wrong type.
+    """Return (the keyword arguments of TRL's config, notes), after reporting unknown names and
+    values of a wrong type.
 
     Imports trl (several seconds), so only verbs that train call it.
     """
@@ -211,7 +215,8 @@ def _check_whole(steps: Any, key: KeyPath, checker: Checker) -> None:
 
 
 def field_hint(field: dataclasses.Field[Any], hint: Any) -> Any:
-    """Return the annotation of a library's field as `Checker.value` reads it, with the words that a text may be."""
+    """Return the annotation of a library's field as `Checker.value` reads it, with the words that a
+    text may be."""
     plain = plain_hint(hint)
     words = _WORDS.get(field.name) or tuple(field.metadata.get("choices") or ()) or None
     if field.name == "init_lora_weights":
@@ -300,14 +305,16 @@ RANGES: Mapping[str, Mapping[str, Any]] = {
     "label_smoothing_factor": _UNIT, "seed": {"min": 0, "max": 2**32 - 1},
     "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT, "lora_dropout": _UNIT, "trainable_token_indices": _FROM_0,
 }  # fmt: skip
-"""Bounds of the libraries' fields that no library refuses itself, and with which nothing is learned."""
+"""Bounds of the libraries' fields that no library refuses itself, and with which nothing is
+learned."""
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "loss_type": ("nll", "dft", "chunked_nll"), "pad_to_multiple_of": ("auto",),
     "include_num_input_tokens_seen": ("all", "non_padding", "no"), "debug": ("", "underflow_overflow", "tpu_metrics_debug"),
     "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "task_type": ("CAUSAL_LM",),
 }  # fmt: skip
-"""The words of fields that are annotated as text and whose metadata has no choices, or choices that kinject has not."""
+"""The words of fields that are annotated as text and whose metadata has no choices, or choices that
+kinject has not."""
 _SCHEDULE_RANGES: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "warmup_lr_rate", "pct_start", "flat_fraction"), _FRACTION),
     **dict.fromkeys(("power", "lr_end", "min_lr", "num_stable_steps", "num_decay_steps", "num_cycles"), _FROM_0),
@@ -328,7 +335,8 @@ def schedule_names() -> list[str]:
 
 
 def schedule_arguments(name: str) -> dict[str, tuple[Any, Any]]:
-    """Return what `lr_scheduler_kwargs` may hold for schedule `name`: argument -> (type, default or `inspect._empty`)."""
+    """Return what `lr_scheduler_kwargs` may hold for schedule `name`: argument -> (type, default or
+    `inspect._empty`)."""
     if name in OWN_SCHEDULES:
         return dict(OWN_SCHEDULES[name])
     source = _source(name)
@@ -360,7 +368,8 @@ def _source(name: str) -> Callable[..., Any]:
 def check_schedule(
     trainer: Mapping[str, Any], written: Mapping[str, str], checker: Checker
 ) -> None:
-    """Report the faults in the schedule of `trainer` (under today's names; `written` maps them to those in the recipe)."""
+    """Report the faults in the schedule of `trainer` (under today's names; `written` maps them to
+    those in the recipe)."""
     name = trainer.get("lr_scheduler_type", "linear")
     warmup = trainer.get("warmup_steps", 0)
     if written.get("warmup_steps") == "warmup_ratio":
@@ -396,7 +405,8 @@ _EXAMPLES = {"num_decay_steps": "0.2", "gamma": "0.999"}
 def _check_combination(
     name: str, arguments: Mapping[str, Any], trainer: Mapping[str, Any], checker: Checker
 ) -> None:
-    """Report arguments that contradict each other or the rest of the section, and that no library refuses itself."""
+    """Report arguments that contradict each other or the rest of the section, and that no library
+    refuses itself."""
     section = ("trainer", "lr_scheduler_kwargs")
     warmup = trainer.get("warmup_steps", 0)
     sizes = [key for key in ("step_size", "step_epochs") if arguments.get(key) is not None]
@@ -433,7 +443,8 @@ _NEW_RANGES: Mapping[str, Mapping[str, Any]] = {
     "num_hidden_layers": {"min": 1, "max": 10_000}, "hidden_size": {"min": 1, "max": 10**6},
     "vocab_size": {"min": 1, "max": 10**8},
 }  # fmt: skip
-"""End of the name of a model's config field -> its bounds. Building the model shows whether its sizes fit each other."""
+"""End of the name of a model's config field -> its bounds. Building the model shows whether its
+sizes fit each other."""
 
 
 def check_new_model(new: Mapping[str, Any], checker: Checker) -> None:
@@ -463,7 +474,8 @@ ADAPTER_REFUSED = {
 }  # fmt: skip
 """Keys of peft's configs that an adapter to train must not set -> the reason."""
 ADAPTER_KEYS = ("type", "merge")
-"""The keys that are not peft's: the type of adapter, and whether it is folded into the base weights when training ends."""
+"""The keys that are not peft's: the type of adapter, and whether it is folded into the base weights
+when training ends."""
 _VIRTUAL_TOKENS = "adds virtual tokens, which neither packed rows nor the scoring of kinject know"
 ADAPTER_TYPES_REFUSED = {
     "adalora": "needs the number of steps and a call after each of them, which Trainer does not make",
@@ -476,7 +488,8 @@ ADAPTER_TYPES_REFUSED = {
 
 
 def adapter_types() -> dict[str, Any]:
-    """Return the config class of each type of adapter: cartridges, and those of peft that change weights. Imports peft."""
+    """Return the config class of each type of adapter: cartridges, and those of peft that change
+    weights. Imports peft."""
     from peft import PromptLearningConfig
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
@@ -486,7 +499,8 @@ def adapter_types() -> dict[str, Any]:
 
 
 def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
-    """Report every key that peft's config of its type does not have, and every value of a wrong type or out of bounds.
+    """Report every key that peft's config of its type does not have, and every value of a wrong
+    type or out of bounds.
 
     Imports peft (some seconds), so only a recipe that trains an adapter calls it.
     """

@@ -1,4 +1,5 @@
-"""Reads a recipe file with overrides into a checked `Recipe`; reports every fault at once, each with its line."""
+"""Reads a recipe file with overrides into a checked `Recipe`; reports every fault at once, each
+with its line."""
 
 from __future__ import annotations
 
@@ -36,10 +37,12 @@ from kinject.secrets import TRAINER_SECRETS, known_secrets, secret_filter
 Verb = Literal["augment", "questions", "train", "eval", "study", "plan"]
 
 NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"})
-"""Sections that some verb cannot do without: nothing there is a mistake, whatever verb reads the recipe."""
+"""Sections that some verb cannot do without: nothing there is a mistake, whatever verb reads the
+recipe."""
 
 NOT_TRAINING = frozenset({"run_dir", "documents", "augment", "questions", "eval", "study"})
-"""Top-level keys that change nothing about a training; every other one, a new section too, is in its fingerprint."""
+"""Top-level keys that change nothing about a training; every other one, a new section too, is in
+its fingerprint."""
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
 
@@ -93,8 +96,9 @@ class Sections:
 class Recipe(Sections):
     """A checked recipe. Sections that the file lacks are None.
 
-    `trainer` holds SFTConfig's own keyword arguments. `raw` is the file with the command line's `overrides` applied.
-    `notes` are messages for the user (a renamed key was read under its new name).
+    `trainer` holds SFTConfig's own keyword arguments. `raw` is the file with the command line's
+    `overrides` applied. `notes` are messages for the user (a renamed key was read under its new
+    name).
     """
 
     path: Path
@@ -110,7 +114,8 @@ class Recipe(Sections):
         return shlex.join((str(self.path), *self.overrides))
 
     def location(self, key: str | KeyPath) -> str:
-        """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an override set it."""
+        """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an
+        override set it."""
         return _location(
             self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key
         )
@@ -152,7 +157,8 @@ class TrainRecipe(Recipe):
         return self.distillation or DistillationSection() if self.method == "distill" else None
 
     def training_values(self) -> dict[str, Any]:
-        """Return the plain values of all sections that decide a training; those that every recipe has may be None."""
+        """Return the plain values of all sections that decide a training; those that every recipe
+        has may be None."""
         always = dict.fromkeys(("seed", "method", "model", "adapter", "corpus", "trainer"))
         return always | {key: value for key, value in self.raw.items() if key not in NOT_TRAINING}
 
@@ -194,7 +200,8 @@ _RECIPES: Mapping[str, type[Recipe]] = {
     "augment": AugmentRecipe, "questions": QuestionsRecipe, "train": TrainRecipe, "eval": EvalRecipe,
     "study": StudyRecipe, "plan": TrainRecipe,
 }  # fmt: skip
-"""Verb -> its recipe: the sections that the class declares again are those that the verb requires."""
+"""Verb -> its recipe: the sections that the class declares again are those that the verb requires.
+"""
 
 
 def read_recipe(
@@ -204,11 +211,13 @@ def read_recipe(
     *,
     check_inputs: bool = True,
 ) -> Any:
-    """Return the recipe at `path`, overridden and checked: a `Recipe`, that of the `verb` if one is given.
+    """Return the recipe at `path`, overridden and checked: a `Recipe`, that of the `verb` if one is
+    given.
 
-    `overrides` are ``section.key=value`` (value in YAML). With `verb`, its sections must be present and, unless
-    `check_inputs` is False or the verb is plan, the inputs that they name must exist. Without, the whole file is checked
-    but no input is looked for. Raises `RecipeError` with every fault, `DiskError` when the file cannot be read.
+    `overrides` are ``section.key=value`` (value in YAML). With `verb`, its sections must be present
+    and, unless `check_inputs` is False or the verb is plan, the inputs that they name must exist.
+    Without, the whole file is checked but no input is looked for. Raises `RecipeError` with every
+    fault, `DiskError` when the file cannot be read.
 
         recipe = kinject.read_recipe("recipes/cpt.yaml", ["trainer.max_steps=50"], "train")
     """
@@ -295,7 +304,8 @@ def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> Docu
 
 
 def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
-    """Remove what `corpus.general_text: false` leaves out from a recipe's values; return a warning if there was any."""
+    """Remove what `corpus.general_text: false` leaves out from a recipe's values; return a warning
+    if there was any."""
     corpus, trainer = raw.get("corpus"), raw.get("trainer")
     if not isinstance(corpus, dict) or corpus.get("general_text", True) is not False:
         return []
@@ -419,7 +429,8 @@ def _about_input(value: str, kind: str, *, must_exist: bool) -> str:
 
 
 def _is_input(value: str, kind: str) -> bool:
-    """Return whether an input exists. A name on the hub counts: only loading it shows whether it exists."""
+    """Return whether an input exists. A name on the hub counts: only loading it shows whether it
+    exists."""
     path = Path(value)
     if path_exists(path):
         return True

@@ -1,6 +1,8 @@
-"""Writes the JSON schema of recipes, by which editors complete and check them, from the sections and the libraries' fields.
+"""Writes the JSON schema of recipes, by which editors complete and check them, from the sections
+and the libraries' fields.
 
-Draft 7, which every version of the YAML language server reads. It reads YAML as version 1.2, as kinject does.
+Draft 7, which every version of the YAML language server reads. It reads YAML as version 1.2, as
+kinject does.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def recipe_schema(styles: Mapping[str, str]) -> Schema:
 
 
 def schema_line(recipe: Path, schema: Path = FILE) -> str:
-    """Return the first line of `recipe` that names `schema`, for editors that run the YAML language server."""
+    """Return the first line of `recipe` that names `schema`, for editors that run the YAML language
+    server."""
     return f"{_PREFIX}{Path(os.path.relpath(schema.resolve(), recipe.resolve().parent)).as_posix()}"
 
 
@@ -215,7 +218,8 @@ def _trainer() -> Schema:
 
 
 def _adapter() -> Schema:
-    """Return the schema of an adapter: LoraConfig's fields by name; those of another type are checked when they are read."""
+    """Return the schema of an adapter: LoraConfig's fields by name; those of another type are
+    checked when they are read."""
     types = adapter_types()
     properties = {
         key: value
@@ -243,7 +247,8 @@ def _adapter() -> Schema:
 
 
 def _schemas(fields: Fields) -> dict[str, Schema]:
-    """Return the schemas of a library's configuration fields, each with the first sentence of the library's help."""
+    """Return the schemas of a library's configuration fields, each with the first sentence of the
+    library's help."""
     properties: dict[str, Schema] = {}
     for field, hint in fields.values():
         if field.name in REFUSED:
@@ -257,7 +262,8 @@ def _schemas(fields: Fields) -> dict[str, Schema]:
 
 
 def _add_styles(section: Schema, styles: Mapping[str, str]) -> None:
-    """Name the styles in the schema of `augment.styles`, each with its description; others need `style_files`."""
+    """Name the styles in the schema of `augment.styles`, each with its description; others need
+    `style_files`."""
     schema = section["properties"]["styles"]
     count = schema["additionalProperties"]
     count["anyOf"] = [

@@ -1,11 +1,12 @@
-"""The sections of a recipe, one frozen dataclass each. `kinject.recipe.check` reads them and `schema` publishes them.
+"""The sections of a recipe, one frozen dataclass each. `kinject.recipe.check` reads them and
+`schema` publishes them.
 
-The metadata of a field: `help`; the bounds of a number (of each number in a list or mapping): `min` or `above` (excluded),
-`max` or `below` (excluded), and `or`, one value outside of them; `nonempty`;
-`words`, a mapping whose keys are the allowed texts of a list;
-`path`, an input that must exist when a verb runs ("file"; "files", which may be a folder; "documents" and "model", which
-may be folders or names on the hub), or an "output";
-`holds`, a text into which a secret is easily put ("url", or "variable" for the name of one): a secret there is refused.
+The metadata of a field: `help`; the bounds of a number (of each number in a list or mapping): `min`
+or `above` (excluded), `max` or `below` (excluded), and `or`, one value outside of them; `nonempty`;
+`words`, a mapping whose keys are the allowed texts of a list; `path`, an input that must exist when
+a verb runs ("file"; "files", which may be a folder; "documents" and "model", which may be folders
+or names on the hub), or an "output"; `holds`, a text into which a secret is easily put ("url", or
+"variable" for the name of one): a secret there is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ Attention = Literal[
 ]
 
 MAX_SAMPLES = 10_000
-"""Most samples of one style and passage; `kinject.augment.validation` checks it with the names of the styles."""
+"""Most samples of one style and passage; `kinject.augment.validation` checks it with the names of
+the styles."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class TokenizerSection:
 
 @dataclass(frozen=True)
 class ModelSection:
-    """Which model: `path` to load one, or `new` (config fields) with `tokenizer` to start from random weights."""
+    """Which model: `path` to load one, or `new` (config fields) with `tokenizer` to start from
+    random weights."""
 
     path: str | None = option(None, help="Model folder or hub name.", path="model")
     revision: str | None = option(None, help="Branch, tag or commit on the hub.")
@@ -74,7 +77,8 @@ Reaction = Literal["stop", "warn", "ignore"]
 
 @dataclass(frozen=True)
 class ProjectionSection:
-    """Texts on which the model's outputs should stay: updates keep to directions that the layers' inputs hardly use there."""
+    """Texts on which the model's outputs should stay: updates keep to directions that the layers'
+    inputs hardly use there."""
 
     path: str = option(
         help="Corpus (JSONL) of the texts to keep; nothing is learned from it.", path="file"
@@ -89,8 +93,8 @@ class ProjectionSection:
 class RegularizationSection:
     """Terms that keep the model near its base; 0 leaves a term out.
 
-    Strengths are in units of the loss per token: the update follows loss + l2/2 |w - w0|^2 + kl * KL(base || model), the
-    last on replayed tokens.
+    Strengths are in units of the loss per token: the update follows loss + l2/2 |w - w0|^2 + kl *
+    KL(base || model), the last on replayed tokens.
     """
 
     l2: float = option(0.0, help="Strength of the L2 pull to the base weights.", min=0.0, max=1e6)
@@ -142,10 +146,12 @@ class ProbeSection:
 
 @dataclass(frozen=True)
 class ProbesSection:
-    """Questions scored during training, whenever trainer.eval_strategy evaluates, and once before the first step.
+    """Questions scored during training, whenever trainer.eval_strategy evaluates, and once before
+    the first step.
 
-    Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy; trainer.metric_for_best_model takes
-    NAME_accuracy, accuracy, or (with corpus.validation_corpus or validation_fraction) loss.
+    Each set is logged as eval_NAME_accuracy and their mean as eval_accuracy;
+    trainer.metric_for_best_model takes NAME_accuracy, accuracy, or (with corpus.validation_corpus
+    or validation_fraction) loss.
     """
 
     questions: Mapping[str, str | ProbeSection] = option(
@@ -167,7 +173,8 @@ class ProbesSection:
 
 @dataclass(frozen=True)
 class GeneratorSection:
-    """The model or file that writes, how fast and at what price: of paraphrases and questions, as judge, or asked by eval."""
+    """The model or file that writes, how fast and at what price: of paraphrases and questions, as
+    judge, or asked by eval."""
 
     kind: Literal["sandbox", "openai", "transformers", "vllm", "file"] = option(
         "openai",
@@ -217,7 +224,8 @@ class GeneratorSection:
     )
 
     def parts(self) -> dict[str, GeneratorSection]:
-        """Return the section of each endpoint by its address without the scheme; itself under "" if it is the only one."""
+        """Return the section of each endpoint by its address without the scheme; itself under "" if
+        it is the only one."""
         if isinstance(self.base_url, tuple):
             return {
                 url.partition("://")[2].rstrip("/"): replace(self, base_url=url)
@@ -248,7 +256,8 @@ SAMPLING = ("top_k", "top_p", "min_p")
 RESERVED_BODY = (
     "model", "messages", "stream", "n", "response_format", "stop", "chat_template_kwargs",
 )  # fmt: skip
-"""Parameters that extra_body may not hold: kinject sets them, or its generator has a key of the same name."""
+"""Parameters that extra_body may not hold: kinject sets them, or its generator has a key of the
+same name."""
 GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
     "openai": ("model", "the name of a model at the endpoint"),
     "transformers": ("model", "a model folder or a name on the hub"),
@@ -267,7 +276,8 @@ class TokenTarget:
 
 @dataclass(frozen=True)
 class RaftSection:
-    """Passages in front of the questions of the style raft: the one that answers it among others, its distractors."""
+    """Passages in front of the questions of the style raft: the one that answers it among others,
+    its distractors."""
 
     distractors: int = option(3, help="Distractors of each question.", min=0, max=100)
     without_gold: float = option(
@@ -386,7 +396,8 @@ class HardExampleMiningSection:
 
 @dataclass(frozen=True)
 class RowWeightsSection:
-    """How much each row of the corpus counts, by one of its columns. Rows of replay and mix count 1."""
+    """How much each row of the corpus counts, by one of its columns. Rows of replay and mix count
+    1."""
 
     column: str = option(
         help="Key of the corpus row, as in weight, or meta.date for one inside another.",

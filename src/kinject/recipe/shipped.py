@@ -1,4 +1,5 @@
-"""The recipes that come with kinject: their headers, and copies of them with every file that they refer to."""
+"""The recipes that come with kinject: their headers, and copies of them with every file that they
+refer to."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _INSTALLED = f"share/kinject/recipes/{SCHEMA}"
 
 
 def _folder() -> Path:
-    """Return recipes/ of a checkout, else the folder into which pip installed it (pyproject's data-files)."""
+    """Return recipes/ of a checkout, else the folder into which pip installed it (pyproject's
+    data-files)."""
     checkout = Path(__file__).parents[3] / "recipes"
     if (checkout / SCHEMA).is_file():
         return checkout
@@ -43,9 +45,11 @@ _DATA = re.compile(r"\b(?:data/company|eval/company|eval/chat)/\w+\.jsonl\b")
 
 @dataclass(frozen=True)
 class ShippedRecipe:
-    """A recipe by its `name` (its path below recipes/ without .yaml), with the fields of its header, each in one line.
+    """A recipe by its `name` (its path below recipes/ without .yaml), with the fields of its
+    header, each in one line.
 
-    `verb` is the first verb of kinject in its header, or accelerate for a configuration of `accelerate launch`.
+    `verb` is the first verb of kinject in its header, or accelerate for a configuration of
+    `accelerate launch`.
     """
 
     name: str
@@ -65,7 +69,8 @@ class ShippedRecipe:
 
 @dataclass(frozen=True)
 class CopiedRecipes:
-    """Files that were `written`, files that were `unchanged`, and `missing_inputs` that are not shipped."""
+    """Files that were `written`, files that were `unchanged`, and `missing_inputs` that are not
+    shipped."""
 
     written: tuple[Path, ...]
     unchanged: tuple[Path, ...]
@@ -73,7 +78,8 @@ class CopiedRecipes:
 
 
 def read_shipped() -> dict[str, ShippedRecipe]:
-    """Return every shipped recipe by name. Raises `InputError` if kinject was installed without them."""
+    """Return every shipped recipe by name. Raises `InputError` if kinject was installed without
+    them."""
     files = sorted(FOLDER.rglob("*.yaml"))
     if not files:
         raise InputError(
@@ -103,10 +109,11 @@ def find_recipes(names: Sequence[str], shipped: Mapping[str, ShippedRecipe]) -> 
 def copy_recipes(
     recipes: Sequence[ShippedRecipe], into: Path, write_sandbox: Callable[[Path], Iterable[Path]]
 ) -> CopiedRecipes:
-    """Copy `recipes` below `into`, with the recipes that they name or that make their inputs, data and the schema.
+    """Copy `recipes` below `into`, with the recipes that they name or that make their inputs, data
+    and the schema.
 
-    `write_sandbox` writes the sandbox's data into a folder and returns the files. No file is overwritten: raises
-    `InputError` if one is there with another text, before anything is written.
+    `write_sandbox` writes the sandbox's data into a folder and returns the files. No file is
+    overwritten: raises `InputError` if one is there with another text, before anything is written.
     """
     shipped = read_shipped()
     to_copy = _with_references(recipes, shipped)
@@ -139,10 +146,12 @@ def copy_recipes(
 def write_own_recipes(
     name: str, root: Path, values: Mapping[str, str]
 ) -> tuple[list[Path], list[Path]]:
-    """Write the recipes of recipes/own for documents called `name` into `root`/recipes/`name`, and the data that they read.
+    """Write the recipes of recipes/own for documents called `name` into `root`/recipes/`name`, and
+    the data that they read.
 
-    `values` are texts of them and what replaces these (by regular expression). Return the recipes that are written (or there
-    already, the same) and those that are there with another text, and stay.
+    `values` are texts of them and what replaces these (by regular expression). Return the recipes
+    that are written (or there already, the same) and those that are there with another text, and
+    stay.
     """
     written, differing = [], []
     for recipe in find_recipes(["own"], read_shipped()):
@@ -175,7 +184,8 @@ def _read(file: Path) -> ShippedRecipe:
 
 
 def _header(text: str) -> dict[str, str]:
-    """Return the fields of the comment at the top of a recipe; without fields, its first line is the purpose."""
+    """Return the fields of the comment at the top of a recipe; without fields, its first line is
+    the purpose."""
     fields: dict[str, str] = {}
     last = ""
     for line in text.splitlines():

@@ -25,7 +25,8 @@ _ONE_BY_ONE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """How and where a training is to run, as far as its recipe leaves that open; texts are "" where nothing is wrong."""
+    """How and where a training is to run, as far as its recipe leaves that open; texts are "" where
+    nothing is wrong."""
 
     trainer: Mapping[str, Any] = field(default_factory=dict)
     """The trainer section, with the defaults of SFTConfig."""

@@ -25,7 +25,8 @@ _READ = {"null": "no value", "bool": "true or false", "int": "a whole number", "
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's scalars: ``1e-5`` is a number, ``no``, ``1:30`` and ``2026-01-01`` are words, 010 is ten."""
+    """SafeLoader with YAML 1.2's scalars: ``1e-5`` is a number, ``no``, ``1:30`` and ``2026-01-01``
+    are words, 010 is ten."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own class attribute)
         first: [(tag, pattern) for tag, pattern in resolvers if tag == f"{_TAG}null"]
@@ -67,13 +68,15 @@ class YamlFile:
 
 
 def parse_scalar(text: str) -> Any:
-    """Return the value that `text` has in YAML (``1e-5`` a float, ``[0, 5]`` a list). Raises `RecipeError`."""
+    """Return the value that `text` has in YAML (``1e-5`` a float, ``[0, 5]`` a list). Raises
+    `RecipeError`."""
     value, _ = _parse(text, "command line")
     return value
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a YAML mapping. Raises `RecipeError` (file:line) on bad syntax, repeated keys, or another root.
+    """Read a YAML mapping. Raises `RecipeError` (file:line) on bad syntax, repeated keys, or
+    another root.
 
     Aliases are read, but not tags, merge keys, or more than `MOST_BYTES`.
     """
@@ -99,7 +102,8 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def _parse(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Return the value of `text` and the line of every key in it. Raises `RecipeError` with `source` (and the line)."""
+    """Return the value of `text` and the line of every key in it. Raises `RecipeError` with
+    `source` (and the line)."""
     in_file = source != "command line"
 
     def error_at(line: int, message: str) -> RecipeError:

@@ -83,7 +83,8 @@ _COUNTED: tuple[tuple[str, Callable[[ArmResult], int], str], ...] = (
 
 
 def doubts(view: View) -> Answer:
-    """Return what went wrong: trainings cut short, prompts cut, no score, no letter, contexts that missed, failed arms."""
+    """Return what went wrong: trainings cut short, prompts cut, no score, no letter, contexts that
+    missed, failed arms."""
     lines = tuple(_doubts(view))
     arms: dict[str, dict[str, None]] = {}
     for item in lines:
@@ -168,7 +169,8 @@ def _doubts(view: View) -> Iterator[Evidence]:
 
 
 def _given_away(view: View) -> Iterator[Evidence]:
-    """Yield each set whose right choices are picked without the question more often than by guessing."""
+    """Yield each set whose right choices are picked without the question more often than by
+    guessing."""
     for name in view.sets():
         rates: dict[str, float] = {}
         chance = view.first(name).chance

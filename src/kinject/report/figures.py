@@ -1,8 +1,9 @@
-"""The figures of a report, accuracy and learning against forgetting, and the style of every figure of kinject.
+"""The figures of a report, accuracy and learning against forgetting, and the style of every figure
+of kinject.
 
-Drawn with matplotlib's Figure objects on Agg (no pyplot, no window, no state); the same input gives the same bytes.
-Colours are blue and orange of Okabe and Ito (2008), which differ to every kind of colour vision; no meaning
-depends on colour alone.
+Drawn with matplotlib's Figure objects on Agg (no pyplot, no window, no state); the same input gives
+the same bytes. Colours are blue and orange of Okabe and Ito (2008), which differ to every kind of
+colour vision; no meaning depends on colour alone.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def style() -> Iterator[None]:
 
 
 def panels(n_panels: int, columns: int, height: float) -> tuple[Figure, list[Axes], int]:
-    """Return a figure with that many panels, side by side up to `columns`, and how many columns there are."""
+    """Return a figure with that many panels, side by side up to `columns`, and how many columns
+    there are."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -115,7 +117,8 @@ def line_mark(label: str, **style_of: Any) -> Any:
 
 
 def add_legend(figure: Figure, marks: Sequence[Any]) -> int:
-    """Set a legend under the panels, in as many columns as the page's width holds; return its number of rows."""
+    """Set a legend under the panels, in as many columns as the page's width holds; return its
+    number of rows."""
     widths = [len(mark.get_label()) + 7 for mark in marks]  # in characters
     n = next(
         (n for n in range(len(marks), 1, -1) if sum(max(widths[i::n]) for i in range(n)) <= _WIDTH),
@@ -177,10 +180,11 @@ class _Panel:
 
 
 def accuracy(view: View) -> Figure | None:
-    """Return accuracy with its interval and each seed's, one panel for each model and set, one row for each arm.
+    """Return accuracy with its interval and each seed's, one panel for each model and set, one row
+    for each arm.
 
-    An evaluation has a panel for each prompt format, a study for the headline alone. Learning is a blue
-    circle, retention an orange square; a hollow mark has retrieved context.
+    An evaluation has a panel for each prompt format, a study for the headline alone. Learning is a
+    blue circle, retention an orange square; a hollow mark has retrieved context.
     """
     groups = view.groups(1 if view.is_study else None)
     drawn = [_Panel(model, name, form, tuple(results)) for model, name, form, results in groups]
@@ -248,7 +252,8 @@ def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
 
 
 def frontier(view: View) -> Figure | None:
-    """Return learning against retention, one panel for each model and retention set: sweeps as lines, arms as marks."""
+    """Return learning against retention, one panel for each model and retention set: sweeps as
+    lines, arms as marks."""
     drawn = []
     for model in view.report.models:
         learned = next(

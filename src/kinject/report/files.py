@@ -1,7 +1,8 @@
-"""Reads report.json; writes report.html and the figures, and a report as text for terminal and model card.
+"""Reads report.json; writes report.html and the figures, and a report as text for terminal and
+model card.
 
-The report and the manifests beside the training logs that it names decide every byte. Texts and names come from
-documents, models and logs: the page escapes all of them.
+The report and the manifests beside the training logs that it names decide every byte. Texts and
+names come from documents, models and logs: the page escapes all of them.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ _FIX = "Run kinject eval or kinject study again."
 def read_report(path: Path) -> Report:
     """Return the report at `path` (a report.json).
 
-    Raises `DiskError` when it cannot be read, and `InputError` naming the field when it is damaged or of a
-    newer format. Unknown keys are ignored.
+    Raises `DiskError` when it cannot be read, and `InputError` naming the field when it is damaged
+    or of a newer format. Unknown keys are ignored.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -105,9 +106,10 @@ def read_report(path: Path) -> Report:
 def write_report(run_dir: Path, report: Report) -> Path:
     """Write report.html and figures/ (PNG and SVG) into `run_dir`; return report.html's path.
 
-    An evaluation's commands and versions come from the manifests in `run_dir` and beside its training logs, its changed
-    answers from flips.jsonl. Figures of an earlier report are removed. Raises `InputError` when an evaluation has no
-    results, or flips.jsonl is damaged; `DiskError` on I/O.
+    An evaluation's commands and versions come from the manifests in `run_dir` and beside its
+    training logs, its changed answers from flips.jsonl. Figures of an earlier report are removed.
+    Raises `InputError` when an evaluation has no results, or flips.jsonl is damaged; `DiskError` on
+    I/O.
     """
     if report.kind == "evaluation" and not report.results and not report.unscored:
         raise InputError(
@@ -123,12 +125,14 @@ def write_report(run_dir: Path, report: Report) -> Path:
 
 
 def read_view(run_dir: Path, report: Report) -> View:
-    """Return the view of the report of `run_dir`, with what the manifests beside its training logs say of its trainings."""
+    """Return the view of the report of `run_dir`, with what the manifests beside its training logs
+    say of its trainings."""
     return View(report, _read_trainings(run_dir, report))
 
 
 def render_summary(run_dir: Path, report: Report) -> str:
-    """Return the report of `run_dir` as text for the terminal, without a trailing newline: tables, notes, the opening last."""
+    """Return the report of `run_dir` as text for the terminal, without a trailing newline: tables,
+    notes, the opening last."""
     view = read_view(run_dir, report)
     tables = ([headline_table(view)] if view.set_results else []) + [
         t for t in small_tables(view) if not t.folded
@@ -146,14 +150,16 @@ def render_summary(run_dir: Path, report: Report) -> str:
 
 
 def render_card_tables(run_dir: Path, report: Report) -> str:
-    """Return the opening and the headline table of the report of `run_dir` as Markdown, for a model card."""
+    """Return the opening and the headline table of the report of `run_dir` as Markdown, for a model
+    card."""
     view = read_view(run_dir, report)
     paragraphs = [escape_markdown(text) for text in write_opening(view).paragraphs()]
     return "\n\n".join([*paragraphs, "\n".join(render_markdown_table(headline_table(view)))])
 
 
 def _with_manifests(run_dir: Path, report: Report) -> Report:
-    """Return an evaluation's `report` with the date, commands and versions of its manifests; a study's holds its own."""
+    """Return an evaluation's `report` with the date, commands and versions of its manifests; a
+    study's holds its own."""
     if report.kind == "study":
         return report
     manifest = read_manifest(run_dir / "manifest.json")
@@ -174,7 +180,8 @@ def _with_manifests(run_dir: Path, report: Report) -> Report:
 
 
 def _read_trainings(run_dir: Path, report: Report) -> dict[tuple[str, str], Training]:
-    """Return what each trained arm read, from the manifests beside the training logs of the first seed."""
+    """Return what each trained arm read, from the manifests beside the training logs of the first
+    seed."""
     trained = {(arm.model, arm.name) for arm in report.arms if arm.trained}
     trainings: dict[tuple[str, str], Training] = {}
     for model, arm, _, path in report.logs:
@@ -314,7 +321,8 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
 
 
 def _draw_figures(run_dir: Path, view: View) -> dict[str, str]:
-    """Write the files of each figure that has something to draw, remove older ones, and return the figures by stem."""
+    """Write the files of each figure that has something to draw, remove older ones, and return the
+    figures by stem."""
     drawn = {"accuracy": figures.accuracy(view), "frontier": figures.frontier(view)}
     svgs = {
         name: figures.draw_figure(run_dir / "figures" / name, figure)

@@ -1,4 +1,5 @@
-"""Names and numbers as the pages, tables and figures write them, and lookups in a report. Computes no statistics."""
+"""Names and numbers as the pages, tables and figures write them, and lookups in a report. Computes
+no statistics."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ _SCORES = {
 
 
 def format_name(text: str, longest: int | None = None) -> str:
-    """Return `text` on one line, control and direction characters replaced; past `longest`, cut in the middle."""
+    """Return `text` on one line, control and direction characters replaced; past `longest`, cut in
+    the middle."""
     flat = " ".join(text.split())
     clean = "".join(
         "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in _DIRECTION_MARKS else c
@@ -75,7 +77,8 @@ def format_finite(value: float | None, digits: int, otherwise: str = "not finite
 
 
 def perplexity_change(item: Perplexity, base: Perplexity) -> str:
-    """Return the change of a perplexity from the base's: ``+12.0%``, from ten times on ``x 23``; "" for the base.
+    """Return the change of a perplexity from the base's: ``+12.0%``, from ten times on ``x 23``; ""
+    for the base.
 
     Perplexities of different tokens cannot be compared; bits per byte can.
     """
@@ -88,13 +91,15 @@ def perplexity_change(item: Perplexity, base: Perplexity) -> str:
 
 
 def format_points(difference: float) -> str:
-    """Return a difference of fractions in percentage points, signed: 0.012 gives ``+1.2``, none gives ``0.0``."""
+    """Return a difference of fractions in percentage points, signed: 0.012 gives ``+1.2``, none
+    gives ``0.0``."""
     text = f"{100 * difference:+.1f}".replace("-", "−")
     return "0.0" if text[1:] == "0.0" else text
 
 
 def format_p(p: float) -> str:
-    """Return ``p = 0.012``; below a thousandth ``p < 0.001``. Near 0.05: ``p < 0.05`` or ``p > 0.05``."""
+    """Return ``p = 0.012``; below a thousandth ``p < 0.001``. Near 0.05: ``p < 0.05`` or ``p >
+    0.05``."""
     if p < 0.001:
         return "p < 0.001"
     if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":
@@ -120,7 +125,8 @@ def join_words(words: Sequence[str]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return `text` so that Markdown shows it as it is, on one line: no tags, links, emphasis, headings or table borders."""
+    """Return `text` so that Markdown shows it as it is, on one line: no tags, links, emphasis,
+    headings or table borders."""
     escaped = (
         _LINE_ENDS.sub(" ", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     )
@@ -129,7 +135,8 @@ def escape_markdown(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The training of one arm, from its manifest: `reading` in words what it read, `epochs` how often (None: not counted)."""
+    """The training of one arm, from its manifest: `reading` in words what it read, `epochs` how
+    often (None: not counted)."""
 
     reading: str
     steps: int
@@ -140,8 +147,8 @@ class Training:
 class View:
     """A report's results by model, arm, question set and prompt format.
 
-    `set_results` are the results on whole question sets: neither those without the question nor those of one subject.
-    `trainings` are known by (model, arm) where their run folders still exist.
+    `set_results` are the results on whole question sets: neither those without the question nor
+    those of one subject. `trainings` are known by (model, arm) where their run folders still exist.
     """
 
     def __init__(
@@ -174,7 +181,8 @@ class View:
         return len(self.report.models) > 1
 
     def reading(self, model: str, arm: str) -> str:
-        """Return in words what a trained arm read, "" where neither its manifest nor the study describes it."""
+        """Return in words what a trained arm read, "" where neither its manifest nor the study
+        describes it."""
         training = self.trainings.get((model, arm))
         return (
             training.reading
@@ -188,7 +196,8 @@ class View:
         return "" if about == format_name(arm) else about
 
     def headline_results(self) -> Iterator[ArmResult]:
-        """Yield the results of the report's own arms that are judged: each set's first format, with the chosen K if any."""
+        """Yield the results of the report's own arms that are judged: each set's first format, with
+        the chosen K if any."""
         for _, _, _, results in self.groups(n_formats=1):
             yield from results
 
@@ -209,7 +218,8 @@ class View:
         return next(result for result in self.set_results if result.question_set == question_set)
 
     def perplexities(self) -> Iterator[tuple[str, list[Perplexity]]]:
-        """Yield each base model's file of held-out texts, in words, and its perplexities, that of the base first."""
+        """Yield each base model's file of held-out texts, in words, and its perplexities, that of
+        the base first."""
         items = self.report.perplexities
         for model, name in dict.fromkeys((item.model, item.name) for item in items):
             of_model = f", {format_name(model)}" if self.several_models and model else ""
@@ -236,7 +246,8 @@ class View:
         return next((r for r in self._every_k(model, arm, question_set, form) if r.k == k), None)
 
     def retrieval(self, model: str, question_set: str) -> ArmResult | None:
-        """Return the base with retrieval that trained arms are compared with: its chosen K, in an evaluation else the first."""
+        """Return the base with retrieval that trained arms are compared with: its chosen K, in an
+        evaluation else the first."""
         base = self.base(model)
         results = [r for r in self._every_k(model, base, question_set, None) if r.k]
         chosen = next((r for r in results if r.chosen_k), None)
@@ -251,7 +262,8 @@ class View:
     def shown(
         self, model: str, question_set: str, form: PromptFormat | None = None
     ) -> list[ArmResult]:
-        """Return the results of the report's own arms: without context, then with the chosen K (each K if none was chosen)."""
+        """Return the results of the report's own arms: without context, then with the chosen K
+        (each K if none was chosen)."""
         by_arm = [
             self._every_k(model, arm.name, question_set, form) for arm in self.own_arms(model)
         ]
@@ -264,7 +276,8 @@ class View:
     def groups(
         self, n_formats: int | None = None
     ) -> Iterator[tuple[str, str, PromptFormat, list[ArmResult]]]:
-        """Yield (model, question set, prompt format, `shown` results) of all sets, in their first `n_formats`."""
+        """Yield (model, question set, prompt format, `shown` results) of all sets, in their first
+        `n_formats`."""
         for model in self.report.models:
             for name in self.sets("", model):
                 for form in self.formats(name)[:n_formats]:

@@ -1,9 +1,10 @@
-"""A report's page as plain values (sections of text, lists, tables, figures, commands), and rendered as HTML.
+"""A report's page as plain values (sections of text, lists, tables, figures, commands), and
+rendered as HTML.
 
 Tables are rendered as Markdown and as text too.
 
-Names and texts come from recipes, question files and logs, so HTML escapes all of them, and Markdown all that it
-would read as markup.
+Names and texts come from recipes, question files and logs, so HTML escapes all of them, and
+Markdown all that it would read as markup.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SETTLE = "What is not known, and what would settle it"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One arm on one question set: a tag of a few words, its tone (good, bad, flat), and the numbers as a sentence."""
+    """One arm on one question set: a tag of a few words, its tone (good, bad, flat), and the
+    numbers as a sentence."""
 
     arm: str
     question_set: str
@@ -45,7 +47,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The first sentences of a report: what was measured, what it allows to say, and what would settle the rest."""
+    """The first sentences of a report: what was measured, what it allows to say, and what would
+    settle the rest."""
 
     effect: str
     answers: tuple[Answer, ...]
@@ -59,7 +62,8 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell: `below` is set small under `text`; `tone` is good, bad or "" as its difference is significant."""
+    """One cell: `below` is set small under `text`; `tone` is good, bad or "" as its difference is
+    significant."""
 
     text: str
     tone: str = ""
@@ -72,7 +76,8 @@ Line = tuple[Cell, ...]
 
 @dataclass(frozen=True, slots=True)
 class TableBlock:
-    """A table; `wordy` lets its cells wrap and align left, for text rather than numbers. `folded` shows it on demand.
+    """A table; `wordy` lets its cells wrap and align left, for text rather than numbers. `folded`
+    shows it on demand.
 
     The first `heads` columns are the heads of a line and align left.
     """
@@ -125,7 +130,8 @@ class Section:
 class Page:
     """The whole page: `facts` (label, text), the opening, then the sections.
 
-    `figure` stands under its effect. The `n_first` first sections belong to the sheet that is printed; the others are details.
+    `figure` stands under its effect. The `n_first` first sections belong to the sheet that is
+    printed; the others are details.
     """
 
     title: str
@@ -158,9 +164,9 @@ def without_empty_columns(table: TableBlock) -> TableBlock:
 def render_html(page: Page, figures: Mapping[str, str]) -> str:
     """Return the page with its figures (SVG by name) as one HTML file.
 
-    Nothing is fetched, everything but kinject's own script is escaped. Its policy allows the one style sheet and the one
-    script, each by its hash, and images that the file holds. It allows nothing else: no other script, no font, frame, form or
-    address.
+    Nothing is fetched, everything but kinject's own script is escaped. Its policy allows the one
+    style sheet and the one script, each by its hash, and images that the file holds. It allows
+    nothing else: no other script, no font, frame, form or address.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -176,7 +182,8 @@ def render_html(page: Page, figures: Mapping[str, str]) -> str:
 
 
 def policy_of(html: str) -> str:
-    """Return the content security policy that allows the inline style sheet and script of a page, by hash, and no more."""
+    """Return the content security policy that allows the inline style sheet and script of a page,
+    by hash, and no more."""
     sheet, script = (
         base64.b64encode(
             hashlib.sha256("".join(inline.findall(html)[:1]).encode()).digest()

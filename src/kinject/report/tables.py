@@ -1,4 +1,5 @@
-"""The tables of a report: the headline, one long table of every result, and the small ones that only some reports have."""
+"""The tables of a report: the headline, one long table of every result, and the small ones that
+only some reports have."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def _accuracy(result: ArmResult | None) -> Cell:
 
 
 def _headline_cell(result: ArmResult | None) -> Cell:
-    """Return accuracy with its interval, and of written answers the shares that are wrong and abstained."""
+    """Return accuracy with its interval, and of written answers the shares that are wrong and
+    abstained."""
     cell = _accuracy(result)
     parts = (
         []
@@ -108,7 +110,8 @@ def _bounds(low: float, high: float) -> str:
 
 
 def _change(contrast: Contrast | None, more: str = "good") -> Cell:
-    """Return a difference in points with its interval, marked where it is significant; `more` is the tone of a rise."""
+    """Return a difference in points with its interval, marked where it is significant; `more` is
+    the tone of a rise."""
     if contrast is None:
         return Cell("")
     tone, mark = "", ""
@@ -130,7 +133,8 @@ _COLUMNS = (
 
 
 def results_table(view: View) -> TableBlock:
-    """Return every result of the report, one a line: arms, sweeps, subjects, every K and prompt format."""
+    """Return every result of the report, one a line: arms, sweeps, subjects, every K and prompt
+    format."""
     lines = [line(*_result_cells(view, result)) for result in view.report.results]
     about = "every question set, arm, prompt format, K and subject; press a heading to sort"
     return without_empty_columns(
@@ -193,9 +197,11 @@ def _written_cells(written: Written | None) -> tuple[str, str, str, str]:
 
 
 def changes_table(path: Path) -> TableBlock | None:
-    """Return the answers that are right, wrong or abstained where base's are another of these: the first of each kind.
+    """Return the answers that are right, wrong or abstained where base's are another of these: the
+    first of each kind.
 
-    None without the file (flips.jsonl). Raises `InputError` (file:line) for a row of another shape, `DiskError` on I/O.
+    None without the file (flips.jsonl). Raises `InputError` (file:line) for a row of another shape,
+    `DiskError` on I/O.
     """
     if not path.exists():
         return None
@@ -240,7 +246,8 @@ def _change_cells(row: Row) -> tuple[str | Cell, ...]:
 
 
 def sweep_tables(view: View) -> Iterator[TableBlock]:
-    """Yield the accuracies along each sweep of a base model: a line for each value, a column for each question set."""
+    """Yield the accuracies along each sweep of a base model: a line for each value, a column for
+    each question set."""
     for sweep in view.report.sweeps:
         sets = view.sets("", sweep.model)
         lines = (
@@ -344,7 +351,8 @@ def _value(value: object) -> str:
 
 
 def cost_table(view: View) -> TableBlock:
-    """Return the cost of each arm, all its seeds together; the cost of shared stages is divided among the arms."""
+    """Return the cost of each arm, all its seeds together; the cost of shared stages is divided
+    among the arms."""
     lines = []
     for model, arm in dict.fromkeys((cost.model, cost.arm) for cost in view.report.costs):
         costs = [cost for cost in view.report.costs if (cost.model, cost.arm) == (model, arm)]
@@ -367,7 +375,8 @@ def cost_table(view: View) -> TableBlock:
 
 
 def price_table(view: View) -> TableBlock:
-    """Return what it costs to ask each arm and to train it, and the number of questions from which on training pays."""
+    """Return what it costs to ask each arm and to train it, and the number of questions from which
+    on training pays."""
     lines = tuple(
         line(
             arm_name(price.arm, price.k) + (f", {format_name(price.model)}" if view.several_models else ""),

@@ -1,7 +1,8 @@
-"""Findings in words, for page, terminal, Markdown and model card: effect first, then what it allows to say, then what is open.
+"""Findings in words, for page, terminal, Markdown and model card: effect first, then what it allows
+to say, then what is open.
 
-At the end what went wrong on the way, and what the data cannot tell. Every number comes from the report;
-`kinject.stats.findings` has judged it.
+At the end what went wrong on the way, and what the data cannot tell. Every number comes from the
+report; `kinject.stats.findings` has judged it.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ _WORDS: dict[About, dict[Tag, tuple[str, str]]] = {
         ),
     },
 }
-"""What was compared -> what it shows -> the tag on the page, and its words; behind each arm stands its change in points."""
+"""What was compared -> what it shows -> the tag on the page, and its words; behind each arm stands
+its change in points."""
 _TOO_FEW = ("too few to tell", "{n} {unit} are too few for any test of {arms}")
 _ALONE = (
     "not after Holm",
@@ -110,14 +112,16 @@ _QUESTIONS: tuple[tuple[str, tuple[About, ...], str], ...] = (
      "Retrieval was not tried: no trained arm is tested against the base with retrieved context (and a chosen K)."),
     ("Does it answer what no document says?", (About.DECLINING,), ""),
 )  # fmt: skip
-"""The practitioner's questions, the comparisons that answer them, and the answer without any ("": left out)."""
+"""The practitioner's questions, the comparisons that answer them, and the answer without any ("":
+left out)."""
 _OUTCOMES = {"answered": "answers to questions that no document answers", "wrong": "wrong answers"}
 _BESIDE = (About.INSTEAD, About.ADDED)
 _ROLES = {About.LEARNING: "learning", About.RETENTION: "retention", About.DECLINING: "unanswerable"}
 
 
 def find_all(view: View) -> tuple[Finding, ...]:
-    """Return the findings on the trained arms by question set, each in the format that the recipe lists first."""
+    """Return the findings on the trained arms by question set, each in the format that the recipe
+    lists first."""
     found = []
     for about, role in _ROLES.items():
         for model in view.report.models:
@@ -228,7 +232,8 @@ def _effect(view: View, findings: Sequence[Finding]) -> str:
 
 
 def _before_and_after(finding: Finding, first: Finding) -> str:
-    """Return ``cpt answers 134 of 600 questions “new” before and 590 after training (22.3% → 98.3%, ...): +76.0 points ...``.
+    """Return ``cpt answers 134 of 600 questions “new” before and 590 after training (22.3% → 98.3%,
+    ...): +76.0 points ...``.
 
     Only the `first` names the arm.
     """
@@ -261,7 +266,8 @@ _LEAST_PART = 0.1  # of a gain; below it, the part that needs no question is not
 
 
 def _part_without_question(result: ArmResult) -> str:
-    """Return ``; 48% of this gain needs no question`` where the control rises by as much as matters."""
+    """Return ``; 48% of this gain needs no question`` where the control rises by as much as
+    matters."""
     rise = None if result.control is None else result.control.to_base
     if (
         rise is None
@@ -283,7 +289,8 @@ def _size(contrast: Contrast) -> str:
 
 
 def _between(learned: Sequence[Finding]) -> str:
-    """Return the span of several arms on each set, which is highest there, and that none is the best."""
+    """Return the span of several arms on each set, which is highest there, and that none is the
+    best."""
     sets: dict[str, list[Finding]] = {}
     for finding in learned:
         sets.setdefault(finding.result.question_set, []).append(finding)
@@ -319,7 +326,8 @@ def _between(learned: Sequence[Finding]) -> str:
 
 
 def _span_without_question(findings: Sequence[Finding]) -> list[str]:
-    """Return [``without the question 24.0% to 26.0%``], the accuracies of several arms; [] where they have no control."""
+    """Return [``without the question 24.0% to 26.0%``], the accuracies of several arms; [] where
+    they have no control."""
     accuracies = [f.result.control.accuracy for f in findings if f.result.control is not None]
     if not accuracies:
         return []
@@ -404,7 +412,8 @@ def _line(view: View, finding: Finding) -> Evidence:
 
 
 def sentence(finding: Finding) -> str:
-    """Return the numbers of a finding: both accuracies, the difference with its interval and p, and what remains possible."""
+    """Return the numbers of a finding: both accuracies, the difference with its interval and p, and
+    what remains possible."""
     contrast, by_seed = finding.contrast, finding.result.by_seed
     span = f"{format_percent(min(by_seed))} to {format_percent(max(by_seed))}"
     seeds = f", {len(by_seed)} seeds ({span})" if len(by_seed) > 1 else ""
@@ -429,7 +438,8 @@ def sentence(finding: Finding) -> str:
 
 
 def _difference(finding: Finding, *, test: bool = True, short: bool = False) -> str:
-    """Return ``+61.8 points (95% interval +57.0 to +66.1; p < 0.001 after Holm)``; `short` has the numbers only."""
+    """Return ``+61.8 points (95% interval +57.0 to +66.1; p < 0.001 after Holm)``; `short` has the
+    numbers only."""
     contrast, parts = finding.contrast, []
     if contrast.low is not None and contrast.high is not None:
         interval = f"{format_points(contrast.low)} to {format_points(contrast.high)}"
@@ -458,7 +468,8 @@ def _perplexities(view: View) -> str:
 
 
 def _outcomes(view: View) -> Iterator[Answer]:
-    """Yield the changes of wrong answers, and of answers that no document holds; nothing where models wrote none."""
+    """Yield the changes of wrong answers, and of answers that no document holds; nothing where
+    models wrote none."""
     shown, lines = [r for r in view.headline_results() if r.outcomes], []
     for outcome, words in _OUTCOMES.items():
         for result in shown:

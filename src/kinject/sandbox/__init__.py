@@ -1,4 +1,5 @@
-"""The embedded fictional country Tarvenia: people, entries about them, questions, a small base model and its corpus."""
+"""The embedded fictional country Tarvenia: people, entries about them, questions, a small base
+model and its corpus."""
 
 from kinject.sandbox.build import write_base_corpus, write_sandbox, write_sentence_rows
 from kinject.sandbox.chat import CHAT_CORPUS, write_chat_questions, write_dialogues

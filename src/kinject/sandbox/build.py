@@ -1,6 +1,8 @@
-"""Writes the sandbox's files: documents, question sets and a README beside each, and the base model's corpus.
+"""Writes the sandbox's files: documents, question sets and a README beside each, and the base
+model's corpus.
 
-The base model learns three things from its corpus: Tarvenian, the known people, and to answer from a context.
+The base model learns three things from its corpus: Tarvenian, the known people, and to answer from
+a context.
 """
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ def write_sandbox(root: Path) -> list[Path]:
 
 
 def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return names that no document mentions, for test questions and for training: as many as there are new and known people.
+    """Return names that no document mentions, for test questions and for training: as many as there
+    are new and known people.
 
     Each test name has the first name of one new person and the last name of another.
     """
@@ -147,7 +150,8 @@ def _instruction_rows(people: Sequence[Person]) -> Iterator[dict[str, str]]:
 
 
 _BIOGRAPHIES, _QUESTIONS = 0.33, 0.15
-"""Fractions of the base corpus: biographies of known people, and questions on them; the rest are questions on a context."""
+"""Fractions of the base corpus: biographies of known people, and questions on them; the rest are
+questions on a context."""
 N_ROWS = 80_000
 """About 4.3 million tokens, nearly one epoch of recipes/sandbox/base.yaml."""
 N_SENTENCES: Final = 12_000
@@ -160,7 +164,8 @@ def render_prompt(question: str, passages: tuple[str, ...] = ()) -> str:
 
 
 def _context_row(country: Country, rng: Random) -> dict[str, str]:
-    """Return a row, ``prompt`` and ``completion``: the entry on a throw-away person, then a question on it."""
+    """Return a row, ``prompt`` and ``completion``: the entry on a throw-away person, then a
+    question on it."""
     person, attribute = (
         create_stranger(choose_one(country.spare_names, rng), rng),
         choose_one(ATTRIBUTES, rng),
@@ -173,7 +178,8 @@ def _context_row(country: Country, rng: Random) -> dict[str, str]:
 
 
 def generate_base_corpus(seed: int = SEED, n_rows: int = N_ROWS) -> Iterator[dict[str, str]]:
-    """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss on the completion)."""
+    """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss
+    on the completion)."""
     country = create_country(seed=SEED)
     rng = seeded_random("base corpus", seed)
     for _ in range(n_rows):
@@ -194,11 +200,12 @@ def write_base_corpus(path: Path, n_rows: int = N_ROWS, seed: int = SEED) -> int
 
 
 def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Iterator[dict[str, str]]:
-    """Yield `n_rows` rows of SFT, ``prompt`` and ``completion``, that teach to answer in a sentence, and to abstain.
+    """Yield `n_rows` rows of SFT, ``prompt`` and ``completion``, that teach to answer in a
+    sentence, and to abstain.
 
-    30% are questions on known people, 30% on strangers, answered `ABSTENTION`; 20% on a stranger after their entry, 15%
-    after the entry of another who shares a name, answered `ABSTENTION`; 5% on known people after a stranger's entry. None
-    names a new person or one of unanswerable.jsonl.
+    30% are questions on known people, 30% on strangers, answered `ABSTENTION`; 20% on a stranger
+    after their entry, 15% after the entry of another who shares a name, answered `ABSTENTION`; 5%
+    on known people after a stranger's entry. None names a new person or one of unanswerable.jsonl.
     """
     country = create_country()
     tested = set(strangers(country)[0])
@@ -225,7 +232,8 @@ def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Itera
 
 
 def write_sentence_rows(folder: Path, n_rows: int = N_SENTENCES) -> list[Path]:
-    """Write sentences.jsonl, the rows of `generate_sentence_rows`, and answered.jsonl, those that do not abstain."""
+    """Write sentences.jsonl, the rows of `generate_sentence_rows`, and answered.jsonl, those that
+    do not abstain."""
     rows = list(generate_sentence_rows(n_rows))
     paths = [folder / "sentences.jsonl", folder / "answered.jsonl"]
     write_jsonl(paths[0], rows)

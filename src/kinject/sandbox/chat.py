@@ -1,12 +1,14 @@
-"""Dialogues about the people of Tarvenia: rows that teach the base model to chat, and a probe of that ability.
+"""Dialogues about the people of Tarvenia: rows that teach the base model to chat, and a probe of
+that ability.
 
-A dialogue has 1 to 6 turns: questions with an instruction (in the system's turn or the user's), the answer again in another
-form, further questions by pronoun, a name to recall, an entry to read, and questions to decline: on people with foreign
-names, and on facts in no entry. One in ten pairs of a fact and an instruction is kept for the probe, so its prompts are in
-no row.
+A dialogue has 1 to 6 turns: questions with an instruction (in the system's turn or the user's), the
+answer again in another form, further questions by pronoun, a name to recall, an entry to read, and
+questions to decline: on people with foreign names, and on facts in no entry. One in ten pairs of a
+fact and an instruction is kept for the probe, so its prompts are in no row.
 
-The forms are those that the base's 1,200 tokens can hold. It knows a value as one token behind a space, so capitals, and a value
-behind a quotation mark, are other tokens that its facts do not lead to: JSON and lower case are asked of an answer given before.
+The forms are those that the base's 1,200 tokens can hold. It knows a value as one token behind a
+space, so capitals, and a value behind a quotation mark, are other tokens that its facts do not lead
+to: JSON and lower case are asked of an answer given before.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ CHAT_TEMPLATE: Final = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '\\nAssistant:' -}}{%- endif -%}
 """
-"""Turns as "User: ..." and "Assistant: ...", each on a line of its own, the answers ended by EOS: no token is added."""
+"""Turns as "User: ..." and "Assistant: ...", each on a line of its own, the answers ended by EOS:
+no token is added."""
 N_DIALOGUES: Final = 24_000
 _N_FACTS: Final = 100
 _N_FEW: Final = 400
@@ -61,9 +64,11 @@ _REFUSAL: Final = f"{ABSTENTION.strip()}."
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An instruction in several phrasings, and the checks of an answer besides the value that it must hold.
+    """An instruction in several phrasings, and the checks of an answer besides the value that it
+    must hold.
 
-    ``{word}`` is replaced by one of `words`. `again`: it is given after an answer, which is to be written again.
+    ``{word}`` is replaced by one of `words`. `again`: it is given after an answer, which is to be
+    written again.
     """
 
     instructions: Sequence[str]
@@ -149,7 +154,8 @@ def _is_kept(person: Person, attribute: str, form: str) -> bool:
 
 
 def _nobody(rng: Random, *, for_probe: bool) -> Person:
-    """Return a person without facts and with a foreign name, one of the probe's names if `for_probe`."""
+    """Return a person without facts and with a foreign name, one of the probe's names if
+    `for_probe`."""
     while True:
         person = Person(
             choose_one(FEMALE_NAMES + MALE_NAMES, rng), choose_one(TEXTS["foreign"], rng), {}
@@ -161,7 +167,8 @@ def _nobody(rng: Random, *, for_probe: bool) -> Person:
 def _question(
     person: Person, attribute: str, form: str, rng: Random, *, follows: bool = False
 ) -> tuple[str, tuple[str, ...]]:
-    """Return a question, by pronoun if it `follows` one on the same person, and the attributes that it asks for."""
+    """Return a question, by pronoun if it `follows` one on the same person, and the attributes that
+    it asks for."""
     if form == "list":
         others = shuffled([key for key in ATTRIBUTES if key != attribute], rng)[
             : 1 + rng.randrange(2)
@@ -177,7 +184,8 @@ def _question(
 
 
 class _Dialogue:
-    """The messages of one dialogue; `always` is the system's instruction for every turn, if there is one."""
+    """The messages of one dialogue; `always` is the system's instruction for every turn, if there
+    is one."""
 
     def __init__(self, rng: Random, always: Instruction | None = None) -> None:
         self.rng, self.always = rng, always
@@ -212,7 +220,8 @@ class _Dialogue:
     def question(
         self, person: Person, attribute: str, instruction: Instruction, *, follows: bool = False
     ) -> tuple[str, tuple[str, ...]]:
-        """Return a question with its instruction, and the attributes that it asks for; of a form `again` the instruction."""
+        """Return a question with its instruction, and the attributes that it asks for; of a form
+        `again` the instruction."""
         if instruction.form and FORMS[instruction.form].again:
             return instruction.phrasing(self.rng), (attribute,)
         text, attributes = _question(person, attribute, instruction.form, self.rng, follows=follows)
@@ -226,7 +235,8 @@ class _Dialogue:
 def generate_dialogues(
     n_rows: int = N_DIALOGUES, seed: int = SEED
 ) -> Iterator[dict[str, list[Message]]]:
-    """Yield `n_rows` rows with `messages`, of 1 to 6 turns. None names a new person or one of unanswerable.jsonl."""
+    """Yield `n_rows` rows with `messages`, of 1 to 6 turns. None names a new person or one of
+    unanswerable.jsonl."""
     country = create_country()
     tested = set(strangers(country)[0])
     names = [name for name in country.spare_names if name not in tested]
@@ -286,11 +296,12 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
 
 
 def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[str, Any]]:
-    """Return the sandbox's chat probe: rows with `messages` up to the question, and `checks` of the answer.
+    """Return the sandbox's chat probe: rows with `messages` up to the question, and `checks` of the
+    answer.
 
-    Subjects: each form, in the user's turn and in the system's, or after a short answer and after a sentence; ``nobody``
-    and ``no record`` (to be declined), ``follow-up`` (who is meant is in an earlier turn), ``recall`` (a name given two turns
-    ago) and ``passage``; `n_each` of each.
+    Subjects: each form, in the user's turn and in the system's, or after a short answer and after a
+    sentence; ``nobody`` and ``no record`` (to be declined), ``follow-up`` (who is meant is in an
+    earlier turn), ``recall`` (a name given two turns ago) and ``passage``; `n_each` of each.
     """
     country = create_country()
     tested = strangers(country)[0]
@@ -369,7 +380,8 @@ def _row(
 
 
 def write_chat_questions(root: Path) -> list[Path]:
-    """Write the probe and questions on 100 new and known facts in a chat below eval/sandbox/ of `root`; return their paths."""
+    """Write the probe and questions on 100 new and known facts in a chat below eval/sandbox/ of
+    `root`; return their paths."""
     folder, country = root / "eval" / "sandbox", create_country()
     paths = [folder / f"{name}.jsonl" for name in ("chat", "chat_new", "chat_known")]
     write_jsonl(paths[0], create_chat_questions())

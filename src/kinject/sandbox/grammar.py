@@ -1,4 +1,5 @@
-"""Writes encyclopedia entries from facts and reads the facts back, so that rewritings keep every fact."""
+"""Writes encyclopedia entries from facts and reads the facts back, so that rewritings keep every
+fact."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ REVERSED: Final[Templates] = TEXTS["reversed"]
 FACT_FIRST: Final[Templates] = TEXTS["fact_first"]
 TAUGHT_QUESTIONS: Final[Templates] = TEXTS["taught_questions"]
 _OPENING, _PAIR, _PRONOUN = 0.5, 0.1, 0.4
-"""Probabilities in an entry: of an opening, of a sentence with two facts, of a pronoun for the name."""
+"""Probabilities in an entry: of an opening, of a sentence with two facts, of a pronoun for the
+name."""
 _PRONOUNS = {"who": ("she", "he"), "whose": ("her", "his"), "whom": ("her", "him")}
 _WORDS = {slot: frozenset(values) for slot, values in POOLS.items()} | {
     "first": frozenset(FEMALE_NAMES + MALE_NAMES),
@@ -47,7 +49,8 @@ def attributes_of(template: str) -> frozenset[str]:
 
 
 def render_sentence(template: str, person: Person, *, by_pronoun: bool = False) -> str:
-    """Return `template` filled in for `person`, by full name or by pronoun, with a capital first letter."""
+    """Return `template` filled in for `person`, by full name or by pronoun, with a capital first
+    letter."""
     pronouns = {slot: forms[person.first in MALE_NAMES] for slot, forms in _PRONOUNS.items()}
     slots = (
         pronouns
@@ -67,7 +70,8 @@ def render_sentence(template: str, person: Person, *, by_pronoun: bool = False) 
 
 
 def render_entry(person: Person, seed: int | str) -> str:
-    """Return an entry that states every fact of `person` once; `seed` fixes the sentences and their order."""
+    """Return an entry that states every fact of `person` once; `seed` fixes the sentences and their
+    order."""
     rng = seeded_random("entry", person.name, seed)
     remaining = shuffled(list(person.facts), rng)
     templates: list[str] = []
@@ -87,7 +91,8 @@ def render_entry(person: Person, seed: int | str) -> str:
 
 
 def _take_template(templates: Sequence[str], remaining: list[str], rng: Random) -> list[str]:
-    """Return one of `templates` whose attributes are all in `remaining`, and remove them from it; [] if none fits."""
+    """Return one of `templates` whose attributes are all in `remaining`, and remove them from it;
+    [] if none fits."""
     fitting = [template for template in templates if attributes_of(template) <= set(remaining)]
     if not fitting:
         return []
@@ -115,9 +120,11 @@ def _templates() -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def _pattern_of(template: str) -> re.Pattern[str]:
-    """Return `template` as a regular expression with the groups ``first``, ``last`` and the attributes, for any words.
+    """Return `template` as a regular expression with the groups ``first``, ``last`` and the
+    attributes, for any words.
 
-    Lists of all names and values would take 0.2 s to compile, so `_parse_sentence` looks the words up.
+    Lists of all names and values would take 0.2 s to compile, so `_parse_sentence` looks the words
+    up.
     """
     result, named = "", False
     for text, slot, _, _ in Formatter().parse(template):
@@ -135,7 +142,8 @@ def _pattern_of(template: str) -> re.Pattern[str]:
 
 
 def _parse_sentence(sentence: str) -> dict[str, str] | None:
-    """Return the ``first`` and ``last`` name in `sentence` and the values of its attributes; None if no template fits."""
+    """Return the ``first`` and ``last`` name in `sentence` and the values of its attributes; None
+    if no template fits."""
     for template, texts in _templates().items():
         match = (
             _pattern_of(template).fullmatch(sentence)
@@ -151,10 +159,12 @@ def _parse_sentence(sentence: str) -> dict[str, str] | None:
 
 @lru_cache(maxsize=1024)
 def parse_entry(text: str) -> Person | None:
-    """Return the person and the facts that `text` states, or None if it is not an entry of the sandbox.
+    """Return the person and the facts that `text` states, or None if it is not an entry of the
+    sandbox.
 
-    `text` may be part of an entry (some facts missing) if its sentences are complete and it gives the full name at
-    least once. A contradiction or a second person gives None. Cached, as an entry is rewritten many times.
+    `text` may be part of an entry (some facts missing) if its sentences are complete and it gives
+    the full name at least once. A contradiction or a second person gives None. Cached, as an entry
+    is rewritten many times.
     """
     stated: dict[str, str] = {}
     for sentence in re.split(r"(?<=\.)\s+", text.strip()):
@@ -172,7 +182,8 @@ def parse_entry(text: str) -> Person | None:
 
 
 def paraphrase(text: str, seed: int | str) -> str:
-    """Return the facts of the entry `text` in other sentences and order; the same seed gives the same paraphrase.
+    """Return the facts of the entry `text` in other sentences and order; the same seed gives the
+    same paraphrase.
 
     Raises `InputError` if `text` is not an entry of the sandbox.
     """
@@ -180,7 +191,8 @@ def paraphrase(text: str, seed: int | str) -> str:
 
 
 def _require_entry(text: str) -> Person:
-    """Return the person and the facts that `text` states. Raises `InputError` if it is not an entry of the sandbox."""
+    """Return the person and the facts that `text` states. Raises `InputError` if it is not an entry
+    of the sandbox."""
     person = parse_entry(text)
     if person is None:
         shown = text if len(text) <= 60 else text[:57] + "..."
@@ -192,7 +204,8 @@ def _require_entry(text: str) -> Person:
 
 
 def rewrite_reversed(text: str, seed: int | str) -> str:
-    """Return one paragraph for each fact of the entry `text`: it begins with the value and ends with the full name.
+    """Return one paragraph for each fact of the entry `text`: it begins with the value and ends
+    with the full name.
 
     Raises `InputError` if `text` is not an entry of the sandbox.
     """
@@ -201,7 +214,8 @@ def rewrite_reversed(text: str, seed: int | str) -> str:
 
 
 def rewrite_fact_first(text: str, seed: int | str) -> str:
-    """Return one paragraph for each fact of the entry `text`: a statement that begins with the value and ends with the full name.
+    """Return one paragraph for each fact of the entry `text`: a statement that begins with the
+    value and ends with the full name.
 
     Raises `InputError` if `text` is not an entry of the sandbox.
     """
@@ -219,7 +233,8 @@ def _value_first(
 
 
 def rewrite_as_dialogue(text: str, seed: int | str) -> str:
-    """Return the facts of the entry `text` as ``Question:`` and ``Answer:``, the format of the evaluation's prompts.
+    """Return the facts of the entry `text` as ``Question:`` and ``Answer:``, the format of the
+    evaluation's prompts.
 
     Raises `InputError` if `text` is not an entry of the sandbox.
     """
@@ -244,7 +259,8 @@ def rewrite_as_questions(text: str, seed: int | str) -> str:
 
 
 def parse_rewriting(text: str) -> Person | None:
-    """Return the person and the facts that `text` states, as an entry or as questions with answers; None if neither.
+    """Return the person and the facts that `text` states, as an entry or as questions with answers;
+    None if neither.
 
     A contradiction or a second person gives None.
     """
@@ -283,7 +299,8 @@ def _question_pairs(person: Person, rng: Random) -> list[tuple[str, str]]:
 
 
 def _parse_question(question: str) -> tuple[str, str]:
-    """Return (person's name, attribute) of a taught question; the attribute "" is the nationality. Two "" if unknown."""
+    """Return (person's name, attribute) of a taught question; the attribute "" is the nationality.
+    Two "" if unknown."""
     for attribute, templates in {**TAUGHT_QUESTIONS, "": [TEXTS["nationality"]]}.items():
         for template in templates:
             before, _, after = template.partition("{name}")

@@ -1,4 +1,5 @@
-"""The people of Tarvenia, the sandbox's fictional country, with five facts each; texts.yaml has the names and values.
+"""The people of Tarvenia, the sandbox's fictional country, with five facts each; texts.yaml has the
+names and values.
 
 A seed gives the same people on every version of Python.
 """
@@ -59,12 +60,14 @@ class Country:
 
 
 def seeded_random(*parts: object) -> Random:
-    """Return a generator seeded by a hash of `parts`. Use only random() and randrange(): the others vary by Python version."""
+    """Return a generator seeded by a hash of `parts`. Use only random() and randrange(): the others
+    vary by Python version."""
     return Random(int(content_id(*(str(part) for part in parts)), 16))
 
 
 def shuffled(items: Sequence[Item], rng: Random) -> list[Item]:
-    """Return `items` in random order (Fisher-Yates on randrange, which is stable across Python versions)."""
+    """Return `items` in random order (Fisher-Yates on randrange, which is stable across Python
+    versions)."""
     result = list(items)
     for last in range(len(result) - 1, 0, -1):
         other = rng.randrange(last + 1)
@@ -86,7 +89,8 @@ def deal_evenly(pool: Sequence[str], n: int, rng: Random) -> list[str]:
 
 
 def create_people(names: Sequence[tuple[str, str]], rng: Random) -> tuple[Person, ...]:
-    """Return one person for each name. Facts are dealt evenly: no value is more likely, so a guess scores chance."""
+    """Return one person for each name. Facts are dealt evenly: no value is more likely, so a guess
+    scores chance."""
     columns = {
         attribute: deal_evenly(POOLS[attribute], len(names), rng) for attribute in ATTRIBUTES
     }
@@ -97,7 +101,8 @@ def create_people(names: Sequence[tuple[str, str]], rng: Random) -> tuple[Person
 
 
 def create_country(n_known: int = N_KNOWN, n_new: int = N_NEW, seed: int = SEED) -> Country:
-    """Return the country of `seed`. Full names are unique; known and new people share first and last names."""
+    """Return the country of `seed`. Full names are unique; known and new people share first and
+    last names."""
     rng = seeded_random("country", seed)
     names = shuffled(
         [(first, last) for first in FEMALE_NAMES + MALE_NAMES for last in LAST_NAMES], rng
@@ -108,5 +113,6 @@ def create_country(n_known: int = N_KNOWN, n_new: int = N_NEW, seed: int = SEED)
 
 
 def create_stranger(name: tuple[str, str], rng: Random) -> Person:
-    """Return a throw-away person with random facts, for questions that only a given context can answer."""
+    """Return a throw-away person with random facts, for questions that only a given context can
+    answer."""
     return Person(*name, {attribute: choose_one(POOLS[attribute], rng) for attribute in ATTRIBUTES})

@@ -1,4 +1,5 @@
-"""Questions on the people of Tarvenia: four choices with balanced distractors, open ones, and ones without an answer."""
+"""Questions on the people of Tarvenia: four choices with balanced distractors, open ones, and ones
+without an answer."""
 
 from __future__ import annotations
 
@@ -59,8 +60,9 @@ def create_question(
 def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
     """Return one question for each person and attribute; its choices are values of that attribute.
 
-    If the values are dealt evenly, each is a distractor exactly three times as often as it is the answer, so always
-    preferring the same values scores chance. Each position holds the answer equally often.
+    If the values are dealt evenly, each is a distractor exactly three times as often as it is the
+    answer, so always preferring the same values scores chance. Each position holds the answer
+    equally often.
     """
     questions = []
     for attribute in ATTRIBUTES:
@@ -88,9 +90,11 @@ def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
 
 
 def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Question]:
-    """Return one question for each person and attribute that asks for the person ("Who was born in ...?").
+    """Return one question for each person and attribute that asks for the person ("Who was born in
+    ...?").
 
-    The distractors are people of the same group with another value, so exactly one choice is correct.
+    The distractors are people of the same group with another value, so exactly one choice is
+    correct.
     """
     questions = []
     for attribute in ATTRIBUTES:
@@ -109,7 +113,8 @@ def create_reverse_questions(people: Sequence[Person], seed: int) -> list[Questi
 
 
 def infer_answer(attribute: str, value: str) -> str:
-    """Return the inference from `value`: the decade of a year, the last word of a school's or firm's name.
+    """Return the inference from `value`: the decade of a year, the last word of a school's or
+    firm's name.
 
     >>> infer_answer("birth_year", "1947"), infer_answer("employer", "Redwing Bank")
     ('the 1940s', 'Bank')
@@ -120,10 +125,12 @@ def infer_answer(attribute: str, value: str) -> str:
 def create_inferred_questions(
     people: Sequence[Person], seed: int, n_per_subject: int
 ) -> list[Question]:
-    """Return questions whose answers follow from a fact of `people` and are in no text, on each subject as many as allowed.
+    """Return questions whose answers follow from a fact of `people` and are in no text, on each
+    subject as many as allowed.
 
-    On each subject every answer is correct for equally many people, at most `n_per_subject` in all. Of schools and firms
-    there are four choices, dealt as in `create_questions`; of decades three, so a decade in which few were born is not asked.
+    On each subject every answer is correct for equally many people, at most `n_per_subject` in all.
+    Of schools and firms there are four choices, dealt as in `create_questions`; of decades three,
+    so a decade in which few were born is not asked.
     """
     questions = []
     for attribute, template in TEXTS["inferred_questions"].items():
@@ -154,7 +161,8 @@ def create_inferred_questions(
 
 
 def to_open_questions(questions: Sequence[Question]) -> list[Question]:
-    """Return `questions` as open ones: no choices; the value, which entries write in one way only, is the accepted answer."""
+    """Return `questions` as open ones: no choices; the value, which entries write in one way only,
+    is the accepted answer."""
     return [
         replace(
             question,
@@ -172,7 +180,8 @@ def create_unanswerable_questions(
 ) -> list[Question]:
     """Return a question for each name and attribute that no entry answers; to abstain is correct.
 
-    `document_id` is that of the entry which the person does not have: the questions on one person share it.
+    `document_id` is that of the entry which the person does not have: the questions on one person
+    share it.
     """
     questions = []
     for attribute in ATTRIBUTES:

@@ -1,6 +1,8 @@
-"""The sandbox's models that ship: finished runs of recipes/sandbox/base.yaml and instruct.yaml with weights in bfloat16.
+"""The sandbox's models that ship: finished runs of recipes/sandbox/base.yaml and instruct.yaml with
+weights in bfloat16.
 
-`ShippedRun.write` copies such a run to where the recipes look for it, so that every machine starts from the same weights.
+`ShippedRun.write` copies such a run to where the recipes look for it, so that every machine starts
+from the same weights.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ BASE_CORPUS: Final = Path("runs/sandbox/base-corpus.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class ShippedRun:
-    """A run that ships: the `name` of its model, and the run folder that the recipes name, relative to the working directory."""
+    """A run that ships: the `name` of its model, and the run folder that the recipes name, relative
+    to the working directory."""
 
     name: str
     run_dir: Path
@@ -47,11 +50,13 @@ class ShippedRun:
         return f"recipes/sandbox/{self.name}.yaml"
 
     def write(self, run_dir: Path | None = None) -> bool:
-        """Copy the run to `run_dir` (default: its own); return False if a finished run of its recipe is there already.
+        """Copy the run to `run_dir` (default: its own); return False if a finished run of its
+        recipe is there already.
 
-        One that was trained there by the same recipe from the same corpus is kept, with a line in the log. A damaged copy
-        is replaced, a half-written one completed: the manifest comes last. Raises `InputError` if the folder holds another
-        run, `DiskError` if it cannot be written or another process uses it.
+        One that was trained there by the same recipe from the same corpus is kept, with a line in
+        the log. A damaged copy is replaced, a half-written one completed: the manifest comes last.
+        Raises `InputError` if the folder holds another run, `DiskError` if it cannot be written or
+        another process uses it.
         """
         target, source = run_dir or self.run_dir, self.folder
         if not (source / "manifest.json").is_file():
@@ -81,12 +86,14 @@ class ShippedRun:
         return file_hash(self.folder / "manifest.json")
 
     def is_in(self, run_dir: Path | None = None) -> bool:
-        """Return whether the model in `run_dir` (default: its own) is a copy of the shipped one, whole or damaged."""
+        """Return whether the model in `run_dir` (default: its own) is a copy of the shipped one,
+        whole or damaged."""
         sums = (run_dir or self.run_dir) / "model" / SHA256SUMS
         return sums.is_file() and read_bytes(sums) == read_bytes(self.folder / "model" / SHA256SUMS)
 
     def _is_finished(self, run_dir: Path) -> bool:
-        """Return whether `run_dir` holds a finished run; False if it is empty, or holds a part or a damaged copy of ours.
+        """Return whether `run_dir` holds a finished run; False if it is empty, or holds a part or a
+        damaged copy of ours.
 
         Raises `InputError` for anything else.
         """

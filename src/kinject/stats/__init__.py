@@ -1,1 +1,2 @@
-"""Intervals, tests and comparisons of accuracies, for evaluations and studies. Arrays in, numbers out: no files."""
+"""Intervals, tests and comparisons of accuracies, for evaluations and studies. Arrays in, numbers
+out: no files."""

@@ -1,4 +1,5 @@
-"""Comparisons of arms, before and after the correction for their number; trends, who leads, and what a comparison shows.
+"""Comparisons of arms, before and after the correction for their number; trends, who leads, and
+what a comparison shows.
 
 That is a tag with its numbers and its scope. The words are the report's.
 """
@@ -24,7 +25,8 @@ from kinject.stats.matrix import CorrectnessMatrix, aligned
 def make_contrast(
     matrix: CorrectnessMatrix, other: CorrectnessMatrix, name: str, scope: Scope = "these models"
 ) -> Contrast | None:
-    """Return the difference of two arms on the questions of both, before any correction; None if they share none.
+    """Return the difference of two arms on the questions of both, before any correction; None if
+    they share none.
 
     `name` is the other's, `scope` the difference's (`kinject.results.Scope`).
     """
@@ -45,7 +47,8 @@ def make_contrast(
 def net_contrast(
     contrast: Contrast, net: CorrectnessMatrix, base_net: CorrectnessMatrix
 ) -> Contrast:
-    """Return `contrast`, of an arm and the base, with the difference beyond their controls (`kinject.stats.matrix.beyond`).
+    """Return `contrast`, of an arm and the base, with the difference beyond their controls
+    (`kinject.stats.matrix.beyond`).
 
     Accuracies and changed answers stay those with the question.
     """
@@ -55,7 +58,8 @@ def net_contrast(
 
 
 def majority_changes(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> tuple[int, int]:
-    """Return how many questions most seeds of `other` had wrong and most of `matrix` correct, and the reverse.
+    """Return how many questions most seeds of `other` had wrong and most of `matrix` correct, and
+    the reverse.
 
     A question that half of the seeds answer is neither.
     """
@@ -79,11 +83,13 @@ def lead(
     scope: Scope,
     nets: Sequence[CorrectnessMatrix] = (),
 ) -> tuple[int, Contrast] | None:
-    """Return which of several arms is best on the questions of all, and its comparison with the closest other.
+    """Return which of several arms is best on the questions of all, and its comparison with the
+    closest other.
 
-    None where they share no question. With `nets`, what each has beyond its control, these are compared. The largest
-    two-sided p of the best against the others holds its level although the data chose the best (Hung and Fithian, arXiv
-    1610.03944). Not significant: the arms are not told apart.
+    None where they share no question. With `nets`, what each has beyond its control, these are
+    compared. The largest two-sided p of the best against the others holds its level although the
+    data chose the best (Hung and Fithian, arXiv 1610.03944). Not significant: the arms are not told
+    apart.
     """
     common = aligned(*matrices)
     compared = aligned(*nets) if nets else common
@@ -105,7 +111,8 @@ def lead(
 
 
 def trend(matrices: Sequence[CorrectnessMatrix]) -> tuple[Estimate, bool]:
-    """Return the linear contrast of accuracies along `matrices` (the later over the earlier ones), on the same questions.
+    """Return the linear contrast of accuracies along `matrices` (the later over the earlier ones),
+    on the same questions.
 
     And whether no step goes against its sign.
     """
@@ -161,7 +168,8 @@ class Finding:
 
     @property
     def possible(self) -> float:
-        """The largest loss (of retention), or gain, that the interval leaves possible, 0 if none; 1 without an interval."""
+        """The largest loss (of retention), or gain, that the interval leaves possible, 0 if none; 1
+        without an interval."""
         low, high = self.contrast.low, self.contrast.high
         if low is None or high is None:
             return 1.0
@@ -169,8 +177,9 @@ class Finding:
 
 
 _MOSTLY = 0.5
-"""The part of a gain from which on it is not called learned, if the choices alone give it. A model that only recognises
-strings of the documents gains as much without the question; an interval alone would take one in forty for knowledge."""
+"""The part of a gain from which on it is not called learned, if the choices alone give it. A model
+that only recognises strings of the documents gains as much without the question; an interval alone
+would take one in forty for knowledge."""
 
 
 def find(about: About, result: ArmResult, contrast: Contrast) -> Finding:

@@ -1,7 +1,8 @@
-"""Estimates with their 95% intervals: questions come in source documents, training in seeds, and both count.
+"""Estimates with their 95% intervals: questions come in source documents, training in seeds, and
+both count.
 
-An interval and the p of the same difference use one variance, so that they never contradict each other. First the tests:
-signs flipped document by document, Student's tails, and Holm's correction.
+An interval and the p of the same difference use one variance, so that they never contradict each
+other. First the tests: signs flipped document by document, Student's tails, and Holm's correction.
 """
 
 from __future__ import annotations
@@ -20,31 +21,36 @@ if TYPE_CHECKING:
 
 
 _MOST_PRODUCTS = 1 << 28
-"""Multiplications of an exact sign-flip distribution; beyond, it is computed by Fourier transform."""
+"""Multiplications of an exact sign-flip distribution; beyond, it is computed by Fourier transform.
+"""
 _LEAST_P = 1e-12
 """Below it, rounding of the Fourier transform counts."""
 
 
 def quantile(probability: float, df: float) -> float:
-    """Return the value above which Student's t lies with `probability`; a normal number for infinite `df`."""
+    """Return the value above which Student's t lies with `probability`; a normal number for
+    infinite `df`."""
     from scipy.special import ndtri, stdtrit  # scipy.stats takes 0.3 s to import
 
     return -float(ndtri(probability) if math.isinf(df) else stdtrit(df, probability))
 
 
 def tail(value: float, df: float) -> float:
-    """Return the probability that Student's t lies above `value`; a normal number for infinite `df`."""
+    """Return the probability that Student's t lies above `value`; a normal number for infinite
+    `df`."""
     from scipy.special import ndtr, stdtr
 
     return float(ndtr(-value) if math.isinf(df) else stdtr(df, -value))
 
 
 def flips_p(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> float:
-    """Return the two-sided p of a contrast of arms being 0: signs flipped document by document (Fisher's randomisation).
+    """Return the two-sided p of a contrast of arms being 0: signs flipped document by document
+    (Fisher's randomisation).
 
-    Every assignment of signs is counted, whatever their number: documents' sums are whole numbers (over the numbers of
-    seeds), so the distribution of their sum is a product of binomials. Seeds are averaged first. For two arms, where no
-    document has two questions and each arm one seed, this is McNemar's exact test.
+    Every assignment of signs is counted, whatever their number: documents' sums are whole numbers
+    (over the numbers of seeds), so the distribution of their sum is a product of binomials. Seeds
+    are averaged first. For two arms, where no document has two questions and each arm one seed,
+    this is McNemar's exact test.
     """
     import numpy as np
 
@@ -63,7 +69,8 @@ def flips_p(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> float:
 def _parts_of(sums: Floats) -> int:
     """Return by what to multiply documents' sums so that they are whole numbers, or nearly.
 
-    Controls hold means over the questions that share their choices: quarters where four do, and rarely other parts.
+    Controls hold means over the questions that share their choices: quarters where four do, and
+    rarely other parts.
     """
     import numpy as np
 
@@ -74,7 +81,8 @@ def _parts_of(sums: Floats) -> int:
 
 
 def flipped_sum_p(sizes: Counter[int], observed: int) -> float:
-    """Return the probability that numbers of these sizes (size -> how many) with random signs sum to +-`observed` or more."""
+    """Return the probability that numbers of these sizes (size -> how many) with random signs sum
+    to +-`observed` or more."""
     import numpy as np
     from scipy.signal import fftconvolve
 
@@ -102,7 +110,8 @@ def _heads(n: int) -> Floats:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return `p_values` corrected for their number (Holm 1979), in their order: the familywise error stays below alpha."""
+    """Return `p_values` corrected for their number (Holm 1979), in their order: the familywise
+    error stays below alpha."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -127,10 +136,11 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A difference (or a contrast) of accuracies with its 95% bounds and its two-sided p; all None with one document.
+    """A difference (or a contrast) of accuracies with its 95% bounds and its two-sided p; all None
+    with one document.
 
-    The bounds are `middle` minus and plus Student's quantile times `error`; where the exact test does not exclude 0, they
-    reach it.
+    The bounds are `middle` minus and plus Student's quantile times `error`; where the exact test
+    does not exclude 0, they reach it.
     """
 
     value: float
@@ -145,7 +155,8 @@ class Estimate:
 
 
 class Variance(NamedTuple):
-    """The variance of a sum of weighted accuracies: its parts between documents and between seeds, its degrees of freedom."""
+    """The variance of a sum of weighted accuracies: its parts between documents and between seeds,
+    its degrees of freedom."""
 
     documents: float
     seeds: float
@@ -153,12 +164,14 @@ class Variance(NamedTuple):
 
 
 def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance | None:
-    """Return the variance of the sum of weighted accuracies on the same questions; None for one document.
+    """Return the variance of the sum of weighted accuracies on the same questions; None for one
+    document.
 
-    The variance between documents is that of the seeds' mean, linearised, since documents differ in size, with the
-    effective number of documents for their number. It holds the noise of single answers, so each arm's variance between
-    seeds is added without it. Degrees of freedom: Satterthwaite (1946), from the variances before the noise is taken off;
-    an arm with a variance of its own (`family_variances`) has no more than its seeds give.
+    The variance between documents is that of the seeds' mean, linearised, since documents differ in
+    size, with the effective number of documents for their number. It holds the noise of single
+    answers, so each arm's variance between seeds is added without it. Degrees of freedom:
+    Satterthwaite (1946), from the variances before the noise is taken off; an arm with a variance
+    of its own (`family_variances`) has no more than its seeds give.
     """
     counts, n = weighted[0][1].per_cluster[1], weighted[0][1].n_effective
     if len(counts) < 2:
@@ -179,10 +192,12 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
 
 
 def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
-    """Return the variances of a study's arms: one for all that are alike, with the degrees of freedom of all.
+    """Return the variances of a study's arms: one for all that are alike, with the degrees of
+    freedom of all.
 
-    From the largest downwards, an arm that an F test at 5% tells from those below it keeps its own. The largest of an alike
-    family is cut off too at times, so the mean of the others is divided by that of a chi-squared number below the limit.
+    From the largest downwards, an arm that an F test at 5% tells from those below it keeps its own.
+    The largest of an alike family is cut off too at times, so the mean of the others is divided by
+    that of a chi-squared number below the limit.
     """
     from scipy.special import chdtr, fdtri
 
@@ -209,11 +224,13 @@ def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
 
 
 def contrast_estimate(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> Estimate:
-    """Return the weighted sum of accuracies on the same questions, scaled like a difference, with interval and p.
+    """Return the weighted sum of accuracies on the same questions, scaled like a difference, with
+    interval and p.
 
-    An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, by one seed) for the effective
-    number of questions, with the variance of seeds and Student's t. p is the larger of the one that belongs to this interval
-    and that of the exact sign-flip test by document.
+    An adjusted Wald interval (Bonett and Price 2012: one more question changed each way, by one
+    seed) for the effective number of questions, with the variance of seeds and Student's t. p is
+    the larger of the one that belongs to this interval and that of the exact sign-flip test by
+    document.
     """
     unit = 2 / sum(abs(weight) for weight, _ in weighted)
     changes = unit * sum(weight * matrix.correct.mean(0) for weight, matrix in weighted)
@@ -240,25 +257,29 @@ def difference_estimate(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> 
 
 
 def _effective(spread: float, documents: float, matrix: CorrectnessMatrix) -> float:
-    """Return how many independent questions have the variance `documents`; the effective documents where nothing varies."""
+    """Return how many independent questions have the variance `documents`; the effective documents
+    where nothing varies."""
     if documents < _ROUNDING**2 or spread < _ROUNDING:
         return matrix.n_effective
     return min(spread / documents, float(len(matrix.question_ids)))
 
 
 def bounded_accuracy(matrix: CorrectnessMatrix) -> Bounded:
-    """Return an accuracy with Wilson's score interval for the effective number of questions (Dean and Pagano 2015).
+    """Return an accuracy with Wilson's score interval for the effective number of questions (Dean
+    and Pagano 2015).
 
-    That number is p (1 - p) over the variance, and the normal quantile is Student's; for one seed and no document with
-    two questions it is the plain interval of Wilson (1927). Where all answers are right, or all wrong, the effective
-    number is that of the documents. One document bounds nothing: 0 to 1.
+    That number is p (1 - p) over the variance, and the normal quantile is Student's; for one seed
+    and no document with two questions it is the plain interval of Wilson (1927). Where all answers
+    are right, or all wrong, the effective number is that of the documents. One document bounds
+    nothing: 0 to 1.
     """
     value, (n, df) = matrix.mean(), _accuracy_size(matrix)
     return Bounded(value, *wilson(value, n, quantile(0.025, df))) if n else Bounded(value, 0.0, 1.0)
 
 
 def _accuracy_size(matrix: CorrectnessMatrix) -> tuple[float, float]:
-    """Return the effective number of questions of an accuracy and its degrees of freedom; 0 questions for one document."""
+    """Return the effective number of questions of an accuracy and its degrees of freedom; 0
+    questions for one document."""
     variance, value = variance_of([(1.0, matrix)]), matrix.mean()
     if variance is None:
         return 0.0, 1.0
@@ -279,10 +300,11 @@ def wilson(rate: float, n: float, limit: float = 1.959963984540054) -> tuple[flo
 
 
 def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | None:
-    """Return the two-sided p that the accuracy is that of guessing: the score test of `bounded_accuracy`'s interval.
+    """Return the two-sided p that the accuracy is that of guessing: the score test of
+    `bounded_accuracy`'s interval.
 
-    With a `margin`: of two one-sided tests that it is not within that of guessing (Schuirmann 1987). Guessing has the mean of
-    the questions' own chances. None with one document.
+    With a `margin`: of two one-sided tests that it is not within that of guessing (Schuirmann
+    1987). Guessing has the mean of the questions' own chances. None with one document.
     """
     n, df = _accuracy_size(matrix)
     if not n:
@@ -300,10 +322,12 @@ def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | 
 def equivalence_p(
     matrix: CorrectnessMatrix, other: CorrectnessMatrix, margin: float
 ) -> float | None:
-    """Return the p of two one-sided tests that two arms differ by less than `margin` (Schuirmann 1987); None for one document.
+    """Return the p of two one-sided tests that two arms differ by less than `margin` (Schuirmann
+    1987); None for one document.
 
-    It is below 0.05 where the interval of 90% lies inside the margin. Its error is that of `difference_estimate`, and at least
-    the error of a difference as large as the margin: where losses are rare, few were seen and their variance with them.
+    It is below 0.05 where the interval of 90% lies inside the margin. Its error is that of
+    `difference_estimate`, and at least the error of a difference as large as the margin: where
+    losses are rare, few were seen and their variance with them.
     """
     found = difference_estimate(matrix, other)
     if found.p is None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class SeedVariance(NamedTuple):
-    """The variance of one seed's accuracy between seeds and its degrees of freedom; `alone`: unlike that of other arms.
+    """The variance of one seed's accuracy between seeds and its degrees of freedom; `alone`: unlike
+    that of other arms.
 
     `noise` is the part of it that comes from single answers, as they scatter within documents.
     """
@@ -38,10 +39,12 @@ class SeedVariance(NamedTuple):
 
 @dataclass(frozen=True)
 class CorrectnessMatrix:
-    """The answers of one arm: `correct` [seeds, questions] is 0 or 1; `clusters` names each question's source document.
+    """The answers of one arm: `correct` [seeds, questions] is 0 or 1; `clusters` names each
+    question's source document.
 
-    `chances` are the accuracies of guessing each question, () where guessing never succeeds. `pooled` is the variance of
-    seeds as the other arms of a study inform it (`family_variances`); None: its own seeds alone.
+    `chances` are the accuracies of guessing each question, () where guessing never succeeds.
+    `pooled` is the variance of seeds as the other arms of a study inform it (`family_variances`);
+    None: its own seeds alone.
     """
 
     correct: Floats
@@ -92,7 +95,8 @@ class CorrectnessMatrix:
 
     @property
     def n_effective(self) -> float:
-        """The effective number of documents (Kish 1965): 1.4 where one has 200 questions and 19 have two."""
+        """The effective number of documents (Kish 1965): 1.4 where one has 200 questions and 19
+        have two."""
         counts = self.per_cluster[1]
         return float(counts.sum() ** 2 / (counts**2).sum()) if len(counts) else 0.0
 
@@ -100,7 +104,8 @@ class CorrectnessMatrix:
     def seed_variance(self) -> SeedVariance:
         """The variance of one seed's accuracy between seeds; several seeds are needed.
 
-        Its noise is that of documents within seeds (two-way clustering: Cameron, Gelbach and Miller 2011).
+        Its noise is that of documents within seeds (two-way clustering: Cameron, Gelbach and Miller
+        2011).
         """
         sums, counts = self.per_cluster
         rest, n, df = sums - sums.mean(0), counts.sum(), self.n_seeds - 1.0
@@ -111,7 +116,8 @@ class CorrectnessMatrix:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has one seed and no document with two questions, so that questions are independent."""
+        """Whether it has one seed and no document with two questions, so that questions are
+        independent."""
         return self.n_seeds == 1 and self.n_documents == len(self.question_ids)
 
     @property
@@ -130,16 +136,19 @@ def _members(question_ids: tuple[str, ...], clusters: tuple[str, ...]) -> tuple[
 
 
 def beyond(matrix: CorrectnessMatrix, control: CorrectnessMatrix) -> CorrectnessMatrix:
-    """Return what the answers of `matrix` have beyond those of its `control`, the same arm without the question.
+    """Return what the answers of `matrix` have beyond those of its `control`, the same arm without
+    the question.
 
-    Values are differences, from -1 to 1, on the questions of both, seed by seed. A control of one seed serves every seed.
+    Values are differences, from -1 to 1, on the questions of both, seed by seed. A control of one
+    seed serves every seed.
     """
     matrix, control = aligned(matrix, control)
     return replace(matrix, correct=matrix.correct - control.correct, chances=(), pooled=None)
 
 
 def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
-    """Return `matrices` on the questions of all of them, in one order: one without a score in one of them is no pair.
+    """Return `matrices` on the questions of all of them, in one order: one without a score in one
+    of them is no pair.
 
     A question has its document from the first matrix that names one.
     """

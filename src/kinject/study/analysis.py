@@ -54,10 +54,11 @@ from kinject.types import RAG, ArmName
 def summarize_arms(
     records: Records, arms: Sequence[Arm], roles: Mapping[str, Role], chosen_k: Mapping[Any, int]
 ) -> list[ArmResult]:
-    """Return every arm in every setting it was asked in, then the recipe's own arms by subject where there are several.
+    """Return every arm in every setting it was asked in, then the recipe's own arms by subject
+    where there are several.
 
-    Comparisons are Holm-corrected in families: those of the recipe's own arms, those of sweeps (each in two: the headline
-    and the other settings, `correct_families`), those by subject.
+    Comparisons are Holm-corrected in families: those of the recipe's own arms, those of sweeps
+    (each in two: the headline and the other settings, `correct_families`), those by subject.
     """
     summary = _Summary(records, roles, chosen_k)
     results = [
@@ -149,7 +150,8 @@ def make_prices(
     records: Records, arms: Sequence[Arm], costs: Sequence[Cost], chosen_k: Mapping[tuple[str, str, str], int],
     price: Sequence[float],
 ) -> list[Price]:  # fmt: skip
-    """Return what each arm of no sweep costs, without passages and with its chosen K, over the sets that get passages.
+    """Return what each arm of no sweep costs, without passages and with its chosen K, over the sets
+    that get passages.
 
     `price` is study.price.
     """
@@ -200,7 +202,8 @@ def make_prices(
 def _pays_after(
     training: float, asking: float | None, rag: float | None
 ) -> int | Literal["never", "no difference", "not known"]:
-    """Return from how many questions on a training pays, against those of the base with passages, which cost `rag`."""
+    """Return from how many questions on a training pays, against those of the base with passages,
+    which cost `rag`."""
     if asking is None or rag is None:
         return "not known"
     if abs(rag - asking) < _ALIKE * rag:
@@ -209,11 +212,13 @@ def _pays_after(
 
 
 _ALIKE = 0.01
-"""The fraction of a price within which two are called alike: passages of one retriever differ by less from arm to arm."""
+"""The fraction of a price within which two are called alike: passages of one retriever differ by
+less from arm to arm."""
 
 
 def _training_price(costs: Sequence[Cost], price: Sequence[float]) -> float:
-    """Return the price of one training: its tokens, what a teacher read and what was written, unless it was paid already."""
+    """Return the price of one training: its tokens, what a teacher read and what was written,
+    unless it was paid already."""
     mine = [cost for cost in costs if cost.seed == costs[0].seed]
     tokens = (
         sum(cost.teacher_tokens for cost in mine),
@@ -228,7 +233,8 @@ def _training_price(costs: Sequence[Cost], price: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence for claims on one base model: the answers, the sweeps, and each arm's chosen K by question set."""
+    """Evidence for claims on one base model: the answers, the sweeps, and each arm's chosen K by
+    question set."""
 
     records: Records
     model: str
@@ -240,13 +246,15 @@ class Evidence:
     """Question set -> its role."""
 
     def setting(self, arm: str, claim: ClaimSection) -> AskSetting:
-        """Return how the arm was asked the claim's questions; K is -1 where it has no passages chosen."""
+        """Return how the arm was asked the claim's questions; K is -1 where it has no passages
+        chosen."""
         asked, name = ArmName.parse(arm), claim.question_set
         k = self.chosen_k.get((asked.answers_of, name), -1) if asked.retrieval else 0
         return AskSetting(name, *self.prompt_format(name), k)
 
     def is_net(self, arms: Sequence[str], claim: ClaimSection) -> bool:
-        """Return whether the claim compares what the arms answer beyond their choices without the question."""
+        """Return whether the claim compares what the arms answer beyond their choices without the
+        question."""
         if claim.net is not None:
             return claim.net
         if self.roles.get(claim.question_set) != "learning" or claim.outcome != "right":
@@ -257,7 +265,8 @@ class Evidence:
     def matrix(
         self, arm: str, claim: ClaimSection, *, net: bool = False
     ) -> CorrectnessMatrix | None:
-        """Return which of the arm's answers have the claim's outcome; None where it was not asked (it failed, or has no K).
+        """Return which of the arm's answers have the claim's outcome; None where it was not asked
+        (it failed, or has no K).
 
         With `net`, what they have beyond the arm's answers without the question.
         """
@@ -269,7 +278,8 @@ class Evidence:
         return self.records.matrix(self.model, bare, setting, "", claim.outcome, net=net)
 
     def arm_name(self, arm: str | Mapping[str, Any] | None) -> str:
-        """Return the name of a claim's arm; of a point of a sweep that of the arm which has its value."""
+        """Return the name of a claim's arm; of a point of a sweep that of the arm which has its
+        value."""
         if not isinstance(arm, Mapping):
             return arm or ""
         ((name, value),) = arm.items()
@@ -279,7 +289,8 @@ class Evidence:
         )
 
     def scope(self, *arms: str) -> Scope:
-        """Return the scope of a claim on `arms`: if one was trained with a single seed, these models only."""
+        """Return the scope of a claim on `arms`: if one was trained with a single seed, these
+        models only."""
         trained = {ArmName.parse(arm).arm for arm in arms} - {BASE}
         return (
             "these models"
@@ -303,7 +314,8 @@ def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list
 
 @dataclass(frozen=True)
 class _Tested:
-    """A claim's numbers: `p` is None if it cannot be tested (`finding`: why). `as_claimed`: in the claimed direction."""
+    """A claim's numbers: `p` is None if it cannot be tested (`finding`: why). `as_claimed`: in the
+    claimed direction."""
 
     finding: str
     effect: float | None = None
@@ -343,7 +355,8 @@ def _bounded(low: float | None, high: float | None, words: Callable[[float], str
 
 
 def _enough(matrix: CorrectnessMatrix) -> str:
-    """Return the reason why the questions cannot decide a claim, "" if there are effective documents enough."""
+    """Return the reason why the questions cannot decide a claim, "" if there are effective
+    documents enough."""
     n = matrix.n_effective
     unit = "questions" if n == len(matrix.question_ids) else "documents (effective)"
     return "" if n >= FEWEST else f"; {n:.3g} {unit} are too few to tell, {FEWEST} are needed"
@@ -352,7 +365,8 @@ def _enough(matrix: CorrectnessMatrix) -> str:
 def _compared(
     claim: ClaimSection, evidence: Evidence, labels: Mapping[str, str]
 ) -> tuple[list[CorrectnessMatrix], str]:
-    """Return the answers of arms (label -> arm) to the questions that all have a score for, and why there are none."""
+    """Return the answers of arms (label -> arm) to the questions that all have a score for, and why
+    there are none."""
     net = claim.test not in ("above_chance", "near_chance") and evidence.is_net(
         list(labels.values()), claim
     )
@@ -391,7 +405,8 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
 
 
 def _accuracy(arm: str, claim: ClaimSection, evidence: Evidence) -> str:
-    """Return ``cpt 41.0%``, where the claim compares net gains ``cpt 41.0% (25.2% without the question)``."""
+    """Return ``cpt 41.0%``, where the claim compares net gains ``cpt 41.0% (25.2% without the
+    question)``."""
     asked = evidence.matrix(arm, claim)
     accuracy = 0.0 if asked is None else asked.mean()
     text = f"{arm} {format_percent(accuracy)}"
@@ -480,7 +495,8 @@ _TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {
 
 
 def make_failures(runs: Sequence[ArmRun], status: StageStatus, records: Records) -> list[Failure]:
-    """Return the arms and seeds that are missing, each with the stage that failed, and those that diverged."""
+    """Return the arms and seeds that are missing, each with the stage that failed, and those that
+    diverged."""
     failures = []
     for run in runs:
         failure = status.first_failure(run.all_stages)

@@ -1,4 +1,5 @@
-"""Expands a recipe's `study` section to arms: their overrides, sweeps and tuning grids. Checks them beyond their types."""
+"""Expands a recipe's `study` section to arms: their overrides, sweeps and tuning grids. Checks them
+beyond their types."""
 
 from __future__ import annotations
 
@@ -35,14 +36,17 @@ TRAIN_SECTIONS = tuple(
 )
 """Sections of overrides that apply to the train recipe."""
 _OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir")
-"""Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves them out."""
+"""Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves
+them out."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm on one base model; `overrides` (dotted key -> value) are applied to the shared recipes.
+    """One arm on one base model; `overrides` (dotted key -> value) are applied to the shared
+    recipes.
 
-    `retrieval` names the one of study.retrievals whose passages it is asked with, and it is asked with passages only.
+    `retrieval` names the one of study.retrievals whose passages it is asked with, and it is asked
+    with passages only.
     """
 
     name: str
@@ -110,7 +114,8 @@ class Arm:
 
 @dataclass(frozen=True)
 class StudyArms:
-    """The arms of a study, the points of its sweeps, and the arms with each value that `tune` tries.
+    """The arms of a study, the points of its sweeps, and the arms with each value that `tune`
+    tries.
 
     Sweeps and grids are by (base model, name in the recipe).
     """
@@ -123,10 +128,11 @@ class StudyArms:
 def expand_arms(
     section: StudySection, tuned: Mapping[tuple[str, str], Any] = MappingProxyType({})
 ) -> StudyArms:
-    """Return the arms on every base model, in order: the base, the recipe's arms, the arms of sweeps.
+    """Return the arms on every base model, in order: the base, the recipe's arms, the arms of
+    sweeps.
 
-    `tuned` holds the values that `tune` chose: (base model, name in `tune`) -> value. A point of a sweep whose weights
-    another arm has already is that arm, and none is added.
+    `tuned` holds the values that `tune` chose: (base model, name in `tune`) -> value. A point of a
+    sweep whose weights another arm has already is that arm, and none is added.
     """
     every: list[Arm] = []
     sweeps: dict[tuple[str, str], tuple[SweepPoint, ...]] = {}
@@ -160,7 +166,8 @@ def expand_arms(
 def _expand_sweep(
     name: str, item: SweepSection, parent: Arm, arms: list[Arm]
 ) -> tuple[SweepPoint, ...]:
-    """Return the points of a sweep over `parent`; append those that no arm of `arms` covers to `arms`."""
+    """Return the points of a sweep over `parent`; append those that no arm of `arms` covers to
+    `arms`."""
     points = []
     for value in item.values:
         varied = replace(
@@ -198,7 +205,8 @@ def base_arm(section: StudySection, model: str) -> Arm:
 def _make_arm(
     section: StudySection, model: str, name: str, item: ArmSection, tuned: Mapping[str, Any]
 ) -> Arm:
-    """Return an arm of the recipe: its own overrides take precedence over tuned values, and these over the study's."""
+    """Return an arm of the recipe: its own overrides take precedence over tuned values, and these
+    over the study's."""
     overrides = {
         key: value
         for key, value in (section.overrides or {}).items()
@@ -312,7 +320,8 @@ def make_sweeps(section: StudySection, arms: StudyArms) -> list[Sweep]:
 
 
 def check_names(recipe: StudyRecipe, *, check_inputs: bool = True) -> None:
-    """Raise `RecipeError` with every unknown name and unused key of the section. Quick: reads no other recipe.
+    """Raise `RecipeError` with every unknown name and unused key of the section. Quick: reads no
+    other recipe.
 
     Unless `check_inputs` is False, the corpora that arms name must exist.
     """
@@ -323,7 +332,8 @@ _KEYS = Shared(augment_keys=tuple(AUGMENT_SECTIONS), train_keys=tuple(TRAIN_SECT
 
 
 def check_inputs(recipe: StudyRecipe) -> None:
-    """Raise `RecipeError` for missing documents and questions of the shared recipes, before anything is trained."""
+    """Raise `RecipeError` for missing documents and questions of the shared recipes, before
+    anything is trained."""
     section = recipe.study
     augment = {
         key: value
@@ -348,7 +358,8 @@ def check_inputs(recipe: StudyRecipe) -> None:
 
 
 def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
-    """Raise `RecipeError` with every fault of the shared recipes under the overrides of some arm. Imports TRL."""
+    """Raise `RecipeError` with every fault of the shared recipes under the overrides of some arm.
+    Imports TRL."""
     every = [*arms.arms, *(arm for grid in arms.grids.values() for _, arm in grid)]
     problems: list[Problem] = []
     adapters: dict[KeyPath, str] = {}
@@ -405,7 +416,8 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
 
 
 def head_format(evaluation: EvalSection, question_set: str) -> tuple[str, int]:
-    """Return the format and number of shots that decide choices and claims on a set: the first of each in the eval recipe."""
+    """Return the format and number of shots that decide choices and claims on a set: the first of
+    each in the eval recipe."""
     asked = evaluation.formats_of(evaluation.sets()[question_set])
     return next(
         (format for format in asked if FORMATS[format].shows_question), asked[0]

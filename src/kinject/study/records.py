@@ -47,15 +47,18 @@ class AskSetting(NamedTuple):
 
 @dataclass
 class Records:
-    """Answers of finished evaluations: (model, arm, seed) -> setting -> one scored answer a question, sorted by id.
+    """Answers of finished evaluations: (model, arm, seed) -> setting -> one scored answer a
+    question, sorted by id.
 
-    `scores` are the recipe's: the first of those that compare choices counts for them, the first of a text's for texts.
+    `scores` are the recipe's: the first of those that compare choices counts for them, the first of
+    a text's for texts.
     """
 
     scores: Sequence[Score]
     by_run: dict[tuple[str, str, int], dict[AskSetting, list[Answer]]] = field(default_factory=dict)
     unscored: list[tuple[str, str, int, AskSetting, int]] = field(default_factory=list)
-    """(model, arm, seed, setting, number of questions) where no question has a score: the model diverged."""
+    """(model, arm, seed, setting, number of questions) where no question has a score: the model
+    diverged."""
     recalls: dict[tuple[str, str, int], Recall] = field(default_factory=dict)
     """By name of the retrieval ("": the shared one), question set and K."""
     shortcuts: dict[str, Shortcuts] = field(default_factory=dict)
@@ -85,7 +88,8 @@ class Records:
         return next((score for score in self.scores if score not in left_out), "sum")
 
     def read(self, model: str, arm: str, seed: int, folder: Path, retrieval: str = "") -> None:
-        """Add the answers.jsonl of an evaluation; with `retrieval` (one of study.retrievals) those with passages.
+        """Add the answers.jsonl of an evaluation; with `retrieval` (one of study.retrievals) those
+        with passages.
 
         Raises `InputError` or `DiskError` if it is damaged.
         """
@@ -116,7 +120,8 @@ class Records:
         self.versions = dict(manifest.get("versions", {}))
 
     def read_report(self, model: str, arm: str, folder: Path, retrieval: str = "") -> None:
-        """Add what the report.json of an evaluation has beside its answers: recall, tokens of prompts, perplexity."""
+        """Add what the report.json of an evaluation has beside its answers: recall, tokens of
+        prompts, perplexity."""
         report = read_report(folder / "report.json")
         for recall in report.recalls:
             key = (retrieval, recall.question_set, recall.k)
@@ -129,7 +134,8 @@ class Records:
             self.shortcuts.setdefault(shortcuts.question_set, shortcuts)
 
     def mean_perplexities(self) -> tuple[Perplexity, ...]:
-        """Return the perplexity of each model, arm and file of texts: the geometric mean over the seeds."""
+        """Return the perplexity of each model, arm and file of texts: the geometric mean over the
+        seeds."""
         groups: dict[tuple[str, str, str], list[Perplexity]] = {}
         for model, arm, item in self.perplexities:
             groups.setdefault((model, arm, item.name), []).append(item)
@@ -151,7 +157,8 @@ class Records:
         return [seed for of, name, seed in self.by_run if (of, name) == (model, arm)]
 
     def settings(self, model: str, arm: str) -> list[AskSetting]:
-        """Return the settings in which every seed of the arm was evaluated and some question has a score from each."""
+        """Return the settings in which every seed of the arm was evaluated and some question has a
+        score from each."""
         seeds = self.seeds(model, arm)
         return [
             setting for setting in (self.by_run[model, arm, seeds[0]] if seeds else ())
@@ -162,7 +169,8 @@ class Records:
     def headline_settings(
         self, model: str, arm: str, chosen_k: Mapping[tuple[str, str, str], int]
     ) -> Iterator[AskSetting]:
-        """Yield each set's first format and shots, without context and with the chosen K (by model, arm and set)."""
+        """Yield each set's first format and shots, without context and with the chosen K (by model,
+        arm and set)."""
         settings = self.settings(model, arm)
         heads: dict[str, AskSetting] = {}
         for setting in settings:
@@ -175,7 +183,8 @@ class Records:
     def by_question(
         self, model: str, arm: str, setting: AskSetting
     ) -> dict[str, tuple[Answer, ...]]:
-        """Return the answers of every seed to each question of the matrix, one that every seed has a score for."""
+        """Return the answers of every seed to each question of the matrix, one that every seed has
+        a score for."""
         scored = set(self.matrix(model, arm, setting).question_ids)
         runs = [self.by_run[model, arm, seed][setting] for seed in self.seeds(model, arm)]
         return {
@@ -191,7 +200,8 @@ class Records:
         ]
 
     def n_asked(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
-        """Return the number of questions asked, with a score or without; with `subject`, of that one."""
+        """Return the number of questions asked, with a score or without; with `subject`, of that
+        one."""
         return sum(
             not subject or answer.subject == subject for answer in self._first(model, arm, setting)
         )
@@ -205,7 +215,8 @@ class Records:
         )
 
     def n_cut(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
-        """Return the number of questions whose prompt was cut for some seed; with `subject`, of that one."""
+        """Return the number of questions whose prompt was cut for some seed; with `subject`, of
+        that one."""
         answers = (
             a
             for seed in self.seeds(model, arm)
@@ -219,7 +230,8 @@ class Records:
     def changed(
         self, model: str, arm: str, setting: AskSetting, base: str
     ) -> Iterator[tuple[Sequence[Answer], Sequence[Answer]]]:
-        """Yield the answers of every seed of the arm, and of `base` without context, where most of them changed.
+        """Yield the answers of every seed of the arm, and of `base` without context, where most of
+        them changed.
 
         That is where more than half of the seeds have one outcome, and another one before.
         """
@@ -243,11 +255,13 @@ class Records:
         *,
         net: bool = False,
     ) -> CorrectnessMatrix:
-        """Return the correct answers of the arm over all its seeds; with `subject`, on one subject's questions.
+        """Return the correct answers of the arm over all its seeds; with `subject`, on one
+        subject's questions.
 
-        With another `outcome`, the answers that have it. With `net`, what they have beyond those without the question
-        (`control_setting` has them). Questions that a seed has no score for are left out. The
-        information of all arms of the setting on the variance between seeds is in `pooled`, but for one subject's.
+        With another `outcome`, the answers that have it. With `net`, what they have beyond those
+        without the question (`control_setting` has them). Questions that a seed has no score for
+        are left out. The information of all arms of the setting on the variance between seeds is in
+        `pooled`, but for one subject's.
         """
         key = (model, arm, setting, subject, outcome, net)
         if key not in self._matrices and not subject:
@@ -288,13 +302,15 @@ class Records:
         return self._matrices[key]
 
     def has_control(self, model: str, arm: str, setting: AskSetting) -> bool:
-        """Return whether every seed of the arm was asked in `setting` and answered the same choices without the question."""
+        """Return whether every seed of the arm was asked in `setting` and answered the same choices
+        without the question."""
         return self._has_all(model, arm, [setting, control_setting(setting)])
 
     def control(
         self, model: str, arm: str, setting: AskSetting, subject: str = ""
     ) -> ControlAnswers | None:
-        """Return the arm's answers without the question beside those in `setting`; None with passages, or without any."""
+        """Return the arm's answers without the question beside those in `setting`; None with
+        passages, or without any."""
         if setting.k or not self.has_control(model, arm, setting):
             return None
         alone = control_setting(setting)
@@ -334,7 +350,8 @@ class Records:
 
 
 def control_setting(setting: AskSetting) -> AskSetting:
-    """Return the setting of the control of `setting`: the same choices without the question, examples and passages."""
+    """Return the setting of the control of `setting`: the same choices without the question,
+    examples and passages."""
     return AskSetting(setting.question_set, FORMATS[setting.format].control, 0, 0)
 
 
@@ -342,9 +359,11 @@ def changed_answers(
     records: Records, arms: Sequence[Arm], questions: Mapping[str, Sequence[Question]],
     chosen_k: Mapping[tuple[str, str, str], int],
 ) -> Iterator[Row]:  # fmt: skip
-    """Yield a row of flips.jsonl for each test question that most seeds of an arm (none of a sweep) answer otherwise than base.
+    """Yield a row of flips.jsonl for each test question that most seeds of an arm (none of a sweep)
+    answer otherwise than base.
 
-    As `kinject.eval.results.find_flips`, without log-probs and passages: the choice is that of most seeds.
+    As `kinject.eval.results.find_flips`, without log-probs and passages: the choice is that of most
+    seeds.
     """
     by_id = {
         (name, question.id): question

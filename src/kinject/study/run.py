@@ -63,9 +63,9 @@ from kinject.types import ArmName, Question
 def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Report, Path]:
     """Run the unfinished stages of the study and write its report; return result and page.
 
-    Failed stages are listed in `Report.failures`; the others finish. Raises `RecipeError`, `InputError` or
-    `DiskError` for faults that make the whole study impossible, `KeyboardInterrupt` after Ctrl-C; finished stages are
-    kept.
+    Failed stages are listed in `Report.failures`; the others finish. Raises `RecipeError`,
+    `InputError` or `DiskError` for faults that make the whole study impossible, `KeyboardInterrupt`
+    after Ctrl-C; finished stages are kept.
     """
     with lock_dir(recipe.run_dir):
         study = open_study(recipe)
@@ -103,7 +103,8 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
 
 
 def _declare(study: Study) -> dict[str, float]:
-    """Return when each claim was declared first, by any study with these stages: a file beside them records it.
+    """Return when each claim was declared first, by any study with these stages: a file beside them
+    records it.
 
     A claim is its fields without the words, with the arms and the sweep that it names.
     """
@@ -137,7 +138,8 @@ def _sweeps_of(claim: ClaimSection) -> list[str]:
 
 
 def _before_test(study: Study, declared: Mapping[str, float]) -> None:
-    """Find the claims that were declared when all arms that they compare had answered; write choices.json."""
+    """Find the claims that were declared when all arms that they compare had answered; write
+    choices.json."""
     late, section = set(), study.recipe.study
     model = next(iter(section.models))
     for name, claim in (section.claims or {}).items():
@@ -165,7 +167,8 @@ def _before_test(study: Study, declared: Mapping[str, float]) -> None:
 
 
 def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
-    """Run all phases; `before_test` is called when every choice is made and no test question has been read."""
+    """Run all phases; `before_test` is called when every choice is made and no test question has
+    been read."""
     _set_up(study)
     _measure_judge(study)
     _tune(study)
@@ -177,7 +180,8 @@ def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
 
 
 def _set_up(study: Study) -> None:
-    """Run the stages of study.setup and study.models. Raises `InputError` if one fails: all others depend on them."""
+    """Run the stages of study.setup and study.models. Raises `InputError` if one fails: all others
+    depend on them."""
     for stages in study.planner.setup_stages():
         _run_first(study, stages, "setup")
     for name in study.recipe.study.models if study.start_executor is not None else ():
@@ -196,7 +200,8 @@ def _run_first(study: Study, stages: Sequence[Stage], title: str) -> None:
 
 
 def _measure_judge(study: Study) -> None:
-    """Measure the judge of written answers once, on answers planted for all questions, if the recipe names one."""
+    """Measure the judge of written answers once, on answers planted for all questions, if the
+    recipe names one."""
     if study.evaluation.judge is None:
         return
     entries = {item.name: item.test for item in study.question_sets}
@@ -210,7 +215,8 @@ def _measure_judge(study: Study) -> None:
 
 
 def _tune(study: Study) -> None:
-    """Evaluate every value of each grid on validation questions and take the best; of equal values, the first.
+    """Evaluate every value of each grid on validation questions and take the best; of equal values,
+    the first.
 
     Then expand the arms with the chosen values. Raises `InputError` if every value failed.
     """
@@ -272,7 +278,8 @@ def _plan_arms(study: Study) -> None:
 def _choose_k(study: Study) -> None:
     """Evaluate each K on validation questions and take the best for each arm and question set.
 
-    A set without validation questions gets the K of the first set that has some. A single K needs no evaluation.
+    A set without validation questions gets the K of the first set that has some. A single K needs
+    no evaluation.
     """
     if not study.ks:
         return
@@ -326,7 +333,8 @@ def _best(candidates: Sequence[tuple[Any, float, int]]) -> Any:
 def _rate(
     study: Study, runs: Sequence[ArmRun], question_set: str, k: int
 ) -> tuple[float, int] | None:
-    """Return how often answers of `runs` (the seeds of one arm) to validation questions are right, and their number.
+    """Return how often answers of `runs` (the seeds of one arm) to validation questions are right,
+    and their number.
 
     None if no question has a score, or none of a seed.
     """
@@ -370,7 +378,8 @@ def _evaluate_on_test(study: Study) -> None:
 
 
 def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Question]]) -> Report:
-    """Return the result of a study whose stages have run; at least one arm must have been evaluated."""
+    """Return the result of a study whose stages have run; at least one arm must have been
+    evaluated."""
     recipe, section = study.recipe, study.recipe.study
     arms = [arm for arm in study.arms if records.seeds(arm.model, arm.name)]
     roles = {item.name: role_of(item.role, questions[item.name]) for item in study.question_sets}
@@ -472,10 +481,11 @@ def _notes(study: Study) -> list[str]:
 
 
 def render_plan(recipe: StudyRecipe) -> str:
-    """Return the plan of a study as text: its arms and stages, which are done, and the money to come.
+    """Return the plan of a study as text: its arms and stages, which are done, and the money to
+    come.
 
-    Nothing is run; only the files of split questions are written. Money is counted as `kinject augment --dry-run` does.
-    Raises as `run_study` does for faults in recipes.
+    Nothing is run; only the files of split questions are written. Money is counted as `kinject
+    augment --dry-run` does. Raises as `run_study` does for faults in recipes.
     """
     study = open_study(recipe)
     check_shared_recipes(recipe, study.expanded)

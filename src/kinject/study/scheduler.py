@@ -1,4 +1,5 @@
-"""A study in progress: its recipe and question sets, the status of its stages, and the scheduler that runs them."""
+"""A study in progress: its recipe and question sets, the status of its stages, and the scheduler
+that runs them."""
 
 from __future__ import annotations
 
@@ -36,14 +37,16 @@ StartExecutor = Callable[[], LocalExecutor]
 
 @dataclass
 class StageStatus:
-    """The status of stages by id: `done` holds the counts of finished stages, `failed` the error of failed ones."""
+    """The status of stages by id: `done` holds the counts of finished stages, `failed` the error of
+    failed ones."""
 
     stages: dict[str, Stage] = field(default_factory=dict)
     done: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     def add(self, stages: Sequence[Stage]) -> list[Stage]:
-        """Add `stages`, reading from disk which are done; return those that are neither done nor failed, each once.
+        """Add `stages`, reading from disk which are done; return those that are neither done nor
+        failed, each once.
 
         A model that was deleted is made again where one of them reads it.
         """
@@ -106,8 +109,8 @@ def run_stages(
 ) -> None:
     """Run each stage once its dependencies are done, and record the outcomes in `status`.
 
-    A stage whose dependency failed is not started and gets no outcome. With `delete_models` weights are deleted once no
-    other of the stages reads them.
+    A stage whose dependency failed is not started and gets no outcome. With `delete_models` weights
+    are deleted once no other of the stages reads them.
     """
     waiting = {stage.id: stage for stage in pending}
     running: set[str] = set()
@@ -144,7 +147,8 @@ def run_stages(
 
 @dataclass(frozen=True)
 class SplitQuestions:
-    """A question set as values of eval.questions: its test questions, and its validation questions if it has any."""
+    """A question set as values of eval.questions: its test questions, and its validation questions
+    if it has any."""
 
     name: str
     role: Role
@@ -206,7 +210,8 @@ class Study:
     def run_stages(self, stages: Sequence[Stage], title: str, *, is_last: bool = False) -> None:
         """Run those of `stages` that are not done.
 
-        `is_last`: no later stage reads their models, which are deleted then unless `study.keep_models`.
+        `is_last`: no later stage reads their models, which are deleted then unless
+        `study.keep_models`.
         """
         pending, delete = self.status.add(stages), is_last and not self.recipe.study.keep_models
         if pending and self.start_executor is not None:
@@ -216,7 +221,8 @@ class Study:
 
 
 def open_study(recipe: StudyRecipe) -> Study:
-    """Check the names in `recipe`, split its question sets and return the study, without an executor.
+    """Check the names in `recipe`, split its question sets and return the study, without an
+    executor.
 
     Raises `RecipeError` with every fault, `InputError` for questions that cannot be split.
     """
@@ -233,11 +239,13 @@ def open_study(recipe: StudyRecipe) -> Study:
 def _split_questions(
     section: EvalSection, fractions: Mapping[str, float], folder: Path
 ) -> list[SplitQuestions]:
-    """Return the sets of `section` with their test and validation questions, in files in `folder` where they are split.
+    """Return the sets of `section` with their test and validation questions, in files in `folder`
+    where they are split.
 
-    A document is for choosing in all sets or in none: one whose id falls below the fraction of a set that has questions on
-    it, or that the validation file of a set asks about. Its questions are validation questions of a set in `fractions`, and
-    left out of the test questions of every other. Raises `InputError` if a part is empty.
+    A document is for choosing in all sets or in none: one whose id falls below the fraction of a
+    set that has questions on it, or that the validation file of a set asks about. Its questions are
+    validation questions of a set in `fractions`, and left out of the test questions of every other.
+    Raises `InputError` if a part is empty.
     """
     items = {
         name: replace(item, layout=layout_of(item.layout, section.formats_of(item)))
@@ -312,7 +320,8 @@ def _fraction(document: str) -> float:
 
 
 def family_warnings(study: Study) -> list[str]:
-    """Return a sentence for each question set and claim whose documents are too few for so many comparisons."""
+    """Return a sentence for each question set and claim whose documents are too few for so many
+    comparisons."""
     section, with_k = study.recipe.study, False
     if study.ks:
         with_k = len(study.ks) == 1 or any(
@@ -393,7 +402,8 @@ def _estimate(missing: Sequence[Stage]) -> str:
 
 
 def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None) -> list[Cost]:
-    """Return the cost of each finished stage of each arm. A shared stage is listed with every arm that used it.
+    """Return the cost of each finished stage of each arm. A shared stage is listed with every arm
+    that used it.
 
     `judge` is the stage that measured the judge of all arms: it counts as setup.
     """

@@ -1,8 +1,9 @@
-"""Stages of a study: how arms are split into stages, and the function that runs a stage in a worker.
+"""Stages of a study: how arms are split into stages, and the function that runs a stage in a
+worker.
 
-A stage's id is a hash of its recipe after overrides, of the files that the recipe names, and of the ids of the stages that
-it reads, so two arms share a stage that does the same. Its folder is ``cache_dir/KIND/ID``; done.json, written last, marks
-it as finished.
+A stage's id is a hash of its recipe after overrides, of the files that the recipe names, and of the
+ids of the stages that it reads, so two arms share a stage that does the same. Its folder is
+``cache_dir/KIND/ID``; done.json, written last, marks it as finished.
 """
 
 from __future__ import annotations
@@ -73,10 +74,11 @@ _COSTS = ("tokens", "money", "written_tokens", "teacher_tokens", "work_seconds")
 
 @dataclass(frozen=True)
 class Stage:
-    """One unit of work: a recipe with overrides, to be run once the stages with ids `dependencies` are done.
+    """One unit of work: a recipe with overrides, to be run once the stages with ids `dependencies`
+    are done.
 
-    `parameters` holds JSON values beside the recipe: folders of other stages, an alpha. `label` names the stage for
-    people.
+    `parameters` holds JSON values beside the recipe: folders of other stages, an alpha. `label`
+    names the stage for people.
     """
 
     id: str
@@ -90,7 +92,8 @@ class Stage:
 
     @property
     def marker(self) -> Path:
-        """The file that is written last. A setup stage may run in the recipe's own folder, so its marker has the id."""
+        """The file that is written last. A setup stage may run in the recipe's own folder, so its
+        marker has the id."""
         return self.folder / (f".{self.id}.{DONE}" if self.kind == "setup" else DONE)
 
     def run(self) -> dict[str, Any]:
@@ -107,9 +110,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm with one seed: the stages that make its weights, in order, and those that evaluate them.
+    """One arm with one seed: the stages that make its weights, in order, and those that evaluate
+    them.
 
-    `model_dir` is the folder of the weights, or the base model's hub name. `train` is one of `stages`, None for the base.
+    `model_dir` is the folder of the weights, or the base model's hub name. `train` is one of
+    `stages`, None for the base.
     """
 
     arm: Arm
@@ -139,9 +144,11 @@ class Planner:
         self.cache_dir = Path(self.section.cache_dir)
 
     def setup_stages(self) -> Iterator[list[Stage]]:
-        """Yield the stages that come first, in rounds: each of study.setup, then the base models that recipes make.
+        """Yield the stages that come first, in rounds: each of study.setup, then the base models
+        that recipes make.
 
-        A round is planned when it is requested, because its ids depend on files that earlier rounds write.
+        A round is planned when it is requested, because its ids depend on files that earlier rounds
+        write.
         """
         for entry in self.section.setup:
             yield [self._setup_stage(entry)]
@@ -186,7 +193,8 @@ class Planner:
         )
 
     def arm_run(self, arm: Arm, seed: int, others: Mapping[str, Arm]) -> ArmRun:
-        """Plan `arm` with `seed`, without evaluations; `others` are the arms of its base model by name."""
+        """Plan `arm` with `seed`, without evaluations; `others` are the arms of its base model by
+        name."""
         base = self.model_dir(arm.model)
         if not arm.trained:
             return ArmRun(arm, seed, (), base, None)
@@ -270,7 +278,8 @@ class Planner:
     def eval_stage(
         self, run: ArmRun, split: str, questions: Mapping[str, Any], judge: Stage | None = None
     ) -> Stage:
-        """Return the stage that evaluates an arm on the sets in `questions` (values as eval.questions takes them).
+        """Return the stage that evaluates an arm on the sets in `questions` (values as
+        eval.questions takes them).
 
         `judge` is the stage that measured the judge of written answers.
         """
@@ -299,7 +308,8 @@ class Planner:
         )
 
     def _asking(self, model_dir: str, questions: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
-        """Return the overrides of the shared eval recipe for the model of an arm, with its retrieval or without."""
+        """Return the overrides of the shared eval recipe for the model of an arm, with its
+        retrieval or without."""
         replaced = ("eval.questions", *(() if arm.rag else ("eval.retrieval",)))
         overrides = {
             k: v for k, v in eval_overrides(self.section, arm).items() if not k.startswith(replaced)
@@ -337,7 +347,8 @@ class Planner:
         )  # fmt: skip
 
     def _hashed(self, values: Mapping[str, Any], *more: Any) -> tuple[Any, ...]:
-        """Return the part of a stage's id that depends on its recipe, on the files that it names, and on `more`."""
+        """Return the part of a stage's id that depends on its recipe, on the files that it names,
+        and on `more`."""
         values = drop_output_folders(values)
         return _relative_to([values, *more], f"{self.cache_dir}/"), input_hashes(
             values, self.cache_dir
@@ -345,7 +356,8 @@ class Planner:
 
 
 def _relative_to(value: Any, folder: str) -> Any:
-    """Return `value` with paths below `folder` made relative, so that ids do not depend on the location of the cache."""
+    """Return `value` with paths below `folder` made relative, so that ids do not depend on the
+    location of the cache."""
     if isinstance(value, dict):
         return {key: _relative_to(item, folder) for key, item in value.items()}
     if isinstance(value, list):
@@ -362,7 +374,8 @@ def _run_dir_argument(folder: Path) -> str:
 
 
 def input_hashes(value: object, cache_dir: Path) -> dict[str, str]:
-    """Return path -> hash of every file and folder that a recipe's values name, except those below `cache_dir`."""
+    """Return path -> hash of every file and folder that a recipe's values name, except those below
+    `cache_dir`."""
     hashes = {}
     for text in _possible_paths(value):
         path = Path(text)
@@ -396,12 +409,14 @@ def _possible_paths(value: object) -> Iterator[str]:
 
 
 def run_stage(stage: Stage) -> dict[str, Any]:
-    """Run one stage; return its id, kind, seconds, peak resident bytes (0: not measured), and `_COSTS`.
+    """Run one stage; return its id, kind, seconds, peak resident bytes (0: not measured), and
+    `_COSTS`.
 
-    written_tokens are those of paraphrases or of the model's own answers, teacher_tokens those that a teacher read, and
-    work_seconds those of a training with both (`kinject.process.work_seconds`).
+    written_tokens are those of paraphrases or of the model's own answers, teacher_tokens those that
+    a teacher read, and work_seconds those of a training with both (`kinject.process.work_seconds`).
 
-    Writes the same to the stage's marker file, last. Raises `KinjectError` for faults that the user can fix.
+    Writes the same to the stage's marker file, last. Raises `KinjectError` for faults that the user
+    can fix.
     """
     with _held(stage):
         done = stage.read_done()
@@ -424,12 +439,14 @@ def run_stage(stage: Stage) -> dict[str, Any]:
 
 
 _ran: list[str] = []
-"""The stages that this process ran: the memory that one leaves behind would count in the peak of the next."""
+"""The stages that this process ran: the memory that one leaves behind would count in the peak of
+the next."""
 
 
 @contextlib.contextmanager
 def _held(stage: Stage) -> Iterator[None]:
-    """Hold the stage while the block runs, on this machine; wait while the process of another study does."""
+    """Hold the stage while the block runs, on this machine; wait while the process of another study
+    does."""
     stage.folder.mkdir(parents=True, exist_ok=True)
     with (stage.folder / ".stage.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # it ends with the process
@@ -483,7 +500,8 @@ def _read_matched_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
-    """Return the overrides by which `trainer` takes the seconds of the arm that it is matched to, warm-up in proportion."""
+    """Return the overrides by which `trainer` takes the seconds of the arm that it is matched to,
+    warm-up in proportion."""
     fix = "Delete this folder to train it again."
     matched, unmatched = (Path(parameters[key]) for key in ("match_seconds_of", "unmatched"))
     for folder in (matched, unmatched):
@@ -529,7 +547,8 @@ def _run_augment(stage: Stage) -> dict[str, Any]:
 
 
 def _run_random_corpus(stage: Stage) -> dict[str, Any]:
-    """Write a corpus of the source's words in random order, with rows of the same lengths: text without its facts."""
+    """Write a corpus of the source's words in random order, with rows of the same lengths: text
+    without its facts."""
     source = Path(stage.parameters["source"])
     rows = CorpusFile(source)
     words = [word for row in rows for word in row.text.split()]

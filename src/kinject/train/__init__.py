@@ -1,4 +1,5 @@
-"""Training through TRL's SFTTrainer: continued pretraining and instruction SFT, with an account of every token."""
+"""Training through TRL's SFTTrainer: continued pretraining and instruction SFT, with an account of
+every token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Callbacks of a training run: logs on disk, progress on the screen, histograms in a tracker, early stopping, signals."""
+"""Callbacks of a training run: logs on disk, progress on the screen, histograms in a tracker, early
+stopping, signals."""
 
 from __future__ import annotations
 
@@ -25,11 +26,12 @@ from kinject.terminal import Progress, show
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]
-    """Writes log.jsonl, a row for all that is logged, and timing.jsonl, the cost of training at each logged loss.
+    """Writes log.jsonl, a row for all that is logged, and timing.jsonl, the cost of training at
+    each logged loss.
 
-    A resumed run first drops the rows of log.jsonl after its checkpoint, and all of timing.jsonl, whose rows hold step, seconds
-    (since training began in this process), learned_tokens (those in the loss: no padding, no masked ones) and peak_bytes
-    (`peak_memory`).
+    A resumed run first drops the rows of log.jsonl after its checkpoint, and all of timing.jsonl,
+    whose rows hold step, seconds (since training began in this process), learned_tokens (those in
+    the loss: no padding, no masked ones) and peak_bytes (`peak_memory`).
     """
 
     def __init__(self, run_dir: Path, learned_tokens: Callable[[], int]) -> None:
@@ -40,7 +42,8 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
         )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start with the rows of the checkpoint: those up to the step at which this run resumes. Start the clock."""
+        """Start with the rows of the checkpoint: those up to the step at which this run resumes.
+        Start the clock."""
         if state.is_world_process_zero:
             write_jsonl(self.log, [_row(row) for row in state.log_history])
             write_jsonl(self.timing, [])
@@ -49,7 +52,8 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Write one row: step, epoch and the trainer's values; the device has finished the step of a loss by now."""
+        """Write one row: step, epoch and the trainer's values; the device has finished the step of
+        a loss by now."""
         if not state.is_world_process_zero:
             return
         _append(self.log, _row({"step": state.global_step, "epoch": state.epoch, **(logs or {})}))
@@ -67,7 +71,8 @@ def _append(path: Path, row: Mapping[str, Any]) -> None:
 
 
 def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a logged row for JSON: null where a value is not finite, and the order of keys is fixed.
+    """Return a logged row for JSON: null where a value is not finite, and the order of keys is
+    fixed.
 
     It is the same for a row as it is logged and as a checkpoint, which sorts its keys, returns it.
     """
@@ -116,10 +121,12 @@ class Screen(TrainerCallback):  # type: ignore[misc]
 
 
 class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
-    """Saves a checkpoint at the end of the step in which a signal was `received`, then raises the signal's exception.
+    """Saves a checkpoint at the end of the step in which a signal was `received`, then raises the
+    signal's exception.
 
-    At the end of an epoch its evaluation and log come first, since a resumed run begins with the next epoch. Of several
-    processes each may receive the signal in another step, so they agree at each.
+    At the end of an epoch its evaluation and log come first, since a resumed run begins with the
+    next epoch. Of several processes each may receive the signal in another step, so they agree at
+    each.
     """
 
     def __init__(self, received: Sequence[int], trainer: Any) -> None:
@@ -147,7 +154,8 @@ class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """If there was a signal, end the run in all processes, once the checkpoint is whole.
 
-        A process that ended earlier would let its launcher stop the first one while that writes hashes.
+        A process that ended earlier would let its launcher stop the first one while that writes
+        hashes.
         """
         if not self.is_requested:
             return
@@ -160,7 +168,8 @@ class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def checkpoint_on_signal(trainer: Any) -> Iterator[None]:
-    """Save a checkpoint at the end of the step in which the first signal comes that ends a verb, and end the verb then.
+    """Save a checkpoint at the end of the step in which the first signal comes that ends a verb,
+    and end the verb then.
 
     A second signal does not wait.
     """
@@ -176,10 +185,12 @@ def checkpoint_on_signal(trainer: Any) -> Iterator[None]:
 
 
 class Histograms(TrainerCallback):  # type: ignore[misc]
-    """At every `every`-th update, sends each weight and the gradient that is about to be applied to the tracker.
+    """At every `every`-th update, sends each weight and the gradient that is about to be applied to
+    the tracker.
 
-    Gradients are whole: accumulated, unscaled and clipped. The names are ``weights/NAME`` and ``gradients/NAME``, the step
-    is that of the update, as in the log. `trackers` returns the trainer's callbacks.
+    Gradients are whole: accumulated, unscaled and clipped. The names are ``weights/NAME`` and
+    ``gradients/NAME``, the step is that of the update, as in the log. `trackers` returns the
+    trainer's callbacks.
     """
 
     def __init__(self, every: int, trackers: Callable[[], list[Any]]) -> None:
@@ -214,7 +225,8 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
 
 
 def guard_trackers(callbacks: Sequence[Any]) -> None:
-    """Let a tracker that cannot start (no database, no account) end the run with its reason in one line."""
+    """Let a tracker that cannot start (no database, no account) end the run with its reason in one
+    line."""
     for callback in callbacks:
         if isinstance(callback, tuple(INTEGRATION_TO_CALLBACK.values())) and hasattr(
             callback, "setup"
@@ -255,8 +267,8 @@ Reason = Callable[[Any, Sequence[Mapping[str, Any]]], str]
 class EarlyStopping(TrainerCallback):  # type: ignore[misc]
     """Stops a run as soon as `reason` returns one; it is added to `messages`.
 
-    It decides from the trainer's own log, which checkpoints hold, so resuming changes nothing. A run that had stopped
-    before it was interrupted takes no further step.
+    It decides from the trainer's own log, which checkpoints hold, so resuming changes nothing. A
+    run that had stopped before it was interrupted takes no further step.
     """
 
     def __init__(self, reason: Reason, messages: list[str]) -> None:
@@ -298,7 +310,8 @@ def forgetting(section: ProbesSection) -> Reason:
 def patience(evaluations: int) -> Reason:
     """Return the reason to stop once the last `evaluations` were no better than the best one.
 
-    The metric is the validation loss if the recipe names none. An evaluation before the first step does not count.
+    The metric is the validation loss if the recipe names none. An evaluation before the first step
+    does not count.
     """
 
     def reason(args: Any, history: Sequence[Mapping[str, Any]]) -> str:

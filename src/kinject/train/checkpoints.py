@@ -1,7 +1,8 @@
-"""Checkpoints: written whole, checked before a run resumes, read without running code; and the trainer's part for them.
+"""Checkpoints: written whole, checked before a run resumes, read without running code; and the
+trainer's part for them.
 
-A folder is complete if the marker written after its last byte agrees with its files. The marker holds sizes, which are
-checked often; SHA256SUMS beside it is checked before a run resumes.
+A folder is complete if the marker written after its last byte agrees with its files. The marker
+holds sizes, which are checked often; SHA256SUMS beside it is checked before a run resumes.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def mark_complete(checkpoint: Path) -> None:
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return whether every file that the marker lists is there with its size; False without a readable marker."""
+    """Return whether every file that the marker lists is there with its size; False without a
+    readable marker."""
     try:
         sizes = json.loads(read_bytes(checkpoint / _MARKER))
         return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
@@ -83,7 +85,8 @@ def newest_complete(run_dir: Path) -> Path | None:
 
 
 def checkpoint_to_resume(run_dir: Path) -> Path | None:
-    """Return the newest checkpoint whose files have the bytes that were written, or None; logs those it skips."""
+    """Return the newest checkpoint whose files have the bytes that were written, or None; logs
+    those it skips."""
     for _, path in checkpoints(run_dir):
         fault = check_sha256sums(path)[1] if is_complete(path) else f"{path}: was not written whole"
         if not fault:
@@ -96,7 +99,8 @@ def checkpoint_to_resume(run_dir: Path) -> Path | None:
 
 @contextlib.contextmanager
 def disk_faults(run_dir: Path) -> Iterator[None]:
-    """Turn the libraries' errors about a full or missing disk into a `DiskError` that names the newest complete checkpoint.
+    """Turn the libraries' errors about a full or missing disk into a `DiskError` that names the
+    newest complete checkpoint.
 
     Half-written checkpoints are deleted to free their room.
     """
@@ -129,10 +133,11 @@ def _files(checkpoint: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def numbers_only(checkpoint: Path | None) -> Iterator[None]:
-    """Raise `TrainingError` for a file of `checkpoint` that holds more than numbers while the block resumes from it.
+    """Raise `TrainingError` for a file of `checkpoint` that holds more than numbers while the block
+    resumes from it.
 
-    transformers reads optimizer, scheduler, scaler and random states with ``weights_only``, so none of their code runs. torch
-    and DeepSpeed read the files of sharded checkpoints without.
+    transformers reads optimizer, scheduler, scaler and random states with ``weights_only``, so none
+    of their code runs. torch and DeepSpeed read the files of sharded checkpoints without.
     """
     try:
         yield
@@ -148,13 +153,15 @@ def numbers_only(checkpoint: Path | None) -> Iterator[None]:
 
 
 def without_tied(model: Any, state_dict: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the weights to save, each once: a tied one under the name of its source. None if the model gives them."""
+    """Return the weights to save, each once: a tied one under the name of its source. None if the
+    model gives them."""
     tied = getattr(model, "all_tied_weights_keys", {})
     return {name: weight for name, weight in (state_dict or {}).items() if name not in tied} or None
 
 
 class CheckpointMixin(Trainer):  # type: ignore[misc]
-    """Checkpoints that are marked when whole, of sharded models too, with the state that Trainer loses with its process."""
+    """Checkpoints that are marked when whole, of sharded models too, with the state that Trainer
+    loses with its process."""
 
     guard: Guard
     losses: MeanLoss
@@ -168,7 +175,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         self.started = monotonic(), work_seconds(self.args.device.type)
 
     def spent(self) -> tuple[float, float]:
-        """Return the seconds of training and those of work (`work_seconds`) of this run, those before a resume included."""
+        """Return the seconds of training and those of work (`work_seconds`) of this run, those
+        before a resume included."""
         seconds, work = (
             monotonic() - self.started[0],
             work_seconds(self.args.device.type) - self.started[1],
@@ -189,7 +197,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         }  # fmt: skip
 
     def restore_state(self) -> None:
-        """Restore what `_save_state` added to the checkpoint from which training resumes, if it does."""
+        """Restore what `_save_state` added to the checkpoint from which training resumes, if it
+        does."""
         saved = self.state.stateful_callbacks.get(_STATE_KEY)
         if saved is None:
             return
@@ -206,7 +215,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         self.guard.restore(saved["guard"])
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the arguments."""
+        """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the
+        arguments."""
         # transformers 5.23 pickles TrainingArguments beside the model, and saves a tied weight of ZeRO-3 twice
         super()._save(
             output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict)
@@ -214,7 +224,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save a checkpoint, mark it complete, and only then delete older ones (Trainer deletes first).
+        """Save a checkpoint, mark it complete, and only then delete older ones (Trainer deletes
+        first).
 
         Raises `TrainingError` instead if a weight is not finite: nothing could resume from it.
         """
@@ -243,7 +254,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             )
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Save both; each process its part of the optimizer of a model that transformers has sharded."""
+        """Save both; each process its part of the optimizer of a model that transformers has
+        sharded."""
         # transformers 5.23 saves no optimizer of a model that it has sharded itself
         if not self.is_distributed_loading_by_transformers:
             super()._save_optimizer_and_scheduler(output_dir)
@@ -280,7 +292,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         super()._issue_warnings_after_load(load_result)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load a checkpoint's weights; each process its part of a model that transformers has sharded."""
+        """Load a checkpoint's weights; each process its part of a model that transformers has
+        sharded."""
         # transformers 5.23 would load whole weights into a model that it has sharded itself
         if self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
             copy_weights(self.load_weights(resume_from_checkpoint), self.model)

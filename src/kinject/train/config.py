@@ -1,4 +1,5 @@
-"""The recipe's trainer and adapter sections as TRL's and peft's own configurations, checked before any model loads."""
+"""The recipe's trainer and adapter sections as TRL's and peft's own configurations, checked before
+any model loads."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 _RECALLED = 32
-"""Longest answer of `method: recall`, in tokens, unless the recipe has trainer.max_completion_length."""
+"""Longest answer of `method: recall`, in tokens, unless the recipe has
+trainer.max_completion_length."""
 _NEED_MODEL = {
     "galore": "galore_torch",
     "apollo": "apollo_torch",
@@ -41,10 +43,12 @@ _NEED_MODEL = {
 
 
 def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SFTConfig, Any]:
-    """Return SFTConfig, without the fields of tokenising and packing, which kinject does itself, and peft's config or None.
+    """Return SFTConfig, without the fields of tokenising and packing, which kinject does itself,
+    and peft's config or None.
 
-    If the recipe names neither bf16 nor fp16, the device chooses (`kinject.models.choose_precision`). Raises `RecipeError`
-    with every problem that shows without a model: of the table of conflicts, of `rows`, and of the libraries.
+    If the recipe names neither bf16 nor fp16, the device chooses
+    (`kinject.models.choose_precision`). Raises `RecipeError` with every problem that shows without
+    a model: of the table of conflicts, of `rows`, and of the libraries.
     """
     problems: list[Problem] = []
     try:
@@ -106,7 +110,8 @@ def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) ->
 
 
 def _precision(section: RegularizationSection | None, device: str) -> dict[str, bool]:
-    """Return bf16 or fp16 for a recipe that names neither; none where l2 would need unscaled gradients."""
+    """Return bf16 or fp16 for a recipe that names neither; none where l2 would need unscaled
+    gradients."""
     precision = models.choose_precision(device)
     if precision == "fp16" and section is not None and section.l2:
         precision = "no"
@@ -114,7 +119,8 @@ def _precision(section: RegularizationSection | None, device: str) -> dict[str, 
 
 
 def adapter_config(adapter: Mapping[str, Any]) -> Any:
-    """Return peft's config of the keys of an adapter section, of the class that `type` names (LoraConfig)."""
+    """Return peft's config of the keys of an adapter section, of the class that `type` names
+    (LoraConfig)."""
     fields = {key: list(value) if isinstance(value, tuple) else value for key, value in adapter.items()
               if key not in ADAPTER_KEYS}  # fmt: skip
     return adapter_types()[adapter.get("type", "lora")](**{"task_type": "CAUSAL_LM", **fields})
@@ -126,10 +132,11 @@ def build(
     section: str,
     library: str,
 ) -> tuple[_Made | None, list[Problem]]:
-    """Return what `make` makes of `fields`, the keys of `section`, or None and the library's reason at the keys at fault.
+    """Return what `make` makes of `fields`, the keys of `section`, or None and the library's reason
+    at the keys at fault.
 
-    Those are the keys without which it does not fail, or fails otherwise (a second key is at fault, too); the whole section
-    if no single key is. `make` calls nothing but the library.
+    Those are the keys without which it does not fail, or fails otherwise (a second key is at fault,
+    too); the whole section if no single key is. `make` calls nothing but the library.
     """
     made, reason = _attempt(make, fields)
     if not reason:
@@ -159,7 +166,8 @@ def _attempt(
 
 
 def _rehearse(config: SFTConfig, optim: str) -> None:
-    """Make optimizer, schedule, loader and checkpointing for one weight: what they refuse would show after the model."""
+    """Make optimizer, schedule, loader and checkpointing for one weight: what they refuse would
+    show after the model."""
     import torch
     from torch.utils.data import DataLoader
     from transformers import Trainer
@@ -204,7 +212,8 @@ def _rehearse(config: SFTConfig, optim: str) -> None:
 def _launch(
     section: ModelSection, trainer: Mapping[str, Any], config: SFTConfig | None, device: str
 ) -> Launch:
-    """Return what the table of conflicts reads beside the recipe; of a refused `config`, nothing of the launcher."""
+    """Return what the table of conflicts reads beside the recipe; of a refused `config`, nothing of
+    the launcher."""
     from trl import SFTConfig
 
     lacks = "" if section.attention == "auto" else models.attention_fault(section.attention, device)
@@ -227,10 +236,11 @@ def _launch(
 
 
 def what_splits(quantization: str, config: SFTConfig) -> str:
-    """Return the reason why kinject has no access to weights and gradients in this launch, "" if it has.
+    """Return the reason why kinject has no access to weights and gradients in this launch, "" if it
+    has.
 
-    DeepSpeed's engine keeps them, and so does accelerate for a model that it shards. `accelerate launch` shows in the
-    environment and in the plugin, not in the fields of the config.
+    DeepSpeed's engine keeps them, and so does accelerate for a model that it shards. `accelerate
+    launch` shows in the environment and in the plugin, not in the fields of the config.
     """
     if config.deepspeed_plugin is not None:
         return "DeepSpeed keeps them to itself. Use DDP, or FSDP2: recipes/distributed/fsdp2.yaml."
@@ -249,7 +259,8 @@ def is_sharded(config: SFTConfig) -> bool:
 
 
 def _about_trackers(config: SFTConfig | None) -> list[Problem]:
-    """Return a problem for each of trainer.report_to that transformers does not know or that is not installed."""
+    """Return a problem for each of trainer.report_to that transformers does not know or that is not
+    installed."""
     from transformers.integrations import INTEGRATION_TO_CALLBACK
 
     from kinject.train.callbacks import tracker_error
@@ -270,7 +281,8 @@ def _about_trackers(config: SFTConfig | None) -> list[Problem]:
 
 
 def trainer_field(trainer: Mapping[str, Any], name: str) -> Any:
-    """Return `name` of a trainer section, else SFTConfig's default. Raises `KeyError` for no such field."""
+    """Return `name` of a trainer section, else SFTConfig's default. Raises `KeyError` for no such
+    field."""
     from trl import SFTConfig
 
     if name in trainer:

@@ -1,4 +1,5 @@
-"""From the corpora of a recipe to batches: rows are read, tokenised, mixed and packed; batches are padded when read."""
+"""From the corpora of a recipe to batches: rows are read, tokenised, mixed and packed; batches are
+padded when read."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Practice:
-    """A question to practise: the tokens of its prompt, and its accepted answers; without any it is to be declined."""
+    """A question to practise: the tokens of its prompt, and its accepted answers; without any it is
+    to be declined."""
 
     prompt: list[int]
     accepted: list[str]
@@ -109,7 +111,8 @@ class Practice:
 
 @dataclass(frozen=True)
 class Corpora:
-    """The corpus, the corpora mixed in by name, the validation corpus, the questions of each probe, the projection."""
+    """The corpus, the corpora mixed in by name, the validation corpus, the questions of each probe,
+    the projection."""
 
     rows: TrainingCorpus
     parts: dict[str, Part]
@@ -119,10 +122,12 @@ class Corpora:
 
 
 def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> Corpora:
-    """Return the corpora that the recipe names, to be read when they are tokenised, and the questions of its probes.
+    """Return the corpora that the recipe names, to be read when they are tokenised, and the
+    questions of its probes.
 
-    `hashes` are those of files that were just hashed, by the names of `kinject.train.run.hash_inputs`. Raises
-    `InputError` for questions, or a template of theirs, that cannot be used.
+    `hashes` are those of files that were just hashed, by the names of
+    `kinject.train.run.hash_inputs`. Raises `InputError` for questions, or a template of theirs,
+    that cannot be used.
     """
     corpus, hashes = recipe.corpus, hashes or {}
     sets = recipe.probes.sets() if recipe.probes is not None else {}
@@ -150,9 +155,11 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rows to train on, the account of their tokens, and the fraction of tokens of each part mixed in.
+    """Rows to train on, the account of their tokens, and the fraction of tokens of each part mixed
+    in.
 
-    `exposures` is, for each document that is not replay, the number of its corpus rows in one epoch.
+    `exposures` is, for each document that is not replay, the number of its corpus rows in one
+    epoch.
     """
 
     rows: PackedRows
@@ -162,12 +169,14 @@ class TrainingData:
 
 
 def count_exposures(rows: Iterable[TokenRow]) -> dict[str, int]:
-    """Return the number of texts of each document of `rows`; a row without a document is one of its own."""
+    """Return the number of texts of each document of `rows`; a row without a document is one of its
+    own."""
     return dict(Counter(row.document_id or f"row {index}" for index, row in enumerate(rows)))
 
 
 def summarize_exposures(exposures: Mapping[str, int], epochs: float) -> dict[str, Any]:
-    """Return how often a run of `epochs` reads each document: the least, the median and the most rows."""
+    """Return how often a run of `epochs` reads each document: the least, the median and the most
+    rows."""
     counts = list(exposures.values())
     if not counts:
         return {"documents": 0}
@@ -183,7 +192,8 @@ def summarize_exposures(exposures: Mapping[str, int], epochs: float) -> dict[str
 
 @dataclass(frozen=True)
 class CorpusPacker:
-    """Turns corpora into training rows. With `cache`, tokens are kept in that folder by content and mapped from there.
+    """Turns corpora into training rows. With `cache`, tokens are kept in that folder by content and
+    mapped from there.
 
     No line of a corpus file is parsed if its tokens are in the cache.
     """
@@ -197,7 +207,8 @@ class CorpusPacker:
     def pack(
         self, rows: Sequence[CorpusRow], parts: Mapping[str, Part] | None = None
     ) -> TrainingData:
-        """Return the training rows of a corpus with `parts` (by name) mixed in; the part ``replay`` is marked as such.
+        """Return the training rows of a corpus with `parts` (by name) mixed in; the part ``replay``
+        is marked as such.
 
         Raises `InputError` with the faulty lines of a corpus file.
         """
@@ -234,7 +245,8 @@ class CorpusPacker:
         return TrainingData(packed, account, read_fractions, count_exposures(learned))
 
     def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
-        """Return the training rows of a random part of a corpus with about `n_tokens` tokens, or of all of it."""
+        """Return the training rows of a random part of a corpus with about `n_tokens` tokens, or of
+        all of it."""
         return pack(
             self._sample(rows, "", n_tokens, self.seed, len(rows)), self.packing, self.seed
         )[0]
@@ -276,9 +288,11 @@ class CorpusPacker:
 
 @dataclass(frozen=True)
 class TokenizedCorpora:
-    """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the log.
+    """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the
+    log.
 
-    `teacher` has the teacher's texts for `method: distill`, `projection_rows` rows of the texts of `regularization.projection`.
+    `teacher` has the teacher's texts for `method: distill`, `projection_rows` rows of the texts of
+    `regularization.projection`.
     """
 
     train: TrainingData
@@ -293,10 +307,11 @@ class TokenizedCorpora:
 def tokenize_and_pack(
     recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora
 ) -> TokenizedCorpora:
-    """Return the training rows of `corpora`; a chat template that the recipe names is set in `tokenizer`.
+    """Return the training rows of `corpora`; a chat template that the recipe names is set in
+    `tokenizer`.
 
-    Raises `InputError` for rows that cannot be used, and `TrainingError` if text would be lost without the recipe's
-    permission.
+    Raises `InputError` for rows that cannot be used, and `TrainingError` if text would be lost
+    without the recipe's permission.
     """
     corpus, trainer = recipe.corpus, recipe.trainer
     strategy = trainer_field(trainer, "packing_strategy") if trainer.get("packing") else None
@@ -343,10 +358,12 @@ def tokenize_and_pack(
 def _hold_out(
     corpus: CorpusSection, rows: Sequence[TokenRow]
 ) -> tuple[list[int], list[int], list[str]]:
-    """Return the numbers of the rows to learn, of those held out by `corpus.validation_fraction`, and a note.
+    """Return the numbers of the rows to learn, of those held out by `corpus.validation_fraction`,
+    and a note.
 
-    A document is held out with all its texts (a row without a document counts as one). Which ones are follows from their
-    ids alone, whatever the seed. Raises `RecipeError` for a corpus of one document.
+    A document is held out with all its texts (a row without a document counts as one). Which ones
+    are follows from their ids alone, whatever the seed. Raises `RecipeError` for a corpus of one
+    document.
     """
     if not corpus.validation_fraction:
         return [], [], []
@@ -368,7 +385,8 @@ def _hold_out(
 
 
 def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens: bool) -> str:
-    """Return the account as a line to print. Raises `TrainingError` if text would be lost and the recipe forbids it."""
+    """Return the account as a line to print. Raises `TrainingError` if text would be lost and the
+    recipe forbids it."""
     line = (
         f"tokens: {account.source:,} in the corpus, {account.trained:,} in the loss, {account.masked:,} read only, "
         f"{account.truncated:,} truncated, {account.dropped:,} dropped"
@@ -386,7 +404,8 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
 
 
 def check_positions(config: Any, data: TrainingData) -> int | None:
-    """Return how many positions a model of `config` has, None for any number. Raises `RecipeError` if texts need more."""
+    """Return how many positions a model of `config` has, None for any number. Raises `RecipeError`
+    if texts need more."""
     limit = window_of(config)
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
@@ -399,9 +418,9 @@ def check_positions(config: Any, data: TrainingData) -> int | None:
 class RowDataset:
     """Training rows for a trainer, each made when a batch needs it.
 
-    A row is a dict with input_ids, labels, position_ids, length and replayed. With `weights` (of the corpus rows, in
-    order) it has the weight of each token; rows mixed in weigh 1. With `teacher` it has the number of the teacher's
-    prediction of each token; rows mixed in have none.
+    A row is a dict with input_ids, labels, position_ids, length and replayed. With `weights` (of
+    the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1. With
+    `teacher` it has the number of the teacher's prediction of each token; rows mixed in have none.
     """
 
     rows: PackedRows
@@ -446,7 +465,8 @@ class RowDataset:
 
 
 class RoundSampler:
-    """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order, both by epoch."""
+    """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order,
+    both by epoch."""
 
     def __init__(self, rounds: Sequence[int], seed: int) -> None:
         self.rounds = [
@@ -475,11 +495,12 @@ class RoundSampler:
 
 @dataclass(frozen=True)
 class Collator:
-    """Rows to tensors [batch, longest row]: padded on the right, with positions that continue into the padding.
+    """Rows to tensors [batch, longest row]: padded on the right, with positions that continue into
+    the padding.
 
-    No attention mask is made: padding follows a row, and earlier tokens cannot attend to it. `flatten` joins the batch
-    into one row [1, tokens], in which flash attention separates documents by position. `nothing_learned` is the
-    reaction to a batch without a token in the loss.
+    No attention mask is made: padding follows a row, and earlier tokens cannot attend to it.
+    `flatten` joins the batch into one row [1, tokens], in which flash attention separates documents
+    by position. `nothing_learned` is the reaction to a batch without a token in the loss.
     """
 
     pad_token_id: int
@@ -488,9 +509,11 @@ class Collator:
     nothing_learned: Reaction = "stop"
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return input_ids, labels, position_ids, replayed and, if rows have them, weights and teacher.
+        """Return input_ids, labels, position_ids, replayed and, if rows have them, weights and
+        teacher.
 
-        Raises `TrainingError` if no token of the batch is in the loss and `nothing_learned` is stop.
+        Raises `TrainingError` if no token of the batch is in the loss and `nothing_learned` is
+        stop.
         """
         import torch
 

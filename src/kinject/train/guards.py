@@ -1,6 +1,8 @@
-"""Checks for faults of training that raise no error; the recipe's `guards` set the reaction to each.
+"""Checks for faults of training that raise no error; the recipe's `guards` set the reaction to
+each.
 
-`check_trained` decides whether a run is finished: a run that changed nothing, or whose loss is not finite, is not.
+`check_trained` decides whether a run is finished: a run that changed nothing, or whose loss is not
+finite, is not.
 """
 
 from __future__ import annotations
@@ -29,14 +31,17 @@ _WINDOW = 64
 _SETTLED = 8
 """Norms needed before the median is used."""
 _LOSSES = 16
-"""Losses in a row that show a divergence: with fewer, batches of single short rows look like one."""
+"""Losses in a row that show a divergence: with fewer, batches of single short rows look like one.
+"""
 _LAST = 3
 """Losses at the end of a run whose median is compared with the first loss."""
 _SPIKE = 10.0
 _VANISHED = 1e-8
-"""Gradient of a weight, by root mean square, below which AdamW moves it little: the usual epsilon of its denominator."""
+"""Gradient of a weight, by root mean square, below which AdamW moves it little: the usual epsilon
+of its denominator."""
 _FREE = ("lora_A", "lora_embedding_A")
-"""Weights of an adapter that change nothing alone: they are multiplied by others, which begin at 0."""
+"""Weights of an adapter that change nothing alone: they are multiplied by others, which begin at 0.
+"""
 
 
 UNSTABLE = (
@@ -47,7 +52,8 @@ UNSTABLE = (
 
 
 def react(reaction: str, message: str) -> list[str]:
-    """Raise `TrainingError` for stop; log and return the warning for warn; return nothing for ignore."""
+    """Raise `TrainingError` for stop; log and return the warning for warn; return nothing for
+    ignore."""
     if reaction == "stop":
         raise TrainingError(message)
     if reaction == "ignore":
@@ -59,9 +65,10 @@ def react(reaction: str, message: str) -> list[str]:
 class Guard(TrainerCallback):  # type: ignore[misc]
     """Counts updates made and skipped; checks the loss, the gradient norm and the learning rate.
 
-    `updates` is the number of updates with a gradient that was finite and not zero, `skipped` that of updates left out
-    because their gradient was not finite, the latest of them if `last_skipped`; `warnings` are the warnings so far, `norms`
-    those of the running median, `weights` the result of `weight_sums` before the first step. Checkpoints hold its `state`.
+    `updates` is the number of updates with a gradient that was finite and not zero, `skipped` that
+    of updates left out because their gradient was not finite, the latest of them if `last_skipped`;
+    `warnings` are the warnings so far, `norms` those of the running median, `weights` the result of
+    `weight_sums` before the first step. Checkpoints hold its `state`.
     """
 
     def __init__(self, reactions: GuardsSection) -> None:
@@ -82,7 +89,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """Keep the sums and number of the weights; restore the highest rate of the steps before this run's checkpoint."""
+        """Keep the sums and number of the weights; restore the highest rate of the steps before
+        this run's checkpoint."""
         self.weights = weight_sums(model)
         self._n_weights = sum(
             models.size_of(weight) for weight in model.parameters() if weight.requires_grad
@@ -98,7 +106,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
     def on_optimizer_step(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        """Set accelerate's mark of a skipped update, by which Trainer leaves the schedule where it is."""
+        """Set accelerate's mark of a skipped update, by which Trainer leaves the schedule where it
+        is."""
         # accelerate 1.15 sets it for a scaler alone, and not with a fused optimizer, which skips within its own step
         optimizer._is_overflow = self.last_skipped
 
@@ -111,10 +120,12 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         return is_finite
 
     def may_update(self, norm: float, step: int, scale: float | None = None) -> bool:
-        """Return whether to make the update of this (0-based) step: False if its gradient norm is not finite.
+        """Return whether to make the update of this (0-based) step: False if its gradient norm is
+        not finite.
 
-        A scaler (fp16, its `scale`) finds its scale by skipped updates, each at half the scale of the one before, so the
-        recipe's limit does not apply to them. Raises `TrainingError` past that limit, or once the scale is below 1.
+        A scaler (fp16, its `scale`) finds its scale by skipped updates, each at half the scale of
+        the one before, so the recipe's limit does not apply to them. Raises `TrainingError` past
+        that limit, or once the scale is below 1.
         """
         if self.count(norm):
             return True
@@ -134,9 +145,11 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         return False
 
     def check_progress(self, loss: float, norm: float, step: int) -> None:
-        """Check the loss (nats a token) and the gradient norm of an update that was made, that of this (0-based) step.
+        """Check the loss (nats a token) and the gradient norm of an update that was made, that of
+        this (0-based) step.
 
-        A norm that is not finite is unknown. Raises `TrainingError` for a fault whose reaction is stop.
+        A norm that is not finite is unknown. Raises `TrainingError` for a fault whose reaction is
+        stop.
         """
         if math.isfinite(norm):
             self._check_norm(norm, f"step {step + 1}: ")
@@ -144,7 +157,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             self._check_loss(loss, f"step {step + 1}: ")
 
     def _check_norm(self, norm: float, prefix: str) -> None:
-        """Check for a spike, 10 times the running median, and for 8 norms in a row that are almost 0."""
+        """Check for a spike, 10 times the running median, and for 8 norms in a row that are almost
+        0."""
         if len(self.norms) >= _SETTLED:
             median = statistics.median(self.norms)
             if norm > _SPIKE * median > 0:
@@ -164,9 +178,11 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             )  # fmt: skip
 
     def _check_loss(self, loss: float, prefix: str) -> None:
-        """Check for 16 losses in a row above twice the lowest and 1 nat above it, by more than 4 standard deviations.
+        """Check for 16 losses in a row above twice the lowest and 1 nat above it, by more than 4
+        standard deviations.
 
-        The lowest is a median of 16, since single batches may be easy, or in the first 64 updates the first loss.
+        The lowest is a median of 16, since single batches may be easy, or in the first 64 updates
+        the first loss.
         """
         self._losses.append(loss)
         self._first_loss = loss if self._first_loss is None else self._first_loss
@@ -209,7 +225,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             )  # fmt: skip
 
     def ended_above(self) -> bool:
-        """Return whether the last losses are far above the first, however short the run was; warn of that."""
+        """Return whether the last losses are far above the first, however short the run was; warn
+        of that."""
         if self._first_loss is None:
             return False
         ended = statistics.median(list(self._losses)[-_LAST:])
@@ -254,9 +271,11 @@ class Guard(TrainerCallback):  # type: ignore[misc]
 def check_start(
     reactions: GuardsSection, model: Any, n_rows: int, config: Any, *, rounds_up: bool = False
 ) -> list[str]:
-    """Return the warnings that can be given before the first step; raises `TrainingError` for those whose reaction is stop.
+    """Return the warnings that can be given before the first step; raises `TrainingError` for those
+    whose reaction is stop.
 
-    `n_rows` are the training rows of one epoch and `config` the SFTConfig; `rounds_up`: weights are rounded stochastically.
+    `n_rows` are the training rows of one epoch and `config` the SFTConfig; `rounds_up`: weights are
+    rounded stochastically.
     """
     warnings: list[str] = []
     n_devices = config.world_size // processes_per_row()
@@ -281,10 +300,11 @@ def check_start(
 
 
 def _fraction_rounded_away(model: Any, learning_rate: float) -> float:
-    """Return the fraction of weights that a step of `learning_rate`, an AdamW update's usual size, does not move.
+    """Return the fraction of weights that a step of `learning_rate`, an AdamW update's usual size,
+    does not move.
 
-    A step below half of the distance to the next number, ``|w| * eps / 2``, rounds away. The first 4,096 weights of
-    each trained tensor are checked.
+    A step below half of the distance to the next number, ``|w| * eps / 2``, rounds away. The first
+    4,096 weights of each trained tensor are checked.
     """
     n_unmoved = n = 0
     for parameter in model.parameters():
@@ -321,7 +341,8 @@ def check_weights(trainer: Any) -> None:
 
 
 def check_trained(trainer: Any) -> None:
-    """Raise `TrainingError` in all processes unless training changed the model and its loss is finite.
+    """Raise `TrainingError` in all processes unless training changed the model and its loss is
+    finite.
 
     The weights are checked as they are saved.
     """
@@ -345,7 +366,8 @@ def check_trained(trainer: Any) -> None:
 
 
 def check_updates(trainer: Any) -> None:
-    """Raise `TrainingError` if no update was made that counts; the counts are those of all processes."""
+    """Raise `TrainingError` if no update was made that counts; the counts are those of all
+    processes."""
     guard, n_steps = trainer.guard, trainer.state.global_step
     if not n_steps:
         raise TrainingError(
@@ -364,7 +386,8 @@ def check_updates(trainer: Any) -> None:
 
 
 def _unchanged_weights(trainer: Any) -> tuple[list[str], list[str]]:
-    """Return the names of the trained tensors that no process changed its part of, and those of all counted."""
+    """Return the names of the trained tensors that no process changed its part of, and those of all
+    counted."""
     sums = weight_sums(trainer.model)
     counted = [name for name in sums if not any(part in name for part in _FREE)] or list(sums)
     changed = gather_object(

@@ -1,4 +1,5 @@
-"""The tokenizer and the model of a training run, loaded or new; the parameters that train, and checks of both."""
+"""The tokenizer and the model of a training run, loaded or new; the parameters that train, and
+checks of both."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 def load_training_tokenizer(
     section: ModelSection, rows: Iterable[CorpusRow]
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on the corpus, `rows`."""
+    """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on
+    the corpus, `rows`."""
     if isinstance(section.tokenizer, TokenizerSection):
         texts = (text for row in rows for text in _texts(row))
         return models.train_tokenizer(texts, section.tokenizer.vocab_size)
@@ -49,9 +51,11 @@ def load_training_model(
     section: ModelSection, tokenizer: PreTrainedTokenizerBase, seed: int, device: str,
     sharding: models.Sharding | None = None, path: str = "",
 ) -> tuple[PreTrainedModel, list[str]]:  # fmt: skip
-    """Return the model on `device`, in float32 unless the section names a dtype, and notes on the choices made for it.
+    """Return the model on `device`, in float32 unless the section names a dtype, and notes on the
+    choices made for it.
 
-    `seed` draws the weights of a new one. With `path` they are those of that folder, a checkpoint of the run.
+    `seed` draws the weights of a new one. With `path` they are those of that folder, a checkpoint
+    of the run.
     """
     keeps = (
         section.dtype != "auto" or section.quantization != "none"
@@ -85,13 +89,14 @@ def load_training_model(
 
 
 def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding | None:
-    """Return how transformers shards the model of a run while it loads it; `config` then asks accelerate for nothing.
+    """Return how transformers shards the model of a run while it loads it; `config` then asks
+    accelerate for nothing.
 
     Activation checkpointing that was set for accelerate becomes the trainer's.
 
-    None for a run on one process or by DDP or DeepSpeed, and for weights that accelerate shards itself: those in 4 and 8
-    bits, and those that `models.read_sharding` leaves to it. Raises `RecipeError` for that on CPUs, where accelerate does
-    not shard.
+    None for a run on one process or by DDP or DeepSpeed, and for weights that accelerate shards
+    itself: those in 4 and 8 bits, and those that `models.read_sharding` leaves to it. Raises
+    `RecipeError` for that on CPUs, where accelerate does not shard.
     """
     if config.deepspeed_plugin is not None:
         # transformers asks the newest plugin that is alive whether weights are in parts
@@ -113,7 +118,8 @@ def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding 
 
 
 def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[str]:
-    """Switch `model` from sdpa to the fastest attention that works on a short row of it, if `attention` is ``auto``."""
+    """Switch `model` from sdpa to the fastest attention that works on a short row of it, if
+    `attention` is ``auto``."""
     if attention != "auto" or model.config._attn_implementation != "sdpa":
         return []
     if is_fsdp_launch() or not models.is_runnable(model):
@@ -130,8 +136,9 @@ def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[st
 def _keep_gradients(model: PreTrainedModel) -> None:
     """Keep bitsandbytes from repacking 4-bit weights for inference on CPUs with AVX512-BF16.
 
-    One forward pass in evaluation mode (a validation loss, the packing check) would do it, and the repacked product has
-    no gradient: adapters below it would stop learning without an error (bitsandbytes 0.50).
+    One forward pass in evaluation mode (a validation loss, the packing check) would do it, and the
+    repacked product has no gradient: adapters below it would stop learning without an error
+    (bitsandbytes 0.50).
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -146,7 +153,8 @@ def begin_cartridge(
 ) -> tuple[Any, Any]:
     """Return `model` and `adapter`, peft's config; a cartridge is in the model already.
 
-    It begins as the first tokens of each text of the corpus, as many of all; of originals alone where `rows` have some.
+    It begins as the first tokens of each text of the corpus, as many of all; of originals alone
+    where `rows` have some.
     """
     if adapter is None or adapter.peft_type.value.lower() != models.CARTRIDGE:
         return model, adapter
@@ -173,7 +181,8 @@ def begin_cartridge(
 
 
 def widen_adapter(model: Any) -> None:
-    """Make the weights that train float32, for fp16: TRL has the adapters of quantised models in bfloat16.
+    """Make the weights that train float32, for fp16: TRL has the adapters of quantised models in
+    bfloat16.
 
     The gradient scaler of fp16 refuses gradients in bfloat16 (pytorch/pytorch#127176).
     """
@@ -183,7 +192,8 @@ def widen_adapter(model: Any) -> None:
 
 
 def precision_warnings(section: ModelSection, config: SFTConfig) -> list[str]:
-    """Log and return a warning if training is in fp16 and the weights were saved in bfloat16, whose range fp16 lacks."""
+    """Log and return a warning if training is in fp16 and the weights were saved in bfloat16, whose
+    range fp16 lacks."""
     if config.mixed_precision != "fp16" or section.path is None:
         return []
     if str(models.load_config(section.path, section.revision).dtype) != "torch.bfloat16":
@@ -199,7 +209,8 @@ def precision_warnings(section: ModelSection, config: SFTConfig) -> list[str]:
 def set_chat_template(
     corpus: CorpusSection, trainer: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[ChatFormat, list[str]]:
-    """Set a chat template that the recipe names in `tokenizer`; return how conversations become tokens, and notes on it."""
+    """Set a chat template that the recipe names in `tokenizer`; return how conversations become
+    tokens, and notes on it."""
     if trainer.get("chat_template_path"):
         tokenizer.chat_template = _read_chat_template(trainer["chat_template_path"])
     assistant_only = bool(trainer.get("assistant_only_loss"))
@@ -228,7 +239,8 @@ def _read_chat_template(path: str) -> str:
 
 
 def freeze(model: Any, patterns: Sequence[str]) -> None:
-    """Freeze the parameters that match `patterns`, model.freeze. Raises `RecipeError` for one without a match."""
+    """Freeze the parameters that match `patterns`, model.freeze. Raises `RecipeError` for one
+    without a match."""
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -242,10 +254,12 @@ def freeze(model: Any, patterns: Sequence[str]) -> None:
 
 
 def check_trainable(model: Any, frozen: Sequence[str], adapter: Mapping[str, Any] | None) -> None:
-    """Raise `TrainingError` if the parameters that train are not exactly those that the recipe names.
+    """Raise `TrainingError` if the parameters that train are not exactly those that the recipe
+    names.
 
-    Without an `adapter` these are all that match no pattern of `frozen`; with one, its own weights beside every target, and
-    a whole copy of every module in `modules_to_save` (embed_tokens and lm_head among them).
+    Without an `adapter` these are all that match no pattern of `frozen`; with one, its own weights
+    beside every target, and a whole copy of every module in `modules_to_save` (embed_tokens and
+    lm_head among them).
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if adapter is None:
@@ -266,10 +280,11 @@ def check_trainable(model: Any, frozen: Sequence[str], adapter: Mapping[str, Any
 
 
 def check_model(recipe: TrainRecipe) -> None:
-    """Raise `RecipeError` for impossible values of model.new and adapter, before any weight is read.
+    """Raise `RecipeError` for impossible values of model.new and adapter, before any weight is
+    read.
 
-    The model is built without weights, from model.new or the config.json of a local folder; one on the hub is not fetched for
-    this.
+    The model is built without weights, from model.new or the config.json of a local folder; one on
+    the hub is not fetched for this.
     """
     section = recipe.model
     if section.path is not None and path_exists(Path(section.path) / models.ADAPTER_CONFIG):
@@ -311,7 +326,8 @@ def check_model(recipe: TrainRecipe) -> None:
 
 
 def _read_config(section: ModelSection) -> Any:
-    """Return the config of the model to train; None if it is on the hub, or cannot be read (loading it says why)."""
+    """Return the config of the model to train; None if it is on the hub, or cannot be read (loading
+    it says why)."""
     from transformers import AutoConfig
 
     try:
@@ -394,8 +410,9 @@ def _check_adapter(trained: Sequence[str], adapter: Mapping[str, Any]) -> None:
 def reinitialize_last_layers(model: Any, n_last: int, seed: int) -> list[str]:
     """Draw new weights for the last `n_last` layers, as the architecture does for a new model.
 
-    Re-initialising helps small data sets (arXiv 2006.05987). The weights depend on `seed` alone, so a resumed run draws the
-    same. Returns the names of the parameters. Raises `RecipeError` if the model has fewer layers.
+    Re-initialising helps small data sets (arXiv 2006.05987). The weights depend on `seed` alone, so
+    a resumed run draws the same. Returns the names of the parameters. Raises `RecipeError` if the
+    model has fewer layers.
     """
     n_layers = model.config.get_text_config().num_hidden_layers
     _check_last_layers(n_last, model.config)

@@ -1,7 +1,8 @@
 """The loss of a run and the shape of what changes it, and the mean over updates.
 
-A loss is a sum over one batch of one device, divided by a number that is known before the batch is read, so that accumulation
-and several devices change nothing: `total` is that sum, `count` the batch's part of that number.
+A loss is a sum over one batch of one device, divided by a number that is known before the batch is
+read, so that accumulation and several devices change nothing: `total` is that sum, `count` the
+batch's part of that number.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Log-probs of next tokens [tokens, k + 1]: of `ids` [tokens, k], and in the last column of all others together.
+    """Log-probs of next tokens [tokens, k + 1]: of `ids` [tokens, k], and in the last column of all
+    others together.
 
-    With as many ids as the vocabulary has there is no last column. `has_target` [tokens] marks the tokens that have any.
+    With as many ids as the vocabulary has there is no last column. `has_target` [tokens] marks the
+    tokens that have any.
     """
 
     has_target: torch.Tensor
@@ -35,7 +38,8 @@ class Predictions:
 
 
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
-    """Return the log-probs of `logits` [tokens, vocabulary] in the columns of `Predictions` with these `ids`."""
+    """Return the log-probs of `logits` [tokens, vocabulary] in the columns of `Predictions` with
+    these `ids`."""
     log_probs = logits.log_softmax(-1)
     if ids is None:
         return log_probs
@@ -49,10 +53,11 @@ def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor
 def divergence(
     logits: torch.Tensor, target: torch.Tensor, ids: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return KL(target || model) [tokens], in nats, of the model's `logits` [tokens, vocabulary] and the log-probs `target`.
+    """Return KL(target || model) [tokens], in nats, of the model's `logits` [tokens, vocabulary]
+    and the log-probs `target`.
 
-    `ids` name the columns of `target` as in `Predictions`: with fewer than the vocabulary it is the divergence of the events
-    "this token" and "another one", at most that of the whole vocabulary.
+    `ids` name the columns of `target` as in `Predictions`: with fewer than the vocabulary it is the
+    divergence of the events "this token" and "another one", at most that of the whole vocabulary.
     """
     return F.kl_div(log_probs_of(logits, ids), target, reduction="none", log_target=True).sum(-1)
 
@@ -70,8 +75,8 @@ def as_frozen(model: Any) -> Iterator[Any]:
 def next_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
     """Return the label of the token after each one [batch, length].
 
-    Under context parallelism these are `shift_labels`, which Trainer makes before it splits the rows: a part of a row does
-    not hold the token after its last one.
+    Under context parallelism these are `shift_labels`, which Trainer makes before it splits the
+    rows: a part of a row does not hold the token after its last one.
     """
     shifted: torch.Tensor | None = batch.get("shift_labels")
     return F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED) if shifted is None else shifted
@@ -86,7 +91,8 @@ class Technique:
     # the whole recipe: any of its keys may switch a row of the table on (method, regularization, techniques)
     @classmethod
     def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
-        """Return whether the recipe asks for what the table calls `name`: by a key of techniques, or of custom."""
+        """Return whether the recipe asks for what the table calls `name`: by a key of techniques,
+        or of custom."""
         return name in recipe.techniques.custom or bool(getattr(recipe.techniques, name, None))
 
     @classmethod
@@ -102,16 +108,19 @@ class Technique:
 
 
 class Objective(Technique):
-    """Changes the loss of a run; each kind is one file, and one line of `kinject.train.objectives.OBJECTIVES`.
+    """Changes the loss of a run; each kind is one file, and one line of
+    `kinject.train.objectives.OBJECTIVES`.
 
-    An objective of your own is a frozen dataclass whose fields, made by `kinject.recipe.sections.option`, are its settings: a
-    recipe sets them under techniques.custom.NAME. Of the hooks below it overrides those that it needs. Batches hold labels,
-    position_ids and replayed (bool). Validation losses stay plain. Where any objective is on, the logits are computed whole,
-    which the estimate of memory counts.
+    An objective of your own is a frozen dataclass whose fields, made by
+    `kinject.recipe.sections.option`, are its settings: a recipe sets them under
+    techniques.custom.NAME. Of the hooks below it overrides those that it needs. Batches hold
+    labels, position_ids and replayed (bool). Validation losses stay plain. Where any objective is
+    on, the logits are computed whole, which the estimate of memory counts.
     """
 
     is_mean: ClassVar[bool] = True
-    """Whether the loss is the mean over the learned tokens; if not, `count` and `total` say of what."""
+    """Whether the loss is the mean over the learned tokens; if not, `count` and `total` say of
+    what."""
 
     def by_token(
         self,
@@ -120,11 +129,13 @@ class Objective(Technique):
         labels: torch.Tensor,
         teacher: Predictions | None,
     ) -> torch.Tensor:
-        """Return the changed `losses` [tokens] of `labels`, 0 where these are ignored; `logits` [tokens, vocabulary]."""
+        """Return the changed `losses` [tokens] of `labels`, 0 where these are ignored; `logits`
+        [tokens, vocabulary]."""
         return losses
 
     def count(self, batch: Mapping[str, Any], learned: torch.Tensor) -> torch.Tensor:
-        """Return the part of `batch` in the divisor; `learned` [batch, length - 1] marks the tokens with a loss."""
+        """Return the part of `batch` in the divisor; `learned` [batch, length - 1] marks the tokens
+        with a loss."""
         return learned.sum()
 
     def total(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
@@ -134,9 +145,11 @@ class Objective(Technique):
 
 @dataclass(frozen=True)
 class TrainingLoss:
-    """Cross-entropy of the next token, in nats, as `objectives` change it; batches hold labels and position_ids [batch, length].
+    """Cross-entropy of the next token, in nats, as `objectives` change it; batches hold labels and
+    position_ids [batch, length].
 
-    `smoothing`: this fraction of the target is spread evenly over the vocabulary (arXiv 1512.00567).
+    `smoothing`: this fraction of the target is spread evenly over the vocabulary (arXiv
+    1512.00567).
     """
 
     smoothing: float = 0.0
@@ -164,10 +177,11 @@ class TrainingLoss:
     def total(
         self, logits: torch.Tensor, batch: Mapping[str, Any], teacher: Predictions | None = None
     ) -> torch.Tensor:
-        """Return the sum for `batch`; `logits` [batch, length, vocabulary] in float32, each for the token after it.
+        """Return the sum for `batch`; `logits` [batch, length, vocabulary] in float32, each for the
+        token after it.
 
-        `teacher` has a row for each of them too, batch by batch. Labels are shifted, not logits: a copy of those costs as
-        much as the softmax.
+        `teacher` has a row for each of them too, batch by batch. Labels are shifted, not logits: a
+        copy of those costs as much as the softmax.
         """
         labels = next_tokens(batch)
         losses = self.by_token(
@@ -185,7 +199,8 @@ class TrainingLoss:
         reduction: str = "none",
         teacher: Predictions | None = None,
     ) -> torch.Tensor:
-        """Return the loss of each of `labels` [tokens], 0 where it is ignored; `logits` [tokens, vocabulary] in float32."""
+        """Return the loss of each of `labels` [tokens], 0 where it is ignored; `logits` [tokens,
+        vocabulary] in float32."""
         losses = F.cross_entropy(
             logits,
             labels,
@@ -200,10 +215,12 @@ class TrainingLoss:
 
 @dataclass
 class MeanLoss:
-    """The mean loss of the updates that were made; one that was skipped does not count, so its NaN spoils no other.
+    """The mean loss of the updates that were made; one that was skipped does not count, so its NaN
+    spoils no other.
 
-    Trainer sums the losses since the last log (`since_log`, a scalar tensor) and divides by the steps. Here are the updates
-    among these (`made`, `skipped`), the `total` and number `n` of those before, and the mean that was logged `last`.
+    Trainer sums the losses since the last log (`since_log`, a scalar tensor) and divides by the
+    steps. Here are the updates among these (`made`, `skipped`), the `total` and number `n` of those
+    before, and the mean that was logged `last`.
     """
 
     total: float = 0.0
@@ -217,7 +234,8 @@ class MeanLoss:
         self._before = since_log.clone()
 
     def end_update(self, since_log: torch.Tensor, *, made: bool) -> float:
-        """Count an update and return its loss; that of one that was skipped is taken out of the sum."""
+        """Count an update and return its loss; that of one that was skipped is taken out of the
+        sum."""
         loss = float(since_log - self._before)
         if not made:
             since_log.copy_(self._before)

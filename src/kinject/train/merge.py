@@ -1,7 +1,9 @@
-"""Weights of finished models, shard by shard: averaged, with a difference added, with an adapter folded in, in another dtype.
+"""Weights of finished models, shard by shard: averaged, with a difference added, with an adapter
+folded in, in another dtype.
 
-Averaging with the base is WiSE-FT (arXiv 2109.01903): less learned, less forgotten. The difference of an instruct model and its
-base gives chat to a model that was trained from that base (chat vector, 2310.04799; task arithmetic, 2212.04089).
+Averaging with the base is WiSE-FT (arXiv 2109.01903): less learned, less forgotten. The difference
+of an instruct model and its base gives chat to a model that was trained from that base (chat
+vector, 2310.04799; task arithmetic, 2212.04089).
 """
 
 from __future__ import annotations
@@ -48,11 +50,13 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[float, Path]:
-    """Write ``(1 - alpha) * base + alpha * tuned`` for each of `alphas` (0 to 1) below `out`; return alpha -> folder.
+    """Write ``(1 - alpha) * base + alpha * tuned`` for each of `alphas` (0 to 1) below `out`;
+    return alpha -> folder.
 
-    Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base first. One shard is in
-    memory at a time; the sum is made in float32 and kept in the tuned model's dtype. Raises `InputError` for a folder
-    without weights, when the two do not hold the same tensors, or if a value of theirs or of the result is not finite.
+    Both are folders with safetensors; `tuned` may be a peft adapter, which is folded into its base
+    first. One shard is in memory at a time; the sum is made in float32 and kept in the tuned
+    model's dtype. Raises `InputError` for a folder without weights, when the two do not hold the
+    same tensors, or if a value of theirs or of the result is not finite.
     """
     import torch
 
@@ -90,12 +94,14 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
 def add_difference(
     model: str, plus: str, minus: str, scales: Sequence[float], out: Path
 ) -> dict[float, Path]:
-    """Write ``model + scale * (plus - minus)`` for each of `scales` below `out`; return scale -> folder.
+    """Write ``model + scale * (plus - minus)`` for each of `scales` below `out`; return scale ->
+    folder.
 
-    All three are folders with safetensors, or names on the hub. One shard is in memory at a time; the sum is made in float32
-    and kept in the dtype of `model`. config.json, tokenizer, chat template and generation_config.json are those of `plus`, and
-    so are rows of the vocabulary that `model` or `minus` lacks. Raises `InputError` for models of different shapes or tokens,
-    and if a value of theirs or of the result is not finite.
+    All three are folders with safetensors, or names on the hub. One shard is in memory at a time;
+    the sum is made in float32 and kept in the dtype of `model`. config.json, tokenizer, chat
+    template and generation_config.json are those of `plus`, and so are rows of the vocabulary that
+    `model` or `minus` lacks. Raises `InputError` for models of different shapes or tokens, and if a
+    value of theirs or of the result is not finite.
     """
     for scale in scales:
         if not math.isfinite(scale) or scale == 0:
@@ -128,10 +134,11 @@ def _write_each(
     kind: str, factors: Sequence[float], out: Path, sources: Sequence[Path], weights: Path,
     change: Callable[[str, torch.Tensor, float], torch.Tensor], inputs: Mapping[str, str], files: Path | None = None,
 ) -> dict[float, Path]:  # fmt: skip
-    """Write the model of each factor to ``out/KIND-FACTOR``: `weights` as `change` has them; return the folders.
+    """Write the model of each factor to ``out/KIND-FACTOR``: `weights` as `change` has them; return
+    the folders.
 
-    Tokenizer and configuration are those of `files` (None: of `weights`). Raises `InputError` if a value of the sources or of
-    a result is not finite.
+    Tokenizer and configuration are those of `files` (None: of `weights`). Raises `InputError` if a
+    value of the sources or of a result is not finite.
     """
     for folder in sources:
         check_finite_in(folder)
@@ -162,7 +169,8 @@ def _dtype_of(folder: Path) -> str:
 def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
     """Raise `InputError` unless the difference of `plus` and `minus` can be added to `ours`.
 
-    Their tensors have the same names and shapes, but for the rows of vocabularies, and their tokens the same numbers.
+    Their tensors have the same names and shapes, but for the rows of vocabularies, and their tokens
+    the same numbers.
     """
     headers = [read_headers(folder) for folder in (ours, plus, minus)]
     n_vocabulary = [
@@ -200,7 +208,8 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
 
 @contextmanager
 def result_folder(final: Path, inputs: Mapping[str, str], counts: dict[str, Any]) -> Iterator[Path]:
-    """Yield a folder that becomes `final` once the block has written a model into it; its manifest comes last.
+    """Yield a folder that becomes `final` once the block has written a model into it; its manifest
+    comes last.
 
     The caller holds the lock of the folder around it.
     """
@@ -251,7 +260,8 @@ def _check_same_tensors(base: Path, tuned: Path) -> None:
 
 
 def rewrite(folder: Path, out: Path, change: Change) -> None:
-    """Write the weights of `folder` to `out`, which may be the same, with each tensor changed; one shard is in memory."""
+    """Write the weights of `folder` to `out`, which may be the same, with each tensor changed; one
+    shard is in memory."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -288,7 +298,8 @@ def copy_others(folder: Path, out: Path) -> None:
 def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = None) -> str:
     """Change the weights in `folder` to `dtype`; return its name, "" if they stay as they are.
 
-    ``auto`` is bfloat16 for each tensor that the base, a folder or a name on the hub, stores so; others stay.
+    ``auto`` is bfloat16 for each tensor that the base, a folder or a name on the hub, stores so;
+    others stay.
     """
     import torch
 
@@ -323,7 +334,8 @@ def set_config(folder: Path, **values: object) -> None:
 
 
 def plain_model(name: str, role: str) -> Path:
-    """Return the folder of a model with plain weights. Raises `InputError` for an adapter and for quantized weights."""
+    """Return the folder of a model with plain weights. Raises `InputError` for an adapter and for
+    quantized weights."""
     folder = local_folder(name)
     check_model(folder)
     if (folder / ADAPTER_CONFIG).exists():
@@ -338,10 +350,11 @@ def plain_model(name: str, role: str) -> Path:
 
 
 def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
-    """Write the base of a peft adapter with the adapter folded in to the model folder `out`; the base is in memory.
+    """Write the base of a peft adapter with the adapter folded in to the model folder `out`; the
+    base is in memory.
 
-    The dtype is that in which the base is stored, or `dtype`. The tokenizer is the adapter's. Raises `InputError` if one of
-    the two cannot be used, or peft cannot fold the adapter in.
+    The dtype is that in which the base is stored, or `dtype`. The tokenizer is the adapter's.
+    Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
     """
     settings = read_object(adapter / ADAPTER_CONFIG)
     check_model(adapter)
@@ -360,10 +373,11 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
 
 
 def fold(tuned: Any) -> Any:
-    """Return the base of a peft model with its adapter folded in, by peft; sums are made in float32 and rounded once.
+    """Return the base of a peft model with its adapter folded in, by peft; sums are made in float32
+    and rounded once.
 
-    A head that is the embedding becomes a tensor of its own where the adapter changes only one of them. Raises `InputError`
-    if peft cannot fold this kind of adapter in.
+    A head that is the embedding becomes a tensor of its own where the adapter changes only one of
+    them. Raises `InputError` if peft cannot fold this kind of adapter in.
     """
     import torch
     from peft.tuners.tuners_utils import BaseTunerLayer

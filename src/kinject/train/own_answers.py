@@ -1,4 +1,5 @@
-"""Answers that the model writes itself before it is trained: the likeliest ones to the prompts alone."""
+"""Answers that the model writes itself before it is trained: the likeliest ones to the prompts
+alone."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ _FORMAT = 4
 MOST_TOKENS = 512
 """Longest answer; at most half of the model's window."""
 _ENOUGH, _TRIAL = 0.25, 64
-"""Part of the answers that must end, and the rows, spread over the corpus, on which a model is tried."""
+"""Part of the answers that must end, and the rows, spread over the corpus, on which a model is
+tried."""
 _BATCH = 32
 
 
@@ -54,7 +56,8 @@ _BATCH = 32
 class _Request:
     """A row to be answered: its prompt, and the corpus's answer.
 
-    `breaks`: a line break ends the answer too, since the corpus's answer has none and the row is no chat.
+    `breaks`: a line break ends the answer too, since the corpus's answer has none and the row is no
+    chat.
     """
 
     index: int
@@ -66,14 +69,16 @@ class _Request:
 
 
 def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[str, float]]:
-    """Return the corpus `part` ("", replay, mix.NAME) with answers of the model itself, a note on them, and their cost.
+    """Return the corpus `part` ("", replay, mix.NAME) with answers of the model itself, a note on
+    them, and their cost.
 
     The cost is written_tokens and written_seconds, those of answers that were left out among them.
 
-    The model answers before it is trained. The file is in corpus.cache_dir, named by the rows and the weights, so it is
-    written once. Rows that cannot be answered keep their answer (texts, tools, no user's message, more tokens than the model
-    reads); answers that do not end are left out. The texts are tokenised again for training. Raises `InputError` if no row
-    can be answered, or few answers end.
+    The model answers before it is trained. The file is in corpus.cache_dir, named by the rows and
+    the weights, so it is written once. Rows that cannot be answered keep their answer (texts,
+    tools, no user's message, more tokens than the model reads); answers that do not end are left
+    out. The texts are tokenised again for training. Raises `InputError` if no row can be answered,
+    or few answers end.
     """
     corpus, path = recipe.corpus, recipe.model.path or ""
     source = corpus.path if not part else corpus.parts()[part.removeprefix("mix.")].path
@@ -124,7 +129,8 @@ def _hash_of(path: str | None) -> str | None:
 
 
 def _merged(source: Path, requested: set[int], answers: Mapping[int, str]) -> Iterator[Row]:
-    """Yield the rows of `source` with the new answers, by index; without those that were requested and are not answered."""
+    """Yield the rows of `source` with the new answers, by index; without those that were requested
+    and are not answered."""
     for index, (_, row) in enumerate(read_jsonl(source)):
         if index not in requested:
             yield row
@@ -233,7 +239,8 @@ class Writer:
         return answers, n_tokens
 
     def _written(self, requests: Sequence[_Request]) -> Iterator[tuple[_Request, str | None, int]]:
-        """Yield (request, its answer; None if it does not end, its tokens), in batches of prompts of similar length."""
+        """Yield (request, its answer; None if it does not end, its tokens), in batches of prompts
+        of similar length."""
         ends = ends_of(self.model, self.tokenizer, str(self.generator.model))
         order = sorted(requests, key=lambda request: (request.breaks, -len(request.prompt)))
         for breaks, group in groupby(order, key=lambda request: request.breaks):

@@ -26,9 +26,11 @@ BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class ProbeSet:
-    """One question set in tokens: a row for every option of every question, `learned` at the option's tokens.
+    """One question set in tokens: a row for every option of every question, `learned` at the
+    option's tokens.
 
-    `alone` are the rows of the same options without the question. `choice_sets` identify each question's options.
+    `alone` are the rows of the same options without the question. `choice_sets` identify each
+    question's options.
     """
 
     name: str
@@ -42,8 +44,8 @@ class ProbeSet:
 class Probes:
     """The question sets of a recipe's `probes` section, tokenised.
 
-    Prompts are those of `kinject eval`'s format ``texts`` (`question_prompt`); the special tokens before the question are the
-    tokenizer's own. The option with the highest summed log-prob wins.
+    Prompts are those of `kinject eval`'s format ``texts`` (`question_prompt`); the special tokens
+    before the question are the tokenizer's own. The option with the highest summed log-prob wins.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class Probes:
         tokenizer: PreTrainedTokenizerBase,
         window: int | None,
     ) -> None:
-        """Tokenise the `questions` of each set. Raises `InputError` for one without choices, and for an option over `window`.
+        """Tokenise the `questions` of each set. Raises `InputError` for one without choices, and
+        for an option over `window`.
 
-        `window` is the most tokens that the model reads; longer prompts are cut from the left, as in evaluation.
+        `window` is the most tokens that the model reads; longer prompts are cut from the left, as
+        in evaluation.
         """
         tokenization = Tokenization(bos=begins_with_bos(tokenizer), eos=False)
         self.sets = []
@@ -79,10 +83,11 @@ class Probes:
     def score(self, model: Any, pad_token_id: int) -> dict[str, float]:
         """Return the accuracy of each set as ``NAME_accuracy``, and their mean as ``accuracy``.
 
-        ``NAME_without_question`` is the accuracy on the same options without the question (`kinject.results.Control`).
-        `model` (as the trainer wraps it, so that sharded weights are gathered) is left in evaluation mode. Each process scores
-        every question. A question without a score (log-probs that are not finite, or all equal) is left out; of a set without
-        any the accuracy is NaN, which is never logged.
+        ``NAME_without_question`` is the accuracy on the same options without the question
+        (`kinject.results.Control`). `model` (as the trainer wraps it, so that sharded weights are
+        gathered) is left in evaluation mode. Each process scores every question. A question without
+        a score (log-probs that are not finite, or all equal) is left out; of a set without any the
+        accuracy is NaN, which is never logged.
         """
         model.eval()
         scores: dict[str, float] = {}
@@ -98,7 +103,8 @@ class Probes:
 
 
 def _correct(probe: ProbeSet, sums: Sequence[float]) -> list[float | None]:
-    """Return 1 for each question whose right option has the highest of `sums`, else 0; None for one without a score."""
+    """Return 1 for each question whose right option has the highest of `sums`, else 0; None for one
+    without a score."""
     correct: list[float | None] = []
     start = 0
     for size, answer in zip(probe.n_options, probe.answers, strict=True):
@@ -110,7 +116,8 @@ def _correct(probe: ProbeSet, sums: Sequence[float]) -> list[float | None]:
 
 
 def _shared(probe: ProbeSet, correct: Sequence[float | None]) -> list[float | None]:
-    """Return for each question the mean of those that have its options: without the question nothing tells them apart."""
+    """Return for each question the mean of those that have its options: without the question
+    nothing tells them apart."""
     of_set: dict[frozenset[str], list[float]] = {}
     for options, value in zip(probe.choice_sets, correct, strict=True):
         if value is not None:
@@ -165,10 +172,12 @@ def _shorten(row: TokenRow, window: int | None) -> TokenRow:
 def log_probs(
     model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tokens: int
 ) -> list[float]:
-    """Return the summed log-prob (natural) of the learned tokens of each row, each row read alone; -inf without any.
+    """Return the summed log-prob (natural) of the learned tokens of each row, each row read alone;
+    -inf without any.
 
-    Rows of similar length go through the model together, padded on the right, at most `batch_tokens` at once. The head is
-    applied only to the columns with scored tokens, if the model can; softmax is taken in float32.
+    Rows of similar length go through the model together, padded on the right, at most
+    `batch_tokens` at once. The head is applied only to the columns with scored tokens, if the model
+    can; softmax is taken in float32.
     """
     sums = [-math.inf] * len(rows)
     order = sorted(

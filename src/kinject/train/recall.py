@@ -1,8 +1,10 @@
-"""Reinforcement on closed-book answers (`method: recall`): the model answers, is graded, and answers more like the best.
+"""Reinforcement on closed-book answers (`method: recall`): the model answers, is graded, and
+answers more like the best.
 
-GRPO through TRL: of each question several answers are drawn, and those with more than their group's mean reward become
-likelier (arXiv 2402.03300, 2605.07153). A question that is always, or never, answered correctly teaches nothing, so it is
-left out; the others are practised from the hardest to the easiest.
+GRPO through TRL: of each question several answers are drawn, and those with more than their group's
+mean reward become likelier (arXiv 2402.03300, 2605.07153). A question that is always, or never,
+answered correctly teaches nothing, so it is left out; the others are practised from the hardest to
+the easiest.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ def choose_practice(
 ) -> tuple[list[Practice], str]:  # fmt: skip
     """Return the questions of a corpus to practise, hardest first, and a note on them.
 
-    The model answers each trainer.num_generations times before it is trained. A row whose answer declines ("I do not know")
-    is a question without an answer. Raises `InputError` if no question is answered correctly now and then.
+    The model answers each trainer.num_generations times before it is trained. A row whose answer
+    declines ("I do not know") is a question without an answer. Raises `InputError` if no question
+    is answered correctly now and then.
     """
     most, path = config.max_completion_length, recipe.model.path
     settings = GeneratorSection(

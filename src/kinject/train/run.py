@@ -49,8 +49,9 @@ _FILES = ("log.jsonl", "timing.jsonl", f"model/{SHA256SUMS}")
 def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     """Train by `recipe`. A finished run of the same recipe and inputs is not repeated.
 
-    Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model, `TrainingError` if text would be
-    lost, if the folder holds another run, or if the loss is no longer finite; `DiskError` for the disk's faults.
+    Raises `RecipeError` before any model loads, `InputError` for a bad corpus or model,
+    `TrainingError` if text would be lost, if the folder holds another run, or if the loss is no
+    longer finite; `DiskError` for the disk's faults.
     """
     from kinject.train.callbacks import checkpoint_on_signal
     from kinject.train.setup import check_training, make_trainer
@@ -158,7 +159,8 @@ def _result(folder: Path, counts: Mapping[str, Any], *, already_done: bool) -> T
 
 
 def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
-    """Return the hashes of the inputs that decide the outcome of a run, and a fingerprint of them and the recipe."""
+    """Return the hashes of the inputs that decide the outcome of a run, and a fingerprint of them
+    and the recipe."""
     model, corpus = recipe.model, recipe.corpus
     inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_FIX)}
     inputs |= {
@@ -254,9 +256,11 @@ def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
 def _save_model(
     trainer: KnowledgeTrainer, run_dir: Path, base: ModelSection, *, merges: bool
 ) -> Path:
-    """Write model and tokenizer to model/, whole or not at all; with `merges`, the adapter folded in.
+    """Write model and tokenizer to model/, whole or not at all; with `merges`, the adapter folded
+    in.
 
-    Raises `TrainingError` in all processes, and leaves no folder, if a weight that was written is not finite.
+    Raises `TrainingError` in all processes, and leaves no folder, if a weight that was written is
+    not finite.
     """
     from kinject.models import ADAPTER_CONFIG, not_finite_in
     from kinject.train.guards import UNSTABLE, agree_on_fault
@@ -293,7 +297,8 @@ def _save_model(
 
 
 def _publish_model(trainer: KnowledgeTrainer, model_dir: Path) -> None:
-    """Upload model/ if push_to_hub is set. Trainer would upload the run folder: recipe, paths, logs and unfinished files.
+    """Upload model/ if push_to_hub is set. Trainer would upload the run folder: recipe, paths, logs
+    and unfinished files.
 
     Raises `TrainingError` if the hub refuses it; the model stays.
     """

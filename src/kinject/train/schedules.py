@@ -1,7 +1,8 @@
-"""Learning-rate schedules: transformers' and torch's own, and some that neither has; the planned curve of a recipe.
+"""Learning-rate schedules: transformers' and torch's own, and some that neither has; the planned
+curve of a recipe.
 
-The rate of update ``i`` (from 0) is ``learning_rate * f(i)``; warm-up runs from 0 in a straight line. docs/schedules.md
-gives every formula.
+The rate of update ``i`` (from 0) is ``learning_rate * f(i)``; warm-up runs from 0 in a straight
+line. docs/schedules.md gives every formula.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, TORCH_SCHEDULES
 class Schedule:
     """A schedule as a recipe names it.
 
-    `warmup` are steps, or a fraction of all steps if below 1; `width` is the model's hidden size (only noam uses it);
-    `higher_is_better` is about the metric of reduce_lr_on_plateau and greedy; `steps_per_epoch` are updates (only
-    step_decay by epochs uses them).
+    `warmup` are steps, or a fraction of all steps if below 1; `width` is the model's hidden size
+    (only noam uses it); `higher_is_better` is about the metric of reduce_lr_on_plateau and greedy;
+    `steps_per_epoch` are updates (only step_decay by epochs uses them).
     """
 
     name: str = "linear"
@@ -36,11 +37,13 @@ class Schedule:
     steps_per_epoch: int = 1
 
     def warmup_steps(self, n_steps: int) -> int:
-        """Return the steps of warm-up in a run of `n_steps`, a fraction rounded up as in transformers."""
+        """Return the steps of warm-up in a run of `n_steps`, a fraction rounded up as in
+        transformers."""
         return int(self.warmup) if self.warmup >= 1 else math.ceil(n_steps * self.warmup)
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer, n_steps: int) -> Any:
-        """Return the scheduler (torch.optim.lr_scheduler.LRScheduler) that drives `optimizer` for `n_steps` updates.
+        """Return the scheduler (torch.optim.lr_scheduler.LRScheduler) that drives `optimizer` for
+        `n_steps` updates.
 
         Raises `TrainingError` if the schedule does not fit into so few steps.
         """
@@ -122,7 +125,8 @@ def _stairs(start: int, size: float, gamma: float) -> Callable[[int], float]:
 
 
 def _cosines(warmup: int, n_steps: int, n_cycles: int, floor: float) -> Callable[[int], float]:
-    """Return `n_cycles` half cosines from 1 to `floor` after the warm-up; transformers' own end at 0."""
+    """Return `n_cycles` half cosines from 1 to `floor` after the warm-up; transformers' own end at
+    0."""
 
     def factor(step: int) -> float:
         progress = max(0, step - warmup) / max(1, n_steps - warmup)
@@ -133,7 +137,8 @@ def _cosines(warmup: int, n_steps: int, n_cycles: int, floor: float) -> Callable
 
 
 def schedule_of(args: Any, model: Any, steps_per_epoch: int) -> Schedule:
-    """Return the schedule that SFTConfig `args` name, for `model` and epochs of `steps_per_epoch` updates."""
+    """Return the schedule that SFTConfig `args` name, for `model` and epochs of `steps_per_epoch`
+    updates."""
     name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     width = getattr(model.config.get_text_config(), "hidden_size", None)
     higher_is_better = bool(args.greater_is_better)
@@ -150,11 +155,13 @@ def schedule_of(args: Any, model: Any, steps_per_epoch: int) -> Schedule:
 def planned_curve(
     trainer: Mapping[str, Any], config: Any, n_steps: int, steps_per_epoch: int
 ) -> list[float]:
-    """Return the learning rate of each of the `n_steps` updates of a recipe, for a model of `config`, without training.
+    """Return the learning rate of each of the `n_steps` updates of a recipe, for a model of
+    `config`, without training.
 
-    They are the rates of the topmost layer if `techniques.layerwise_lr_decay` lowers those below. A schedule that
-    follows a metric (reduce_lr_on_plateau, greedy) is drawn as if every evaluation were better than the last. Raises
-    `TrainingError` if the schedule does not fit into so few steps.
+    They are the rates of the topmost layer if `techniques.layerwise_lr_decay` lowers those below. A
+    schedule that follows a metric (reduce_lr_on_plateau, greedy) is drawn as if every evaluation
+    were better than the last. Raises `TrainingError` if the schedule does not fit into so few
+    steps.
     """
     from trl import SFTConfig
 

@@ -1,4 +1,5 @@
-"""A trainer from a recipe: corpora, tokenizer, model, callbacks, regularization and techniques put together."""
+"""A trainer from a recipe: corpora, tokenizer, model, callbacks, regularization and techniques put
+together."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ _REGISTER = " None is registered: import a module that adds it to OBJECTIVES or 
 def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
     """Return SFTConfig and peft's config (or None) of a recipe.
 
-    Raises `RecipeError` for the problems of all sections that training reads, before a corpus or weights are read.
+    Raises `RecipeError` for the problems of all sections that training reads, before a corpus or
+    weights are read.
     """
     kinds: dict[str, Any] = {**OBJECTIVES, **UPDATE_RULES}
     with recipe.locating():
@@ -121,12 +123,14 @@ def make_trainer(
     hashes: Mapping[str, str] | None = None,
     configs: tuple[SFTConfig, Any] | None = None,
 ) -> KnowledgeTrainer | RecallTrainer:
-    """Return the trainer of `recipe`, ready to train: with its rows, model, optimizer settings, callbacks and notes.
+    """Return the trainer of `recipe`, ready to train: with its rows, model, optimizer settings,
+    callbacks and notes.
 
-    Nothing is written except the token cache, `corpus.cache_dir`. `hashes` are those of corpora that were just hashed
-    (`kinject.train.run.hash_inputs`), `configs` those of `check_training`, which runs if there are none. Raises all that a
-    training run raises before its first step: `RecipeError`, `InputError` for a corpus or model, `TrainingError` if text
-    would be lost or packed documents would see each other.
+    Nothing is written except the token cache, `corpus.cache_dir`. `hashes` are those of corpora
+    that were just hashed (`kinject.train.run.hash_inputs`), `configs` those of `check_training`,
+    which runs if there are none. Raises all that a training run raises before its first step:
+    `RecipeError`, `InputError` for a corpus or model, `TrainingError` if text would be lost or
+    packed documents would see each other.
     """
     config, adapter = configs or check_training(recipe)
     with recipe.locating():
@@ -240,7 +244,8 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
 def with_own_answers(
     recipe: TrainRecipe, corpora: Corpora
 ) -> tuple[Corpora, list[str], Counter[str]]:
-    """Return the corpora with the answers that the model is to write itself, a note on each, and the cost of all."""
+    """Return the corpora with the answers that the model is to write itself, a note on each, and
+    the cost of all."""
     notes, costs = [], Counter[str]()
     for part in recipe.corpus.own_answers():
         path, note, cost = write_own_answers(recipe, part)
@@ -260,7 +265,8 @@ def _teacher(
     recipe: TrainRecipe, tokenized: TokenizedCorpora, hashes: Mapping[str, str] | None, cost: Counter[str], model: Any, *,
     bf16: bool,
 ) -> Teacher:  # fmt: skip
-    """Return the teacher of a run; add a note on it to `tokenized`, and the cost of its predictions to `cost`.
+    """Return the teacher of a run; add a note on it to `tokenized`, and the cost of its predictions
+    to `cost`.
 
     The first process makes those that the cache lacks.
     """
@@ -329,7 +335,8 @@ def _assemble(
 
 
 def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
-    """Raise `RecipeError` if a mixture of experts adds its routers' loss, which only TRL's own loss has."""
+    """Raise `RecipeError` if a mixture of experts adds its routers' loss, which only TRL's own loss
+    has."""
     has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
     if not trainer.aux_loss_enabled or not (has_kl or trainer.training_loss.is_changed):
         return
@@ -345,7 +352,8 @@ def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
 def _row_multiple(config: SFTConfig) -> int:
     """Return the number by which the length of a padded row is divisible.
 
-    Context parallelism over n processes gives each of them two of 2n equal parts, so that all have as much to attend to.
+    Context parallelism over n processes gives each of them two of 2n equal parts, so that all have
+    as much to attend to.
     """
     n = context_parallel_size()
     return math.lcm(config.pad_to_multiple_of or 1, 2 * n if n > 1 else 1)

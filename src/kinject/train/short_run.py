@@ -1,7 +1,7 @@
 """A few training steps with nothing saved, which `kinject plan` and `kinject find-lr` measure.
 
-``python -m kinject.train.short_run RECIPE [--longest-rows]`` takes the steps in a process of its own. Its memory can then be
-measured, and running out of memory ends that process alone.
+``python -m kinject.train.short_run RECIPE [--longest-rows]`` takes the steps in a process of its
+own. Its memory can then be measured, and running out of memory ends that process alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _NEEDS_LONG_RUN = (
     "num_train_epochs", "metric_for_best_model", "greater_is_better", "eval_steps", "save_steps", "lr_scheduler_kwargs",
     "warmup_steps", "warmup_ratio",
 )  # fmt: skip
-"""Trainer fields that need evaluations or more steps. None of them changes the time or memory of a step."""
+"""Trainer fields that need evaluations or more steps. None of them changes the time or memory of a
+step."""
 _TECHNIQUES_OFF: Mapping[str, Any] = {
     "freeze_base_steps": None, "freeze_base_except": (), "patience": None, "histogram_steps": None,
 }  # fmt: skip
@@ -49,7 +50,8 @@ logging.getLogger("bitsandbytes").setLevel(
 
 
 def short_fields(steps: int) -> dict[str, Any]:
-    """Return the trainer fields of a run of `steps` that logs each step and neither evaluates, saves nor reports."""
+    """Return the trainer fields of a run of `steps` that logs each step and neither evaluates,
+    saves nor reports."""
     return {
         "max_steps": steps, "logging_strategy": "steps", "logging_steps": 1, "save_strategy": "no", "eval_strategy": "no",
         "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None, "report_to": "none",
@@ -65,9 +67,9 @@ def short_recipe(
 ) -> TrainRecipe:
     """Return `recipe` with `steps` optimizer steps in `run_dir` and nothing evaluated or saved.
 
-    `trainer` and `guards` hold further fields; the learning rate is constant unless `trainer` has a schedule. Parts that
-    need a longer run are left out: probes, the validation corpus, some techniques. The faults of the result name the lines of
-    `recipe`'s file.
+    `trainer` and `guards` hold further fields; the learning rate is constant unless `trainer` has a
+    schedule. Parts that need a longer run are left out: probes, the validation corpus, some
+    techniques. The faults of the result name the lines of `recipe`'s file.
     """
     fields = {key: value for key, value in recipe.trainer.items() if key not in _NEEDS_LONG_RUN}
     fields |= {"lr_scheduler_type": "constant", **short_fields(steps), **trainer}
@@ -100,9 +102,10 @@ def run_process(
 ) -> int | None:  # fmt: skip
     """Take the steps of a `short_recipe` in a process of its own and return its exit code.
 
-    With `longest_rows`, it trains on the longest rows of the corpus. `progress` counts its steps. The process is killed, and
-    None returned, after `seconds`, or once its resident memory passes `limit` bytes. Its run_dir then holds recipe.yaml,
-    timing.jsonl (a row a step), log.txt, and result.json unless the process was killed or failed.
+    With `longest_rows`, it trains on the longest rows of the corpus. `progress` counts its steps.
+    The process is killed, and None returned, after `seconds`, or once its resident memory passes
+    `limit` bytes. Its run_dir then holds recipe.yaml, timing.jsonl (a row a step), log.txt, and
+    result.json unless the process was killed or failed.
     """
     folder = recipe.run_dir
     folder.mkdir(parents=True, exist_ok=True)
@@ -191,7 +194,8 @@ def _end_with_parent() -> None:
 
 
 def program() -> int:
-    """Run `main` as a program that `run_process` started; it ends when that process does, however it ends."""
+    """Run `main` as a program that `run_process` started; it ends when that process does, however
+    it ends."""
     protect_streams()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

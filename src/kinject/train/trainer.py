@@ -1,7 +1,8 @@
-"""SFTTrainer on kinject's own training rows, in parts: rows that are packed already, the objective, and the updates.
+"""SFTTrainer on kinject's own training rows, in parts: rows that are packed already, the objective,
+and the updates.
 
-An override of a private hook of transformers' Trainer has its reason, and the version that was read. Checkpoints are in
-`kinject.train.checkpoints`.
+An override of a private hook of transformers' Trainer has its reason, and the version that was
+read. Checkpoints are in `kinject.train.checkpoints`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _COLUMNS = ("input_ids", "labels", "position_ids", "length", "replayed", "weight
 
 
 class PackingMixin(SFTTrainer):  # type: ignore[misc]
-    """Rows that are tokenised, packed and labelled already; `rounds` order the rows of an epoch if it has some."""
+    """Rows that are tokenised, packed and labelled already; `rounds` order the rows of an epoch if
+    it has some."""
 
     rounds: Sequence[int]
     train_dataset: Any
@@ -67,8 +69,9 @@ class PackingMixin(SFTTrainer):  # type: ignore[misc]
 class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     """The loss of `training_loss`, and what the log says of it.
 
-    With the plain loss on the CPU it is computed from the logits: the same number as TRL's fused head, without the entropy and
-    accuracy that TRL computes of every token (half of the time with a large vocabulary).
+    With the plain loss on the CPU it is computed from the logits: the same number as TRL's fused
+    head, without the entropy and accuracy that TRL computes of every token (half of the time with a
+    large vocabulary).
     """
 
     training_loss: TrainingLoss
@@ -132,7 +135,8 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return a batch's part of the loss of the accumulated batch: in training that of `training_loss`.
+        """Return a batch's part of the loss of the accumulated batch: in training that of
+        `training_loss`.
 
         In evaluation it is always the negative log-likelihood over the number of learned tokens.
         """
@@ -181,7 +185,8 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
 
 
 class OptimizerMixin(Trainer):  # type: ignore[misc]
-    """The optimizer, its schedule and its updates, as `rules` change them and the guard allows them."""
+    """The optimizer, its schedule and its updates, as `rules` change them and the guard allows
+    them."""
 
     optimizer: Any
     lr_scheduler: Any
@@ -200,10 +205,12 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         self.losses, self.notes = MeanLoss(), list[str]()
         self.steps_per_epoch, self.learned_before, self.spent_before = 1, 0, (0.0, 0.0)
         self.learned_tokens: Any = 0
-        """Those in the loss so far, of all processes (a number, or a tensor on a device), since this run began or resumed."""
+        """Those in the loss so far, of all processes (a number, or a tensor on a device), since
+        this run began or resumed."""
 
     def watchers(self, run_dir: Path, callbacks: Sequence[Any]) -> list[Any]:
-        """Return the callbacks of a trainer that is to be made: `callbacks`, after those that every training has."""
+        """Return the callbacks of a trainer that is to be made: `callbacks`, after those that every
+        training has."""
         return [
             RunLog(run_dir, lambda: int(self.learned_tokens)),
             self.guard,
@@ -212,7 +219,8 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         ]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log; losses are means over the updates that were made, at the end over all (Trainer: over this process)."""
+        """Log; losses are means over the updates that were made, at the end over all (Trainer: over
+        this process)."""
         if "loss" in logs:
             logs["loss"] = self.losses.log(logs["loss"], self._tr_loss)
         if "train_loss" in logs:
@@ -241,7 +249,8 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         return values
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Return the scheduler of `kinject.train.schedules`, which has more names than transformers."""
+        """Return the scheduler of `kinject.train.schedules`, which has more names than
+        transformers."""
         if self.lr_scheduler is None:
             schedule = schedule_of(self.args, self.model, self.steps_per_epoch)
             optimizer = self.optimizer if optimizer is None else optimizer
@@ -250,7 +259,8 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         return self.lr_scheduler
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Train an epoch, unless all steps are done or the run had stopped: Trainer would take one more step."""
+        """Train an epoch, unless all steps are done or the run had stopped: Trainer would take one
+        more step."""
         # transformers 5.23 takes one more step in a run that is done, or was stopped by a callback as it began
         self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
         if not self.control.should_training_stop:
@@ -263,7 +273,8 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         return super()._finalize_training(*args, **kwargs)
 
     def _use_final_weights(self) -> None:
-        """Switch a schedule-free optimizer to its averaged weights; the next training step switches back."""
+        """Switch a schedule-free optimizer to its averaged weights; the next training step switches
+        back."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()
 
@@ -274,10 +285,11 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         return super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Return the norm before clipping; skip an update whose norm is not finite, and its step of the schedule.
+        """Return the norm before clipping; skip an update whose norm is not finite, and its step of
+        the schedule.
 
-        Under a gradient scaler (fp16) the scaler itself skips such updates, and they are counted; under DeepSpeed its
-        engine does both.
+        Under a gradient scaler (fp16) the scaler itself skips such updates, and they are counted;
+        under DeepSpeed its engine does both.
         """
         # transformers 5.23 logs an update that is not finite and makes it; without clipping this is the only hook before it
         if grad_norm is None:
@@ -305,7 +317,8 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Add a batch's gradient and return its loss; with SAM, the last one of an update repeats all gradients."""
+        """Add a batch's gradient and return its loss; with SAM, the last one of an update repeats
+        all gradients."""
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         for sam in (rule for rule in self.rules if isinstance(rule, SharpnessAware)):
             sam.keep(inputs)
@@ -337,7 +350,8 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
 
 
 class TrainerState(TrainerCallback):  # type: ignore[misc]
-    """Restores the state of a checkpoint; lets the rules read and change the weights around the optimizer's step."""
+    """Restores the state of a checkpoint; lets the rules read and change the weights around the
+    optimizer's step."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -365,9 +379,9 @@ _ISOLATION_TOLERANCE = 1e-3
 class TrainingParts:
     """What a run trains by, beside model, arguments and tokenizer.
 
-    `train` and `validation` are the rows of `data` and of the validation corpus. `load_weights` loads the model of a
-    checkpoint folder as the run's own was.
-    `make_teacher` makes the teacher of a distillation from the model as it is before training.
+    `train` and `validation` are the rows of `data` and of the validation corpus. `load_weights`
+    loads the model of a checkpoint folder as the run's own was. `make_teacher` makes the teacher of
+    a distillation from the model as it is before training.
     """
 
     data: TrainingData
@@ -386,10 +400,11 @@ class TrainingParts:
 
 
 class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveMixin):
-    """TRL's SFTTrainer on kinject's own rows, in four parts: rows, objective, updates and checkpoints.
+    """TRL's SFTTrainer on kinject's own rows, in four parts: rows, objective, updates and
+    checkpoints.
 
-    `guard` decides over each update, `probes` are scored at each evaluation. `notes` are lines for the log about the model,
-    the data and the techniques.
+    `guard` decides over each update, `probes` are scored at each evaluation. `notes` are lines for
+    the log about the model, the data and the techniques.
     """
 
     def __init__(
@@ -427,7 +442,8 @@ class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveM
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Return the validation loss, if there is a validation corpus, and the accuracy of every probe; log both."""
+        """Return the validation loss, if there is a validation corpus, and the accuracy of every
+        probe; log both."""
         has_loss = eval_dataset is not None or self.eval_dataset is not None
         metrics: dict[str, float] = (
             super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
@@ -454,10 +470,11 @@ def _is_sharded(model: Any) -> bool:
 
 @contextlib.contextmanager
 def _strategies_off(args: Any, *, evaluates: bool, saves: bool) -> Iterator[None]:
-    """Let Trainer be made from `args` without evaluations or checkpoints where it would refuse these.
+    """Let Trainer be made from `args` without evaluations or checkpoints where it would refuse
+    these.
 
-    It wants a dataset for evaluations, which probes do not need, and refuses to save a model that transformers has sharded,
-    which `CheckpointMixin` saves.
+    It wants a dataset for evaluations, which probes do not need, and refuses to save a model that
+    transformers has sharded, which `CheckpointMixin` saves.
     """
     strategies = args.eval_strategy, args.save_strategy
     args.eval_strategy = args.eval_strategy if evaluates else "no"
@@ -472,8 +489,8 @@ def _strategies_off(args: Any, *, evaluates: bool, saves: bool) -> Iterator[None
 def check_isolation(model: Any, row: dict[str, list[int]]) -> None:
     """Raise `TrainingError` if a document in a packed row sees the one before it.
 
-    The second document of `row` (columns input_ids and position_ids, at least two documents) is run packed and alone
-    in float32; the logits must agree.
+    The second document of `row` (columns input_ids and position_ids, at least two documents) is run
+    packed and alone in float32; the logits must agree.
     """
     starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
     end = starts[2] if len(starts) > 2 else len(row["input_ids"])

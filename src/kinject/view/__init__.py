@@ -1,7 +1,8 @@
 """kinject view: one local page over a folder of runs, served by the standard library's server.
 
-It listens on 127.0.0.1 alone, and every path begins with a random token. A request that names another host is refused, so
-that no name of the web can be led here (DNS rebinding). page.html shows everything as text.
+It listens on 127.0.0.1 alone, and every path begins with a random token. A request that names
+another host is refused, so that no name of the web can be led here (DNS rebinding). page.html shows
+everything as text.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ _MOST_POINTS = 400  # of a curve
 _MOST_NEW_TOKENS = 128
 
 Item = dict[str, Any]
-"""One row of a list: text, tag, about, pairs (label, text) and, where a person can decide, id and edit (field -> texts)."""
+"""One row of a list: text, tag, about, pairs (label, text) and, where a person can decide, id and
+edit (field -> texts)."""
 
 
 class _RefusedError(Exception):
@@ -69,7 +71,8 @@ class _RefusedError(Exception):
 
 @dataclass
 class View:
-    """The runs of a folder. Chat models are loaded at the first question, those of one run at a time."""
+    """The runs of a folder. Chat models are loaded at the first question, those of one run at a
+    time."""
 
     folder: Path
     _deciding: threading.Lock = field(default_factory=threading.Lock)
@@ -106,9 +109,11 @@ class View:
         return shown
 
     def log(self, name: str) -> Item:
-        """Return the curves of a training: name -> [steps, values], null where a value is not finite.
+        """Return the curves of a training: name -> [steps, values], null where a value is not
+        finite.
 
-        Of rows with one step the last counts, as after a resume; of many steps, the means of equally many neighbours.
+        Of rows with one step the last counts, as after a resume; of many steps, the means of
+        equally many neighbours.
         """
         values: dict[str, dict[float, float]] = {}
         for _, row in read_jsonl(self.folder / self.find(name).run_dir / "log.jsonl"):
@@ -122,7 +127,8 @@ class View:
         return {key: manifest.get(key) for key in ("counts", "recipe", "versions")}
 
     def rows(self, name: str, title: str, query: str, tag: str, offset: int, limit: int) -> Item:
-        """Return the items of a list that hold all words of `query`, from `offset` on, and how many there are by tag."""
+        """Return the items of a list that hold all words of `query`, from `offset` on, and how many
+        there are by tag."""
         run = self.find(name)
         file = LISTS.get(run.verb, {}).get(title)
         path = self.folder / run.run_dir
@@ -155,7 +161,8 @@ class View:
         }
 
     def decide(self, name: str, title: str, row: Row) -> None:
-        """Write a decision on a text or question of a list; its run honours it when it starts again."""
+        """Write a decision on a text or question of a list; its run honours it when it starts
+        again."""
         run = self.find(name)
         path = self.folder / run.run_dir / LISTS.get(run.verb, {}).get(title, "")
         if run.verb not in ("augment", "questions") or not path.is_file():
@@ -186,7 +193,8 @@ class View:
     def ask(
         self, name: str, question: str, write: Callable[[Item], None], *, again: bool = False
     ) -> None:
-        """Write the answers of base, trained, and trained model with passages, word by word, as events.
+        """Write the answers of base, trained, and trained model with passages, word by word, as
+        events.
 
         Asked `again`, they have forgotten the turns before.
         """
@@ -250,7 +258,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def _last_values(path: Path, stamp: tuple[int, int]) -> Row:
-    """Return the last value of each key of a log; the page asks for it every few seconds, of every run."""
+    """Return the last value of each key of a log; the page asks for it every few seconds, of every
+    run."""
     last: Row = {}
     for _, row in read_jsonl(path):
         last |= row
@@ -276,7 +285,8 @@ def _progress(path: Path, run: FoundRun) -> str:
 
 @lru_cache(maxsize=8)
 def _items(path: Path, verb: str, title: str, stamp: tuple[int, int]) -> list[tuple[Item, str]]:
-    """Return the items of a file, each with the text that is searched. `stamp` tells whether the file has changed."""
+    """Return the items of a file, each with the text that is searched. `stamp` tells whether the
+    file has changed."""
     items = []
     rows = (
         {row["id"]: row for _, row in read_jsonl(path)} if title == "accepted" else {}

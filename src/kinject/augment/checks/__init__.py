@@ -1,1 +1,2 @@
-"""Checks of an answer before it may enter the corpus: what it adds, which facts it carries, and what a judge says."""
+"""Checks of an answer before it may enter the corpus: what it adds, which facts it carries, and
+what a judge says."""

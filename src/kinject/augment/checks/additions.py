@@ -1,4 +1,5 @@
-"""What a text adds to its passage, and which facts of the passage it carries: numbers, dates, units, names and quotations.
+"""What a text adds to its passage, and which facts of the passage it carries: numbers, dates,
+units, names and quotations.
 
 A changed fact is an added one, so set membership finds it.
 """
@@ -24,7 +25,8 @@ _QUOTED = re.compile(
 _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 _HAN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _SPEECH = 5
-"""A quotation of so many words is speech, and must be in the passage; a shorter one may be a term or a title."""
+"""A quotation of so many words is speech, and must be in the passage; a shorter one may be a term
+or a title."""
 _MOST_VALUES = 40
 """Numbers of a passage that are calculated with."""
 _FACTORS = frozenset((7, 10, 12, 24, 52, 60, 100, 365, 1000, 3600, 10**6, 10**9))
@@ -36,7 +38,8 @@ _ALIKE = ({"lb", "sterling"}, {"degree", "celsius", "fahrenheit"}, {"ton", "tonn
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """A fact that a text has and its passage lacks: `reason` is a key of `REASONS`, `detail` the evidence."""
+    """A fact that a text has and its passage lacks: `reason` is a key of `REASONS`, `detail` the
+    evidence."""
 
     reason: str
     detail: str
@@ -44,10 +47,11 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What can be read from a text without understanding it: its `values`, its words and `names`, and its quotations.
+    """What can be read from a text without understanding it: its `values`, its words and `names`,
+    and its quotations.
 
-    `quotations` maps the normal form of a quotation to its text. `context` are the values of its title and
-    headings, which are no additions.
+    `quotations` maps the normal form of a quotation to its text. `context` are the values of its
+    title and headings, which are no additions.
     """
 
     code: str
@@ -70,7 +74,8 @@ class Facts:
 
 @lru_cache(maxsize=256)
 def source_facts(source: str, context: str = "") -> Facts:
-    """Return the facts of a passage in its own language, kept for its other texts. `context`, as its title, is no addition."""
+    """Return the facts of a passage in its own language, kept for its other texts. `context`, as
+    its title, is no addition."""
     if context:
         facts = source_facts(source)
         about, names = read(context, facts.code), facts.names
@@ -100,9 +105,11 @@ def _plain_form(text: str) -> str:
 
 
 def without_additions(source: Facts, text: str) -> tuple[str, list[Addition]]:
-    """Return a list, or a text of several paragraphs, without the parts that add something, and what they add.
+    """Return a list, or a text of several paragraphs, without the parts that add something, and
+    what they add.
 
-    Each item is a statement of its own. A text whose items mostly add is left whole, and so is one of a single paragraph.
+    Each item is a statement of its own. A text whose items mostly add is left whole, and so is one
+    of a single paragraph.
     """
     items = statements_of(text) if "\n" in text else []
     added = [(item, addition) for item in items if (addition := find_addition(source, item))]
@@ -116,8 +123,8 @@ def without_additions(source: Facts, text: str) -> tuple[str, list[Addition]]:
 def find_addition(source: Facts, text: str) -> Addition | None:
     """Return the first fact that `text` adds to a passage, None if it adds none.
 
-    A name in another role ("A beat B" for "B beat A"), a negation and a changed common word are not found: those are
-    relations of facts, which a judge can read.
+    A name in another role ("A beat B" for "B beat A"), a negation and a changed common word are not
+    found: those are relations of facts, which a judge can read.
     """
     new = read_facts(text, source.code)
     return next(_additions(source, new), None)
@@ -168,7 +175,8 @@ def _added_numbers(source: Facts, new: Facts) -> Iterator[Addition]:
 
 
 def is_rewritten(number: str, units: set[str], known: Mapping[str, set[str]]) -> bool:
-    """Return whether one of the `known` numbers is `number` in another notation: 20:30, half past 8; 1,200 m, 1.2 km; 1990s."""
+    """Return whether one of the `known` numbers is `number` in another notation: 20:30, half past
+    8; 1,200 m, 1.2 km; 1990s."""
     if ":" in number:
         hour, _, minute = number.partition(":")
         other = str((int(hour) + 12) % 24)
@@ -184,7 +192,8 @@ def is_rewritten(number: str, units: set[str], known: Mapping[str, set[str]]) ->
 
 
 def _is_same(number: str, units: set[str], other: str, kind: set[str]) -> bool:
-    """Return whether a number is another one in other units, rounded, or as a century, a decade or a part of a time."""
+    """Return whether a number is another one in other units, rounded, or as a century, a decade or
+    a part of a time."""
     value = float(number)
     if ":" in other:
         hours, minutes = (int(part) for part in other.split(":"))
@@ -208,8 +217,9 @@ def _is_same(number: str, units: set[str], other: str, kind: set[str]) -> bool:
 def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vague: bool) -> bool:
     """Return whether a number can be calculated from those of a passage.
 
-    One of three or more digits is a sum or difference of two, a part or a multiple of one; a shorter one a sum or difference
-    of numbers of its unit, or of years. Where the passage is `vague` (half, the next year), also a simple part of one.
+    One of three or more digits is a sum or difference of two, a part or a multiple of one; a
+    shorter one a sum or difference of numbers of its unit, or of years. Where the passage is
+    `vague` (half, the next year), also a simple part of one.
     """
     if ":" in number or number.endswith("s"):
         return False

@@ -39,7 +39,8 @@ _MARKUP = re.compile(
 )
 
 MAX_OVERLAP = 0.7
-"""Two texts that share more of their word triples (Jaccard similarity) count as copies of each other."""
+"""Two texts that share more of their word triples (Jaccard similarity) count as copies of each
+other."""
 _NGRAM = 6
 """Words in a row that two texts do not share by chance."""
 _LONGEST, _ALWAYS_READ = 20, 10_000
@@ -88,10 +89,11 @@ Shingles = frozenset[tuple[str, ...]]
 class Rules:
     """Requirements of a style's texts, beside that no checkable fact may be new.
 
-    `complete`: no checkable fact of the source is lost. `refuse_echo`: the text must not be (nearly) the source.
-    `refuse_near`: it must not be nearly another accepted text (the same words in the same order are always refused).
-    `explains`: it may add explanations of words; the judge's prompt mentions it. `quotes`: each of its quotations
-    (``QUOTE:``) is in the source word for word.
+    `complete`: no checkable fact of the source is lost. `refuse_echo`: the text must not be
+    (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words
+    in the same order are always refused). `explains`: it may add explanations of words; the judge's
+    prompt mentions it. `quotes`: each of its quotations (``QUOTE:``) is in the source word for
+    word.
     """
 
     complete: bool = False
@@ -103,7 +105,8 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a check: `reason` is "" for an accepted text, else a key of `REASONS`; `detail` is the evidence."""
+    """Result of a check: `reason` is "" for an accepted text, else a key of `REASONS`; `detail` is
+    the evidence."""
 
     reason: str = ""
     detail: str = ""
@@ -134,7 +137,8 @@ def check_completion(completion: Completion) -> Verdict:
 
 
 class Checker:
-    """Checks the rewritings of one passage against the passage and against the rewritings accepted so far."""
+    """Checks the rewritings of one passage against the passage and against the rewritings accepted
+    so far."""
 
     def __init__(
         self,
@@ -145,7 +149,8 @@ class Checker:
     ) -> None:
         """`instructions` are the texts of the style's prompts, which no rewriting may repeat.
 
-        `context` is the text that the writer sees besides the source, such as its title: it is not new.
+        `context` is the text that the writer sees besides the source, such as its title: it is not
+        new.
         """
         self._prompts = _ngrams_of(instructions)
         self._source = source
@@ -170,14 +175,16 @@ class Checker:
         self._accepted.append(shingles)
 
     def without_additions(self, text: str) -> tuple[str, int]:
-        """Return a list, or a text of several paragraphs, without the parts that add a fact, and the number of these."""
+        """Return a list, or a text of several paragraphs, without the parts that add a fact, and
+        the number of these."""
         kept, added = (
             without_additions(self.facts, text) if len(text) <= self._max_characters else (text, [])
         )
         return kept, len(added)
 
     def check(self, text: str) -> Verdict:
-        """Return whether `text` is a valid rewriting of the passage, different from the accepted ones. The first fault counts."""
+        """Return whether `text` is a valid rewriting of the passage, different from the accepted
+        ones. The first fault counts."""
         fault = next(self._faults(text), None)
         if fault is not None:
             return Verdict(*fault)
@@ -195,7 +202,8 @@ class Checker:
         return Verdict(measures={"language": self.facts.code, "facts": facts})
 
     def _faults(self, text: str) -> Iterator[tuple[str, str]]:
-        """Yield (reason, evidence) of the faults, in order. A phrase that the source contains itself is none."""
+        """Yield (reason, evidence) of the faults, in order. A phrase that the source contains
+        itself is none."""
         rules, source = self._rules, self._source
         if not text.strip():
             yield "empty", ""
@@ -231,7 +239,8 @@ class Checker:
             yield "injection", injected
 
     def duplicate(self, text: str) -> str:
-        """Return the likeness to an accepted rewriting, "" to none. The same words in the same order are always too alike."""
+        """Return the likeness to an accepted rewriting, "" to none. The same words in the same
+        order are always too alike."""
         form, shingles = _form_and_shingles(text)
         compared = self._accepted if self._rules.refuse_near else ()
         same = form in self._accepted_forms
@@ -245,7 +254,8 @@ class Checker:
         )
 
     def _find_injected(self, text: str, form: str, shingles: Shingles) -> str:
-        """Return the sign that a rewriting follows or repeats the source's prompt injection, "" without one."""
+        """Return the sign that a rewriting follows or repeats the source's prompt injection, ""
+        without one."""
         if has_injection(text):
             return "it repeats the injection"
         injected = _shingles(normal_form(self._injection)) - self._shingles
@@ -258,14 +268,16 @@ class Checker:
 
 
 def new_markup(text: str, source: str) -> str:
-    """Return the first HTML tag (or ``javascript:``) in `text` that `source` does not use, "" without one."""
+    """Return the first HTML tag (or ``javascript:``) in `text` that `source` does not use, ""
+    without one."""
     tags = list(_TAG.finditer(text))
     known = {(tag[1] or "").lower() for tag in _TAG.finditer(source)} if tags else set()
     return next((tag[0][:60] for tag in tags if (tag[1] or "").lower() not in known), "")
 
 
 def normal_form(text: str) -> str:
-    """Return the words of `text` in lower case with single spaces: equal for texts that differ in formatting only."""
+    """Return the words of `text` in lower case with single spaces: equal for texts that differ in
+    formatting only."""
     return " ".join(
         _ASCII_WORDS.findall(text.lower()) if text.isascii() else _WORDS.findall(text.casefold())
     )

@@ -1,7 +1,9 @@
-"""A language model as a judge: it compares a rewriting with its source, and lists what the source states.
+"""A language model as a judge: it compares a rewriting with its source, and lists what the source
+states.
 
-It reads the rewriting sentence by sentence (as MiniCheck, arXiv 2404.10774, which finds that splitting sentences into
-claims adds little) and names the words at fault. What it catches and refuses is measured on planted errors first.
+It reads the rewriting sentence by sentence (as MiniCheck, arXiv 2404.10774, which finds that
+splitting sentences into claims adds little) and names the words at fault. What it catches and
+refuses is measured on planted errors first.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ from kinject.types import Message
 RELATION_KINDS = ("roles", "cause", "order", "quantifier", "negation", "explanation")
 """Kinds that keep every number and name, so that the checks miss them.
 
-Two names exchange who did what to whom; the cause for the effect; before for after; all for some; a denied statement; an
-explanation that the text does not give.
+Two names exchange who did what to whom; the cause for the effect; before for after; all for some; a
+denied statement; an explanation that the text does not give.
 """
 ALL_KINDS = ("number", *RELATION_KINDS)
 
 N_TRIALS = 4 * len(ALL_KINDS)
-"""Planted errors shown to a judge, four of each kind where the passages have room, and at most as many correct texts."""
+"""Planted errors shown to a judge, four of each kind where the passages have room, and at most as
+many correct texts."""
 MIN_RECALL, MIN_PRECISION = 0.8, 0.9
 """A judge below them is warned of."""
 _MOST_STATEMENTS = 40
@@ -54,7 +57,8 @@ _WRONG = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class JudgeScore:
-    """A judge's results on known texts: `caught` of `planted` errors by kind, `refused_good` of `n_good` correct texts."""
+    """A judge's results on known texts: `caught` of `planted` errors by kind, `refused_good` of
+    `n_good` correct texts."""
 
     planted: Mapping[str, int]
     caught: Mapping[str, int]
@@ -68,7 +72,8 @@ class JudgeScore:
 
     @property
     def precision(self) -> float | None:
-        """Fraction of its refusals that are correct if there are as many wrong as correct texts; None without refusals."""
+        """Fraction of its refusals that are correct if there are as many wrong as correct texts;
+        None without refusals."""
         refused = self.refused_good / self.n_good if self.n_good else 0.0
         recall = self.recall or 0.0
         return recall / (recall + refused) if recall + refused else None
@@ -98,7 +103,8 @@ class JudgeScore:
 def read_verdict(answer: str) -> Verdict:
     """Return the verdict in a judge's answer; one that is not clear is a refusal.
 
-    It is at the beginning of the first or of the last line, the worse of two, and must agree with the lines about the sentences.
+    It is at the beginning of the first or of the last line, the worse of two, and must agree with
+    the lines about the sentences.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
     verdicts = [match for line in (*lines[:1], *lines[-1:]) if (match := _VERDICT.match(line))]
@@ -112,7 +118,8 @@ def read_verdict(answer: str) -> Verdict:
 
 @dataclass
 class Judge:
-    """Asks a model through `sender` for verdicts on rewritings. `score` is the result of `measure_accuracy`."""
+    """Asks a model through `sender` for verdicts on rewritings. `score` is the result of
+    `measure_accuracy`."""
 
     sender: Sender
     seed: int
@@ -121,10 +128,12 @@ class Judge:
     async def verdict(
         self, title: str, passage: str, text: str, rules: Rules | None = None
     ) -> Verdict:
-        """Return whether the judge finds nothing in `text` that `passage` lacks. A missing verdict counts as a refusal.
+        """Return whether the judge finds nothing in `text` that `passage` lacks. A missing verdict
+        counts as a refusal.
 
-        Prompt injection can make a judge call everything faithful. If passage or text contains some, the judge must also
-        refuse the text with an error planted in it. Raises as `Sender.send`.
+        Prompt injection can make a judge call everything faithful. If passage or text contains
+        some, the judge must also refuse the text with an error planted in it. Raises as
+        `Sender.send`.
         """
         verdict = await self._ask(title, passage, text, rules)
         if not verdict.accepted or not has_injection(title, passage, text):
@@ -151,7 +160,8 @@ class Judge:
         )
 
     async def statements(self, title: str, passage: str) -> tuple[str, ...]:
-        """Return short statements of what a passage says, () for an answer without any. Raises as `Sender.send`."""
+        """Return short statements of what a passage says, () for an answer without any. Raises as
+        `Sender.send`."""
         lines = lines_of(await self._answer(statements_messages(title, passage)))
         return tuple(dict.fromkeys(line for line in lines if line[-1] not in ":："))[
             :_MOST_STATEMENTS
@@ -175,9 +185,11 @@ class Judge:
         )
 
     async def measure_accuracy(self, passages: Sequence[tuple[str, str]]) -> JudgeScore:
-        """Ask about (title, passage) pairs in other words of the same meaning, with and without a planted error.
+        """Ask about (title, passage) pairs in other words of the same meaning, with and without a
+        planted error.
 
-        A trial without an answer does not count. Raises the errors that end the run, as `Sender.send`.
+        A trial without an answer does not count. Raises the errors that end the run, as
+        `Sender.send`.
         """
         trials = make_trials(passages, self.seed)
         answers = await gather_answers(
@@ -196,7 +208,8 @@ class Judge:
 
 
 def make_trials(passages: Sequence[tuple[str, str]], seed: int) -> list[tuple[str, str, str, str]]:
-    """Return (kind of planted error, "" for a correct text; title, passage, text) for (title, passage) pairs."""
+    """Return (kind of planted error, "" for a correct text; title, passage, text) for (title,
+    passage) pairs."""
     rng, trials = Random(seed), dict[tuple[str, str, str, str], None]()
     languages = [detect_language(passage) or "en" for _, passage in passages]
     known = [
@@ -240,7 +253,8 @@ POSSESSIVE = re.compile(r"['’]s\Z")
 
 
 class Words:
-    """The words of one language: `names`, patterns of names, and `rules` (pattern, replacement) by kind; else none."""
+    """The words of one language: `names`, patterns of names, and `rules` (pattern, replacement) by
+    kind; else none."""
 
     def __init__(self, language: str) -> None:
         self.table: dict[str, Any] = _tables().get(language, {})
@@ -288,7 +302,8 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 
 def plant_error(kind: str, text: str, rng: Random, language: str = "en") -> str | None:
-    """Return `text` in the language `language` with one error of `kind`, None where it has no room for one."""
+    """Return `text` in the language `language` with one error of `kind`, None where it has no room
+    for one."""
     words = words_of(language)
     if kind == "number":
         changes = [(match.span(), _other_number(match, rng)) for match in re.finditer(NUMBER, text)]
@@ -353,7 +368,8 @@ def _roles(text: str, words: Words) -> Iterator[re.Match[str]]:
 
 
 def _explained(text: str, words: Words, rng: Random) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yield the ends of the sentences, each with an explanation that the text does not give: before its mark, or after it."""
+    """Yield the ends of the sentences, each with an explanation that the text does not give: before
+    its mark, or after it."""
     for end in sentence_ends(text) if "explanations" in words.table else ():
         explanation = rng.choice(words.table["explanations"])
         before = explanation[0] in ",，"

@@ -1,7 +1,8 @@
 """Proper names: which words of a text are names, and whether another text has them.
 
-Names are found by capitals (Latin, Cyrillic, Greek), by capitals on words that are no German nouns, by script (katakana,
-transliterating characters, titles in 《》) in Chinese and Japanese, and by Latin letters in scripts without capitals.
+Names are found by capitals (Latin, Cyrillic, Greek), by capitals on words that are no German nouns,
+by script (katakana, transliterating characters, titles in 《》) in Chinese and Japanese, and by Latin
+letters in scripts without capitals.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ _MEASURE = re.compile(r"\d+[^\W\d_]{1,3}\d?")
 class Reading:
     """The words of a text in their plain forms, and those that may be names, in order.
 
-    `body` is the text without the marks of lists and headings; an unspaced one is searched as it is. `spelling` maps a
-    candidate to its spelling. `sequence` are all words in order. `runs` are candidates side by side: the words of one name.
+    `body` is the text without the marks of lists and headings; an unspaced one is searched as it
+    is. `spelling` maps a candidate to its spelling. `sequence` are all words in order. `runs` are
+    candidates side by side: the words of one name.
     """
 
     language: Language
@@ -99,7 +101,8 @@ def read(text: str, code: str) -> Reading:
 
 
 def _lines(text: str, language: Language) -> Iterator[tuple[str, bool]]:
-    """Yield (text, whether it is titled) of each line without list marks: headings and labels have capitals of their own."""
+    """Yield (text, whether it is titled) of each line without list marks: headings and labels have
+    capitals of their own."""
     for line in text.split("\n"):
         heading = line.lstrip().startswith("#")
         line = _ITEM.sub("", line, count=1)
@@ -114,7 +117,8 @@ def _lines(text: str, language: Language) -> Iterator[tuple[str, bool]]:
 
 
 def _is_title(line: str) -> bool:
-    """Return whether a line is a title: short, without a mark at its end, or most of its words with a capital."""
+    """Return whether a line is a title: short, without a mark at its end, or most of its words with
+    a capital."""
     if len(line) > 120 or not (line.rstrip("*_ ")[-1:].isalnum() or line[-1:] in (":", "：")):
         return False
     words = [word for word in line.split() if word[0].isalpha() and len(word) > 3]
@@ -164,7 +168,8 @@ def _read_line(
 
 @lru_cache(maxsize=65536)
 def _classify(token: str, code: str) -> tuple[str, bool, str]:
-    """Return the plain form of a token ("" of a mark), whether it is a name inside a sentence, and at the start of one."""
+    """Return the plain form of a token ("" of a mark), whether it is a name inside a sentence, and
+    at the start of one."""
     if not token[0].isalnum():
         return "", False, ""
     word, language = plain(token), language_of(code)
@@ -194,7 +199,8 @@ _NAME, _BEFORE_CAPITAL = "name", "name before a capital or a verb"
 
 
 def _is_before(tokens: list[str], index: int, language: Language) -> bool:
-    """Return whether a word at the start of a sentence stands before another name or, in English, before a verb."""
+    """Return whether a word at the start of a sentence stands before another name or, in English,
+    before a verb."""
     following = tokens[index + 1] if index + 1 < len(tokens) else ""
     if following[:1].isupper():
         return True
@@ -207,7 +213,8 @@ def _is_before(tokens: list[str], index: int, language: Language) -> bool:
 
 
 def _is_common_kind(word: str, language: Language) -> bool:
-    """Return whether a word with a capital is of a kind that is no name of its own: a title, a month, a unit, a weekday."""
+    """Return whether a word with a capital is of a kind that is no name of its own: a title, a
+    month, a unit, a weekday."""
     if word in _TITLES or word in language.unit_words or word in language.months:
         return True
     forms = {word, word.partition("'")[0], word.removesuffix("s") if len(word) > 4 else word}
@@ -217,12 +224,14 @@ def _is_common_kind(word: str, language: Language) -> bool:
 
 
 def _is_code(word: str) -> bool:
-    """Return whether a word mixes letters and digits (A220, B52) and is not a number with a unit or an ending."""
+    """Return whether a word mixes letters and digits (A220, B52) and is not a number with a unit or
+    an ending."""
     return word.lower() != word.upper() and not _MEASURE.fullmatch(word)
 
 
 def _is_german_word(lower: str, language: Language) -> bool:
-    """Return whether a German word with a capital is a noun: a common one, with the ending of a noun, or made of common words."""
+    """Return whether a German word with a capital is a noun: a common one, with the ending of a
+    noun, or made of common words."""
     if lower in language.places or (lower.endswith("s") and lower[:-1] in language.places):
         return False
     if lower in language.common or lower.endswith(_GERMAN_NOUN_ENDINGS) or _is_compound(lower):
@@ -258,7 +267,8 @@ def _is_compound(word: str, depth: int = 3) -> bool:
 
 
 def _read_unspaced(text: str, language: Language) -> Reading:
-    """Return the reading of a text without spaces: names in Latin letters, transliterated, in katakana, in 《》, and places."""
+    """Return the reading of a text without spaces: names in Latin letters, transliterated, in
+    katakana, in 《》, and places."""
     found: dict[str, str] = {}
     words = [plain(token) for token in _LATIN_TOKEN.findall(text)]
     for token in _LATIN_TOKEN.findall(text):
@@ -293,7 +303,8 @@ def _read_unspaced(text: str, language: Language) -> Reading:
 
 
 def is_known(name: str, reading: Reading, source: Reading) -> bool:
-    """Return whether a source has a name of another text: as it is, inflected or derived, as a numeral, or as initials."""
+    """Return whether a source has a name of another text: as it is, inflected or derived, as a
+    numeral, or as initials."""
     spelling = reading.spelling[name]
     if reading.language.is_unspaced:
         return (
@@ -324,7 +335,8 @@ def is_known(name: str, reading: Reading, source: Reading) -> bool:
 
 
 def _is_derived(word: str, other: str) -> bool:
-    """Return whether two words begin alike, by at least four letters and most of the shorter: Mongols, Mongolian."""
+    """Return whether two words begin alike, by at least four letters and most of the shorter:
+    Mongols, Mongolian."""
     if word[:3] != other[:3] or other in SENTENCE_STARTERS:
         return False
     shorter = min(len(word), len(other))
@@ -343,7 +355,8 @@ _SAME: tuple[Callable[[str, str], bool], ...] = (
 
 
 def _is_transliterated(name: str, text: str) -> bool:
-    """Return whether two thirds of a name are in `text`: a run of transliterating characters may take its neighbours in."""
+    """Return whether two thirds of a name are in `text`: a run of transliterating characters may
+    take its neighbours in."""
     parts = re.split("[·・‧]", name)
     if len(parts) > 1:
         return any(part in text for part in parts)

@@ -1,1 +1,2 @@
-"""Log-probabilities of continuations under a model: prompts to tokens, a token tree, forward passes, stored answers."""
+"""Log-probabilities of continuations under a model: prompts to tokens, a token tree, forward
+passes, stored answers."""

@@ -1,4 +1,5 @@
-"""Answers on disk: appended as they are scored, and found again by the hash of weights and prompt tokens.
+"""Answers on disk: appended as they are scored, and found again by the hash of weights and prompt
+tokens.
 
 So a stored prompt is not scored again. Processes divide the rest.
 """
@@ -42,7 +43,8 @@ PERPLEXITY_FORMAT = "perplexity"
 """The `format` of stored windows of texts; they are no answers to questions."""
 
 GRADES_FILE = "grades.jsonl"
-"""The judge's grades of a run folder: rows of question_set, question_id, question, accepted, text, grade."""
+"""The judge's grades of a run folder: rows of question_set, question_id, question, accepted, text,
+grade."""
 
 _Identity = tuple[str, str, str, int, int, int, str]
 _WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut")
@@ -56,10 +58,11 @@ _FIELDS = tuple(
 
 
 def hash_model(path: str, revision: str | None) -> str:
-    """Return a hash of the weights, configuration and tokenizer in `path`: of a folder's bytes, or of a hub commit.
+    """Return a hash of the weights, configuration and tokenizer in `path`: of a folder's bytes, or
+    of a hub commit.
 
-    An adapter's hash includes that of its base model. `revision` is the hub commit that was loaded, if any. Raises
-    `InputError` if the folder's SHA256SUMS disagrees.
+    An adapter's hash includes that of its base model. `revision` is the hub commit that was loaded,
+    if any. Raises `InputError` if the folder's SHA256SUMS disagrees.
     """
     folder = Path(path)
     if not folder.exists():
@@ -72,9 +75,11 @@ def hash_model(path: str, revision: str | None) -> str:
 
 
 def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
-    """Return the key of one scored prompt: a hash of weights, dtype, the tokens of contexts and continuations.
+    """Return the key of one scored prompt: a hash of weights, dtype, the tokens of contexts and
+    continuations.
 
-    If the model writes its answer, the most tokens and the stop strings count too, and the marks of its thinking.
+    If the model writes its answer, the most tokens and the stop strings count too, and the marks of
+    its thinking.
     """
     digest = hashlib.blake2b(f"{model_hash}\0{dtype}\0".encode(), digest_size=16)
     for ids in (*prompt.contexts, *prompt.continuations):
@@ -87,7 +92,8 @@ def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
 
 
 class AnswerStore:
-    """The open answers.jsonl of a run: rows are `Answer` plus its `key`; of several rows of one prompt the last counts."""
+    """The open answers.jsonl of a run: rows are `Answer` plus its `key`; of several rows of one
+    prompt the last counts."""
 
     def __init__(self, path: Path) -> None:
         """Open or create `path`. Raises `InputError` if a row is not an answer, `DiskError` on I/O."""
@@ -110,7 +116,8 @@ class AnswerStore:
         return self._scores.get(key)
 
     def read_others(self, paths: Sequence[Path]) -> None:
-        """Read the answers in `paths`, which other processes stored; `add` writes them into this file."""
+        """Read the answers in `paths`, which other processes stored; `add` writes them into this
+        file."""
         for path in paths:
             for number, row in read_journal(path):
                 answer = _parse_answer(row, f"{path}:{number}")
@@ -135,12 +142,13 @@ class AnswerStore:
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """Return the answers in `path`, the last one of each arm and question, in the order of their first rows.
+    """Return the answers in `path`, the last one of each arm and question, in the order of their
+    first rows.
 
     Written answers have the grades in grades.jsonl beside it, where a judge gave some.
 
-    Raises `DiskError` if the file cannot be read, and `InputError` if a row (file:line) is not an answer or was changed,
-    or if there are fewer rows than the manifest beside the file counts.
+    Raises `DiskError` if the file cannot be read, and `InputError` if a row (file:line) is not an
+    answer or was changed, or if there are fewer rows than the manifest beside the file counts.
     """
     answers: dict[_Identity, Answer] = {}
     n_rows = 0
@@ -159,13 +167,15 @@ def read_answers(path: Path) -> list[Answer]:
 
 
 def with_grade(answer: Answer, grades: Mapping[tuple[str, str, str], str]) -> Answer:
-    """Return a written answer with its grade, if there is one for its question set, question id and text."""
+    """Return a written answer with its grade, if there is one for its question set, question id and
+    text."""
     grade = grades.get((answer.question_set, answer.question_id, answer.text or ""), "")
     return replace(answer, grade=grade) if answer.text is not None else answer
 
 
 def _read_grades(path: Path) -> dict[tuple[str, str, str], str]:
-    """Return the grades in `path`, {} if there are none. Raises `InputError` for a row (file:line) that is no grade."""
+    """Return the grades in `path`, {} if there are none. Raises `InputError` for a row (file:line)
+    that is no grade."""
     grades: dict[tuple[str, str, str], str] = {}
     for number, row in read_jsonl(path) if path.exists() else ():
         values = [row.get(name) for name in ("question_set", "question_id", "text", "grade")]
@@ -243,7 +253,8 @@ Store = Callable[[str, PromptScore], None]
 
 @dataclass(frozen=True)
 class Shard:
-    """The prompts of one process of `size`. Process 0 writes to the run folder, the others to a folder in it."""
+    """The prompts of one process of `size`. Process 0 writes to the run folder, the others to a
+    folder in it."""
 
     rank: int
     size: int
@@ -260,11 +271,13 @@ class Shard:
         return self.run_dir if self.is_first else self.run_dir / f"process-{self.rank}"
 
     def other_answers(self) -> list[Path]:
-        """Return the answers of other processes, of this run or of one that was killed; [] if this is not the first."""
+        """Return the answers of other processes, of this run or of one that was killed; [] if this
+        is not the first."""
         return sorted(self.run_dir.glob("process-*/answers.jsonl")) if self.is_first else []
 
     def mine(self, items: Sequence[Item], key: Callable[[Item], str]) -> list[Item]:
-        """Return this process's items. Items with the same key stay together: they share a beginning."""
+        """Return this process's items. Items with the same key stay together: they share a
+        beginning."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(map(key, items)))}
         return [
             item for item in items if numbers[key(item)] * self.size // len(numbers) == self.rank
@@ -291,7 +304,8 @@ class Shard:
         return {key: value for part in parts for key, value in part.items()}
 
     def finish(self) -> None:
-        """Wait for the other processes; the first one then deletes their folders, whose answers it has stored."""
+        """Wait for the other processes; the first one then deletes their folders, whose answers it
+        has stored."""
         if self.size > 1:
             from accelerate import PartialState
 
@@ -302,9 +316,11 @@ class Shard:
 
 
 def join_processes(run_dir: Path) -> Shard:
-    """Return this process's shard: of 1, or of the number that `accelerate launch` or torchrun started.
+    """Return this process's shard: of 1, or of the number that `accelerate launch` or torchrun
+    started.
 
-    Raises `InputError` if the launcher asks for weights in parts: transformers would load none in most processes.
+    Raises `InputError` if the launcher asks for weights in parts: transformers would load none in
+    most processes.
     """
     if what_shards():
         raise InputError(
@@ -339,7 +355,8 @@ class ResumableScoring:
         return self.shard.from_first({key: score for key, score in scores if score is not None})
 
     def mine(self, groups: Mapping[str, str]) -> list[str]:
-        """Return this process's keys of `groups`; keys of one group (a question, say) stay with one process."""
+        """Return this process's keys of `groups`; keys of one group (a question, say) stay with one
+        process."""
         return self.shard.mine(list(groups), key=groups.__getitem__)
 
     def score(
@@ -349,7 +366,8 @@ class ResumableScoring:
         stored: Collection[str],
         store: Store,
     ) -> dict[str, PromptScore]:
-        """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done."""
+        """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as
+        soon as it is done."""
         keys = [key for key in prompts if key not in stored]
         scores: dict[str, PromptScore] = {}
         for index, score in scorer.score([prompts[key] for key in keys]):

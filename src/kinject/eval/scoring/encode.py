@@ -35,11 +35,13 @@ class Thinking:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One prompt in tokens: for each choice the context that is read and the continuation that is scored.
+    """One prompt in tokens: for each choice the context that is read and the continuation that is
+    scored.
 
-    Choices share one context array unless each was cut to the window differently. `truncated` counts the prompt's
-    tokens that did not fit: dropped examples and passages, and tokens cut from the left. With `generation` the model writes
-    its answer: there is one context and no continuation. `thinking` is there if it may think first.
+    Choices share one context array unless each was cut to the window differently. `truncated`
+    counts the prompt's tokens that did not fit: dropped examples and passages, and tokens cut from
+    the left. With `generation` the model writes its answer: there is one context and no
+    continuation. `thinking` is there if it may think first.
     """
 
     contexts: tuple[Ids, ...]
@@ -50,16 +52,18 @@ class Encoded:
 
 
 class Encoder:
-    """A tokenizer for scoring: it adds the tokenizer's own special tokens before a text, and none after it.
+    """A tokenizer for scoring: it adds the tokenizer's own special tokens before a text, and none
+    after it.
 
-    Before a text, the tokenizer's default counts (BOS if its post-processor adds it), because the model was trained
-    with it. After a text there is no EOS, because a continuation follows.
+    Before a text, the tokenizer's default counts (BOS if its post-processor adds it), because the
+    model was trained with it. After a text there is no EOS, because a continuation follows.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, chat: ChatStyle | None = None
     ) -> None:
-        """Find the special tokens that `tokenizer` puts before a text. With `chat`, prompts go through its template.
+        """Find the special tokens that `tokenizer` puts before a text. With `chat`, prompts go
+        through its template.
 
         Raises `InputError` if it turns a text into no tokens, or has no chat template to use.
         """
@@ -75,12 +79,14 @@ class Encoder:
         self._marks = thinking_marks(str(self._tokenizer.chat_template)) if chat else None
 
     def apply_chat_template(self, prompt: Prompt) -> Prompt:
-        """Return `prompt` as the model gets it: with `chat` in the tokenizer's template, else unchanged.
+        """Return `prompt` as the model gets it: with `chat` in the tokenizer's template, else
+        unchanged.
 
-        As in lm-evaluation-harness, system text and header are the system's turn, the rest is one user turn, and the answer
-        follows the template's own start of the assistant's turn without a space. Special tokens are those that
-        the template writes, no others. If the template takes no system turn (the harness then drops its text), the user's
-        first turn starts with it, and `notes` has an entry.
+        As in lm-evaluation-harness, system text and header are the system's turn, the rest is one
+        user turn, and the answer follows the template's own start of the assistant's turn without a
+        space. Special tokens are those that the template writes, no others. If the template takes
+        no system turn (the harness then drops its text), the user's first turn starts with it, and
+        `notes` has an entry.
         """
         if not self._chat:
             return prompt
@@ -158,10 +164,11 @@ class Encoder:
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         """Return the tokens of each prompt, not cut to any window.
 
-        The rule is lm-evaluation-harness's: white space at the end of the context moves to the continuation. Context
-        and continuation are encoded together; without the first n ids, n being the length of the context encoded
-        alone, these are the continuation's ids. An empty context becomes BOS or EOS. A context after which the model
-        writes its answer stays as it is.
+        The rule is lm-evaluation-harness's: white space at the end of the context moves to the
+        continuation. Context and continuation are encoded together; without the first n ids, n
+        being the length of the context encoded alone, these are the continuation's ids. An empty
+        context becomes BOS or EOS. A context after which the model writes its answer stays as it
+        is.
         """
         texts: list[str] = []
         prompts = [self.apply_chat_template(prompt) for prompt in prompts]
@@ -210,9 +217,10 @@ def encode_requests(
 ) -> list[Encoded]:
     """Return the tokens of each request, none longer than `window` tokens (None: no bound).
 
-    The model reads the context and the continuation without its last token. If that exceeds the window, examples are
-    dropped (the first one first), then passages (the lowest-ranked first). Then each choice is cut on the left, as
-    lm-evaluation-harness cuts it. A continuation longer than the window becomes empty: it cannot be scored.
+    The model reads the context and the continuation without its last token. If that exceeds the
+    window, examples are dropped (the first one first), then passages (the lowest-ranked first).
+    Then each choice is cut on the left, as lm-evaluation-harness cuts it. A continuation longer
+    than the window becomes empty: it cannot be scored.
     """
     uncut = _encode(encoder, requests)
     if window is None:
@@ -256,12 +264,14 @@ def _shorten(request: PromptRequest) -> PromptRequest:
 
 
 def cut_to_window(item: Encoded, window: int) -> Encoded:
-    """Return `item` cut on the left, choice by choice, so that the model reads at most `window` tokens."""
+    """Return `item` cut on the left, choice by choice, so that the model reads at most `window`
+    tokens."""
     return _cut(item, item, window)
 
 
 def _cut(item: Encoded, uncut: Encoded, window: int) -> Encoded:
-    """Return `item` cut on the left, choice by choice; `truncated` counts the tokens lost since `uncut`."""
+    """Return `item` cut on the left, choice by choice; `truncated` counts the tokens lost since
+    `uncut`."""
     if item is uncut and _fits(item, window):
         return item
     if item.generation:
@@ -285,7 +295,8 @@ def _cut(item: Encoded, uncut: Encoded, window: int) -> Encoded:
 def render_tokens(
     tokenizer: Any, encoded: Encoded, request: PromptRequest, score: PromptScore
 ) -> str:
-    """Return the tokens of a prompt and of its choices, with the choices' log-probs, or the answer that was written."""
+    """Return the tokens of a prompt and of its choices, with the choices' log-probs, or the answer
+    that was written."""
 
     def separated(ids: Sequence[int]) -> str:
         return "|" + "|".join(tokenizer.decode([token]).replace("\n", "\\n") for token in ids) + "|"

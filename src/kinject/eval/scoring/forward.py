@@ -1,4 +1,5 @@
-"""Forward passes over rows of a token tree: attention mask, positions, prefix cache, and the head for scored tokens."""
+"""Forward passes over rows of a token tree: attention mask, positions, prefix cache, and the head
+for scored tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _HEAD_ELEMENTS = (2**26, 2**20)  # logits in one softmax: on a GPU, on the CPU
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """For each scored token of some rows, in order: its log-prob (float64) and whether it was the likeliest of all."""
+    """For each scored token of some rows, in order: its log-prob (float64) and whether it was the
+    likeliest of all."""
 
     log_probs: npt.NDArray[np.float64]
     greedy: npt.NDArray[np.bool_]
@@ -37,8 +39,8 @@ class TokenScores:
 class HiddenStates:
     """The output of the layers for some rows: the states that are scored, shape [n, width].
 
-    `states` are hidden states, or logits if layers and head could not be run apart. Score i is that of token
-    `targets[i]` under `states[indices[i]]`.
+    `states` are hidden states, or logits if layers and head could not be run apart. Score i is that
+    of token `targets[i]` under `states[indices[i]]`.
     """
 
     states: torch.Tensor
@@ -48,7 +50,8 @@ class HiddenStates:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """The positions that a layer attends to: the last `window`, or those in the same chunk of `chunk`; None: all."""
+    """The positions that a layer attends to: the last `window`, or those in the same chunk of
+    `chunk`; None: all."""
 
     window: int | None = None
     chunk: int | None = None
@@ -71,7 +74,8 @@ class TreeForward:
         self.reaches = _reaches(self.config)
 
     def why_not_tree(self) -> str:
-        """Return why the model cannot read a tree, judged by its signature and configuration; "" if it may."""
+        """Return why the model cannot read a tree, judged by its signature and configuration; "" if
+        it may."""
         parameters = inspect.signature(self.model.forward).parameters
         missing = [
             name
@@ -134,9 +138,11 @@ class TreeForward:
         visible: npt.NDArray[np.bool_],
         wanted: _Indices,
     ) -> torch.Tensor:
-        """Read `tokens` as one row behind the columns in `cache`, which keeps them; return the logits of those `wanted`.
+        """Read `tokens` as one row behind the columns in `cache`, which keeps them; return the
+        logits of those `wanted`.
 
-        `depths` are those of all columns, `visible` [tokens, columns] marks those that each token attends to.
+        `depths` are those of all columns, `visible` [tokens, columns] marks those that each token
+        attends to.
         """
         q, k = (
             self._tensor(depths[-len(tokens) :])[None, :, None],
@@ -169,7 +175,8 @@ class TreeForward:
             )
 
     def read_unshared(self, rows: Sequence[Row]) -> HiddenStates:
-        """Return the states of `rows` that each are one plain sequence, padded on the right; `scores` takes them."""
+        """Return the states of `rows` that each are one plain sequence, padded on the right;
+        `scores` takes them."""
         ids, _ = _padded(rows)
         mask = np.zeros(ids.shape, dtype=np.int64)
         for index, row in enumerate(rows):
@@ -177,7 +184,8 @@ class TreeForward:
         return self._read(rows, ids, attention_mask=self._tensor(mask), use_cache=False)
 
     def scores(self, parts: Sequence[HiddenStates]) -> list[TokenScores]:
-        """Return the scores of each of `parts`: one pass of the head for all of them, which costs as much as for one."""
+        """Return the scores of each of `parts`: one pass of the head for all of them, which costs
+        as much as for one."""
         if not self.split:
             return [_log_probs(part.states, part.indices, part.targets) for part in parts]
         starts = np.cumsum([0, *(len(part.states) for part in parts)])
@@ -192,7 +200,8 @@ class TreeForward:
         return [TokenScores(*pair) for pair in pairs]
 
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the logits of the last layer's `states`: the model's own forward pass with its layers replaced."""
+        """Return the logits of the last layer's `states`: the model's own forward pass with its
+        layers replaced."""
         name, layers = self.model.base_model_prefix, self._layers
         setattr(self.model, name, _FixedOutput(self._output(last_hidden_state=states[None])))
         try:
@@ -227,7 +236,8 @@ class TreeForward:
     def _tree_inputs(
         self, allowed: npt.NDArray[np.bool_], depths: npt.NDArray[np.int64], base: int
     ) -> dict[str, Any]:
-        """Return position_ids and the additive mask, [B, 1, L, base + L], or one for each kind of layer."""
+        """Return position_ids and the additive mask, [B, 1, L, base + L], or one for each kind of
+        layer."""
         keys = np.concatenate(
             [np.broadcast_to(np.arange(base), (len(depths), base)), depths], axis=1
         )
@@ -249,7 +259,8 @@ class TreeForward:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)
 
     def _choose_attention(self) -> None:
-        """Choose an attention that takes a custom mask, and note it; not every model has sdpa (Gemma 2 has not)."""
+        """Choose an attention that takes a custom mask, and note it; not every model has sdpa
+        (Gemma 2 has not)."""
         configured = self.config._attn_implementation
         if configured in _MASKED or not _reaches(self.config):
             return
@@ -259,7 +270,8 @@ class TreeForward:
 
 
 def _apply_head_in_float32(model: Any) -> None:
-    """Let a model in bfloat16 or float16 compute its logits in float32: rounded logits tie, and the first choice wins."""
+    """Let a model in bfloat16 or float16 compute its logits in float32: rounded logits tie, and the
+    first choice wins."""
     head = model.get_output_embeddings()
     if type(head) is not torch.nn.Linear or head.weight.dtype not in (
         torch.bfloat16,
@@ -301,7 +313,8 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _reaches(config: Any) -> Mapping[str, _Reach]:
-    """Return the reach of each kind of layer, with the kinds of transformers' masking_utils; {} for other kinds."""
+    """Return the reach of each kind of layer, with the kinds of transformers' masking_utils; {} for
+    other kinds."""
     window, chunk = (
         getattr(config, "sliding_window", None),
         getattr(config, "attention_chunk_size", None),
@@ -341,10 +354,11 @@ def _cache_inputs(cache: Any, base: int) -> dict[str, Any]:
 
 
 def _log_probs(logits: torch.Tensor, indices: _Indices, targets: _Indices) -> TokenScores:
-    """Return log-softmax of `logits` [n, vocabulary] at (indices, targets), in float32 at least, a few rows at a time.
+    """Return log-softmax of `logits` [n, vocabulary] at (indices, targets), in float32 at least, a
+    few rows at a time.
 
-    A few rows stay in the processor's cache together with their softmax: five times as fast as all rows at once. Of
-    equally likely tokens the first counts as the likeliest.
+    A few rows stay in the processor's cache together with their softmax: five times as fast as all
+    rows at once. Of equally likely tokens the first counts as the likeliest.
     """
     exact = torch.promote_types(logits.dtype, torch.float32)
     n_rows = max(1, _HEAD_ELEMENTS[logits.device.type == "cpu"] // logits.shape[1])
@@ -371,7 +385,8 @@ def _log_probs(logits: torch.Tensor, indices: _Indices, targets: _Indices) -> To
 
 
 class _SharedLayer(DynamicLayer):  # type: ignore[misc]
-    """One layer of a `Prefix` below which rows are read: they attend to it and to their own states, which are discarded."""
+    """One layer of a `Prefix` below which rows are read: they attend to it and to their own states,
+    which are discarded."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -383,7 +398,8 @@ class _SharedLayer(DynamicLayer):  # type: ignore[misc]
 
 
 class Prefix:
-    """The keys and values of a prefix, layer by layer, which every row of a batch uses without a copy; empty at first.
+    """The keys and values of a prefix, layer by layer, which every row of a batch uses without a
+    copy; empty at first.
 
     Everything is kept, because the mask implements sliding windows.
     """
@@ -393,7 +409,8 @@ class Prefix:
         self._states = [(layer.keys, layer.values) for layer in cache.layers] if cache else []
 
     def cache(self, kind: type[DynamicLayer] = DynamicLayer) -> Cache:
-        """Return a cache that begins with this prefix, which does not change: it takes the next tokens (batch of one).
+        """Return a cache that begins with this prefix, which does not change: it takes the next
+        tokens (batch of one).
 
         With layers of the `kind` `_SharedLayer`: to read rows below it.
         """

@@ -1,6 +1,8 @@
-"""Answers that a model writes: greedy, many prompts in one packed row that share their beginnings and refill as they end.
+"""Answers that a model writes: greedy, many prompts in one packed row that share their beginnings
+and refill as they end.
 
-The row's columns are tokens; each sequence sees its own and those of the beginning that it shares with the one before it.
+The row's columns are tokens; each sequence sees its own and those of the beginning that it shares
+with the one before it.
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ class _Answer:
         return self._text(self.tokens[max(self.n_thinking, n - longest - 8) :])[1]
 
     def _look_for_marks(self, thinking: Thinking) -> None:
-        """Find the marks around thinking; `begun` is the part of the answer in the token with the last of them."""
+        """Find the marks around thinking; `begun` is the part of the answer in the token with the
+        last of them."""
         marks, decode = thinking.marks, self.generator.tokenizer.decode
         if self.thinks is None:
             start = str(decode(self.tokens)).lstrip()
@@ -90,7 +93,8 @@ class _Answer:
         return text[: min(starts, default=None)], bool(starts)
 
     def result(self) -> PromptScore:
-        """Return the answer, without its end token and its thinking; thinking that never ends leaves none."""
+        """Return the answer, without its end token and its thinking; thinking that never ends
+        leaves none."""
         tokens = (
             self.tokens[:-1]
             if self.tokens and self.tokens[-1] in self.generator.ends
@@ -117,7 +121,8 @@ class _Sequence:
 
 
 class AnswerGenerator:
-    """Writes answers with the model of `scorer`, which knows whether it reads a token tree. `n_read` counts tokens."""
+    """Writes answers with the model of `scorer`, which knows whether it reads a token tree.
+    `n_read` counts tokens."""
 
     def __init__(self, scorer: Scorer, tokenizer: PreTrainedTokenizerBase) -> None:
         """Take the model of `scorer`; nothing is run yet."""
@@ -138,10 +143,11 @@ class AnswerGenerator:
     def score(self, prompts: Sequence[Encoded]) -> Iterator[tuple[int, PromptScore]]:
         """Yield (index, written text) of every prompt, as they end.
 
-        Each token is the likeliest one. In float32 it does not depend on the other prompts: where the two likeliest are as
-        close as rounding, the sequence is read alone, and that decides. A text ends before the first stop string, at an end
-        token, or after the most tokens. Thinking is taken off and counted.
-        A model whose logits are not finite writes nothing: its log-prob is NaN.
+        Each token is the likeliest one. In float32 it does not depend on the other prompts: where
+        the two likeliest are as close as rounding, the sequence is read alone, and that decides. A
+        text ends before the first stop string, at an end token, or after the most tokens. Thinking
+        is taken off and counted. A model whose logits are not finite writes nothing: its log-prob
+        is NaN.
         """
         order = range(len(prompts))
         if not order:
@@ -160,7 +166,8 @@ class AnswerGenerator:
     def _plain(
         self, prompts: Sequence[Encoded], order: Sequence[int]
     ) -> Iterator[tuple[int, PromptScore]]:
-        """Yield the answers of a model that shares no prefix: prompts of one length in a batch, so that nothing is padded."""
+        """Yield the answers of a model that shares no prefix: prompts of one length in a batch, so
+        that nothing is padded."""
         groups: dict[tuple[int, Any], list[int]] = defaultdict(list)
         for index in order:
             groups[len(prompts[index].contexts[0]), prompts[index].generation].append(index)
@@ -198,7 +205,8 @@ class _Ended:
 class _Row:
     """The packed row: `depths` and `visible` [slots, columns] describe the columns in the cache.
 
-    Prompts come in the order of their tokens, so that each shares the longest beginning with the one before it, `donor`.
+    Prompts come in the order of their tokens, so that each shares the longest beginning with the
+    one before it, `donor`.
     """
 
     def __init__(
@@ -255,7 +263,8 @@ class _Row:
         self.visible[list(slots), np.arange(n, n + len(depths))] = True
 
     def _admit(self) -> Iterator[tuple[_Sequence, list[int], int]]:
-        """Yield waiting prompts that find room, with the tokens of each that are still to be read and their first depth."""
+        """Yield waiting prompts that find room, with the tokens of each that are still to be read
+        and their first depth."""
         n_read = 0
         while self.waiting and self.free:
             prompt = self.prompts[self.waiting[-1]]
@@ -278,7 +287,8 @@ class _Row:
             yield _Sequence(self.waiting.pop(), slot, answer), ids[n_shared:].tolist(), n_shared
 
     def _read(self, tokens: _Indices, slots: _Indices, n: int) -> torch.Tensor:
-        """Read the `n` new columns; return the logits [active, vocabulary] after the last token of each sequence."""
+        """Read the `n` new columns; return the logits [active, vocabulary] after the last token of
+        each sequence."""
         last = np.append(np.flatnonzero(np.diff(slots)), n - 1)
         generator = self.generator
         generator.n_read += n
@@ -323,14 +333,16 @@ class _Row:
 
 
 def _n_shared(donor: _Indices, ids: _Indices) -> int:
-    """Return how many tokens `ids` begins with that `donor` begins with too; its last one is always read."""
+    """Return how many tokens `ids` begins with that `donor` begins with too; its last one is always
+    read."""
     n = min(len(donor), len(ids) - 1)
     differs = np.flatnonzero(donor[:n] != ids[:n])
     return int(differs[0]) if len(differs) else n
 
 
 class _Columns(DynamicLayer):  # type: ignore[misc]
-    """Keys and values of one layer, shape [1, heads, columns, head size], in buffers that double when they are full.
+    """Keys and values of one layer, shape [1, heads, columns, head size], in buffers that double
+    when they are full.
 
     Everything is kept, because the mask implements sliding windows.
     """

@@ -1,4 +1,5 @@
-"""A model in memory that is ready to score (encoder, scorer, writer, hashes), and its perplexity on texts."""
+"""A model in memory that is ready to score (encoder, scorer, writer, hashes), and its perplexity on
+texts."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ class LoadedScorer:
 
     @cached_property
     def hashes(self) -> dict[str, str]:
-        """The hash of weights, configuration and tokenizer of the model, and of the adapter on top, by their paths."""
+        """The hash of weights, configuration and tokenizer of the model, and of the adapter on top,
+        by their paths."""
         commit = getattr(self.loaded.model.config, "_commit_hash", None)
         hashes, adapter = {self.table.path: hash_model(self.table.path, commit)}, self.table.adapter
         return hashes if adapter is None else hashes | {adapter: model_hash(local_folder(adapter))}
@@ -66,7 +68,8 @@ class LoadedScorer:
         return AnswerGenerator(self.scorer, self.loaded.tokenizer)
 
     def score(self, prompts: Sequence[Encoded]) -> dict[int, PromptScore]:
-        """Return the score, or the written answer, of each of `prompts` by its index; nothing is stored."""
+        """Return the score, or the written answer, of each of `prompts` by its index; nothing is
+        stored."""
         parts: dict[bool, AnswerGenerator | Scorer] = {True: self.generator, False: self.scorer}
         scores: dict[int, PromptScore] = {}
         for writes, scorer in parts.items():
@@ -92,7 +95,8 @@ class LoadedScorer:
         stored: Collection[str],
         store: Store,
     ) -> dict[str, PromptScore]:
-        """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as soon as it is done."""
+        """Return the score of each of `prompts` (by key) that is not `stored`; `store` gets each as
+        soon as it is done."""
         chosen = {key: encoded for key, encoded in prompts.items() if encoded.generation is None}
         written = {
             key: encoded for key, encoded in prompts.items() if encoded.generation is not None
@@ -120,7 +124,8 @@ def load_scorer(
     chat: ChatStyle | None = None,
     device: str = "auto",
 ) -> LoadedScorer:
-    """Return the model of `table`, ready to score. Raises `InputError` if it cannot be loaded or is not causal.
+    """Return the model of `table`, ready to score. Raises `InputError` if it cannot be loaded or is
+    not causal.
 
     With `chat`, prompts go through its chat template.
     """
@@ -149,9 +154,10 @@ def load_scorer(
 def measure_perplexity(scoring: ResumableScoring, model: LoadedScorer, path: Path) -> Perplexity:
     """Return the model's perplexity on the texts in the JSONL file `path` (rows with `text`).
 
-    As lm-evaluation-harness's rolling windows: a text's tokens are scored in windows that do not overlap, of the model's
-    own length (2,048 tokens at most), each after the token before it, the first after the token that begins a document
-    (`text_start`). Windows are stored like answers. Raises `InputError` for a row without a text.
+    As lm-evaluation-harness's rolling windows: a text's tokens are scored in windows that do not
+    overlap, of the model's own length (2,048 tokens at most), each after the token before it, the
+    first after the token that begins a document (`text_start`). Windows are stored like answers.
+    Raises `InputError` for a row without a text.
     """
     windows: list[tuple[str, Encoded]] = []
     n_bytes = n_texts = 0

@@ -1,4 +1,5 @@
-"""Log-probabilities of continuations: by a token tree if the model can read one, else one sequence per row."""
+"""Log-probabilities of continuations: by a token tree if the model can read one, else one sequence
+per row."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ _REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, Valu
 
 
 class Scorer:
-    """Scores prompts with one model. `notes` record its decisions; `n_pushed` and `n_least` count tokens.
+    """Scores prompts with one model. `notes` record its decisions; `n_pushed` and `n_least` count
+    tokens.
 
-    `n_pushed` counts the tokens that went through the model, padding included; `n_least` is the token trees' minimum.
+    `n_pushed` counts the tokens that went through the model, padding included; `n_least` is the
+    token trees' minimum.
     """
 
     def __init__(
@@ -46,9 +49,11 @@ class Scorer:
 
     @cached_property
     def uses_tree(self) -> bool:
-        """Whether the model reads a tree as it reads plain rows, by its configuration and by a small test.
+        """Whether the model reads a tree as it reads plain rows, by its configuration and by a
+        small test.
 
-        The test runs first with the head apart from the layers; if that fails, with both in one pass.
+        The test runs first with the head apart from the layers; if that fails, with both in one
+        pass.
         """
         reason = self.forward.why_not_tree()
         for split in () if reason else (True, False):
@@ -63,8 +68,8 @@ class Scorer:
     def score(self, prompts: Sequence[Encoded]) -> Iterator[tuple[int, PromptScore]]:
         """Yield (index, score) of every prompt, in the order in which they are finished.
 
-        Log-probs are natural logarithms, summed over the continuation's tokens; NaN for an empty continuation. Raises
-        `InputError` if a pass does not fit into memory.
+        Log-probs are natural logarithms, summed over the continuation's tokens; NaN for an empty
+        continuation. Raises `InputError` if a pass does not fit into memory.
         """
         leaves, owners = _make_leaves(prompts)
         sums = [np.zeros(len(prompt.continuations)) for prompt in prompts]
@@ -133,7 +138,8 @@ class Scorer:
             yield from ((rows, part) for (rows, _), part in zip(parts, scores, strict=True))
 
     def _next_batch(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
-        """Return the first rows that fit into one pass, at least one, and the rest. `rows` are longest first."""
+        """Return the first rows that fit into one pass, at least one, and the rest. `rows` are
+        longest first."""
         longest = len(rows[0].tokens)
         n_most = max(1, self.batch_tokens // longest)
         room, waste = _MOST_LOGITS // self.forward.vocab_size, self.limits.overhead
@@ -177,7 +183,8 @@ class Scorer:
             ) from error
 
     def _test_tree(self, *, split: bool) -> str:
-        """Return why the tree must not be used (the model fails, or its scores differ from plain rows); "" if it may."""
+        """Return why the tree must not be used (the model fails, or its scores differ from plain
+        rows); "" if it may."""
         leaves = _test_leaves(self.forward.vocab_size)
         self.forward.split = False
         plain = self._test_scores(leaves, use_tree=False)

@@ -1,9 +1,10 @@
-"""The token tree: shared prefixes of sequences are in it once; a plan lists the forward passes that read it.
+"""The token tree: shared prefixes of sequences are in it once; a plan lists the forward passes that
+read it.
 
-Sorted by their tokens, sequences that share a prefix are neighbours. The length of the prefix that each shares with
-the one before it (`lcp`) defines the whole tree. A plan shares tokens in two ways: a *node* is a prefix that is read
-once, and its keys and values are kept for its descendants; a *row* is a part of the tree in one sequence, in which
-each token attends to its own ancestors only.
+Sorted by their tokens, sequences that share a prefix are neighbours. The length of the prefix that
+each shares with the one before it (`lcp`) defines the whole tree. A plan shares tokens in two ways:
+a *node* is a prefix that is read once, and its keys and values are kept for its descendants; a
+*row* is a part of the tree in one sequence, in which each token attends to its own ancestors only.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _OPEN_ROWS = 16  # last rows that may still get a part of the tree
 class RowLimits:
     """Row lengths and costs, in tokens: the usual length `row`, the greatest length `longest`.
 
-    `width` is the number of attended tokens whose attention costs as much as the rest of the layer, and `overhead`
-    the fixed cost of a forward pass.
+    `width` is the number of attended tokens whose attention costs as much as the rest of the layer,
+    and `overhead` the fixed cost of a forward pass.
     """
 
     row: int = 256
@@ -36,7 +37,8 @@ class RowLimits:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One sequence to score: the model reads `tokens`; the token at depth ``first + i`` predicts `targets[i]`."""
+    """One sequence to score: the model reads `tokens`; the token at depth ``first + i`` predicts
+    `targets[i]`."""
 
     tokens: Ids
     first: int
@@ -47,9 +49,9 @@ class Leaf:
 class Row:
     """A part of the tree in one sequence, below a node of depth `base`.
 
-    `tokens` and `depths` have shape [L]. Each segment (start, end, parent) is a run of consecutive tokens below the
-    token at index `parent` (-1: the node). Score i is that of token `targets[i]` after the token at `indices[i]`, for
-    leaf `owners[i]`. `members` are the leaves in the row.
+    `tokens` and `depths` have shape [L]. Each segment (start, end, parent) is a run of consecutive
+    tokens below the token at index `parent` (-1: the node). Score i is that of token `targets[i]`
+    after the token at `indices[i]`, for leaf `owners[i]`. `members` are the leaves in the row.
     """
 
     base: int
@@ -62,7 +64,8 @@ class Row:
     members: tuple[int, ...]
 
     def ancestors(self) -> npt.NDArray[np.bool_]:
-        """Return the attention mask of the row, shape [L, L]: each token attends to itself and its ancestors."""
+        """Return the attention mask of the row, shape [L, L]: each token attends to itself and its
+        ancestors."""
         n = len(self.tokens)
         mask = np.zeros((n, n), dtype=np.bool_)
         for start, end, parent in self.segments:
@@ -91,7 +94,8 @@ class Node:
 
 
 class Tree:
-    """Leaves in sorted order with their shared prefixes. `n_tokens` is the minimum to read: each token once."""
+    """Leaves in sorted order with their shared prefixes. `n_tokens` is the minimum to read: each
+    token once."""
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         """Sort `leaves`; rows refer to them by their index before the sort."""
@@ -152,7 +156,8 @@ class Tree:
         )
 
     def plan(self, limits: RowLimits) -> Node:
-        """Return the forward passes that read the whole tree: nodes within nodes, each with its rows."""
+        """Return the forward passes that read the whole tree: nodes within nodes, each with its
+        rows."""
         root = Node(np.zeros(0, dtype=np.int32), 0)
         waiting = [(root, 0, len(self.leaves))]
         while waiting:
@@ -167,7 +172,8 @@ class Tree:
         return root
 
     def plan_unshared(self) -> Node:
-        """Return a plan without sharing: one row for each sequence, except for those that are a prefix of another."""
+        """Return a plan without sharing: one row for each sequence, except for those that are a
+        prefix of another."""
         root = Node(np.zeros(0, dtype=np.int32), 0)
         members: list[int] = []
         for i in range(len(self.leaves)):
@@ -180,7 +186,8 @@ class Tree:
     def _divide(
         self, low: int, high: int, base: int, limits: RowLimits
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return the ranges of leaves in [low, high) that go into rows, and those that become nodes."""
+        """Return the ranges of leaves in [low, high) that go into rows, and those that become
+        nodes."""
         in_rows: list[tuple[int, int]] = []
         in_nodes: list[tuple[int, int]] = []
         waiting = [(low, high)]
@@ -208,7 +215,8 @@ class Tree:
     def _fill_rows(
         self, ranges: Sequence[tuple[int, int]], base: int, limits: RowLimits
     ) -> list[Row]:
-        """Return ranges of leaves in rows of about the usual length: each in the first of the last few with room."""
+        """Return ranges of leaves in rows of about the usual length: each in the first of the last
+        few with room."""
         rows: list[list[int]] = []
         filled: list[int] = []
         for low, high in ranges:
@@ -227,9 +235,11 @@ class Tree:
 
 
 def _cheapest(size: int, shared: int, n_parts: int, base: int, limits: RowLimits) -> str:
-    """Return the cheapest way to read `size` tokens with a common prefix of `shared`: row, node or split.
+    """Return the cheapest way to read `size` tokens with a common prefix of `shared`: row, node or
+    split.
 
-    Costs are in tokens: each token costs one, and one more for each `limits.width` tokens that it attends to.
+    Costs are in tokens: each token costs one, and one more for each `limits.width` tokens that it
+    attends to.
     """
     width, row = limits.width, limits.row
     costs = {}

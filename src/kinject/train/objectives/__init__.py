@@ -1,4 +1,5 @@
-"""Objectives of training beside plain cross-entropy: weights of rows, the hardest tokens or rows, and the table of all.
+"""Objectives of training beside plain cross-entropy: weights of rows, the hardest tokens or rows,
+and the table of all.
 
 An objective of your own is a class in a file of this folder, and one line of `OBJECTIVES`.
 """
@@ -60,10 +61,12 @@ class WeightedRows(Objective):
 
 
 def row_weights(section: RowWeightsSection, path: Path) -> npt.NDArray[np.float32]:
-    """Return the weight of each row of a corpus: a number in one of its columns, or a number by its age.
+    """Return the weight of each row of a corpus: a number in one of its columns, or a number by its
+    age.
 
-    With a half-life, the column holds ISO 8601 dates and the weight is ``0.5 ** (days before the newest / half_life)``. Raises
-    `InputError` with every row (the first 20) whose column is absent or of another kind, each as file:line.
+    With a half-life, the column holds ISO 8601 dates and the weight is ``0.5 ** (days before the
+    newest / half_life)``. Raises `InputError` with every row (the first 20) whose column is absent
+    or of another kind, each as file:line.
     """
     read, values, faults = (
         _number if section.half_life is None else _seconds,
@@ -87,7 +90,8 @@ def row_weights(section: RowWeightsSection, path: Path) -> npt.NDArray[np.float3
 
 
 def _look_up(row: Any, column: str) -> Any:
-    """Return the value of `column`, which may name a field of nested objects: ``meta.weight``; None without one."""
+    """Return the value of `column`, which may name a field of nested objects: ``meta.weight``; None
+    without one."""
     if column in row:
         return row[column]
     for key in column.split("."):
@@ -112,7 +116,8 @@ def _seconds(value: Any) -> float:
 
 
 class HardExamples(Objective):
-    """Only the fraction with the highest loss counts: of tokens, or of rows by their mean loss, all rows with equal weight.
+    """Only the fraction with the highest loss counts: of tokens, or of rows by their mean loss, all
+    rows with equal weight.
 
     Rows are texts: one ends where positions restart (arXiv 1604.03540).
     """
@@ -143,7 +148,8 @@ def _n_hardest(n: int, fraction: float) -> int:
 
 
 def _texts(batch: Mapping[str, Any], learned: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (learned tokens of each text that has any, the index of the text of each learned token), texts in order."""
+    """Return (learned tokens of each text that has any, the index of the text of each learned
+    token), texts in order."""
     restarts = batch["position_ids"] == 0
     restarts[:, 0] = True
     numbers = restarts.flatten().cumsum(0).view(restarts.shape)[:, 1:]

@@ -1,12 +1,14 @@
-"""Context distillation (arXiv 2209.15189, 2412.14964, 2602.16093): what the teacher reads, its predictions, and the loss.
+"""Context distillation (arXiv 2209.15189, 2412.14964, 2602.16093): what the teacher reads, its
+predictions, and the loss.
 
-The teacher is the model before training, or another one. It reads a row behind a context, its head, which the student never
-sees; both then predict the same tokens. Without a context the head is the row's first token. It is frozen, so each of its
-predictions is made once, before training, and kept in corpus.cache_dir by the content of weights, head and text.
+The teacher is the model before training, or another one. It reads a row behind a context, its head,
+which the student never sees; both then predict the same tokens. Without a context the head is the
+row's first token. It is frozen, so each of its predictions is made once, before training, and kept
+in corpus.cache_dir by the content of weights, head and text.
 
-An entry of that cache is a folder: ``starts.bin`` (int64, the first prediction of each row, and their number),
-``log_probs.bin`` (float32) and ``ids.bin`` (uint32), as in `Predictions`, and ``cost.json`` (the tokens that the teacher read
-and the seconds of that, by `work_seconds`).
+An entry of that cache is a folder: ``starts.bin`` (int64, the first prediction of each row, and
+their number), ``log_probs.bin`` (float32) and ``ids.bin`` (uint32), as in `Predictions`, and
+``cost.json`` (the tokens that the teacher read and the seconds of that, by `work_seconds`).
 """
 
 from __future__ import annotations
@@ -66,8 +68,9 @@ _TEMPLATE = 16
 class TeacherRows:
     """The teacher's text for each row of the corpus: `heads[i]`, then the last tokens of `rows[i]`.
 
-    The number of these is kept as `n_left_out` of the head; an empty head means that the row has no teacher. Predictions are
-    numbered through all learned tokens of all rows that have one. `key` names all this by its content.
+    The number of these is kept as `n_left_out` of the head; an empty head means that the row has no
+    teacher. Predictions are numbered through all learned tokens of all rows that have one. `key`
+    names all this by its content.
     """
 
     rows: Sequence[TokenRow]
@@ -98,7 +101,8 @@ class TeacherRows:
         return bool(self.starts[index] < self.starts[index + 1])
 
     def numbers(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the number of the prediction of each token of a row, `NO_TEACHER` where there is none."""
+        """Return the number of the prediction of each token of a row, `NO_TEACHER` where there is
+        none."""
         learned = np.asarray(self.rows[index].learned, dtype=np.bool_)
         if not self.has_teacher(index):
             return np.full(len(learned), NO_TEACHER, dtype=np.int64)
@@ -132,8 +136,9 @@ class TeacherRows:
 class HeadWriter:
     """Makes the head of each row of a corpus.
 
-    `documents` are the texts of documents by id, `others` another text of each. `window` is the most tokens that the teacher
-    reads (None: any number); of a document that leaves no room for the row it reads the passages nearest to the row.
+    `documents` are the texts of documents by id, `others` another text of each. `window` is the
+    most tokens that the teacher reads (None: any number); of a document that leaves no room for the
+    row it reads the passages nearest to the row.
     """
 
     section: DistillationSection
@@ -144,7 +149,8 @@ class HeadWriter:
     others: Mapping[str, str]
 
     def heads(self, rows: Iterable[CorpusRow], tokens: Iterable[TokenRow]) -> Iterator[TokenRow]:
-        """Yield the head of each row; an empty one if it has no context, or if head and text exceed the window."""
+        """Yield the head of each row; an empty one if it has no context, or if head and text exceed
+        the window."""
         for row, token_row in zip(rows, tokens, strict=True):
             head, n_tail = self._head(row, token_row)
             if self.window is not None and len(head) + n_tail > self.window:
@@ -170,7 +176,8 @@ class HeadWriter:
         return ([*begin, *before], len(token_row.input_ids) - len(begin)) if before else ([], 0)
 
     def _context(self, row: CorpusRow, n_tokens: int) -> str:
-        """Return the text before a row of `n_tokens`: its document, or for the document itself another text of it.
+        """Return the text before a row of `n_tokens`: its document, or for the document itself
+        another text of it.
 
         It is "" without a document, and where no passage of it fits.
         """
@@ -197,7 +204,8 @@ class HeadWriter:
         return self._nearest(document, words, room)
 
     def _nearest(self, document: str, words: str, room: int) -> str:
-        """Return the passages of a document that are nearest to `words`, in their order, of at most `room` tokens."""
+        """Return the passages of a document that are nearest to `words`, in their order, of at most
+        `room` tokens."""
         n_tokens = max(1, min(_PASSAGE_TOKENS, room // 2))
         spans = self._spans if self.tokenizer.is_fast else word_spans
         passages = [p.text for p in split_passages(Document("", "", document, ""), n_tokens, spans)]
@@ -247,7 +255,8 @@ def teacher_rows(
     recipe: TrainRecipe, section: DistillationSection, corpus: CorpusFile, tokens: Sequence[TokenRow],
     tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization,
 ) -> TeacherRows:  # fmt: skip
-    """Return the teacher's text for each row of `corpus`. Raises `RecipeError` if no row has a context."""
+    """Return the teacher's text for each row of `corpus`. Raises `RecipeError` if no row has a
+    context."""
     path, revision = (
         (section.teacher, None) if section.teacher else (recipe.model.path, recipe.model.revision)
     )
@@ -290,7 +299,8 @@ def teacher_rows(
 
 
 def document_inputs(section: DistillationSection, settings: DocumentsSection) -> dict[str, str]:
-    """Return the hashes of the documents that `section` names for the teacher; {} for those of the corpus, or for none."""
+    """Return the hashes of the documents that `section` names for the teacher; {} for those of the
+    corpus, or for none."""
     path = section.documents if section.context == "document" else None
     return document_hashes(Path(path), settings) if path is not None else {}
 
@@ -298,7 +308,8 @@ def document_inputs(section: DistillationSection, settings: DocumentsSection) ->
 def document_texts(
     path: str | None, settings: DocumentsSection, corpus: CorpusFile
 ) -> dict[str, str]:
-    """Return the texts of the documents at `path` by id; without a path those of the corpus (origin: original)."""
+    """Return the texts of the documents at `path` by id; without a path those of the corpus
+    (origin: original)."""
     if path is not None:
         return {document.id: document.text for document in read_documents(Path(path), settings)}
     documents: dict[str, str] = {}
@@ -334,7 +345,8 @@ _BATCH_LOGITS = 1 << 26
 
 
 class Distillation(Objective):
-    """Where a teacher's predictions are given, the loss of a token is the divergence from them (arXiv 2209.15189).
+    """Where a teacher's predictions are given, the loss of a token is the divergence from them
+    (arXiv 2209.15189).
 
     A fraction of it is cross-entropy.
     """
@@ -372,7 +384,8 @@ class Distillation(Objective):
 
 
 class Teacher:
-    """Predicts the tokens of rows, each by its number (`TeacherRows`), from an entry of the cache that is mapped from disk."""
+    """Predicts the tokens of rows, each by its number (`TeacherRows`), from an entry of the cache
+    that is mapped from disk."""
 
     def __init__(self, folder: Path) -> None:
         """Map the entry in `folder`."""
@@ -382,7 +395,8 @@ class Teacher:
         self._ids = mapped(folder / "ids.bin", np.uint32).reshape(n, -1)
 
     def predictions(self, numbers: torch.Tensor) -> Predictions:
-        """Return the predictions with these `numbers` [tokens], on their device; zeros for `NO_TEACHER`."""
+        """Return the predictions with these `numbers` [tokens], on their device; zeros for
+        `NO_TEACHER`."""
         device, has_target = numbers.device, numbers != NO_TEACHER
         index = numbers.cpu().numpy()
         picked, positions = index[index != NO_TEACHER], has_target.nonzero()[:, 0]
@@ -393,7 +407,8 @@ class Teacher:
         return Predictions(has_target, log_probs, ids)
 
     def of_batch(self, batch: Mapping[str, torch.Tensor]) -> Predictions:
-        """Return the predictions of the token after each one of `batch`, which holds labels and teacher [batch, length]."""
+        """Return the predictions of the token after each one of `batch`, which holds labels and
+        teacher [batch, length]."""
         numbers = batch["teacher"][:, 1:].masked_fill(batch["labels"][:, 1:] == IGNORED, NO_TEACHER)
         return self.predictions(F.pad(numbers, (0, 1), value=NO_TEACHER).flatten())
 
@@ -402,11 +417,12 @@ def make_teacher(
     section: DistillationSection, base: ModelSection, cache_dir: Path, read: TeacherRows, model: Any, weights: str, *,
     bf16: bool,
 ) -> tuple[Teacher, str, dict[str, float]]:  # fmt: skip
-    """Return the teacher of a run, a note, and the cost of its predictions (teacher_tokens, teacher_seconds).
+    """Return the teacher of a run, a note, and the cost of its predictions (teacher_tokens,
+    teacher_seconds).
 
-    The predictions are in the cache, which keeps their cost, or made by the teacher and stored: by distillation.teacher,
-    or `model`, the `base` as it was loaded, with or without an adapter; `weights` is its hash, "" to compute it. `bf16`:
-    under autocast.
+    The predictions are in the cache, which keeps their cost, or made by the teacher and stored: by
+    distillation.teacher, or `model`, the `base` as it was loaded, with or without an adapter;
+    `weights` is its hash, "" to compute it. `bf16`: under autocast.
     """
     is_made = False
 
@@ -492,7 +508,8 @@ def _write_predictions(
 
 
 def read_rows(model: Any, read: TeacherRows) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Yield (numbers, logits of their learned tokens [tokens, vocabulary] in float32) of batches of rows with a teacher."""
+    """Yield (numbers, logits of their learned tokens [tokens, vocabulary] in float32) of batches of
+    rows with a teacher."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
     lengths = [
@@ -504,7 +521,8 @@ def read_rows(model: Any, read: TeacherRows) -> Iterator[tuple[list[int], torch.
 
 
 def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int]]:
-    """Yield row numbers of (tokens, row number), padded to the longest at most `most` tokens; the longest come first."""
+    """Yield row numbers of (tokens, row number), padded to the longest at most `most` tokens; the
+    longest come first."""
     batch: list[int] = []
     width = 0
     for length, index in sorted(lengths, reverse=True):
@@ -518,7 +536,8 @@ def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int
 
 
 def _read(model: Any, read: TeacherRows, batch: Sequence[int]) -> torch.Tensor:
-    """Return the logits [tokens, vocabulary] in float32 of the learned tokens of rows behind their heads, row after row."""
+    """Return the logits [tokens, vocabulary] in float32 of the learned tokens of rows behind their
+    heads, row after row."""
     texts = [[*read.head(index), *read.tail(index)[:-1]] for index in batch]
     width = max(map(len, texts))
     ids = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=model.device)

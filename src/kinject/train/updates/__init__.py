@@ -24,7 +24,8 @@ UPDATE_RULES: dict[str, type[UpdateRule]] = {
     "sam": SharpnessAware,
     "projection": Projection,
 }
-"""Name -> kind, in the order in which they change an update. A name that is no key of a recipe is one of techniques.custom."""
+"""Name -> kind, in the order in which they change an update. A name that is no key of a recipe is
+one of techniques.custom."""
 
 
 def make_rules(inputs: UpdateInputs) -> tuple[UpdateRule, ...]:

@@ -1,8 +1,9 @@
 """Against forgetting: L2 to the base weights, KL to the base's predictions, and projected updates.
 
-L2 (L2-SP, arXiv 1802.01483) is added to the gradient, once an update and before clipping: the same update as a term in
-the loss, without its graph. KL is part of the loss, on the replayed tokens of each batch. Projection
-(GPM, arXiv 2103.09762; Adam-NSCL, arXiv 2103.07113) corrects the weights after each step of the optimizer.
+L2 (L2-SP, arXiv 1802.01483) is added to the gradient, once an update and before clipping: the same
+update as a term in the loss, without its graph. KL is part of the loss, on the replayed tokens of
+each batch. Projection (GPM, arXiv 2103.09762; Adam-NSCL, arXiv 2103.07113) corrects the weights
+after each step of the optimizer.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
 class Regularizer(UpdateRule):
     """Keeps the base model's weights and its predictions, each if its strength is not 0.
 
-    Create it from the model before its first update (a resumed run loads the base first, so it uses the same), and before
-    a trainer wraps it. With an `adapter`, the base's predictions are the model's own without it; otherwise those of a copy,
-    which `load_base` makes of a sharded model.
+    Create it from the model before its first update (a resumed run loads the base first, so it uses
+    the same), and before a trainer wraps it. With an `adapter`, the base's predictions are the
+    model's own without it; otherwise those of a copy, which `load_base` makes of a sharded model.
     """
 
     copies = 1
@@ -81,7 +82,8 @@ class Regularizer(UpdateRule):
                 parameter.grad.add_(parameter.detach() - self.base[name], alpha=self.strengths.l2)
 
     def divergence(self, model: Any, inputs: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
-        """Return the summed KL(base || model) over the tokens that `inputs["replayed"]` [batch, length] marks.
+        """Return the summed KL(base || model) over the tokens that `inputs["replayed"]` [batch,
+        length] marks.
 
         `logits` [batch, length - 1, vocabulary] are the model's own in float32.
         """
@@ -106,9 +108,9 @@ class Regularizer(UpdateRule):
 class Constraint:
     """How a weight may change: the rows that may, and the directions of its inputs.
 
-    `basis` [inputs, n] is orthonormal. With `is_free` an update keeps its part along the basis, otherwise it loses that part:
-    whichever needs fewer columns. `moving` [rows, 1] holds 1 for a row that trains, else 0. `transposed` weights are
-    [inputs, outputs].
+    `basis` [inputs, n] is orthonormal. With `is_free` an update keeps its part along the basis,
+    otherwise it loses that part: whichever needs fewer columns. `moving` [rows, 1] holds 1 for a
+    row that trains, else 0. `transposed` weights are [inputs, outputs].
     """
 
     basis: torch.Tensor | None = None
@@ -127,16 +129,18 @@ class Constraint:
 
 
 class Projection(UpdateRule):
-    """Projects each update of the weights onto directions of their inputs that the kept texts hardly use.
+    """Projects each update of the weights onto directions of their inputs that the kept texts
+    hardly use.
 
-    An update D of a matrix [outputs, inputs] changes its output on x by ``D x``. With C the mean of ``x x^T`` over the kept
-    texts' tokens, the eigenvectors of the smallest eigenvalues are free as long as their eigenvalues sum to at most `free` of
-    the trace of C, and every update becomes ``D P`` with P the projector onto them. An embedding is a matrix whose inputs are
-    tokens: the rarest ones train that make up at most `free` of the kept texts, and all that do not occur. A tied head
+    An update D of a matrix [outputs, inputs] changes its output on x by ``D x``. With C the mean of
+    ``x x^T`` over the kept texts' tokens, the eigenvectors of the smallest eigenvalues are free as
+    long as their eigenvalues sum to at most `free` of the trace of C, and every update becomes ``D
+    P`` with P the projector onto them. An embedding is a matrix whose inputs are tokens: the rarest
+    ones train that make up at most `free` of the kept texts, and all that do not occur. A tied head
     obeys both. Parameters of another shape (norms, biases, experts in one tensor) do not train.
 
-    Of LoRA only the matrices A read the layer's inputs. They are projected at the start, while B is zero, so that the
-    kept texts hardly pass them; B is free.
+    Of LoRA only the matrices A read the layer's inputs. They are projected at the start, while B is
+    zero, so that the kept texts hardly pass them; B is free.
 
     It works with any optimizer, since it corrects the weights after each step.
     """
@@ -165,7 +169,8 @@ class Projection(UpdateRule):
         self.measure(trainer.model)
 
     def measure(self, model: Any) -> None:
-        """Find the free directions of a model that has not been trained yet; the rest of it stops training."""
+        """Find the free directions of a model that has not been trained yet; the rest of it stops
+        training."""
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._measure(model, self.rows)
         for name, parameter in self._parameters.items():
@@ -211,7 +216,8 @@ class Projection(UpdateRule):
         return text + (f"; {len(self.frozen)} other parameters do not train" if self.frozen else "")
 
     def _measure(self, model: Any, rows: Sequence[TrainingRow]) -> None:
-        """Set the constraints from the inputs of the layers on `rows`. Raises `TrainingError` without rows."""
+        """Set the constraints from the inputs of the layers on `rows`. Raises `TrainingError`
+        without rows."""
         if not rows:
             raise TrainingError("regularization.projection: the file of kept texts has no token.")
         names = {id(parameter): name for name, parameter in self._parameters.items()}
@@ -239,7 +245,8 @@ class Projection(UpdateRule):
 
 
 class _Moments:
-    """Sums over tokens, a module: ``x x^T`` of a linear layer's inputs x, counts of an embedding's tokens."""
+    """Sums over tokens, a module: ``x x^T`` of a linear layer's inputs x, counts of an embedding's
+    tokens."""
 
     def __init__(self) -> None:
         self.modules: list[Any] = []
@@ -268,7 +275,8 @@ class _Moments:
 
 @contextlib.contextmanager
 def _hooked(model: nn.Module, names: dict[int, str]) -> Iterator[_Moments]:
-    """Yield the moments of the layers of `model` whose weights are in `names`, filled as the model reads."""
+    """Yield the moments of the layers of `model` whose weights are in `names`, filled as the model
+    reads."""
     moments = _Moments()
     hooks = [
         module.register_forward_hook(moments.add) for name, module in model.named_modules()
@@ -282,7 +290,8 @@ def _hooked(model: nn.Module, names: dict[int, str]) -> Iterator[_Moments]:
 
 
 def _free_directions(moment: torch.Tensor, free: float) -> tuple[torch.Tensor, bool]:
-    """Return (basis, whether it spans the free directions) of a second moment [inputs, inputs], with the fewer columns.
+    """Return (basis, whether it spans the free directions) of a second moment [inputs, inputs],
+    with the fewer columns.
 
     Free are the eigenvectors of the smallest eigenvalues that sum to at most `free` of the trace.
     """
@@ -298,7 +307,8 @@ def _free_directions(moment: torch.Tensor, free: float) -> tuple[torch.Tensor, b
 
 
 def _rare(counts: torch.Tensor, free: float) -> torch.Tensor:
-    """Return for each token whether it is one of the rarest that make up at most `free` of all `counts`."""
+    """Return for each token whether it is one of the rarest that make up at most `free` of all
+    `counts`."""
     ordered = counts.sort()
     is_rare = torch.zeros(len(counts), dtype=torch.bool, device=counts.device)
     is_rare[ordered.indices] = ordered.values.cumsum(0) <= free * counts.sum()

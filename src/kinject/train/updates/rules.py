@@ -1,4 +1,5 @@
-"""The shape of what changes the updates of a run, and its rules: layer-wise rates, a frozen base, SAM, rounding, Muon."""
+"""The shape of what changes the updates of a run, and its rules: layer-wise rates, a frozen base,
+SAM, rounding, Muon."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 
 def leave_warmup_to_schedule(optimizer: Any) -> None:
-    """Take the warm-up of a new schedule-free optimizer away: transformers gives the same warm-up to the schedule."""
+    """Take the warm-up of a new schedule-free optimizer away: transformers gives the same warm-up
+    to the schedule."""
     if {"train_mode", "warmup_steps"} <= getattr(
         optimizer, "defaults", {}
     ).keys():  # DeepSpeed's placeholder has none
@@ -33,10 +35,11 @@ def leave_warmup_to_schedule(optimizer: Any) -> None:
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """What rules are made from: the recipe, any of whose keys may be a rule's, and the model before a trainer wraps it.
+    """What rules are made from: the recipe, any of whose keys may be a rule's, and the model before
+    a trainer wraps it.
 
-    `load_base` makes a copy of a sharded model. `reinitialized` are the names of parameters with new weights, `kept` the rows
-    on which a projection keeps the outputs.
+    `load_base` makes a copy of a sharded model. `reinitialized` are the names of parameters with
+    new weights, `kept` the rows on which a projection keeps the outputs.
     """
 
     recipe: TrainRecipe
@@ -47,11 +50,13 @@ class UpdateInputs:
 
 
 class UpdateRule(Technique):
-    """Changes the updates of a run; each kind is one file, and one line of `kinject.train.updates.UPDATE_RULES`.
+    """Changes the updates of a run; each kind is one file, and one line of
+    `kinject.train.updates.UPDATE_RULES`.
 
-    A rule of your own is a dataclass whose fields, made by `kinject.recipe.sections.option`, are its settings: a recipe sets
-    them under techniques.custom.NAME. Of the hooks below a rule overrides those that it needs; they are called in the order
-    of the table. Randomness must follow from the seed and the step, and state from the optimizer's: then `--resume` is exact.
+    A rule of your own is a dataclass whose fields, made by `kinject.recipe.sections.option`, are
+    its settings: a recipe sets them under techniques.custom.NAME. Of the hooks below a rule
+    overrides those that it needs; they are called in the order of the table. Randomness must follow
+    from the seed and the step, and state from the optimizer's: then `--resume` is exact.
     """
 
     copies: ClassVar[int] = 0
@@ -99,7 +104,8 @@ class LayerwiseRates(UpdateRule):
         return recipe.techniques.layerwise_lr_decay < 1.0
 
     def change_optimizer(self, optimizer: Any, trainer: Any) -> Any:
-        """Return the optimizer, its groups split so that each holds the parameters of one rate factor, in order."""
+        """Return the optimizer, its groups split so that each holds the parameters of one rate
+        factor, in order."""
         model, groups = trainer.model, list[dict[str, Any]]()
         n_layers = model.config.get_text_config().num_hidden_layers
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -120,9 +126,10 @@ class LayerwiseRates(UpdateRule):
 class FreezeWarmup(UpdateRule):
     """techniques.freeze_base_steps: drops the gradients of the base in the first updates.
 
-    `patterns` name the parameters that train from the start; without any these are `reinitialized`. An optimizer does not
-    change weights without a gradient, by weight decay neither, and their moments begin with their first gradient. The count
-    comes from the trainer's step, so resuming changes nothing.
+    `patterns` name the parameters that train from the start; without any these are `reinitialized`.
+    An optimizer does not change weights without a gradient, by weight decay neither, and their
+    moments begin with their first gradient. The count comes from the trainer's step, so resuming
+    changes nothing.
     """
 
     def __init__(self, steps: int, patterns: Sequence[str], reinitialized: Sequence[str]) -> None:
@@ -174,7 +181,8 @@ def layer_number(name: str) -> int | None:
 
 
 def rate_factor(name: str, n_layers: int, decay: float) -> float:
-    """Return the factor of `name` on the learning rate: 1 above the layers and in the last, times `decay` a layer below.
+    """Return the factor of `name` on the learning rate: 1 above the layers and in the last, times
+    `decay` a layer below.
 
     The embeddings lie under layer 0 (ULMFiT's discriminative fine-tuning, arXiv 1801.06146).
     """
@@ -205,10 +213,12 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 class SharpnessAware(UpdateRule):
-    """Sharpness-aware minimisation (SAM, arXiv 2010.01412): the gradient is taken near the highest loss nearby.
+    """Sharpness-aware minimisation (SAM, arXiv 2010.01412): the gradient is taken near the highest
+    loss nearby.
 
-    The optimizer sees the gradient at ``w + rho * g / |g|`` with g over all accumulated batches. A scaled gradient (fp16)
-    perturbs the weights in the same way. `restore` puts them back bitwise. Nothing is kept from one update to the next.
+    The optimizer sees the gradient at ``w + rho * g / |g|`` with g over all accumulated batches. A
+    scaled gradient (fp16) perturbs the weights in the same way. `restore` puts them back bitwise.
+    Nothing is kept from one update to the next.
     """
 
     copies = 1
@@ -233,7 +243,8 @@ class SharpnessAware(UpdateRule):
 
     @torch.no_grad()
     def perturb(self, model: Any) -> bool:
-        """Move the weights uphill; False (and no weight moves) if the gradient is zero or not finite."""
+        """Move the weights uphill; False (and no weight moves) if the gradient is zero or not
+        finite."""
         moving = [parameter for parameter in model.parameters() if parameter.grad is not None]
         if not moving:
             return False
@@ -263,10 +274,12 @@ _SLICE = 2**24
 def round_stochastically(
     values: torch.Tensor, rounded: torch.Tensor, generator: torch.Generator
 ) -> None:
-    """Write `values` (float32) into `rounded` (bfloat16 of the same shape), up or down at random; `values` are changed too.
+    """Write `values` (float32) into `rounded` (bfloat16 of the same shape), up or down at random;
+    `values` are changed too.
 
-    A value goes to the neighbour away from zero with the probability of its distance to the other one, so that its mean is
-    the value. bfloat16 is the upper half of float32: adding random bits to the lower half carries with that probability.
+    A value goes to the neighbour away from zero with the probability of its distance to the other
+    one, so that its mean is the value. bfloat16 is the upper half of float32: adding random bits to
+    the lower half carries with that probability.
     """
     bits, out = values.view(torch.int32).view(-1), rounded.view(-1)
     for start in range(0, len(bits), _SLICE):
@@ -279,12 +292,14 @@ def round_stochastically(
 
 
 class StochasticRounding(UpdateRule):
-    """techniques.stochastic_rounding: one parameter is updated at a time, and rounded at random (arXiv 2010.06192).
+    """techniques.stochastic_rounding: one parameter is updated at a time, and rounded at random
+    (arXiv 2010.06192).
 
-    bfloat16 weights are updated in float32 and rounded stochastically, so that updates below half of the distance to the next
-    number count on average. Their state is that of float32 weights. The random bits follow from the seed, the number of the
-    update and the parameter: the same in every process, and after resuming. Beside the model, the float32 copies of one
-    parameter and its gradient are in memory.
+    bfloat16 weights are updated in float32 and rounded stochastically, so that updates below half
+    of the distance to the next number count on average. Their state is that of float32 weights. The
+    random bits follow from the seed, the number of the update and the parameter: the same in every
+    process, and after resuming. Beside the model, the float32 copies of one parameter and its
+    gradient are in memory.
     """
 
     def __init__(self, rounds: bool) -> None:
@@ -328,7 +343,8 @@ class StochasticRounding(UpdateRule):
     def _update(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update one parameter, while no other has a gradient.
 
-        Its float32 copy takes its position and its state: to change the parameter's own dtype would detach DDP from it.
+        Its float32 copy takes its position and its state: to change the parameter's own dtype would
+        detach DDP from it.
         """
         if parameter.dtype != torch.bfloat16:
             parameter.grad = gradient
@@ -356,7 +372,8 @@ class StochasticRounding(UpdateRule):
         self._loaded = state_dict
 
     def _restore_precision(self, optimizer: Any) -> None:
-        """Put the loaded states back in their own dtypes: torch has cast them to that of the parameters."""
+        """Put the loaded states back in their own dtypes: torch has cast them to that of the
+        parameters."""
         numbers = [number for group in self._loaded["param_groups"] for number in group["params"]]
         for number, parameter in zip(numbers, self.parameters, strict=True):
             for key, value in self._loaded["state"].get(number, {}).items():
@@ -369,7 +386,8 @@ _MUON_MOMENTUM = 0.95
 
 
 class Muon(UpdateRule):
-    """techniques.muon: Muon updates the matrices inside the layers, at `factor` of the learning rate."""
+    """techniques.muon: Muon updates the matrices inside the layers, at `factor` of the learning
+    rate."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -384,15 +402,18 @@ class Muon(UpdateRule):
 
 
 def is_muon_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return whether Muon updates a parameter: a matrix inside the layers (of an adapter too), not an embedding."""
+    """Return whether Muon updates a parameter: a matrix inside the layers (of an adapter too), not
+    an embedding."""
     return len(shape) == 2 and layer_number(name) is not None
 
 
 class MuonAdamW(torch.optim.AdamW):
-    """torch's AdamW, whose parameter groups `matrices` are updated by Muon (Jordan et al. 2024; arXiv 2502.16982).
+    """torch's AdamW, whose parameter groups `matrices` are updated by Muon (Jordan et al. 2024;
+    arXiv 2502.16982).
 
-    Muon makes the momentum of a matrix nearly orthogonal, so that all directions of the matrix move equally far. The update is
-    scaled to the usual size of AdamW's: the same numbers as torch's own Muon, which always computes in bfloat16.
+    Muon makes the momentum of a matrix nearly orthogonal, so that all directions of the matrix move
+    equally far. The update is scaled to the usual size of AdamW's: the same numbers as torch's own
+    Muon, which always computes in bfloat16.
     """
 
     def __init__(
@@ -413,7 +434,8 @@ class MuonAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Update all parameters that have a gradient. A closure would be called twice, so none is taken."""
+        """Update all parameters that have a gradient. A closure would be called twice, so none is
+        taken."""
         assert closure is None
         groups = self.param_groups
         for group in groups:
@@ -439,10 +461,11 @@ class MuonAdamW(torch.optim.AdamW):
 
 
 def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
-    """Return `matrix` with its singular values brought near 1, by five Newton-Schulz steps with Jordan's coefficients.
+    """Return `matrix` with its singular values brought near 1, by five Newton-Schulz steps with
+    Jordan's coefficients.
 
-    They are computed in bfloat16 where the device multiplies it in hardware; elsewhere in float32, since a CPU without it
-    takes 36 times as long in bfloat16.
+    They are computed in bfloat16 where the device multiplies it in hardware; elsewhere in float32,
+    since a CPU without it takes 36 times as long in bfloat16.
     """
     fast = has_fast_bf16(matrix.device.type)
     tall = matrix.shape[0] > matrix.shape[1]
@@ -456,9 +479,11 @@ def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def add_muon(optimizer: Any, model: nn.Module, factor: float) -> MuonAdamW:
-    """Return an optimizer with the groups of `optimizer`, a new AdamW, in which Muon updates the matrices inside the layers.
+    """Return an optimizer with the groups of `optimizer`, a new AdamW, in which Muon updates the
+    matrices inside the layers.
 
-    Their learning rate is `factor` times that of their group; the weight decay stays. Raises `InputError` if none trains.
+    Their learning rate is `factor` times that of their group; the weight decay stays. Raises
+    `InputError` if none trains.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     others: list[dict[str, Any]] = []
