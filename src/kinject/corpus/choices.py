@@ -59,25 +59,42 @@ def shape_of(text: str) -> str:
 def shared_choices(answers: Sequence[Answer], seed: int) -> list[tuple[str, ...] | None]:
     """Return for each of `answers` four choices, its own among them; None where too few others are
     of its kind.
+    """
+    return choices_of(grouped(answers, seed), answers, seed)
 
-    Answers of one kind are grouped by four, numbers with the nearest ones, and each group has the
-    same choices; a rest joins the last group, whose answers each take the next three. So each text
-    is right as often as it is wrong three times. The right one stands at each position equally
-    often.
+
+def grouped(answers: Sequence[Answer], seed: int) -> list[list[int]]:
+    """Return groups of answers, by number, that are each other's wrong choices.
+
+    Answers of one kind are grouped by four, numbers with the nearest ones; a rest joins the last
+    group.
     """
     of_kind: dict[Hashable, list[int]] = defaultdict(list)
     for index, answer in enumerate(answers):
         of_kind[answer.kind].append(index)
-    choices: list[tuple[str, ...] | None] = [None] * len(answers)
     rng = random.Random(seed)
-    positions = _Positions(rng)
+    groups: list[list[int]] = []
     for kind in sorted(of_kind, key=repr):
-        for group in _groups(of_kind[kind], answers, rng):
-            for place, index in enumerate(group):
-                wrong = [
-                    answers[group[(place + step) % len(group)]].text for step in range(1, N_CHOICES)
-                ]
-                choices[index] = positions.place(answers[index].text, wrong)
+        groups += _groups(of_kind[kind], answers, rng)
+    return groups
+
+
+def choices_of(
+    groups: Sequence[Sequence[int]], answers: Sequence[Answer], seed: int
+) -> list[tuple[str, ...] | None]:
+    """Return the choices of each of `answers` in its group; None for one in no group.
+
+    A group of four has the same choices; in a larger one each answer takes the next three. So each
+    text is right as often as it is wrong three times. The right one stands at each position equally
+    often.
+    """
+    choices: list[tuple[str, ...] | None] = [None] * len(answers)
+    positions = _Positions(random.Random(seed))
+    for group in groups:
+        for place, index in enumerate(group):
+            following = [group[(place + step) % len(group)] for step in range(1, N_CHOICES)]
+            wrong = [answers[other].text for other in following]
+            choices[index] = positions.place(answers[index].text, wrong)
     return choices
 
 
@@ -137,7 +154,7 @@ def _groups(
         groups.append(group)
         waiting = [index for index in waiting if index not in group]
     for index in waiting:
-        home = next((group for group in reversed(groups) if _fits(index, group, answers)), None)
+        home = next((group for group in reversed(groups) if fits(index, group, answers)), None)
         if home is not None and len(home) < 2 * N_CHOICES - 1:
             home.append(index)
     return groups
@@ -160,7 +177,7 @@ def _first_group(waiting: Sequence[int], answers: Sequence[Answer]) -> list[int]
         group = [waiting[start]]
         # The nearest in magnitude are the nearest in the list.
         for place in _by_distance(start, len(waiting)):
-            if len(group) < N_CHOICES and _fits(waiting[place], group, answers):
+            if len(group) < N_CHOICES and fits(waiting[place], group, answers):
                 group.append(waiting[place])
         if len(group) == N_CHOICES:
             return group
@@ -173,7 +190,7 @@ def _by_distance(start: int, n: int) -> list[int]:
     return sorted(distances, key=distances.__getitem__)
 
 
-def _fits(index: int, group: Iterable[int], answers: Sequence[Answer]) -> bool:
+def fits(index: int, group: Iterable[int], answers: Sequence[Answer]) -> bool:
     """Return whether an answer can be a wrong choice of each of the group, and each of these one of
     its own."""
     return all(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cache
@@ -45,6 +45,7 @@ from kinject.study.arms import (
     expand_arms,
     make_sweeps,
 )
+from kinject.study.power import render_power
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.scheduler import (
     SplitQuestions,
@@ -443,20 +444,33 @@ def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
     return read_questions(Path(entry["path"]), entry["layout"])
 
 
-def _claims(
+def _evidence(
     study: Study, records: Records, sweeps: Sequence[Sweep], roles: Mapping[str, Role]
-) -> list[Claim]:
-    """Return the study's claims, judged on the first base model."""
-    section = study.recipe.study
-    model = next(iter(section.models))
+) -> Evidence:
+    """Return the evidence for claims, which are judged on the first base model."""
+    model = next(iter(study.recipe.study.models))
     chosen_k = {
         (arm, name): k for (other, arm, name), k in study.chosen_k.items() if other == model
     }
     by_name = {sweep.name: sweep for sweep in sweeps if sweep.model == model}
-    claims = judge_claims(
-        section.claims or {},
-        Evidence(records, model, study.prompt_format, chosen_k, by_name, roles),
-    )
+    return Evidence(records, model, study.prompt_format, chosen_k, by_name, roles)
+
+
+def _power(study: Study) -> Iterator[str]:
+    """Yield what each claim can tell, by the answers of finished stages where there are any."""
+    questions = {item.name: _read_questions(item.test) for item in study.question_sets}
+    roles = {item.name: role_of(item.role, questions[item.name]) for item in study.question_sets}
+    sweeps = make_sweeps(study.recipe.study, study.expanded)
+    evidence = _evidence(study, _read_records(study), sweeps, roles)
+    section = study.recipe.study
+    yield from render_power(section.claims or {}, evidence, questions, len(section.seeds))
+
+
+def _claims(
+    study: Study, records: Records, sweeps: Sequence[Sweep], roles: Mapping[str, Role]
+) -> list[Claim]:
+    """Return the study's claims, judged on the first base model."""
+    claims = judge_claims(study.recipe.study.claims or {}, _evidence(study, records, sweeps, roles))
     return [replace(claim, declared_late=claim.name in study.late_claims) for claim in claims]
 
 
@@ -507,4 +521,5 @@ def render_plan(recipe: StudyRecipe) -> str:
             f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
         )
     lines += [f"warning: {line}" for line in family_warnings(study)]
+    lines += _power(study)
     return "\n".join(lines)

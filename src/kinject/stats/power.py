@@ -1,0 +1,133 @@
+"""Power: which difference a comparison can tell, and the cheapest change by which it tells a
+smaller one.
+
+A difference of accuracies varies with the questions, which come in documents, and with the seeds of
+trained arms. Both parts follow from stored answers, or else from what was seen in other studies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from kinject.results import ALPHA
+from kinject.stats.intervals import difference_estimate, quantile, variance_of
+from kinject.stats.matrix import CorrectnessMatrix, aligned
+
+POWER = 0.8
+_MOST_QUESTIONS, _MOST_DOCUMENTS, _MOST_SEEDS = 24, 10_000, 20
+_MANY_QUESTIONS = 12
+"""What a change may ask for: more than 24 questions on a document of a page ask the same facts
+again, and twelve are little work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a difference of two arms varies.
+
+    `question` is the variance of one question's change (1 where it became right, -1 where wrong);
+    `within` the correlation of changes of questions on one document; `seed` the variance of the
+    difference between two trainings. `assumed` without stored answers.
+    """
+
+    question: float = 0.4
+    within: float = 0.1
+    seed: float = 0.0004
+    assumed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """What a comparison has: documents, questions on each (their mean), seeds of each trained arm.
+
+    `n_trained` counts the arms that seeds change, 0 to 2; `family` the claims that Holm's
+    correction is made for.
+    """
+
+    n_documents: float
+    n_questions: float
+    n_seeds: int
+    n_trained: int
+    family: int
+
+
+def detectable(design: Design, spread: Spread) -> float:
+    """Return the difference that is shown with a probability of 80%, at 5% after Holm's correction.
+
+    The first claim of a family is judged at 5% divided by its size, which is taken here.
+    """
+    of_document = spread.question * (1 + (design.n_questions - 1) * spread.within)
+    variance = of_document / (design.n_questions * design.n_documents)
+    df = design.n_documents - 1
+    if design.n_trained:
+        of_seeds = design.n_trained / 2 * spread.seed / design.n_seeds
+        # Satterthwaite's degrees of freedom, as the test has them: few seeds are known badly.
+        df_seeds = max(1, design.n_trained * (design.n_seeds - 1))
+        total = variance + of_seeds
+        df = total**2 / (variance**2 / df + of_seeds**2 / df_seeds)
+        variance = total
+    both_tails = quantile(ALPHA / design.family / 2, df)
+    return (both_tails + quantile(1 - POWER, df)) * math.sqrt(variance)
+
+
+def cheapest(design: Design, spread: Spread, wanted: float) -> str:
+    """Return in words the cheapest change by which a difference of `wanted` can be told.
+
+    Questions cost no training, so these come first, then documents and seeds, whose product is the
+    tokens to train on. "" if nothing need change.
+    """
+    if detectable(design, spread) <= wanted:
+        return ""
+    for n_questions in range(math.ceil(design.n_questions), _MOST_QUESTIONS + 1):
+        if detectable(replace(design, n_questions=n_questions), spread) <= wanted:
+            return f"{n_questions} questions a document"
+    full = replace(design, n_questions=max(design.n_questions, _MANY_QUESTIONS))
+    found: dict[float, Design] = {}
+    for n_seeds in range(design.n_seeds, _MOST_SEEDS + 1):
+        larger = _with_documents(replace(full, n_seeds=n_seeds), spread, wanted)
+        if larger is not None:
+            found.setdefault(larger.n_documents * n_seeds, larger)
+    if not found:
+        return f"over {_MOST_DOCUMENTS:,} documents and {_MOST_SEEDS} seeds"
+    best = found[min(found)]
+    words = f"{best.n_questions:g} questions on each of {best.n_documents:,g} documents"
+    if best.n_seeds > design.n_seeds:
+        words += f" and {best.n_seeds} seeds"
+    return words
+
+
+def _with_documents(design: Design, spread: Spread, wanted: float) -> Design | None:
+    """Return the design with as many documents as it takes, to within a twentieth; None if no
+    number does."""
+    n_documents = math.ceil(design.n_documents)
+    while n_documents < _MOST_DOCUMENTS:
+        larger = replace(design, n_documents=n_documents)
+        if detectable(larger, spread) <= wanted:
+            return larger
+        n_documents = math.ceil(1.05 * n_documents)
+    return None
+
+
+def spread_of(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Spread | None:
+    """Return how the difference of two arms varies in their stored answers; None where it does not.
+
+    Of arms with one seed each the variance between trainings stays the assumed one.
+    """
+    matrix, other = aligned(matrix, other)
+    n = len(matrix.question_ids)
+    if n < 2:
+        return None
+    changes = matrix.correct.mean(0) - other.correct.mean(0)
+    of_question = float(changes.var())
+    variance = variance_of([(1.0, matrix), (-1.0, other)])
+    if variance is None or of_question == 0 or difference_estimate(matrix, other).p is None:
+        return None
+    mean_size = n / matrix.n_documents
+    inflation = variance.documents * n / of_question
+    within = 0.0
+    if mean_size > 1:
+        within = min(1.0, max(0.0, (inflation - 1) / (mean_size - 1)))
+    seeds = [of.seed_variance.net for of in (matrix, other) if of.n_seeds > 1]
+    if not seeds:
+        return Spread(of_question, within, assumed=False)
+    return Spread(of_question, within, 2 * sum(seeds) / len(seeds), assumed=False)

@@ -1,0 +1,89 @@
+"""Power against simulated studies, and the cheapest change by a search that tries them all."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from kinject.results import MARGIN
+from kinject.stats.intervals import difference_estimate
+from kinject.stats.matrix import CorrectnessMatrix
+from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
+
+
+def simulated(
+    random: np.random.Generator, n_documents: int, n_questions: int, n_seeds: int, gain: float
+) -> tuple[CorrectnessMatrix, CorrectnessMatrix]:
+    """Return two arms: documents are learned more or less, trainings succeed more or less."""
+    n = n_documents * n_questions
+    ids = tuple(f"q{i:04}" for i in range(n))
+    clusters = tuple(f"d{i // n_questions:03}" for i in range(n))
+    of_document = np.repeat(random.normal(0, 0.15, n_documents), n_questions)
+    of_seed = random.normal(0, 0.02, (n_seeds, 1))
+    rates = np.clip(0.4 + gain + of_document + of_seed, 0, 1)
+    arm = (random.random((n_seeds, n)) < rates).astype(float)
+    base = (random.random((1, n)) < 0.4).astype(float)
+    return CorrectnessMatrix(arm, ids, clusters), CorrectnessMatrix(base, ids, clusters)
+
+
+@pytest.mark.parametrize(
+    ("n_documents", "n_questions", "n_seeds"), [(60, 4, 3), (128, 4, 1), (40, 8, 2)]
+)
+def test_the_detectable_difference_is_shown_four_times_in_five(
+    n_documents: int, n_questions: int, n_seeds: int
+) -> None:
+    random = np.random.default_rng(0)
+    pilots = [
+        spread_of(*simulated(random, n_documents, n_questions, n_seeds, 0.1)) for _ in range(40)
+    ]
+    found = [spread for spread in pilots if spread is not None]
+    assert len(found) == 40
+    spread = Spread(
+        float(np.mean([s.question for s in found])), float(np.mean([s.within for s in found])),
+        float(np.mean([s.seed for s in found])) if n_seeds > 1 else 0.0, assumed=False,
+    )  # fmt: skip
+    design = Design(n_documents, n_questions, n_seeds, 1, 1)
+    gain = detectable(design, spread)
+    shown = [
+        (difference_estimate(*simulated(random, n_documents, n_questions, n_seeds, gain)).p or 1)
+        < 0.05
+        for _ in range(300)
+    ]
+    assert 0.68 < np.mean(shown) < 0.9
+
+
+def test_a_larger_family_and_fewer_questions_tell_less() -> None:
+    design = Design(128, 4, 3, 2, 1)
+    smallest = detectable(design, Spread())
+    for other in (
+        Design(128, 4, 3, 2, 9),
+        Design(64, 4, 3, 2, 1),
+        Design(128, 2, 3, 2, 1),
+        Design(128, 4, 1, 2, 1),
+    ):
+        assert detectable(other, Spread()) > smallest
+
+
+def test_the_cheapest_change_is_questions_then_documents_then_seeds() -> None:
+    few = Design(120, 3, 3, 1, 1)
+    spread = Spread(0.4, 0.02, 0.0001)
+    words = cheapest(few, spread, 0.05)
+    n = int(words.split()[0])
+    assert words.endswith("questions a document")
+    assert (
+        detectable(Design(120, n, 3, 1, 1), spread)
+        <= 0.05
+        < detectable(Design(120, n - 1, 3, 1, 1), spread)
+    )
+    alike = Spread(0.4, 0.9, 0.0001)  # more questions on a document tell nothing new
+    assert re.fullmatch(
+        r"12 questions on each of [\d,]+ documents( and . seeds)?", cheapest(few, alike, 0.05)
+    )
+    lucky = Spread(0.4, 0.02, 0.01)  # trainings differ by ten points
+    words = cheapest(Design(2000, 12, 1, 1, 1), lucky, 0.05)
+    n_documents, n_seeds = (int(n.replace(",", "")) for n in re.findall(r"[\d,]+", words)[1:])
+    assert words.endswith("seeds")
+    assert detectable(Design(n_documents, 12, n_seeds, 1, 1), lucky) <= 0.05
+    assert cheapest(Design(2000, 12, 3, 1, 1), spread, MARGIN) == ""
