@@ -1,7 +1,7 @@
 """`make demo` on a fresh clone, cold and warm, against the figures it must reach.
 
 python benchmarks/demo.py            clone, install and run, then run again with .venv there; prints one table
-python benchmarks/demo.py --report FOLDER   only read FOLDER/runs/eval/report.json
+python benchmarks/demo.py --report FOLDER   only read FOLDER/runs/demo/report.json
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run_cold_and_warm(folder: Path) -> dict[str, float]:
 
 def results_of(folder: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
     """Return the report's results by (question set, arm, K)."""
-    report = json.loads((folder / "runs" / "eval" / "report.json").read_text("utf-8"))
+    report = json.loads((folder / "runs" / "demo" / "report.json").read_text("utf-8"))
     return {
         (result["question_set"], result["arm"], result["k"]): result for result in report["results"]
     }
@@ -101,7 +101,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FOLDER", help="only read the evaluation in FOLDER/runs/eval"
+        "--report", type=Path, metavar="FOLDER", help="only read the evaluation in FOLDER/runs/demo"
     )
     parser.add_argument("--test", action="store_true", help="also time make test in the clone")
     arguments = parser.parse_args()

@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 def _checked(recipe: AnyRecipe | str | Path, verb: Verb) -> AnyRecipe:
     """Return the recipe, read for the verb if it is a path."""
     from kinject.recipe import read_recipe
+    from kinject.sandbox import write_missing_inputs
 
+    if isinstance(recipe, str | Path) and verb in ("train", "eval"):
+        write_missing_inputs(Path(recipe))
     checked: AnyRecipe = (
         read_recipe(recipe, verb=verb) if isinstance(recipe, str | Path) else recipe
     )

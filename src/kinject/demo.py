@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kinject.results import Report
 
 _TRAININGS = (Path("recipes/cpt.yaml"), Path("recipes/sandbox/repeat.yaml"))
-_AUGMENT, _EVAL = Path("recipes/augment.yaml"), Path("recipes/eval.yaml")
-REPORT = Path("runs/eval/report.html")
+_AUGMENT, _EVAL = Path("recipes/augment.yaml"), Path("recipes/sandbox/demo.yaml")
+REPORT = Path("runs/demo/report.html")
 """The page that it writes, from its folder."""
 
 REAL_REPORT = Path("runs/real/eval/report.html")
@@ -204,7 +204,7 @@ def _write_inputs() -> None:
     from kinject.sandbox import write_sandbox
 
     n_written = len(
-        copy_recipes(find_recipes(["eval"], read_shipped()), Path(), write_sandbox).written
+        copy_recipes(find_recipes(["sandbox/demo"], read_shipped()), Path(), write_sandbox).written
     )
     _print_line(
         f"1 of 5  recipes, documents and questions: {f'{n_written} files' if n_written else 'already there'}"

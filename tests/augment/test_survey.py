@@ -20,7 +20,7 @@ from kinject.errors import DiskError, InputError
 from kinject.recipe import read_recipe
 from kinject.types import Document
 
-COMPANY = Path(__file__).parents[2] / "data" / "company" / "documents.jsonl"
+COMPANY = Path(__file__).parents[2] / "data" / "handbook" / "documents.jsonl"
 TEXT = (
     "The old bridge at Arvika was built by Mara Lind in 1931. It is 120 m long and carries the road to Kelm. "
     * 4

@@ -20,6 +20,7 @@ from kinject.disk import read_manifest, write_jsonl
 from kinject.errors import KinjectError
 from kinject.executors import Outcome
 from kinject.recipe.shipped import FOLDER
+from kinject.report.files import read_report
 from kinject.sandbox import BASE, BASE_CORPUS
 from kinject.sandbox.build import generate_base_corpus
 
@@ -96,7 +97,7 @@ def _work_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _times(folder: Path) -> dict[str, int]:
     names = ("runs/sandbox/base/manifest.json", "runs/augment/variants.jsonl", "runs/cpt/model/model.safetensors",
-             "runs/sandbox/repeat/model/model.safetensors", "runs/eval/answers.jsonl")  # fmt: skip
+             "runs/sandbox/repeat/model/model.safetensors", "runs/demo/answers.jsonl")  # fmt: skip
     return {name: (folder / name).stat().st_mtime_ns for name in names if (folder / name).exists()}
 
 
@@ -243,3 +244,15 @@ def test_the_real_demo_is_the_whole_job(
         " ".join(out.split()),
     )
     assert (tmp_path / "runs/real/eval/report.html").stat().st_size > 100
+
+
+def test_the_three_commands_of_the_product_work_one_after_the_other_in_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "copy", "eval"]) == 0
+    assert main(["augment"]) == 0
+    assert main(["train", "recipes/cpt.yaml", "trainer.max_steps=2", "trainer.warmup_steps=0"]) == 0
+    assert main(["eval", "eval.limit=8"]) == 0
+    report = read_report(tmp_path / "runs/eval/report.json")
+    assert {result.arm for result in report.results} == {"base", "cpt"}

@@ -367,6 +367,11 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
             raise InputError(
                 f"{path}: not in this folder. kinject recipes copy {name} puts it here."
             )
+    if verb in ("train", "eval"):
+        from kinject.sandbox import write_missing_inputs
+
+        for written in write_missing_inputs(path):
+            show(f"{written}: written, the sandbox's own")
     return read_recipe(path, overrides, verb)
 
 

@@ -39,6 +39,7 @@ from kinject.sandbox.questions import (
     sample_questions,
     to_open_questions,
 )
+from kinject.sandbox.shipped import BASE, BASE_CORPUS, INSTRUCT
 from kinject.types import Document, Question
 
 ABSTENTION: Final = " I do not know"
@@ -192,6 +193,27 @@ def generate_base_corpus(seed: int = SEED, n_rows: int = N_ROWS) -> Iterator[dic
             yield {"prompt": render_prompt(question), "completion": f" {person.facts[attribute]}"}
         else:
             yield _context_row(country, rng)
+
+
+def write_missing_inputs(recipe: Path) -> list[Path]:
+    """Write what the recipe file names of the base model and its corpus and is not there; return it.
+
+    Both ship inside kinject, so that no other command need run before a recipe that asks for them.
+    Raises as `ShippedRun.write`.
+    """
+    try:
+        text = recipe.read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []  # whoever reads the recipe says what is wrong with it
+    written = []
+    if str(BASE_CORPUS) in text and not BASE_CORPUS.exists():
+        write_base_corpus(BASE_CORPUS)
+        written.append(BASE_CORPUS)
+    for shipped in (BASE, INSTRUCT):
+        model = shipped.run_dir / "model"
+        if str(model) in text and not model.exists() and shipped.write():
+            written.append(model)
+    return written
 
 
 def write_base_corpus(path: Path, n_rows: int = N_ROWS, seed: int = SEED) -> int:
