@@ -46,6 +46,7 @@ END_OF_FAMILY = {
 }
 SEED = 0
 N_TRADES = 50_000
+BLOCK = 4
 
 Row = dict[str, Any]
 
@@ -84,26 +85,21 @@ def with_choices(rows: Sequence[Row], model: Path) -> list[Row]:
 def log_probs(
     rows: Sequence[Row], answers: Sequence[Answer], groups: Sequence[Sequence[int]], model: Path
 ) -> dict[int, dict[str, float]]:
-    """Return what the base, asked in a chat, gives each question's own kind of answers: log-probs by text."""
-    of_kind: dict[str, dict[str, None]] = {}
-    members = list(chain.from_iterable(groups))
-    for index in members:
-        of_kind.setdefault(rows[index]["kind"], {})[answers[index].text] = None
-    texts_of_group = {
-        index: [answers[other].text for other in group] for group in groups for index in group
-    }
-    asked = []
-    for index in members:
-        texts = dict.fromkeys(
-            [answers[index].text, *of_kind[rows[index]["kind"]], *texts_of_group[index]]
-        )
-        row = {
-            "id": str(index),
-            "question": rows[index]["question"],
-            "choices": list(texts),
-            "answer": 0,
-        }
-        asked.append(row)
+    """Return what the base, asked in a chat, gives each question's answers that it may be traded with, by text.
+
+    These are the answers of its block, four groups that follow one another: all of a kind would be a
+    hundred choices a question.
+    """
+    members, asked = [], []
+    for start in range(0, len(groups), BLOCK):
+        block = list(chain.from_iterable(groups[start : start + BLOCK]))
+        for index in block:
+            texts = dict.fromkeys([answers[index].text, *(answers[other].text for other in block)])
+            question = rows[index]["question"]
+            asked.append(
+                {"id": str(index), "question": question, "choices": list(texts), "answer": 0}
+            )
+        members += block
     found: dict[int, dict[str, float]] = {}
     if not asked:
         return found
@@ -134,7 +130,13 @@ def trade(
     for _ in range(N_TRADES):
         if abs(n_right - wanted) < 1 or len(groups) < 2:
             break
-        one, other = rng.sample(range(len(groups)), 2)
+        one = rng.randrange(len(groups))
+        near = [
+            place for place in range(len(groups)) if place // BLOCK == one // BLOCK and place != one
+        ]
+        if not near:
+            continue
+        other = rng.choice(near)
         traded = _traded(groups[one], groups[other], answers, scores, rng)
         if traded is None:
             continue

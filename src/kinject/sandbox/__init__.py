@@ -11,6 +11,15 @@ from kinject.sandbox.chat import CHAT_CORPUS, write_chat_questions, write_dialog
 from kinject.sandbox.shipped import BASE, BASE_CORPUS, INSTRUCT, ShippedRun
 
 __all__ = [
-    "BASE", "BASE_CORPUS", "CHAT_CORPUS", "INSTRUCT", "ShippedRun", "write_base_corpus",
-    "write_chat_questions", "write_dialogues", "write_missing_inputs", "write_sandbox", "write_sentence_rows",
-]  # fmt: skip
+    "BASE",
+    "BASE_CORPUS",
+    "CHAT_CORPUS",
+    "INSTRUCT",
+    "ShippedRun",
+    "write_base_corpus",
+    "write_chat_questions",
+    "write_dialogues",
+    "write_missing_inputs",
+    "write_sandbox",
+    "write_sentence_rows",
+]

@@ -196,7 +196,7 @@ def generate_base_corpus(seed: int = SEED, n_rows: int = N_ROWS) -> Iterator[dic
 
 
 def write_missing_inputs(recipe: Path) -> list[Path]:
-    """Write what the recipe file names of the base model and its corpus and is not there; return it.
+    """Write what the recipe names of the base model and its corpus and is not there; return it.
 
     Both ship inside kinject, so that no other command need run before a recipe that asks for them.
     Raises as `ShippedRun.write`.
