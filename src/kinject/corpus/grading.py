@@ -15,10 +15,15 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
 from typing import Any, Literal
 
 from kinject.corpus.passages import final_answer
 from kinject.errors import InputError
+from kinject.language.amounts import Item, fits, has_run, values_of
+from kinject.language.readings import read_items
+from kinject.language.spelling import WIDE, Word, fold, same_words, words_in
 from kinject.types import Question
 
 TextScore = Literal["match", "exact", "contains"]
@@ -27,7 +32,7 @@ TextGrader = Callable[[str, Sequence[str]], bool]
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = frozenset(string.punctuation)
-_WIDE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+_WIDE = re.compile(f"[{WIDE}]")
 _SHORT = 3
 """Letters of an accepted text (yes, no, B) that `matches` wants at the beginning of the answer:
 elsewhere it is a common word."""
@@ -103,59 +108,160 @@ def contains(text: str, accepted: Sequence[str]) -> bool:
 
 def abstains(text: str) -> bool:
     """Return whether `text` is empty, or declines to answer by one of the phrases known here."""
-    return not normalize_answer(text) or _ABSTAINS.search(text) is not None
+    return not normalize_answer(text) or _ABSTAINS.search(fold(text)) is not None
 
 
 def matches(text: str, accepted: Sequence[str]) -> bool:
     """Return whether `text` is a correct answer in a sentence.
 
-    It has an accepted text in it, or its value; one of a few letters (yes, B) must be its first
-    word. A text that abstains is correct for a question without an answer, and for no other.
+    It has an accepted text in it, or its value: -5 is not 5, nor C++ C. One of a few letters (yes,
+    B) must be its first word. A text that abstains is correct for a question without an answer, and
+    for no other.
     """
     if not accepted:
         return abstains(text)
-    if exact_match(text, accepted):
+    written = fold(final_answer(text))
+    folded = [fold(final_answer(part)) for part in accepted]
+    parts = [part for part in folded if part.strip()]
+    if not parts:
+        return not words_in(written, apart=False)
+    if any(_is_same(written, part) for part in parts):
         return True
     if abstains(text):
         return False
-    first = normalize_answer(text).split(" ")[0]
-    short = [
-        part
-        for part in accepted
-        if len(normalize_answer(part)) <= _SHORT and not _WIDE.search(part)
-    ]
-    if contains(text, [part for part in accepted if part not in short]) or (
-        short and exact_match(first, short)
-    ):
+    return any(_is_within(part, written) for part in parts)
+
+
+def _is_same(written: str, part: str) -> bool:
+    """Return whether both texts have the same words, however they are spelled."""
+    for apart in (False, True):
+        wanted = words_in(part, apart=apart)
+        if not wanted:  # it has signs only
+            return part.strip() == written.strip()
+        if same_words(wanted, words_in(written, apart=apart)):
+            return True
+    return False
+
+
+def _is_within(part: str, written: str) -> bool:
+    """Return whether `written` has the accepted text `part` in it, by its words or its values."""
+    codes = _languages(written, part)
+    # the words of a value are not enough: 5 million has a 5 in it
+    is_value = any(values_of(read_items(part, code, False)) for code in codes)
+    if not is_value and _has_words(part, written):
         return True
-    return same_value(text, accepted)
+    for comma, other_comma in _decimal_commas(written, codes):
+        wanted = [read_items(part, code, comma) for code in codes]
+        items = [read_items(written, code, other_comma) for code in codes]
+        if any(_has_values(one, other) for one, other in product(wanted, items)):
+            return True
+    return _has_wide_value(part, written, codes)
 
 
-def same_value(text: str, accepted: Sequence[str]) -> bool:
-    """Return whether an accepted text that is a number or a date is in `text` by its value, with
-    its unit if it has one.
-
-    12 March 1987 is March 12, 1987 and 1987-03-12; 1,200 is 1200 and twelve hundred. `text` is read
-    in its language and as English, in the languages that the checks of an augmentation read.
-    """
-    if not any(map(_MAY_BE_VALUE.search, accepted)):
+def _has_values(wanted: Sequence[Item], items: Sequence[Item]) -> bool:
+    """Return whether `items` have the values of an accepted text in any order, or, if it has other
+    words too, all of it one after the other."""
+    if all(isinstance(item, Word) for item in wanted):
         return False
+    values = values_of(wanted)
+    if values:
+        return all(_has_item(value, items) for value in values)
+    return has_run(wanted, items, range(len(items)))
+
+
+def _languages(written: str, part: str) -> list[str]:
+    """Return the languages in which both texts may be: of the answer, of the accepted text if the
+    answer has none (12 for zwölf), and English."""
     from kinject.language import detect_language, guess_language
+
+    code = detect_language(written)
+    if code:
+        return list(dict.fromkeys((code, "en")))
+    code = guess_language(written) or guess_language(part) or "en"
+    others = [*_languages_of_value(written), *_languages_of_value(part)]
+    return list(dict.fromkeys((code, "en", *others)))
+
+
+@lru_cache(maxsize=1024)
+def _languages_of_value(text: str) -> tuple[str, ...]:
+    """Return the languages in which a text is nothing but a value; none if it is one in English.
+
+    The language of so short a text cannot be guessed: ventidue, 23 mai.
+    """
+    from kinject.language.tables import languages_with_numbers
+    from kinject.language.values import is_value
+
+    if not _MAY_BE_VALUE.search(text) or is_value(text, "en"):
+        return ()
+    return tuple(code for code in languages_with_numbers() if is_value(text, code))
+
+
+def _decimal_commas(written: str, codes: Sequence[str]) -> list[tuple[bool, bool]]:
+    """Return whether a comma is before decimals in the accepted text, and in the answer.
+
+    In the answer as in its language, in the accepted text so or as in English. If the language is
+    not sure, one of them in both.
+    """
+    from kinject.language import detect_language
+    from kinject.language.tables import language_of
+
+    commas = list(dict.fromkeys(language_of(code).decimal_sign == "," for code in codes))
+    if detect_language(written):
+        return [(comma, commas[0]) for comma in commas]
+    return [(comma, comma) for comma in commas]
+
+
+def _has_item(value: Item, items: Sequence[Item]) -> bool:
+    return any(fits(value, item) for item in items)
+
+
+def _has_words(part: str, written: str) -> bool:
+    """Return whether `written` has the words of `part` in it one after the other, those of a few
+    letters at its beginning."""
+    for apart in (False, True):
+        wanted, words = words_in(part, apart=apart), words_in(written, apart=apart)
+        if wanted and has_run(wanted, words, _starts(wanted, words)):
+            return True
+    return False
+
+
+def _starts(wanted: Sequence[Word], words: Sequence[Word]) -> list[int]:
+    """Return where the words of an accepted text may begin in an answer."""
+    if len(wanted) == 1 and wanted[0].is_article:
+        return []
+    names = [word for word in wanted if not word.is_article]
+    key = "".join(word.key for word in names)
+    if not (key.isalpha() and len(key) <= _SHORT) or _WIDE.search(key):
+        return list(range(len(words)))
+    is_shouted = all(word.is_acronym for word in words)
+    if all(word.is_acronym for word in names) and not is_shouted:
+        # US is no common word, us is
+        return [index for index, word in enumerate(words) if index == 0 or word.is_acronym]
+    return [0]
+
+
+_HAS_WIDE_MINUS = re.compile(r"(?:(?<![\dA-Za-z])-|负|零下|マイナス|氷点下)(\d+(?:\.\d+)?)")
+
+
+def _has_wide_value(part: str, written: str, codes: Sequence[str]) -> bool:
+    """Return whether `part`, a number or a date, is in `written` by its value, where one of them
+    has Chinese characters, kana or Hangul: 一九八七年三月 is 1987年3月."""
+    if not _WIDE.search(part + written) or not _MAY_BE_VALUE.search(part):
+        return False
     from kinject.language.values import is_value, read_values
 
-    for code in dict.fromkeys((detect_language(text) or guess_language(text) or "en", "en")):
-        written = read_values(text, code)
-        for other in accepted:
-            value = read_values(other, code)
-            if not value.numbers or not is_value(other, code):
-                continue
-            same_units = all(
-                units <= written.numbers.get(number, set())
-                for number, units in value.numbers.items()
-            )
-            same = value.numbers.keys() <= written.numbers.keys() and same_units
-            if same and value.days <= written.days and value.months <= written.months:
-                return True
+    below_zero = set(_HAS_WIDE_MINUS.findall(part))
+    for code in codes:
+        wanted, values = read_values(part, code), read_values(written, code)
+        if not wanted.numbers or not is_value(part.replace("-", ""), code):
+            continue
+        same_sign = below_zero == set(_HAS_WIDE_MINUS.findall(written)) & wanted.numbers.keys()
+        same_units = all(
+            units <= values.numbers.get(number, set()) for number, units in wanted.numbers.items()
+        )
+        same = same_sign and same_units and wanted.numbers.keys() <= values.numbers.keys()
+        if same and wanted.days <= values.days and wanted.months <= values.months:
+            return True
     return False
 
 

@@ -291,6 +291,12 @@ def language_of(code: str) -> Language:
     return Language(code)
 
 
+@lru_cache(maxsize=1)
+def languages_with_numbers() -> tuple[str, ...]:
+    """Return the codes of the languages whose number words are known."""
+    return tuple(code for code, entry in _entries().items() if "numbers" in entry)
+
+
 @lru_cache(maxsize=16)
 def _word_list(code: str) -> list[str]:
     """Return wordfreq's small list, most frequent words first. It is read without importing

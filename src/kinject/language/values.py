@@ -151,13 +151,22 @@ class Grammar:
 
     def unit_after(self, text: str, end: int, in_digits: bool) -> str:
         """Return the unit after a number that ends at index `end`, or ""."""
+        spelling, _ = self.unit_spelled_after(text, end, in_digits)
+        return self.units.get(spelling, "")
+
+    def unit_spelled_after(self, text: str, end: int, in_digits: bool) -> tuple[str, int]:
+        """Return the spelling of the unit after a number that ends at index `end`, and where the
+        unit ends; ("", `end`) without one."""
         match = self._unit.match(text, end)
-        unit = match["unit"] if match else ""
-        # A single letter is a unit after digits only ("five m" is not), and "1990 v" is a match between teams.
+        if match is None:
+            return "", end
+        unit = match["unit"]
+        # A single letter is a unit after digits only ("five m" is not), and "1990 v" is a match
+        # between teams.
         is_letter = len(unit) == 1 and "a" <= unit <= "z"
-        return (
-            "" if is_letter and not (in_digits and unit in "mglwvhs") else self.units.get(unit, "")
-        )
+        if is_letter and not (in_digits and unit in "mglwvhs"):
+            return "", end
+        return unit, match.end()
 
     def parse_words(self, text: str) -> list[int]:
         """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then

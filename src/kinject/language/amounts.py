@@ -1,0 +1,254 @@
+"""The values of written answers, and whether one says what another one does.
+
+-5 is not 5, 3:30 not 330, 1-2 not 12; 10:30 pm is 22:30, ½ is 0.5, May 23 is 23 May. `values` reads
+what a text must keep when it is written anew; here two texts are compared that should say the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+from kinject.language.spelling import Word
+
+HALF_A_DAY = 12 * 60
+"""In minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number with its unit, "" without one.
+
+    `digits`: as it is written, "" for words. `is_ordinal`: third, 3rd. `is_version`: it follows a
+    name, so 3.10 is not 3.1.
+    """
+
+    value: Fraction
+    unit: str = ""
+    digits: str = ""
+    is_ordinal: bool = False
+    is_version: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A range, a score or a ratio: numbers with a `sign` (-, :, "to") between them."""
+
+    sign: str
+    numbers: tuple[Number, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A number of three parts or more: 1.2.3."""
+
+    digits: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A time of day; `seconds` are None if it has none. `has_half`: am or pm is written."""
+
+    minutes: int
+    seconds: int | None = None
+    has_half: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """A date, or a month of a year if it has no `days`. `order`: day and month as they are written,
+    if either may be the day."""
+
+    month: int
+    days: frozenset[int] = frozenset()
+    year: int | None = None
+    order: tuple[int, int] | None = None
+
+
+Value = Number | Group | Version | Clock | Day
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A value in each way it can be read, and the `parts` that a text says with it: the year of a
+    date."""
+
+    readings: tuple[Value, ...]
+    parts: tuple[Value, ...] = ()
+
+
+Item = Word | Values
+"""A word or a value of a text."""
+
+# --- Whether a value says what an accepted one says
+
+
+def fits(wanted: Item, item: Item) -> bool:
+    """Return whether an item of a text says what an accepted item says; it may say more (a unit, a
+    year)."""
+    if isinstance(wanted, Word):
+        return isinstance(item, Word) and wanted.key == item.key
+    if isinstance(item, Word):
+        return False
+    pairs = product(wanted.readings, item.readings + item.parts)
+    return any(_value_fits(one, other) for one, other in pairs)
+
+
+def has_run(wanted: Sequence[Item], items: Sequence[Item], starts: Iterable[int]) -> bool:
+    """Return whether the items of an accepted text follow each other in `items`, from one of the
+    `starts` on. Articles before other words may be missing in either."""
+    return any(_runs_from(wanted, items, start) for start in starts)
+
+
+def _runs_from(wanted: Sequence[Item], items: Sequence[Item], at: int) -> bool:
+    if _is_glued(items, at):
+        return False
+    last = len(wanted) - 1
+    for index, item in enumerate(wanted):
+        while _is_article(items, at) and not fits(item, items[at]):
+            at += 1
+        if at < len(items) and fits(item, items[at]):
+            at += 1
+        # the A of "vitamin A" is no article
+        elif index == last or not _is_article(wanted, index):
+            return False
+    return not _is_glued(items, at)
+
+
+def _is_glued(items: Sequence[Item], at: int) -> bool:
+    """Return whether a hyphen joins an item to the one before: profit in non-profit."""
+    if at == len(items):
+        return False
+    item = items[at]
+    return isinstance(item, Word) and item.is_glued
+
+
+def _is_article(items: Sequence[Item], at: int) -> bool:
+    if at == len(items):
+        return False
+    item = items[at]
+    return isinstance(item, Word) and item.is_article
+
+
+def _value_fits(wanted: Value, value: Value) -> bool:
+    match wanted, value:
+        case Number(), Number():
+            return _number_fits(wanted, value)
+        case Group(), Group():
+            return _group_fits(wanted, value)
+        case Version(), Version():
+            return wanted == value
+        case Clock(), Clock():
+            return _clock_fits(wanted, value)
+        case Day(), Day():
+            return _day_fits(wanted, value)
+    return False
+
+
+_PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)*")
+_NEVER_MORE = ("bc", "s")
+"""Units that change a number rather than explain it: 44 BC is not 44, nor the 1990s 1990."""
+_ALSO = {
+    "lb": ("pound",),
+    "sterling": ("pound",),
+    "pound": ("lb", "sterling"),
+    "degree": ("celsius", "fahrenheit"),
+    "ad": ("",),
+}
+"""Unit of an accepted text -> others that say the same, or more."""
+
+
+def _number_fits(wanted: Number, number: Number) -> bool:
+    if not _unit_fits(wanted.unit, number.unit) or not _rank_fits(wanted, number):
+        return False
+    versions = [short_version(wanted.digits), short_version(number.digits)]
+    if all(versions) and (wanted.is_version or number.is_version):
+        return versions[0] == versions[1]
+    return wanted.value == number.value
+
+
+def _unit_fits(wanted: str, unit: str) -> bool:
+    if wanted == unit or unit in _ALSO.get(wanted, ()):
+        return True
+    return not wanted and unit not in _NEVER_MORE
+
+
+def _rank_fits(wanted: Number, number: Number) -> bool:
+    """Return whether both are ranks, or both are none; digits may stand for either: 3rd and 3."""
+    if wanted.is_ordinal == number.is_ordinal:
+        return True
+    if wanted.is_ordinal and wanted.unit != number.unit:
+        return False
+    return bool(number.digits)
+
+
+def short_version(digits: str) -> str:
+    """Return the digits of a version, "" for another number: 2.0.0 is 2, 3.10 is not 3.1."""
+    if not _PLAIN_NUMBER.fullmatch(digits):
+        return ""
+    while digits.endswith(".0"):
+        digits = digits.removesuffix(".0")
+    return digits
+
+
+def _group_fits(wanted: Group, group: Group) -> bool:
+    # "3 to 1" is a range as well as a ratio
+    if wanted.sign != group.sign and "to" not in (wanted.sign, group.sign):
+        return False
+    if len(wanted.numbers) != len(group.numbers):
+        return False
+    pairs = zip(wanted.numbers, group.numbers, strict=True)
+    return all(_number_fits(one, other) for one, other in pairs)
+
+
+def _clock_fits(wanted: Clock, clock: Clock) -> bool:
+    if wanted.seconds is not None and wanted.seconds != (clock.seconds or 0):
+        return False
+    if wanted.minutes == clock.minutes:
+        return True
+    # an accepted 10:30 may be that of the morning or of the evening
+    is_open = not wanted.has_half and clock.has_half
+    return is_open and wanted.minutes >= 60 and wanted.minutes + HALF_A_DAY == clock.minutes
+
+
+def _day_fits(wanted: Day, day: Day) -> bool:
+    if wanted.year is not None and not _same_year(wanted.year, day.year):
+        return False
+    # 3/4/1999 and 4/3/1999 have a reading in common
+    if wanted.order and day.order:
+        return wanted.order == day.order
+    return wanted.month == day.month and wanted.days <= day.days
+
+
+def _same_year(wanted: int, year: int | None) -> bool:
+    if year is None:
+        return False
+    # one of two digits stands for any century
+    if min(wanted, year) < 100:
+        return wanted % 100 == year % 100
+    return wanted == year
+
+
+_FILLERS = frozenset(
+    (
+        *("a", "an", "the", "st", "nd", "rd", "th", "year"),
+        *("of", "de", "le", "el", "den", "der", "del", "du", "il", "am", "au"),
+        *("and", "und", "et", "y", "e", "from", "between", "to", "von", "zwischen", "entre"),
+        *("in", "on", "at", "about", "approximately", "around", "circa", "roughly"),
+    )
+)
+"""Words beside a value that an answer may lack."""
+
+
+def values_of(items: Sequence[Item]) -> list[Item]:
+    """Return the values of an accepted text that has nothing else in it, [] for another."""
+    values: list[Item] = []
+    for item in items:
+        if not isinstance(item, Word):
+            values.append(item)
+        elif item.key not in _FILLERS:
+            return []
+    return values

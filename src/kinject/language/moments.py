@@ -1,0 +1,249 @@
+"""Dates and times of day in a written answer, in the orders in which they are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from kinject.language.amounts import HALF_A_DAY, Clock, Day, Group, Number, Value, Values
+from kinject.language.values import Grammar, grammar_of
+
+TAKEN = "\0"
+"""Stands for the characters of a value that was read already."""
+SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve"),
+)
+"""Number words up to those of the hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A value and its place in a text."""
+
+    start: int
+    end: int
+    values: Values
+
+
+class Reader:
+    """A text from which one reader after another takes the values it knows."""
+
+    def __init__(self, folded: str, code: str, comma: bool) -> None:
+        self.folded = folded
+        self.grammar: Grammar = grammar_of(code)
+        self.comma = comma
+        lower = folded.lower()
+        # İ is two characters in lower case: the places in both texts would not be the same
+        self.rest = lower
+        if len(lower) != len(folded):
+            self.rest = folded
+        self.found: list[Found] = []
+
+    def take(self, start: int, end: int, *readings: Value, parts: Sequence[Value] = ()) -> None:
+        """Add the readings of a value, and take it out of the rest of the text."""
+        self.found.append(Found(start, end, Values(readings, tuple(parts))))
+        self.rest = self.rest[:start] + TAKEN * (end - start) + self.rest[end:]
+
+    def before(self, start: int) -> str:
+        """Return some characters before a place."""
+        return self.rest[max(0, start - 24) : start]
+
+
+# --- Dates
+
+_YEAR_FIRST = re.compile(r"(?<![\d.-])(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?!\d|\2\d)")
+_YEAR_LAST = re.compile(r"(?<![\d./-])(\d{1,2})([./-])(\d{1,2})\2(\d{4}|(?<=/)\d\d)(?!\d|\2\d)")
+_OF = r"(?:of\s+|de\s+|del\s+|d')?"
+_RANK = r"(?:st|nd|rd|th|er|o|\.)?"
+_DAYS = (
+    rf"(?P<days>\d{{1,2}}{_RANK}"
+    rf"(?:\s*(?:,|-|&|\b(?:and|or|to|und|bis|et|au|y|al|e|a|и)\b)\s*\d{{1,2}}{_RANK})*)"
+)
+_YEAR = r"(?P<year>\d{4})(?!\d|[.,]\d)"
+_RANKS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+_TEENS = (
+    *("tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth"),
+    *("seventeenth", "eighteenth", "nineteenth", "twentieth"),
+)
+_TWENTIES = [f"twenty-{rank}" for rank in _RANKS]
+_UP_TO_THE_LAST = (*_RANKS, *_TEENS, *_TWENTIES, "thirtieth", "thirty-first")
+_DAY_WORDS = {word: day for day, word in enumerate(_UP_TO_THE_LAST, 1)}
+
+
+@lru_cache(maxsize=128)
+def _day_patterns(code: str) -> list[re.Pattern[str]]:
+    names = sorted(map(re.escape, grammar_of(code).language.months), key=len, reverse=True)
+    if not names:
+        return []
+    month = rf"(?P<month>{'|'.join(names)})(?!\w)\.?"
+    patterns = [rf"(?<![\w.,:/-]){_DAYS}\s*{_OF}{month}(?:,?\s+{_OF}{_YEAR})?"]
+    # "March 3" is English order; "mars 3" is not French
+    if code == "en":
+        after = r"(?!\w|[:.,-]\d)"
+        patterns.append(rf"(?<!\w){month}\s+(?:the\s+)?{_DAYS}{after}(?:,?\s+(?:of\s+)?{_YEAR})?")
+        word = rf"(?P<word>{'|'.join(reversed(_DAY_WORDS)).replace('-', '[- ]')})"
+        patterns.append(rf"(?<!\w){word}\s+(?:of\s+)?{month}(?:,?\s+(?:of\s+)?{_YEAR})?")
+        patterns.append(rf"(?<!\w){month}\s+(?:the\s+)?{word}\b(?:,?\s+{_YEAR})?")
+    patterns.append(rf"(?<!\w){month},?\s+{_OF}{_YEAR}")
+    return list(map(re.compile, patterns))
+
+
+def take_days(reader: Reader) -> None:
+    """Take the dates of a text, and the months with a year."""
+    for match in _YEAR_FIRST.finditer(reader.rest):
+        day = _day_in_digits(int(match[3]), int(match[4]), int(match[1]))
+        if day:
+            reader.take(*match.span(), day, parts=_parts(day))
+    for match in _YEAR_LAST.finditer(reader.rest):
+        _take_day_in_digits(reader, match)
+    for pattern in _day_patterns(reader.grammar.language.code):
+        for match in pattern.finditer(reader.rest):
+            _take_day_with_month(reader, match)
+
+
+def _take_day_with_month(reader: Reader, match: re.Match[str]) -> None:
+    days = _days_in(match.groupdict())
+    if _is_verb(reader, match) or not days <= _ALL_DAYS:
+        return
+    day = Day(reader.grammar.language.months[match["month"]], days)
+    if match["year"]:
+        day = replace(day, year=int(match["year"]))
+    reader.take(*match.span(), day, parts=_parts(day))
+
+
+def _days_in(groups: Mapping[str, str | None]) -> frozenset[int]:
+    word = groups.get("word")
+    if word:
+        return frozenset((_DAY_WORDS[re.sub(r"\s", "-", word)],))
+    return frozenset(map(int, re.findall(r"\d+", groups.get("days") or "")))
+
+
+_ALL_DAYS = frozenset(range(1, 32))
+
+
+def _is_verb(reader: Reader, match: re.Match[str]) -> bool:
+    """Return whether "may" and "march" are no months: they have no capital, and are not alone with
+    their day."""
+    if reader.grammar.language.code != "en" or match["month"] not in ("march", "may"):
+        return False
+    is_alone = match[0].strip() == reader.rest.strip(" .!\"'")
+    return reader.folded[match.start("month")].islower() and not is_alone
+
+
+def _take_day_in_digits(reader: Reader, match: re.Match[str]) -> None:
+    """Take 23.5.1990, 5/23/1990; of 3/4/1990 in English either number may be the month."""
+    first, second, year = int(match[1]), int(match[3]), int(match[4])
+    day_first = _day_in_digits(second, first, year)
+    month_first = _day_in_digits(first, second, year)
+    is_open = match[2] != "." and not reader.comma and first != second
+    if day_first and month_first and is_open:
+        order = (first, second)
+        readings = [replace(month_first, order=order), replace(day_first, order=order)]
+        reader.take(*match.span(), *readings, parts=[Number(Fraction(year), digits=match[4])])
+    elif day := day_first or month_first:
+        reader.take(*match.span(), day, parts=_parts(day))
+
+
+def _day_in_digits(month: int, day: int, year: int) -> Day | None:
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return None
+    return Day(month, frozenset((day,)), year)
+
+
+def _parts(day: Day) -> list[Number]:
+    """Return the numbers that a sentence with a date has in it: its days and its year."""
+    numbers = sorted(day.days)
+    if day.year is not None:
+        numbers.append(day.year)
+    return [Number(Fraction(number), digits=str(number)) for number in numbers]
+
+
+# --- Times of day
+
+_HALF = (
+    r"(?:\s?(?P<half>[ap])(?:m\b|\.\s?m\b\.?)"
+    r"|\s(?:in the (?=[mae])|at (?=n))(?P<part>morning|afternoon|evening|night)\b)"
+)
+_HOUR = rf"(?P<hour>\d{{1,2}}|{'|'.join(SMALL[1:])})"
+_DIGITS = r"(?<![\w.,:/])(?P<hour>\d{1,2})"
+_NO_MINUS = r"(?:(?<!-)|(?<=\d-))"
+_MINUTE = r"(?P<minute>[0-5]\d)"
+_SECOND = r"(?::(?P<second>[0-5]\d))?"
+_CLOCKS = (
+    re.compile(rf"{_NO_MINUS}{_DIGITS}(?:[:.]{_MINUTE}{_SECOND})?{_HALF}"),
+    re.compile(rf"(?<![\w.,:]){_HOUR}\s?o'\s?clock\b{_HALF}?"),
+    re.compile(rf"{_DIGITS}(?:[:.]{_MINUTE})?\s?(?:uhr|uur)\b(?!\s\d)"),
+    # "2 h 30 min" is a duration
+    re.compile(rf"{_DIGITS}\s?(?:uhr|uur|[hч])\s?{_MINUTE}\b(?!\s?min)"),
+    re.compile(rf"{_DIGITS}:{_MINUTE}{_SECOND}(?![\d:]|[.,]\d)"),
+)
+_PAST = re.compile(rf"\b(?P<part_of_hour>half|quarter)\s(?P<side>past|to)\s{_HOUR}\b{_HALF}?")
+_NAMED = re.compile(r"\b(?:12 )?(?:noon|midday|(?P<night>midnight))\b")
+
+
+def take_clocks(reader: Reader) -> None:
+    """Take the times of day of a text."""
+    for pattern in _CLOCKS:
+        for match in pattern.finditer(reader.rest):
+            _take_clock(reader, match)
+    for match in _PAST.finditer(reader.rest):
+        minutes = {"half": 30, "quarter": 15}[match["part_of_hour"]]
+        if match["side"] == "to":
+            minutes = -minutes
+        clock = _clock(match, 60 * _hour(match) + minutes)
+        if clock:
+            reader.take(*match.span(), clock)
+    for match in _NAMED.finditer(reader.rest):
+        minutes = HALF_A_DAY
+        if match["night"]:
+            minutes = 0
+        reader.take(*match.span(), Clock(minutes, has_half=True))
+
+
+def _take_clock(reader: Reader, match: re.Match[str]) -> None:
+    parts = match.groupdict()
+    minute, second = parts.get("minute"), parts.get("second")
+    clock = _clock(match, 60 * _hour(match) + int(minute or 0))
+    if clock is None:
+        return
+    hour = Number(Fraction(_hour(match)), digits=match["hour"])
+    if second:
+        reader.take(*match.span(), replace(clock, seconds=int(second)))
+    elif not minute:
+        # "3 pm" has a 3 in it
+        reader.take(*match.span(), clock, parts=[hour])
+    elif clock.has_half:
+        reader.take(*match.span(), clock)
+    else:
+        # 4:30 may be a ratio
+        ratio = Group(":", (hour, Number(Fraction(minute), digits=minute)))
+        reader.take(*match.span(), clock, ratio)
+
+
+def _hour(match: re.Match[str]) -> int:
+    if match["hour"] in SMALL:
+        return SMALL.index(match["hour"])
+    return int(match["hour"])
+
+
+def _clock(match: re.Match[str], minutes: int) -> Clock | None:
+    """Return the time of `minutes` on the dial; None if there is none."""
+    parts = match.groupdict()
+    half, part = parts.get("half"), parts.get("part")
+    if not half and not part:
+        if minutes > 2 * HALF_A_DAY:
+            return None
+        return Clock(minutes % (2 * HALF_A_DAY))
+    if _hour(match) > 12 and half:
+        return None
+    minutes %= HALF_A_DAY
+    if half == "p" or part in ("afternoon", "evening"):
+        minutes += HALF_A_DAY
+    # "10 at night" is in the evening, "2 at night" is not
+    if part == "night" and minutes >= 6 * 60:
+        minutes += HALF_A_DAY
+    return Clock(minutes, has_half=True)

@@ -1,0 +1,419 @@
+"""The words and values of a written answer, in order."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+from operator import attrgetter
+
+from kinject.language.amounts import Group, Item, Number, Value, Values, Version, short_version
+from kinject.language.moments import SMALL, TAKEN, Found, Reader, take_clocks, take_days
+from kinject.language.spelling import CURRENCY, MINUS, WIDE, words_in
+from kinject.language.values import grammar_of
+
+_LETTER = rf"[^\W{WIDE}]"
+
+
+@lru_cache(maxsize=512)
+def read_items(folded: str, code: str, comma: bool) -> tuple[Item, ...]:
+    """Return the words and values of a text that `fold` returned, in order.
+
+    `code`: the language of its number words, months and units; `comma`: whether decimals are
+    behind a comma where a number can be read in two ways (1,000).
+    """
+    reader = Reader(folded, code, comma)
+    take_days(reader)
+    take_clocks(reader)
+    _take_versions(reader)
+    _take_fractions(reader)
+    _take_numbers(reader)
+    _take_number_words(reader)
+    reader.found.sort(key=attrgetter("start", "end"))
+    _join_groups(reader)
+    items: list[Item] = []
+    last = 0
+    for found in reader.found:
+        items += words_in(folded[last : found.start], apart=True)
+        items.append(found.values)
+        last = found.end
+    return (*items, *words_in(folded[last:], apart=True))
+
+
+_SIGNS = {
+    "us$": "dollar",
+    "$": "dollar",
+    "€": "euro",
+    "£": "sterling",
+    "¥": "yen",
+    "₹": "rupee",
+    "₩": "won",
+    "₽": "rouble",
+}
+_CODES = {
+    "usd": "dollar",
+    "eur": "euro",
+    "gbp": "sterling",
+    "jpy": "yen",
+    "inr": "rupee",
+    "cny": "yuan",
+    "chf": "franc",
+}
+_CURRENCIES = _SIGNS | _CODES
+"""Sign or code of a currency before a number -> unit."""
+_MINUS_WORD = rf"(?<!{_LETTER})(?P<minus_word>minus|negative|moins|menos|meno|минус)\s+"
+# the hyphen behind a number joins two numbers
+_SIGN = rf"(?<!{TAKEN})(?P<sign>{MINUS})|(?<!{_LETTER})\+"
+_CODE = rf"(?<!{_LETTER})(?:[a-z]{{1,2}}\$|{'|'.join(_CODES)})|[{CURRENCY}]"
+_BEFORE = re.compile(rf"(?:{_MINUS_WORD}|{_SIGN})?(?:(?P<currency>{_CODE})\s?(?P<late_sign>-)?)?\Z")
+"""Sign and currency before a number."""
+_VERSION_BEFORE = re.compile(r"(?<!\w)(?:v\.?|ver\.|version|release)\s?\Z")
+_RANK_BEFORE = re.compile(r"(?:(?<!\w)(?:no\.|nr\.|number|nummer|numéro|número)\s?|#)\Z")
+_NAME_BEFORE = re.compile(r"(?P<name>[^\W\d_][\w']*) \Z")
+_IN_A_NAME = re.compile(
+    rf"(?:(?<!\bmid)(?<!\blate)(?<!\bearly)(?<={_LETTER})-|{_LETTER}|[\w{TAKEN}][._^/]|_)\Z"
+)
+"""What makes the number behind it a part of a name: A220, Covid-19."""
+_AD_BEFORE = re.compile(r"(?<!\w)a\.?d\.?\s\Z")
+_ERA_AFTER = re.compile(
+    r"\s?(?:(?P<bc>b\.?c\.?(?:e\b\.?)?|v\.\s?chr\b\.?|av\.\s?j\.?-?c\b\.?|a\.\s?c\.)|"
+    r"(?:a\.?d\b\.?|c\.?e\b\.?|n\.\s?chr\b\.?|apr?\.\s?j\.?-?c\b\.?|d\.\s?c\.))(?!\w)"
+)
+_BELOW_ZERO = re.compile(
+    r"\s(?:degrees\s)?(?:below zero|below freezing|unter null|sous zéro|bajo cero|sotto zero)\b"
+)
+_DECADE_AFTER = re.compile(r"'?s\b")
+_PREPOSITION = re.compile(r"\s(?:of |de |di |d')")
+_SCALES = {"k": 10**3, "mn": 10**6, "lakh": 10**5, "crore": 10**7, "dozen": 12}
+_MONEY_SCALES = {"m": 10**6, "b": 10**9, "tn": 10**12}
+
+
+@lru_cache(maxsize=128)
+def _scale_pattern(code: str) -> re.Pattern[str]:
+    scales = {*grammar_of(code).language.digit_scales, *_SCALES, *_MONEY_SCALES}
+    spellings = "|".join(sorted(map(re.escape, scales), key=len, reverse=True))
+    return re.compile(rf"(?:\s?|\s+an?\s+)(?P<scale>{spellings})\b(?:\.(?=\s))?")
+
+
+@lru_cache(maxsize=128)
+def _ordinal_pattern(code: str) -> re.Pattern[str]:
+    return re.compile(grammar_of(code).language.ordinal or r"\Z.")
+
+
+def _take_number(reader: Reader, start: int, end: int, number: Number) -> None:
+    """Take the number at a place with all that belongs to it, unless it is a part of a name."""
+    begin, number = _read_before(reader, start, number)
+    if _IN_A_NAME.search(reader.before(begin)):
+        return
+    end, number = _read_after(reader, end, number)
+    follows = reader.rest[end : end + 1]
+    # 5G, 3D, 10^2
+    if number.digits and re.match(rf"{_LETTER}|\^", follows):
+        return
+    reader.take(begin, end, number)
+
+
+def _read_before(reader: Reader, start: int, number: Number) -> tuple[int, Number]:
+    """Return where a number begins with its sign and currency, and the number with them."""
+    match = _BEFORE.search(reader.before(start))
+    assert match is not None  # it may be empty
+    begin = start - len(match[0])
+    currency = match["currency"] or ""
+    if currency:
+        number = replace(number, unit=_CURRENCIES.get(currency, currency))
+    if match["minus_word"] or match["sign"] or match["late_sign"]:
+        number = replace(number, value=-number.value)
+    before = reader.before(begin)
+    name = _NAME_BEFORE.search(reader.folded[max(0, begin - 24) : begin])
+    if version := _VERSION_BEFORE.search(before):
+        # the engine V8 is no version
+        if "." in number.digits or not version[0].startswith("v") or len(version[0]) > 2:
+            return begin - len(version[0]), replace(number, is_version=True)
+    elif rank := _RANK_BEFORE.search(before):
+        return begin - len(rank[0]), number
+    elif era := _AD_BEFORE.search(before):
+        return begin - len(era[0]), replace(number, unit="ad")
+    elif name and name["name"][0].isupper():
+        is_common = name["name"].lower() in reader.grammar.language.frequent
+        return begin, replace(number, is_version=not is_common)
+    return begin, number
+
+
+def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
+    """Return where a number ends with its rank, scale and unit, and the number with them."""
+    text, grammar, code = reader.rest, reader.grammar, reader.grammar.language.code
+    if number.digits:
+        if ordinal := _ordinal_pattern(code).match(text, end):
+            end, number = ordinal.end(), replace(number, is_ordinal=True)
+        elif decade := _DECADE_AFTER.match(text, end):
+            return decade.end(), replace(number, unit="s")
+    era = _ERA_AFTER.match(text, end)
+    # "5 ce soir" is French
+    if era and not reader.folded[end : era.end()].islower():
+        unit = "ad"
+        if era["bc"]:
+            unit = "bc"
+        return era.end(), replace(number, unit=unit)
+    end, number = _read_scale(reader, end, number)
+    spelling, unit_end = grammar.unit_spelled_after(text, end, bool(number.digits))
+    unit = grammar.units.get(spelling, "")
+    # 5G is no weight
+    is_name = len(spelling) == 1 and spelling in "ghms" and reader.folded[unit_end - 1].isupper()
+    if unit and not is_name:
+        if spelling in ("pound", "pounds"):
+            unit = "pound"
+        end, number = unit_end, replace(number, unit=number.unit or unit)
+    if below := _BELOW_ZERO.match(text, end):
+        return below.end(), replace(number, value=-number.value)
+    return end, number
+
+
+def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
+    """Return a number times the million or the dozen behind it, and where that ends."""
+    language = reader.grammar.language
+    match = _scale_pattern(language.code).match(reader.rest, end)
+    if match is None or not (number.digits or match["scale"] == "dozen"):
+        return end, number
+    scale = match["scale"]
+    factor = language.digit_scales.get(scale) or _SCALES.get(scale)
+    if factor is None:
+        # 5 m is a length, 5M and $5m are millions
+        is_capital = match[0][0] == scale and reader.folded[match.start("scale")].isupper()
+        if not number.unit and not (is_capital and scale == "m"):
+            return end, number
+        factor = _MONEY_SCALES[scale]
+    number = replace(number, value=number.value * factor)
+    if number.digits:
+        number = replace(number, digits=f"{number.digits} {scale}")
+    end = match.end()
+    preposition = _PREPOSITION.match(reader.rest, end)
+    if preposition and reader.grammar.unit_spelled_after(reader.rest, preposition.end(), True)[0]:
+        end = preposition.end()
+    return end, number
+
+
+_VERSION = re.compile(rf"(?<![\w.])(?:v\.?\s?)?(\d+(?:\.\d+){{2,}})(?!{_LETTER}|\.\d)")
+_THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3})+")
+
+
+def _take_versions(reader: Reader) -> None:
+    for match in _VERSION.finditer(reader.rest):
+        if not _THOUSANDS.fullmatch(match[1]):
+            begin = match.start()
+            if marker := _VERSION_BEFORE.search(reader.before(begin)):
+                begin -= len(marker[0])
+            reader.take(begin, match.end(), Version(short_version(match[1])))
+
+
+_DENOMINATORS = {
+    "half": 2,
+    "halves": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "seventh": 7,
+    "eighth": 8,
+    "ninth": 9,
+    "tenth": 10,
+    "hundredth": 100,
+    "thousandth": 1000,
+}
+_FRACTION = re.compile(r"(?<![\w.,/])(?:(\d+)[\s-])?(\d+)\s?/\s?(\d+)(?!\w|/|[.,]\d)")
+_SMALL_WORDS = "|".join(SMALL[1:])
+_PART_IN_WORDS = re.compile(
+    rf"\b(?:(?P<count>an?|\d|{_SMALL_WORDS})[\s-])?"
+    rf"(?P<part>{'|'.join(_DENOMINATORS)})(?P<plural>s?)\b"
+)
+_WHOLE_BEFORE = re.compile(rf"\b(?P<whole>\d+|{_SMALL_WORDS})\sand\s\Z")
+
+
+def _take_fractions(reader: Reader) -> None:
+    for match in _FRACTION.finditer(reader.rest):
+        if int(match[3]):
+            value = Fraction(int(match[2]), int(match[3])) + int(match[1] or 0)
+            _take_number(reader, *match.span(), Number(value, digits=match[0]))
+    if reader.grammar.language.code == "en":
+        for match in _PART_IN_WORDS.finditer(reader.rest):
+            _take_part_in_words(reader, match)
+
+
+def _take_part_in_words(reader: Reader, match: re.Match[str]) -> None:
+    """Take a half, three quarters, two and a half; a third alone is a rank."""
+    count = _count(match["count"] or "")
+    is_plural = bool(match["plural"]) or match["part"] == "halves"
+    is_half = match["part"] == "half"
+    if not (is_half or (count > 1 and is_plural) or (count == 1 and not is_plural)):
+        return
+    value = Fraction(count or 1, _DENOMINATORS[match["part"]])
+    start = match.start()
+    if whole := _WHOLE_BEFORE.search(reader.before(start)):
+        value += _count(whole["whole"])
+        start -= len(whole[0])
+    # only what has digits is multiplied by a million behind it
+    _take_number(reader, start, match.end(), Number(value, digits=str(value)))
+
+
+def _count(word: str) -> int:
+    if word in ("a", "an"):
+        return 1
+    if word in SMALL:
+        return SMALL.index(word)
+    return int(word or 0)
+
+
+_NUMERAL = re.compile(
+    r"(?<!\d)(?:\d{1,3}(?P<group>[,.'٬ ])\d{3}(?:(?P=group)\d{3})*(?!\d)(?:(?!(?P=group))[.,٫]\d+)?"
+    r"|\d{1,2}(?:,\d\d)+,\d{3}(?!\d)(?:\.\d+)?"
+    r"|\d+(?:[.,٫]\d+)?)"
+    r"|(?<![\w.,])[.,]\d+"
+)
+_MARK = re.compile(r"[^\d]")
+
+
+def _take_numbers(reader: Reader) -> None:
+    for match in _NUMERAL.finditer(reader.rest):
+        # another number may have been taken with this one: 5 to 10 million
+        if TAKEN in reader.rest[match.start() : match.end()]:
+            continue
+        value = _decimal_value(match[0], reader.comma)
+        _take_number(reader, *match.span(), Number(value, digits=match[0]))
+
+
+def _decimal_value(written: str, comma: bool) -> Fraction:
+    """Return the value of digits with marks between them."""
+    marks = _MARK.findall(written)
+    if not marks:
+        return Fraction(written)
+    whole, _, decimals = written.rpartition(marks[-1])
+    if _has_decimals(whole, decimals, marks, comma):
+        return Fraction(f"{_MARK.sub('', whole) or '0'}.{decimals}")
+    return Fraction(_MARK.sub("", written))
+
+
+def _has_decimals(whole: str, decimals: str, marks: list[str], comma: bool) -> bool:
+    """Return whether the last of the marks of a number stands before decimals."""
+    last = marks[-1]
+    if last in "' ٬":
+        return False
+    if len(marks) > 1:
+        return last != marks[0]
+    may_be_group = len(decimals) == 3 and 1 <= len(whole) <= 3 and not whole.startswith("0")
+    if not may_be_group or last == "٫":
+        return True
+    return (last == ",") == comma
+
+
+_ORDINAL_WORD = re.compile(r"\b(?:first|second|third|\w+th)s?\Z")
+_DOZEN = re.compile(r"\b(?:a\s)?dozen\b")
+_PRONOUN_BEFORE = re.compile(r"\b(?:no|any|every|some|each|the|this|that|which)\s\Z")
+_PRONOUN_AFTER = re.compile(r"\s(?:of|another|who|that|can|day)\b")
+
+
+def _take_number_words(reader: Reader) -> None:
+    grammar = reader.grammar
+    for match in grammar.in_words.finditer(reader.rest):
+        words = match[0]
+        if TAKEN in reader.rest[match.start() : match.end()] or _is_pronoun(reader, match):
+            continue
+        *earlier, last = grammar.parse_words(words)
+        for value in earlier:
+            reader.take(match.start(), match.start(), Number(Fraction(value)))
+        is_ordinal = grammar.language.code == "en" and bool(_ORDINAL_WORD.search(words))
+        number = Number(Fraction(last), is_ordinal=is_ordinal)
+        _take_number(reader, *match.span(), number)
+    if grammar.language.code == "en":
+        for match in _DOZEN.finditer(reader.rest):
+            reader.take(*match.span(), Number(Fraction(12)))
+
+
+def _is_pronoun(reader: Reader, match: re.Match[str]) -> bool:
+    """Return whether "one" is none of the numbers: no one, one of them."""
+    if match[0] not in ("one", "ones") or reader.grammar.language.code != "en":
+        return False
+    before = _PRONOUN_BEFORE.search(reader.before(match.start()))
+    return bool(before or _PRONOUN_AFTER.match(reader.rest, match.end()))
+
+
+# --- Numbers that belong together
+
+_JOINS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("-", re.compile(r"-|\s-\s")),
+    (":", re.compile(r":|\s:\s")),
+    ("to", re.compile(r"\s(?:to|bis|à|a|until|till|through|hasta|al|до|do|tot|til)\s")),
+)
+_AND = re.compile(r"\s(?:and|und|et|y|e|en|и|i)\s")
+_BETWEEN_BEFORE = re.compile(r"\b(?:between|zwischen|entre|tra|fra|tussen|между|między)\s\Z")
+_YEAR_DIGITS = re.compile(r"\d{4}")
+_DIGITS_OF_A_CODE = 7
+"""Digits of which three groups joined by hyphens are one number: of a telephone, of a book."""
+
+
+def _join_groups(reader: Reader) -> None:
+    """Make one value of numbers with a hyphen, a colon or "to" between them."""
+    chains: list[list[Found]] = []
+    signs: list[str] = []
+    for found in reader.found:
+        sign = ""
+        if chains and _is_number(found) and _is_number(chains[-1][-1]):
+            sign = _sign_between(reader, chains[-1][-1], found)
+        if sign and signs[-1] in ("", sign):
+            chains[-1].append(found)
+            signs[-1] = sign
+        else:
+            chains.append([found])
+            signs.append("")
+    pairs = zip(chains, signs, strict=True)
+    reader.found = [_joined(chain, sign) for chain, sign in pairs]
+
+
+def _is_number(found: Found) -> bool:
+    readings = found.values.readings
+    return len(readings) == 1 and isinstance(readings[0], Number)
+
+
+def _sign_between(reader: Reader, first: Found, second: Found) -> str:
+    """Return what joins a number to the one before it, "" if nothing does."""
+    text = reader.folded[first.end : second.start].lower()
+    for sign, pattern in _JOINS:
+        if pattern.fullmatch(text):
+            return sign
+    # nothing is between words that were read together: four and six
+    if not text or _AND.fullmatch(text):
+        before = reader.folded[max(0, first.start - 24) : first.start].lower()
+        if _BETWEEN_BEFORE.search(before):
+            return "-"
+    return ""
+
+
+def _joined(chain: list[Found], sign: str) -> Found:
+    """Return the numbers of a chain as one value; a single one as it is."""
+    if len(chain) == 1:
+        return chain[0]
+    readings = [found.values.readings[0] for found in chain]
+    numbers = _with_one_unit([number for number in readings if isinstance(number, Number)])
+    parts: tuple[Value, ...] = ()
+    are_years = all(_YEAR_DIGITS.fullmatch(number.digits) for number in numbers)
+    # "from 5 to 10" tells of both; of "5-10" neither is the answer, unless a sentence has its years
+    if sign == "to" or are_years:
+        parts = tuple(numbers)
+    value: Number | Group = Group(sign, tuple(numbers))
+    digits = "".join(number.digits for number in numbers)
+    is_code = sign == "-" and len(numbers) > 2 and digits.isdecimal()
+    if is_code and len(digits) >= _DIGITS_OF_A_CODE:
+        value = Number(Fraction(digits), digits=digits)
+    return Found(chain[0].start, chain[-1].end, Values((value,), parts))
+
+
+def _with_one_unit(numbers: list[Number]) -> list[Number]:
+    """Return numbers with the unit that one of them has: 5-10 km, $5-10; 1939-45 is 1939-1945."""
+    unit = numbers[0].unit or numbers[-1].unit
+    numbers = [replace(number, unit=number.unit or unit) for number in numbers]
+    first, second = numbers[0], numbers[-1]
+    is_year = _YEAR_DIGITS.fullmatch(first.digits) and len(second.digits) == 2
+    if len(numbers) == 2 and is_year and second.value > first.value % 100:
+        year = first.digits[:2] + second.digits
+        numbers[1] = replace(second, value=Fraction(year), digits=year)
+    return numbers

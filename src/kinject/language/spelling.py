@@ -1,0 +1,171 @@
+"""Written answers in one spelling, and their words with the signs that tell names apart.
+
+A curly quote is a straight one, a ligature its letters; C++ is not C, AT&T not ATT, 20.5 not 205.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDE = "\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
+"""Kana, Chinese characters and Hangul: their words have no spaces between them."""
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
+    "\u0900-\u0963\u0966-\u0dff\u0e01-\u0e4e\u0e81-\u0ece\u0f71-\u0f84\u1000-\u109f\u1780-\u17d3"
+)
+"""Marks that are parts of words: vowels of Indian scripts are no letters to `re`."""
+_CHARACTER = rf"(?:(?![_{WIDE}])[\w{_MARKS}])"
+CURRENCY = "$€£¥₹₩₽"
+MINUS = rf"(?<![^\W{WIDE}]|[)\]%°])-"
+"""A hyphen that no word or number stands before."""
+
+_QUOTES = dict.fromkeys("‘’‚‛′´`ʹʼˈ", "'") | dict.fromkeys("“”„‟″«»‹›〝〞", '"')
+_HYPHENS = dict.fromkeys("‐‑‒–⁃−﹣－", "-") | dict.fromkeys("—―", "—")
+_FOLDED = str.maketrans(
+    _QUOTES | _HYPHENS | {"⁄": "/", "∕": "/", "∶": ":", "♯": "#", "♭": "b", "׳": "'"}
+)
+_LIGATURES = str.maketrans({"œ": "oe", "æ": "ae"})
+_NO_LETTERS = str.maketrans(dict.fromkeys("™®©℠", ""))
+_FRACTION_SIGN = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞↉])")
+_POWER = re.compile("(?<=\\d)(?=[⁰¹²³⁴-⁹])")
+_DEGREE = re.compile(r"[º˚](?=\s?[CF]\b)")
+_SPACED_MINUS = re.compile(r"(?<!\w)(?<!\w\s)−\s+(?=\d)")
+_DASH_BETWEEN_NUMBERS = re.compile(r"(?<=\d)—(?=\d)")
+_MARKUP = re.compile(r"\*\*|__|`")
+
+
+def fold(text: str) -> str:
+    """Return `text` in one spelling, its case kept: Unicode's NFKC (Annex 15), straight quotes,
+    one hyphen, ASCII digits, nothing invisible, no marks of bold text or code."""
+    if not text.isascii():
+        text = _fold_unicode(text)
+    return _MARKUP.sub("", text)
+
+
+def _fold_unicode(text: str) -> str:
+    # NFKC would make 11/2 of 1½ and 102 of 10²
+    text = _FRACTION_SIGN.sub(" ", text)
+    text = _POWER.sub("^", text)
+    text = _DEGREE.sub("°", text)
+    text = _SPACED_MINUS.sub("-", text)
+    # NFKC makes a space and an accent of ´
+    text = text.translate(_FOLDED).translate(_NO_LETTERS)
+    text = unicodedata.normalize("NFKC", text).translate(_FOLDED)
+    text = _DASH_BETWEEN_NUMBERS.sub("-", text)
+    return "".join(map(_fold_character, text))
+
+
+def _fold_character(character: str) -> str:
+    if character.isascii():
+        return character
+    category = unicodedata.category(character)
+    if category == "Cf":
+        return ""
+    if category == "Nd":
+        return str(unicodedata.decimal(character))
+    return character
+
+
+def case_fold(text: str) -> str:
+    """Return `text` without case: STRASSE is Straße."""
+    return unicodedata.normalize("NFC", text.casefold()).translate(_LIGATURES)
+
+
+_SEPARATOR = r"(?:\+{1,2}|['./&@_#^·-]|(?<=\d)[,:](?=\d))"
+_TOKEN = re.compile(
+    rf"(?P<wide>[{WIDE}])"
+    r"|(?P<and>(?<!\S)&(?!\S))"
+    rf"|(?P<sign>{MINUS}(?=[{CURRENCY}]?[.,]?\d))?"
+    rf"(?P<front>(?<!\w)[A-Za-z]{{0,2}}[{CURRENCY}](?=\d)|(?<![\w.])\.(?=\w)|(?<!\S),(?=\d))?"
+    rf"(?P<core>{_CHARACTER}+(?:{_SEPARATOR}{_CHARACTER}+)*)"
+    r"(?P<end>\+{1,2}(?!\w)|#(?!\w)|%|[-*](?![\w*-]))?"
+)
+_DELETED = re.compile(r"(?<!\d)['./@_·-]|['./@_·-](?!\d)")
+"""Signs in a word that its spelling may lack, AC/DC and ACDC; between digits they are kept."""
+_HYPHEN = re.compile(r"(?<!\d)[-/]|[-/](?!\d)|&")
+ARTICLES = frozenset(("a", "an", "the"))
+_GRADE = 2
+"""Letters of a name that a minus sign may end: A-, AB-."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word, or a number in digits, as it is compared.
+
+    `is_glued`: a hyphen joins it to the word before. `is_acronym`: several capitals, no small
+    letter.
+    """
+
+    key: str
+    is_glued: bool = False
+    is_acronym: bool = False
+
+    @property
+    def is_article(self) -> bool:
+        """Whether it is an English article."""
+        return self.key in ARTICLES
+
+
+def words_in(folded: str, *, apart: bool) -> list[Word]:
+    """Return the words of a text that `fold` returned, each letter of Chinese, Japanese and Korean
+    as one.
+
+    Jean-Luc is jeanluc, or two words if those joined by a hyphen are to be `apart`.
+    """
+    words: list[Word] = []
+    for match in _TOKEN.finditer(folded):
+        if match["wide"]:
+            words.append(Word(match["wide"]))
+        elif match["and"]:
+            words.append(Word("and"))
+        else:
+            words += _spelled(match, apart)
+    return words
+
+
+def _spelled(match: re.Match[str], apart: bool) -> list[Word]:
+    front = (match["sign"] or "") + case_fold(match["front"] or "")
+    core, end = match["core"], _end_of(match)
+    is_acronym = core.isupper() and sum(map(str.isalpha, core)) > 1
+    if not apart or not _HYPHEN.search(core):
+        return [Word(front + _DELETED.sub("", case_fold(core)) + end, is_acronym=is_acronym)]
+    parts = [part for part in re.split(rf"({_HYPHEN.pattern})", core) if part and part not in "-/"]
+    keys = [_DELETED.sub("", case_fold(part)) for part in parts]
+    keys[0] = front + keys[0]
+    keys[-1] += end
+    return [
+        Word({"&": "and"}.get(key, key), is_glued=index > 0, is_acronym=is_acronym)
+        for index, key in enumerate(keys)
+    ]
+
+
+def _end_of(match: re.Match[str]) -> str:
+    """Return the signs behind a word that are a part of it: C++, C#, A-, A*, 5%."""
+    core, end = match["core"], match["end"] or ""
+    is_digit = core[-1].isdigit()
+    if end == "%" and not is_digit:
+        return ""
+    if end == "-" and (len(core) > _GRADE or not core.isalpha()):
+        return ""
+    is_name = len(core) == 1 and core.isalpha()
+    before = match.string[match.start() - 1 : match.start()]
+    # *a* is a word in italics
+    if end == "*" and (not is_name or before == "*"):
+        return ""
+    return end
+
+
+def same_words(wanted: Sequence[Word], words: Sequence[Word]) -> bool:
+    """Return whether both texts have the same words, but for articles before other words."""
+    return _without_articles(wanted) == _without_articles(words)
+
+
+def _without_articles(words: Sequence[Word]) -> list[str]:
+    # the A of "vitamin A" is no article, nor are those of a name that has nothing else
+    if all(word.is_article for word in words):
+        return [word.key for word in words]
+    keys = [word.key for word in words[:-1] if not word.is_article]
+    return [*keys, *(word.key for word in words[-1:])]
