@@ -147,6 +147,16 @@ def test_a_program_for_another_environment_compiles_and_is_started(name: str) ->
 
 
 @pytest.mark.soak
+def test_choices_of_a_few_questions(tmp_path: Path) -> None:
+    for level in ("words", "reworded", "inferred", "combined"):
+        lines = (ROOT / "eval" / "company" / f"{level}.jsonl").read_text("utf-8").splitlines()
+        (tmp_path / f"{level}.jsonl").write_text("\n".join(lines[:24]) + "\n", "utf-8")
+    _run_apart("company/choices.py", tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "words.jsonl").read_text("utf-8").splitlines()]
+    assert all(row["choices"][row["answer"]] == row["answers"][0] for row in rows)
+
+
+@pytest.mark.soak
 def test_requests() -> None:  # it waits for its own children
     printed = _run_apart("augment/requests.py", "plain", "--passages", "2")
     assert re.search(r"request phase [\d.]+ x; got 20 of 20, sent 20, exit 0", printed)
