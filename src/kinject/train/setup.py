@@ -23,6 +23,7 @@ from kinject.process import (
 )
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
+from kinject.recipe.library_fields import starts_in_the_base
 from kinject.train.callbacks import (
     EarlyStopping,
     Histograms,
@@ -45,6 +46,7 @@ from kinject.train.data import (
     open_corpora,
     tokenize_and_pack,
 )
+from kinject.train.decomposed import initial_state
 from kinject.train.guards import Guard, check_start
 from kinject.train.load import (
     begin_cartridge,
@@ -331,6 +333,8 @@ def _assemble(
         )
     if config.mixed_precision == "fp16" and recipe.model.quantization != "none":
         widen_adapter(trainer.model)
+    if starts_in_the_base(recipe.adapter):
+        trainer.initial_adapter = initial_state(trainer.model)
     return trainer
 
 
