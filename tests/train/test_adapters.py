@@ -11,15 +11,18 @@ from typing import Any, get_args, get_type_hints
 import pytest
 import torch
 import trl.trainer.sft_trainer
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
+from kinject.cli import main
 from kinject.corpus.tokenize import begins_with_bos
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe
-from kinject.recipe.library_fields import INITS_REFUSED
+from kinject.recipe.library_fields import INITS_REFUSED, adapter_types
 from kinject.train import train
+from kinject.train.config import adapter_config
 from kinject.train.merge import merge_adapter
 
 MakeRecipe = Callable[..., Recipe]
@@ -186,3 +189,147 @@ def test_what_reads_the_base_beside_such_an_adapter_is_refused(
         sections["corpus"] = {"path": str(corpus), "replay": replay}
     with pytest.raises(RecipeError, match=f"{key}: .*(part|decomposes)"):
         train(make_recipe(**sections))
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "c3a": {"block_size": 4},
+    "fourierft": {"n_frequency": 16},
+    "ia3": {"target_modules": ["k_proj", "v_proj", "down_proj"]},
+    "ln_tuning": {"target_modules": None},
+    "miss": {"r": 8},
+    "psoft": {"r": 4},
+    "road": {"group_size": 4},
+    "shira": {"r": 4},
+    "trainable_tokens": {"target_modules": None, "token_indices": [6, 8]},
+    "vblora": {"vector_length": 4},
+    "waveft": {"n_frequency": 16},
+}
+TYPES = sorted(adapter_types().keys() - {"cartridge", "frod"})  # frod takes seconds to begin
+
+
+@pytest.fixture
+def biased_model(tiny_model: Path) -> Path:
+    """The tiny model with biases in its attention."""
+    loaded = load_model(str(tiny_model))
+    loaded.model.config.attention_bias = True
+    torch.manual_seed(5)
+    made = AutoModelForCausalLM.from_config(loaded.model.config)
+    for name, parameter in made.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter.data, std=0.1)
+    made.save_pretrained(tiny_model)
+    return tiny_model
+
+
+def _trained_by_chance(base: Path, adapter: dict[str, Any], folder: Path, tokenizer: Any) -> Any:
+    """Return a model whose adapter has other weights than at its start, saved in `folder`."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    tuned = get_peft_model(model, adapter_config(adapter)).eval()
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for value in tuned.parameters():
+            if value.requires_grad:
+                value += 0.05 * torch.randn_like(value)
+    tuned.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return tuned
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_type_is_loaded_and_folded_as_it_was(
+    biased_model: Path, tiny_tokenizer: Any, tmp_path: Path, kind: str
+) -> None:
+    targets = ["q_proj", "v_proj"] if kind == "beft" else "all-linear"
+    fields = {"target_modules": targets, **SIZES.get(kind, {})}
+    adapter = {"type": kind, **{key: value for key, value in fields.items() if value}}
+    tuned = _trained_by_chance(biased_model, adapter, tmp_path / "adapter", tiny_tokenizer)
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    torch.manual_seed(8)
+    loaded = load_model(str(tmp_path / "adapter"), dtype="float32").model
+    (tmp_path / "folded").mkdir()
+    merge_adapter(tmp_path / "adapter", tmp_path / "folded", "float32")
+    folded = load_model(str(tmp_path / "folded"), dtype="float32").model
+    with torch.no_grad():
+        wanted = tuned(ids).logits
+        assert torch.allclose(loaded(ids).logits, wanted, atol=1e-5)
+        assert torch.allclose(folded(ids).logits, wanted, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+def test_replicated_layers_have_weights_of_their_own_once_folded(
+    biased_model: Path, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    adapter = {**LORA, "layer_replication": [[0, 2], [1, 2], [0, 1]]}
+    tuned = _trained_by_chance(biased_model, adapter, tmp_path / "adapter", tiny_tokenizer)
+    (tmp_path / "folded").mkdir()
+    merge_adapter(tmp_path / "adapter", tmp_path / "folded", "float32")
+    folded = load_model(str(tmp_path / "folded"), dtype="float32").model
+    assert folded.config.num_hidden_layers == 4
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        assert torch.allclose(folded(ids).logits, tuned(ids).logits, atol=1e-4)
+
+
+def test_layers_of_several_kinds_are_not_replicated(make_recipe: MakeRecipe) -> None:
+    new = {
+        "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    }  # fmt: skip
+    adapter = {**LORA, "layer_replication": [[0, 2], [1, 2]]}
+    model = {"new": new, "tokenizer": {"vocab_size": 300}}
+    with pytest.raises(RecipeError, match=r"layer_replication: .* layers of qwen3 have kinds"):
+        train(make_recipe(model=model, adapter=adapter))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "message"),
+    [
+        ({**LORA, "lora_bias": True}, r"adapter\.lora_bias: .* has no bias that could train"),
+        ({"type": "beft", "target_modules": "all-linear"}, "has no bias that could train"),
+        ({"type": "ia3", "target_modules": ["q_proj"]}, "should be a subset of `target_modules`"),
+        ({"type": "trainable_tokens"}, r"adapter\.token_indices: missing"),
+        ({"type": "lily", "target_modules": ["q_proj"]}, "a token would read later ones"),
+    ],
+)
+def test_what_could_not_be_loaded_or_folded_is_refused_before_training(
+    make_recipe: MakeRecipe, adapter: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message) as refused:
+        train(make_recipe(adapter=adapter))
+    assert "Traceback" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+def test_biases_train_where_the_base_has_some(
+    make_recipe: MakeRecipe, biased_model: Path, corpus: Path, tmp_path: Path
+) -> None:
+    recipe = _train(
+        make_recipe, corpus, {"lora_bias": True, "target_modules": ["q_proj", "v_proj"]}
+    )
+    _assert_is_what_was_trained(recipe, corpus, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+def test_an_adapter_of_elsewhere_that_cannot_be_folded_is_told_in_a_line(
+    tiny_model: Path, tiny_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = {**LORA, "lora_bias": True}
+    _trained_by_chance(tiny_model, adapter, tmp_path / "adapter", tiny_tokenizer)
+    assert main(["export", str(tmp_path / "adapter")]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "cannot be folded" in line]
+    assert "base layer has no bias" in line
+    assert "Serve it with peft." in line
+
+
+def test_an_adapter_that_does_not_run_on_quantized_weights_is_refused_before_training(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    model = {"path": str(tiny_model), "quantization": "4bit"}
+    for adapter in (
+        {**LORA, "init_lora_weights": "orthogonal"},  # fails when it is made
+        {"type": "loha", "target_modules": "all-linear"},  # and when it reads
+    ):
+        with pytest.raises(RecipeError, match=r"adapter: it does not run on model\.quantization"):
+            train(make_recipe(model=model, adapter=adapter))

@@ -532,6 +532,8 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
             )
         checker.report(("adapter", "type"), message)
         return
+    if name == "trainable_tokens" and "token_indices" not in adapter:
+        checker.report(("adapter", "token_indices"), "missing. Name the tokens: [5, 6].")
     known = {field.name: field for field in dataclasses.fields(types[name]) if field.init}
     hints = typing.get_type_hints(types[name])
     for key, value in adapter.items():
