@@ -244,6 +244,11 @@ class ArmResult(_AskedArm):
     `eval.control` is off."""
 
     @property
+    def n_scored(self) -> int:
+        """The questions with a score, of which `accuracy` and every other number is."""
+        return self.n - self.n_unscored
+
+    @property
     def gain(self) -> Contrast | None:
         """The comparison with the base that tells what was learned: beyond the control's, where
         there is one."""
@@ -294,9 +299,9 @@ class UnscoredResult(_AskedArm):
     """An arm of which no question of a set has a score, so that it has no numbers: `accuracy` is
     always None.
 
-    A question has no score if a log-prob is not finite (the model diverged or overflows), or if all
-    are equal (it prefers no choice). `n` counts the questions; `seed` is a study's, None in an
-    evaluation.
+    A question has no score if a log-prob is not finite (the model diverged or overflows), if all
+    are equal (it prefers no choice), or if its choices exceed the model's window. `n` counts the
+    questions; `seed` is a study's, None in an evaluation.
     """
 
     score: str = "sum"
@@ -553,7 +558,8 @@ class Report(Tabular):
     judge: JudgeResult | None = None
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
     ROWS: ClassVar = (
-        "results: model arm question_set subject role format shots k n accuracy low high to_base.delta to_base.deciding_p "
+        "results: model arm question_set subject role format shots k n n_unscored accuracy low "
+        "high to_base.delta to_base.deciding_p "
         "control.accuracy control.net.delta control.net.low control.net.high control.net.deciding_p "
         "wrong.rate wrong.to_base.delta wrong.to_base.deciding_p abstained.rate abstained.to_base.delta "
         "abstained.to_base.deciding_p answered.rate answered.to_base.delta answered.to_base.deciding_p"

@@ -21,7 +21,7 @@ from kinject.eval.results import correct_families, summarize_arm
 from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
-from kinject.report.files import render_summary, write_report
+from kinject.report.files import render_card_tables, render_summary, write_report
 from kinject.results import Report
 from small import naive_log_prob
 
@@ -321,6 +321,28 @@ def diverge(monkeypatch):
     return break_models
 
 
+def test_questions_beyond_the_window_are_in_no_percentage_and_counted_beside_it(
+    run, tmp_path, write_rows
+):
+    long = {**ROWS[0], "id": "long", "choices": ["Kelm", "Farrow", "the mill of Kelm " * 200]}
+    questions = write_rows("questions.jsonl", [*ROWS, long])
+    report = run(questions={"new": str(questions)}, control=True)
+    (result,) = (result for result in report.results if result.role == "learning")
+    assert (result.n, result.n_unscored, result.n_scored) == (5, 1, 4)
+    assert result.accuracy == result.n_correct / 4
+    assert result.n_documents == 4
+    (stored,) = json.loads((tmp_path / "run" / "report.json").read_text())["results"][:1]
+    assert (stored["n"], stored["n_unscored"]) == (5, 1)
+    assert report.to_frame()["n_unscored"][0] == 1
+    text = render_summary(tmp_path / "run", report)
+    card = render_card_tables(tmp_path / "run", report)
+    for said in (text, card):
+        assert f"{100 * result.accuracy:.1f}% of 4 questions" in said
+        assert "of 5 questions “new”" not in said
+        assert "1 more has no score" in said
+        assert "1 unscored" in said
+
+
 @pytest.mark.parametrize("weight", [float("nan"), 0.0])
 def test_a_model_that_scores_nothing_has_no_number_anywhere(
     run, diverge, tmp_path, weight, write_rows
@@ -337,7 +359,7 @@ def test_a_model_that_scores_nothing_has_no_number_anywhere(
     write_report(tmp_path / "run", report)
     page = (tmp_path / "run" / "report.html").read_text()
     for text in (render_summary(tmp_path / "run", report), page):
-        assert "base on new (letters, 0 shots): diverged. None of 4 questions has a score" in text
+        assert "base on new (letters, 0 shots): none of 4 questions has a score" in text
         assert "0.000" not in text.split("perplexity")[0]
         assert "0.0%" not in text
     if weight != 0.0:

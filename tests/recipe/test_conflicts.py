@@ -50,6 +50,7 @@ BASES: dict[str, dict[str, Any]] = {
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(SFTConfig)}
 HARD = {"hard_example_mining": {"fraction": 0.5}}
 WEIGHTS = {"row_weights": {"column": "w"}}
+PISSA = {"r": 2, "init_lora_weights": "pissa"}
 CARTRIDGE = {"type": "cartridge", "num_virtual_tokens": 4}
 KEPT = {"projection": {"path": "kept.jsonl"}}
 NEW = {"new": {"model_type": "llama"}, "tokenizer": {"vocab_size": 300}}
@@ -107,6 +108,11 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"trainer": {"loss_type": "dft", "label_smoothing_factor": 0.1}}, {}, "trainer.label_smoothing_factor", "the loss nll"),
     ({"method": "distill", "trainer": {"loss_type": "dft"}}, {}, "method", "the loss nll"),
     ({"techniques": {**HARD, **WEIGHTS}}, {}, "techniques.hard_example_mining", "it is undefined which loss"),
+    ({"adapter": PISSA, "method": "distill"}, {}, "method", "Set it to true"),
+    ({"adapter": PISSA, "regularization": {"kl": 1.0}}, {}, "regularization.kl", "takes a part"),
+    ({"adapter": PISSA, "model": {"path": "m", "quantization": "4bit"}}, {}, "adapter.init_lora_weights", "not quantized"),
+    ({"adapter": {**PISSA, "init_lora_weights": "mica"}}, {"in_parts": True}, "adapter.init_lora_weights", "decomposes weights"),
+    ({"adapter": {**PISSA, "layer_replication": [[0, 2], [1, 2]]}}, {}, "adapter.layer_replication", "copies share weights"),
     ({"techniques": WEIGHTS, "regularization": {"kl": 1.0}}, {}, "techniques.row_weights", "regularization.kl is in units"),
     ({"regularization": {"kl": 1.0}}, {}, "regularization.kl", "Set corpus.replay."),
     ({"regularization": {"kl": 1.0}, "trainer": {"packing": True, "packing_strategy": "wrapped"}}, {}, "regularization.kl",

@@ -72,7 +72,7 @@ READ_BY = {
 """Module -> the fields of SFTConfig that it reads in a training of ours."""
 ADAPTER_READ = """
     task_type peft_type r target_modules exclude_modules lora_alpha lora_dropout fan_in_fan_out bias use_rslora modules_to_save
-    init_lora_weights layers_to_transform layers_pattern rank_pattern alpha_pattern trainable_token_indices loftq_config use_dora
+    init_lora_weights layers_to_transform layers_pattern rank_pattern alpha_pattern trainable_token_indices use_dora
     layer_replication lora_bias target_parameters use_bdlora ensure_weight_tying"""
 """The fields of LoraConfig that peft reads when it adds an adapter to a model that trains."""
 

@@ -19,7 +19,7 @@ from kinject.report.formatting import (
     format_points,
     join_words,
 )
-from kinject.report.tables import claims_table
+from kinject.report.tables import claims_table, names_table, results_table
 from kinject.report.words import _TONES, _WORDS, write_opening
 from kinject.results import Choice, Recall, Report
 from kinject.stats.comparisons import About, Tag
@@ -220,6 +220,26 @@ def test_what_went_wrong_is_never_passed_over() -> None:
     missed = replace(make_report(), recalls=(Recall("new", 3, 50, 100),))
     assert "contexts missed their document (retrieval)" in doubts(View(missed)).lead
     assert "arms failed (ft-syn)" in doubts(View(make_study(n_seeds=1))).lead
+
+
+def test_questions_without_a_score_are_in_no_percentage_and_stand_beside_it() -> None:
+    base = make_result("base", BASE, None, n=203, n_unscored=3, n_documents=200)
+    alone = make_evaluation((base,))
+    opening = write_opening(View(alone)).effect
+    assert "25.0% of 200 questions “new”" in opening
+    assert "3 more have no score" in opening
+    tuned = make_result("cpt", TUNED, BASE, n=203, n_unscored=3, n_documents=200)
+    both = View(make_evaluation((base, tuned)))
+    opening = write_opening(both).effect
+    assert "50 of 200 questions “new” before and 90 after training" in opening
+    assert "; 3 more have no score)" in opening
+    (row,) = (row for row in names_table(both).lines if row[0].text == "“new”")
+    assert row[1].text.startswith("203 questions, up to 3 of the questions without a score: ")
+    for row in results_table(both).lines:
+        assert row[results_table(both).columns.index("n")].text == "200 of 203"
+    assert "documents" not in results_table(both).columns  # each question is its own
+    several = View(make_evaluation((base, tuned, replace(tuned, arm="ft"))))
+    assert "200 questions, 3 more have no score" in write_opening(several).effect
 
 
 def test_limits_tell_of_choices_and_seeds() -> None:

@@ -225,6 +225,58 @@ def _assert_sharded_as_ddp(folder: Path, kind: str) -> None:
     assert len(parts) == 2, kind  # each process has its part of the optimizer
 
 
+@pytest.mark.usefixtures("forked")
+def test_two_processes_validate_the_mean_over_tokens_that_one_does(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Eleven rows of odd lengths: their last batches are not full, and no row may count twice.
+
+    By DDP, by FSDP2 and by tensor parallelism, whose processes read the same rows.
+    """
+    rows = [
+        {"text": " ".join(f"Kelm sold {n + 7 * i}." for n in range(1 + i % 4))} for i in range(11)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    corpus = {"path": str(tmp_path / "rows.jsonl"), "cache_dir": str(tmp_path / "tokens")}
+    corpus["validation_corpus"] = corpus["path"]
+    sizes = {"max_steps": 1, "eval_strategy": "epoch", "eval_on_start": True}
+    environments = {"ddp": _environment("ddp"), "fsdp2": _environment("fsdp2")}
+    split = {**_environment("fsdp2-split"), "PARALLELISM_CONFIG_CP_SIZE": "1"}
+    split["PARALLELISM_CONFIG_TP_SIZE"] = "2"
+    del split["ACCELERATE_USE_FSDP"]
+    environments["TP"] = split
+    runs, names = [], []
+    for kind, batch, packing in (
+        ("one", 11, False), ("ddp", 1, False), ("ddp", 4, False), ("ddp", 11, True), ("fsdp2", 4, False), ("TP", 4, False),
+    ):  # fmt: skip
+        names.append(f"{kind}-{batch}")
+        trainer = {**sizes, "per_device_eval_batch_size": batch, "packing": packing}
+        recipe = make_recipe(
+            run_dir=str(tmp_path / names[-1]),
+            trainer=trainer,
+            corpus=corpus,
+            model={"path": str(tiny_model), "device": "cpu"},
+        )
+        if kind == "one":
+            train(recipe)
+            continue
+        path = recipe.path.rename(tmp_path / f"{names[-1]}.yaml")
+        runs.append(
+            {
+                "recipe": str(path),
+                "overrides": [],
+                "environment": environments[kind],
+                "interrupted": False,
+            }
+        )
+    _run_in_two(runs, tmp_path)
+    losses = []
+    for name in names:
+        log = [row for _, row in read_jsonl(tmp_path / name / "log.jsonl")]
+        losses.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
+    assert losses[1:] == pytest.approx(losses[:1] * 5, rel=1e-6)
+
+
 @NEEDS_DEEPSPEED
 def test_zero_learns_saves_resumes_and_exports_as_ddp(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path

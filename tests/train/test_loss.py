@@ -90,6 +90,24 @@ def weighted_corpus(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def uneven(tmp_path: Path) -> Path:
+    """Eleven texts with a weight each, some of a few words and some of many."""
+    path = tmp_path / "uneven.jsonl"
+    rows = [
+        {
+            "text": " ".join(
+                f"The mill of Kelm sold {7 * i + n} sacks." for n in range(1, 4, i + 1)
+            ),
+            "document_id": f"d{i}",
+            "weight": (i % 5) / 2,
+        }
+        for i in range(11)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smoothed": ({}, {"label_smoothing_factor": 0.2}),
     "tokens": ({"techniques": {"hard_example_mining": {"fraction": 0.3}}}, {}),
@@ -179,6 +197,86 @@ def test_the_held_out_loss_stays_the_plain_one(
         log = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl")]
         losses.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
     assert losses[0] == losses[1]
+
+
+def _held_out_by_hand(hand: Any) -> float:
+    """The mean of the losses of all tokens, each text alone, in float64."""
+    with torch.no_grad():
+        texts = [losses for row in hand.rows for _, losses in hand.losses(row, _nll)]
+    return float(torch.cat(texts).mean())
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("computes_loss", [True, False])
+def test_the_held_out_loss_is_the_mean_over_tokens_whatever_the_batch(
+    make_recipe: MakeRecipe,
+    uneven: Path,
+    by_hand: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    packing: bool,
+    computes_loss: bool,
+) -> None:
+    """Of rows of odd lengths, here or by TRL as on a GPU, and for updates of one size alone."""
+    if not computes_loss:
+        monkeypatch.setattr(KnowledgeTrainer, "_computes_loss", lambda self: False)
+    corpus = {"path": str(uneven), "validation_corpus": str(uneven)}
+    trainer = {"eval_strategy": "epoch", "eval_on_start": True, "max_steps": 1, "packing": packing}
+    right = None
+    for batch, drop_last in ((1, False), (4, False), (11, False), (4, True)):
+        recipe = make_recipe(
+            run_dir=str(tmp_path / f"run-{batch}-{drop_last}"),
+            corpus=corpus,
+            trainer={
+                **trainer,
+                "per_device_train_batch_size": 1,
+                "per_device_eval_batch_size": batch,
+                "dataloader_drop_last": drop_last,
+            },
+        )
+        if right is None:
+            right = _held_out_by_hand(by_hand(recipe, 1))
+        train(recipe)
+        log = [row for _, row in read_jsonl(recipe.run_dir / "log.jsonl")]
+        first = next(row["eval_loss"] for row in log if "eval_loss" in row)
+        assert first == pytest.approx(right, rel=1e-6), (batch, drop_last)
+
+
+@pytest.mark.parametrize("kind", [*CASES, "distill"])
+def test_the_held_out_loss_of_every_objective_is_that_mean(
+    make_recipe: MakeRecipe,
+    uneven: Path,
+    by_hand: Any,
+    tiny_model: Path,
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    sections, options = CASES.get(kind, ({}, {}))
+    if kind == "distill":
+        loaded = load_model(str(tiny_model))
+        for parameter in loaded.model.parameters():
+            parameter.data *= 2
+        loaded.model.save_pretrained(tmp_path / "teacher")
+        loaded.tokenizer.save_pretrained(tmp_path / "teacher")
+        teacher = {"context": "none", "teacher": str(tmp_path / "teacher")}
+        sections = {"method": "distill", "distillation": teacher}
+    recipe = make_recipe(
+        corpus={"path": str(uneven), "validation_corpus": str(uneven)},
+        trainer={
+            **options,
+            "eval_strategy": "epoch",
+            "eval_on_start": True,
+            "max_steps": 1,
+            "packing": False,
+            "per_device_eval_batch_size": 4,
+        },
+        **sections,
+    )
+    right = _held_out_by_hand(by_hand(recipe, 1))
+    train(recipe)
+    log = [row for _, row in read_jsonl(recipe.run_dir / "log.jsonl")]
+    first = next(row["eval_loss"] for row in log if "eval_loss" in row)
+    assert first == pytest.approx(right, rel=1e-6)
 
 
 def test_a_cpu_logs_the_losses_and_tokens_of_trls_own_head(

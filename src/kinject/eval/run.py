@@ -495,7 +495,7 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
     least = requirement.least
     verdict: Verdict = "met" if low >= least else "not met" if high < least else "cannot be told"
     arm = ArmName.asked(result.arm, result.k)
-    return Check(requirement.text, arm, result.format, verdict, number, low, high, result.n)
+    return Check(requirement.text, arm, result.format, verdict, number, low, high, result.n_scored)
 
 
 def write_checks(checks: Sequence[Check], folder: Path) -> None:

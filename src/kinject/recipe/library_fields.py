@@ -220,7 +220,7 @@ def field_hint(field: dataclasses.Field[Any], hint: Any) -> Any:
     plain = plain_hint(hint)
     words = _WORDS.get(field.name) or tuple(field.metadata.get("choices") or ()) or None
     if field.name == "init_lora_weights":
-        return bool | Literal[(*_INITS, *(f"pissa_niter_{n}" for n in range(1, 17)))]
+        return bool | Literal[_INITS]
     if words is not None:
         others = [option for option in (get_args(plain) or (plain,)) if option in _PLAIN]
         return functools.reduce(operator.or_, others, Literal[words])
@@ -235,8 +235,23 @@ def field_hint(field: dataclasses.Field[Any], hint: Any) -> Any:
     return plain
 
 
-_INITS = ("gaussian", "olora", "pissa", "loftq", "orthogonal", "mica")
-"""Those of peft's that need no pass over data before training (eva, corda and lora_ga do)."""
+_OF_THE_BASE = ("olora", "pissa", *(f"pissa_niter_{n}" for n in range(1, 17)))
+_INITS = ("gaussian", "orthogonal", "mica", *_OF_THE_BASE)
+_NEEDS_DATA = "needs a pass over data before training. Set true, or pissa"
+INITS_REFUSED = {
+    "eva": _NEEDS_DATA,
+    "corda": _NEEDS_DATA,
+    "lora_ga": _NEEDS_DATA,
+    "loftq": "rounds the base to 4 bits at each load, by CUDA. Set true, or pissa",
+}
+"""Those of peft's init_lora_weights that are refused -> the reason."""
+
+
+def starts_in_the_base(adapter: Mapping[str, Any] | None) -> bool:
+    """Return whether an adapter begins as a part of the base, which is taken out of the weights."""
+    return adapter is not None and adapter.get("init_lora_weights") in _OF_THE_BASE
+
+
 _FILES = ("fsdp", "fsdp_config", "deepspeed", "accelerator_config")
 """Fields whose text is a file, or flags."""
 _PLAIN = (int, float, bool, types.NoneType)
@@ -456,6 +471,7 @@ def check_new_model(new: Mapping[str, Any], checker: Checker) -> None:
 
 ADAPTER_REFUSED = {
     **dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"), "needs a pass over data before training. Remove the line."),
+    "loftq_config": "rounds the base to 4 bits again at each load. Remove the line.",
     **dict.fromkeys(
         ("peft_version", "base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "runtime_config"),
         "is peft's own record of a saved adapter. Remove the line.",
@@ -480,6 +496,7 @@ _VIRTUAL_TOKENS = "adds virtual tokens, which neither packed rows nor the scorin
 ADAPTER_TYPES_REFUSED = {
     "adalora": "needs the number of steps and a call after each of them, which Trainer does not make",
     "adaption_prompt": _VIRTUAL_TOKENS,
+    "lily": "weighs its parts by all tokens of a batch, of which a token would read later ones",
     "poly": "is for several tasks, each with its number",
     "shadow": "is a model beside the model, whose output is no row of logits",
     "xlora": "mixes adapters that are trained already",
@@ -515,6 +532,8 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
             )
         checker.report(("adapter", "type"), message)
         return
+    if name == "trainable_tokens" and "token_indices" not in adapter:
+        checker.report(("adapter", "token_indices"), "missing. Name the tokens: [5, 6].")
     known = {field.name: field for field in dataclasses.fields(types[name]) if field.init}
     hints = typing.get_type_hints(types[name])
     for key, value in adapter.items():
@@ -523,10 +542,8 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
             checker.report(path, ADAPTER_REFUSED[key])
         elif value == [] or (isinstance(value, Mapping) and [] in value.values()):
             checker.report(path, "found an empty list. Name at least one, or remove the line.")
-        elif key == "loftq_config" and value and adapter.get("init_lora_weights") != "loftq":
-            checker.report(
-                path, "is read with init_lora_weights: loftq only. Set that, or remove the line."
-            )
+        elif key == "init_lora_weights" and isinstance(value, str) and value in INITS_REFUSED:
+            checker.report(path, f"{value} {INITS_REFUSED[value]}.")
         elif key == "merge":
             checker.value(bool, value, path)
         elif key in known:

@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinject.recipe.check import Conflict, suggestion
-from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, RECALL_FIELDS
+from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, RECALL_FIELDS, starts_in_the_base
+
+if TYPE_CHECKING:
+    from kinject.recipe.read import TrainRecipe
 
 _SFT_ONLY = (
     "packing", "assistant_only_loss", "completion_only_loss", "activation_offloading", "use_liger_kernel",
@@ -192,6 +195,31 @@ def _not_recalled(r: Any, f: Launch) -> list[str]:
     ]
 
 
+def _compares_with_base(r: TrainRecipe, f: Launch) -> list[str]:
+    """Return the keys of what reads the base with the adapter switched off, where that is no longer
+    the base."""
+    if not starts_in_the_base(r.adapter):
+        return []
+    own_teacher = r.distills is not None and r.distills.teacher is None
+    return _listed(
+        method=own_teacher or (r.method == "recall" and r.trainer.get("beta")),
+        regularization__kl=bool(_terms(r, "kl")),
+        regularization__projection=bool(_terms(r, "projection")),
+    )
+
+
+def _decomposes_parts(r: TrainRecipe, f: Launch) -> bool:
+    """Whether an adapter begins as a part of weights that are quantized, or in parts."""
+    if not (starts_in_the_base(r.adapter) or (r.adapter or {}).get("init_lora_weights") == "mica"):
+        return False
+    return r.model.quantization != "none" or f.in_parts or f.is_sharded or f.splits_matrices
+
+
+def _decomposes_shared(r: TrainRecipe, f: Launch) -> bool:
+    """Whether a part would be taken several times out of layers that share their weights."""
+    return starts_in_the_base(r.adapter) and bool((r.adapter or {}).get("layer_replication"))
+
+
 def _gradients(r: Any, f: Launch) -> list[str]:
     return _on(r, "sam", "freeze_base_steps", "histogram_steps")
 
@@ -210,6 +238,12 @@ TRAIN_ROWS = (
              "quantised weights do not train. Add an adapter section, or remove the line."),
     Conflict("model.freeze", lambda r, f: r.adapter is not None and r.model.freeze,
              "an adapter freezes the base by itself. Remove the line."),
+    Conflict("{0}", _compares_with_base,
+             "reads the base, of which adapter.init_lora_weights takes a part. Set it to true."),
+    Conflict("adapter.init_lora_weights", _decomposes_parts,
+             "decomposes weights, which must be whole on each process, not quantized. Set true."),
+    Conflict("adapter.layer_replication", _decomposes_shared,
+             "copies share weights, from which init_lora_weights takes a part. Set that to true."),
     Conflict("adapter.merge", lambda r, f: r.adapter and r.adapter.get("merge") and r.model.quantization != "none",
              "folding into quantised weights loses precision. Use kinject export later."),
     Conflict("model.attention", lambda r, f: [f.lacks_attention] if f.lacks_attention else [],

@@ -35,19 +35,19 @@ def _unscored(result: ArmResult) -> int:
 def _without_letter(result: ArmResult) -> int:
     if result.written is None:
         return 0
-    return round(result.written.unread * result.n)
+    return round(result.written.unread * result.n_scored)
 
 
 def _cut_thinking(result: ArmResult) -> int:
     if result.written is None:
         return 0
-    return round(result.written.thinking_cut * result.n)
+    return round(result.written.thinking_cut * result.n_scored)
 
 
 def _with_unlikely_letters(result: ArmResult) -> int:
     if result.mass is None or result.mass >= _LOW_MASS:
         return 0
-    return result.n
+    return result.n_scored
 
 
 _COUNTED: tuple[tuple[str, Callable[[ArmResult], int], str], ...] = (
@@ -141,7 +141,7 @@ def _doubts(view: View) -> Iterator[Evidence]:
     for item in view.report.unscored:
         text = f"{unscored_text(item)}."
         yield Evidence(
-            format_name(item.arm), quoted(item.question_set), "a model diverged", "bad", text
+            format_name(item.arm), quoted(item.question_set), "a model has no score", "bad", text
         )
     for recall in view.report.recalls:
         missed = recall.n - recall.n_found

@@ -286,13 +286,23 @@ class View:
                         yield model, name, form, results
 
 
+def more_unscored(n_unscored: int) -> str:
+    """Return ``; 3 more have no score``, "" where all have one."""
+    if n_unscored == 0:
+        return ""
+    return f"; {n_unscored:,} more {'has' if n_unscored == 1 else 'have'} no score"
+
+
 def unscored_text(item: UnscoredResult) -> str:
     """Return the sentence on an arm of which no question has a score."""
     arm = arm_name(item.arm, item.k)
     seed = "" if item.seed is None else f", seed {item.seed}"
     prompt = format_prompt(PromptFormat(item.format, item.shots, item.score))
     label = f"{arm}{seed} on {format_name(item.question_set)} ({prompt})"
-    return f"{label}: diverged. None of {item.n:,} questions has a score: their log-probs are not finite, or all equal"
+    return (
+        f"{label}: none of {item.n:,} questions has a score: their log-probs are not finite, or "
+        "all equal, or their choices exceed the model's window"
+    )
 
 
 def arm_label(result: ArmResult) -> str:

@@ -154,11 +154,16 @@ def _result_cells(view: View, result: ArmResult) -> tuple[str | Cell, ...]:
     base = result.to_base
     flips = ("", "") if base is None else (f"{base.wrong_to_right:,}", f"{base.right_to_wrong:,}")
     p = "" if base is None or base.deciding_p is None else bare_p(base.deciding_p)
-    documents = "" if result.n_documents in (None, result.n) else f"{result.n_documents:,}"
+    documents = ""
+    if result.n_documents not in (None, result.n_scored):
+        documents = f"{result.n_documents:,}"
+    n = f"{result.n:,}"
+    if result.n_unscored:
+        n = f"{result.n_scored:,} of {n}"
     mass = "" if result.mass is None else f"{100 * result.mass:.0f}"
     return (
         name, format_name(result.model), arm_label(result), format_prompt(result.prompt_format), _accuracy(result), seeds,
-        f"{result.n:,}", documents, f"{100 * result.chance:.1f}", _without_question(result.control),
+        n, documents, f"{100 * result.chance:.1f}", _without_question(result.control),
         _change(base), p, *_net_cells(result.control), *flips, _change(result.to_rag), _change(result.to_plain),
         *_outcome_cells(result), *_written_cells(result.written), mass,
     )  # fmt: skip
@@ -296,15 +301,22 @@ def names_table(view: View) -> TableBlock:
         )
     for name in view.sets():
         first = view.first(name)
-        documents = (
-            ""
-            if first.n_documents in (None, first.n)
-            else f" on {format_count(first.n_documents or 0, 'document')}"
-        )
         guess = f"; guessing gives {format_percent(first.chance)}" if first.chance else ""
-        lines.append(line(f"“{format_name(name)}”", f"{format_count(first.n, 'question')}{documents}: "
-                          f"{_FOR.get(first.role, first.role)}{guess}"))  # fmt: skip
+        purpose = _FOR.get(first.role, first.role)
+        lines.append(line(f"“{format_name(name)}”", f"{_size(view, name)}: {purpose}{guess}"))
     return TableBlock("", "", ("name", "what it is"), tuple(lines), wordy=True)
+
+
+def _size(view: View, name: str) -> str:
+    """Return ``600 questions on 120 documents, up to 3 of the questions without a score``."""
+    first = view.first(name)
+    size = format_count(first.n, "question")
+    if first.n_documents not in (None, first.n_scored):
+        size += f" on {format_count(first.n_documents or 0, 'document')}"
+    most_unscored = max(r.n_unscored for r in view.set_results if r.question_set == name)
+    if most_unscored:
+        size += f", up to {most_unscored:,} of the questions without a score"
+    return size
 
 
 def claims_table(claims: Sequence[Claim]) -> TableBlock:

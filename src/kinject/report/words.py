@@ -21,6 +21,7 @@ from kinject.report.formatting import (
     format_percent,
     format_points,
     join_words,
+    more_unscored,
     perplexity_change,
     quoted,
 )
@@ -243,6 +244,7 @@ def _before_and_after(finding: Finding, first: Finding) -> str:
     seeds = len(finding.result.by_seed)
     trainings = f"mean of {seeds} trainings" if seeds > 1 else ""
     details = ", ".join(filter(None, (percents, _without_question(finding), documents, trainings)))
+    details += more_unscored(finding.result.n - n)
     who, what = (
         f"{arm_name(finding.result.arm)} answers",
         f"of {n:,} questions {quoted(finding.result.question_set)}",
@@ -307,6 +309,8 @@ def _between(learned: Sequence[Finding]) -> str:
         details += _span_without_question(of_set)
         details += [] if each else [_size(best.contrast)]
         details += [f"{len(of_set)} of them"] if len(of_set) < n_arms else []
+        if unscored := more_unscored(best.result.n - best.contrast.n):
+            details.append(unscored.removeprefix("; "))
         spans.append(
             f"{span} of {'' if spans else 'the questions '}{quoted(name)} ({', '.join(details)})"
         )
@@ -348,7 +352,8 @@ def _untrained(view: View) -> str:
             )
             guess = f" (guessing gives {format_percent(base.chance)})" if base.chance else ""
             parts.append(
-                f"{format_percent(base.accuracy)} of {base.n:,} questions {quoted(name)}{beside}{guess}"
+                f"{format_percent(base.accuracy)} of {base.n_scored:,} questions {quoted(name)}{beside}{guess}"
+                f"{more_unscored(base.n_unscored)}"
             )
     if not parts:
         return "No arm has a score, so there is no result."

@@ -13,7 +13,7 @@ import logging
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -41,6 +41,7 @@ from kinject.disk import (
 from kinject.errors import DiskError, TrainingError
 from kinject.models import copy_weights
 from kinject.process import is_first_process, work_seconds
+from kinject.train.decomposed import load_from_plain, save_as_plain
 from kinject.train.guards import Guard, check_weights
 from kinject.train.loss import MeanLoss
 
@@ -169,6 +170,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
     learned_before: int
     load_weights: Callable[[str], Any]
     spent_before: tuple[float, float]
+    initial_adapter: Mapping[str, torch.Tensor] = {}
+    """What an adapter that is a part of the base began as (`kinject.train.decomposed`)."""
 
     def start_clock(self) -> None:
         """Count the seconds of training from here on."""
@@ -215,13 +218,16 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         self.guard.restore(saved["guard"])
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save tokenizer and model, a tied weight once (DeepSpeed gives two), and no pickle of the
-        arguments."""
+        """Save tokenizer and model, a tied weight once (DeepSpeed gives two), an adapter as one on
+        the whole base, and no pickle of the arguments."""
         # transformers 5.23 pickles TrainingArguments beside the model, and saves a tied weight of ZeRO-3 twice
         super()._save(
             output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict)
         )
-        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+        folder = Path(output_dir or self.args.output_dir)
+        if self.initial_adapter:
+            save_as_plain(folder, self.initial_adapter)
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save a checkpoint, mark it complete, and only then delete older ones (Trainer deletes
@@ -295,7 +301,11 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         """Load a checkpoint's weights; each process its part of a model that transformers has
         sharded."""
         # transformers 5.23 would load whole weights into a model that it has sharded itself
-        if self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
+        if self.initial_adapter:
+            self.initial_adapter = load_from_plain(
+                Path(resume_from_checkpoint), self.model, self.initial_adapter
+            )
+        elif self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
             copy_weights(self.load_weights(resume_from_checkpoint), self.model)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -303,7 +313,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint."""
         # transformers 5.23 does so here too, past _load_from_checkpoint
-        if self.is_distributed_loading_by_transformers:
+        if self.is_distributed_loading_by_transformers or self.initial_adapter:
             self._load_from_checkpoint(self.state.best_model_checkpoint)
         else:
             super()._load_best_model()

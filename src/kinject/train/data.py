@@ -464,6 +464,28 @@ class RowDataset:
         return [NO_TEACHER] * len(self.rows.source[number].input_ids)
 
 
+@dataclass(frozen=True)
+class FilledRows:
+    """The `rows` of an evaluation, and behind them fillers up to a number that `multiple` divides.
+
+    A filler is the first row with nothing to learn: it has no part in a loss.
+    """
+
+    rows: RowDataset
+    multiple: int
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.multiple) * self.multiple
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index < len(self.rows):
+            return self.rows[index]
+        filler = dict(self.rows[0])
+        filler["labels"] = [IGNORED] * len(filler["labels"])
+        filler["filler"] = True
+        return filler
+
+
 class RoundSampler:
     """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order,
     both by epoch."""
@@ -517,13 +539,7 @@ class Collator:
         """
         import torch
 
-        if not any(label != IGNORED for row in rows for label in row["labels"]):
-            from kinject.train.guards import react
-
-            react(
-                self.nothing_learned,
-                "a batch has no token to learn (all labels masked). Check the corpus rows.",
-            )
+        self._check_learned(rows)
         padding = {
             "input_ids": self.pad_token_id,
             "labels": IGNORED,
@@ -552,3 +568,15 @@ class Collator:
                 )
                 batch[key].append([*row[key], *more])
         return {key: torch.tensor(value) for key, value in batch.items()}
+
+    def _check_learned(self, rows: Sequence[dict[str, Any]]) -> None:
+        """React if no token of a batch is in the loss, unless it is made of fillers."""
+        if all(row.get("filler") for row in rows):
+            return
+        if not any(label != IGNORED for row in rows for label in row["labels"]):
+            from kinject.train.guards import react
+
+            react(
+                self.nothing_learned,
+                "a batch has no token to learn (all labels masked). Check the corpus rows.",
+            )

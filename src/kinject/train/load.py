@@ -16,16 +16,17 @@ from kinject import models
 from kinject.corpus.chat import ChatFormat, check_kwargs, conversation_texts, training_template
 from kinject.corpus.rows import CorpusRow
 from kinject.disk import path_exists, read_bytes
-from kinject.errors import InputError, KinjectError, TrainingError, fault
+from kinject.errors import InputError, KinjectError, RecipeError, TrainingError, fault
 from kinject.hub import find_source
-from kinject.process import is_fsdp_launch, is_yes, machine_memory
+from kinject.process import is_fsdp_launch, is_shortage, is_yes, machine_memory
 from kinject.recipe import CorpusSection, ModelSection, TokenizerSection, TrainRecipe
 from kinject.train.config import adapter_config, build
 from kinject.train.updates.rules import layer_number
 
 if TYPE_CHECKING:
+    from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-    from trl import SFTConfig
+    from trl import SFTConfig, SFTTrainer
 
 log = logging.getLogger(__name__)
 
@@ -275,6 +276,12 @@ def check_trainable(model: Any, frozen: Sequence[str], adapter: Mapping[str, Any
             )
     else:
         _check_adapter(trained, adapter)
+        try:
+            _check_layers(model)  # of a model on the hub, which was not seen before
+        except ValueError as error:
+            raise fault(
+                "adapter", f"{error}. Take other target_modules, or none of that."
+            ) from error
     if not trained:
         raise TrainingError("no parameter trains. Check model.freeze and the adapter section.")
 
@@ -361,7 +368,7 @@ def _shape(model_type: str, fields: Mapping[str, Any]) -> None:
 
 def _adapt(config: Any, fields: Mapping[str, Any]) -> None:
     """Adapt a model without weights. Raises what peft makes of impossible fields."""
-    from peft import get_peft_model
+    from peft import PeftConfig, get_peft_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     drawn = (
@@ -388,11 +395,59 @@ def _adapt(config: Any, fields: Mapping[str, Any]) -> None:
             [name for name, parameter in model.named_parameters() if parameter.requires_grad],
             fields,
         )
+        # loading the adapter makes its config anew, from what peft has filled in
+        saved = model.peft_config[model.active_adapter].to_dict()
+        PeftConfig.from_peft_type(**saved)
+        _check_layers(model)
         if fields.get("merge"):
             model.merge_and_unload()
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error):  # what that device cannot compute is no fault
             raise
+
+
+def _check_layers(model: PeftModel) -> None:
+    """Raise `ValueError` if an adapter of `model` trains a bias of a layer that has none, or
+    replicates layers that are of several kinds."""
+    kinds = getattr(model.config, "layer_types", None)
+    if kinds and len(kinds) != model.config.num_hidden_layers:
+        raise ValueError(
+            f"layer_replication: layers of {model.config.model_type} have kinds, which peft does "
+            "not replicate"
+        )
+    is_beft = model.peft_config[model.active_adapter].peft_type.value == "BEFT"
+    for name, layer in model.named_modules():
+        trains_bias = is_beft and hasattr(layer, "beft_bias")
+        trains_bias |= any(getattr(layer, "lora_bias", {}).values())
+        if trains_bias and layer.get_base_layer().bias is None:
+            raise ValueError(
+                f"{name.removeprefix('base_model.model.')} has no bias that could train, so that "
+                "such an adapter could not be folded into the base"
+            )
+
+
+def check_runs(trainer: SFTTrainer) -> None:
+    """Raise `RecipeError` if the adapter of a quantized model cannot read a row: peft does not
+    check which of its kinds can."""
+    ids = torch.arange(2, 10, device=trainer.model.device)[None]
+    was_training = trainer.model.training
+    try:
+        with torch.no_grad(), trainer.accelerator.autocast():
+            trainer.model.eval()(input_ids=ids, use_cache=False)
+    except (RuntimeError, TypeError) as error:
+        if is_shortage(error):
+            raise
+        raise quantized_fault(error) from error
+    trainer.model.train(was_training)
+
+
+def quantized_fault(error: Exception) -> RecipeError:
+    """Return the fault of an adapter that fails on quantized weights."""
+    reason = " ".join(str(error).split())[:200].rstrip(".")
+    message = (
+        f"it does not run on model.quantization ({reason}). Take type: lora, or plain weights."
+    )
+    return fault("adapter", message)
 
 
 def _check_adapter(trained: Sequence[str], adapter: Mapping[str, Any]) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
@@ -211,6 +211,31 @@ class TrainingLoss:
         for objective in self.objectives:
             losses = objective.by_token(losses, logits, labels, teacher)
         return losses
+
+
+@dataclass
+class TokenMean:
+    """The mean over tokens of an evaluation's losses, whatever the rows of its batches.
+
+    `losses` are the means of batches, `counts` their learned tokens; both stay on the device, where
+    reading them would wait for each batch.
+    """
+
+    losses: list[torch.Tensor] = field(default_factory=list)
+    counts: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, loss: torch.Tensor, n_learned: torch.Tensor) -> None:
+        """Add a batch."""
+        self.losses.append(loss.detach().float())
+        self.counts.append(n_learned.to(loss.device))
+
+    def over_processes(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        """Return the mean over the tokens of all processes, each of which has as many batches; NaN
+        without a token."""
+        losses = gather(torch.stack(self.losses)).cpu().double()
+        counts = gather(torch.stack(self.counts)).cpu().double()
+        read = counts > 0
+        return float((losses[read] * counts[read]).sum() / counts.sum())
 
 
 @dataclass

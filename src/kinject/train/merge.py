@@ -39,6 +39,7 @@ from kinject.models import (
     read_object,
     weight_files,
 )
+from kinject.process import is_shortage
 
 if TYPE_CHECKING:
     import torch
@@ -389,6 +390,9 @@ def fold(tuned: Any) -> Any:
     is_tied = head is not None and head.weight is embedding.weight
     if is_tied:  # peft would change both, but the adapter of an embedding has no effect on the head
         head.weight = torch.nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)
+    settings = tuned.peft_config[tuned.active_adapter]
+    if getattr(settings, "layer_replication", None):
+        _copy_shared_weights(model)
     for layer in tuned.modules():
         if isinstance(layer, BaseTunerLayer):
             layer.merge = functools.partial(_merge_in_float32, layer, layer.merge, dtype)
@@ -396,16 +400,35 @@ def fold(tuned: Any) -> Any:
         warnings.simplefilter("ignore", UserWarning)  # of embeddings that are no longer the head
         try:
             merged = tuned.merge_and_unload().to(dtype)
-        except (AttributeError, NotImplementedError, ValueError) as error:
-            kind = str(tuned.peft_config[tuned.active_adapter].peft_type.value).lower()
+        except Exception as error:
+            if is_shortage(error):
+                raise
+            kind = str(settings.peft_type.value).lower()
+            reason = " ".join(str(error).split()).rstrip(".")
             raise InputError(
-                f"an adapter of type {kind} cannot be folded into its base ({error}). Serve it with peft."
+                f"an adapter of type {kind} cannot be folded into its base ({reason}). "
+                "Serve it with peft."
             ) from error
     if is_tied:
         head, embedding = merged.get_output_embeddings(), merged.get_input_embeddings()
         merged.config.tie_word_embeddings = torch.equal(head.weight, embedding.weight)
         merged.tie_weights()
     return merged
+
+
+def _copy_shared_weights(model: torch.nn.Module) -> None:
+    """Give each layer weights of its own.
+
+    Layers that an adapter replicates share those of one layer, which would get the changes of all.
+    """
+    import torch
+
+    seen = set[int]()
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            if weight.data_ptr() in seen:
+                setattr(module, name, torch.nn.Parameter(weight.detach().clone(), False))
+            seen.add(weight.data_ptr())
 
 
 def _merge_in_float32(

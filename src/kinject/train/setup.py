@@ -18,11 +18,14 @@ from kinject.errors import Problem, RecipeError, fault
 from kinject.process import (
     context_parallel_size,
     first_process_first,
+    is_fsdp_launch,
+    is_shortage,
     made_by_first_process,
     processes_per_row,
 )
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
+from kinject.recipe.library_fields import starts_in_the_base
 from kinject.train.callbacks import (
     EarlyStopping,
     Histograms,
@@ -45,15 +48,18 @@ from kinject.train.data import (
     open_corpora,
     tokenize_and_pack,
 )
+from kinject.train.decomposed import initial_state
 from kinject.train.guards import Guard, check_start
 from kinject.train.load import (
     begin_cartridge,
     check_model,
+    check_runs,
     check_trainable,
     freeze,
     load_training_model,
     load_training_tokenizer,
     precision_warnings,
+    quantized_fault,
     reinitialize_last_layers,
     take_over_sharding,
     widen_adapter,
@@ -293,7 +299,7 @@ def _assemble(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    techniques, guard = recipe.techniques, parts.guard
+    techniques = recipe.techniques
     pad = (
         tokenizer.pad_token_id
         if tokenizer.pad_token_id is not None
@@ -303,11 +309,7 @@ def _assemble(
     flatten = "flash" in str(model.config._attn_implementation) and packs
     if packs and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
         _check_packing(model, parts.train)
-    callbacks: list[Any] = [Screen(effective_batch(config, parts.data)["tokens"])]
-    if recipe.probes is not None:
-        callbacks.append(EarlyStopping(forgetting(recipe.probes), guard.warnings))
-    if techniques.patience is not None:
-        callbacks.append(EarlyStopping(patience(techniques.patience), guard.warnings))
+    callbacks = _callbacks(recipe, config, parts)
     given: dict[str, Any] = {
         "model": model, "args": config, "processing_class": tokenizer, "peft_config": adapter, "run_dir": recipe.run_dir,
         "callbacks": callbacks,
@@ -324,14 +326,42 @@ def _assemble(
         ImportError,
     ) as error:  # of fields that only a whole trainer checks together
         raise fault("trainer", f"TRL refuses it: {' '.join(str(error).split())[:300]}") from error
+    except (RuntimeError, TypeError) as error:
+        if recipe.model.quantization == "none" or is_shortage(error):
+            raise
+        raise quantized_fault(error) from error
     guard_trackers(trainer.callback_handler.callbacks)
     if techniques.histogram_steps is not None:
         trainer.add_callback(
             Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks)
         )
-    if config.mixed_precision == "fp16" and recipe.model.quantization != "none":
-        widen_adapter(trainer.model)
+    if recipe.adapter is not None:
+        _prepare_adapter(trainer, recipe, config)
     return trainer
+
+
+def _callbacks(recipe: TrainRecipe, config: SFTConfig, parts: TrainingParts) -> list[Any]:
+    """Return the callbacks that the recipe asks for, and the screen."""
+    guard, techniques = parts.guard, recipe.techniques
+    callbacks: list[Any] = [Screen(effective_batch(config, parts.data)["tokens"])]
+    if recipe.probes is not None:
+        callbacks.append(EarlyStopping(forgetting(recipe.probes), guard.warnings))
+    if techniques.patience is not None:
+        callbacks.append(EarlyStopping(patience(techniques.patience), guard.warnings))
+    return callbacks
+
+
+def _prepare_adapter(
+    trainer: KnowledgeTrainer | RecallTrainer, recipe: TrainRecipe, config: SFTConfig
+) -> None:
+    """Make the adapter of a new trainer ready. Raises `RecipeError` if it does not run."""
+    if recipe.model.quantization != "none":
+        if config.mixed_precision == "fp16":
+            widen_adapter(trainer.model)
+        if not is_fsdp_launch() and models.is_runnable(trainer.model):
+            check_runs(trainer)
+    if starts_in_the_base(recipe.adapter):
+        trainer.initial_adapter = initial_state(trainer.model)
 
 
 def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:

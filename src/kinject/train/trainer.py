@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -27,9 +28,9 @@ from kinject.errors import TrainingError
 from kinject.process import processes_per_row, tensor_parallel_size
 from kinject.train.callbacks import RunLog
 from kinject.train.checkpoints import CheckpointMixin
-from kinject.train.data import Practice, RoundSampler, RowDataset, TrainingData
+from kinject.train.data import FilledRows, Practice, RoundSampler, RowDataset, TrainingData
 from kinject.train.guards import Guard
-from kinject.train.loss import MeanLoss
+from kinject.train.loss import MeanLoss, TokenMean
 from kinject.train.objectives import TrainingLoss
 from kinject.train.objectives.distillation import Teacher
 from kinject.train.probes import Probes
@@ -38,7 +39,16 @@ from kinject.train.updates import UpdateRule
 from kinject.train.updates.regularization import Regularizer
 from kinject.train.updates.rules import FreezeWarmup, SharpnessAware, leave_warmup_to_schedule
 
-_COLUMNS = ("input_ids", "labels", "position_ids", "length", "replayed", "weights", "teacher")
+_COLUMNS = (
+    "input_ids",
+    "labels",
+    "position_ids",
+    "length",
+    "replayed",
+    "weights",
+    "teacher",
+    "filler",
+)
 
 
 class PackingMixin(SFTTrainer):  # type: ignore[misc]
@@ -65,6 +75,15 @@ class PackingMixin(SFTTrainer):  # type: ignore[misc]
             return LengthGroupedSampler(n_rows, lengths=self.train_dataset.rows.lengths().tolist())
         return super()._get_train_sampler(train_dataset)
 
+    def get_eval_dataloader(self, eval_dataset: RowDataset | None = None) -> Any:
+        """Return the batches of an evaluation, which read every row once."""
+        rows = eval_dataset or self.eval_dataset
+        # accelerate repeats the first rows until all processes have as many, and would count those
+        # twice; dataloader_drop_last, which is for updates of one size, leaves the last ones out
+        if rows is not None and (self.args.world_size > 1 or self.args.dataloader_drop_last):
+            rows = FilledRows(rows, self.args.eval_batch_size * self.args.world_size)
+        return super().get_eval_dataloader(rows)
+
 
 class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     """The loss of `training_loss`, and what the log says of it.
@@ -80,6 +99,7 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     teacher: Teacher | None
     learned_tokens: Any
     router_aux_loss_coef: float
+    evaluated: TokenMean
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the tokens read so far."""
@@ -176,6 +196,37 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
         return loss
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any, Any]:
+        """Return the loss of a batch; add it to the mean of the evaluation."""
+        n_learned = (inputs["labels"][:, 1:] != IGNORED).sum()
+        step: tuple[Any, Any, Any] = super().prediction_step(model, inputs, *args, **kwargs)
+        self.evaluated.add(step[0], n_learned)
+        return step
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Any],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Return what Trainer measures, the loss as the mean over all tokens."""
+        # transformers 5.23 takes the mean of the batches' means, each as often as it has rows
+        self.evaluated = TokenMean()
+        output = super().evaluation_loop(
+            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
+        name = f"{metric_key_prefix}_loss"
+        if name in output.metrics:
+            output.metrics[name] = self.evaluated.over_processes(self.accelerator.gather)
+        rows = dataloader.dataset
+        if isinstance(rows, FilledRows):
+            output = output._replace(num_samples=len(rows.rows))
+        return output
 
     @property
     def _pull(self) -> Regularizer | None:
