@@ -515,6 +515,25 @@ def adapter_types() -> dict[str, Any]:
             (name not in ADAPTER_TYPES_REFUSED and not issubclass(made, PromptLearningConfig))}  # fmt: skip
 
 
+def with_adapter_type(adapter: Mapping[str, Any], checker: Checker) -> dict[str, Any]:
+    """Return the adapter section with its type at `type`, in small letters, as peft's configs name it.
+
+    peft's own key for it, `peft_type`, means the same: its config would take it and train a LoRA.
+    """
+    section = dict(adapter)
+    named = section.pop("peft_type", None)
+    if isinstance(named, str):
+        kind = section.setdefault("type", named)
+        if str(kind).lower() != named.lower():
+            message = f"found {named}, but adapter.type is {kind}. Give one of the two."
+            checker.report(("adapter", "peft_type"), message)
+    elif named is not None:
+        checker.report(("adapter", "peft_type"), f"found {named!r}, expected a type, as lora.")
+    if isinstance(section.get("type"), str):
+        section["type"] = section["type"].lower()
+    return section
+
+
 def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
     """Report every key that peft's config of its type does not have, and every value of a wrong
     type or out of bounds.
@@ -534,6 +553,9 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
         return
     if name == "trainable_tokens" and "token_indices" not in adapter:
         checker.report(("adapter", "token_indices"), "missing. Name the tokens: [5, 6].")
+    if name == "cartridge" and "num_virtual_tokens" not in adapter:
+        message = "num_virtual_tokens is missing: how many keys and values are trained, as 1025."
+        checker.report(("adapter",), message)
     known = {field.name: field for field in dataclasses.fields(types[name]) if field.init}
     hints = typing.get_type_hints(types[name])
     for key, value in adapter.items():

@@ -19,7 +19,13 @@ from kinject.errors import DiskError, Problem, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
 from kinject.recipe.data_sections import CorpusSection, DistillationSection, DocumentsSection
 from kinject.recipe.eval_section import EvalSection, StudySection
-from kinject.recipe.library_fields import REFUSED, check_adapter, check_new_model, check_trainer
+from kinject.recipe.library_fields import (
+    REFUSED,
+    check_adapter,
+    check_new_model,
+    check_trainer,
+    with_adapter_type,
+)
 from kinject.recipe.sections import (
     AugmentSection,
     GuardsSection,
@@ -263,6 +269,7 @@ def read_recipe(
     if sections.get("model") and sections["model"].new:
         check_new_model(sections["model"].new, checker)
     if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
+        raw["adapter"] = with_adapter_type(raw["adapter"], checker)
         check_adapter(raw["adapter"], checker)
     for section in NOT_NULL & raw.keys():
         if raw[section] is None:
