@@ -534,6 +534,15 @@ def with_adapter_type(adapter: Mapping[str, Any], checker: Checker) -> dict[str,
     return section
 
 
+def _check_needed_keys(name: str, adapter: Mapping[str, Any], checker: Checker) -> None:
+    """Report what an adapter of that type cannot do without."""
+    if name == "trainable_tokens" and "token_indices" not in adapter:
+        checker.report(("adapter", "token_indices"), "missing. Name the tokens: [5, 6].")
+    if name == "cartridge" and "num_virtual_tokens" not in adapter:
+        message = "num_virtual_tokens is missing: how many keys and values are trained, as 1025."
+        checker.report(("adapter",), message)
+
+
 def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
     """Report every key that peft's config of its type does not have, and every value of a wrong
     type or out of bounds.
@@ -551,11 +560,7 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
             )
         checker.report(("adapter", "type"), message)
         return
-    if name == "trainable_tokens" and "token_indices" not in adapter:
-        checker.report(("adapter", "token_indices"), "missing. Name the tokens: [5, 6].")
-    if name == "cartridge" and "num_virtual_tokens" not in adapter:
-        message = "num_virtual_tokens is missing: how many keys and values are trained, as 1025."
-        checker.report(("adapter",), message)
+    _check_needed_keys(str(name), adapter, checker)
     known = {field.name: field for field in dataclasses.fields(types[name]) if field.init}
     hints = typing.get_type_hints(types[name])
     for key, value in adapter.items():
