@@ -125,9 +125,9 @@ def _run_out_of_memory(_: Any) -> dict[str, Any]:
 def _fake_cases(measures: ModuleType) -> dict[str, Any]:
     case = measures.Case
     return {
-        "good": case("a", lambda setting: {"figure": 1}, 0, 20), "hangs": case("a", _hang, 0, 0.1),
-        "dies": case("b", _die, 0, 20), "memory": case("b", _run_out_of_memory, 0, 20),
-        "last": case("b", lambda setting: {"figure": 2}, 0, 20),
+        "good": case("a", lambda setting: {"figure": 1}, 0, 900), "hangs": case("a", _hang, 0, 0.1),
+        "dies": case("b", _die, 0, 900), "memory": case("b", _run_out_of_memory, 0, 900),
+        "last": case("b", lambda setting: {"figure": 2}, 0, 900),
     }  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def test_a_case_that_hangs_dies_or_needs_too_much_is_written_down_and_stops_noth
     monkeypatch.setattr(run, "LEAST", 0.0)
     results, setting = tmp_path / "results.jsonl", training.Setting("cpu", tmp_path, True)
     waiting = run.run_cases(
-        list(measures.CASES), setting, results, time.monotonic() + 30, forked=True
+        list(measures.CASES), setting, results, time.monotonic() + 3000, forked=True
     )
     assert waiting == []
     entries = run.read_results(results)
@@ -153,7 +153,7 @@ def test_a_case_that_hangs_dies_or_needs_too_much_is_written_down_and_stops_noth
     assert run.choose(["b"], entries, retry=True) == ["dies", "memory"]
     results.write_text(results.read_text()[:-5])  # a kill in the middle of the last line
     assert run.choose([], run.read_results(results), retry=False) == ["last"]
-    assert run.run_cases(["last"], setting, results, time.monotonic() + 30, forked=True) == []
+    assert run.run_cases(["last"], setting, results, time.monotonic() + 3000, forked=True) == []
     assert run.read_results(results)["last"]["values"] == {"figure": 2}
 
 

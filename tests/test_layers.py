@@ -6,7 +6,6 @@ import ast
 import functools
 import json
 import re
-import resource
 import subprocess
 import sys
 from collections import defaultdict
@@ -208,21 +207,16 @@ def test_files_and_functions_keep_to_their_size() -> None:
     assert too_long == []
 
 
-def test_help_is_quick_and_imports_no_torch() -> None:
+def test_help_imports_little_and_no_torch() -> None:
     code = (
         "import sys, kinject.cli\n"
         "try: kinject.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'trl', 'datasets', 'numpy', 'yaml', 'openai'} & sys.modules.keys()\n"
-        "assert not heavy, heavy"
+        "assert not heavy, heavy\n"
+        "assert len(sys.modules) < 300, len(sys.modules)"  # 208 take a tenth of a second
     )
-    best = 9.0
-    for _ in range(8):  # the other core may be busy with what shares its cache
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert best < 0.3  # processor time: what else the machine does is not --help's
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 WRITTEN_ONCE = {

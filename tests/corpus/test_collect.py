@@ -11,7 +11,6 @@ import random
 import re
 import shutil
 import signal
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,9 +221,8 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
     assert "takes more than 0.3 s" in details["d-hang.txt"]
     assert re.match(r"takes more than \d+ GiB", details["e-eat.txt"])
     assert "KeyError" in details["f-bug.txt"]
-    began = time.process_time()
-    assert collect([heap], section).already_done  # what kills a process is known by now
-    assert time.process_time() - began < 0.3
+    monkeypatch.setattr(executors, "LocalExecutor", None)  # what kills a process is known by now
+    assert collect([heap], section).already_done
 
 
 def _mixed(heap: Path) -> None:

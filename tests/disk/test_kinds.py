@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,7 +81,6 @@ def test_a_run_folder_with_a_pipe_or_a_socket_is_refused_and_the_root_is_none(
         expected = r"(pipe|socket): found a (pipe|socket) in the run folder. Remove it"
         with pytest.raises(DiskError, match=expected), lock_dir(tmp_path):
             pass
-    began = time.process_time()
+    monkeypatch.setattr(os, "scandir", None)  # no folder below it is read
     with pytest.raises(DiskError, match="the root of the file system"), lock_dir(Path("/")):
         pass
-    assert time.process_time() - began < 1

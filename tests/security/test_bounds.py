@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -24,10 +23,8 @@ BOMBS = (
 
 @pytest.mark.parametrize("source", BOMBS)
 def test_a_template_that_fills_memory_time_or_output_is_refused(source: str) -> None:
-    began = time.monotonic()
     with pytest.raises(InputError, match="template: takes more than"):
         check_cost(source)
-    assert time.monotonic() - began < 30
 
 
 def test_a_chat_template_is_bounded_where_the_tokenizer_loads(tiny_model: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 
 from kinject.cli import main
 from kinject.errors import InputError
-from kinject.models import load_model, model_hash
+from kinject.models import load_model, model_hash, read_headers
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.merge import add_difference, merge, merge_adapter
+from kinject.train.merge import add_difference, merge, merge_adapter, rewrite
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -124,6 +125,28 @@ def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_t
         for name in ("base", "plain")
     ]
     assert configs == ["bfloat16", "float32"]
+
+
+def test_no_more_than_one_shard_is_held_while_weights_are_rewritten(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    load_model(str(tiny_model)).model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    shards = sorted((tmp_path / "parts").glob("*.safetensors"))
+    assert len(shards) > 4
+    most = max(len(load_file(shard)) for shard in shards)
+    assert most < len(read_headers(tmp_path / "parts")) / 2
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    held = []
+
+    def change(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        changed = tensor + 1
+        alive.add(changed)
+        held.append(len(alive))
+        return changed
+
+    (tmp_path / "out").mkdir()
+    rewrite(tmp_path / "parts", tmp_path / "out", change)
+    assert 0 < max(held) <= most
 
 
 def test_strangers_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
