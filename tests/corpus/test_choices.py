@@ -29,6 +29,9 @@ NAMES = [
 ]
 
 
+OPEN = Question("1", "Who?", (), 0, answers=("Ada",))
+
+
 def made(answers: list[Answer], seed: int = 0) -> list[Question]:
     choices = shared_choices(answers, seed)
     return [
@@ -126,8 +129,7 @@ def test_the_shortcuts_of_a_set_by_pencil_and_paper():
             "3", "Where else?", ("Moor", "Tarn", "Lowmere", "Beck"), 0
         ),  # not there; the shortest, with two others
     ]
-    found = measure_shortcuts("new", questions, [text])
-    assert found is not None
+    (found,) = measure_shortcuts({"new": questions, "open": [OPEN]}, [text])
     assert (found.right_known, found.wrong_known) == (2 / 3, 3 / 9)
     assert found.picker == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert found.most_frequent == pytest.approx((1 + 1 / 2 + 0) / 3)
@@ -140,6 +142,4 @@ def test_the_shortcuts_of_a_set_by_pencil_and_paper():
         "picks among the choices that stand in the documents has 50% of 3 right, guessing 25%."
         in found.warning()
     )
-    assert (
-        measure_shortcuts("open", [Question("1", "Who?", (), 0, answers=("Ada",))], [text]) is None
-    )
+    assert measure_shortcuts({"open": [OPEN]}, [text]) == []

@@ -422,11 +422,9 @@ def _write_files(
         for split, row in shared:
             write["questions"](row)
             write[split](row)
-    return measure_shortcuts(
-        "questions",
-        [_question_of(row) for _, row in shared],
-        (document.text for document, _ in passages),
-    )
+    questions = [_question_of(row) for _, row in shared]
+    measured = measure_shortcuts({"questions": questions}, (d.text for d, _ in passages))
+    return next(iter(measured), None)
 
 
 def _share_choices(selected: Sequence[tuple[str, Row]]) -> list[tuple[str, Row]]:

@@ -222,17 +222,29 @@ def _normal(text: str) -> str:
 
 
 def measure_shortcuts(
-    question_set: str, questions: Sequence[Question], texts: Iterable[str]
-) -> Shortcuts | None:
-    """Return what the choices of `questions` give away, with `texts` as the documents; None if none
-    has choices."""
-    asked = [question for question in questions if question.choices]
-    if not asked:
-        return None
+    sets: Mapping[str, Sequence[Question]], texts: Iterable[str]
+) -> list[Shortcuts]:
+    """Return what the choices of each set of questions give away, with `texts` as the documents,
+    which are read once; nothing of a set without choices."""
+    asked_of: dict[str, list[Question]] = {}
     lengths: dict[str, int] = {}
-    for question in asked:
-        lengths |= {choice: len(choice) for choice in question.choices}
+    for name, questions in sets.items():
+        asked_of[name] = [question for question in questions if question.choices]
+        for question in asked_of[name]:
+            lengths |= {choice: len(choice) for choice in question.choices}
+    if not lengths:
+        return []
     mentions = count_mentions(lengths, texts)
+    return [_shortcuts(name, asked, mentions, lengths) for name, asked in asked_of.items() if asked]
+
+
+def _shortcuts(
+    question_set: str,
+    asked: Sequence[Question],
+    mentions: Mapping[str, int],
+    lengths: Mapping[str, int],
+) -> Shortcuts:
+    """Return what the choices give away; `mentions` and `lengths` are those of each choice."""
     right = [mentions[question.choices[question.answer]] > 0 for question in asked]
     wrong: list[bool] = []
     for question in asked:

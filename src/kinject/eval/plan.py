@@ -7,11 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kinject.corpus.choices import measure_shortcuts
 from kinject.corpus.grading import GoldIndex
 from kinject.corpus.questions import Layout, read_questions
-from kinject.disk import read_jsonl, read_manifest
-from kinject.documents import read_documents
 from kinject.errors import InputError, Problem
 from kinject.eval.prompts import Generation, PromptRequest, pick_shots, rotate_options
 from kinject.eval.retrieval import Retriever, make_retriever, read_passages
@@ -20,7 +17,7 @@ from kinject.question_formats import FORMATS, MOST_LETTERS
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection
-from kinject.results import Role, Shortcuts
+from kinject.results import Role
 from kinject.types import ArmName, Passage, Question
 
 
@@ -38,6 +35,12 @@ class EvalArm:
     def name(self) -> str:
         """The arm's name in results."""
         return ArmName.asked(self.model, self.k)
+
+    @property
+    def control(self) -> EvalArm:
+        """The arm that compares the same answers without the question; its format is "" if none
+        does."""
+        return EvalArm(self.model, FORMATS[self.format].control, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,6 @@ class Plan:
     notes: tuple[str, ...]
     inputs: tuple[Path, ...]
     models: Mapping[str, str] = field(default_factory=dict)
-    shortcuts: tuple[Shortcuts, ...] = ()
-    """What the choices of each set to be learned give away, where documents are known."""
 
     def open_questions(self) -> dict[tuple[str, str], Question]:
         """Return the questions that are answered in writing, by question set and id."""
@@ -123,48 +124,7 @@ def read_plan(recipe: EvalRecipe) -> Plan:
         raise InputError("\n".join(problems))
     notes = retriever.notes if retriever else ()
     models = retriever.models if retriever else {}
-    shortcuts = tuple(_measure_shortcuts(recipe, sets))
-    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), models, shortcuts)
-
-
-def _measure_shortcuts(recipe: EvalRecipe, sets: Sequence[QuestionSet]) -> Iterator[Shortcuts]:
-    """Yield what the choices of the sets to be learned give away to who knows the documents'
-    strings."""
-    texts = list(_document_texts(recipe))
-    for item in sets:
-        scores_choices = any(not FORMATS[arm.format].generates for arm in item.arms)
-        if texts and scores_choices and item.role == "learning":
-            found = measure_shortcuts(item.name, item.questions, texts)
-            if found is not None:
-                yield found
-
-
-def _document_texts(recipe: EvalRecipe) -> Iterator[str]:
-    """Yield the texts of the documents that are searched; without retrieval, of those trained on."""
-    section = recipe.eval
-    if section.retrieval is not None:
-        for path in section.retrieval.documents:
-            for document in read_documents(Path(path), recipe.documents):
-                yield f"{document.title} {document.text}"
-        return
-    corpora = [_corpus_of(Path(table.adapter or table.path)) for table in section.local().values()]
-    for corpus in dict.fromkeys(path for path in corpora if path is not None):
-        for _, row in read_jsonl(corpus):
-            if isinstance(row.get("text"), str):
-                yield row["text"]
-
-
-def _corpus_of(model: Path) -> Path | None:
-    """Return the JSONL corpus that the model of a training was trained on; None where it is not
-    known or gone."""
-    manifest = read_manifest(model.parent / "manifest.json") or {}
-    corpus = manifest.get("recipe", {}).get("corpus")
-    if not isinstance(corpus, dict):
-        return None
-    path = corpus.get("path")
-    if not isinstance(path, str) or not path.endswith(".jsonl") or not Path(path).is_file():
-        return None
-    return Path(path)
+    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), models)
 
 
 def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm, ...]:

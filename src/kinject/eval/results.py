@@ -48,7 +48,7 @@ from kinject.results import (
 )
 from kinject.stats.comparisons import correct_contrasts, lead, make_contrast, net_contrast
 from kinject.stats.intervals import bounded_accuracy
-from kinject.stats.matrix import CorrectnessMatrix, beyond
+from kinject.stats.matrix import CorrectnessMatrix, beyond, mean_of_alike
 from kinject.types import Answer, Question
 
 Answers = dict[tuple[str, EvalArm], list[Answer]]
@@ -191,14 +191,12 @@ def control_correctness(runs: Sequence[Sequence[Answer]]) -> CorrectnessMatrix:
     which removes that noise and changes no accuracy. Where each choice is right once, it is exactly
     that of guessing.
     """
+    import numpy as np
+
     matrix = correctness(runs)
     choice_sets = {answer.question_id: answer.choice_set for answer in runs[0]}
-    columns: dict[str, list[int]] = {}
-    for column, question_id in enumerate(matrix.question_ids):
-        columns.setdefault(choice_sets[question_id] or question_id, []).append(column)
-    correct = matrix.correct.copy()
-    for same in columns.values():
-        correct[:, same] = correct[:, same].mean(axis=1, keepdims=True)
+    keys = [choice_sets[question_id] or question_id for question_id in matrix.question_ids]
+    correct = np.array([mean_of_alike(row, keys) for row in matrix.correct.tolist()])
     return replace(matrix, correct=correct)
 
 
@@ -221,14 +219,17 @@ def answers_without_question(
 _COMPARISONS = ("to_base", "to_rag", "to_plain")
 
 
-_Compared = TypeVar("_Compared", ArmResult, OutcomeResult)
+_Compared = TypeVar("_Compared", ArmResult, OutcomeResult, Control)
 
 
-def _correct(results: Sequence[_Compared]) -> list[_Compared]:
+def _correct(
+    results: Sequence[_Compared], comparisons: Sequence[str] = _COMPARISONS
+) -> list[_Compared]:
+    """Return `results` with their `comparisons` (names of fields) corrected as one family."""
     family = [
         (i, name)
         for i, result in enumerate(results)
-        for name in _COMPARISONS
+        for name in comparisons
         if getattr(result, name, None)
     ]
     corrected = list(results)
@@ -246,7 +247,8 @@ def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
     more.
     """
     outcomes = iter(_correct([item for result in results for item in result.outcomes]))
-    controls = iter(_correct_controls([result.control for result in results if result.control]))
+    found = [result.control for result in results if result.control]
+    controls = iter(_correct(_correct(found, ("to_base",)), ("net",)))
     return [
         replace(
             result,
@@ -255,16 +257,6 @@ def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
         )
         for result in _correct(results)
     ]
-
-
-def _correct_controls(controls: Sequence[Control]) -> list[Control]:
-    compared = [i for i, control in enumerate(controls) if control.to_base and control.net]
-    rises = correct_contrasts([c.to_base for c in controls if c.to_base and c.net])
-    nets = correct_contrasts([c.net for c in controls if c.to_base and c.net])
-    corrected = list(controls)
-    for i, rise, net in zip(compared, rises, nets, strict=True):
-        corrected[i] = replace(controls[i], to_base=rise, net=net)
-    return corrected
 
 
 def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
@@ -359,7 +351,6 @@ def make_report(
         unscored=tuple(_unscored(plan, section, answers)),
         perplexities=tuple(perplexities),
         recalls=tuple(_recalls(plan, section)),
-        shortcuts=plan.shortcuts,
         logs=tuple(
             (base, name, 0, os.path.relpath(log, run_dir))
             for log, name in logs.items()
@@ -436,8 +427,7 @@ def _asked(
 
 
 def _scored(question_set: QuestionSet, arm: EvalArm, score: str, answers: Answers) -> list[Answer]:
-    control = EvalArm(arm.model, FORMATS[arm.format].control, 0, 0)
-    controls = answers.get((question_set.name, control), ())
+    controls = answers.get((question_set.name, arm.control), ())
     return rescored(answers[question_set.name, arm], score, controls)
 
 
@@ -480,13 +470,14 @@ def _control(
 ) -> ControlAnswers | None:
     """Return an arm's answers without the question; None with passages, and where no such answer
     has a score."""
-    control = EvalArm(arm.model, FORMATS[arm.format].control, 0, 0)
     if score == PMI:  # it is beyond the choices by themselves already
         return None
-    if arm.k or (question_set.name, control) not in answers:
+    if arm.k or (question_set.name, arm.control) not in answers:
         return None
     alone = [
-        a for a in _scored(question_set, control, score, answers) if subject in (None, a.subject)
+        a
+        for a in _scored(question_set, arm.control, score, answers)
+        if subject in (None, a.subject)
     ]
     asked = [a for a in _scored(question_set, arm, score, answers) if subject in (None, a.subject)]
     return answers_without_question(asked, alone)

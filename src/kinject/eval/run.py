@@ -41,6 +41,7 @@ from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
+from kinject.eval.shortcuts import shortcuts_of
 from kinject.models import check_model
 from kinject.process import world_size
 from kinject.question_formats import FORMATS
@@ -132,6 +133,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
             results=tuple(replace(r, prompt_tokens=n or None) for r, n in zip(report.results, counted, strict=True)),
         )  # fmt: skip
         if shard.is_first:
+            report = replace(report, shortcuts=shortcuts_of(recipe, plan.sets))
             _write_files(recipe, run, report, judge)
             if requirements:
                 write_checks(check_requirements(requirements, report), recipe.run_dir)

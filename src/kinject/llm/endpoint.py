@@ -58,6 +58,9 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+
 _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""
 _LONGEST_REASON = 64
+_ODD_BODY = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+"""What reading a body raises that is no answer: no JSON, other keys or types, brackets without end.
+"""
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
@@ -249,14 +252,7 @@ class Endpoint:
             apart = message.get("reasoning_content") or message.get(
                 "reasoning"
             )  # of vLLM, DeepSeek, OpenRouter
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-            RecursionError,
-        ) as error:
+        except _ODD_BODY as error:
             # A proxy's page costs nothing; JSON that is cut or has no choices may be an answer that was paid.
             begun = body.lstrip()[:1] == b"{"
             raise self.malformed(body, "chat completion", error, lost=begun) from error
@@ -463,14 +459,7 @@ class CompletionsEndpoint(Endpoint):
             choice, usage = value["choices"][0], read_usage(value.get("usage"))
             if not isinstance(choice, dict) or not isinstance(choice["text"], str):
                 raise TypeError(type(choice).__name__)
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            IndexError,
-            RecursionError,
-        ) as error:
+        except _ODD_BODY as error:
             raise self.malformed(body, "completion", error, lost=False) from error
         self.check_model(value.get("model"))
         return choice, usage

@@ -516,7 +516,8 @@ def adapter_types() -> dict[str, Any]:
 
 
 def with_adapter_type(adapter: Mapping[str, Any], checker: Checker) -> dict[str, Any]:
-    """Return the adapter section with its type at `type`, in small letters, as peft's configs name it.
+    """Return the adapter section with its type at `type`, in small letters, as peft's configs name
+    it.
 
     peft's own key for it, `peft_type`, means the same: its config would take it and train a LoRA.
     """

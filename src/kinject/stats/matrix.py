@@ -5,7 +5,8 @@ Arrays are float64, [seeds, questions], 1 if the answer was correct.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,6 +134,15 @@ def _members(question_ids: tuple[str, ...], clusters: tuple[str, ...]) -> tuple[
     names = [cluster or f"\0{name}" for cluster, name in zip(clusters, question_ids, strict=True)]
     index = {name: i for i, name in enumerate(sorted(set(names)))}
     return np.array([index[name] for name in names], dtype=np.intp), len(index)
+
+
+def mean_of_alike(values: Sequence[float], keys: Sequence[Hashable]) -> list[float]:
+    """Return `values` with each replaced by the mean of those that have its key."""
+    of_key: dict[Hashable, list[float]] = {}
+    for value, key in zip(values, keys, strict=True):
+        of_key.setdefault(key, []).append(value)
+    means = {key: math.fsum(alike) / len(alike) for key, alike in of_key.items()}
+    return [means[key] for key in keys]
 
 
 def beyond(matrix: CorrectnessMatrix, control: CorrectnessMatrix) -> CorrectnessMatrix:

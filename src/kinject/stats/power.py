@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kinject.results import ALPHA
-from kinject.stats.intervals import difference_estimate, quantile, variance_of
+from kinject.stats.intervals import quantile, variance_of
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 
 POWER = 0.8
@@ -120,7 +120,7 @@ def spread_of(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Spread | N
     changes = matrix.correct.mean(0) - other.correct.mean(0)
     of_question = float(changes.var())
     variance = variance_of([(1.0, matrix), (-1.0, other)])
-    if variance is None or of_question == 0 or difference_estimate(matrix, other).p is None:
+    if variance is None or of_question == 0:
         return None
     mean_size = n / matrix.n_documents
     inflation = variance.documents * n / of_question

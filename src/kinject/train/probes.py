@@ -13,13 +13,15 @@ import torch
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, TokenRow, begins_with_bos, tokenize_rows
 from kinject.errors import InputError
-from kinject.question_formats import question_prompt
+from kinject.question_formats import FORMATS, QuestionFormat
 from kinject.recipe.sections import ProbesSection
+from kinject.stats.matrix import mean_of_alike
 from kinject.types import Question
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_FORMAT = FORMATS["texts"]
 BATCH_TOKENS = 16_384
 """Tokens in one forward pass, padding included."""
 
@@ -44,7 +46,7 @@ class ProbeSet:
 class Probes:
     """The question sets of a recipe's `probes` section, tokenised.
 
-    Prompts are those of `kinject eval`'s format ``texts`` (`question_prompt`); the special tokens
+    Prompts are those of `kinject eval`'s format ``texts``; the special tokens
     before the question are the tokenizer's own. The option with the highest summed log-prob wins.
     """
 
@@ -72,7 +74,9 @@ class Probes:
                     "need. kinject eval asks open questions."
                 )
             tokenized = tokenize_rows(
-                [*_options(limited), *_options(limited, "Answer:")], tokenizer, tokenization
+                [*_options(limited, _FORMAT), *_options(limited, FORMATS[_FORMAT.control])],
+                tokenizer,
+                tokenization,
             )
             rows = [_shorten(row, window) for row in tokenized]
             sizes, answers = [len(q.choices) for q in limited], [q.answer for q in limited]
@@ -98,7 +102,13 @@ class Probes:
             )
             alone = _correct(probe, log_probs(model, probe.alone, pad_token_id, BATCH_TOKENS))
             scores[f"{probe.name}_accuracy"] = _mean(with_question)
-            controls[f"{probe.name}_without_question"] = _mean(_shared(probe, alone))
+            scored = [
+                (value, key)
+                for value, key in zip(alone, probe.choice_sets, strict=True)
+                if value is not None
+            ]
+            shared = mean_of_alike([value for value, _ in scored], [key for _, key in scored])
+            controls[f"{probe.name}_without_question"] = _mean(shared)
         return {**scores, **controls, "accuracy": math.fsum(scores.values()) / len(scores)}
 
 
@@ -115,20 +125,6 @@ def _correct(probe: ProbeSet, sums: Sequence[float]) -> list[float | None]:
     return correct
 
 
-def _shared(probe: ProbeSet, correct: Sequence[float | None]) -> list[float | None]:
-    """Return for each question the mean of those that have its options: without the question
-    nothing tells them apart."""
-    of_set: dict[frozenset[str], list[float]] = {}
-    for options, value in zip(probe.choice_sets, correct, strict=True):
-        if value is not None:
-            of_set.setdefault(options, []).append(value)
-    means = {options: math.fsum(values) / len(values) for options, values in of_set.items()}
-    return [
-        None if value is None else means[options]
-        for options, value in zip(probe.choice_sets, correct, strict=True)
-    ]
-
-
 def _mean(values: Sequence[float | None]) -> float:
     """Return the mean of those that are not None; NaN where all are."""
     scored = [value for value in values if value is not None]
@@ -141,16 +137,11 @@ def unwrapped(model: Any) -> Any:
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def _options(questions: Sequence[Question], prompt: str = "") -> list[CorpusRow]:
-    """Return a row for each option of each question, behind the question or behind `prompt`."""
+def _options(questions: Sequence[Question], form: QuestionFormat) -> list[CorpusRow]:
+    """Return a row for each option of each question, behind the prompt of the format."""
     return [
         CorpusRow(
-            question.id,
-            "",
-            "",
-            "completion",
-            prompt=prompt or question_prompt(question.question),
-            completion=f" {text}",
+            question.id, "", "", "completion", prompt=form.prompt(question), completion=f" {text}"
         )
         for question in questions
         for text in question.choices
