@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -242,3 +243,45 @@ def test_a_machine_without_the_packages_is_told_at_once(
     assert "lacking: trl: not installed" in printed
     assert "torch" not in printed.replace("transformers", "")
     assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_cases_run_in_the_order_in_which_they_are_asked_for(program: Any) -> None:
+    run = program("run")
+    chosen = run.choose(["eval", "train/8B full", "machine", "eval/kinject"], {}, retry=False)
+    assert chosen == [
+        "eval/kinject", "eval/lm-evaluation-harness",
+        "train/8B full/kinject", "train/8B full/bare loop", "train/8B full/SFTTrainer", "machine",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit, match="--only trian: no case"):
+        run.choose(["trian"], {}, retry=False)
+
+
+HIDES_KINJECT = """
+import importlib.metadata as metadata
+known = metadata.distribution
+def distribution(name):
+    if name == "kinject":
+        raise metadata.PackageNotFoundError(name)
+    return known(name)
+metadata.distribution = distribution
+"""
+
+
+def test_a_copied_checkout_runs_where_kinject_is_not_installed(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for name in ("src/kinject", "benchmarks/gpu"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(HIDES_KINJECT)
+    command = [sys.executable, "benchmarks/gpu/run.py", "--tiny", "--only", "train/1B full/kinject"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=copy, env=environment)
+    assert "1 done, 0 failed, 0 wait" in done.stdout, done.stdout + done.stderr
+    (copy / "src/kinject/errors.py").write_text("import a_package_that_is_not_there\n")
+    broken = subprocess.run(
+        [*command, "--retry"], capture_output=True, text=True, cwd=copy, env=environment
+    )
+    assert broken.returncode == 2
+    assert "lacking: kinject cannot be imported: ModuleNotFoundError" in broken.stdout
+    assert "Traceback" not in broken.stdout + broken.stderr

@@ -34,6 +34,11 @@ ROOTS = (
     "pycld2",
     "pyyaml",
     "rich",
+    "scipy",
+    "jinja2",
+    "msgpack",
+    "pandas",
+    "bm25s",
 )
 """What kinject's training and scoring import, less what these need."""
 LEFT_OUT = re.compile(r"torch|triton|nvidia-.*|cuda-.*|sympy|mpmath|networkx|setuptools|hf-xet")

@@ -41,6 +41,11 @@ PRELOADED = (
     "kinject.train.setup", "kinject.eval.scoring.scorer", "kinject.plan.run",
 )  # fmt: skip
 """Imported once, before the cases are forked. Nothing of it may touch the GPU."""
+NEEDED = (
+    "torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "pydantic", "numpy", "scipy",
+    "bitsandbytes", "jinja2", "pyyaml", "rich", "pycld2", "msgpack", "pandas", "bm25s",
+)  # fmt: skip
+"""What training and scoring import of kinject's requirements; the others are for documents, endpoints and figures."""
 LEAST = 20.0
 """Seconds that must be left for a case to begin."""
 
@@ -104,28 +109,17 @@ def add_path(folder: Path) -> None:
 
 
 def lacking() -> list[str]:
-    """Return what this Python lacks of kinject's requirements for training and scoring, one line each."""
+    """Return what this Python lacks for training and scoring, one line each: packages, else what fails to import."""
     import tomllib
 
     try:
         from packaging.requirements import Requirement
     except ImportError:
         return ["packaging: not installed"]
-    needed = (
-        "torch",
-        "transformers",
-        "trl",
-        "peft",
-        "datasets",
-        "accelerate",
-        "tokenizers",
-        "pydantic",
-        "numpy",
-    )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = []
     for requirement in map(Requirement, project["dependencies"]):
-        if requirement.name not in needed:
+        if requirement.name not in NEEDED:
             continue
         try:
             installed = metadata.version(requirement.name)
@@ -136,7 +130,20 @@ def lacking() -> list[str]:
             lines.append(
                 f"{requirement.name}: {installed} is installed, needed: {requirement.specifier}"
             )
-    return lines
+    return lines or _import_faults()
+
+
+def _import_faults() -> list[str]:
+    """Return why kinject, or its trainer or scorer, cannot be imported, in a process of its own; [] if they can."""
+    code = f"import {', '.join(name for name in PRELOADED if name.startswith('kinject'))}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import kinject; {code}"],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    if done.returncode == 0:
+        return []
+    last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    return [f"kinject cannot be imported: {last[:300]}"]
 
 
 def preload() -> None:
@@ -309,17 +316,27 @@ def _drop_models(scratch: Path) -> None:
 
 
 def choose(only: Sequence[str], results: dict[str, dict[str, Any]], *, retry: bool) -> list[str]:
-    """Return the cases that are left to run: all, or those whose name or part is, or begins with, one of `only`."""
+    """Return the cases that are left to run: all, or those whose name or part is, or begins with, one of `only`.
+
+    `only` is also their order: what comes first is measured first. Raises `SystemExit` for a name that fits none.
+    """
     from measures import CASES
 
-    names = [
-        name
-        for name, case in CASES.items()
-        if not only or any(name.startswith(part) or case.part == part for part in only)
-    ]
+    names = list(CASES)
+    if only:
+        names = []
+        for part in only:
+            chosen = [
+                name for name, case in CASES.items() if name.startswith(part) or case.part == part
+            ]
+            if not chosen:
+                raise SystemExit(
+                    f"--only {part}: no case and no part of that name: {', '.join(CASES)}"
+                )
+            names += chosen
     return [
         name
-        for name in names
+        for name in dict.fromkeys(names)
         if name not in results or (retry and results[name]["status"] == "failed")
     ]
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from importlib.metadata import version
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +45,12 @@ from kinject.api import (
 from kinject.demo import demo
 from kinject.errors import KinjectError
 from kinject.terminal import leave_out_noise
+from kinject.version import package_version
 
 if TYPE_CHECKING:
     from kinject.recipe import Recipe, read_recipe
 
-__version__ = version("kinject")
+__version__ = package_version()
 leave_out_noise()  # before a library is imported, in a notebook and in a worker process, too
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # trl would report each training to the hub
 

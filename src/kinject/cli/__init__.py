@@ -17,7 +17,6 @@ import tomllib
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -33,6 +32,7 @@ from kinject.process import (
     terminable,
 )
 from kinject.terminal import aligned, lost_output, protect_streams, show
+from kinject.version import package_version
 
 if TYPE_CHECKING:
     from kinject.recipe.read import Verb
@@ -400,7 +400,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
-    parser.add_argument("--version", action="version", version=f"kinject {version('kinject')}")
+    parser.add_argument("--version", action="version", version=f"kinject {package_version()}")
     parser.add_argument(
         "--json",
         action="store_true",

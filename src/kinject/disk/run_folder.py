@@ -37,6 +37,7 @@ from kinject.disk.files import (
 from kinject.disk.jsonl import FORMAT_VERSION, check_version, read_json
 from kinject.errors import DiskError, InputError
 from kinject.secrets import without_secrets
+from kinject.version import package_version
 
 _MOST_LOCK_BYTES = 1000
 _PLAIN_NAME = re.compile(r"[^\W_](?:[\w .+=@-]*[\w+=@-])?\Z")
@@ -163,7 +164,7 @@ def refuse_outside_links(folder: Path) -> None:
 
 
 _PACKAGES = (
-    "kinject", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy", "scipy",
+    "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy", "scipy",
     "bm25s", "openai",
 )  # fmt: skip
 """Packages that decide a number, and the client of endpoints."""
@@ -173,7 +174,7 @@ _PACKAGES = (
 def _versions() -> Mapping[str, str]:
     """Return package -> version; reading them from the packages' metadata takes a tenth of a
     second."""
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "kinject": package_version()}
     for name in _PACKAGES:
         try:
             versions[name] = metadata.version(name)

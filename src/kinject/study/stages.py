@@ -17,7 +17,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -56,6 +55,7 @@ from kinject.study.arms import (
     eval_overrides,
     override_arguments,
 )
+from kinject.version import package_version
 
 _SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
 """Entries of study.setup that copy a model of the sandbox as it ships."""
@@ -331,7 +331,7 @@ class Planner:
             scores = values["eval"].pop("scores", ())
             values["eval"] |= {"judge": True} if "judge" in scores else {}
         # Another version of kinject may train or score differently; paraphrases that were paid for remain valid.
-        made_by = "" if kind == "augment" else version("kinject")
+        made_by = "" if kind == "augment" else package_version()
         identity = content_id(
             _FORMAT,
             kind,
