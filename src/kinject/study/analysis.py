@@ -45,9 +45,9 @@ from kinject.stats.intervals import (
 )
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.study.arms import BASE, Arm, value_label
+from kinject.study.planner import ArmRun
 from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import StageStatus
-from kinject.study.stages import ArmRun
 from kinject.types import RAG, ArmName
 
 

@@ -45,6 +45,7 @@ from kinject.study.arms import (
     expand_arms,
     make_sweeps,
 )
+from kinject.study.planner import ArmRun
 from kinject.study.power import render_power
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.scheduler import (
@@ -56,7 +57,7 @@ from kinject.study.scheduler import (
     open_study,
     render_stages,
 )
-from kinject.study.stages import ArmRun, Stage
+from kinject.study.stages import Stage
 from kinject.terminal import show
 from kinject.types import ArmName, Question
 

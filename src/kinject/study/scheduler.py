@@ -28,7 +28,8 @@ from kinject.study.arms import (
     head_format,
     override_arguments,
 )
-from kinject.study.stages import STAGE_KINDS, ArmRun, Planner, Stage
+from kinject.study.planner import ArmRun, Planner
+from kinject.study.stages import STAGE_KINDS, Stage
 from kinject.terminal import Progress, aligned
 from kinject.types import Question
 
