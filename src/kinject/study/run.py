@@ -30,13 +30,7 @@ from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.eval_section import ClaimSection, StudySection
 from kinject.report.files import write_report
 from kinject.results import Choice, Claim, Report, Role, Sweep, UnscoredResult, to_json
-from kinject.study.analysis import (
-    Evidence,
-    judge_claims,
-    make_failures,
-    make_prices,
-    summarize_arms,
-)
+from kinject.study.analysis import make_failures, make_prices, summarize_arms
 from kinject.study.arms import (
     Arm,
     arm_infos,
@@ -45,6 +39,7 @@ from kinject.study.arms import (
     expand_arms,
     make_sweeps,
 )
+from kinject.study.claims import Evidence, judge_claims
 from kinject.study.planner import ArmRun
 from kinject.study.power import render_power
 from kinject.study.records import AskSetting, Records, changed_answers
