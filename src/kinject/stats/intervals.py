@@ -32,7 +32,9 @@ def quantile(probability: float, df: float) -> float:
     infinite `df`."""
     from scipy.special import ndtri, stdtrit  # scipy.stats takes 0.3 s to import
 
-    return -float(ndtri(probability) if math.isinf(df) else stdtrit(df, probability))
+    if math.isinf(df):
+        return -float(ndtri(probability))
+    return -float(stdtrit(df, probability))
 
 
 def tail(value: float, df: float) -> float:
@@ -40,7 +42,9 @@ def tail(value: float, df: float) -> float:
     `df`."""
     from scipy.special import ndtr, stdtr
 
-    return float(ndtr(-value) if math.isinf(df) else stdtr(df, -value))
+    if math.isinf(df):
+        return float(ndtr(-value))
+    return float(stdtr(df, -value))
 
 
 def flips_p(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> float:
@@ -86,18 +90,26 @@ def flipped_sum_p(sizes: Counter[int], observed: int) -> float:
     import numpy as np
     from scipy.signal import fftconvolve
 
-    total, exact = sum(size * count for size, count in sizes.items()), True
+    exact = True
     distribution = np.ones(1)  # of the sum of those with a plus
-    for size, count in sorted(sizes.items(), key=lambda item: -item[1]):
+    # The most frequent sizes come first, while the distribution is short.
+    for size, count in sorted(sizes.items(), key=_count_of, reverse=True):
         of_size = np.zeros(size * count + 1)
         of_size[::size] = _heads(count)
         if len(of_size) * len(distribution) <= _MOST_PRODUCTS:
             distribution = np.convolve(distribution, of_size)
         else:
             distribution, exact = np.maximum(fftconvolve(distribution, of_size), 0), False
+    total = len(distribution) - 1
     sums = 2 * np.arange(total + 1) - total
     p = float(distribution[np.abs(sums) >= observed].sum())
-    return min(1.0, p if exact else max(p, _LEAST_P))
+    if not exact:
+        p = max(p, _LEAST_P)
+    return min(1.0, p)
+
+
+def _count_of(item: tuple[int, int]) -> int:
+    return item[1]
 
 
 @lru_cache(maxsize=1024)
@@ -112,10 +124,12 @@ def _heads(n: int) -> Floats:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return `p_values` corrected for their number (Holm 1979), in their order: the familywise
     error stays below alpha."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected, largest = [0.0] * len(p_values), 0.0
+    n = len(p_values)
+    order = sorted(range(n), key=p_values.__getitem__)
+    corrected, largest = [0.0] * n, 0.0
     for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        # No p is smaller than one before it: a claim is not shown where a stronger one is not.
+        largest = max(largest, min(1.0, (n - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
 
@@ -181,14 +195,17 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
     documents = n / (n - 1) / float(counts.sum()) ** 2 * float(residuals @ residuals)
     seeds, below, most = 0.0, documents**2 / max(n - 1, 1), math.inf
     for weight, matrix in weighted:
-        if matrix.n_seeds > 1:
-            of_arm = matrix.pooled or matrix.seed_variance
-            seeds += weight**2 * of_arm.net / matrix.n_seeds
-            below += (weight**2 * of_arm.value / matrix.n_seeds) ** 2 / of_arm.df
-            most = min(most, of_arm.df) if of_arm.alone else most
+        if matrix.n_seeds == 1:
+            continue
+        of_arm = matrix.pooled or matrix.seed_variance
+        seeds += weight**2 * of_arm.net / matrix.n_seeds
+        below += (weight**2 * of_arm.value / matrix.n_seeds) ** 2 / of_arm.df
+        if of_arm.alone:
+            most = min(most, of_arm.df)
     if documents + seeds < _ROUNDING**2:
         return Variance(0.0, 0.0, max(n - 1, 1.0))
-    return Variance(documents, seeds, min(max((documents + seeds) ** 2 / below, 1.0), most))
+    df = max((documents + seeds) ** 2 / below, 1.0)
+    return Variance(documents, seeds, min(df, most))
 
 
 def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
@@ -201,26 +218,33 @@ def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
     """
     from scipy.special import chdtr, fdtri
 
-    order = sorted(range(len(variances)), key=lambda i: variances[i].value)
+    by_size = sorted((of.value, i) for i, of in enumerate(variances))
+    order = [i for _, i in by_size]
     pooled, limit = list(variances), math.inf
     while len(order) > 1:
         rest, of = [variances[i] for i in order[:-1]], variances[order[-1]]
-        df = sum(other.df for other in rest)
+        df, mean = _pooled_value(rest)
         limit = float(fdtri(of.df, df, 1 - _UNLIKE))
-        if of.value <= limit * sum(other.df * other.value for other in rest) / df:
+        if of.value <= limit * mean:
             break
         pooled[order.pop()] = of._replace(alone=True)
-    df = sum(variances[i].df for i in order)
-    each = df / max(len(order), 1)
-    left = (
-        float(chdtr(each + 2, each * limit) / chdtr(each, each * limit)) if len(order) > 1 else 1.0
-    )
-    value, noise = (
-        (sum(variances[i].df * variances[i][part] for i in order) / df for part in (0, 3))
-        if df
-        else (0.0, 0.0)
-    )
-    return [of if of.alone else SeedVariance(value / left, df, noise=noise) for of in pooled]
+    if not order:
+        return pooled
+    alike = [variances[i] for i in order]
+    df, value = _pooled_value(alike)
+    noise = sum(of.df * of.noise for of in alike) / df
+    if len(order) > 1:
+        each = df / len(order)
+        value /= float(chdtr(each + 2, each * limit) / chdtr(each, each * limit))
+    for i in order:
+        pooled[i] = SeedVariance(value, df, noise=noise)
+    return pooled
+
+
+def _pooled_value(variances: Sequence[SeedVariance]) -> tuple[float, float]:
+    """Return the degrees of freedom of several variances together, and their mean by these."""
+    df = sum(of.df for of in variances)
+    return df, sum(of.df * of.value for of in variances) / df
 
 
 def contrast_estimate(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> Estimate:
@@ -274,7 +298,9 @@ def bounded_accuracy(matrix: CorrectnessMatrix) -> Bounded:
     nothing: 0 to 1.
     """
     value, (n, df) = matrix.mean(), _accuracy_size(matrix)
-    return Bounded(value, *wilson(value, n, quantile(0.025, df))) if n else Bounded(value, 0.0, 1.0)
+    if not n:
+        return Bounded(value, 0.0, 1.0)
+    return Bounded(value, *wilson(value, n, quantile(0.025, df)))
 
 
 def _accuracy_size(matrix: CorrectnessMatrix) -> tuple[float, float]:
@@ -294,9 +320,13 @@ def wilson(rate: float, n: float, limit: float = 1.959963984540054) -> tuple[flo
     shift = limit**2 / n
     middle = (rate + shift / 2) / (1 + shift)
     half = math.sqrt(shift * rate * (1 - rate) + shift**2 / 4) / (1 + shift)
-    return (max(0.0, middle - half) if rate > 0 else 0.0), (
-        min(1.0, middle + half) if rate < 1 else 1.0
-    )
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    # Exactly the ends, where rounding may leave a little beside them.
+    if rate <= 0:
+        low = 0.0
+    if rate >= 1:
+        high = 1.0
+    return low, high
 
 
 def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | None:
@@ -309,14 +339,23 @@ def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | 
     n, df = _accuracy_size(matrix)
     if not n:
         return None
-    tails = []
-    for sign in (1, -1):
-        rate = matrix.chance - sign * (margin or 0.0)
-        above, variance = sign * (matrix.mean() - rate), rate * (1 - rate)
-        tails.append(
-            tail(above / math.sqrt(variance / n), df) if variance > 0 else float(above <= 0)
-        )
-    return min(1.0, 2 * min(tails)) if margin is None else max(tails)
+    value = matrix.mean()
+    if margin is None:
+        above = _score_tail(value - matrix.chance, matrix.chance, n, df)
+        below = _score_tail(matrix.chance - value, matrix.chance, n, df)
+        return min(1.0, 2 * min(above, below))
+    lower, upper = matrix.chance - margin, matrix.chance + margin
+    return max(_score_tail(value - lower, lower, n, df), _score_tail(upper - value, upper, n, df))
+
+
+def _score_tail(difference: float, rate: float, n: float, df: float) -> float:
+    """Return the probability that an accuracy of `n` questions exceeds its expectation `rate` by
+    `difference`, one way."""
+    variance = rate * (1 - rate)
+    if variance > 0:
+        return tail(difference / math.sqrt(variance / n), df)
+    # At the ends, or beyond them by a margin, no other accuracy is possible.
+    return float(difference <= 0)
 
 
 def equivalence_p(
