@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from kinject.results import ALPHA
 from kinject.stats.matrix import CorrectnessMatrix, SeedVariance
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def flipped_sum_p(sizes: Counter[int], observed: int) -> float:
     # The most frequent sizes come first, while the distribution is short.
     for size, count in sorted(sizes.items(), key=_count_of, reverse=True):
         of_size = np.zeros(size * count + 1)
-        of_size[::size] = _heads(count)
+        of_size[::size] = _successes(count, 0.5)
         if len(of_size) * len(distribution) <= _MOST_PRODUCTS:
             distribution = np.convolve(distribution, of_size)
         else:
@@ -113,12 +114,12 @@ def _count_of(item: tuple[int, int]) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _heads(n: int) -> Floats:
-    """Return the probabilities of 0 to `n` heads of `n` coins."""
+def _successes(n: int, chance: float) -> Floats:
+    """Return the probabilities of 0 to `n` successes in `n` trials."""
     import numpy as np
     from scipy.stats import binom
 
-    return np.asarray(binom.pmf(np.arange(n + 1), n, 0.5))
+    return np.asarray(binom.pmf(np.arange(n + 1), n, chance))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -293,14 +294,17 @@ def bounded_accuracy(matrix: CorrectnessMatrix) -> Bounded:
     and Pagano 2015).
 
     That number is p (1 - p) over the variance, and the normal quantile is Student's; for one seed
-    and no document with two questions it is the plain interval of Wilson (1927). Where all answers
-    are right, or all wrong, the effective number is that of the documents. One document bounds
-    nothing: 0 to 1.
+    and no document with two questions it is the plain interval of Wilson (1927), which reaches
+    guessing where `chance_p` does not exclude it. Where all answers are right, or all wrong, the
+    effective number is that of the documents. One document bounds nothing: 0 to 1.
     """
     value, (n, df) = matrix.mean(), _accuracy_size(matrix)
     if not n:
         return Bounded(value, 0.0, 1.0)
-    return Bounded(value, *wilson(value, n, quantile(0.025, df)))
+    low, high = wilson(value, n, quantile(0.025, df))
+    if matrix.is_plain and matrix.chances and _exact_chance_p(matrix) >= ALPHA:
+        low, high = min(low, matrix.chance), max(high, matrix.chance)
+    return Bounded(value, low, high)
 
 
 def _accuracy_size(matrix: CorrectnessMatrix) -> tuple[float, float]:
@@ -331,31 +335,65 @@ def wilson(rate: float, n: float, limit: float = 1.959963984540054) -> tuple[flo
 
 def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | None:
     """Return the two-sided p that the accuracy is that of guessing: the score test of
-    `bounded_accuracy`'s interval.
+    `bounded_accuracy`'s interval; for independent questions the exact binomial test, if larger.
 
     With a `margin`: of two one-sided tests that it is not within that of guessing (Schuirmann
-    1987). Guessing has the mean of the questions' own chances. None with one document.
+    1987), exact for independent questions. Guessing has the mean of the questions' own chances.
+    None with one document.
     """
-    n, df = _accuracy_size(matrix)
-    if not n:
+    if variance_of([(1.0, matrix)]) is None:
         return None
-    value = matrix.mean()
-    if margin is None:
-        above = _score_tail(value - matrix.chance, matrix.chance, n, df)
-        below = _score_tail(matrix.chance - value, matrix.chance, n, df)
-        return min(1.0, 2 * min(above, below))
-    lower, upper = matrix.chance - margin, matrix.chance + margin
-    return max(_score_tail(value - lower, lower, n, df), _score_tail(upper - value, upper, n, df))
+    if margin is not None:
+        above = _one_sided_p(matrix, matrix.chance - margin, exact=matrix.is_plain)
+        below = _one_sided_p(matrix, matrix.chance + margin, below=True, exact=matrix.is_plain)
+        return max(above, below)
+    above = _one_sided_p(matrix, matrix.chance)
+    below = _one_sided_p(matrix, matrix.chance, below=True)
+    p = min(1.0, 2 * min(above, below))
+    if matrix.is_plain:
+        p = max(p, _exact_chance_p(matrix))
+    return p
 
 
-def _score_tail(difference: float, rate: float, n: float, df: float) -> float:
-    """Return the probability that an accuracy of `n` questions exceeds its expectation `rate` by
-    `difference`, one way."""
+def _one_sided_p(
+    matrix: CorrectnessMatrix, rate: float, *, below: bool = False, exact: bool = False
+) -> float:
+    """Return the probability, at a true accuracy of `rate`, of an accuracy as high as that of
+    `matrix` or higher; with `below`, as low or lower."""
+    from scipy.special import bdtr, bdtrc
+
+    excess = matrix.mean() - rate
+    if below:
+        excess = -excess
     variance = rate * (1 - rate)
-    if variance > 0:
-        return tail(difference / math.sqrt(variance / n), df)
     # At the ends, or beyond them by a margin, no other accuracy is possible.
-    return float(difference <= 0)
+    if variance <= 0:
+        return float(excess <= 0)
+    if not exact:
+        n, df = _accuracy_size(matrix)
+        return tail(excess / math.sqrt(variance / n), df)
+    n_correct, n_questions = round(float(matrix.correct.sum())), len(matrix.question_ids)
+    if below:
+        return float(bdtr(n_correct, n_questions, rate))
+    return float(bdtrc(n_correct - 1, n_questions, rate))
+
+
+_AS_LIKELY = 1 + 1e-7
+"""Ratio of probabilities that rounding tells apart, as scipy.stats.binomtest has it."""
+
+
+def _exact_chance_p(matrix: CorrectnessMatrix) -> float:
+    """Return the probability that guessing gets a number of questions right that is as unlikely as
+    that of `matrix`, or more; questions are independent, each with its own chance."""
+    import numpy as np
+
+    distribution = np.ones(1)
+    for chance, n in sorted(Counter(matrix.chances).items()):
+        distribution = np.convolve(distribution, _successes(n, chance))
+    if not matrix.chances:
+        distribution = np.eye(1, len(matrix.question_ids) + 1)[0]  # guessing is never right
+    likely = distribution[round(float(matrix.correct.sum()))] * _AS_LIKELY
+    return min(1.0, float(distribution[distribution <= likely].sum()))
 
 
 def equivalence_p(
