@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.stats
+from scipy.optimize import brentq
 from scipy.stats import t
 
 from kinject.eval.results import correct_families, correctness, summarize_arm
@@ -295,7 +296,9 @@ def test_interval_and_p_are_those_of_bonett_and_price_with_the_variance_of_docum
     n = min(np.var(by_question) / documents, 120)
     middle = by_question.mean() * n / (n + 2)
     adjusted = (((by_question**2).mean() * n + 2 / 9) / (n + 2) - middle**2) / (n + 2)
-    df = (documents + net) ** 2 / (documents**2 / 59 + sum(of_arm**2 / 2 for of_arm in seeds))
+    parts = [(documents, 59), (seeds[0], 2), (seeds[1], 2)]
+    half = sum(part * t.isf(0.025, df) for part, df in parts) / sum(part for part, _ in parts)
+    df = brentq(lambda df: t.isf(0.025, df) - half, 1, 59)  # Cochran and Cox 1950
     error = math.sqrt(max(adjusted, documents) + net)
     found = difference_estimate(arm, other)
     assert (found.middle, found.error, found.df) == pytest.approx((middle, error, df))
@@ -312,7 +315,7 @@ def test_a_p_below_5_percent_and_an_interval_without_0_are_the_same():
             int(random.integers(*ends)) for ends in ((1, 4), (4, 40), (1, 5))
         )
         arm, other = (
-            simulated(2 * study + i, n_seeds, n_documents, n_each, 0.6 + 0.2 * i, 0.3)
+            simulated(2 * study + i, n_seeds, n_documents, n_each, 0.5 + 0.3 * i, 0.3)
             for i in (0, 1)
         )
         if n_seeds > 1 and study % 2:
@@ -339,11 +342,52 @@ def test_an_arm_whose_variance_is_not_the_familys_keeps_its_own():
     for variance in (*family_variances(alike), *family_variances([*alike, wild])[:-1]):
         assert variance == pytest.approx((2.5e-4 / left, 8.0, False, 0.0))
     assert family_variances([*alike, wild])[-1] == wild._replace(alone=True)
-    assert family_variances([SeedVariance(0.0, 2.0)] * 2) == [SeedVariance(0.0, 4.0)] * 2
+    assert family_variances([SeedVariance(0.0, 4.0)] * 2) == [SeedVariance(0.0, 8.0)] * 2
     assert family_variances([wild]) == [wild]
+    of_three_seeds = [SeedVariance(2e-4, 2.0), SeedVariance(1e-4, 2.0)]
+    assert family_variances(of_three_seeds) == of_three_seeds  # too few to be told apart
+    assert family_variances([*of_three_seeds, wild]) == [*of_three_seeds, wild._replace(alone=True)]
     arm, base = simulated(1, 3, 50, 2, 0.6), simulated(2, 1, 50, 2, 0.6)
     assert difference_estimate(replace(arm, pooled=wild._replace(alone=True)), base).df == 2
     assert difference_estimate(replace(arm, pooled=SeedVariance(1e-4, 8.0)), base).df > 8
+
+
+@pytest.mark.parametrize("n_seeds", [3, 2])
+def test_of_two_trained_arms_an_unstable_one_is_seldom_false(n_seeds):
+    """400 studies: seeds of one arm differ by 1.5 points, of the other by 10, and neither differs from the base.
+
+    With the variance of both, as an F test of so few seeds leaves it, the unstable arm is false in 11.5%, with its own in
+    5.5% (2 seeds: 3.5%).
+    """
+    random, found = np.random.default_rng(n_seeds), []
+    documents = tuple(f"d{i // 4}" for i in range(400))
+    ids = tuple(map(str, range(400)))
+    for _ in range(400):
+        levels = np.repeat(np.clip(random.normal(0.5, 0.15, 100), 0, 1), 4)
+        base, calm, wild = (
+            CorrectnessMatrix(
+                (random.random((n, 400)) < levels + random.normal(0, sd, (n, 1))).astype(float),
+                ids,
+                documents,
+            )
+            for n, sd in ((1, 0.0), (n_seeds, 0.015), (n_seeds, 0.1))
+        )
+        variances = [arm.seed_variance for arm in (calm, wild)]
+        own = family_variances(variances)
+        of_both = SeedVariance(
+            sum(of.value for of in variances) / 2,
+            2.0 * (n_seeds - 1),
+            noise=sum(of.noise for of in variances) / 2,
+        )
+        found.append(
+            [
+                difference_estimate(replace(arm, pooled=variance), base).p < 0.05
+                for arm, variance in ((wild, of_both), (wild, own[1]), (calm, own[0]))
+            ]
+        )
+    pooled, unstable, stable = np.mean(found, axis=0)
+    assert pooled > 0.09
+    assert max(unstable, stable) < 0.07
 
 
 def test_documents_count_as_far_as_they_have_questions_of_their_own():

@@ -138,6 +138,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 _ROUNDING = 1e-12
 _UNLIKE = 0.05
 """p of the F test below which an arm keeps its own variance."""
+_FEWEST_DF = 4
+"""Degrees of freedom of the others below which an arm keeps its own variance anyway: of two arms
+with three seeds, an F test misses one in four that differ eight times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +187,9 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
 
     The variance between documents is that of the seeds' mean, linearised, since documents differ in
     size, with the effective number of documents for their number. It holds the noise of single
-    answers, so each arm's variance between seeds is added without it. Degrees of freedom:
-    Satterthwaite (1946), from the variances before the noise is taken off; an arm with a variance
-    of its own (`family_variances`) has no more than its seeds give.
+    answers, so each arm's variance between seeds is added without it. Degrees of freedom: those of
+    `cochran_df`, from the variances before the noise is taken off; an arm with a variance of its
+    own (`family_variances`) has no more than its seeds give.
     """
     counts, n = weighted[0][1].per_cluster[1], weighted[0][1].n_effective
     if len(counts) < 2:
@@ -194,26 +197,49 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
     sums = sum(weight * matrix.per_cluster[0].mean(0) for weight, matrix in weighted)
     residuals = sums - sums.sum() / counts.sum() * counts
     documents = n / (n - 1) / float(counts.sum()) ** 2 * float(residuals @ residuals)
-    seeds, below, most = 0.0, documents**2 / max(n - 1, 1), math.inf
+    seeds, most = 0.0, math.inf
+    parts = [(documents, max(n - 1, 1.0))]
     for weight, matrix in weighted:
         if matrix.n_seeds == 1:
             continue
         of_arm = matrix.pooled or matrix.seed_variance
         seeds += weight**2 * of_arm.net / matrix.n_seeds
-        below += (weight**2 * of_arm.value / matrix.n_seeds) ** 2 / of_arm.df
+        parts.append((weight**2 * of_arm.value / matrix.n_seeds, of_arm.df))
         if of_arm.alone:
             most = min(most, of_arm.df)
     if documents + seeds < _ROUNDING**2:
         return Variance(0.0, 0.0, max(n - 1, 1.0))
-    df = max((documents + seeds) ** 2 / below, 1.0)
-    return Variance(documents, seeds, min(df, most))
+    return Variance(documents, seeds, min(cochran_df(parts), most))
+
+
+_TAIL = 0.025
+"""Of a 95% interval, by whose quantiles degrees of freedom are found."""
+
+
+def cochran_df(parts: Sequence[tuple[float, float]]) -> float:
+    """Return the degrees of freedom of a sum of estimated variances, (variance, degrees of freedom)
+    each: those of the Student's t whose 95% quantile is the mean of the parts' own, weighted by
+    their variances (Cochran and Cox 1950).
+
+    Satterthwaite's number (1946) takes a variance that few seeds happen to put too low for a
+    well-known one.
+    """
+    from scipy.special import stdtridf
+
+    total = math.fsum(variance for variance, _ in parts)
+    wanted = math.fsum(variance / total * quantile(_TAIL, df) for variance, df in parts)
+    largest = max(df for _, df in parts)
+    if wanted <= quantile(_TAIL, largest):
+        return largest
+    return max(1.0, float(stdtridf(1 - _TAIL, wanted)))
 
 
 def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
     """Return the variances of a study's arms: one for all that are alike, with the degrees of
     freedom of all.
 
-    From the largest downwards, an arm that an F test at 5% tells from those below it keeps its own.
+    From the largest downwards, an arm that an F test at 5% tells from those below it keeps its own;
+    all that are left keep theirs where an F test of so few seeds would tell nothing.
     The largest of an alike family is cut off too at times, so the mean of the others is divided by
     that of a chi-squared number below the limit.
     """
@@ -225,6 +251,8 @@ def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
     while len(order) > 1:
         rest, of = [variances[i] for i in order[:-1]], variances[order[-1]]
         df, mean = _pooled_value(rest)
+        if df < _FEWEST_DF:
+            return pooled
         limit = float(fdtri(of.df, df, 1 - _UNLIKE))
         if of.value <= limit * mean:
             break
