@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy.stats import norm, t
+from scipy.stats import t
 
 from kinject.stats.intervals import chance_p, difference_estimate, flips_p
 from kinject.stats.matrix import CorrectnessMatrix
@@ -46,12 +46,19 @@ def test_mcnemars_p_is_a_sum_of_binomials_in_whole_numbers() -> None:
         assert _flips(after, before) == pytest.approx(min(1.0, float(tail)), rel=1e-9)
 
 
-def test_nearness_is_two_score_tests() -> None:
-    """Schuirmann 1987: both one-sided tests at the margins must find; Wilson's score of 100 answers, 30 right."""
-    values = [1.0] * 30 + [0.0] * 70
-    scores = [(0.3 - rate) / math.sqrt(rate * (1 - rate) / 100) for rate in (0.15, 0.35)]
-    expected = max(norm.sf(scores[0]), norm.cdf(scores[1]))
-    assert chance_p(replace(_matrix(values), chances=(0.25,) * 100), 0.1) == pytest.approx(expected)
+def test_nearness_is_two_binomial_tests_in_whole_numbers() -> None:
+    """Schuirmann 1987: both one-sided tests at the margins must find; of 100 answers 30 are right."""
+
+    def probability(counts: range, rate: Fraction) -> Fraction:
+        ways = (math.comb(100, k) * rate**k * (1 - rate) ** (100 - k) for k in counts)
+        return sum(ways, Fraction(0))
+
+    above, below = (
+        probability(range(30, 101), Fraction(15, 100)),
+        probability(range(31), Fraction(35, 100)),
+    )
+    matrix = replace(_matrix([1.0] * 30 + [0.0] * 70), chances=(0.25,) * 100)
+    assert chance_p(matrix, 0.1) == pytest.approx(float(max(above, below)), rel=1e-9)
 
 
 @pytest.mark.parametrize(("gained", "lost", "n"), [(12, 4, 80), (0, 7, 40)])

@@ -24,8 +24,9 @@ from kinject.report.files import render_summary, write_report
 from kinject.report.formatting import View
 from kinject.report.words import write_opening
 from kinject.results import Report, Sweep, SweepPoint
-from kinject.study.analysis import Evidence, judge_claims, summarize_arms
+from kinject.study.analysis import summarize_arms
 from kinject.study.arms import Arm, arm_infos
+from kinject.study.claims import Evidence, judge_claims
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.run import run_study
 from kinject.types import Answer, Question

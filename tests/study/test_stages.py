@@ -13,7 +13,8 @@ from country import write_study
 from kinject.errors import InputError
 from kinject.recipe import read_recipe
 from kinject.study.arms import expand_arms
-from kinject.study.stages import ArmRun, Planner, run_stage
+from kinject.study.planner import ArmRun, Planner
+from kinject.study.stages import run_stage
 
 
 def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:

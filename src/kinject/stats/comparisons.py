@@ -35,13 +35,31 @@ def make_contrast(
         return None
     found, bounds = difference_estimate(matrix, other), bounded_accuracy(other)
     gained, lost = majority_changes(matrix, other)
-    plain, one_seed = matrix.is_plain and other.is_plain, max(matrix.n_seeds, other.n_seeds) == 1
-    test: Test = "McNemar" if plain else "sign flips" if one_seed else "t over documents and seeds"
     return Contrast(
-        other=name, delta=found.value, low=found.low, high=found.high, p=found.p, p_holm=None, wrong_to_right=gained,
-        right_to_wrong=lost, can_lose=bounds.low > other.chance, test=test, scope=scope, n=len(matrix.question_ids),
-        n_clusters=matrix.n_documents, n_effective=matrix.n_effective, accuracy=matrix.mean(),
-    )  # fmt: skip
+        other=name,
+        delta=found.value,
+        low=found.low,
+        high=found.high,
+        p=found.p,
+        p_holm=None,
+        wrong_to_right=gained,
+        right_to_wrong=lost,
+        can_lose=bounds.low > other.chance,
+        test=_test_name(matrix, other),
+        scope=scope,
+        n=len(matrix.question_ids),
+        n_clusters=matrix.n_documents,
+        n_effective=matrix.n_effective,
+        accuracy=matrix.mean(),
+    )
+
+
+def _test_name(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> Test:
+    if matrix.is_plain and other.is_plain:
+        return "McNemar"
+    if matrix.n_seeds == other.n_seeds == 1:
+        return "sign flips"
+    return "t over documents and seeds"
 
 
 def net_contrast(
@@ -69,12 +87,16 @@ def majority_changes(matrix: CorrectnessMatrix, other: CorrectnessMatrix) -> tup
 
 def correct_contrasts(contrasts: Sequence[Contrast]) -> list[Contrast]:
     """Return `contrasts` corrected as one family (Holm 1979); those without a p are none of it."""
-    corrected = iter(holm([contrast.p for contrast in contrasts if contrast.p is not None]))
-    family = max(1, sum(contrast.p is not None for contrast in contrasts))
-    return [
-        replace(contrast, p_holm=None if contrast.p is None else next(corrected), family=family)
-        for contrast in contrasts
-    ]
+    tested = [contrast.p for contrast in contrasts if contrast.p is not None]
+    corrected = iter(holm(tested))
+    family = max(1, len(tested))
+    every = []
+    for contrast in contrasts:
+        p_holm = None
+        if contrast.p is not None:
+            p_holm = next(corrected)
+        every.append(replace(contrast, p_holm=p_holm, family=family))
+    return every
 
 
 def lead(
@@ -91,23 +113,34 @@ def lead(
     data chose the best (Hung and Fithian, arXiv 1610.03944). Not significant: the arms are not told
     apart.
     """
-    common = aligned(*matrices)
-    compared = aligned(*nets) if nets else common
+    common = compared = aligned(*matrices)
+    if nets:
+        compared = aligned(*nets)
     if not common[0].question_ids or not compared[0].question_ids:
         return None
-    first = max(range(len(compared)), key=lambda i: compared[i].mean())
-    found = []
-    for i, of in enumerate(common):
-        contrast = None if i == first else make_contrast(common[first], of, names[i], scope)
-        if contrast is not None and nets:
+    means = [matrix.mean() for matrix in compared]
+    first = means.index(max(means))
+    closest: Contrast | None = None
+    for i, other in enumerate(common):
+        if i == first:
+            continue
+        contrast = make_contrast(common[first], other, names[i], scope)
+        if contrast is None:
+            continue
+        if nets:
             contrast = net_contrast(contrast, compared[first], compared[i])
-        if contrast is not None:
-            found.append(contrast)
-    return (
-        (first, max(found, key=lambda contrast: 2 if contrast.p is None else contrast.p))
-        if found
-        else None
-    )
+        if closest is None or _p_or_none_last(contrast) > _p_or_none_last(closest):
+            closest = contrast
+    if closest is None:
+        return None
+    return first, closest
+
+
+def _p_or_none_last(contrast: Contrast) -> float:
+    """Return p, or 2 where there is none, which says less than any."""
+    if contrast.p is None:
+        return 2.0
+    return contrast.p
 
 
 def trend(matrices: Sequence[CorrectnessMatrix]) -> tuple[Estimate, bool]:
@@ -119,7 +152,9 @@ def trend(matrices: Sequence[CorrectnessMatrix]) -> tuple[Estimate, bool]:
     last = len(matrices) - 1
     estimate = contrast_estimate([(2 * i - last, matrix) for i, matrix in enumerate(matrices)])
     steps = [after.mean() - before.mean() for before, after in pairwise(matrices)]
-    return estimate, all(step >= 0 if estimate.value > 0 else step <= 0 for step in steps)
+    if estimate.value > 0:
+        return estimate, min(steps) >= 0
+    return estimate, max(steps) <= 0
 
 
 class About(Enum):
@@ -137,16 +172,16 @@ class Tag(Enum):
 
     BETTER = "better"  # the corrected p is below 0.05
     WORSE = "worse"
-    ALIKE = "alike"  # not shown, and the 95% interval excludes a difference of `MARGIN` or more, either way
+    # Not shown, and the 95% interval excludes a difference of `MARGIN` or more, either way.
+    ALIKE = "alike"
     ALONE = "alone"  # not shown, but p is below 0.05 before the correction for all comparisons
-    UNDECIDED = (
-        "undecided"  # not shown, and such differences remain possible: no evidence either way
-    )
-    NOTHING_TO_LOSE = "nothing to lose"  # not shown, and the baseline is not above guessing, so that a loss could not show
+    # Not shown, and such differences remain possible: no evidence either way.
+    UNDECIDED = "undecided"
+    # Not shown, and the baseline is not above guessing, so that a loss could not show.
+    NOTHING_TO_LOSE = "nothing to lose"
     TOO_FEW = "too few"  # effective documents
-    WITHOUT_QUESTION = (
-        "without question"  # better, and more than half of it without the question as well
-    )
+    # Better, and more than half of it without the question as well.
+    WITHOUT_QUESTION = "without question"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +232,15 @@ def find(about: About, result: ArmResult, contrast: Contrast) -> Finding:
 def _tag(contrast: Contrast) -> Tag:
     if contrast.too_few:
         return Tag.TOO_FEW
+    if contrast.is_significant and contrast.delta > 0:
+        return Tag.BETTER
     if contrast.is_significant:
-        return Tag.BETTER if contrast.delta > 0 else Tag.WORSE
-    within = (
-        contrast.low is not None
-        and contrast.high is not None
-        and max(-contrast.low, contrast.high) < MARGIN
-    )
+        return Tag.WORSE
+    within = False
+    if contrast.low is not None and contrast.high is not None:
+        within = max(-contrast.low, contrast.high) < MARGIN
     if not within and contrast.p is not None and contrast.p < ALPHA:
         return Tag.ALONE
-    return Tag.ALIKE if within else Tag.UNDECIDED
+    if within:
+        return Tag.ALIKE
+    return Tag.UNDECIDED

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from kinject.results import ALPHA
 from kinject.stats.matrix import CorrectnessMatrix, SeedVariance
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def quantile(probability: float, df: float) -> float:
     infinite `df`."""
     from scipy.special import ndtri, stdtrit  # scipy.stats takes 0.3 s to import
 
-    return -float(ndtri(probability) if math.isinf(df) else stdtrit(df, probability))
+    if math.isinf(df):
+        return -float(ndtri(probability))
+    return -float(stdtrit(df, probability))
 
 
 def tail(value: float, df: float) -> float:
@@ -40,7 +43,9 @@ def tail(value: float, df: float) -> float:
     `df`."""
     from scipy.special import ndtr, stdtr
 
-    return float(ndtr(-value) if math.isinf(df) else stdtr(df, -value))
+    if math.isinf(df):
+        return float(ndtr(-value))
+    return float(stdtr(df, -value))
 
 
 def flips_p(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> float:
@@ -86,36 +91,46 @@ def flipped_sum_p(sizes: Counter[int], observed: int) -> float:
     import numpy as np
     from scipy.signal import fftconvolve
 
-    total, exact = sum(size * count for size, count in sizes.items()), True
+    exact = True
     distribution = np.ones(1)  # of the sum of those with a plus
-    for size, count in sorted(sizes.items(), key=lambda item: -item[1]):
+    # The most frequent sizes come first, while the distribution is short.
+    for size, count in sorted(sizes.items(), key=_count_of, reverse=True):
         of_size = np.zeros(size * count + 1)
-        of_size[::size] = _heads(count)
+        of_size[::size] = _successes(count, 0.5)
         if len(of_size) * len(distribution) <= _MOST_PRODUCTS:
             distribution = np.convolve(distribution, of_size)
         else:
             distribution, exact = np.maximum(fftconvolve(distribution, of_size), 0), False
+    total = len(distribution) - 1
     sums = 2 * np.arange(total + 1) - total
     p = float(distribution[np.abs(sums) >= observed].sum())
-    return min(1.0, p if exact else max(p, _LEAST_P))
+    if not exact:
+        p = max(p, _LEAST_P)
+    return min(1.0, p)
+
+
+def _count_of(item: tuple[int, int]) -> int:
+    return item[1]
 
 
 @lru_cache(maxsize=1024)
-def _heads(n: int) -> Floats:
-    """Return the probabilities of 0 to `n` heads of `n` coins."""
+def _successes(n: int, chance: float) -> Floats:
+    """Return the probabilities of 0 to `n` successes in `n` trials."""
     import numpy as np
     from scipy.stats import binom
 
-    return np.asarray(binom.pmf(np.arange(n + 1), n, 0.5))
+    return np.asarray(binom.pmf(np.arange(n + 1), n, chance))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return `p_values` corrected for their number (Holm 1979), in their order: the familywise
     error stays below alpha."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected, largest = [0.0] * len(p_values), 0.0
+    n = len(p_values)
+    order = sorted(range(n), key=p_values.__getitem__)
+    corrected, largest = [0.0] * n, 0.0
     for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        # No p is smaller than one before it: a claim is not shown where a stronger one is not.
+        largest = max(largest, min(1.0, (n - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
 
@@ -123,6 +138,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 _ROUNDING = 1e-12
 _UNLIKE = 0.05
 """p of the F test below which an arm keeps its own variance."""
+_FEWEST_DF = 4
+"""Degrees of freedom of the others below which an arm keeps its own variance anyway: of two arms
+with three seeds, an F test misses one in four that differ eight times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +187,9 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
 
     The variance between documents is that of the seeds' mean, linearised, since documents differ in
     size, with the effective number of documents for their number. It holds the noise of single
-    answers, so each arm's variance between seeds is added without it. Degrees of freedom:
-    Satterthwaite (1946), from the variances before the noise is taken off; an arm with a variance
-    of its own (`family_variances`) has no more than its seeds give.
+    answers, so each arm's variance between seeds is added without it. Degrees of freedom: those of
+    `cochran_df`, from the variances before the noise is taken off; an arm with a variance of its
+    own (`family_variances`) has no more than its seeds give.
     """
     counts, n = weighted[0][1].per_cluster[1], weighted[0][1].n_effective
     if len(counts) < 2:
@@ -179,48 +197,83 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
     sums = sum(weight * matrix.per_cluster[0].mean(0) for weight, matrix in weighted)
     residuals = sums - sums.sum() / counts.sum() * counts
     documents = n / (n - 1) / float(counts.sum()) ** 2 * float(residuals @ residuals)
-    seeds, below, most = 0.0, documents**2 / max(n - 1, 1), math.inf
+    seeds, most = 0.0, math.inf
+    parts = [(documents, max(n - 1, 1.0))]
     for weight, matrix in weighted:
-        if matrix.n_seeds > 1:
-            of_arm = matrix.pooled or matrix.seed_variance
-            seeds += weight**2 * of_arm.net / matrix.n_seeds
-            below += (weight**2 * of_arm.value / matrix.n_seeds) ** 2 / of_arm.df
-            most = min(most, of_arm.df) if of_arm.alone else most
+        if matrix.n_seeds == 1:
+            continue
+        of_arm = matrix.pooled or matrix.seed_variance
+        seeds += weight**2 * of_arm.net / matrix.n_seeds
+        parts.append((weight**2 * of_arm.value / matrix.n_seeds, of_arm.df))
+        if of_arm.alone:
+            most = min(most, of_arm.df)
     if documents + seeds < _ROUNDING**2:
         return Variance(0.0, 0.0, max(n - 1, 1.0))
-    return Variance(documents, seeds, min(max((documents + seeds) ** 2 / below, 1.0), most))
+    return Variance(documents, seeds, min(cochran_df(parts), most))
+
+
+_TAIL = 0.025
+"""Of a 95% interval, by whose quantiles degrees of freedom are found."""
+
+
+def cochran_df(parts: Sequence[tuple[float, float]]) -> float:
+    """Return the degrees of freedom of a sum of estimated variances, (variance, degrees of freedom)
+    each: those of the Student's t whose 95% quantile is the mean of the parts' own, weighted by
+    their variances (Cochran and Cox 1950).
+
+    Satterthwaite's number (1946) takes a variance that few seeds happen to put too low for a
+    well-known one.
+    """
+    from scipy.special import stdtridf
+
+    total = math.fsum(variance for variance, _ in parts)
+    wanted = math.fsum(variance / total * quantile(_TAIL, df) for variance, df in parts)
+    largest = max(df for _, df in parts)
+    if wanted <= quantile(_TAIL, largest):
+        return largest
+    return max(1.0, float(stdtridf(1 - _TAIL, wanted)))
 
 
 def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
     """Return the variances of a study's arms: one for all that are alike, with the degrees of
     freedom of all.
 
-    From the largest downwards, an arm that an F test at 5% tells from those below it keeps its own.
+    From the largest downwards, an arm that an F test at 5% tells from those below it keeps its own;
+    all that are left keep theirs where an F test of so few seeds would tell nothing.
     The largest of an alike family is cut off too at times, so the mean of the others is divided by
     that of a chi-squared number below the limit.
     """
     from scipy.special import chdtr, fdtri
 
-    order = sorted(range(len(variances)), key=lambda i: variances[i].value)
+    by_size = sorted((of.value, i) for i, of in enumerate(variances))
+    order = [i for _, i in by_size]
     pooled, limit = list(variances), math.inf
     while len(order) > 1:
         rest, of = [variances[i] for i in order[:-1]], variances[order[-1]]
-        df = sum(other.df for other in rest)
+        df, mean = _pooled_value(rest)
+        if df < _FEWEST_DF:
+            return pooled
         limit = float(fdtri(of.df, df, 1 - _UNLIKE))
-        if of.value <= limit * sum(other.df * other.value for other in rest) / df:
+        if of.value <= limit * mean:
             break
         pooled[order.pop()] = of._replace(alone=True)
-    df = sum(variances[i].df for i in order)
-    each = df / max(len(order), 1)
-    left = (
-        float(chdtr(each + 2, each * limit) / chdtr(each, each * limit)) if len(order) > 1 else 1.0
-    )
-    value, noise = (
-        (sum(variances[i].df * variances[i][part] for i in order) / df for part in (0, 3))
-        if df
-        else (0.0, 0.0)
-    )
-    return [of if of.alone else SeedVariance(value / left, df, noise=noise) for of in pooled]
+    if not order:
+        return pooled
+    alike = [variances[i] for i in order]
+    df, value = _pooled_value(alike)
+    noise = sum(of.df * of.noise for of in alike) / df
+    if len(order) > 1:
+        each = df / len(order)
+        value /= float(chdtr(each + 2, each * limit) / chdtr(each, each * limit))
+    for i in order:
+        pooled[i] = SeedVariance(value, df, noise=noise)
+    return pooled
+
+
+def _pooled_value(variances: Sequence[SeedVariance]) -> tuple[float, float]:
+    """Return the degrees of freedom of several variances together, and their mean by these."""
+    df = sum(of.df for of in variances)
+    return df, sum(of.df * of.value for of in variances) / df
 
 
 def contrast_estimate(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> Estimate:
@@ -269,12 +322,17 @@ def bounded_accuracy(matrix: CorrectnessMatrix) -> Bounded:
     and Pagano 2015).
 
     That number is p (1 - p) over the variance, and the normal quantile is Student's; for one seed
-    and no document with two questions it is the plain interval of Wilson (1927). Where all answers
-    are right, or all wrong, the effective number is that of the documents. One document bounds
-    nothing: 0 to 1.
+    and no document with two questions it is the plain interval of Wilson (1927), which reaches
+    guessing where `chance_p` does not exclude it. Where all answers are right, or all wrong, the
+    effective number is that of the documents. One document bounds nothing: 0 to 1.
     """
     value, (n, df) = matrix.mean(), _accuracy_size(matrix)
-    return Bounded(value, *wilson(value, n, quantile(0.025, df))) if n else Bounded(value, 0.0, 1.0)
+    if not n:
+        return Bounded(value, 0.0, 1.0)
+    low, high = wilson(value, n, quantile(0.025, df))
+    if matrix.is_plain and matrix.chances and _exact_chance_p(matrix) >= ALPHA:
+        low, high = min(low, matrix.chance), max(high, matrix.chance)
+    return Bounded(value, low, high)
 
 
 def _accuracy_size(matrix: CorrectnessMatrix) -> tuple[float, float]:
@@ -294,29 +352,76 @@ def wilson(rate: float, n: float, limit: float = 1.959963984540054) -> tuple[flo
     shift = limit**2 / n
     middle = (rate + shift / 2) / (1 + shift)
     half = math.sqrt(shift * rate * (1 - rate) + shift**2 / 4) / (1 + shift)
-    return (max(0.0, middle - half) if rate > 0 else 0.0), (
-        min(1.0, middle + half) if rate < 1 else 1.0
-    )
+    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    # Exactly the ends, where rounding may leave a little beside them.
+    if rate <= 0:
+        low = 0.0
+    if rate >= 1:
+        high = 1.0
+    return low, high
 
 
 def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | None:
     """Return the two-sided p that the accuracy is that of guessing: the score test of
-    `bounded_accuracy`'s interval.
+    `bounded_accuracy`'s interval; for independent questions the exact binomial test, if larger.
 
     With a `margin`: of two one-sided tests that it is not within that of guessing (Schuirmann
-    1987). Guessing has the mean of the questions' own chances. None with one document.
+    1987), exact for independent questions. Guessing has the mean of the questions' own chances.
+    None with one document.
     """
-    n, df = _accuracy_size(matrix)
-    if not n:
+    if variance_of([(1.0, matrix)]) is None:
         return None
-    tails = []
-    for sign in (1, -1):
-        rate = matrix.chance - sign * (margin or 0.0)
-        above, variance = sign * (matrix.mean() - rate), rate * (1 - rate)
-        tails.append(
-            tail(above / math.sqrt(variance / n), df) if variance > 0 else float(above <= 0)
-        )
-    return min(1.0, 2 * min(tails)) if margin is None else max(tails)
+    if margin is not None:
+        above = _one_sided_p(matrix, matrix.chance - margin, exact=matrix.is_plain)
+        below = _one_sided_p(matrix, matrix.chance + margin, below=True, exact=matrix.is_plain)
+        return max(above, below)
+    above = _one_sided_p(matrix, matrix.chance)
+    below = _one_sided_p(matrix, matrix.chance, below=True)
+    p = min(1.0, 2 * min(above, below))
+    if matrix.is_plain:
+        p = max(p, _exact_chance_p(matrix))
+    return p
+
+
+def _one_sided_p(
+    matrix: CorrectnessMatrix, rate: float, *, below: bool = False, exact: bool = False
+) -> float:
+    """Return the probability, at a true accuracy of `rate`, of an accuracy as high as that of
+    `matrix` or higher; with `below`, as low or lower."""
+    from scipy.special import bdtr, bdtrc
+
+    excess = matrix.mean() - rate
+    if below:
+        excess = -excess
+    variance = rate * (1 - rate)
+    # At the ends, or beyond them by a margin, no other accuracy is possible.
+    if variance <= 0:
+        return float(excess <= 0)
+    if not exact:
+        n, df = _accuracy_size(matrix)
+        return tail(excess / math.sqrt(variance / n), df)
+    n_correct, n_questions = round(float(matrix.correct.sum())), len(matrix.question_ids)
+    if below:
+        return float(bdtr(n_correct, n_questions, rate))
+    return float(bdtrc(n_correct - 1, n_questions, rate))
+
+
+_AS_LIKELY = 1 + 1e-7
+"""Ratio of probabilities that rounding tells apart, as scipy.stats.binomtest has it."""
+
+
+def _exact_chance_p(matrix: CorrectnessMatrix) -> float:
+    """Return the probability that guessing gets a number of questions right that is as unlikely as
+    that of `matrix`, or more; questions are independent, each with its own chance."""
+    import numpy as np
+
+    distribution = np.ones(1)
+    for chance, n in sorted(Counter(matrix.chances).items()):
+        distribution = np.convolve(distribution, _successes(n, chance))
+    if not matrix.chances:
+        distribution = np.eye(1, len(matrix.question_ids) + 1)[0]  # guessing is never right
+    likely = distribution[round(float(matrix.correct.sum()))] * _AS_LIKELY
+    return min(1.0, float(distribution[distribution <= likely].sum()))
 
 
 def equivalence_p(

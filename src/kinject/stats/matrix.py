@@ -65,16 +65,19 @@ class CorrectnessMatrix:
 
     def part(self, columns: Sequence[int]) -> CorrectnessMatrix:
         """Return the matrix of some of the questions, whose `pooled` variance is not known."""
-        ids, clusters = (
-            tuple(values[i] for i in columns) for values in (self.question_ids, self.clusters)
-        )
-        chances = tuple(self.chances[i] for i in columns) if self.chances else ()
+        ids = tuple(self.question_ids[i] for i in columns)
+        clusters = tuple(self.clusters[i] for i in columns)
+        chances: tuple[float, ...] = ()
+        if self.chances:
+            chances = tuple(self.chances[i] for i in columns)
         return CorrectnessMatrix(self.correct[:, list(columns)], ids, clusters, chances)
 
     @property
     def chance(self) -> float:
         """The accuracy of guessing: the mean of the questions' chances."""
-        return sum(self.chances) / len(self.chances) if self.chances else 0.0
+        if not self.chances:
+            return 0.0
+        return sum(self.chances) / len(self.chances)
 
     @cached_property
     def _members(self) -> tuple[Any, int]:
@@ -99,7 +102,9 @@ class CorrectnessMatrix:
         """The effective number of documents (Kish 1965): 1.4 where one has 200 questions and 19
         have two."""
         counts = self.per_cluster[1]
-        return float(counts.sum() ** 2 / (counts**2).sum()) if len(counts) else 0.0
+        if not len(counts):
+            return 0.0
+        return float(counts.sum() ** 2 / (counts**2).sum())
 
     @property
     def seed_variance(self) -> SeedVariance:
@@ -124,7 +129,9 @@ class CorrectnessMatrix:
     @property
     def interval_name(self) -> Interval:
         """The name of the interval that `bounded_accuracy` gives."""
-        return "Wilson" if self.is_plain else "Wilson over documents and seeds"
+        if self.is_plain:
+            return "Wilson"
+        return "Wilson over documents and seeds"
 
 
 @lru_cache(maxsize=16)  # the arms of a question set have the same questions
@@ -162,23 +169,22 @@ def aligned(*matrices: CorrectnessMatrix) -> list[CorrectnessMatrix]:
 
     A question has its document from the first matrix that names one.
     """
-    shared = set(matrices[0].question_ids).intersection(
-        *(matrix.question_ids for matrix in matrices[1:])
-    )
+    shared = set(matrices[0].question_ids)
+    for matrix in matrices[1:]:
+        shared &= set(matrix.question_ids)
     names = tuple(name for name in matrices[0].question_ids if name in shared)
-    parts = []
-    for matrix in matrices:
-        index = {name: i for i, name in enumerate(matrix.question_ids)}
-        same = matrix.question_ids == names
-        parts.append(
-            matrix
-            if same
-            else replace(matrix.part([index[name] for name in names]), pooled=matrix.pooled)
-        )
+    parts = [_on_questions(matrix, names) for matrix in matrices]
     if len({part.clusters for part in parts}) > 1:
-        clusters = tuple(
-            next(filter(None, of), "")
-            for of in zip(*(part.clusters for part in parts), strict=True)
-        )
+        by_question = zip(*(part.clusters for part in parts), strict=True)
+        clusters = tuple(next(filter(None, named), "") for named in by_question)
         parts = [replace(part, clusters=clusters) for part in parts]
     return parts
+
+
+def _on_questions(matrix: CorrectnessMatrix, names: tuple[str, ...]) -> CorrectnessMatrix:
+    if matrix.question_ids == names:
+        return matrix
+    index = {name: i for i, name in enumerate(matrix.question_ids)}
+    part = matrix.part([index[name] for name in names])
+    # A few questions without a score do not change how much the seeds differ.
+    return replace(part, pooled=matrix.pooled)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kinject.results import ALPHA
-from kinject.stats.intervals import quantile, variance_of
+from kinject.stats.intervals import cochran_df, quantile, variance_of
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 
 POWER = 0.8
@@ -61,11 +61,9 @@ def detectable(design: Design, spread: Spread) -> float:
     df = design.n_documents - 1
     if design.n_trained:
         of_seeds = design.n_trained / 2 * spread.seed / design.n_seeds
-        # Satterthwaite's degrees of freedom, as the test has them: few seeds are known badly.
-        df_seeds = max(1, design.n_trained * (design.n_seeds - 1))
-        total = variance + of_seeds
-        df = total**2 / (variance**2 / df + of_seeds**2 / df_seeds)
-        variance = total
+        # As the test has them: few seeds are known badly.
+        df = cochran_df([(variance, df), (of_seeds, max(1.0, design.n_seeds - 1.0))])
+        variance += of_seeds
     both_tails = quantile(ALPHA / design.family / 2, df)
     return (both_tails + quantile(1 - POWER, df)) * math.sqrt(variance)
 

@@ -7,10 +7,12 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
+from kinject.corpus.spans import Json
 from kinject.errors import Problem, RecipeError
 from kinject.question_formats import FORMATS
 from kinject.recipe import StudyRecipe, read_recipe
@@ -72,20 +74,12 @@ class Arm:
     @property
     def augment_overrides(self) -> dict[str, Any]:
         """The overrides that apply to the augment recipe."""
-        return {
-            key: value
-            for key, value in self.overrides.items()
-            if key.split(".")[0] in AUGMENT_SECTIONS
-        }
+        return _of_sections(self.overrides, AUGMENT_SECTIONS)
 
     @property
     def train_overrides(self) -> dict[str, Any]:
         """The overrides that apply to the train recipe."""
-        return {
-            key: value
-            for key, value in self.overrides.items()
-            if key.split(".")[0] in TRAIN_SECTIONS
-        }
+        return _of_sections(self.overrides, TRAIN_SECTIONS)
 
     @property
     def matched(self) -> str:
@@ -98,8 +92,9 @@ class Arm:
 
     def _weights(self) -> Arm:
         """Return the arm reduced to the fields on which its weights depend."""
-        values = nest_overrides(self.overrides)
-        alpha = None if self.alpha == 1 else self.alpha  # alpha 1 is the tuned model itself
+        alpha = self.alpha
+        if alpha == 1:
+            alpha = None  # alpha 1 is the tuned model itself
         return replace(
             self,
             name="",
@@ -107,7 +102,7 @@ class Arm:
             rag=True,
             seeds=(),
             sweep="",
-            overrides=values,
+            overrides=nest_overrides(self.overrides),
             alpha=alpha,
         )
 
@@ -137,29 +132,32 @@ def expand_arms(
     every: list[Arm] = []
     sweeps: dict[tuple[str, str], tuple[SweepPoint, ...]] = {}
     for model in section.models:
-        values = {
-            name: value for (tuned_model, name), value in tuned.items() if tuned_model == model
-        }
+        values = {name: value for (of, name), value in tuned.items() if of == model}
         arms = [base_arm(section, model)]
         arms += [
             _make_arm(section, model, name, item, values) for name, item in section.arms.items()
         ]
         for sweep, item in (section.sweeps or {}).items():
-            parent = next((arm for arm in arms if arm.name == item.arm), None)
-            if parent is not None:
-                sweeps[model, sweep] = _expand_sweep(sweep, item, parent, arms)
+            for parent in arms:
+                if parent.name == item.arm:
+                    sweeps[model, sweep] = _expand_sweep(sweep, item, parent, arms)
+                    break
         every += arms
-        every += [
-            replace(
-                arm, name=str(ArmName(arm.name, name)), retrieval=name, description=f"{arm.name}, with the passages of {name}",
-                overrides={**arm.overrides, **{f"eval.retrieval.{key}": value for key, value in keys.items()}},
-            )
-            for name, keys in (section.retrievals or {}).items() for arm in arms if arm.rag
-        ]  # fmt: skip
-    return StudyArms(
-        tuple(every),
-        sweeps,
-        _expand_grids(section, max(seed for arm in every for seed in arm.seeds)),
+        for name, keys in (section.retrievals or {}).items():
+            every += [_with_retrieval(arm, name, keys) for arm in arms if arm.rag]
+    last_seed = max(chain.from_iterable(arm.seeds for arm in every))
+    return StudyArms(tuple(every), sweeps, _expand_grids(section, last_seed))
+
+
+def _with_retrieval(arm: Arm, name: str, keys: Mapping[str, Any]) -> Arm:
+    """Return `arm` as it is asked with the passages of the retrieval `name`."""
+    retrieval = {f"eval.retrieval.{key}": value for key, value in keys.items()}
+    return replace(
+        arm,
+        name=str(ArmName(arm.name, name)),
+        retrieval=name,
+        description=f"{arm.name}, with the passages of {name}",
+        overrides={**arm.overrides, **retrieval},
     )
 
 
@@ -173,18 +171,25 @@ def _expand_sweep(
         varied = replace(
             _with_value(parent, item.key, value, name), rag=False, seeds=item.seeds or parent.seeds
         )
-        arm = next((arm for arm in arms if varied.is_covered_by(arm)), None)
-        if arm is None:
-            arm = varied
+        arm = _with_weights_of(varied, arms)
+        if arm is varied:
             arms.append(arm)
         points.append(SweepPoint(value, value_label(value), arm.name))
     return tuple(points)
 
 
+def _with_weights_of(varied: Arm, arms: Sequence[Arm]) -> Arm:
+    """Return the first arm that has the weights of `varied`, itself if none has."""
+    for arm in arms:
+        if varied.is_covered_by(arm):
+            return arm
+    return varied
+
+
 def _expand_grids(
     section: StudySection, last_seed: int
 ) -> dict[tuple[str, str], tuple[tuple[Any, Arm], ...]]:
-    """Return the arms of each grid, with the seed after `last_seed`: reported seeds choose nothing."""
+    """Return each grid's arms, with the seed after `last_seed`: reported seeds choose nothing."""
     grids = {}
     for model in section.models:
         for name, item in (section.tune or {}).items():
@@ -207,10 +212,9 @@ def _make_arm(
 ) -> Arm:
     """Return an arm of the recipe: its own overrides take precedence over tuned values, and these
     over the study's."""
+    of_eval = eval_overrides(section)
     overrides = {
-        key: value
-        for key, value in (section.overrides or {}).items()
-        if key not in eval_overrides(section)
+        key: value for key, value in (section.overrides or {}).items() if key not in of_eval
     }
     for tuning, value in tuned.items():
         tune = (section.tune or {})[tuning]
@@ -219,17 +223,26 @@ def _make_arm(
     overrides |= item.overrides or {}
     match = dict(item.match or {})
     return Arm(
-        name=name, model=model, description=item.description, corpus=item.corpus, overrides=overrides,
-        match_steps_of=match.get("steps", ""), match_seconds_of=match.get("seconds", ""), alpha=item.alpha, rag=item.rag,
-        seeds=item.seeds or section.seeds, through=item.through or "", after=item.after or "",
-    )  # fmt: skip
+        name=name,
+        model=model,
+        description=item.description,
+        corpus=item.corpus,
+        overrides=overrides,
+        match_steps_of=match.get("steps", ""),
+        match_seconds_of=match.get("seconds", ""),
+        alpha=item.alpha,
+        rag=item.rag,
+        seeds=item.seeds or section.seeds,
+        through=item.through or "",
+        after=item.after or "",
+    )
 
 
-def _with_value(arm: Arm, key: str, value: Any, sweep: str) -> Arm:
-    """Return `arm` with `value` for `key` (a dotted recipe key, alpha or corpus), named after both."""
+def _with_value(arm: Arm, key: str, value: Json, sweep: str) -> Arm:
+    """Return `arm`, named after both, with `value` for `key` (dotted, or alpha or corpus)."""
     name = f"{arm.name}, {key.split('.')[-1]} {value_label(value)}"
     if key == "alpha":
-        return replace(arm, name=name, alpha=float(value), sweep=sweep)
+        return replace(arm, name=name, alpha=float(cast(float, value)), sweep=sweep)
     if key == "corpus":
         return replace(arm, name=name, corpus=str(value), sweep=sweep)
     return replace(arm, name=name, overrides={**arm.overrides, key: value}, sweep=sweep)
@@ -237,16 +250,26 @@ def _with_value(arm: Arm, key: str, value: Any, sweep: str) -> Arm:
 
 def base_models(section: StudySection) -> dict[str, StudyModelSection]:
     """Return the base models by name."""
-    return {
-        name: StudyModelSection(path=value) if isinstance(value, str) else value
-        for name, value in section.models.items()
-    }
+    models = {}
+    for name, value in section.models.items():
+        if isinstance(value, str):
+            models[name] = StudyModelSection(path=value)
+        else:
+            models[name] = value
+    return models
 
 
 def eval_overrides(section: StudySection, arm: Arm | None = None) -> dict[str, Any]:
     """Return the overrides of the study, and of `arm`, that apply to the shared eval recipe."""
-    overrides = {**(section.overrides or {}), **(arm.overrides if arm else {})}
-    return {key: value for key, value in overrides.items() if key.split(".")[0] == "eval"}
+    overrides = dict(section.overrides or {})
+    if arm is not None:
+        overrides |= arm.overrides
+    return _of_sections(overrides, ("eval",))
+
+
+def _of_sections(overrides: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    """Return the overrides of keys in `sections`."""
+    return {key: value for key, value in overrides.items() if key.split(".")[0] in sections}
 
 
 def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +280,9 @@ def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
         parent = root
         for part in path:
             child = parent.get(part)
-            parent[part] = dict(child) if isinstance(child, Mapping) else {}
+            parent[part] = {}
+            if isinstance(child, Mapping):
+                parent[part] |= child  # a copy: the value is the recipe's
             parent = parent[part]
         parent[last] = value
     return root
@@ -275,19 +300,22 @@ def drop_output_folders(values: Mapping[str, Any]) -> dict[str, Any]:
         *path, last = key.split(".")
         section: Any = result
         for part in path:
-            section = section.get(part) if isinstance(section, dict) else None
+            if isinstance(section, dict):
+                section = section.get(part)
         if isinstance(section, dict):
             section.pop(last, None)
     return result
 
 
-def value_label(value: Any) -> str:
+def value_label(value: Json) -> str:
     """Return a value of a recipe as a short label."""
     if isinstance(value, Mapping):
         return " + ".join(f"{name} {value_label(item)}" for name, item in value.items()) or "none"
     if isinstance(value, float):
         return f"{value:g}"
-    return "none" if value is None else str(value)
+    if value is None:
+        return "none"
+    return str(value)
 
 
 def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
@@ -299,9 +327,10 @@ def arm_infos(arms: Sequence[Arm]) -> tuple[ArmInfo, ...]:
             recipe["corpus"] = arm.corpus
         if arm.alpha is not None:
             recipe["alpha"] = arm.alpha
-        recipe |= {
-            key: value for key, value in (("through", arm.through), ("after", arm.after)) if value
-        }
+        if arm.through:
+            recipe["through"] = arm.through
+        if arm.after:
+            recipe["after"] = arm.after
         infos.append(
             ArmInfo(
                 arm.name, arm.model, arm.description, arm.trained, arm.sweep, recipe, arm.matched
@@ -335,90 +364,106 @@ def check_inputs(recipe: StudyRecipe) -> None:
     """Raise `RecipeError` for missing documents and questions of the shared recipes, before
     anything is trained."""
     section = recipe.study
-    augment = {
-        key: value
-        for key, value in (section.overrides or {}).items()
-        if key.split(".")[0] in AUGMENT_SECTIONS
-    }
-    evaluation = {
-        **eval_overrides(section),
-        "eval.models": {"any": "."},
-    }  # replaced by the arms' models
-    shared: tuple[tuple[str | None, Mapping[str, Any], Literal["augment", "eval"]], ...] = (
-        (section.augment, augment, "augment"), (section.eval, evaluation, "eval")
-    )  # fmt: skip
+    augment = _of_sections(section.overrides or {}, AUGMENT_SECTIONS)
+    evaluation = eval_overrides(section)
+    evaluation["eval.models"] = {"any": "."}  # replaced by the arms' models
     problems: list[Problem] = []
-    for path, overrides, verb in shared:
-        try:
-            if path is not None:
-                read_recipe(Path(path), override_arguments(overrides), verb)
-        except RecipeError as error:
-            problems += error.problems
+    if section.augment is not None:
+        problems += _problems_of(section.augment, augment, "augment")
+    problems += _problems_of(section.eval, evaluation, "eval")
     recipe.raise_any(problems)
+
+
+def _problems_of(
+    path: str, overrides: Mapping[str, Any], verb: Literal["augment", "eval"]
+) -> list[Problem]:
+    try:
+        read_recipe(Path(path), override_arguments(overrides), verb)
+    except RecipeError as error:
+        return list(error.problems)
+    return []
 
 
 def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
     """Raise `RecipeError` with every fault of the shared recipes under the overrides of some arm.
     Imports TRL."""
-    every = [*arms.arms, *(arm for grid in arms.grids.values() for _, arm in grid)]
+    every = list(arms.arms)
+    for grid in arms.grids.values():
+        every += [arm for _, arm in grid]
     problems: list[Problem] = []
     adapters: dict[KeyPath, str] = {}
     for arm in every:
-        key_path: KeyPath = (
-            ("study", "sweeps", arm.sweep) if arm.sweep else ("study", "arms", arm.name)
-        )
-        name = (recipe.study.sweeps or {})[arm.sweep].arm if arm.sweep else arm.name
-        shared = [
-            (recipe.study.augment, arm.augment_overrides),
-            (recipe.study.train, arm.train_overrides),
-        ]
-        if arm.retrieval:  # every arm's as the base's
-            key_path = ("study", "retrievals", arm.retrieval)
-            shared = [] if arm.trained else [(recipe.study.eval, eval_overrides(recipe.study, arm))]
-        for path, overrides in shared:
+        key_path, name = _declared_at(recipe.study, arm)
+        for path, overrides in _shared_recipes(recipe.study, arm):
             try:
-                read = (
-                    None if path is None else read_recipe(Path(path), override_arguments(overrides))
-                )
-                if (
-                    name in recipe.study.arms
-                    and read
-                    and read.adapter
-                    and not read.adapter.get("merge")
-                ):
-                    adapters[key_path] = name
-            except RecipeError as error:  # a fault of an override is reported at the arm's line
-                problems += [
-                    replace(problem, location=recipe.location(key_path))
-                    if problem.location == "command line"
-                    else problem
-                    for problem in error.problems
-                ]
-    evaluation = read_recipe(
-        Path(recipe.study.eval), override_arguments(eval_overrides(recipe.study))
-    ).eval
+                read = read_recipe(Path(path), override_arguments(overrides))
+            except RecipeError as error:
+                problems += [_at_arm(problem, recipe, key_path) for problem in error.problems]
+                continue
+            if name in recipe.study.arms and read.adapter and not read.adapter.get("merge"):
+                adapters[key_path] = name
+    overrides = eval_overrides(recipe.study)
+    evaluation = read_recipe(Path(recipe.study.eval), override_arguments(overrides)).eval
     if evaluation is None:
         problems.append(Problem("study.eval", f"{recipe.study.eval} has no eval section."))
     else:
-        decides = {name: head_format(evaluation, name)[0] for name in evaluation.questions}
-        shared_eval = replace(
-            _KEYS,
-            checks_inputs=False,
-            sets=evaluation.questions,
-            writes=frozenset(name for name, format in decides.items() if FORMATS[format].generates),
-            writes_words=frozenset(
-                name for name, format in decides.items() if FORMATS[format].is_open
-            ),
-            adapters=adapters,
-        )
-        problems += find_problems("study", recipe, shared_eval)
+        problems += find_problems("study", recipe, _shared_eval(evaluation, adapters))
     recipe.raise_any(problems)
+
+
+def _declared_at(section: StudySection, arm: Arm) -> tuple[KeyPath, str]:
+    """Return the line of the recipe that declares an arm, and the recipe's arm that it varies."""
+    if arm.retrieval:
+        key_path: KeyPath = ("study", "retrievals", arm.retrieval)
+    elif arm.sweep:
+        key_path = ("study", "sweeps", arm.sweep)
+    else:
+        key_path = ("study", "arms", arm.name)
+    if arm.sweep:
+        return key_path, (section.sweeps or {})[arm.sweep].arm
+    return key_path, arm.name
+
+
+def _shared_recipes(section: StudySection, arm: Arm) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the shared recipes that an arm overrides, with its overrides."""
+    if arm.retrieval and arm.trained:
+        return []  # its evaluation is the base's, which is checked
+    if arm.retrieval:
+        return [(section.eval, eval_overrides(section, arm))]
+    shared: list[tuple[str, Mapping[str, Any]]] = []
+    if section.augment is not None:
+        shared.append((section.augment, arm.augment_overrides))
+    if section.train is not None:
+        shared.append((section.train, arm.train_overrides))
+    return shared
+
+
+def _at_arm(problem: Problem, recipe: StudyRecipe, key_path: KeyPath) -> Problem:
+    """Return a fault of an override at the arm's line, another one as it is."""
+    if problem.location == "command line":
+        return replace(problem, location=recipe.location(key_path))
+    return problem
+
+
+def _shared_eval(evaluation: EvalSection, adapters: Mapping[KeyPath, str]) -> Shared:
+    """Return what the checks of a study need of its eval recipe."""
+    decides = {name: FORMATS[head_format(evaluation, name)[0]] for name in evaluation.questions}
+    return replace(
+        _KEYS,
+        checks_inputs=False,
+        sets=evaluation.questions,
+        writes=frozenset(name for name, form in decides.items() if form.generates),
+        writes_words=frozenset(name for name, form in decides.items() if form.is_open),
+        adapters=adapters,
+    )
 
 
 def head_format(evaluation: EvalSection, question_set: str) -> tuple[str, int]:
     """Return the format and number of shots that decide choices and claims on a set: the first of
     each in the eval recipe."""
     asked = evaluation.formats_of(evaluation.sets()[question_set])
-    return next(
-        (format for format in asked if FORMATS[format].shows_question), asked[0]
-    ), evaluation.shots[0]
+    shots = evaluation.shots[0]
+    for name in asked:
+        if FORMATS[name].shows_question:
+            return name, shots
+    return asked[0], shots

@@ -9,8 +9,8 @@ from kinject.report.formatting import format_count
 from kinject.results import MARGIN
 from kinject.stats.matrix import CorrectnessMatrix
 from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
-from kinject.study.analysis import Evidence
 from kinject.study.arms import BASE
+from kinject.study.claims import Evidence
 from kinject.types import ArmName, Question
 
 _COMPARED = ("difference", "equivalence")

@@ -97,7 +97,7 @@ class Records:
         controls: dict[tuple[str, str], list[Answer]] = {}
         for answer in read_answers(folder / "answers.jsonl"):
             if answer.format == PERPLEXITY_FORMAT:
-                continue
+                continue  # texts, which have no right answer
             if not FORMATS[answer.format].shows_question:
                 controls.setdefault((answer.question_set, answer.format), []).append(answer)
             if answer.k or not retrieval:
@@ -143,13 +143,22 @@ class Records:
         for (model, arm, name), items in groups.items():
             values = [item.per_token for item in items if item.per_token is not None]
             bits = [item.bits_per_byte for item in items if item.bits_per_byte is not None]
-            finite = len(values) == len(bits) == len(items)
+            per_token = bits_per_byte = None
+            # One seed that is not finite diverged: the mean of the others would hide it.
+            if len(values) == len(bits) == len(items):
+                per_token, bits_per_byte = geometric_mean(values), fmean(bits)
             means.append(
                 Perplexity(
-                    arm, name, items[0].n_texts, items[0].n_tokens, geometric_mean(values) if finite else None,
-                    fmean(bits) if finite else None, model, tuple(values),
+                    arm,
+                    name,
+                    items[0].n_texts,
+                    items[0].n_tokens,
+                    per_token,
+                    bits_per_byte,
+                    model,
+                    tuple(values),
                 )
-            )  # fmt: skip
+            )
         return tuple(means)
 
     def seeds(self, model: str, arm: str) -> list[int]:
@@ -160,11 +169,14 @@ class Records:
         """Return the settings in which every seed of the arm was evaluated and some question has a
         score from each."""
         seeds = self.seeds(model, arm)
+        if not seeds:
+            return []
         return [
-            setting for setting in (self.by_run[model, arm, seeds[0]] if seeds else ())
-            if all(setting in self.by_run[model, arm, seed] for seed in seeds)
+            setting
+            for setting in self.by_run[model, arm, seeds[0]]
+            if self._has_all(model, arm, [setting])
             and self.matrix(model, arm, setting).question_ids
-        ]  # fmt: skip
+        ]
 
     def headline_settings(
         self, model: str, arm: str, chosen_k: Mapping[tuple[str, str, str], int]
@@ -217,15 +229,12 @@ class Records:
     def n_cut(self, model: str, arm: str, setting: AskSetting, subject: str = "") -> int:
         """Return the number of questions whose prompt was cut for some seed; with `subject`, of
         that one."""
-        answers = (
-            a
-            for seed in self.seeds(model, arm)
-            for a in self.by_run[model, arm, seed][setting]
-            if a.truncated
-        )
-        return len(
-            {answer.question_id for answer in answers if not subject or answer.subject == subject}
-        )
+        cut = set()
+        for seed in self.seeds(model, arm):
+            for answer in self.by_run[model, arm, seed][setting]:
+                if answer.truncated and (not subject or answer.subject == subject):
+                    cut.add(answer.question_id)
+        return len(cut)
 
     def changed(
         self, model: str, arm: str, setting: AskSetting, base: str
@@ -236,7 +245,9 @@ class Records:
         That is where more than half of the seeds have one outcome, and another one before.
         """
         plain = setting._replace(k=0)
-        before = self.by_question(model, base, plain) if plain in self.settings(model, base) else {}
+        before: dict[str, tuple[Answer, ...]] = {}
+        if plain in self.settings(model, base):
+            before = self.by_question(model, base, plain)
         for question_id, now in self.by_question(model, arm, setting).items():
             after, was = most_common_outcome(now), most_common_outcome(before.get(question_id, ()))
             if after and was and after != was:
@@ -264,42 +275,45 @@ class Records:
         `pooled`, but for one subject's.
         """
         key = (model, arm, setting, subject, outcome, net)
-        if key not in self._matrices and not subject:
-            needed = [setting]
-            if net:
-                needed.append(control_setting(setting))
-            arms = [
-                name
-                for of, name in dict.fromkeys((of, name) for of, name, _ in self.by_run)
-                if of == model
-            ]
-            complete = [name for name in arms if self._has_all(model, name, needed)]
-            matrices = {
-                name: self._make_matrix(model, name, setting, outcome, net=net) for name in complete
-            }
-            several = {
-                name: matrix
-                for name, matrix in matrices.items()
-                if matrix.n_seeds > 1 and matrix.question_ids
-            }
-            pooled = family_variances([matrix.seed_variance for matrix in several.values()])
-            for (name, matrix), variance in zip(several.items(), pooled, strict=True):
-                matrices[name] = replace(matrix, pooled=variance)
-            self._matrices |= {
-                (model, name, setting, "", outcome, net): matrix
-                for name, matrix in matrices.items()
-            }
-        elif key not in self._matrices:
-            all_subjects = self.matrix(model, arm, setting, "", outcome, net=net)
-            subject_ids = {
-                answer.question_id
-                for answer in self._first(model, arm, setting)
-                if answer.subject == subject
-            }
-            self._matrices[key] = all_subjects.part(
-                [i for i, name in enumerate(all_subjects.question_ids) if name in subject_ids]
-            )
+        if key not in self._matrices:
+            if subject:
+                all_subjects = self.matrix(model, arm, setting, "", outcome, net=net)
+                self._matrices[key] = self._of_subject(all_subjects, model, arm, setting, subject)
+            else:
+                self._make_matrices(model, setting, outcome, net=net)
         return self._matrices[key]
+
+    def _make_matrices(
+        self, model: str, setting: AskSetting, outcome: Outcome, *, net: bool
+    ) -> None:
+        """Make the matrices of every arm in `setting`: their variances between seeds inform each
+        other."""
+        needed = [setting]
+        if net:
+            needed.append(control_setting(setting))
+        arms = dict.fromkeys(arm for of, arm, _ in self.by_run if of == model)
+        matrices = {
+            arm: self._make_matrix(model, arm, setting, outcome, net=net)
+            for arm in arms
+            if self._has_all(model, arm, needed)
+        }
+        several = {
+            arm: matrix
+            for arm, matrix in matrices.items()
+            if matrix.n_seeds > 1 and matrix.question_ids
+        }
+        pooled = family_variances([matrix.seed_variance for matrix in several.values()])
+        for (arm, matrix), variance in zip(several.items(), pooled, strict=True):
+            matrices[arm] = replace(matrix, pooled=variance)
+        for arm, matrix in matrices.items():
+            self._matrices[model, arm, setting, "", outcome, net] = matrix
+
+    def _of_subject(
+        self, matrix: CorrectnessMatrix, model: str, arm: str, setting: AskSetting, subject: str
+    ) -> CorrectnessMatrix:
+        answers = self._first(model, arm, setting)
+        ids = {answer.question_id for answer in answers if answer.subject == subject}
+        return matrix.part([i for i, name in enumerate(matrix.question_ids) if name in ids])
 
     def has_control(self, model: str, arm: str, setting: AskSetting) -> bool:
         """Return whether every seed of the arm was asked in `setting` and answered the same choices
@@ -314,20 +328,19 @@ class Records:
         if setting.k or not self.has_control(model, arm, setting):
             return None
         alone = control_setting(setting)
-        matrix = control_correctness(
-            [self.by_run[model, arm, seed][alone] for seed in self.seeds(model, arm)]
-        )
+        seeds = self.seeds(model, arm)
+        matrix = control_correctness([self.by_run[model, arm, seed][alone] for seed in seeds])
         net = self.matrix(model, arm, setting, subject, net=True)
         if not net.question_ids:
             return None
-        columns = [i for i, name in enumerate(matrix.question_ids) if name in set(net.question_ids)]
+        in_both = set(net.question_ids)
+        columns = [i for i, name in enumerate(matrix.question_ids) if name in in_both]
         return ControlAnswers(alone.format, matrix.part(columns), net)
 
     def _has_all(self, model: str, arm: str, settings: Sequence[AskSetting]) -> bool:
         seeds = self.seeds(model, arm)
-        return bool(seeds) and all(
-            item in self.by_run[model, arm, seed] for item in settings for seed in seeds
-        )
+        asked = [self.by_run[model, arm, seed].keys() for seed in seeds]
+        return bool(seeds) and all(of_seed >= set(settings) for of_seed in asked)
 
     def _make_matrix(
         self, model: str, arm: str, setting: AskSetting, outcome: Outcome, *, net: bool
@@ -338,15 +351,15 @@ class Records:
         for seed, asked in zip(seeds, ids, strict=True):
             if asked != ids[0]:
                 raise InputError(
-                    f"{arm}, seed {seed}: {setting.question_set}: other questions than seed {seeds[0]}. Run the study again."
+                    f"{arm}, seed {seed}: {setting.question_set}: other questions than seed "
+                    f"{seeds[0]}. Run the study again."
                 )
         matrix = correctness(runs, outcome)
         if not net:
             return matrix
         alone = control_setting(setting)
-        return beyond(
-            matrix, control_correctness([self.by_run[model, arm, seed][alone] for seed in seeds])
-        )
+        controls = [self.by_run[model, arm, seed][alone] for seed in seeds]
+        return beyond(matrix, control_correctness(controls))
 
 
 def control_setting(setting: AskSetting) -> AskSetting:
@@ -356,28 +369,31 @@ def control_setting(setting: AskSetting) -> AskSetting:
 
 
 def changed_answers(
-    records: Records, arms: Sequence[Arm], questions: Mapping[str, Sequence[Question]],
+    records: Records,
+    arms: Sequence[Arm],
+    questions: Mapping[str, Sequence[Question]],
     chosen_k: Mapping[tuple[str, str, str], int],
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[Row]:
     """Yield a row of flips.jsonl for each test question that most seeds of an arm (none of a sweep)
     answer otherwise than base.
 
     As `kinject.eval.results.find_flips`, without log-probs and passages: the choice is that of most
     seeds.
     """
-    by_id = {
-        (name, question.id): question
-        for name, set_questions in questions.items()
-        for question in set_questions
-    }
-    for arm in (arm for arm in arms if not arm.sweep):
+    by_id: dict[tuple[str, str], Question] = {}
+    for name, set_questions in questions.items():
+        for question in set_questions:
+            by_id[name, question.id] = question
+    for arm in arms:
+        if arm.sweep:
+            continue
         for setting in records.headline_settings(arm.model, arm.name, chosen_k):
-            for now, before in (
-                records.changed(arm.model, arm.name, setting, BASE)
-                if arm.trained or setting.k
-                else ()
-            ):
-                question = by_id.get((setting.question_set, now[0].question_id))
-                if question is not None:  # the questions of a task are not among them
-                    name = ArmName.asked(arm.name, 0 if arm.retrieval else setting.k)
-                    yield {"model": arm.model, "arm": name, **flip_row(question, now, before)}
+            if not arm.trained and not setting.k:
+                continue  # the base compared with itself
+            name = arm.name
+            if not arm.retrieval:
+                name = ArmName.asked(arm.name, setting.k)
+            for now, before in records.changed(arm.model, arm.name, setting, BASE):
+                found = by_id.get((setting.question_set, now[0].question_id))
+                if found is not None:  # the questions of a task are not among them
+                    yield {"model": arm.model, "arm": name, **flip_row(found, now, before)}

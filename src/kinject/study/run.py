@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kinject.corpus.questions import read_questions
+from kinject.corpus.spans import Json
 from kinject.disk import (
     FORMAT_VERSION,
     content_id,
@@ -25,26 +27,23 @@ from kinject.disk import (
 from kinject.errors import InputError, Problem
 from kinject.eval.judge import read_accuracy
 from kinject.eval.plan import role_of
-from kinject.executors import LOG
+from kinject.executors import LOG, LocalExecutor
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.eval_section import ClaimSection, StudySection
 from kinject.report.files import write_report
-from kinject.results import Choice, Claim, Report, Role, Sweep, UnscoredResult, to_json
-from kinject.study.analysis import (
-    Evidence,
-    judge_claims,
-    make_failures,
-    make_prices,
-    summarize_arms,
-)
+from kinject.results import Choice, Claim, Price, Report, Role, Sweep, UnscoredResult, to_json
+from kinject.study.analysis import make_failures, make_prices, summarize_arms
 from kinject.study.arms import (
     Arm,
     arm_infos,
+    base_models,
     check_inputs,
     check_shared_recipes,
     expand_arms,
     make_sweeps,
 )
+from kinject.study.claims import Evidence, judge_claims
+from kinject.study.planner import ArmRun
 from kinject.study.power import render_power
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.scheduler import (
@@ -56,9 +55,12 @@ from kinject.study.scheduler import (
     open_study,
     render_stages,
 )
-from kinject.study.stages import ArmRun, Stage
+from kinject.study.stages import Stage
 from kinject.terminal import show
 from kinject.types import ArmName, Question
+
+Value = TypeVar("Value")
+"""What is chosen: a number of passages, or any value of a recipe."""
 
 
 def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Report, Path]:
@@ -75,32 +77,43 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
         declared = _declare(study)
-        with ExitStack() as stack:  # the executor starts with the first stage that has to run
-            start = cache(lambda: stack.enter_context(start_executor()))
+        with ExitStack() as stack:
+
+            @cache  # the executor starts with the first stage that has to run
+            def start() -> LocalExecutor:
+                return stack.enter_context(start_executor())
+
             study = Study(recipe, study.eval_recipe, study.question_sets, study.expanded, start)
-            _run_phases(study, lambda study: _before_test(study, declared))
+            _run_phases(study, declared)
         records = _read_records(study)
         questions = {item.name: _read_questions(item.test) for item in study.question_sets}
         result = analyse(study, records, questions)
-        write_json(
-            recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)}
-        )
-        changed = changed_answers(records, study.arms, questions, study.chosen_k)
-        write_jsonl(recipe.run_dir / "flips.jsonl", changed)
-        page = write_report(recipe.run_dir, result)
-        counts = {
-            "arms": len(result.arms),
-            "failures": len(result.failures),
-            "stages": len(study.status.stages),
-        }
-        write_manifest(
-            recipe.run_dir / "manifest.json",
-            stage="study",
-            inputs={},
-            recipe=recipe.raw,
-            counts=counts,
-        )
+        page = _write_results(study, records, result, questions)
         return result, page
+
+
+def _write_results(
+    study: Study, records: Records, result: Report, questions: Mapping[str, Sequence[Question]]
+) -> Path:
+    """Write report.json, flips.jsonl, the page and, last, the manifest; return the page."""
+    folder = study.recipe.run_dir
+    write_json(folder / "report.json", {"format_version": FORMAT_VERSION, **to_json(result)})
+    changed = changed_answers(records, study.arms, questions, study.chosen_k)
+    write_jsonl(folder / "flips.jsonl", changed)
+    page = write_report(folder, result)
+    counts = {
+        "arms": len(result.arms),
+        "failures": len(result.failures),
+        "stages": len(study.status.stages),
+    }
+    write_manifest(
+        folder / "manifest.json",
+        stage="study",
+        inputs={},
+        recipe=study.recipe.raw,
+        counts=counts,
+    )
+    return page
 
 
 def _declare(study: Study) -> dict[str, float]:
@@ -109,75 +122,90 @@ def _declare(study: Study) -> dict[str, float]:
 
     A claim is its fields without the words, with the arms and the sweep that it names.
     """
-    section, declared = study.recipe.study, {}
+    section = study.recipe.study
+    declared = {}
     for name, claim in (section.claims or {}).items():
-        arms = [ArmName.parse(arm) for arm in (claim.arm, claim.baseline) if isinstance(arm, str)]
-        sweeps = {sweep: (section.sweeps or {})[sweep] for sweep in _sweeps_of(claim)}
-        meant = (
-            replace(claim, statement="", source=""), *(section.arms.get(name) for name, _ in arms), *sweeps.values()
-        )  # fmt: skip
-        fields = [asdict(item) for item in meant if item is not None]
-        retrievals = section.retrievals or {}
-        fields += [dict(retrievals[name]) for _, name in arms if name in retrievals]
-        path = (
-            study.planner.cache_dir / "claims" / f"{content_id('claim', section.eval, fields)}.json"
-        )
+        path = study.planner.cache_dir / "claims" / f"{_claim_id(section, claim)}.json"
         if not path.is_file():
             write_json(path, {"declared": time.time()})
-        declared[name] = float(
-            read_json(path, "Delete it, and its claim counts as declared now.")["declared"]
-        )
+        found = read_json(path, "Delete it, and its claim counts as declared now.")
+        declared[name] = float(found["declared"])
     return declared
+
+
+def _claim_id(section: StudySection, claim: ClaimSection) -> str:
+    named = [ArmName.parse(arm) for arm in _named_arms(claim)]
+    parts = [asdict(replace(claim, statement="", source=""))]
+    parts += [asdict(section.arms[arm]) for arm, _ in named if arm in section.arms]
+    sweeps, retrievals = section.sweeps or {}, section.retrievals or {}
+    # A sweep that two of the claim's arms are points of counts once.
+    parts += [asdict(sweeps[sweep]) for sweep in dict.fromkeys(_sweeps_of(claim))]
+    parts += [dict(retrievals[retrieval]) for _, retrieval in named if retrieval in retrievals]
+    return content_id("claim", section.eval, parts)
+
+
+def _named_arms(claim: ClaimSection) -> list[str]:
+    """Return the arms that a claim compares, but for points of sweeps."""
+    return [arm for arm in (claim.arm, claim.baseline) if isinstance(arm, str)]
 
 
 def _sweeps_of(claim: ClaimSection) -> list[str]:
     """Return the sweeps whose points a claim compares."""
-    points = [
-        name for arm in (claim.arm, claim.baseline) if isinstance(arm, Mapping) for name in arm
-    ]
-    return [*points, *([claim.sweep] if claim.sweep else [])]
+    sweeps: list[str] = []
+    for arm in (claim.arm, claim.baseline):
+        if isinstance(arm, Mapping):
+            sweeps += arm
+    if claim.sweep:
+        sweeps.append(claim.sweep)
+    return sweeps
 
 
-def _before_test(study: Study, declared: Mapping[str, float]) -> None:
+def _record_choices(study: Study, declared: Mapping[str, float]) -> None:
     """Find the claims that were declared when all arms that they compare had answered; write
     choices.json."""
-    late, section = set(), study.recipe.study
-    model = next(iter(section.models))
-    for name, claim in (section.claims or {}).items():
-        names = {
-            ArmName.parse(arm).answers_of
-            for arm in (claim.arm, claim.baseline)
-            if isinstance(arm, str)
-        }
-        names |= {
-            point.arm
-            for sweep in _sweeps_of(claim)
-            for point in study.expanded.sweeps.get((model, sweep), ())
-        }
-        runs = [run for run in study.runs if run.arm.model == model and run.arm.name in names]
-        markers = [_on_test(study, run).evaluations[-1].marker for run in runs]
-        if markers and all(
-            marker.is_file() and marker.stat().st_mtime < declared[name] for marker in markers
-        ):
-            late.add(name)
-    study.late_claims = frozenset(late)
+    claims = study.recipe.study.claims or {}
+    study.late_claims = frozenset(
+        name for name, claim in claims.items() if _is_late(study, claim, declared[name])
+    )
     choices = [asdict(choice) for choice in study.choices]
     write_json(
         study.recipe.run_dir / "choices.json", {"choices": choices, "declared": dict(declared)}
     )
 
 
-def _run_phases(study: Study, before_test: Callable[[Study], None]) -> None:
-    """Run all phases; `before_test` is called when every choice is made and no test question has
-    been read."""
+def _is_late(study: Study, claim: ClaimSection, declared: float) -> bool:
+    """Return whether every arm that the claim compares had answered the test questions before it
+    was declared."""
+    model = next(iter(study.recipe.study.models))
+    names = {ArmName.parse(arm).answers_of for arm in _named_arms(claim)}
+    for sweep in _sweeps_of(claim):
+        points = study.expanded.sweeps.get((model, sweep), ())
+        names.update(point.arm for point in points)
+    markers = [
+        _on_test(study, run).evaluations[-1].marker
+        for run in study.runs
+        if run.arm.model == model and run.arm.name in names
+    ]
+    if not markers:
+        return False
+    return all(marker.is_file() and marker.stat().st_mtime < declared for marker in markers)
+
+
+def _run_phases(study: Study, declared: Mapping[str, float]) -> None:
+    """Run all phases. Claims and choices are recorded when every choice is made and no test
+    question has been read."""
     _set_up(study)
     _measure_judge(study)
     _tune(study)
     _plan_arms(study)
-    study.run_stages([stage for run in study.runs for stage in run.all_stages], "training")
+    study.run_stages(_all_stages(study.runs), "training")
     _choose_k(study)
-    before_test(study)
+    _record_choices(study, declared)
     _evaluate_on_test(study)
+
+
+def _all_stages(runs: Sequence[ArmRun]) -> list[Stage]:
+    return list(chain.from_iterable(run.all_stages for run in runs))
 
 
 def _set_up(study: Study) -> None:
@@ -185,7 +213,9 @@ def _set_up(study: Study) -> None:
     depend on them."""
     for stages in study.planner.setup_stages():
         _run_first(study, stages, "setup")
-    for name in study.recipe.study.models if study.start_executor is not None else ():
+    if study.start_executor is None:  # a plan: what setup makes is not there yet
+        return
+    for name in study.recipe.study.models:
         path = study.planner.model_dir(name)
         if not is_model(path):
             message = f"found {path!r}, but nothing is there. Check the path."
@@ -206,11 +236,9 @@ def _measure_judge(study: Study) -> None:
     if study.evaluation.judge is None:
         return
     entries = {item.name: item.test for item in study.question_sets}
-    entries |= {
-        f"{item.name} (validation)": item.validation
-        for item in study.question_sets
-        if item.validation
-    }
+    for item in study.question_sets:
+        if item.validation:
+            entries[f"{item.name} (validation)"] = item.validation
     study.judge = study.planner.judge_stage(entries)
     _run_first(study, [study.judge], "measuring the judge")
 
@@ -221,55 +249,55 @@ def _tune(study: Study) -> None:
 
     Then expand the arms with the chosen values. Raises `InputError` if every value failed.
     """
-    grids = {
-        key: [
-            (value, [_add_validation(study, study.plan_run(arm, seed)) for seed in arm.seeds])
-            for value, arm in grid
-        ]
-        for key, grid in study.expanded.grids.items()
-    }
-    stages = [
-        stage
-        for grid in grids.values()
-        for _, runs in grid
-        for run in runs
-        for stage in run.all_stages
-    ]
-    study.run_stages(stages, "tuning", is_last=True)
-    for (model, name), grid in grids.items():
-        item = (study.recipe.study.tune or {})[name]
-        candidates = []
-        for value, runs in grid:
-            finished = [run for run in runs if study.status.all_done(run.all_stages)]
-            if finished:
-                rates = [_rate(study, finished, question_set, 0) for question_set in item.sets()]
-                scored = [rate for rate in rates if rate is not None]
-                if len(scored) == len(rates):
-                    candidates.append((value, *_pool(scored)))
-                else:
-                    study.diverged.append(
-                        f"{item.key} {value} of {item.arm} ({model}) diverged: it was not a candidate"
-                    )
-        if candidates:
-            best = _best(candidates)
-            at_edge = len(grid) > 1 and best in (grid[0][0], grid[-1][0])
-            choice_key = (model, item.key, item.arm, ", ".join(item.sets()))
-            study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
-            study.tuned[model, name] = best
-        elif study.start_executor is not None:
-            failure = study.status.first_failure(
-                [stage for _, runs in grid for run in runs for stage in run.all_stages]
-            )
-            first = (
-                f"{failure[0].label}: {failure[1]} (its log: {failure[0].folder / LOG})"
-                if failure
-                else "it diverged"
-            )
-            raise InputError(
-                f"study.tune.{name}: every value failed for {model}; the first: {first}"
-            )
+    grids: dict[tuple[str, str], list[tuple[Json, list[ArmRun]]]] = {}
+    for key, grid in study.expanded.grids.items():
+        grids[key] = []
+        for value, arm in grid:
+            runs = [_add_validation(study, study.plan_run(arm, seed)) for seed in arm.seeds]
+            grids[key].append((value, runs))
+    every = list(chain.from_iterable(grids.values()))
+    study.run_stages(_stages_of_grid(every), "tuning", is_last=True)
+    for (model, name), values in grids.items():
+        _choose_value(study, model, name, values)
     if study.tuned:
         study.expanded = expand_arms(study.recipe.study, study.tuned)
+
+
+def _stages_of_grid(values: Sequence[tuple[Json, Sequence[ArmRun]]]) -> list[Stage]:
+    return list(chain.from_iterable(_all_stages(runs) for _, runs in values))
+
+
+def _choose_value(
+    study: Study, model: str, name: str, grid: Sequence[tuple[Json, Sequence[ArmRun]]]
+) -> None:
+    """Choose the value of the entry `name` of study.tune for `model`, and record the choice."""
+    item = (study.recipe.study.tune or {})[name]
+    candidates = []
+    for value, runs in grid:
+        finished = [run for run in runs if study.status.all_done(run.all_stages)]
+        if not finished:
+            continue
+        rates = [_rate(study, finished, question_set, 0) for question_set in item.sets()]
+        scored = [rate for rate in rates if rate is not None]
+        if len(scored) == len(rates):
+            candidates.append((value, *_pool(scored)))
+        else:
+            study.diverged.append(
+                f"{item.key} {value} of {item.arm} ({model}) diverged: it was not a candidate"
+            )
+    if candidates:
+        best = _best(candidates)
+        at_edge = len(grid) > 1 and best in (grid[0][0], grid[-1][0])
+        choice_key = (model, item.key, item.arm, ", ".join(item.sets()))
+        study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
+        study.tuned[model, name] = best
+    elif study.start_executor is not None:
+        failure = study.status.first_failure(_stages_of_grid(grid))
+        first = "it diverged"
+        if failure is not None:
+            stage, error = failure
+            first = f"{stage.label}: {error} (its log: {stage.folder / LOG})"
+        raise InputError(f"study.tune.{name}: every value failed for {model}; the first: {first}")
 
 
 def _plan_arms(study: Study) -> None:
@@ -284,36 +312,61 @@ def _choose_k(study: Study) -> None:
     """
     if not study.ks:
         return
+    with_passages = [arm for arm in study.arms if arm.rag]
+    if len(study.ks) == 1:
+        for arm in with_passages:
+            _set_default_k(study, arm, study.ks[0])
+        return
     validated = [item for item in study.question_sets if item.validation is not None]
-    several = len(study.ks) > 1
-    if several and validated:
-        study.runs = [_add_validation(study, run) if run.arm.rag else run for run in study.runs]
-        study.run_stages([stage for run in study.runs for stage in run.evaluations], "choosing K")
-    for arm in (arm for arm in study.arms if arm.rag):
-        for item in validated if several else ():
+    if validated:
+        _evaluate_each_k(study)
+    for arm in with_passages:
+        for item in validated:
             _choose_k_of_set(study, arm, item)
-        chosen = [study.chosen_k.get((arm.model, arm.name, item.name)) for item in validated]
-        default = next((k for k in chosen if k is not None), None) if several else study.ks[0]
-        for item in study.question_sets:
-            if default is not None:
-                study.chosen_k.setdefault((arm.model, arm.name, item.name), default)
+        for item in validated:
+            key = (arm.model, arm.name, item.name)
+            if key in study.chosen_k:
+                _set_default_k(study, arm, study.chosen_k[key])
+                break
+
+
+def _evaluate_each_k(study: Study) -> None:
+    runs = []
+    for run in study.runs:
+        if run.arm.rag:
+            runs.append(_add_validation(study, run))
+        else:
+            runs.append(run)
+    study.runs = runs
+    evaluations = chain.from_iterable(run.evaluations for run in study.runs)
+    study.run_stages(list(evaluations), "choosing K")
+
+
+def _set_default_k(study: Study, arm: Arm, k: int) -> None:
+    """Set the K of an arm for the question sets that have none."""
+    for item in study.question_sets:
+        study.chosen_k.setdefault((arm.model, arm.name, item.name), k)
 
 
 def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
     runs = [run for run in study.runs if run.arm == arm and study.status.all_done(run.all_stages)]
-    if runs:
-        rates = {k: _rate(study, runs, item.name, k) for k in study.ks}
-        candidates = [(k, *rate) for k, rate in rates.items() if rate is not None]
-        if not candidates:
-            study.diverged.append(
-                f"no K was chosen for {arm.name} on {item.name}: no validation question has a score"
-            )
-            return
-        best = _best(candidates)
-        at_edge = best in (study.ks[0], study.ks[-1]) and best > 1  # there is no smaller one than 1
-        choice_key = (arm.model, "k", arm.name, item.name)
-        study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
-        study.chosen_k[arm.model, arm.name, item.name] = best
+    if not runs:
+        return
+    candidates = []
+    for k in study.ks:
+        rate = _rate(study, runs, item.name, k)
+        if rate is not None:
+            candidates.append((k, *rate))
+    if not candidates:
+        study.diverged.append(
+            f"no K was chosen for {arm.name} on {item.name}: no validation question has a score"
+        )
+        return
+    best = _best(candidates)
+    at_edge = best in (study.ks[0], study.ks[-1]) and best > 1  # there is no smaller one than 1
+    choice_key = (arm.model, "k", arm.name, item.name)
+    study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
+    study.chosen_k[arm.model, arm.name, item.name] = best
 
 
 def _add_validation(study: Study, run: ArmRun) -> ArmRun:
@@ -321,14 +374,17 @@ def _add_validation(study: Study, run: ArmRun) -> ArmRun:
     questions = {
         item.name: item.validation for item in study.question_sets if item.validation is not None
     }
-    return replace(
-        run, evaluations=(study.planner.eval_stage(run, "validation", questions, study.judge),)
-    )
+    stage = study.planner.eval_stage(run, "validation", questions, study.judge)
+    return replace(run, evaluations=(stage,))
 
 
-def _best(candidates: Sequence[tuple[Any, float, int]]) -> Any:
+def _best(candidates: Sequence[tuple[Value, float, int]]) -> Value:
     """Return the value with most right answers, the first of equals."""
-    return max(candidates, key=lambda candidate: candidate[1])[0]
+    best, highest, _ = candidates[0]
+    for value, rate, _ in candidates[1:]:
+        if rate > highest:
+            best, highest = value, rate
+    return best
 
 
 def _rate(
@@ -362,20 +418,13 @@ def _pool(rates: Sequence[tuple[float, int]]) -> tuple[float, int]:
 def _on_test(study: Study, run: ArmRun) -> ArmRun:
     """Return `run` with the stage that evaluates it on the test questions."""
     questions = {item.name: item.test for item in study.question_sets}
-    return replace(
-        run,
-        evaluations=(
-            *run.evaluations,
-            study.planner.eval_stage(run, "test", questions, study.judge),
-        ),
-    )
+    stage = study.planner.eval_stage(run, "test", questions, study.judge)
+    return replace(run, evaluations=(*run.evaluations, stage))
 
 
 def _evaluate_on_test(study: Study) -> None:
     study.runs = [_on_test(study, run) for run in study.runs]
-    study.run_stages(
-        [stage for run in study.runs for stage in run.all_stages], "evaluating", is_last=True
-    )
+    study.run_stages(_all_stages(study.runs), "evaluating", is_last=True)
 
 
 def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Question]]) -> Report:
@@ -387,28 +436,55 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
     results = summarize_arms(records, arms, roles, study.chosen_k)
     sweeps = make_sweeps(section, study.expanded)
     costs = make_costs(study.runs, study.status, study.judge)
-    prices = (
-        make_prices(records, arms, costs, study.chosen_k, section.price) if section.price else ()
-    )
+    prices: Sequence[Price] = ()
+    if section.price:
+        prices = make_prices(records, arms, costs, study.chosen_k, section.price)
+    judge = None
+    if study.judge:
+        judge = read_accuracy(study.judge.folder)
     return Report(
-        kind="study", title=section.title, description=section.description, seeds=section.seeds, models=tuple(section.models),
+        kind="study",
+        title=section.title,
+        description=section.description,
+        seeds=section.seeds,
+        models=tuple(section.models),
         model_sources=_model_sources(section),
-        arms=arm_infos(study.arms), results=tuple(results), sweeps=tuple(sweeps),
+        arms=arm_infos(study.arms),
+        results=tuple(results),
+        sweeps=tuple(sweeps),
         choices=tuple(study.choices),
-        claims=tuple(_claims(study, records, sweeps, roles)), costs=tuple(costs), prices=tuple(prices),
+        claims=tuple(_claims(study, records, sweeps, roles)),
+        costs=tuple(costs),
+        prices=tuple(prices),
         failures=tuple(make_failures(study.runs, study.status, records)),
-        unscored=tuple(
-            UnscoredResult(
-                model, arm, setting.question_set, roles[setting.question_set],
-                setting.format, setting.shots, setting.k, n, records.score(setting), seed,
-            ) for model, arm, seed, setting, n in records.unscored
-        ),
-        logs=tuple(_training_log_paths(study.runs, recipe.run_dir)), notes=tuple(_notes(study)),
+        unscored=tuple(_unscored(records, roles)),
+        logs=tuple(_training_log_paths(study.runs, recipe.run_dir)),
+        notes=tuple(_notes(study)),
         recalls=tuple(records.recalls.values()),
-        shortcuts=tuple(records.shortcuts.values()), perplexities=records.mean_perplexities(), written=records.written,
-        judge=read_accuracy(study.judge.folder) if study.judge else None,
-        commands=(f"kinject study {recipe.path}",), versions=records.versions,
-    )  # fmt: skip
+        shortcuts=tuple(records.shortcuts.values()),
+        perplexities=records.mean_perplexities(),
+        written=records.written,
+        judge=judge,
+        commands=(f"kinject study {recipe.path}",),
+        versions=records.versions,
+    )
+
+
+def _unscored(records: Records, roles: Mapping[str, Role]) -> Iterator[UnscoredResult]:
+    """Yield the settings in which a seed answered no question with a score: it diverged."""
+    for model, arm, seed, setting, n in records.unscored:
+        yield UnscoredResult(
+            model,
+            arm,
+            setting.question_set,
+            roles[setting.question_set],
+            setting.format,
+            setting.shots,
+            setting.k,
+            n,
+            records.score(setting),
+            seed,
+        )
 
 
 def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str, str, int, str]]:
@@ -434,10 +510,8 @@ def _read_records(study: Study) -> Records:
 
 def _model_sources(section: StudySection) -> dict[str, str]:
     """Return the folder or hub name of each base model that the study does not make itself."""
-    sources = {
-        name: item if isinstance(item, str) else item.path for name, item in section.models.items()
-    }
-    return {name: source for name, source in sources.items() if source is not None}
+    models = base_models(section)
+    return {name: item.path for name, item in models.items() if item.path is not None}
 
 
 def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
@@ -476,22 +550,26 @@ def _claims(
 
 def _notes(study: Study) -> list[str]:
     section = study.recipe.study
-    per_seed = section.new_paraphrases_per_seed
+    varied = "seeds vary the order of training; every seed trains on the same paraphrases"
+    if section.new_paraphrases_per_seed:
+        varied = "seeds vary the order of training and the paraphrases"
     notes = [
-        "choices and claims are judged in the first format, and the first number of shots, of each question set",
-        "seeds vary the order of training"
-        + (" and the paraphrases" if per_seed else "; every seed trains on the same paraphrases"),
+        "choices and claims are judged in the first format, and the first number of shots, "
+        "of each question set",
+        varied,
     ]
     notes += [
-        f"{name}: the questions on {fraction:.0%} of the documents were used for choices and are not reported"
+        f"{name}: the questions on {fraction:.0%} of the documents were used for choices and "
+        "are not reported"
         for name, fraction in (section.validation or {}).items()
     ]
     notes += [
-        f"{item.name}: {item.n_left_out:,} questions left out, on documents that other sets choose with"
-        for item in study.question_sets if item.n_left_out
-    ]  # fmt: skip
-    notes += study.diverged
-    return notes
+        f"{item.name}: {item.n_left_out:,} questions left out, "
+        "on documents that other sets choose with"
+        for item in study.question_sets
+        if item.n_left_out
+    ]
+    return notes + study.diverged
 
 
 def render_plan(recipe: StudyRecipe) -> str:
@@ -503,7 +581,7 @@ def render_plan(recipe: StudyRecipe) -> str:
     """
     study = open_study(recipe)
     check_shared_recipes(recipe, study.expanded)
-    setup = [stage for stages in study.planner.setup_stages() for stage in stages]
+    setup = list(chain.from_iterable(study.planner.setup_stages()))
     study.run_stages(setup, "")
     is_set_up = study.status.all_done(setup)
     for phase in (_measure_judge, _tune, _plan_arms, _choose_k, _evaluate_on_test):
@@ -511,14 +589,12 @@ def render_plan(recipe: StudyRecipe) -> str:
     lines = [recipe.study.title, recipe.study.description.strip(), "", render_stages(study)]
     if not is_set_up:
         lines.append("study.setup comes first; stages that read its files are counted as not done")
-    untuned = [
-        name
-        for name in recipe.study.tune or {}
-        if not any(name == tuned for _, tuned in study.tuned)
-    ]
+    tuned = {name for _, name in study.tuned}
+    untuned = [name for name in recipe.study.tune or {} if name not in tuned]
     if untuned:
         lines.append(
-            f"tuned on validation questions first: {', '.join(untuned)}; arms then train with the chosen value"
+            f"tuned on validation questions first: {', '.join(untuned)}; "
+            "arms then train with the chosen value"
         )
     lines += [f"warning: {line}" for line in family_warnings(study)]
     lines += _power(study)

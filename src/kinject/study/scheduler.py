@@ -8,8 +8,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
@@ -28,11 +29,14 @@ from kinject.study.arms import (
     head_format,
     override_arguments,
 )
-from kinject.study.stages import STAGE_KINDS, ArmRun, Planner, Stage
+from kinject.study.planner import ArmRun, Planner
+from kinject.study.stages import STAGE_KINDS, Stage
 from kinject.terminal import Progress, aligned
 from kinject.types import Question
 
 StartExecutor = Callable[[], LocalExecutor]
+CostKind = Literal["setup", "augment", "corpus", "train", "merge", "eval"]
+"""The kinds of stages that a report lists."""
 
 
 @dataclass
@@ -63,15 +67,11 @@ class StageStatus:
         readers = list(pending.values())
         while readers:
             stage = readers.pop()
-            for made in [
-                self.stages[other]
-                for other in stage.dependencies
-                if "deleted" in self.done.get(other, {})
-            ]:
-                if _reads(stage, made):
-                    del self.done[made.id]
-                    pending[made.id] = made
-                    readers.append(made)
+            for other in stage.dependencies:
+                if "deleted" in self.done.get(other, {}) and _reads(stage, self.stages[other]):
+                    del self.done[other]
+                    pending[other] = self.stages[other]
+                    readers.append(self.stages[other])
         return list(pending.values())
 
     def delete_model(self, stage: Stage) -> None:
@@ -89,9 +89,10 @@ class StageStatus:
 
     def first_failure(self, stages: Sequence[Stage]) -> tuple[Stage, str] | None:
         """Return the first of `stages` that failed, with its error; None if none did."""
-        return next(
-            ((stage, self.failed[stage.id]) for stage in stages if stage.id in self.failed), None
-        )
+        for stage in stages:
+            if stage.id in self.failed:
+                return stage, self.failed[stage.id]
+        return None
 
 
 def _reads(stage: Stage, made: Stage) -> bool:
@@ -135,14 +136,17 @@ def run_stages(
                     status.failed[outcome.task.id] = outcome.error
                 else:
                     status.done[outcome.task.id] = outcome.result
-                    unfinished = [*waiting.values(), *(status.stages[number] for number in running)]
-                    for made in map(
-                        status.stages.__getitem__,
-                        outcome.task.dependencies if delete_models else (),
-                    ):
-                        if not any(_reads(stage, made) for stage in unfinished):
-                            status.delete_model(made)
+                    if delete_models:
+                        unfinished = [*waiting.values(), *(status.stages[name] for name in running)]
+                        _delete_unread(outcome.task.dependencies, unfinished, status)
                 progress.advance()
+
+
+def _delete_unread(ids: Sequence[str], unfinished: Sequence[Stage], status: StageStatus) -> None:
+    """Delete the weights of those of the stages `ids` that no unfinished stage reads."""
+    for made in (status.stages[name] for name in ids):
+        if not any(_reads(stage, made) for stage in unfinished):
+            status.delete_model(made)
 
 
 @dataclass(frozen=True)
@@ -160,7 +164,7 @@ class SplitQuestions:
 
 @dataclass
 class Study:
-    """A study in progress. Without `start_executor`, stages are planned and looked up, but not run."""
+    """A study in progress. Without `start_executor`, stages are planned and looked up, not run."""
 
     recipe: StudyRecipe
     eval_recipe: EvalRecipe
@@ -194,9 +198,9 @@ class Study:
     @property
     def ks(self) -> tuple[int, ...]:
         """The numbers of retrieved passages with which arms are evaluated."""
-        return (
-            tuple(dict.fromkeys(self.evaluation.retrieval.k)) if self.evaluation.retrieval else ()
-        )
+        if not self.evaluation.retrieval:
+            return ()
+        return tuple(dict.fromkeys(self.evaluation.retrieval.k))
 
     def prompt_format(self, question_set: str) -> tuple[str, int]:
         """Return the format and number of shots that decide choices and claims on a set."""
@@ -216,8 +220,9 @@ class Study:
         pending, delete = self.status.add(stages), is_last and not self.recipe.study.keep_models
         if pending and self.start_executor is not None:
             run_stages(pending, self.status, self.start_executor(), title, delete_models=delete)
-            for stage in stages if delete else ():
-                self.status.delete_model(stage)
+            if delete:
+                for stage in stages:
+                    self.status.delete_model(stage)
 
 
 def open_study(recipe: StudyRecipe) -> Study:
@@ -251,15 +256,14 @@ def _split_questions(
         name: replace(item, layout=layout_of(item.layout, section.formats_of(item)))
         for name, item in section.sets().items()
     }
-    choosing = {
-        document
-        for name, item in items.items() if name in fractions
-        for document in map(_document, _read(item, item.path)) if _fraction(document) < fractions[name]
-    } | {
-        document
-        for name, item in items.items() if name not in fractions and item.validation
-        for document in map(_document, _read(item, item.validation))
-    }  # fmt: skip
+    choosing: set[str] = set()
+    for name, item in items.items():
+        if name in fractions:
+            documents = {_document(question) for question in _read(item, item.path)}
+            below = fractions[name]
+            choosing |= {document for document in documents if _fraction(document) < below}
+        elif item.validation:
+            choosing |= {_document(question) for question in _read(item, item.validation)}
     return [
         _split_set(name, item, fractions.get(name), choosing, folder)
         for name, item in items.items()
@@ -270,39 +274,49 @@ def _split_set(
     name: str, item: QuestionSetSection, fraction: float | None, choosing: set[str], folder: Path
 ) -> SplitQuestions:
     """Return one set; the documents in `choosing` are for choosing only."""
-    entry: dict[str, Any] = {key: field for key, field in asdict(item).items() if field is not None}
+    entry: dict[str, Any] = {key: value for key, value in asdict(item).items() if value is not None}
     entry.pop("validation", None)
-    validation = {**entry, "path": item.validation} if item.validation else None
-    questions = _read(item, item.path) if choosing else []
-    chosen = [question for question in questions if _document(question) in choosing]
-    test = [question for question in questions if _document(question) not in choosing]
+    validation = None
+    if item.validation:
+        validation = {**entry, "path": item.validation}
+    chosen, test = [], []
+    if choosing:
+        for question in _read(item, item.path):
+            if _document(question) in choosing:
+                chosen.append(question)
+            else:
+                test.append(question)
     if fraction is None and not chosen:
         return SplitQuestions(name, item.role, entry, validation)
-    parts = {"test": test, **({} if fraction is None else {"validation": chosen})}
-    entries = {}
-    for part, part_questions in parts.items():
-        if not part_questions:
-            why = (
-                "the other sets choose on all of its documents"
-                if fraction is None
-                else f"{fraction} leaves none"
+
+    def write(part: str, questions: Sequence[Question], why_none: str) -> dict[str, Any]:
+        if not questions:
+            raise InputError(
+                f"{item.path}: study.validation: no {part} question of {name}: {why_none}."
             )
-            raise InputError(f"{item.path}: study.validation: no {part} question of {name}: {why}.")
         path = folder / f"{file_name(name)}.{part}.jsonl"
-        write_jsonl(path, map(_question_row, part_questions))
-        entries[part] = {**entry, "path": str(path), "layout": "auto"}
-    n_left_out = len(chosen) if fraction is None else 0
+        write_jsonl(path, map(_question_row, questions))
+        return {**entry, "path": str(path), "layout": "auto"}
+
+    if fraction is None:
+        why = "the other sets choose on all of its documents"
+        test_entry = write("test", test, why)
+        return SplitQuestions(name, item.role, test_entry, validation, len(chosen))
+    why = f"{fraction} leaves none"
     return SplitQuestions(
-        name, item.role, entries["test"], entries.get("validation", validation), n_left_out
+        name,
+        item.role,
+        write("test", test, why),
+        write("validation", chosen, why),
     )
 
 
 def _question_row(question: Question) -> dict[str, Any]:
     """Return the question as a row of kinject's own layout: an open one has no choices."""
     row = asdict(question)
-    left_out = {key for key in ("checks", "messages") if not row[key]} | (
-        set() if row["choices"] else {"choices", "answer"}
-    )
+    left_out = {key for key in ("checks", "messages") if not row[key]}
+    if not row["choices"]:
+        left_out |= {"choices", "answer"}
     return {key: value for key, value in row.items() if key not in left_out}
 
 
@@ -322,42 +336,66 @@ def _fraction(document: str) -> float:
 def family_warnings(study: Study) -> list[str]:
     """Return a sentence for each question set and claim whose documents are too few for so many
     comparisons."""
-    section, with_k = study.recipe.study, False
-    if study.ks:
-        with_k = len(study.ks) == 1 or any(
-            item.validation is not None for item in study.question_sets
-        )
-    unswept = [arm for arm in study.arms if not arm.sweep]
-    plain = sum(
-        1 + with_k for arm in unswept if arm.trained and not arm.retrieval
-    )  # to base, to base with passages
-    family = plain + sum(
-        3 - bool(arm.retrieval) if arm.trained else 1 for arm in unswept if with_k and arm.rag
+    claims = study.recipe.study.claims or {}
+    n_documents = _count_documents(study)
+    family = _headline_comparisons(study) * len(study.question_sets)
+    warnings = [
+        _too_few(f"{name}: the headline comparisons ({family:,})", n, family)
+        for name, n in n_documents.items()
+    ]
+    for name, claim in claims.items():
+        if claim.test == "difference" and claim.question_set in n_documents:
+            n = n_documents[claim.question_set]
+            comparison = f"claim {name}: the claims ({len(claims):,})"
+            warnings.append(_too_few(comparison, n, len(claims)))
+    return list(filter(None, warnings))
+
+
+def _too_few(comparison: str, n_documents: int, family: int) -> str:
+    """Return a warning where a family of so many comparisons needs more documents, else ""."""
+    needed = fewest_for(family)
+    if n_documents >= needed:
+        return ""
+    return (
+        f"{comparison} need {needed} documents (or single questions) with test questions, and "
+        f"there are {n_documents}: no difference could be shown. Ask about more documents, or "
+        "compare fewer arms and sets."
     )
-    family *= len(study.question_sets)
-    documents = {
-        item.name: len(
-            {
-                _document(question)
-                for question in _read(QuestionSetSection(**item.test), item.test["path"])
-            }
-        )
-        for item in study.question_sets
-        if Path(item.test["path"]).is_file()
-    }
-    claims = section.claims or {}
-    judged = {
-        f"{name}: the headline comparisons ({family:,})": (name, family) for name in documents
-    }
-    judged |= {
-        f"claim {name}: the claims ({len(claims):,})": (claim.question_set, len(claims))
-        for name, claim in claims.items() if claim.test == "difference" and claim.question_set in documents
-    }  # fmt: skip
-    return [
-        f"{comparison} need {fewest_for(size)} documents (or single questions) with test questions, and there are "
-        f"{documents[name]}: no difference could be shown. Ask about more documents, or compare fewer arms and sets."
-        for comparison, (name, size) in judged.items() if documents[name] < fewest_for(size)
-    ]  # fmt: skip
+
+
+def _headline_comparisons(study: Study) -> int:
+    """Return how many comparisons one question set adds to the family of the recipe's own arms."""
+    with_k = False
+    if study.ks:
+        validated = any(item.validation is not None for item in study.question_sets)
+        with_k = len(study.ks) == 1 or validated
+    n = 0
+    for arm in study.arms:
+        if arm.sweep:
+            continue
+        if arm.trained and not arm.retrieval:
+            n += 1  # to the base
+            if with_k:
+                n += 1  # to the base with passages
+        if with_k and arm.rag:
+            if not arm.trained:
+                n += 1  # with passages to without
+            elif arm.retrieval:
+                n += 2  # with passages to the base with and without them
+            else:
+                n += 3  # those, and to itself without passages
+    return n
+
+
+def _count_documents(study: Study) -> dict[str, int]:
+    """Return the documents with test questions of each set whose file exists."""
+    counts = {}
+    for item in study.question_sets:
+        path = item.test["path"]
+        if Path(path).is_file():
+            questions = _read(QuestionSetSection(**item.test), path)
+            counts[item.name] = len({_document(question) for question in questions})
+    return counts
 
 
 def render_stages(study: Study) -> str:
@@ -374,31 +412,48 @@ def _arm_table(study: Study) -> str:
     rows: list[tuple[str, ...]] = [("arm", "model", "seeds", "stages", "done", "differs in")]
     shared = study.recipe.study.overrides or {}
     for arm in study.arms:
-        ids = {stage.id for run in study.runs if run.arm == arm for stage in run.all_stages}
+        ids: set[str] = set()
+        for run in study.runs:
+            if run.arm == arm:
+                ids.update(stage.id for stage in run.all_stages)
         n_done = sum(stage_id in study.status.done for stage_id in ids)
-        arm_overrides = {
+        own = {
             key: value
             for key, value in arm.overrides.items()
             if key not in shared or shared[key] != value
         }
-        overrides = ", ".join(f"{key}={json.dumps(value)}" for key, value in arm_overrides.items())
-        corpus = f"corpus={arm.corpus} " if arm.corpus not in ("", "augmented") else ""
-        seeds = ",".join(map(str, arm.seeds)) if arm.trained else ""
-        rows.append(
-            (arm.name, arm.model, seeds, str(len(ids)), str(n_done), (corpus + overrides)[:70])
-        )
+        seeds = ""
+        if arm.trained:
+            seeds = ",".join(map(str, arm.seeds))
+        rows.append((arm.name, arm.model, seeds, str(len(ids)), str(n_done), _differs(arm, own)))
     return aligned(rows, frozenset({3, 4}))
+
+
+_WIDEST = 70
+"""Characters of a table's last column, so that a row of usual names fits into a terminal."""
+
+
+def _differs(arm: Arm, overrides: Mapping[str, Any]) -> str:
+    """Return the corpus and the overrides of an arm, as far as they fit into the table."""
+    corpus = ""
+    if arm.corpus not in ("", "augmented"):
+        corpus = f"corpus={arm.corpus} "
+    text = corpus + ", ".join(f"{key}={json.dumps(value)}" for key, value in overrides.items())
+    return text[:_WIDEST]
 
 
 def _estimate(missing: Sequence[Stage]) -> str:
     """Return what is left to do, and the money that the stages in `missing` will cost."""
     if not missing:
         return "everything is done: the study would only write its report"
-    cost = sum(
-        preview(read_recipe(Path(stage.recipe), stage.overrides, "augment")).cost
-        for stage in missing if stage.kind == "augment"
-    )  # fmt: skip
-    return f"paraphrases: at most {cost:.2f} in the currency of the prices" if cost else ""
+    cost = 0.0
+    for stage in missing:
+        if stage.kind == "augment":
+            recipe = read_recipe(Path(stage.recipe), stage.overrides, "augment")
+            cost += preview(recipe).cost
+    if not cost:
+        return ""
+    return f"paraphrases: at most {cost:.2f} in the currency of the prices"
 
 
 def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None) -> list[Cost]:
@@ -407,19 +462,48 @@ def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None)
 
     `judge` is the stage that measured the judge of all arms: it counts as setup.
     """
-    users = Counter(stage.id for run in runs for stage in run.all_stages)
-    shared = () if judge is None else (judge,)
-    users.update({stage.id: len(runs) for stage in shared})
+    users = Counter(chain.from_iterable(_ids(run.all_stages) for run in runs))
+    shared: tuple[Stage, ...] = ()
+    if judge is not None:
+        shared = (judge,)
+        users[judge.id] += len(runs)
     costs = []
     for run in runs:
-        own = {stage.id for stage in run.stages}
+        own = set(_ids(run.stages))
         for stage in (*shared, *run.all_stages):
             counts = status.done.get(stage.id)
-            if counts is not None:
-                costs.append(Cost(
-                    arm=run.arm.name, model=run.arm.model, seed=run.seed if run.arm.trained else None,
-                    stage="setup" if stage is judge else stage.kind, seconds=counts["seconds"],
-                    tokens=counts["tokens"], peak_bytes=counts["peak_bytes"], money=counts["money"], shared_by=users[stage.id],
-                    **{name: counts[name] * (stage.id in own) for name in ("written_tokens", "teacher_tokens", "work_seconds")},
-                ))  # fmt: skip
+            if counts is None:
+                continue
+            kind: CostKind = "setup"  # of the judge
+            if stage is not judge:
+                kind = cast(CostKind, stage.kind)
+            cost = _cost(run, kind, counts, users[stage.id])
+            # What the arm that it is matched to wrote and trained is in that one's costs.
+            if stage.id not in own:
+                cost = replace(cost, written_tokens=0, teacher_tokens=0, work_seconds=0.0)
+            costs.append(cost)
     return costs
+
+
+def _ids(stages: Sequence[Stage]) -> list[str]:
+    return [stage.id for stage in stages]
+
+
+def _cost(run: ArmRun, kind: CostKind, counts: Mapping[str, Any], shared_by: int) -> Cost:
+    seed = None
+    if run.arm.trained:
+        seed = run.seed
+    return Cost(
+        arm=run.arm.name,
+        model=run.arm.model,
+        seed=seed,
+        stage=kind,
+        seconds=counts["seconds"],
+        tokens=counts["tokens"],
+        peak_bytes=counts["peak_bytes"],
+        money=counts["money"],
+        shared_by=shared_by,
+        written_tokens=counts["written_tokens"],
+        teacher_tokens=counts["teacher_tokens"],
+        work_seconds=counts["work_seconds"],
+    )

@@ -1,0 +1,352 @@
+"""The claims of a study: each tested on the answers, corrected for their number, with a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kinject.recipe.eval_section import ClaimSection
+from kinject.report.formatting import format_p, format_percent, format_points
+from kinject.results import ALPHA, FEWEST, Claim, Role, Scope, Sweep, Verdict, fewest_for
+from kinject.stats.comparisons import trend
+from kinject.stats.intervals import (
+    Estimate,
+    bounded_accuracy,
+    chance_p,
+    difference_estimate,
+    equivalence_p,
+    holm,
+)
+from kinject.stats.matrix import CorrectnessMatrix, aligned
+from kinject.study.arms import BASE, value_label
+from kinject.study.records import AskSetting, Records
+from kinject.types import ArmName
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Evidence for claims on one base model: the answers, the sweeps, and each arm's chosen K by
+    question set."""
+
+    records: Records
+    model: str
+    prompt_format: Callable[[str], tuple[str, int]]
+    """The format and number of shots that decide on a question set."""
+    chosen_k: Mapping[tuple[str, str], int]
+    sweeps: Mapping[str, Sweep]
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    """Question set -> its role."""
+
+    def setting(self, arm: str, claim: ClaimSection) -> AskSetting:
+        """Return how the arm was asked the claim's questions; K is -1 where it has no passages
+        chosen."""
+        asked, name = ArmName.parse(arm), claim.question_set
+        k = 0
+        if asked.retrieval:
+            k = self.chosen_k.get((asked.answers_of, name), -1)
+        return AskSetting(name, *self.prompt_format(name), k)
+
+    def is_net(self, arms: Sequence[str], claim: ClaimSection) -> bool:
+        """Return whether the claim compares what the arms answer beyond their choices without the
+        question."""
+        if claim.net is not None:
+            return claim.net
+        if self.roles.get(claim.question_set) != "learning" or claim.outcome != "right":
+            return False
+        named = [(ArmName.parse(arm).answers_of, self.setting(arm, claim)) for arm in arms]
+        return all(self.records.has_control(self.model, bare, setting) for bare, setting in named)
+
+    def matrix(
+        self, arm: str, claim: ClaimSection, *, net: bool = False
+    ) -> CorrectnessMatrix | None:
+        """Return which of the arm's answers have the claim's outcome; None where it was not asked
+        (it failed, or has no K).
+
+        With `net`, what they have beyond the arm's answers without the question.
+        """
+        bare, setting = ArmName.parse(arm).answers_of, self.setting(arm, claim)
+        if setting not in self.records.settings(self.model, bare):
+            return None
+        if net and not self.records.has_control(self.model, bare, setting):
+            return None
+        return self.records.matrix(self.model, bare, setting, "", claim.outcome, net=net)
+
+    def arm_name(self, arm: str | Mapping[str, Any] | None) -> str:
+        """Return the name of a claim's arm; of a point of a sweep that of the arm which has its
+        value."""
+        if not isinstance(arm, Mapping):
+            return arm or ""
+        ((name, value),) = arm.items()
+        if name in self.sweeps:
+            for point in self.sweeps[name].points:
+                if point.value == value:
+                    return point.arm
+        return f"{name} {value_label(value)}"
+
+    def scope(self, *arms: str) -> Scope:
+        """Return the scope of a claim on `arms`: if one was trained with a single seed, these
+        models only."""
+        trained = {ArmName.parse(arm).arm for arm in arms} - {BASE}
+        if any(len(self.records.seeds(self.model, arm)) == 1 for arm in trained):
+            return "these models"
+        return "method"
+
+
+def judge_claims(claims: Mapping[str, ClaimSection], evidence: Evidence) -> list[Claim]:
+    """Return each claim with its verdict, p corrected by Holm (1979) over all that were tested."""
+    results = [_TESTS[claim.test](claim, evidence) for claim in claims.values()]
+    tested = [result.p for result in results if result.p is not None]
+    corrected = iter(holm(tested))
+    judged = []
+    for (name, section), result in zip(claims.items(), results, strict=True):
+        p_holm = None
+        if result.p is not None:
+            p_holm = next(corrected)
+        judged.append(_with_verdict(name, section, result, p_holm, len(tested)))
+    return judged
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """A claim's numbers: `p` is None if it cannot be tested (`finding`: why). `as_claimed`: in the
+    claimed direction."""
+
+    finding: str
+    effect: float | None = None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    as_claimed: bool = False
+    scope: Scope = "method"
+    n_documents: float | None = None
+    """The effective documents where signs are flipped, so that p has a least value."""
+
+
+def _with_verdict(
+    name: str, section: ClaimSection, result: _Tested, p_holm: float | None, family: int
+) -> Claim:
+    verdict, reason = _judge(result, p_holm, family)
+    return Claim(
+        name,
+        section.statement,
+        verdict,
+        result.finding + reason,
+        result.effect,
+        result.low,
+        result.high,
+        result.p,
+        p_holm,
+        section.source,
+        scope=result.scope,
+    )
+
+
+def _judge(result: _Tested, p_holm: float | None, family: int) -> tuple[Verdict, str]:
+    """Return the verdict, and what to add to the finding where the family decides it."""
+    if result.p is None or p_holm is None:
+        return "cannot be tested", ""
+    if p_holm < ALPHA:
+        if result.as_claimed:
+            return "shown", ""
+        return "opposite shown", ""
+    reason = ""
+    if result.p < ALPHA:
+        p = format_p(result.p)
+        reason = f"; {p} in a test by itself, but {family} claims are corrected for"
+    n, needed = result.n_documents, fewest_for(family)
+    if n is None or n >= needed:
+        return "not shown", reason
+    # Flipped signs of so few documents give no p that could survive the correction.
+    too_few = (
+        f"; {n:.3g} documents (effective) are too few for {family} claims, {needed} are needed"
+    )
+    return "cannot be tested", reason + too_few
+
+
+def _bounded(low: float | None, high: float | None, words: Callable[[float], str]) -> str:
+    if low is None or high is None:
+        return ""
+    return f" ({words(low)} to {words(high)})"
+
+
+def _enough(matrix: CorrectnessMatrix) -> str:
+    """Return the reason why the questions cannot decide a claim, "" if there are effective
+    documents enough."""
+    n = matrix.n_effective
+    if n >= FEWEST:
+        return ""
+    unit = "documents (effective)"
+    if n == len(matrix.question_ids):
+        unit = "questions"
+    return f"; {n:.3g} {unit} are too few to tell, {FEWEST} are needed"
+
+
+def _compared(
+    claim: ClaimSection, evidence: Evidence, labels: Mapping[str, str]
+) -> tuple[list[CorrectnessMatrix], str]:
+    """Return the answers of arms (label -> arm) to the questions that all have a score for, and why
+    there are none."""
+    # Guessing is the chance of a question with its text, so against it nothing is subtracted.
+    against_chance = claim.test in ("above_chance", "near_chance")
+    net = not against_chance and evidence.is_net(list(labels.values()), claim)
+    matrices = []
+    missing = []
+    for label, arm in labels.items():
+        matrix = evidence.matrix(arm, claim, net=net)
+        if matrix is None:
+            missing.append(label)
+        else:
+            matrices.append(matrix)
+    if missing:
+        why = f"no scored answers of {' and '.join(missing)} on {claim.question_set}"
+        if net:
+            why += " with and without the question"
+        return [], why
+    matrices = aligned(*matrices)
+    if matrices[0].question_ids:
+        return matrices, ""
+    arms = " and ".join(labels)
+    return [], f"no question of {claim.question_set} has a score from each of {arms}"
+
+
+def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
+    arm, baseline = evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)
+    matrices, missing = _compared(claim, evidence, {arm: arm, baseline: baseline})
+    if missing or arm == baseline:
+        return _Tested(missing or f"{arm} is compared with itself")
+    found, too_few = difference_estimate(matrices[0], matrices[1]), _enough(matrices[0])
+    accuracies = f"{_accuracy(arm, claim, evidence)}, {_accuracy(baseline, claim, evidence)}"
+    finding = (
+        f"{accuracies} {claim.outcome} on {claim.question_set}"
+        f"{_beyond([arm, baseline], claim, evidence, ', ')}: {_points(found)}"
+    )
+    scope = evidence.scope(arm, baseline)
+    if claim.test == "difference":
+        return _tested(claim, found, finding + too_few, too_few, scope, matrices[0])
+    finding += f", margin {format_points(claim.margin)}{too_few}"
+    p = None
+    if not too_few:
+        p = equivalence_p(matrices[0], matrices[1], claim.margin)
+    return _Tested(finding, found.value, found.low, found.high, p, True, scope)
+
+
+def _beyond(
+    arms: Sequence[str], claim: ClaimSection, evidence: Evidence, separator: str = " "
+) -> str:
+    """Return the words for a comparison of net gains, "" where the claim makes none."""
+    if not evidence.is_net(arms, claim):
+        return ""
+    return f"{separator}beyond the choices without the question"
+
+
+def _points(found: Estimate) -> str:
+    bounds = _bounded(found.low, found.high, format_points)
+    return f"{format_points(found.value)} points{bounds}"
+
+
+def _accuracy(arm: str, claim: ClaimSection, evidence: Evidence) -> str:
+    """Return ``cpt 41.0%``, where the claim compares net gains ``cpt 41.0% (25.2% without the
+    question)``."""
+    asked = evidence.matrix(arm, claim)
+    accuracy = 0.0
+    if asked is not None:
+        accuracy = asked.mean()
+    text = f"{arm} {format_percent(accuracy)}"
+    if not evidence.is_net([arm], claim):
+        return text
+    net = evidence.matrix(arm, claim, net=True)
+    if net is None:
+        return text
+    return f"{text} ({format_percent(accuracy - net.mean())} without the question)"
+
+
+def _tested(
+    claim: ClaimSection,
+    found: Estimate,
+    finding: str,
+    too_few: str,
+    scope: Scope,
+    matrix: CorrectnessMatrix,
+) -> _Tested:
+    """Return the numbers of a claim that names a direction."""
+    p = found.p
+    if too_few:
+        p = None
+    as_claimed = (found.value > 0) == (claim.direction == "higher")
+    return _Tested(
+        finding, found.value, found.low, found.high, p, as_claimed, scope, matrix.n_effective
+    )
+
+
+_FEWEST_POINTS = 3
+"""Points of a trend: two are a difference."""
+
+
+def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
+    labels = {}
+    sweep = evidence.sweeps.get(claim.sweep or "")
+    if sweep is not None:
+        labels = {point.label: point.arm for point in sweep.points}
+    if len(labels) < _FEWEST_POINTS:
+        return _Tested(f"{claim.sweep}: three points are needed")
+    matrices, missing = _compared(claim, evidence, labels)
+    if missing:
+        return _Tested(f"{claim.sweep}: {missing}")
+    too_few, (found, monotone) = _enough(matrices[0]), trend(matrices)
+    accuracies = [
+        f"{label}: {format_percent(matrix.mean())}"
+        for label, matrix in zip(labels, matrices, strict=True)
+    ]
+    arms = list(labels.values())
+    finding = (
+        f"{', '.join(accuracies)} {claim.outcome} on {claim.question_set}"
+        f"{_beyond(arms, claim, evidence)}; later over earlier {_points(found)}{too_few}"
+    )
+    if not monotone:
+        direction = "falling"
+        if found.value > 0:
+            direction = "rising"
+        finding += f"; {direction} on the whole, but not at every step"
+    return _tested(claim, found, finding, too_few, evidence.scope(*arms), matrices[0])
+
+
+def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
+    arm, near = evidence.arm_name(claim.arm), claim.test == "near_chance"
+    matrices, missing = _compared(claim, evidence, {arm: arm})
+    if missing:
+        return _Tested(missing)
+    matrix = matrices[0]
+    estimate, too_few, guess = bounded_accuracy(matrix), _enough(matrix), matrix.chance
+    bounds = _bounded(estimate.low, estimate.high, format_percent)
+    finding = (
+        f"{arm} {format_percent(estimate.value)}{bounds} on {claim.question_set}, "
+        f"guessing {format_percent(guess)}"
+    )
+    margin = None
+    if near:
+        margin = claim.margin
+        finding += f", margin {format_points(margin)}"
+    p = None
+    if not too_few:
+        p = chance_p(matrix, margin)
+    effect = estimate.value - guess
+    return _Tested(
+        finding + too_few,
+        effect,
+        estimate.low - guess,
+        estimate.high - guess,
+        p,
+        near or effect > 0,
+        evidence.scope(arm),
+    )
+
+
+_TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {
+    "difference": _difference,
+    "equivalence": _difference,
+    "trend": _trend,
+    "above_chance": _against_chance,
+    "near_chance": _against_chance,
+}
+"""Test of a claim -> the function that makes it."""
