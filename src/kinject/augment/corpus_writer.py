@@ -12,18 +12,24 @@ from random import Random
 from typing import Any
 
 from kinject.augment.contamination import ContaminationCheck
-from kinject.augment.plan import (
+from kinject.augment.coverage import (
     QUOTA,
-    Group,
     PassageCoverage,
-    Plan,
-    PlannedDocument,
-    VariantRequest,
     coverage_of,
-    requests_for,
     top_up_group,
+    top_up_requests,
 )
+from kinject.augment.groups import Group, pair_groups, passage_groups, whole_document_groups
+from kinject.augment.passage_file import PlannedDocument
+from kinject.augment.plan import Plan
 from kinject.augment.store import TOKENS, Store, text_id
+from kinject.augment.variant_requests import (
+    VariantRequest,
+    request_blocks,
+    statements_id,
+    stored_items,
+    unprepared_requests,
+)
 from kinject.corpus.passages import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
 from kinject.question_formats import question_prompt
@@ -164,7 +170,7 @@ class CorpusWriter:
                 origin = {"source": document.source} if licence or "://" in document.source else {}
                 self._origin = origin | ({"licence": licence} if licence else {})
                 notes = (
-                    self._store.notes(self._plan.statements_id(passage)) or ()
+                    self._store.notes(statements_id(self._plan, passage)) or ()
                     for passage in passages
                 )
                 coverages = [coverage_of(*pair) for pair in zip(passages, notes, strict=True)]
@@ -177,16 +183,16 @@ class CorpusWriter:
                             "text": passage.text,
                         }
                         self._write_row(row)
-                    groups = list(self._plan.groups_of(document, passage))
+                    groups = list(passage_groups(self._plan, document, passage))
                     for group in groups:
                         self._write_group(group, [coverage])
                     self._write_top_up(top_up_group(groups), coverage)
-                for group in self._plan.document_groups(document):
+                for group in whole_document_groups(self._plan, document):
                     self._write_group(group, coverages)
                 for coverage in coverages:
                     self._write_coverage(coverage, write_fact)
             self._origin = {}
-            for group in self._plan.pair_groups(documents):
+            for group in pair_groups(self._plan, documents):
                 self._write_group(group, [])
 
     def _write_group(self, group: Group, coverages: Sequence[PassageCoverage]) -> None:
@@ -194,11 +200,11 @@ class CorpusWriter:
             self.styles[group.style.name].skipped[group.skipped] += 1
         if group.skipped or not group.n_samples:
             return
-        items = self._plan.items(group, self._store.notes)
+        items = stored_items(self._plan, group, self._store.notes)
         if items == []:
             self.styles[group.style.name].skipped["items"] += 1
-        blocks = self._plan.blocks(group, items or [], self._store.variants)
-        for requests in blocks if items is not None else [self._plan.unprepared(group)]:
+        blocks = request_blocks(self._plan, group, items or [], self._store.variants)
+        for requests in blocks if items is not None else [unprepared_requests(group)]:
             variants = self._store.variants(requests)
             self._count(
                 group, requests, variants, len(requests if group.target is None else variants)
@@ -214,7 +220,7 @@ class CorpusWriter:
         """Write the texts that were asked for by naming facts."""
         if group is None or self._section.coverage is None:
             return
-        for request in requests_for(self._plan, group, coverage, self._section.coverage):
+        for request in top_up_requests(self._plan, group, coverage, self._section.coverage):
             variants = self._store.variants([request])
             if request.id in self._failures:
                 self._failed(self._failure_row(group, request))

@@ -10,9 +10,13 @@ from math import comb
 from pathlib import Path
 
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.plan import LONGEST_DOCUMENT, QUOTA, Group, Plan, coverage_of, make_plan
+from kinject.augment.coverage import QUOTA, coverage_of
+from kinject.augment.groups import LONGEST_DOCUMENT, Group, document_groups, pair_groups
+from kinject.augment.passage_file import PlannedDocuments
+from kinject.augment.plan import Plan, make_plan
 from kinject.augment.prompts import describe
 from kinject.augment.styles import SKIPPED, STYLES, Item, Style, read_style
+from kinject.augment.variant_requests import variant_requests
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import read_jsonl
 from kinject.documents import read_documents
@@ -72,7 +76,8 @@ def preview(recipe: AugmentRecipe) -> Preview:
     path = recipe.run_dir / "variants.jsonl"
     stored = {str(row.get("id")) for _, row in read_jsonl(path)} if path.exists() else set[str]()
     counts, longest = Counter[str](), 0
-    for document, passages in plan.read_passages():
+    documents = PlannedDocuments(plan)
+    for document, passages in documents:
         counts["documents"] += 1
         for passage in passages:
             n_words = len(word_spans(passage.text))
@@ -80,9 +85,9 @@ def preview(recipe: AugmentRecipe) -> Preview:
                 passages=1, cut=passage.cut, words=n_words, facts=len(coverage_of(passage).facts)
             )
             longest = max(longest, n_words)
-        for group in plan.groups(document, passages):
+        for group in document_groups(plan, document, passages):
             _count_group(plan, group, stored, counts, section.judge is not None)
-    for group in plan.pair_groups(plan):
+    for group in pair_groups(plan, documents):
         _count_group(plan, group, stored, counts, section.judge is not None)
     # beside verdicts: the trial on planted errors, the statements of each passage, and those that each text tells
     n_more = 2 * N_TRIALS + counts["passages"] + counts["counted"] if counts["judged"] else 0
@@ -139,7 +144,7 @@ def _count_group(
     n_requests, n_preparations = _expected_requests(plan, group)
     known = 0
     if not group.style.prepare and group.target is None:  # else the prompts depend on answers
-        known = sum(request.id in stored for request in plan.requests(group, [group.item]))
+        known = sum(request.id in stored for request in variant_requests(plan, group, [group.item]))
     missing = n_requests - known
     counts.update(asked=n_requests, stored=known)
     if group.style.mechanical or group.texts is not None:

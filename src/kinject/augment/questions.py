@@ -28,7 +28,8 @@ from kinject.augment.drafts import (
     read_drafts,
     verify_messages,
 )
-from kinject.augment.plan import PassageFile, check_sections
+from kinject.augment.passage_file import PassageFile
+from kinject.augment.plan import check_sections
 from kinject.augment.prompts import Source, source_of
 from kinject.augment.store import (
     IndexedRows,

@@ -16,12 +16,9 @@ from kinject.augment import sandbox
 from kinject.augment.checks.judge import N_TRIALS, Judge, JudgeScore, render_judge_score
 from kinject.augment.contamination import Contamination, ContaminationCheck, render_contamination
 from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, render_coverage
-from kinject.augment.plan import (
-    PassageFile,
-    Plan,
-    PlannedDocument,
-    make_plan,
-)
+from kinject.augment.groups import Group, document_groups, pair_groups
+from kinject.augment.passage_file import PassageFile, PlannedDocument, PlannedDocuments
+from kinject.augment.plan import Plan, make_plan
 from kinject.augment.rewriter import Rewriter
 from kinject.augment.store import (
     Store,
@@ -145,22 +142,22 @@ def _read_documents(
 ) -> int:
     """Read, split and hash every document, once in a run; return the number of variants.
 
-    Raises as `Plan.read_passages` and `Plan.groups`.
+    Raises as `PlannedDocuments` and `document_groups`.
     """
     n_variants = 0
-    for document, split in plan.read_passages():
+    for document, split in PlannedDocuments(plan):
         passages.add(document, split)
         if contamination is not None:
             contamination.add_source(document.text)
-        groups = (
-            group
-            for group in plan.groups(document, split)
-            if not group.skipped and group.target is None
-        )
-        n_variants += sum(group.n_samples for group in groups)
-    return n_variants + sum(
-        group.n_samples for group in plan.pair_groups(passages) if group.target is None
-    )
+        n_variants += sum(map(_n_announced, document_groups(plan, document, split)))
+    return n_variants + sum(map(_n_announced, pair_groups(plan, passages)))
+
+
+def _n_announced(group: Group) -> int:
+    """Return the variants of a group, 0 where a target of tokens leaves their number open."""
+    if group.skipped or group.target is not None:
+        return 0
+    return group.n_samples
 
 
 async def _rewrite(

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.checks.checker import Verdict
-from kinject.augment.plan import Group, VariantRequest
+from kinject.augment.groups import Group
 from kinject.augment.styles import Style
+from kinject.augment.variant_requests import VariantRequest
 from kinject.disk import Journal, Row, content_id, read_jsonl, write_jsonl
 from kinject.errors import InputError
 from kinject.llm.sender import Sender
@@ -307,18 +308,8 @@ class Store:
         rows = (row for request in requests for row in self._rejected.get(request.id))
         return list({row["id"]: row for row in rows}.values())
 
-    def accept(
-        self, group: Group, request: VariantRequest, attempt: int, completion: Completion, generator: str,
-        texts: Sequence[str], measures: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        """Store the accepted `texts` of an answer, none for NONE; `attempt` answers were refused
-        before it."""
-        variant = Variant(
-            id=request.id, passage_id=group.passage.id, document_id=group.passage.document_id, style=group.style.name,
-            sample=request.sample, text=texts[0] if texts else "", generator=generator, prompt_hash=request.prompt_hash,
-            usage=completion.usage, checks=measures, attempt=attempt,
-            more=tuple(texts[1:]),
-        )  # fmt: skip
+    def accept(self, variant: Variant) -> None:
+        """Store a variant whose texts passed the checks."""
         self._variants.add(variant.id, variant)
 
     def refuse(
@@ -342,7 +333,7 @@ class Store:
         self._rejected.add(request.id, row)
 
     def notes(self, notes_id: str) -> tuple[str, ...] | None:
-        """Return the items stored under an id of `Plan.notes_id`, None if there is no answer yet."""
+        """Return the items stored under an id of `notes_id`, None if there is no answer yet."""
         rows = self._notes.get(notes_id)
         return tuple(rows[-1]["notes"]) if rows else None
 
