@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import combinations
+from itertools import combinations, product, starmap
+from operator import sub
 
 from kinject.augment.answers import statements_of
 from kinject.augment.checks.names import Reading, is_known, read
@@ -31,7 +32,9 @@ _MOST_VALUES = 40
 """Numbers of a passage that are calculated with."""
 _FACTORS = frozenset((7, 10, 12, 24, 52, 60, 100, 365, 1000, 3600, 10**6, 10**9))
 """Between the units of one quantity, and a number and its millions."""
-_TIMES = frozenset("millisecond second minute hour day week month year decade century".split())  # noqa: SIM905
+_TIMES = frozenset(
+    ("millisecond", "second", "minute", "hour", "day", "week", "month", "year", "decade", "century")
+)
 _ALIKE = ({"lb", "sterling"}, {"degree", "celsius", "fahrenheit"}, {"ton", "tonne"}, {"bc", "year"})
 """Units that one word may mean: pounds, degrees."""
 
@@ -296,14 +299,14 @@ def _derivations(
 ) -> Iterator[float]:
     """Yield what the numbers of a passage come to in the ways that are open to `number`."""
     value = float(number)
-    decimal = [other for other in known if other.replace(".", "", 1).isdecimal()][:_MOST_VALUES]
-    every = [float(other) for other in decimal]
-    same = [float(other) for other in decimal if known[other] & units or known[other] == units]
+    decimals = [other for other in known if other.replace(".", "", 1).isdecimal()][:_MOST_VALUES]
+    every = list(map(float, decimals))
+    same = [float(other) for other in decimals if known[other] & units or known[other] == units]
     years = [other for other in every if 1000 <= other <= 2100]
     if len(same) > 1:
         yield sum(same)
     if units <= {"year", "month"} and value < 1000:
-        yield from (a - b for a in years for b in years)  # an age, or the time between two events
+        yield from starmap(sub, product(years, years))  # an age, or the time between two events
     if units and value > MAX_COUNT:
         yield from _sums_and_differences(same)
     if vague:
@@ -311,10 +314,8 @@ def _derivations(
     is_year = len(number) == 4 and "1000" < number < "2100" and units <= {"year"}
     n_digits = len(number.replace(".", "").rstrip("0"))
     if n_digits > 2 and not is_year:  # a shorter one is nearly always some part of another
-        for n in range(2, 13):
-            for other in every:
-                yield other * n
-                yield other / n
+        for other, n in product(every, range(2, 13)):
+            yield from (other * n, other / n)
         yield from _sums_and_differences(every)
 
 
