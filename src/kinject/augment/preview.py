@@ -111,7 +111,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
         tokens_per_text = counts["all_out"] / n_texts
     n_for_five = QUOTA * counts["passages"]
     if tokens_per_text and n_texts >= n_for_five and n_facts:
-        tokens_per_fact = counts["all_out"] * n_for_five / n_texts / n_facts or None
+        tokens_per_fact = counts["all_out"] * n_for_five / n_texts / n_facts
     return Preview(
         n_documents=counts["documents"],
         n_passages=counts["passages"],
