@@ -57,7 +57,8 @@ REASONS: Mapping[str, str] = {
     "catch-all": "a choice refers to the other choices",
     "answer in question": "the correct choice is in the question",
     "longest": "the correct choice is far longer than the others",
-    "odd one out": "only the correct choice has, or lacks, a number, a name, a quotation or brackets",
+    "odd one out": "only the correct choice has, or lacks, "
+    "a number, a name, a quotation or brackets",
     "points at the text": "the question cannot be understood without the passage",
     "injection": "the question or a choice has prompt injection",
     "sentence": "the sentence with the answer is not in the passage",

@@ -133,7 +133,7 @@ def _pairs(
     it."""
     n_documents = Counter[str]()
     for _, passages in documents:
-        n_documents.update({name for passage in passages for name in entities_of(passage.text)})
+        n_documents.update(set[str]().union(*(entities_of(passage.text) for passage in passages)))
     shared = {name for name, n in n_documents.items() if 1 < n <= _MOST_SHARING}
     found: dict[str, list[_PassageOfDocument]] = {}
     for document, passages in documents:

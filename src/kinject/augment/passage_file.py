@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -19,6 +19,13 @@ from kinject.types import Document, Passage
 
 PlannedDocument = tuple[Document, list[Passage]]
 """A document and its passages, in order."""
+
+
+def passages_of(documents: Iterable[PlannedDocument]) -> Iterator[tuple[Document, Passage]]:
+    """Yield each passage with its document."""
+    for document, passages in documents:
+        for passage in passages:
+            yield document, passage
 
 
 @dataclass(frozen=True)

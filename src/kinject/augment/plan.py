@@ -29,7 +29,7 @@ class Precomputed:
         """Raise `InputError` (file:line) if a text belongs to no document."""
         unknown = self.texts.keys() - set(known)
         if unknown:
-            first = min(unknown, key=lambda name: self.lines[name])
+            first = min(unknown, key=self.lines.__getitem__)
             raise InputError(
                 f"{self.path}:{self.lines[first]}: document_id {first!r} is the id of no document. "
                 f"{len(unknown)} such ids in all; they must be those of augment.documents."
@@ -44,9 +44,8 @@ def read_precomputed(path: Path) -> Precomputed:
     for number, row in read_jsonl(path):
         for key in ("document_id", "text"):
             if not isinstance(row.get(key), str) or not row[key].strip():
-                raise InputError(
-                    f"{path}:{number}: {key}: found {row.get(key)!r}, expected a string that is not empty."
-                )
+                found = f"{path}:{number}: {key}: found {row.get(key)!r}"
+                raise InputError(f"{found}, expected a string that is not empty.")
         texts.setdefault(row["document_id"], []).append(row["text"])
         lines.setdefault(row["document_id"], number)
     if not texts:
@@ -74,7 +73,8 @@ class Plan:
     judge: dict[str, Any] | None = None
 
     def styles_of(self, scope: str) -> list[Style]:
-        """Return the styles whose prompts show a ``passage``, a whole ``document`` or a ``pair``."""
+        """Return the styles whose prompts show a ``passage``, a whole ``document`` or a
+        ``pair``."""
         styles = (self.catalog[name] for name in self.styles)
         return [style for style in styles if style.scope == scope]
 

@@ -12,7 +12,7 @@ from kinject.augment.checks.checker import REFUSAL, Checker, Verdict, check_comp
 from kinject.augment.checks.judge import Judge
 from kinject.augment.coverage import coverage_of, top_up_group, top_up_requests
 from kinject.augment.groups import Group, document_groups, pair_groups, passage_groups
-from kinject.augment.passage_file import PlannedDocument
+from kinject.augment.passage_file import PlannedDocument, passages_of
 from kinject.augment.plan import Plan
 from kinject.augment.store import Store
 from kinject.augment.styles import Item, Preparation
@@ -208,12 +208,11 @@ class Rewriter:
     ) -> None:
         """Ask for texts of the facts that fewer than `quota` texts of their passage carry. Raises
         as `run`."""
-        passages = ((document, passage) for document, split in documents for passage in split)
 
         async def ask(pair: tuple[Document, Passage]) -> None:
             await self._top_up(*pair, quota)
 
-        await run_workers(passages, ask, self.sender, concurrency)
+        await run_workers(passages_of(documents), ask, self.sender, concurrency)
 
     async def _top_up(self, document: Document, passage: Passage, quota: int) -> None:
         groups = list(passage_groups(self.plan, document, passage))
@@ -446,18 +445,16 @@ class Rewriter:
             return
         if not statements:
             return
-        pairs = [
-            (answer, pair) for answer in answers if answer.error is None for pair in answer.texts
-        ]
-        asked = (judge.stated(statements, text) for _, (text, _) in pairs)
-        stated = await _gather(group, asked)
-        for (answer, (text, verdict)), numbers in zip(pairs, stated, strict=True):
+        pairs = _accepted_texts(answers)
+        stated = await _gather(group, (judge.stated(statements, text) for _, text in pairs))
+        for (answer, text), numbers in zip(pairs, stated, strict=True):
             if isinstance(numbers, EndpointError):
                 answer.error = numbers
                 continue
+            index = [text for text, _ in answer.texts].index(text)
+            verdict = answer.texts[index][1]
             facts = [*verdict.measures["facts"], *(f"statement:{number}" for number in numbers)]
             measures = {**verdict.measures, "facts": facts}
-            index = answer.texts.index((text, verdict))
             answer.texts[index] = (text, replace(verdict, measures=measures))
 
     async def _statements(self, judge: Judge, group: Group) -> tuple[str, ...] | EndpointError:

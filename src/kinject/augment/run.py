@@ -17,7 +17,7 @@ from kinject.augment.checks.judge import N_TRIALS, Judge, JudgeScore, render_jud
 from kinject.augment.contamination import Contamination, ContaminationCheck, render_contamination
 from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, render_coverage
 from kinject.augment.groups import Group, document_groups, pair_groups
-from kinject.augment.passage_file import PassageFile, PlannedDocument, PlannedDocuments
+from kinject.augment.passage_file import PassageFile, PlannedDocument, PlannedDocuments, passages_of
 from kinject.augment.plan import Plan, make_plan
 from kinject.augment.rewriter import Rewriter
 from kinject.augment.store import (
@@ -217,7 +217,7 @@ async def open_judge(
     )
     sender = await stack.enter_async_context(opened)
     judge = Judge(sender, seed)
-    pairs = _titles_and_texts(passages)
+    pairs = ((document.title, passage.shown) for document, passage in passages_of(passages))
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
         score = await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
@@ -227,12 +227,6 @@ async def open_judge(
                 fault,
             )
     return judge
-
-
-def _titles_and_texts(documents: Iterable[PlannedDocument]) -> Iterator[tuple[str, str]]:
-    for document, passages in documents:
-        for passage in passages:
-            yield document.title, passage.shown
 
 
 def _write_manifest(

@@ -1,4 +1,5 @@
-"""The requests of a group: one for each variant, and those of its preparations, each with its id."""
+"""The requests of a group: one for each variant, and those of its preparations, each with its
+id."""
 
 from __future__ import annotations
 
@@ -113,8 +114,10 @@ def request_blocks(
     """
     requests = variant_requests(plan, group, items)
     if group.target is None:
-        while block := list(islice(requests, MOST_AT_ONCE)):
+        block = list(islice(requests, MOST_AT_ONCE))
+        while block:
             yield block
+            block = list(islice(requests, MOST_AT_ONCE))
         return
     n_texts = n_tokens = n_barren = 0
     mean = float(
