@@ -126,7 +126,7 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
             Progress("questions", n_passages, "passages") as progress,
         ):
             async with open_sender(
-                section.generator, run_dir, limits, sandbox=sandbox.generate_answer
+                section.generator, run_dir, limits, opener=sandbox.open_generator
             ) as sender:
                 writer = QuestionWriter(sender, section, recipe.seed)
                 failed = await _request_questions(

@@ -445,14 +445,16 @@ class Rewriter:
             return
         if not statements:
             return
-        pairs = _accepted_texts(answers)
-        stated = await _gather(group, (judge.stated(statements, text) for _, text in pairs))
-        for (answer, text), numbers in zip(pairs, stated, strict=True):
+        pairs: list[tuple[_Answer, int]] = []
+        for answer in answers:
+            if answer.error is None:
+                pairs += [(answer, index) for index in range(len(answer.texts))]
+        asked = (judge.stated(statements, answer.texts[index][0]) for answer, index in pairs)
+        for (answer, index), numbers in zip(pairs, await _gather(group, asked), strict=True):
             if isinstance(numbers, EndpointError):
                 answer.error = numbers
                 continue
-            index = [text for text, _ in answer.texts].index(text)
-            verdict = answer.texts[index][1]
+            text, verdict = answer.texts[index]
             facts = [*verdict.measures["facts"], *(f"statement:{number}" for number in numbers)]
             measures = {**verdict.measures, "facts": facts}
             answer.texts[index] = (text, replace(verdict, measures=measures))

@@ -178,7 +178,7 @@ async def _rewrite(
     limits = limits_of(section.generator, section.budget)
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
-            open_sender(section.generator, run_dir, limits, sandbox=sandbox.generate_answer)
+            open_sender(section.generator, run_dir, limits, opener=sandbox.open_generator)
         )
         judge = await open_judge(stack, run_dir, section, plan.seed, passages, sender)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
@@ -213,7 +213,7 @@ async def open_judge(
         limits,
         cache="judge.sqlite",
         partner=partner,
-        sandbox=sandbox.generate_answer,
+        opener=sandbox.open_generator,
     )
     sender = await stack.enter_async_context(opened)
     judge = Judge(sender, seed)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import socket
 from typing import Any
@@ -17,6 +17,7 @@ from kinject.augment.prompts import first_words, passage_of, rewriting_of, share
 from kinject.augment.styles import STYLES
 from kinject.corpus.passages import sentences
 from kinject.errors import DiskError, InputError
+from kinject.llm import sender
 from kinject.llm.endpoint import is_loopback
 from kinject.llm.judges import graded_in
 from kinject.sandbox.grammar import (
@@ -59,6 +60,10 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
     if source is None or parse_rewriting(rewriting) != source:
         return Completion("UNFAITHFUL: a fact")
     return Completion("FAITHFUL")
+
+
+open_generator = partial(sender.open_generator, sandbox=generate_answer)
+"""Opens the generator of a section, this one for kind sandbox."""
 
 
 def generate_rewriting(messages: list[Message], seed: int) -> Completion:
