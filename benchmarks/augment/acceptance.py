@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.checks.checker import Checker
-from kinject.augment.plan import QUOTA, coverage_of
+from kinject.augment.coverage import QUOTA, coverage_of
 from kinject.augment.preview import TOKENS_PER_WORD
 from kinject.augment.styles import STYLES
 from kinject.corpus.passages import word_spans

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kinject.augment.plan import PassageFile, make_plan
+from kinject.augment.passage_file import PassageFile, PlannedDocuments
+from kinject.augment.plan import make_plan
 from kinject.recipe import AugmentRecipe
 from kinject.types import Document, Passage
 
@@ -18,7 +19,7 @@ def test_the_file_of_passages_holds_what_was_read_and_is_gone_afterwards(
 ) -> None:
     plan = make_plan(make_recipe(passage_tokens=40))
     odd = Document("d", 'a "title"', "One.\u2028Two.\r\nThree.\U0001f600", "name\udcff.txt")
-    read = [*plan.read_passages(), (odd, [Passage("0" * 16, "d", 5, 9, "Two.")])]
+    read = [*PlannedDocuments(plan), (odd, [Passage("0" * 16, "d", 5, 9, "Two.")])]
     assert max(len(passages) for _, passages in read) > 1
     with PassageFile(tmp_path) as file:
         for document, passages in read:

@@ -136,7 +136,7 @@ def test_a_document_above_the_limit_counts_as_several(
     make_recipe: Make, write: Callable[..., Writer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = write(entities="Mara Lind\nArvika\nOslo")
-    monkeypatch.setattr("kinject.augment.plan.LONGEST_DOCUMENT", 30)
+    monkeypatch.setattr("kinject.augment.groups.LONGEST_DOCUMENT", 30)
     augment(make_recipe(styles={"entigraph": 1}))
     shown = [
         passage_of([{"role": "user", "content": prompt}])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kinject.api import check, runs, try_
+from kinject.augment.passage_file import PlannedDocuments
 from kinject.augment.plan import make_plan
 from kinject.augment.survey import GAP, cloze_questions
 from kinject.cli import main
@@ -89,7 +90,7 @@ def test_every_file_is_read_or_has_its_reason_and_the_recipes_are_whole(
     folder = survey.recipes[0].parent
     assert set(check(folder).values()) == {None}
     plan = make_plan(read_recipe(folder / "augment.yaml", verb="augment"))
-    passages = [passages for _, passages in plan.read_passages()]
+    passages = [passages for _, passages in PlannedDocuments(plan)]
     assert len(passages) == len(rows) == 6
     assert survey.preview.n_asked == 10 * sum(map(len, passages))
     assert survey.preview.cost > 0

@@ -4,6 +4,4 @@ accept or refuse it."""
 from kinject.augment.corpus_writer import StyleCount
 from kinject.augment.run import AugmentResult, augment, render_summary
 
-__all__ = [
-    "AugmentResult", "StyleCount", "augment", "render_summary",
-]  # fmt: skip
+__all__ = ["AugmentResult", "StyleCount", "augment", "render_summary"]

@@ -22,7 +22,8 @@ from kinject.corpus.passages import sentences
 _FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
 _BULLET = re.compile(r"\A\s*(?:[-*•]|\(?\d{1,2}[.)])\s+")
 _MARK = re.compile(
-    r"\**(?:(?P<Q>Q)(?:uestion)?|(?P<A>A)(?:nswer)?|(?P<QUOTE>Quote|QUOTE))\s{0,3}\d{0,3}\s{0,3}[:.]\**"
+    r"\**(?:(?P<Q>Q)(?:uestion)?|(?P<A>A)(?:nswer)?|(?P<QUOTE>Quote|QUOTE))"
+    r"\s{0,3}\d{0,3}\s{0,3}[:.]\**"
 )
 
 
@@ -54,7 +55,9 @@ def lines_of(answer: str) -> list[str]:
 def items_of(answer: str) -> list[str]:
     """Return `lines_of` without a line that introduces the others and ends with a colon."""
     lines = lines_of(answer)
-    return lines[1:] if len(lines) > 1 and lines[0].endswith((":", "：")) else lines
+    if len(lines) > 1 and lines[0].endswith((":", "：")):
+        return lines[1:]
+    return lines
 
 
 def line_text(answer: str) -> str:
@@ -77,10 +80,12 @@ def _marked_lines(text: str) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     for line in filter(None, (line.strip() for line in text.split("\n"))):
         mark = _MARK.match(line)
-        if mark is None and lines and not lines[-1][1]:  # the mark was alone on its line
+        if mark is not None:
+            lines.append((mark.lastgroup or "", line[mark.end() :].strip()))
+        elif lines and not lines[-1][1]:  # the mark was alone on its line
             lines[-1] = (lines[-1][0], line)
         else:
-            lines.append((mark.lastgroup or "", line[mark.end() :].strip()) if mark else ("", line))
+            lines.append(("", line))
     return lines
 
 
@@ -132,17 +137,28 @@ def says_none(answer: str) -> bool:
     return re.fullmatch(r"\W*none\W*", answer, re.IGNORECASE) is not None
 
 
+def _section_text(answer: str) -> str:
+    return "\n\n".join(sections_of(answer))
+
+
+def _whole_text(answer: str) -> list[str]:
+    text = plain_text(answer)
+    if not text:
+        return []
+    return [text]
+
+
 PARSERS: Mapping[str, Callable[[str], str]] = {
     "text": plain_text,
     "lines": line_text,
     "pairs": pair_text,
     "quoted": quoted_text,
-    "sections": lambda answer: "\n\n".join(sections_of(answer)),
+    "sections": _section_text,
 }
 """Name of a parser in a style file -> text of a variant in an answer, "" if it has another form."""
 
 LISTS: Mapping[str, Callable[[str], list[str]]] = {
-    "text": lambda answer: [text] if (text := plain_text(answer)) else [],
+    "text": _whole_text,
     "lines": items_of,
     "sections": sections_of,
 }
@@ -190,7 +206,9 @@ def name_fully(title: str, passage: str, seed: int) -> str:
 
 def tag_source(title: str, passage: str, seed: int) -> str:
     """Return `passage` behind a line that names its source."""
-    return f"From {title}:\n{passage}" if title else passage
+    if not title:
+        return passage
+    return f"From {title}:\n{passage}"
 
 
 MECHANICAL: Mapping[str, tuple[str, Mechanical]] = {
@@ -202,13 +220,15 @@ MECHANICAL: Mapping[str, tuple[str, Mechanical]] = {
 
 
 _TASK_WORDS = (
-    r"paraphras|rewrit|rephras|reword|revis|version|implication|passage|summar|table|tutorial|faq|umschreib|umformul|fassung"
-    r"|reformul|paráfras|parafras|versi|改写|重写|释义|版本|書き換え|言い換え"
+    r"paraphras|rewrit|rephras|reword|revis|version|implication|passage|summar|table|tutorial|faq"
+    r"|umschreib|umformul|fassung|reformul|paráfras|parafras|versi|改写|重写|释义|版本|書き換え|言い換え"
 )
 _PREAMBLE = re.compile(
-    r"\A[\W_]{0,12}(?:(?:sure|certainly|of course|absolutely|okay|ok|great|gladly|understood|no problem"
+    r"\A[\W_]{0,12}(?:"
+    r"(?:sure|certainly|of course|absolutely|okay|ok|great|gladly|understood|no problem"
     r"|natürlich|gerne?|selbstverständlich"
-    r"|bien sûr|certainement|claro|por supuesto|certo|certamente|当然|好的|もちろん)[!,.:！，。：]?[^\n]{0,200}?"
+    r"|bien sûr|certainement|claro|por supuesto|certo|certamente|当然|好的|もちろん)"
+    r"[!,.:！，。：]?[^\n]{0,200}?"
     r"(?:[:：!！]|\.(?=\s*\n)|(?=\n))"
     r"|(?:here(?:['’]s| is| are)|below (?:is|are)|the following (?:is|are)|hier (?:ist|sind)"
     r"|voici|aquí|a continuación|ecco|以下是|以下は|这是)"
@@ -216,17 +236,21 @@ _PREAMBLE = re.compile(
     re.IGNORECASE,
 )
 _LABEL = re.compile(
-    rf"\A[*_#>\s]{{0,8}}(?:(?:the |my )?(?:rewritten|rephrased|paraphrased|revised|new)? ?(?:{_TASK_WORDS})[^\W\d_]*"
+    r"\A[*_#>\s]{0,8}(?:(?:the |my )?(?:rewritten|rephrased|paraphrased|revised|new)? ?"
+    rf"(?:{_TASK_WORDS})[^\W\d_]*"
     r"(?: (?:of|from) the [\w ]{1,30}| of [\w ]{1,40})?|title|text|rephrased|answer)"
     r"[*_ ]{0,3}(?:[#(]?\d{1,2}\)?)?[*_ ]{0,3}(?:[:：.]|(?=\n)|\Z)[*_]{0,3}[ \t]*",
     re.IGNORECASE,
 )
 _CLOSING = re.compile(
-    r"(?:\n|(?<=[.!?。！？])\s)\W{0,12}(?:I hope (?:this|that|these)|(?:please )?let me know|feel free to|would you like me"
-    r"|if you(?:['’]d| would)? (?:like|need|want)|is there anything else|these (?:rewrit|paraphras|version|implication)"
+    r"(?:\n|(?<=[.!?。！？])\s)\W{0,12}"
+    r"(?:I hope (?:this|that|these)|(?:please )?let me know|feel free to|would you like me"
+    r"|if you(?:['’]d| would)? (?:like|need|want)|is there anything else"
+    r"|these (?:rewrit|paraphras|version|implication)"
     r"|(?:note|please note)(?: that|:)[^\n]{0,300}(?:paraphras|rewr[io]t|original|passage)"
-    r"|this (?:paraphrase|version|rewrite|rewritten)|(?:sources|references):?\**\s*\n|ich hoffe,|wenn sie (?:möchten|wünschen)"
-    r"|n['’]hésitez pas|j['’]espère que|si (?:desea|necesita)|espero que|希望这|如果您|ご希望)[\s\S]{0,1500}\Z",
+    r"|this (?:paraphrase|version|rewrite|rewritten)|(?:sources|references):?\**\s*\n"
+    r"|ich hoffe,|wenn sie (?:möchten|wünschen)|n['’]hésitez pas|j['’]espère que"
+    r"|si (?:desea|necesita)|espero que|希望这|如果您|ご希望)[\s\S]{0,1500}\Z",
     re.IGNORECASE,
 )
 _LEAK = re.compile(
@@ -264,7 +288,9 @@ class Repaired:
 def count_words(text: str) -> int:
     """Return the number of words; of a text without spaces, half its characters."""
     n_wide = len(_WIDE.findall(text))
-    return n_wide // 2 if 2 * n_wide > len(text) else len(_SPACED_WORD.findall(text))
+    if 2 * n_wide > len(text):
+        return n_wide // 2
+    return len(_SPACED_WORD.findall(text))
 
 
 def repair(
@@ -277,42 +303,47 @@ def repair(
     repeated sentences taken off.
     """
     text, repairs = answer.strip(), list[str]()
-    steps: tuple[tuple[str, Callable[[str], str]], ...] = (
-        ("fence", _without_fence),
-        ("preamble", lambda text: _without(_PREAMBLE, text, source)),
-        ("fence", _without_fence),
-        ("closing", lambda text: _without(_LEAK, _without(_CLOSING, text, source), source)),
-    )
-    for name, step in steps:
-        repaired = step(text).strip()
+    for name in ("fence", "preamble", "fence", "closing"):  # a preamble may hide a fence
+        repaired = _without_wrapping(name, text, source).strip()
         if repaired and repaired != text:
             text = repaired
             repairs.append(name)
-    parts = list(split_texts(text, count_words(source))) if splits and "\n" in text else [text]
+    parts = [text]
+    if splits and "\n" in text:
+        parts = list(split_texts(text, count_words(source)))
     if len(parts) > 1:
         repairs.append("split")
     texts = []
     for part in parts:
-        bare = _without_title(
-            _without(_LABEL, part, source) if "\n" in part or len(parts) > 1 else part, title
-        )
+        bare = part
+        if "\n" in part or len(parts) > 1:
+            bare = _without(_LABEL, part, source)
+        bare = _without_title(bare, title)
         if bare != part:
             repairs.append("label")
-        looped = without_loops(bare) if loops else bare
-        if len(looped) < len(bare) - _LOOPED:
-            bare = looped
-            repairs.append("loop")
+        if loops:
+            looped = without_loops(bare)
+            if len(looped) < len(bare) - _LOOPED:
+                bare = looped
+                repairs.append("loop")
         texts.append(bare)
     return Repaired(tuple(filter(None, texts)), tuple(dict.fromkeys(repairs)))
 
 
+def _without_wrapping(name: str, text: str, source: str) -> str:
+    """Return `text` without its code fence, its preamble, or its closing words."""
+    if name == "fence":
+        return _without_fence(text)
+    if name == "preamble":
+        return _without(_PREAMBLE, text, source)
+    return _without(_LEAK, _without(_CLOSING, text, source), source)
+
+
 def _without_fence(text: str) -> str:
     first, _, rest = text.partition("\n")
-    return (
-        rest.rstrip().removesuffix("```")
-        if first.startswith("```") and text.rstrip().endswith("```")
-        else text
-    )
+    if first.startswith("```") and text.rstrip().endswith("```"):
+        return rest.rstrip().removesuffix("```")
+    return text
 
 
 def _without(pattern: re.Pattern[str], text: str, source: str) -> str:
@@ -325,8 +356,10 @@ def _without(pattern: re.Pattern[str], text: str, source: str) -> str:
 def _without_title(text: str, title: str) -> str:
     """Return `text` without a first line that repeats the title of its document."""
     first, _, rest = text.partition("\n")
-    same = title and first.strip("#*_ :").casefold() == title.strip().casefold()
-    return rest.strip() if same and rest.strip() else text.strip()
+    is_title = title and first.strip("#*_ :").casefold() == title.strip().casefold()
+    if is_title and rest.strip():
+        return rest.strip()
+    return text.strip()
 
 
 def split_texts(text: str, n_source: int) -> Iterator[str]:
@@ -351,7 +384,9 @@ def split_texts(text: str, n_source: int) -> Iterator[str]:
 
 def _bare(pattern: re.Pattern[str], part: str) -> str:
     match = pattern.match(part)
-    return part[match.end() :].strip() if match and pattern is not _HEADED else part
+    if match is None or pattern is _HEADED:
+        return part
+    return part[match.end() :].strip()
 
 
 def _numbered_from_one(text: str) -> Iterator[re.Match[str]]:
@@ -365,12 +400,9 @@ def _numbered_from_one(text: str) -> Iterator[re.Match[str]]:
 def statements_of(text: str) -> list[str]:
     """Return the items of a list, or the paragraphs and lines of a text of three or more; [] for
     others."""
-    marks = list(_ITEM_MARK.finditer(text))
-    starts = (
-        [mark.start() for mark in marks]
-        if len(marks) > 2
-        else [match.start() for match in _LINE.finditer(text)]
-    )
+    starts = [mark.start() for mark in _ITEM_MARK.finditer(text)]
+    if len(starts) < 3:
+        starts = [match.start() for match in _LINE.finditer(text)]
     if len(starts) < 3:
         return []
     return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]

@@ -44,9 +44,12 @@ class Contamination:
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
-            "questions": self.n_questions, "contaminated": self.n_contaminated, "in_sources": self.in_sources,
-            "by_place": {kind: len(ids) for kind, ids in self.by_place.items()}, "first": list(map(list, self.first)),
-        }  # fmt: skip
+            "questions": self.n_questions,
+            "contaminated": self.n_contaminated,
+            "in_sources": self.in_sources,
+            "by_place": {kind: len(ids) for kind, ids in self.by_place.items()},
+            "first": list(map(list, self.first)),
+        }
 
 
 class ContaminationCheck:
@@ -80,12 +83,13 @@ class ContaminationCheck:
 
     def _add(self, question_id: str, words: list[str]) -> None:
         length = min(self._n_words, len(words))
-        for start in range(len(words) - length + 1) if length >= _FEWEST else ():
+        if length < _FEWEST:
+            return
+        for start in range(len(words) - length + 1):
             ngram = " ".join(words[start : start + length])
             if ngram not in self._questions:
-                self._by_start.setdefault(" ".join(words[start : start + _FEWEST]), []).append(
-                    ngram
-                )
+                first_words = " ".join(words[start : start + _FEWEST])
+                self._by_start.setdefault(first_words, []).append(ngram)
             self._questions.setdefault(ngram, set()).add(question_id)
 
     def add_source(self, text: str) -> None:
@@ -102,15 +106,18 @@ class ContaminationCheck:
         """Search a text, and record the questions that are in it under `kind`."""
         for ngram in self._find(text):
             ids = self._ids.setdefault(kind, set())
-            found = self._questions[ngram] - ids if ngram not in self._in_sources else ()
-            ids.update(found)
-            self._first += [(name, location, ngram) for name in sorted(found)][
-                : _MOST_SHOWN - len(self._first)
-            ]
+            if ngram in self._in_sources:
+                continue
+            for name in sorted(self._questions[ngram] - ids):
+                ids.add(name)
+                if len(self._first) < _MOST_SHOWN:
+                    self._first.append((name, location, ngram))
 
     def _find(self, text: str) -> Iterator[str]:
         """Yield the n-grams that occur in `text`."""
-        words = _words(text) if self._by_start else []
+        if not self._by_start:
+            return
+        words = _words(text)
         for start in range(len(words) - _FEWEST + 1):
             for ngram in self._by_start.get(" ".join(words[start : start + _FEWEST]), ()):
                 if " ".join(words[start : start + ngram.count(" ") + 1]) == ngram:
@@ -136,7 +143,9 @@ def question_texts(question: str, gold: str = "") -> list[str]:
     """
     if _BLANK.search(question):
         return [_BLANK.sub(f" {gold} ", question, count=1)]
-    return [question] if question.rstrip().endswith("?") else [question, f"{question} {gold}"]
+    if question.rstrip().endswith("?"):
+        return [question]
+    return [question, f"{question} {gold}"]
 
 
 def render_contamination(contamination: Contamination) -> str:
@@ -146,15 +155,9 @@ def render_contamination(contamination: Contamination) -> str:
         return f"no contamination: none of {contamination.n_questions:,} questions is in the corpus"
     kinds = ", ".join(f"{len(ids)} in the {kind}" for kind, ids in contamination.by_place.items())
     lines = [
-        f"CONTAMINATION: {contamination.n_contaminated} of {contamination.n_questions} questions are outside the "
-        f"documents: {kinds}"
+        f"CONTAMINATION: {contamination.n_contaminated} of {contamination.n_questions} questions "
+        f"are outside the documents: {kinds}"
     ]
-    return "\n".join(
-        [
-            *lines,
-            *(
-                f"  {name}  {location}: {words!r}"
-                for name, location, words in contamination.first[:5]
-            ),
-        ]
-    )
+    for name, location, words in contamination.first[:5]:
+        lines.append(f"  {name}  {location}: {words!r}")
+    return "\n".join(lines)

@@ -1,4 +1,5 @@
-"""Writes the corpus of a run from the stored variants, in the order of the documents, and counts."""
+"""Writes the corpus of a run from the stored variants, in the order of the documents, and counts
+them."""
 
 from __future__ import annotations
 
@@ -6,29 +7,36 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from kinject.augment.contamination import ContaminationCheck
-from kinject.augment.plan import (
+from kinject.augment.coverage import (
     QUOTA,
-    Group,
     PassageCoverage,
-    Plan,
-    PlannedDocument,
-    VariantRequest,
     coverage_of,
-    requests_for,
     top_up_group,
+    top_up_requests,
 )
+from kinject.augment.groups import Group, pair_groups, passage_groups, whole_document_groups
+from kinject.augment.passage_file import PlannedDocument
+from kinject.augment.plan import Plan
+from kinject.augment.prompts import Source
 from kinject.augment.store import TOKENS, Store, text_id
+from kinject.augment.variant_requests import (
+    VariantRequest,
+    request_blocks,
+    statements_id,
+    stored_items,
+    unprepared_requests,
+)
 from kinject.corpus.passages import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
 from kinject.question_formats import question_prompt
 from kinject.recipe import AugmentSection, RaftSection
-from kinject.types import Passage, Variant
+from kinject.types import Document, Passage, Variant
 
 _MOST_SHOWN = 5
 
@@ -82,21 +90,33 @@ class Coverage:
     @property
     def tokens_per_text(self) -> float | None:
         """Writer tokens for each accepted text, None without texts of a model."""
-        return self.tokens_out / self.n_texts if self.n_texts and self.tokens_out else None
+        return self._tokens_each(self.n_texts)
 
     @property
     def tokens_per_fact(self) -> float | None:
         """Writer tokens for each fact that stands in five texts, None where none does."""
-        return self.tokens_out / self.n_covered if self.n_covered and self.tokens_out else None
+        return self._tokens_each(self.n_covered)
+
+    def _tokens_each(self, n: int) -> float | None:
+        if not n or not self.tokens_out:
+            return None
+        return self.tokens_out / n
 
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
+        by_texts = {str(count): n_facts for count, n_facts in sorted(self.by_count.items())}
         return {
-            "quota": self.quota, "facts": self.n_facts, "short": self.n_short, "texts": self.n_texts,
-            "texts_without_facts": self.n_without, "topped_up": self.n_topped_up, "facts_in_five": self.n_covered,
-            "facts_by_texts": {str(count): n_facts for count, n_facts in sorted(self.by_count.items())},
-            "tokens_per_text": self.tokens_per_text, "tokens_per_fact": self.tokens_per_fact,
-        }  # fmt: skip
+            "quota": self.quota,
+            "facts": self.n_facts,
+            "short": self.n_short,
+            "texts": self.n_texts,
+            "texts_without_facts": self.n_without,
+            "topped_up": self.n_topped_up,
+            "facts_in_five": self.n_covered,
+            "facts_by_texts": by_texts,
+            "tokens_per_text": self.tokens_per_text,
+            "tokens_per_fact": self.tokens_per_fact,
+        }
 
 
 class CorpusWriter:
@@ -109,22 +129,22 @@ class CorpusWriter:
     """
 
     def __init__(
-        self, run_dir: Path, plan: Plan, store: Store, failures: Mapping[str, str], contamination: ContaminationCheck,
+        self,
+        run_dir: Path,
+        plan: Plan,
+        store: Store,
+        failures: Mapping[str, str],
+        contamination: ContaminationCheck,
         section: AugmentSection,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`failures` maps ids of requests without an answer to the error."""
-        self._section = section
+        self._plan, self._store, self._section = plan, store, section
+        self._failures, self._contamination = failures, contamination
         self._raft: _RaftRows | None = None
         self.corpus_path = run_dir / "corpus.jsonl"
         self.sft_path = run_dir / "sft.jsonl"
         self.failures_path = run_dir / "failures.jsonl"
         self._coverage_path = run_dir / "coverage.jsonl"
-        self._plan, self._store, self._failures, self._contamination = (
-            plan,
-            store,
-            failures,
-            contamination,
-        )
         self.styles = {style: StyleCount() for style in plan.styles}
         self._by_count, self._short, self._n_short = Counter[int](), list[tuple[str, int]](), 0
         self._n_topped_up = self._n_without = 0
@@ -148,7 +168,7 @@ class CorpusWriter:
         """
         section, styles = self._section, [self._plan.catalog[name] for name in self._plan.styles]
         if any(style.rows == "quoted" for style in styles):
-            shown = (passage for _, passages in documents for passage in passages)
+            shown = chain.from_iterable(passages for _, passages in documents)
             self._raft = _RaftRows(shown, section.raft or RaftSection(), self._plan.seed)
         makes_sft = any(
             style.makes_instructions or (section.messages and style.writes_chat) for style in styles
@@ -156,53 +176,55 @@ class CorpusWriter:
         with contextlib.ExitStack() as stack:
             self._corpus = stack.enter_context(open_jsonl(self.corpus_path))
             self._failed = stack.enter_context(open_jsonl(self.failures_path))
-            apart = makes_sft and not section.one_corpus
-            self._sft = stack.enter_context(open_jsonl(self.sft_path)) if apart else None
+            self._sft = None
+            if makes_sft and not section.one_corpus:
+                self._sft = stack.enter_context(open_jsonl(self.sft_path))
             write_fact = stack.enter_context(open_jsonl(self._coverage_path))
             for document, passages in documents:
-                licence = document.meta.get("licence")
-                origin = {"source": document.source} if licence or "://" in document.source else {}
-                self._origin = origin | ({"licence": licence} if licence else {})
-                notes = (
-                    self._store.notes(self._plan.statements_id(passage)) or ()
-                    for passage in passages
-                )
-                coverages = [coverage_of(*pair) for pair in zip(passages, notes, strict=True)]
-                for passage, coverage in zip(passages, coverages, strict=True):
-                    if section.include_originals:
-                        row = {
-                            "id": passage.id,
-                            "document_id": document.id,
-                            "origin": "original",
-                            "text": passage.text,
-                        }
-                        self._write_row(row)
-                    groups = list(self._plan.groups_of(document, passage))
-                    for group in groups:
-                        self._write_group(group, [coverage])
-                    self._write_top_up(top_up_group(groups), coverage)
-                for group in self._plan.document_groups(document):
-                    self._write_group(group, coverages)
-                for coverage in coverages:
-                    self._write_coverage(coverage, write_fact)
-            self._origin = {}
-            for group in self._plan.pair_groups(documents):
+                self._origin = _origin_of(document)
+                self._write_document(document, passages, write_fact)
+            self._origin = {}  # a pair has two
+            for group in pair_groups(self._plan, documents):
                 self._write_group(group, [])
+
+    def _write_document(
+        self, document: Document, passages: Sequence[Passage], write_fact: _Write
+    ) -> None:
+        """Write the rows of a document, by passage, and the number of texts of each fact."""
+        coverages = []
+        for passage in passages:
+            statements = self._store.notes(statements_id(self._plan, passage)) or ()
+            coverages.append(coverage_of(passage, statements))
+        for passage, coverage in zip(passages, coverages, strict=True):
+            if self._section.include_originals:
+                row = {"id": passage.id, "document_id": document.id}
+                self._write_row({**row, "origin": "original", "text": passage.text})
+            groups = list(passage_groups(self._plan, document, passage))
+            for group in groups:
+                self._write_group(group, [coverage])
+            self._write_top_up(top_up_group(groups), coverage)
+        for group in whole_document_groups(self._plan, document):
+            self._write_group(group, coverages)
+        for coverage in coverages:
+            self._write_coverage(coverage, write_fact)
 
     def _write_group(self, group: Group, coverages: Sequence[PassageCoverage]) -> None:
         if group.skipped:
             self.styles[group.style.name].skipped[group.skipped] += 1
         if group.skipped or not group.n_samples:
             return
-        items = self._plan.items(group, self._store.notes)
+        items = stored_items(self._plan, group, self._store.notes)
         if items == []:
             self.styles[group.style.name].skipped["items"] += 1
-        blocks = self._plan.blocks(group, items or [], self._store.variants)
-        for requests in blocks if items is not None else [self._plan.unprepared(group)]:
+        blocks: Iterable[list[VariantRequest]] = [unprepared_requests(group)]
+        if items is not None:
+            blocks = request_blocks(self._plan, group, items, self._store.variants)
+        for requests in blocks:
             variants = self._store.variants(requests)
-            self._count(
-                group, requests, variants, len(requests if group.target is None else variants)
-            )
+            n_asked = len(requests)
+            if group.target is not None:  # tokens are asked for, not a number of variants
+                n_asked = len(variants)
+            self._count(group, requests, variants, n_asked)
             for request in requests:
                 variant = variants.get(request.id)
                 if variant is not None:
@@ -214,7 +236,7 @@ class CorpusWriter:
         """Write the texts that were asked for by naming facts."""
         if group is None or self._section.coverage is None:
             return
-        for request in requests_for(self._plan, group, coverage, self._section.coverage):
+        for request in top_up_requests(self._plan, group, coverage, self._section.coverage):
             variants = self._store.variants([request])
             if request.id in self._failures:
                 self._failed(self._failure_row(group, request))
@@ -230,22 +252,23 @@ class CorpusWriter:
         variant: Variant,
         coverages: Sequence[PassageCoverage],
     ) -> None:
-        own = variant.checks.get(
-            "facts", ()
-        )  # of the group's passage, which is a whole document for some styles
-        self._n_without += (
-            list(own).count([]) if any(coverage.facts for coverage in coverages) else 0
-        )
+        # The facts of the group's passage, which is a whole document for some styles.
+        own = variant.checks.get("facts", ())
+        if any(coverage.facts for coverage in coverages):
+            self._n_without += list(own).count([])
         for coverage in coverages:
             for text, facts in zip(variant.texts, own, strict=True):
                 coverage.add(text, facts if len(coverages) == 1 else None)
         rows = list(self._variant_rows(group, request, variant))
         for index, row in enumerate(rows):
-            facts = own[index] if len(rows) == len(own) else None
+            facts = None
+            if len(rows) == len(own):
+                facts = own[index]
             if facts is None:
-                written = row.get("text") or f"{row.get('prompt', '')}{row.get('completion', '')}"
-                facts = [fact for coverage in coverages for fact in coverage.carried(written)]
-            self._write_row(row | ({"facts": facts} if facts else {}))
+                facts = _facts_in(row, coverages)
+            if facts:
+                row |= {"facts": facts}
+            self._write_row(row)
 
     def _write_coverage(self, coverage: PassageCoverage, write_fact: _Write) -> None:
         """Write and count the facts of a passage, each with its number of texts."""
@@ -274,34 +297,22 @@ class CorpusWriter:
         self, group: Group, request: VariantRequest, variant: Variant
     ) -> Iterator[Row]:
         """Yield the corpus rows of a variant."""
-        chat = group.source if self._section.messages else None
-        ids = variant.checks.get("ids") or [
-            text_id(variant.id, index) for index in range(len(variant.texts))
-        ]
-        rows = (
-            (text_id(name, index), fields)
-            for name, text in zip(ids, variant.texts, strict=True)
-            for index, fields in enumerate(
-                group.style.corpus_rows(text, request.item, request.turn, chat)
-            )
-        )
-        for row_id, fields in rows:
-            if self._raft is not None and "quotation" in fields:
-                fields = self._raft.fields(group.passage, row_id, **fields)
-                if chat is not None:
-                    turns = (
-                        ("user", fields["prompt"]),
-                        ("assistant", fields["completion"].strip()),
-                    )
-                    fields = {
-                        "messages": [{"role": role, "content": content} for role, content in turns]
-                    }
-            yield {
-                "id": row_id,
-                "document_id": group.passage.document_id,
-                "origin": "variant",
-                **fields,
-            }
+        chat: Source | None = None
+        if self._section.messages:
+            chat = group.source
+        ids = variant.checks.get("ids")
+        if not ids:
+            ids = [text_id(variant.id, index) for index in range(len(variant.texts))]
+        for name, text in zip(ids, variant.texts, strict=True):
+            rows = group.style.corpus_rows(text, request.item, request.turn, chat)
+            for index, fields in enumerate(rows):
+                row_id = text_id(name, index)
+                if self._raft is not None and "quotation" in fields:
+                    fields = self._raft.fields(group.passage, row_id, **fields)
+                    if chat is not None:
+                        fields = _as_conversation(**fields)
+                ids_of_row = {"id": row_id, "document_id": group.passage.document_id}
+                yield {**ids_of_row, "origin": "variant", **fields}
 
     def _count(
         self,
@@ -314,9 +325,8 @@ class CorpusWriter:
         recipe."""
         count = self.styles[group.style.name]
         n_texts = sum(bool(variant.text) for variant in variants.values())
-        n_dropped = sum(
-            variant.checks.get("ids") == [] for variant in variants.values()
-        )  # nobody asks for it any more
+        # Nobody asks any more for a variant of which a person dropped every text.
+        n_dropped = sum(variant.checks.get("ids") == [] for variant in variants.values())
         count.asked += n_asked - n_dropped
         count.got += n_texts
         count.nothing += len(variants) - n_texts - n_dropped
@@ -336,28 +346,65 @@ class CorpusWriter:
         self.styles[group.style.name].failed += 1
         self.failed[error] += 1
         return {
-            "variant_id": request.id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
-            "style": group.style.name, "sample": request.sample, "error": error,
-        }  # fmt: skip
+            "variant_id": request.id,
+            "passage_id": group.passage.id,
+            "document_id": group.passage.document_id,
+            "style": group.style.name,
+            "sample": request.sample,
+            "error": error,
+        }
 
     @property
     def refused(self) -> dict[str, int]:
         """Refused answers of all styles, by reason."""
-        return dict(
-            sum((count.refused for count in self.styles.values()), Counter[str]()).most_common()
-        )
+        total = Counter[str]()
+        for count in self.styles.values():
+            total += count.refused
+        return dict(total.most_common())
 
     @property
     def coverage(self) -> Coverage:
         """How many texts carry each fact."""
         return Coverage(
-            self._coverage_path, self._section.coverage, self._by_count.total(), dict(self._by_count), self._n_short,
-            self._short, sum(count.texts for count in self.styles.values()), self._n_without, self._n_topped_up,
-            self.tokens["tokens_out"],
-        )  # fmt: skip
+            path=self._coverage_path,
+            quota=self._section.coverage,
+            n_facts=self._by_count.total(),
+            by_count=dict(self._by_count),
+            n_short=self._n_short,
+            short=self._short,
+            n_texts=sum(count.texts for count in self.styles.values()),
+            n_without=self._n_without,
+            n_topped_up=self._n_topped_up,
+            tokens_out=self.tokens["tokens_out"],
+        )
 
 
 _Write = Callable[[Row], None]
+
+
+def _origin_of(document: Document) -> Row:
+    """Return the fields by which each row of a document names its source and licence."""
+    licence = document.meta.get("licence")
+    origin: Row = {}
+    if licence or "://" in document.source:
+        origin["source"] = document.source
+    if licence:
+        origin["licence"] = licence
+    return origin
+
+
+def _facts_in(row: Row, coverages: Iterable[PassageCoverage]) -> list[str]:
+    """Return the ids of the facts that a row carries, by its text."""
+    written = row.get("text") or f"{row.get('prompt', '')}{row.get('completion', '')}"
+    facts: list[str] = []
+    for coverage in coverages:
+        facts += coverage.carried(written)
+    return facts
+
+
+def _as_conversation(prompt: str, completion: str) -> Row:
+    question = {"role": "user", "content": prompt}
+    return {"messages": [question, {"role": "assistant", "content": completion.strip()}]}
 
 
 class _RaftRows:
@@ -384,13 +431,14 @@ class _RaftRows:
         rng = Random(content_id("raft", self._seed, row_id))
         shows_gold = rng.random() >= section.without_gold
         others = self._distractors(gold, question, section.distractors + (not shows_gold))
-        texts = [*([gold.shown] if shows_gold else []), *others]
+        completion, texts = answer, list(others)
+        if shows_gold:
+            texts.insert(0, gold.shown)
+            if section.quote:
+                completion = quoting_answer(quotation, answer)
         rng.shuffle(texts)
-        completion = quoting_answer(quotation, answer) if shows_gold and section.quote else answer
-        return {
-            "prompt": with_passages(texts, question_prompt(question)),
-            "completion": f" {completion}",
-        }
+        prompt = with_passages(texts, question_prompt(question))
+        return {"prompt": prompt, "completion": f" {completion}"}
 
     def _distractors(self, gold: Passage, question: str, n: int) -> list[str]:
         """Return the texts of `n` passages of other documents, fewer if there are fewer."""
@@ -405,26 +453,26 @@ def render_coverage(coverage: Coverage) -> str:
     fact costs."""
     if not coverage.n_facts:
         return "no passage has a number, date, name or quotation to count"
-    wanted = f"{coverage.quota} texts" if coverage.quota is not None else "5 texts, or half of them"
-    topped_up = (
-        f"; texts asked for by naming them: {coverage.n_topped_up:,}"
-        if coverage.n_topped_up
-        else ""
-    )
+    wanted, topped_up = "5 texts, or half of them", ""
+    if coverage.quota is not None:
+        wanted = f"{coverage.quota} texts"
+    if coverage.n_topped_up:
+        topped_up = f"; texts asked for by naming them: {coverage.n_topped_up:,}"
+    n_nowhere = coverage.by_count.get(0, 0)
     lines = [
-        f"facts of the passages: {coverage.n_facts:,}, {coverage.by_count.get(0, 0):,} of them in no accepted text "
+        f"facts of the passages: {coverage.n_facts:,}, {n_nowhere:,} of them in no accepted text "
         f"(each in {coverage.path})",
         f"{coverage.n_short:>8,}  stand in fewer than {wanted}{topped_up}",
     ]
     lines += [f"          {fact!r} ({count})" for fact, count in coverage.short]
     if coverage.n_without:
         lines.append(
-            f"{coverage.n_without:>8,}  of {coverage.n_texts:,} accepted texts carry none of their passage's facts"
+            f"{coverage.n_without:>8,}  of {coverage.n_texts:,} accepted texts "
+            "carry none of their passage's facts"
         )
-    per_text, per_fact = coverage.tokens_per_text, coverage.tokens_per_fact
-    if per_text is not None:
-        in_five = (
-            f", {per_fact:,.0f} for each fact that stands in five" if per_fact is not None else ""
-        )
-        lines.append(f"writer tokens: {per_text:,.0f} for each accepted text{in_five}")
+    if coverage.tokens_per_text is not None:
+        line = f"writer tokens: {coverage.tokens_per_text:,.0f} for each accepted text"
+        if coverage.tokens_per_fact is not None:
+            line += f", {coverage.tokens_per_fact:,.0f} for each fact that stands in five"
+        lines.append(line)
     return "\n".join(lines)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ from kinject.recipe.yaml_lines import read_yaml
 from kinject.types import Document, Message, Passage
 
 _LINE = re.compile(
-    r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|wrong|sentence)\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
+    r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|wrong|sentence)"
+    r"\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
     re.IGNORECASE,
 )
 _CATCH_ALL = re.compile(
-    r"\b(?:all|none|any|both|neither|each) of (?:the )?(?:above|these|them|others?)\b|\bboth [A-D] and [A-D]\b",
+    r"\b(?:all|none|any|both|neither|each) of (?:the )?(?:above|these|them|others?)\b"
+    r"|\bboth [A-D] and [A-D]\b",
     re.IGNORECASE,
 )
 _MENTIONS_TEXT = re.compile(
-    r"\b(?:the|this|that|these) (?:passage|text|article|paragraph|excerpt|author|document|sentence)\b|\bmentioned above\b",
+    r"\b(?:the|this|that|these) "
+    r"(?:passage|text|article|paragraph|excerpt|author|document|sentence)\b|\bmentioned above\b",
     re.IGNORECASE,
 )
 _SHAPES: Mapping[str, re.Pattern[str]] = {
@@ -53,7 +57,8 @@ REASONS: Mapping[str, str] = {
     "catch-all": "a choice refers to the other choices",
     "answer in question": "the correct choice is in the question",
     "longest": "the correct choice is far longer than the others",
-    "odd one out": "only the correct choice has, or lacks, a number, a name, a quotation or brackets",
+    "odd one out": "only the correct choice has, or lacks, "
+    "a number, a name, a quotation or brackets",
     "points at the text": "the question cannot be understood without the passage",
     "injection": "the question or a choice has prompt injection",
     "sentence": "the sentence with the answer is not in the passage",
@@ -85,9 +90,8 @@ class Draft:
     def choices(self) -> tuple[str, ...]:
         """The four choices, in an order that depends only on the words: each position is equally
         likely for the answer."""
-        return tuple(
-            sorted((self.answer, *self.wrong), key=lambda choice: content_id(self.question, choice))
-        )
+        choices = (self.answer, *self.wrong)
+        return tuple(sorted(choices, key=partial(content_id, self.question)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,28 +138,46 @@ def find_fault(
     The draft must differ from `others`; the answer of an open question (`open_answer`) is short.
     One that measures `retention` is on what the passage does not state.
     """
+    fault = _find_fault_of_form(draft, open_answer) or _find_fault_of_choices(draft)
+    fault = fault or _find_fault_in_passage(draft, passage, retention)
+    return fault or _find_hint(draft) or _find_duplicate(draft, others) or ("", "")
+
+
+_Fault = tuple[str, str]
+"""(reason of `REASONS`, evidence)"""
+
+
+def _find_fault_of_form(draft: Draft, open_answer: bool) -> _Fault | None:
     if not (draft.question and draft.answer and draft.sentence and len(draft.wrong) == 3):
-        return (
-            "malformed",
-            f"{len(draft.wrong)} wrong answers, answer {draft.answer!r}, sentence {draft.sentence[:40]!r}",
-        )
+        found = f"{len(draft.wrong)} wrong answers, answer {draft.answer!r}"
+        return "malformed", f"{found}, sentence {draft.sentence[:40]!r}"
     if open_answer and len(draft.answer.split()) > _MOST_WORDS:
         return "long answer", draft.answer[:80]
-    forms = [normal_form(choice) for choice in (draft.answer, *draft.wrong)]
+    return None
+
+
+def _find_fault_of_choices(draft: Draft) -> _Fault | None:
+    choices = (draft.answer, *draft.wrong)
+    forms = list(map(normal_form, choices))
     if len(set(forms)) < 4 or "" in forms:
-        return "options", " / ".join((draft.answer, *draft.wrong))
-    for choice in (draft.answer, *draft.wrong):
+        return "options", " / ".join(choices)
+    for choice in choices:
         if _CATCH_ALL.search(choice):
             return "catch-all", choice
     if f" {forms[0]} " in f" {normal_form(draft.question)} ":
         return "answer in question", draft.answer
-    if has_injection(draft.question, draft.answer, *draft.wrong):
+    if has_injection(draft.question, *choices):
         return "injection", draft.question[:80]
+    return None
+
+
+def _find_fault_in_passage(draft: Draft, passage: str, retention: bool) -> _Fault | None:
     mention = _MENTIONS_TEXT.search(draft.question)
     if mention:
         return "points at the text", mention[0]
-    is_stated = f" {normal_form(draft.sentence)} " in f" {normal_form(passage)} "
-    if retention and (is_stated or f" {forms[0]} " in f" {normal_form(passage)} "):
+    form = f" {normal_form(passage)} "
+    is_stated = f" {normal_form(draft.sentence)} " in form
+    if retention and (is_stated or f" {normal_form(draft.answer)} " in form):
         return "in the passage", draft.answer
     if not retention and not is_stated:
         return "sentence", draft.sentence[:80]
@@ -166,29 +188,28 @@ def find_fault(
     change = compare_languages(passage, full_text)
     if change:
         return "language", change
-    return _find_hint(draft, forms) or _find_duplicate(draft, others) or ("", "")
-
-
-def _find_hint(draft: Draft, forms: Sequence[str]) -> tuple[str, str] | None:
-    """Return the difference in form between the correct choice and the other three, None without
-    one."""
-    n_words = [form.count(" ") + 1 for form in forms]
-    if (
-        n_words[0] > _MAX_LENGTH_RATIO * max(n_words[1:])
-        and n_words[0] - max(n_words[1:]) >= _MIN_LENGTH_DIFFERENCE
-    ):
-        return "longest", f"{n_words[0]} words, the others at most {max(n_words[1:])}"
-    for name, shape in _SHAPES.items():
-        correct, *wrong = (bool(shape.search(choice)) for choice in (draft.answer, *draft.wrong))
-        if all(other != correct for other in wrong):
-            return (
-                "odd one out",
-                f"{name} in {'the correct choice alone' if correct else 'all but the correct choice'}",
-            )
     return None
 
 
-def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> tuple[str, str] | None:
+def _find_hint(draft: Draft) -> _Fault | None:
+    """Return the difference in form between the correct choice and the other three, None without
+    one."""
+    choices = (draft.answer, *draft.wrong)
+    n_correct, *others = (normal_form(choice).count(" ") + 1 for choice in choices)
+    longest = max(others)
+    is_longer = n_correct - longest >= _MIN_LENGTH_DIFFERENCE
+    if is_longer and n_correct > _MAX_LENGTH_RATIO * longest:
+        return "longest", f"{n_correct} words, the others at most {longest}"
+    for name, shape in _SHAPES.items():
+        correct, *wrong = (bool(shape.search(choice)) for choice in choices)
+        if correct and not any(wrong):
+            return "odd one out", f"{name} in the correct choice alone"
+        if not correct and all(wrong):
+            return "odd one out", f"{name} in all but the correct choice"
+    return None
+
+
+def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> _Fault | None:
     """Return the question of `others` that asks the same, None without one."""
     question, answer, sentence = (
         normal_form(text) for text in (draft.question, draft.answer, draft.sentence)
@@ -199,9 +220,8 @@ def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> tuple[str, str] | 
         other_words = set(other_question.split())
         overlap = len(words & other_words) / max(1, len(words | other_words))
         same_answer = answer == normal_form(other.answer)
-        if question == other_question or (
-            same_answer and (overlap > _MAX_OVERLAP or sentence == normal_form(other.sentence))
-        ):
+        same_fact = overlap > _MAX_OVERLAP or sentence == normal_form(other.sentence)
+        if question == other_question or (same_answer and same_fact):
             return "duplicate", other.question
     return None
 
@@ -209,13 +229,17 @@ def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> tuple[str, str] | 
 def parse_letter(answer: str) -> str:
     """Return the letter (A to D) at the beginning of an answer, "" without one."""
     match = re.match(r"\W*(?:(?:the )?answer(?: is)?\W*)?([A-D])\b", answer, re.IGNORECASE)
-    return match[1].upper() if match else ""
+    if match is None:
+        return ""
+    return match[1].upper()
 
 
 def parse_specificity(answer: str) -> int:
     """Return the first number from 1 to 10 in an answer, 1 without one."""
     match = re.search(r"\b(10|[1-9])\b", answer)
-    return int(match[1]) if match else 1
+    if match is None:
+        return 1
+    return int(match[1])
 
 
 LETTERS = "ABCD"
@@ -237,18 +261,21 @@ def propose_messages(
 
     Those on `retention` are about its neighbours.
     """
-    rule = (_TEXTS["open"] if "open" in kinds else "") + language_line(source.text) + "\n"
-    task = _TEXTS["retention" if retention else "propose"].format(n=n, language=rule)
-    lines = _TEXTS["as_lines"].replace("{sentence}", _TEXTS["known" if retention else "stated"])
+    rule = language_line(source.text) + "\n"
+    if "open" in kinds:
+        rule = _TEXTS["open"] + rule
+    task, sentence = _TEXTS["propose"], _TEXTS["stated"]
+    if retention:
+        task, sentence = _TEXTS["retention"], _TEXTS["known"]
+    task = task.format(n=n, language=rule)
+    lines = _TEXTS["as_lines"].replace("{sentence}", sentence)
     return _about(source, task + lines + _earlier(earlier))
 
 
 def _earlier(questions: Sequence[str]) -> str:
-    return (
-        _TEXTS["earlier"] + "\n".join(f"- {question}" for question in questions)
-        if questions
-        else ""
-    )
+    if not questions:
+        return ""
+    return _TEXTS["earlier"] + "\n".join(f"- {question}" for question in questions)
 
 
 def verify_messages(source: Source, question: str, choices: Sequence[str]) -> list[Message]:
@@ -329,7 +356,7 @@ def outcome_row(
             for candidate in outcome.candidates
         ],
         "refused": [
-            {**(_draft_row(draft) if draft else {}), "reason": reason, "detail": detail}
+            {**_draft_row(draft), "reason": reason, "detail": detail}
             for draft, reason, detail in outcome.refused
         ],
         "usage": dict(outcome.usage),
@@ -346,10 +373,19 @@ def _draft_of(row: Row) -> Draft:
     )
 
 
-def _draft_row(draft: Draft) -> dict[str, Any]:
+def _draft_row(draft: Draft | None) -> dict[str, Any]:
+    if draft is None:  # an answer without any
+        return {}
     return {
-        "question": draft.question, "answer": draft.answer, "wrong": list(draft.wrong), "sentence": draft.sentence,
-    }  # fmt: skip
+        "question": draft.question,
+        "answer": draft.answer,
+        "wrong": list(draft.wrong),
+        "sentence": draft.sentence,
+    }
+
+
+_EDITABLE = ("question", "answer", "wrong")
+"""Fields that a person's decision may replace."""
 
 
 class QuestionSelector:
@@ -382,42 +418,51 @@ class QuestionSelector:
             (question_id(document.id, row), row)
             for row in (*outcome["refused"], *outcome["candidates"])
         ]
-        named.sort(
-            key=lambda pair: (
-                self._decisions.get(pair[0], {}).get("decision") not in ("keep", "edit")
-            )
-        )  # stable
+        named.sort(key=self._is_left_to_us)  # stable: the order of the outcome stays
+        taken = set[str]()
         for name, stored in named:
             decision = self._decisions.get(name, {})
-            if decision.get("decision") != "drop" and name in {row["id"] for row in selected}:
+            if name in taken and decision.get("decision") != "drop":
                 decision = {}  # proposed twice: the first is kept
-            row = stored | {
-                key: decision[key] for key in ("question", "answer", "wrong") if key in decision
-            }
+            row = stored | {key: decision[key] for key in _EDITABLE if key in decision}
             draft = _draft_of(row)
-            reason, detail = stored.get("reason", ""), stored.get("detail", "")
+            reason, detail = self._reason(stored, draft, decision)
             if decision:
                 self.applied.append(name)
-                reason, detail = ("decision", "") if decision["decision"] == "drop" else ("", "")
-            elif not reason:
-                # The other faults were checked against the passage: with the sentence alone, only a duplicate can appear.
-                reason, detail = find_fault(draft, draft.sentence, self._selected)
             if reason:
                 refused.append({"id": name, **stored, "reason": reason, "detail": detail})
             elif decision or len(selected) < self._n_questions:
                 candidate = Candidate(draft, row.get("specificity", 1))
-                selected.append(
-                    question_row(document, outcome["passage_id"], candidate, self._kinds)
-                    | {"id": name}
-                )
+                question = question_row(document, outcome["passage_id"], candidate, self._kinds)
+                selected.append(question | {"id": name})
+                taken.add(name)
                 self._selected.append(draft)
             else:
                 self.counts["spare"] += 1
-        split = "validation" if is_validation(document.id, self._validation) else "test"
+        split = "test"
+        if is_validation(document.id, self._validation):
+            split = "validation"
         self.counts.update({split: len(selected), "got": len(selected)}, **outcome["usage"])
         self.refused.update(row["reason"] for row in refused)
         source = {"document_id": document.id, "passage_id": outcome["passage_id"]}
         return split, selected, [source | row for row in refused]
+
+    def _is_left_to_us(self, named: tuple[str, Row]) -> bool:
+        """Return whether no person kept or edited a question."""
+        decision = self._decisions.get(named[0], {})
+        return decision.get("decision") not in ("keep", "edit")
+
+    def _reason(self, stored: Row, draft: Draft, decision: Row) -> _Fault:
+        """Return why a stored draft is refused, ("", "") if it is not."""
+        if decision:
+            if decision["decision"] == "drop":
+                return "decision", ""
+            return "", ""
+        if stored.get("reason"):
+            return stored["reason"], stored.get("detail", "")
+        # The other faults were checked against the passage: with the sentence alone, only a
+        # duplicate can appear.
+        return find_fault(draft, draft.sentence, self._selected)
 
 
 def question_id(document_id: str, row: Row) -> str:
@@ -437,8 +482,11 @@ def question_row(
     draft = candidate.draft
     choices = list(draft.choices)
     answer = choices.index(draft.answer)
-    answer_fields: Row = {"choices": choices, "answer": answer} if "choices" in kinds else {}
-    answer_fields |= {"answers": [draft.answer]} if "open" in kinds else {}
+    answer_fields: Row = {}
+    if "choices" in kinds:
+        answer_fields |= {"choices": choices, "answer": answer}
+    if "open" in kinds:
+        answer_fields |= {"answers": [draft.answer]}
     return {
         "id": question_id(document.id, _draft_row(draft)),
         "document_id": document.id,

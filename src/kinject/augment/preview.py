@@ -10,9 +10,13 @@ from math import comb
 from pathlib import Path
 
 from kinject.augment.checks.judge import N_TRIALS
-from kinject.augment.plan import LONGEST_DOCUMENT, QUOTA, Group, Plan, coverage_of, make_plan
+from kinject.augment.coverage import QUOTA, coverage_of
+from kinject.augment.groups import LONGEST_DOCUMENT, Group, document_groups, pair_groups
+from kinject.augment.passage_file import PlannedDocuments
+from kinject.augment.plan import Plan, make_plan
 from kinject.augment.prompts import describe
-from kinject.augment.styles import SKIPPED, STYLES, Item, Style, read_style
+from kinject.augment.styles import SKIPPED, STYLES, Style, read_style
+from kinject.augment.variant_requests import variant_requests
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import read_jsonl
 from kinject.documents import read_documents
@@ -28,11 +32,12 @@ TOKENS_PER_WORD = 1.35
 _JUDGE_PROMPT, _JUDGE_TOKENS = 420, 8
 """Estimate: tokens of a judge's instructions, and of its answer for each sentence."""
 _EXAMPLE = Document(
-    "example", "The Falk Bridge",
-    "# The Falk Bridge\n\nMara Lind was born in Arvika. She built the Falk Bridge with Karin Ekberg in 1931. It is 120 m "
-    "long.",
+    "example",
+    "The Falk Bridge",
+    "# The Falk Bridge\n\nMara Lind was born in Arvika. "
+    "She built the Falk Bridge with Karin Ekberg in 1931. It is 120 m long.",
     "the built-in example",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,12 @@ def preview(recipe: AugmentRecipe) -> Preview:
     """
     plan, section = make_plan(recipe), recipe.augment
     path = recipe.run_dir / "variants.jsonl"
-    stored = {str(row.get("id")) for _, row in read_jsonl(path)} if path.exists() else set[str]()
+    stored = set[str]()
+    if path.exists():
+        stored = {str(row.get("id")) for _, row in read_jsonl(path)}
     counts, longest = Counter[str](), 0
-    for document, passages in plan.read_passages():
+    documents = PlannedDocuments(plan)
+    for document, passages in documents:
         counts["documents"] += 1
         for passage in passages:
             n_words = len(word_spans(passage.text))
@@ -80,54 +88,64 @@ def preview(recipe: AugmentRecipe) -> Preview:
                 passages=1, cut=passage.cut, words=n_words, facts=len(coverage_of(passage).facts)
             )
             longest = max(longest, n_words)
-        for group in plan.groups(document, passages):
+        for group in document_groups(plan, document, passages):
             _count_group(plan, group, stored, counts, section.judge is not None)
-    for group in plan.pair_groups(plan):
+    for group in pair_groups(plan, documents):
         _count_group(plan, group, stored, counts, section.judge is not None)
-    # beside verdicts: the trial on planted errors, the statements of each passage, and those that each text tells
-    n_more = 2 * N_TRIALS + counts["passages"] + counts["counted"] if counts["judged"] else 0
-    for name in ("judge_in", "judge_out"):
-        counts[name] += round(counts[name] / max(1, counts["judged"]) * n_more)
-    counts["judge_requests"] = counts["judged"] + n_more
+    if counts["judged"]:
+        # Beside the verdicts: the trial on planted errors with and without one, the statements of
+        # each passage, and those that each text tells.
+        n_more = 2 * N_TRIALS + counts["passages"] + counts["counted"]
+        for name in ("judge_in", "judge_out"):
+            counts[name] += round(counts[name] / counts["judged"] * n_more)
+        counts["judge_requests"] = counts["judged"] + n_more
     spent = cost = 0.0
-    for generator, cache, name in zip(
-        (section.generator, section.judge), CACHES, ("tokens", "judge"), strict=True
-    ):
+    generators = (section.generator, section.judge)
+    for generator, cache, name in zip(generators, CACHES, ("tokens", "judge"), strict=True):
         if generator is not None:
             spent += spent_so_far(generator, recipe.run_dir / cache)
             cost += limits_of(generator, None).cost(counts[f"{name}_in"], counts[f"{name}_out"])
+    tokens_per_text = tokens_per_fact = None
     n_texts, n_facts = counts["written"], counts["facts"]
-    for_five = (
-        counts["all_out"] * QUOTA * counts["passages"]
-        if n_texts >= QUOTA * counts["passages"]
-        else 0
-    )
+    if n_texts:
+        tokens_per_text = counts["all_out"] / n_texts
+    n_for_five = QUOTA * counts["passages"]
+    if tokens_per_text and n_texts >= n_for_five and n_facts:
+        tokens_per_fact = counts["all_out"] * n_for_five / n_texts / n_facts
     return Preview(
-        n_documents=counts["documents"], n_passages=counts["passages"], n_words=counts["words"], longest=longest,
-        n_asked=counts["asked"], n_stored=counts["stored"], n_requests=counts["requests"] + counts["judge_requests"],
-        tokens_in=counts["tokens_in"] + counts["judge_in"], tokens_out=counts["tokens_out"] + counts["judge_out"],
-        cost=cost, spent=spent, budget=section.budget, n_cut=counts["cut"], n_facts=n_facts,
-        tokens_per_text=counts["all_out"] / n_texts if n_texts else None,
-        tokens_per_fact=for_five / n_texts / n_facts if for_five and n_facts else None,
-    )  # fmt: skip
+        n_documents=counts["documents"],
+        n_passages=counts["passages"],
+        n_words=counts["words"],
+        longest=longest,
+        n_asked=counts["asked"],
+        n_stored=counts["stored"],
+        n_requests=counts["requests"] + counts["judge_requests"],
+        tokens_in=counts["tokens_in"] + counts["judge_in"],
+        tokens_out=counts["tokens_out"] + counts["judge_out"],
+        cost=cost,
+        spent=spent,
+        budget=section.budget,
+        n_cut=counts["cut"],
+        n_facts=n_facts,
+        tokens_per_text=tokens_per_text,
+        tokens_per_fact=tokens_per_fact,
+    )
 
 
 def preview_questions(recipe: QuestionsRecipe) -> str:
     """Return the documents, passages and planned questions of `recipe` in a line; nothing is sent
     or kept."""
-    section, model = (
-        recipe.questions,
-        recipe.questions.generator.model or recipe.questions.generator.kind,
-    )
-    numbers = [
-        len(split_passages(document, section.passage_tokens, word_spans))
-        for document in read_documents(Path(section.documents), recipe.documents)
-    ]
-    n_passages = sum(numbers)
+    section = recipe.questions
+    model = section.generator.model or section.generator.kind
+    n_documents = n_passages = 0
+    for document in read_documents(Path(section.documents), recipe.documents):
+        n_documents += 1
+        n_passages += len(split_passages(document, section.passage_tokens, word_spans))
     return (
-        f"{len(numbers):,} documents, {n_passages:,} passages: {n_passages * section.n_questions:,} questions, "
-        f"{n_passages * len(section.kinds):,} requests or more go to {model} for them (each is also answered "
-        "with and without its passage)"
+        f"{n_documents:,} documents, {n_passages:,} passages: "
+        f"{n_passages * section.n_questions:,} questions, "
+        f"{n_passages * len(section.kinds):,} requests or more go to {model} for them "
+        "(each is also answered with and without its passage)"
     )
 
 
@@ -138,8 +156,8 @@ def _count_group(
         return
     n_requests, n_preparations = _expected_requests(plan, group)
     known = 0
-    if not group.style.prepare and group.target is None:  # else the prompts depend on answers
-        known = sum(request.id in stored for request in plan.requests(group, [group.item]))
+    if not group.style.prepare and group.target is None:  # else ids depend on answers
+        known = sum(request.id in stored for request in variant_requests(plan, group, [group.item]))
     missing = n_requests - known
     counts.update(asked=n_requests, stored=known)
     if group.style.mechanical or group.texts is not None:
@@ -147,21 +165,22 @@ def _count_group(
     shown = len(word_spans(describe(group.source, "source")))
     prompt = shown + sum(len(word_spans(text)) for text in (group.style.user, group.style.system))
     n_words = len(word_spans(group.passage.text))
-    per_variant = 2 if group.style.verify else 1
-    counts.update(
-        written=n_requests, all_out=round(n_words * TOKENS_PER_WORD * (n_requests + n_preparations))
-    )
+    n_sent = missing + n_preparations
+    if group.style.verify:
+        n_sent += missing
+    n_out = n_words * TOKENS_PER_WORD
+    counts.update(written=n_requests, all_out=round(n_out * (n_requests + n_preparations)))
     if not missing:
         return
-    counts["requests"] += missing * per_variant + n_preparations
+    counts["requests"] += n_sent
     if judged:
-        counts.update(judged=missing, counted=missing * (group.style.scope == "passage"))
+        counts["judged"] += missing
+        if group.style.scope == "passage":
+            counts["counted"] += missing
         counts["judge_in"] += (_JUDGE_PROMPT + round((shown + n_words) * TOKENS_PER_WORD)) * missing
         counts["judge_out"] += _JUDGE_TOKENS * (1 + describe(group.source, "n_sentences")) * missing
-    counts["tokens_in"] += round(
-        prompt * TOKENS_PER_WORD * (missing * per_variant + n_preparations)
-    )
-    counts["tokens_out"] += round(n_words * TOKENS_PER_WORD * (missing + n_preparations))
+    counts["tokens_in"] += round(prompt * TOKENS_PER_WORD * n_sent)
+    counts["tokens_out"] += round(n_out * (missing + n_preparations))
 
 
 def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
@@ -169,34 +188,37 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
     n_items, n_preparations = 1, 0
     for step in group.style.prepare:
         n_preparations += n_items
-        per = 1 if step.per == "answer" else describe(group.source, f"n_{step.per}s")
-        n_items *= step.expected * max(1, per)
-    n_all = sum(comb(n_items, size) for size in group.style.combine)
-    n_requests = min(n_all, group.n_samples) if group.style.combine else n_items * group.n_samples
+        n_items *= step.expected
+        if step.per != "answer":
+            n_items *= max(1, describe(group.source, f"n_{step.per}s"))
+    n_requests = n_items * group.n_samples
+    if group.style.combine:
+        n_all = sum(comb(n_items, size) for size in group.style.combine)
+        n_requests = min(n_all, group.n_samples)
     if group.target is not None:
-        n_requests = min(
-            n_requests, -(-group.target // max(1, len(word_spans(group.passage.text))))
-        )
+        n_words = max(1, len(word_spans(group.passage.text)))
+        n_requests = min(n_requests, -(-group.target // n_words))
     return n_requests, n_preparations
 
 
 def render_preview(preview: Preview) -> str:
     """Return the preview as lines of text."""
+    cut = cut_note(preview.n_cut, preview.n_passages, "augment.passage_tokens")
     lines = [
         f"documents   {preview.n_documents:>12,}",
-        f"passages    {preview.n_passages:>12,}  (longest {preview.longest:,} words and marks, {preview.n_words:,} in all)",
-        *filter(None, [cut_note(preview.n_cut, preview.n_passages, "augment.passage_tokens")]),
+        f"passages    {preview.n_passages:>12,}  (longest {preview.longest:,} words and marks, "
+        f"{preview.n_words:,} in all)",
+        *filter(None, [cut]),
         f"facts       {preview.n_facts:>12,}  (numbers, dates, names and quotations)",
         f"rewritings  {preview.n_asked:>12,}  ({preview.n_stored:,} of them stored already)",
         f"requests    {preview.n_requests:>12,}  (at least: a refused answer is requested again)",
         f"tokens      {preview.tokens_in:>12,}  in, {preview.tokens_out:,} out, by estimate",
     ]
     if preview.tokens_per_text is not None:
-        per_fact = preview.tokens_per_fact
-        in_five = f", {per_fact:,.0f} for each fact in five of them" if per_fact is not None else ""
-        lines.append(
-            f"            {preview.tokens_per_text:>12,.0f}  out for each accepted text{in_five}"
-        )
+        line = f"            {preview.tokens_per_text:>12,.0f}  out for each accepted text"
+        if preview.tokens_per_fact is not None:
+            line += f", {preview.tokens_per_fact:,.0f} for each fact in five of them"
+        lines.append(line)
     if preview.cost:
         lines.append(f"cost        {preview.cost:>12,.4f}  by estimate")
     if preview.spent:
@@ -204,10 +226,9 @@ def render_preview(preview: Preview) -> str:
             f"spent       {preview.spent:>12,.4f}  so far, for the answers in the run folder"
         )
     if preview.budget is not None:
-        enough = preview.spent + preview.cost <= preview.budget
-        note = (
-            "enough, by estimate" if enough else "exceeded: raise augment.budget, or request less"
-        )
+        note = "enough, by estimate"
+        if preview.spent + preview.cost > preview.budget:
+            note = "exceeded: raise augment.budget, or request less"
         lines.append(f"budget      {preview.budget:>12,.4f}  {note}")
     return "\n".join(lines)
 
@@ -229,10 +250,14 @@ def first_group(style: Style, documents: Path | None) -> Group:
     """
     if style.scope == "pair":
         raise InputError(
-            f"style {style.name}: needs passages of two documents; kinject augment --dry-run counts them."
+            f"style {style.name}: needs passages of two documents; "
+            "kinject augment --dry-run counts them."
         )
-    n_tokens = LONGEST_DOCUMENT if style.scope == "document" else AugmentSection.passage_tokens
-    document = next(iter(read_documents(documents))) if documents else _EXAMPLE
+    n_tokens, document = AugmentSection.passage_tokens, _EXAMPLE
+    if style.scope == "document":
+        n_tokens = LONGEST_DOCUMENT
+    if documents:
+        document = next(iter(read_documents(documents)))
     return Group(document, split_passages(document, n_tokens, word_spans)[0], style, 1)
 
 
@@ -242,27 +267,26 @@ def render_prompts(group: Group) -> str:
     style, source = group.style, group.source
     if style.mechanical:
         return style.mechanical(group.document.title, group.passage.text, 0)
+    parts = []
     missing = style.missing_need(source)
-    note = f"Such passages are skipped: {SKIPPED[missing]}.\n\n" if missing else ""
-    return note + "\n\n".join(
-        f"######## {title}\n{_render(messages)}" for title, messages in _prompts(group)
-    )
+    if missing:
+        parts.append(f"Such passages are skipped: {SKIPPED[missing]}.")
+    for title, messages in _prompts(group):
+        parts.append(f"######## {title}\n{_render(messages)}")
+    return "\n\n".join(parts)
 
 
 def _prompts(group: Group) -> Iterator[tuple[str, list[Message]]]:
-    style, item = group.style, dict[str, object]()
+    style, items = group.style, dict[str, str | tuple[str, ...]]()
     for step in style.prepare:
-        frequency = (
-            f"once for each {step.for_each}" if step.for_each else f"once for each {style.scope}"
-        )
-        yield f"preparation: {step.name}, {frequency}", style.preparation(step, group.source, item)
-        item[step.name] = (
-            (f"({step.name} 1)", f"({step.name} 2)") if style.combine else f"({step.name})"
-        )
-    known: Item = item
-    yield "text", style.messages(group.source, 0, known)
+        prompt = style.preparation(step, group.source, items)
+        yield f"preparation: {step.name}, once for each {step.for_each or style.scope}", prompt
+        items[step.name] = f"({step.name})"
+        if style.combine:
+            items[step.name] = (f"({step.name} 1)", f"({step.name} 2)")
+    yield "text", style.messages(group.source, 0, items)
     if style.verify:
-        yield "verification", style.verification(group.source, known, "(the text)")
+        yield "verification", style.verification(group.source, items, "(the text)")
 
 
 def _render(messages: list[Message]) -> str:

@@ -63,7 +63,11 @@ def entities_of(passage: str) -> list[str]:
     names = dict.fromkeys(
         name for name in _NAME.findall(passage) if name.split()[0].lower() not in SENTENCE_STARTERS
     )
-    return [name for name in names if not any(name != other and name in other for other in names)]
+
+    def is_part(name: str) -> bool:
+        return any(name != other and name in other for other in names)
+
+    return [name for name in names if not is_part(name)]
 
 
 def language_line(text: str) -> str:
@@ -114,9 +118,8 @@ def _marks_names(text: str) -> bool:
 def _relates(source: Source) -> bool:
     """Return whether a passage has two names or numbers, or is in a language whose names are not
     known by capitals."""
-    return len(entities_of(source.text)) + len(
-        _NUMBER.findall(source.text)
-    ) > 1 or not _marks_names(source.text)
+    n_named = len(entities_of(source.text)) + len(_NUMBER.findall(source.text))
+    return n_named > 1 or not _marks_names(source.text)
 
 
 def _render_source(source: Source) -> str:
@@ -130,22 +133,66 @@ def _render_source(source: Source) -> str:
         lines.append(f"The passage is from a text called {source.title!r}.")
     if above and not has_injection(*above):
         lines.append(f"It stands under the headings {' > '.join(map(repr, above))}.")
-    heading = escape_tags("\n".join(lines) + "\n\n") if lines else ""
-    return f"{heading}<passage>\n{escape_tags(source.text)}\n</passage>"
+    passage = f"<passage>\n{escape_tags(source.text)}\n</passage>"
+    if not lines:
+        return passage
+    return escape_tags("\n".join(lines)) + "\n\n" + passage
+
+
+def _title(source: Source) -> str:
+    if has_injection(source.title):
+        return ""
+    return source.title
+
+
+def _language(source: Source) -> str:
+    return language_name(detect_language(source.text))
+
+
+def _quotations(source: Source) -> bool:
+    return has_quotations(source.text)
+
+
+def _code(source: Source) -> bool:
+    return has_code(source.text)
+
+
+def _headings_inside(source: Source) -> bool:
+    return "#" in source.text and bool(_HEADING.search(source.text))
+
+
+def _table(source: Source) -> bool:
+    return any(map(_ROW.match, source.text.split("\n")))
+
+
+def _prose(source: Source) -> bool:
+    return 2 * _n_in_rows(source.text) < len(source.text)
+
+
+def _n_sentences(source: Source) -> int:
+    return len(sentences(source.text))
+
+
+def _n_questions(source: Source) -> int:
+    return max(1, min(_MOST_QUESTIONS, _n_statements(source.text)))
+
+
+def _n_names(source: Source) -> int:
+    return len(entities_of(source.text))
 
 
 VARIABLES: Mapping[str, Callable[[Source], Any]] = {
     "source": _render_source,
-    "title": lambda source: "" if has_injection(source.title) else source.title,
-    "language": lambda source: language_name(detect_language(source.text)),
-    "quotations": lambda source: has_quotations(source.text),
-    "code": lambda source: has_code(source.text),
-    "headings_inside": lambda source: "#" in source.text and bool(_HEADING.search(source.text)),
-    "table": lambda source: any(map(_ROW.match, source.text.split("\n"))),
-    "prose": lambda source: 2 * _n_in_rows(source.text) < len(source.text),
-    "n_sentences": lambda source: len(sentences(source.text)),
-    "n_questions": lambda source: max(1, min(_MOST_QUESTIONS, _n_statements(source.text))),
-    "n_names": lambda source: len(entities_of(source.text)),
+    "title": _title,
+    "language": _language,
+    "quotations": _quotations,
+    "code": _code,
+    "headings_inside": _headings_inside,
+    "table": _table,
+    "prose": _prose,
+    "n_sentences": _n_sentences,
+    "n_questions": _n_questions,
+    "n_names": _n_names,
     "relations": _relates,
 }
 """Name of a variable of the templates -> its value for a passage.
@@ -166,9 +213,13 @@ def environment() -> ImmutableSandboxedEnvironment:
     """Return the environment of the templates: no attribute of Python is in reach, an unknown name
     is an error."""
     made = ImmutableSandboxedEnvironment(
-        loader=DictLoader(shared_texts()), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True, autoescape=False,
-    )  # fmt: skip
+        loader=DictLoader(shared_texts()),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
     made.globals.clear()  # nothing here needs them, and each template would get a copy
     return made
 
@@ -181,23 +232,26 @@ def render(template: str, source: Source, others: Mapping[str, Any]) -> str:
     compiled, names, constant = _compiled(template)
     if constant is not None:
         return constant
-    return str(
-        compiled.render(
-            {name: describe(source, name) for name in names & VARIABLES.keys()} | dict(others)
-        )
-    ).strip()
+    variables = {name: describe(source, name) for name in names & VARIABLES.keys()}
+    return str(compiled.render(variables | dict(others))).strip()
 
 
 @lru_cache(maxsize=1024)
 def _compiled(template: str) -> tuple[Template, frozenset[str], str | None]:
     """Return the compiled template, the variables that it uses, and its text if it uses none."""
-    # An include of its own line is put in here: jinja2 takes longer for one than for all the rest of a prompt.
-    text = _INCLUDE.sub(lambda match: shared_texts().get(match[1], match[0]), template)
-    compiled, names = (
-        environment().from_string(text),
-        meta.find_undeclared_variables(environment().parse(text)),
-    )
-    return compiled, frozenset(names), None if names else compiled.render().strip()
+    # An include on a line of its own is put in here: jinja2 takes longer for one than for all the
+    # rest of a prompt.
+    text = _INCLUDE.sub(_shared_text, template)
+    compiled = environment().from_string(text)
+    names = frozenset(meta.find_undeclared_variables(environment().parse(text)))
+    constant = None
+    if not names:
+        constant = compiled.render().strip()
+    return compiled, names, constant
+
+
+def _shared_text(include: re.Match[str]) -> str:
+    return shared_texts().get(include[1], include[0])
 
 
 @cache
@@ -254,19 +308,28 @@ def _judge_system() -> Message:
 def number_sentences(text: str) -> str:
     """Return `text` with the number of each sentence before it, as in ``[1] It rained. [2] He
     left.``"""
-    ends = sentence_ends(text)
-    parts = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    numbered = (
-        f"{part[: len(part) - len(part.lstrip())]}[{n}] {part.lstrip()}"
-        for n, part in enumerate(parts, 1)
-    )
-    return "".join(numbered) + text[ends[-1] if ends else 0 :]
+    numbered, start = "", 0
+    for n, end in enumerate(sentence_ends(text), 1):
+        sentence = text[start:end].lstrip()
+        space = text[start : end - len(sentence)]
+        numbered += f"{space}[{n}] {sentence}"
+        start = end
+    return numbered + text[start:]
 
 
 def rewriting_of(messages: Sequence[Message]) -> str | None:
-    """Return the rewriting that `messages` ask a judge about, None if they ask for something else."""
-    rewriting = _REWRITING.search(messages[-1]["content"]) if messages else None
-    return _SENTENCE_NUMBER.sub("", rewriting[1]) if rewriting else None
+    """Return the rewriting that `messages` ask a judge about, None if they ask for something
+    else."""
+    rewriting = _REWRITING.search(_last_content(messages))
+    if rewriting is None:
+        return None
+    return _SENTENCE_NUMBER.sub("", rewriting[1])
+
+
+def _last_content(messages: Sequence[Message]) -> str:
+    if not messages:
+        return ""
+    return messages[-1]["content"]
 
 
 def task_messages(
@@ -286,7 +349,7 @@ def task_messages(
 
 def passage_of(messages: Sequence[Message]) -> str:
     """Return the passage that `messages` are about. Raises `ValueError` if they hold none."""
-    match = _PASSAGE.search(messages[-1]["content"]) if messages else None
+    match = _PASSAGE.search(_last_content(messages))
     if match is None:
         raise ValueError("the last message holds no <passage>")
     return match[1]

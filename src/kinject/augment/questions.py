@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -28,7 +29,8 @@ from kinject.augment.drafts import (
     read_drafts,
     verify_messages,
 )
-from kinject.augment.plan import PassageFile, check_sections
+from kinject.augment.passage_file import PassageFile, passages_of
+from kinject.augment.plan import check_sections
 from kinject.augment.prompts import Source, source_of
 from kinject.augment.store import (
     IndexedRows,
@@ -114,7 +116,8 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
     decisions = read_decisions(run_dir)
     selector = QuestionSelector(section, decisions)
     with PassageFile(run_dir) as passages:
-        # Every document is read before the first request: a fault on the last line must not cost money.
+        # Every document is read before the first request: a fault on the last line must not cost
+        # money.
         for document in read_documents(Path(section.documents), recipe.documents):
             passages.add(document, split_passages(document, section.passage_tokens, word_spans))
         n_passages = passages.counts["passages"]
@@ -123,7 +126,7 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
             Progress("questions", n_passages, "passages") as progress,
         ):
             async with open_sender(
-                section.generator, run_dir, limits, sandbox=sandbox.generate_answer
+                section.generator, run_dir, limits, opener=sandbox.open_generator
             ) as sender:
                 writer = QuestionWriter(sender, section, recipe.seed)
                 failed = await _request_questions(
@@ -132,19 +135,23 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
             shortcuts = _write_files(run_dir, writer, passages, outcomes, selector)
     counts = selector.counts
     result = QuestionsResult(
-        run_dir=run_dir, questions_path=run_dir / "questions.jsonl", rejected_path=run_dir / "rejected.jsonl",
-        manifest_path=run_dir / "manifest.json", asked=n_passages * section.n_questions, got=counts["got"],
-        n_validation=counts["validation"], n_test=counts["test"], spare=counts["spare"],
-        refused=dict(selector.refused.most_common()), failed=dict(failed.most_common()),
-        decisions=count_decisions(decisions, selector.applied), shortcuts=shortcuts,
         **common_fields(sender, passages.counts, counts),
-    )  # fmt: skip
+        run_dir=run_dir,
+        questions_path=run_dir / "questions.jsonl",
+        rejected_path=run_dir / "rejected.jsonl",
+        manifest_path=run_dir / "manifest.json",
+        asked=n_passages * section.n_questions,
+        got=counts["got"],
+        n_validation=counts["validation"],
+        n_test=counts["test"],
+        spare=counts["spare"],
+        refused=dict(selector.refused.most_common()),
+        failed=dict(failed.most_common()),
+        decisions=count_decisions(decisions, selector.applied),
+        shortcuts=shortcuts,
+    )
     _write_manifest(recipe, result, sender.traffic)
     return result
-
-
-def _passages_of(passages: PassageFile) -> Iterator[tuple[Document, Passage]]:
-    return ((document, passage) for document, split in passages for passage in split)
 
 
 async def _request_questions(
@@ -155,7 +162,8 @@ async def _request_questions(
     progress: Progress,
     retry: bool,
 ) -> Counter[str]:
-    """Write the questions of every passage that is not done; return the failed passages by error."""
+    """Write the questions of every passage that is not done; return the failed passages by
+    error."""
     section, sender = writer.section, writer.sender
     endpoint = content_id(section.generator.base_url)  # another model has other ids
     failed = Counter[str]()
@@ -163,16 +171,18 @@ async def _request_questions(
     async def process(item: tuple[Document, Passage]) -> None:
         document, passage = item
         outcome_id = writer.outcome_id(document, passage)
-        row = next(reversed(outcomes.get(outcome_id)), None)
-        outcome = Outcome.of_row(row) if row else Outcome()
-        tries = row.get("tries", 1) if row else 0
-        if row is None or (
-            outcome.is_short(section) and (retry or row.get("endpoint") != endpoint)
-        ):
+        outcome, tries, is_open = Outcome(), 0, True
+        stored = outcomes.get(outcome_id)
+        if stored:
+            row = stored[-1]
+            outcome, tries = Outcome.of_row(row), row.get("tries", 1)
+            may_add = retry or row.get("endpoint") != endpoint
+            is_open = may_add and outcome.is_short(section)
+        if is_open:
+            # Another seed for each try: with the same one, the model would answer the same.
+            again = replace(writer, seed=writer.seed + (tries << 32))
             try:
-                await replace(writer, seed=writer.seed + (tries << 32)).write(
-                    document, passage, outcome
-                )
+                await again.write(document, passage, outcome)
             except InputError as error:
                 raise InputError(f"{document.source}: {error}") from error
             except EndpointError as error:
@@ -180,15 +190,14 @@ async def _request_questions(
                     raise
                 failed[str(error)] += 1
             else:
-                outcomes.add(
-                    outcome_id, outcome_row(outcome_id, passage, outcome, tries + 1, endpoint)
-                )
+                new_row = outcome_row(outcome_id, passage, outcome, tries + 1, endpoint)
+                outcomes.add(outcome_id, new_row)
         progress.set_status(sender.status())
         progress.advance()
 
     start = monotonic()
     try:
-        await run_workers(_passages_of(passages), process, sender, n_workers)
+        await run_workers(passages_of(passages), process, sender, n_workers)
     except EndpointError as error:
         raise EndpointError(
             f"{error} Every answer is stored; the same command resumes.", fatal=True
@@ -234,9 +243,8 @@ class QuestionWriter:
         known: list[Draft] | None = None
         for attempt in range(self.section.max_attempts):
             before, known = known, outcome.known()
-            is_same = (
-                known == before and self.section.generator.sampling_temperature == 0
-            )  # prompt and answer
+            # The same prompt has the same answer at temperature 0.
+            is_same = known == before and self.section.generator.sampling_temperature == 0
             if is_same or not outcome.is_short(self.section):
                 break
             drafts = await self._propose(document, passage, attempt, outcome, known)
@@ -245,9 +253,8 @@ class QuestionWriter:
             else:
                 candidates = await self._verify(document, passage, drafts, outcome)
             outcome.candidates += await self._asked_without_passage(candidates, outcome)
-            outcome.candidates.sort(
-                key=lambda candidate: -candidate.specificity
-            )  # stable: ties in order of proposal
+            # A stable sort: of equally specific questions the one proposed first comes first.
+            outcome.candidates.sort(key=attrgetter("specificity"), reverse=True)
 
     async def _propose(
         self,
@@ -268,7 +275,9 @@ class QuestionWriter:
         messages = propose_messages(*arguments, retention=self.section.retention)
         (completion,) = await self._send([(messages, self._seed_of(messages, attempt))], outcome)
         verdict = check_completion(completion)
-        drafts = read_drafts(completion.text) if verdict.accepted else []
+        drafts: list[Draft] = []
+        if verdict.accepted:
+            drafts = read_drafts(completion.text)
         if not drafts:
             outcome.refused.append((None, "no answer", verdict.detail or completion.text[:80]))
         accepted: list[Draft] = []
@@ -288,10 +297,11 @@ class QuestionWriter:
         self, document: Document, passage: Passage, drafts: Sequence[Draft], outcome: Outcome
     ) -> list[Candidate]:
         """Return the drafts for which the model, given the passage, chooses the correct answer."""
-        # Prompt injection may name a letter. With the choices in two orders, it is correct in one of them at most.
-        rotations = (
-            (0, 1) if has_injection(passage.shown, *(draft.question for draft in drafts)) else (0,)
-        )
+        rotations = [0]
+        if has_injection(passage.shown, *(draft.question for draft in drafts)):
+            # Prompt injection may name a letter. With the choices in two orders, it is correct in
+            # one of them at most.
+            rotations = [0, 1]
         replies = [
             await self._answers_with_passage(document, passage, drafts, by, outcome)
             for by in rotations
@@ -302,9 +312,8 @@ class QuestionWriter:
             if list(map(parse_letter, answers)) == correct:
                 verified.append(Candidate(draft, min(map(parse_specificity, answers))))
             else:
-                outcome.refused.append(
-                    (draft, "not verified", f"the model answers {answers[-1][:60]!r}")
-                )
+                detail = f"the model answers {answers[-1][:60]!r}"
+                outcome.refused.append((draft, "not verified", detail))
         return verified
 
     async def _answers_with_passage(
@@ -322,10 +331,7 @@ class QuestionWriter:
             choices = _rotate(draft.choices, rotation)
             messages = verify_messages(source_of(document, passage), draft.question, choices)
             requests.append((messages, self._seed_of(messages, 0)))
-        answers = await self._send(requests, outcome)
-        return [
-            answer.text.strip() if check_completion(answer).accepted else "" for answer in answers
-        ]
+        return list(map(_complete_text, await self._send(requests, outcome)))
 
     async def _asked_without_passage(
         self, candidates: Sequence[Candidate], outcome: Outcome
@@ -356,14 +362,12 @@ class QuestionWriter:
             # An empty answer does not show whether the model knows the fact.
             empty = next((answer for answer in answers[times] if not answer.text.strip()), None)
             if empty is not None:
-                outcome.refused.append(
-                    (candidate.draft, "no answer", check_completion(empty).detail)
-                )
+                detail = check_completion(empty).detail
+                outcome.refused.append((candidate.draft, "no answer", detail))
             elif n_times and all(hits[times]) != self.section.retention:
                 reason = "not known" if self.section.retention else "closed-book"
-                outcome.refused.append(
-                    (candidate.draft, reason, f"correct {sum(hits[times])} times of {n_times}")
-                )
+                detail = f"correct {sum(hits[times])} times of {n_times}"
+                outcome.refused.append((candidate.draft, reason, detail))
             else:
                 kept.append(candidate)
         return kept
@@ -386,6 +390,13 @@ class QuestionWriter:
         return request_seed("question seed", self.seed, messages, attempt)
 
 
+def _complete_text(completion: Completion) -> str:
+    """Return the text of a complete answer, "" of another."""
+    if not check_completion(completion).accepted:
+        return ""
+    return completion.text.strip()
+
+
 def _rotate(choices: tuple[str, ...], by: int) -> tuple[str, ...]:
     start = by % len(choices)
     return choices[start:] + choices[:start]
@@ -405,7 +416,7 @@ def _write_files(
     """
     selected: list[tuple[str, Row]] = []
     with open_jsonl(run_dir / "rejected.jsonl") as write_rejected:
-        for document, passage in _passages_of(passages):
+        for document, passage in passages_of(passages):
             found = outcomes.get(writer.outcome_id(document, passage))
             if not found:
                 continue
@@ -435,13 +446,13 @@ def _share_choices(selected: Sequence[tuple[str, Row]]) -> list[tuple[str, Row]]
     """
     shared = dict[int, Row]()
     for split in ("validation", "test"):
-        places = [
-            place for place, (of, row) in enumerate(selected) if of == split and "choices" in row
+        indices = [
+            index for index, (of, row) in enumerate(selected) if of == split and "choices" in row
         ]
-        rows = [selected[place][1] for place in places]
+        rows = [selected[index][1] for index in indices]
         contexts = [row["sentence"] for row in rows]
-        shared |= zip(places, with_shared_choices(rows, contexts), strict=True)
-    return [(split, shared.get(place, row)) for place, (split, row) in enumerate(selected)]
+        shared |= zip(indices, with_shared_choices(rows, contexts), strict=True)
+    return [(split, shared.get(index, row)) for index, (split, row) in enumerate(selected)]
 
 
 def _question_of(row: Row) -> Question:
@@ -453,27 +464,32 @@ def _write_manifest(recipe: QuestionsRecipe, result: QuestionsResult, traffic: T
     counts["this_run"] = traffic.counts()
     inputs = document_hashes(Path(recipe.questions.documents), recipe.documents)
     write_manifest(
-        result.manifest_path, stage="questions", inputs=inputs, recipe=recipe.raw, counts=counts,
+        result.manifest_path,
+        stage="questions",
+        inputs=inputs,
+        recipe=recipe.raw,
+        counts=counts,
         outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],
-    )  # fmt: skip
+    )
 
 
 def render_questions(result: QuestionsResult) -> str:
-    """Return the summary of a run: questions by set, refused drafts by reason, requests and cost."""
+    """Return the summary of a run: questions by set, refused drafts by reason, requests and
+    cost."""
+    cut = cut_note(result.n_cut, result.n_passages, "questions.passage_tokens")
     lines = [
-        f"{result.n_documents} documents, {result.n_passages} passages -> {result.got} of {result.asked} questions "
-        f"in {result.questions_path}",
+        f"{result.n_documents} documents, {result.n_passages} passages -> "
+        f"{result.got} of {result.asked} questions in {result.questions_path}",
         f"validation.jsonl {result.n_validation}, test.jsonl {result.n_test} (by document); "
         f"{result.spare} more are valid but less specific",
-        *filter(None, [cut_note(result.n_cut, result.n_passages, "questions.passage_tokens")]),
+        *filter(None, [cut]),
     ]
     if result.shortcuts is not None:
         lines.append(result.shortcuts.warning() or result.shortcuts.summary())
     if result.refused:
         lines += ["", f"questions refused (each in {result.rejected_path}):"]
-        lines += [
-            f"{number:>8}  {reason}: {REASONS[reason]}" for reason, number in result.refused.items()
-        ]
+        for reason, number in result.refused.items():
+            lines.append(f"{number:>8}  {reason}: {REASONS[reason]}")
     lines += [
         *render_decisions(result.decisions),
         *result.render_failed("passages without an answer:"),
@@ -482,8 +498,8 @@ def render_questions(result: QuestionsResult) -> str:
         *result.render_cost(),
     ]
     if result.short:
-        rerun = "run again for the failed passages; " if result.failed else ""
-        lines.append(
-            f"Short by {result.asked - result.got}: {rerun}--retry asks again about passages with too few questions."
-        )
+        fix = "--retry asks again about passages with too few questions."
+        if result.failed:
+            fix = f"run again for the failed passages; {fix}"
+        lines.append(f"Short by {result.asked - result.got}: {fix}")
     return "\n".join(lines)

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, TypeVar
 
 from kinject.augment.answers import LISTS, says_none, says_yes
 from kinject.augment.checks.additions import find_missing, source_facts
 from kinject.augment.checks.checker import REFUSAL, Checker, Verdict, check_completion
 from kinject.augment.checks.judge import Judge
-from kinject.augment.plan import (
-    Group,
-    Plan,
-    PlannedDocument,
-    VariantRequest,
-    coverage_of,
-    new_items,
-    requests_for,
-    top_up_group,
-)
+from kinject.augment.coverage import coverage_of, top_up_group, top_up_requests
+from kinject.augment.groups import Group, document_groups, pair_groups, passage_groups
+from kinject.augment.passage_file import PlannedDocument, passages_of
+from kinject.augment.plan import Plan
 from kinject.augment.store import Store
 from kinject.augment.styles import Item, Preparation
+from kinject.augment.variant_requests import (
+    MOST_AT_ONCE,
+    VariantRequest,
+    new_items,
+    notes_id,
+    request_blocks,
+    sample_seed,
+    statements_id,
+    stored_items,
+    unprepared_requests,
+)
 from kinject.disk import content_id
 from kinject.errors import EndpointError, InputError
 from kinject.llm.prompt_injection import escape_tags, has_injection
@@ -75,13 +79,61 @@ class _Answer:
         if self.verdict.accepted:
             self.verdict = verdict
 
-    def measures(self) -> dict[str, Any]:
-        """Return what a stored variant says of its checks: measures of its first text, and the
-        facts of each text."""
-        measures = dict(self.texts[0][1].measures) if self.texts else {}
+    def to_variant(self, group: Group, attempt: int, generator: str) -> Variant:
+        """Return the variant to store, without text for NONE; `attempt` answers were refused before
+        it."""
+        texts = [text for text, _ in self.texts]
+        return Variant(
+            id=self.request.id,
+            passage_id=group.passage.id,
+            document_id=group.passage.document_id,
+            style=group.style.name,
+            sample=self.request.sample,
+            text="".join(texts[:1]),
+            generator=generator,
+            prompt_hash=self.request.prompt_hash,
+            usage=self.completion.usage,
+            checks=self._measures(),
+            attempt=attempt,
+            more=tuple(texts[1:]),
+        )
+
+    def _measures(self) -> dict[str, Any]:
+        """Return the measures of the first text, and the facts of each text."""
+        measures = dict[str, Any]()
+        if self.texts:
+            measures.update(self.texts[0][1].measures)
         facts = [verdict.measures["facts"] for _, verdict in self.texts]
         extra = {"facts": facts, "repairs": list(self.repairs), "refused": self.refused}
         return measures | {name: value for name, value in extra.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a preparation has no usable answer: a reason of `REASONS`, or the endpoint's error."""
+
+    reason: str
+
+
+def _read_items(step: Preparation, completion: Completion) -> tuple[str, ...] | _Refusal:
+    """Return the items in an answer to a preparation, () for NONE."""
+    verdict = check_completion(completion)
+    if not verdict.accepted:
+        return _Refusal(verdict.reason)
+    if REFUSAL.match(completion.text):
+        return _Refusal("refusal")
+    if says_none(completion.text):
+        return ()
+    return tuple(LISTS[step.parser](completion.text)) or _Refusal("empty")
+
+
+def _accepted_texts(answers: Iterable[_Answer]) -> list[tuple[_Answer, str]]:
+    """Return each text that passed the checks so far, with its answer."""
+    pairs = []
+    for answer in answers:
+        if answer.error is None:
+            pairs += [(answer, text) for text, _ in answer.texts]
+    return pairs
 
 
 @dataclass
@@ -105,15 +157,15 @@ class Rewriter:
         flight have ended, and `KeyboardInterrupt` the same way; a second Ctrl-C does not wait for
         them.
         """
-        of_documents = (
-            group
-            for document, passages in documents
-            for group in self.plan.groups(document, passages)
-        )
-        groups = chain(of_documents, self.plan.pair_groups(documents))
+        n_variants = sum(min(n, MOST_AT_ONCE) for n in self.plan.styles.values())  # of a passage
         # Some spare groups, so that a group waiting for its last sample leaves no connection idle.
-        n_workers = max(1, min(concurrency, 2 * concurrency // max(1, self.plan.n_samples) + 2))
-        await run_workers(groups, self._fill, self.sender, n_workers)
+        n_workers = max(1, min(concurrency, 2 * concurrency // max(1, n_variants) + 2))
+        await run_workers(self._groups(documents), self._fill, self.sender, n_workers)
+
+    def _groups(self, documents: Iterable[PlannedDocument]) -> Iterator[Group]:
+        for document, passages in documents:
+            yield from document_groups(self.plan, document, passages)
+        yield from pair_groups(self.plan, documents)
 
     async def _fill(self, group: Group) -> None:
         """Request the missing variants of one group in blocks. A block is judged in sample order,
@@ -121,32 +173,34 @@ class Rewriter:
         if group.skipped or not group.n_samples:
             return
         items = await self._request_preparations(group)
-        if isinstance(items, str):
-            self._fail(self.plan.unprepared(group), f"{UNPREPARED}: {items}")
+        if isinstance(items, _Refusal):
+            self._fail(unprepared_requests(group), f"{UNPREPARED}: {items.reason}")
             return
-        checker: Checker | None = (
-            None  # it reads the whole passage, which a finished group does not need
-        )
-        texts: list[str] = []
-        n_requests, n_announced = 0, 0 if group.target else group.n_samples
-        for requests in self.plan.blocks(group, items, self.store.variants):
+        checker: Checker | None = None
+        unseen: list[str] = []  # stored texts that the checker does not know yet
+        n_requests = n_announced = 0
+        if group.target is None:
+            n_announced = group.n_samples
+        for requests in request_blocks(self.plan, group, items, self.store.variants):
             n_requests += len(requests)
-            self.progress.total += max(
-                0, min(len(requests), n_requests - n_announced)
-            )  # those of several items
+            # How many items a preparation names was not known when the requests were announced.
+            self.progress.total += max(0, min(len(requests), n_requests - n_announced))
             stored = self.store.variants(requests)
             self._advance(len(stored), earlier=True)
             for variant in stored.values():
-                texts += variant.texts
-            block = [request for request in requests if request.id not in stored]
-            if block:
-                checker = checker or group.checker()
-                while texts:
-                    checker.accept(texts.pop(0))
+                unseen += variant.texts
+            missing = [request for request in requests if request.id not in stored]
+            if not missing:
+                continue
+            # A checker reads the whole passage, which a group that is complete does not need.
+            checker = checker or group.checker()
+            for text in unseen:
+                checker.accept(text)
+            unseen.clear()
             for attempt in range(self._n_attempts(group)):
-                if block and checker:
-                    block = await self._attempt(group, block, attempt, checker)
-            self._advance(len(block))
+                if missing:
+                    missing = await self._attempt(group, missing, attempt, checker)
+            self._advance(len(missing))
         self.progress.total -= max(0, n_announced - n_requests)
 
     async def top_up(
@@ -154,138 +208,135 @@ class Rewriter:
     ) -> None:
         """Ask for texts of the facts that fewer than `quota` texts of their passage carry. Raises
         as `run`."""
-        passages = ((document, passage) for document, split in documents for passage in split)
 
         async def ask(pair: tuple[Document, Passage]) -> None:
             await self._top_up(*pair, quota)
 
-        await run_workers(passages, ask, self.sender, concurrency)
+        await run_workers(passages_of(documents), ask, self.sender, concurrency)
 
     async def _top_up(self, document: Document, passage: Passage, quota: int) -> None:
-        groups = list(self.plan.groups_of(document, passage))
+        groups = list(passage_groups(self.plan, document, passage))
         group = top_up_group(groups)
         if group is None:
             return
-        statements = self.store.notes(self.plan.statements_id(passage)) or ()
+        statements = self.store.notes(statements_id(self.plan, passage)) or ()
         coverage, checker = coverage_of(passage, statements), group.checker()
-        for variant in self._stored(groups):
-            for text, facts in zip(variant.texts, variant.checks["facts"], strict=True):
+
+        def add_texts(variant: Variant, facts_by_text: Sequence[Sequence[str] | None]) -> None:
+            for text, facts in zip(variant.texts, facts_by_text, strict=True):
                 coverage.add(text, facts)
                 checker.accept(text)
-        for request in requests_for(self.plan, group, coverage, quota):
+
+        for variant in self._stored(groups):
+            add_texts(variant, variant.checks["facts"])
+        for request in top_up_requests(self.plan, group, coverage, quota):
             self.progress.total += 1
-            if not self.store.variants([request]):  # asked once: the next request is another one
+            if not self.store.variants([request]):
+                # One attempt: the request after it names the facts that are then still short.
                 self._advance(len(await self._attempt(group, [request], 0, checker)))
             for variant in self.store.variants([request]).values():
-                for text, facts in zip(variant.texts, variant.checks.get("facts", ()), strict=True):
-                    coverage.add(text, facts)
-                    checker.accept(text)
+                add_texts(variant, variant.checks.get("facts", ()))
 
     def _stored(self, groups: Iterable[Group]) -> Iterator[Variant]:
         """Yield the stored variants with a text of the groups of one passage."""
         for group in groups:
-            items = self.plan.items(group, self.store.notes)
-            for requests in self.plan.blocks(group, items or [], self.store.variants):
-                yield from (
-                    variant for variant in self.store.variants(requests).values() if variant.text
-                )
+            items = stored_items(self.plan, group, self.store.notes) or []
+            for requests in request_blocks(self.plan, group, items, self.store.variants):
+                variants = self.store.variants(requests).values()
+                yield from (variant for variant in variants if variant.text)
 
-    async def _request_preparations(self, group: Group) -> list[Item] | str:
-        """Return the items of the group's prompts, stored ones first; without a usable answer, the
-        reason."""
+    async def _request_preparations(self, group: Group) -> list[Item] | _Refusal:
+        """Return the items of the group's prompts, stored ones first."""
         items: list[Item] = [group.item]
         for step in group.style.prepare:
-            answers = await _gather(group, (self._ask_items(group, step, item) for item in items))
-            read = [answer for answer in answers if isinstance(answer, tuple)]
-            if len(read) < len(answers):
-                return str(next(answer for answer in answers if not isinstance(answer, tuple)))
+            answers = await _gather(group, (self._items_of(group, step, item) for item in items))
+            read: list[tuple[str, ...]] = []
+            for answer in answers:
+                if isinstance(answer, EndpointError):
+                    return _Refusal(str(answer))
+                if isinstance(answer, _Refusal):
+                    return answer
+                read.append(answer)
             items = new_items(group, step, items, read)
         return items
 
-    async def _ask_items(
+    async def _items_of(
         self, group: Group, step: Preparation, item: Item
-    ) -> tuple[str, ...] | str:
-        """Return the items in the answer to one preparation, () if the model answers NONE.
-
-        Without a usable answer to the first preparation, return the reason for which the last one
-        was refused.
-        """
-        notes_id = self.plan.notes_id(group, step, item)
-        stored = self.store.notes(notes_id)
-        if stored is not None:
-            return stored
-        notes: tuple[str, ...] = ()
-        messages = group.style.preparation(step, group.source, item)
-        reason = ""
-        for attempt in range(self._n_attempts(group)):
-            seed = self.plan.sample_seed(content_id(messages), 0, attempt)
-            completion = await self.sender.send(messages, seed)
-            reason = check_completion(completion).reason or (
-                "refusal" if REFUSAL.match(completion.text) else "empty"
-            )
-            if reason == "empty":
-                nothing = says_none(completion.text)
-                notes = () if nothing else tuple(LISTS[step.parser](completion.text))
-                if notes or nothing:
-                    break
-        else:
+    ) -> tuple[str, ...] | _Refusal:
+        """Return the items that one preparation makes of `item`, stored or requested; () if the
+        model answers NONE."""
+        name = notes_id(self.plan, group, step, item)
+        items: tuple[str, ...] | _Refusal | None = self.store.notes(name)
+        if items is not None:
+            return items
+        items = await self._request_items(group, step, item)
+        if isinstance(items, _Refusal):
             if step.for_each is None:
-                return reason  # else it is one item of many: the others are enough
-        self.store.add_notes(notes_id, group, group.style.name, step.name, notes)
-        return notes
+                return items
+            items = ()  # it is one item of many: the others are enough
+        self.store.add_notes(name, group, group.style.name, step.name, items)
+        return items
+
+    async def _request_items(
+        self, group: Group, step: Preparation, item: Item
+    ) -> tuple[str, ...] | _Refusal:
+        """Return the items in the first usable answer to a preparation, else the last refusal."""
+        messages = group.style.preparation(step, group.source, item)
+        items: tuple[str, ...] | _Refusal = _Refusal("")
+        for attempt in range(self._n_attempts(group)):
+            seed = sample_seed(self.plan, content_id(messages), 0, attempt)
+            items = _read_items(step, await self.sender.send(messages, seed))
+            if not isinstance(items, _Refusal):
+                break
+        return items
 
     def _n_attempts(self, group: Group) -> int:
         """Return the attempts at one request: one where another would bring the same text, from a
         file or at temperature 0."""
         is_same = group.texts is not None or self.plan.identity.get("temperature") == 0
-        return 1 if is_same and not group.style.mechanical else self.max_attempts
+        if is_same and not group.style.mechanical:
+            return 1
+        return self.max_attempts
 
     async def _attempt(
         self, group: Group, block: list[VariantRequest], attempt: int, checker: Checker
     ) -> list[VariantRequest]:
         """Send a block once and store the answers; return the requests that are still open."""
         completions = await self._complete(group, block, attempt)
-        read = (
+        # Lazy: an answer is read after the one before it was accepted, so that copies are found.
+        answers: Iterable[_Answer] = (
             self._read_answer(group, request, completion, checker)
             for request, completion in zip(block, completions, strict=True)
         )
-        answers: Iterable[_Answer] = read
         if group.style.verify or (self.judge is not None and not group.style.mechanical):
-            answers = list(read)
+            # Models are asked about all texts of the block at once. `_accept_texts` finds copies.
+            answers = list(answers)
             await self._ask_models(group, answers)
+        generator = self.sender.generator.name
+        if group.style.mechanical:
+            generator = "mechanical"
         still_open = []
-        for answer in (
-            answers
-        ):  # each is read after the one before it was accepted, unless models were asked about all
+        for answer in answers:
+            request = answer.request
             if answer.error is not None:
-                self._fail([answer.request], str(answer.error))
+                self._fail([request], str(answer.error))
                 continue
             self._accept_texts(answer, checker)
             if answer.accepted:
-                name = self.sender.generator.name
-                generator = "mechanical" if group.style.mechanical else name
-                texts = [text for text, _ in answer.texts]
-                self.store.accept(
-                    group,
-                    answer.request,
-                    attempt,
-                    answer.completion,
-                    generator,
-                    texts,
-                    answer.measures(),
-                )
+                self.store.accept(answer.to_variant(group, attempt, generator))
                 self._advance(1)
             else:
-                self.store.refuse(group, answer.request, attempt, answer.completion, answer.verdict)
+                self.store.refuse(group, request, attempt, answer.completion, answer.verdict)
                 self.n_refused += 1
-                still_open.append(answer.request)
+                still_open.append(request)
         return still_open
 
     def _accept_texts(self, answer: _Answer, checker: Checker) -> None:
         """Add the texts of an answer to those that later ones must differ from; refuse copies of
         earlier ones."""
         for text, _ in list(answer.texts):
-            if duplicate := checker.duplicate(text):
+            duplicate = checker.duplicate(text)
+            if duplicate:
                 answer.refuse(text, Verdict("duplicate", duplicate))
             else:
                 checker.accept(text)
@@ -297,18 +348,14 @@ class Rewriter:
         if group.texts is not None:
             return [Completion(group.texts[request.sample]) for request in block]
         seeds = [
-            self.plan.sample_seed(request.prompt_hash, request.turn, attempt) for request in block
+            sample_seed(self.plan, request.prompt_hash, request.turn, attempt) for request in block
         ]
-        if group.style.mechanical:
-            rewrite = group.style.mechanical
-            return [
-                Completion(rewrite(group.document.title, group.passage.text, seed))
-                for seed in seeds
-            ]
-        pairs = zip(block, seeds, strict=True)
-        return await _gather(
-            group, (self.sender.send(list(request.messages), seed) for request, seed in pairs)
-        )
+        rewrite = group.style.mechanical
+        if rewrite:
+            title, text = group.document.title, group.passage.text
+            return [Completion(rewrite(title, text, seed)) for seed in seeds]
+        prompts = [list(request.messages) for request in block]
+        return await _gather(group, map(self.sender.send, prompts, seeds))
 
     def _read_answer(
         self,
@@ -333,9 +380,7 @@ class Rewriter:
                 text, n_added = checker.without_additions(text)
             verdict = checker.check(text)
             if verdict.accepted and group.style.keeps:
-                item = source_facts(str(request.item[group.style.keeps]))
-                if missing := find_missing(item, text):
-                    verdict = Verdict(missing.reason, missing.detail)
+                verdict = _check_item(request.item[group.style.keeps], text) or verdict
             if verdict.accepted:
                 answer.texts.append((text, verdict))
                 answer.repairs += ("item",) * n_added
@@ -346,94 +391,110 @@ class Rewriter:
     async def _ask_models(self, group: Group, answers: Sequence[_Answer]) -> None:
         """Ask about each accepted text: the generator whether it follows from the passage, then the
         judge."""
-        title, passage = group.document.title, group.passage.shown
         if group.style.verify:
-            pairs = [
-                (answer, text)
-                for answer in answers
-                if answer.error is None
-                for text, _ in answer.texts
-            ]
-            prompts = [
-                group.style.verification(group.source, answer.request.item, escape_tags(text))
-                for answer, text in pairs
-            ]
-            seeds = [self.plan.sample_seed(content_id(prompt), 0, 0) for prompt in prompts]
-            replies = await _gather(group, map(self.sender.send, prompts, seeds))
-            injected = has_injection(title, passage)
-            for (answer, text), reply in zip(pairs, replies, strict=True):
-                if injected:
-                    answer.refuse(text, _INJECTED)
-                elif isinstance(reply, EndpointError):
-                    answer.error = reply
-                elif not says_yes(reply.text):
-                    unread = check_completion(reply)
-                    answer.refuse(
-                        text,
-                        _INCONSISTENT if unread.accepted else replace(unread, detail=_UNCONFIRMED),
-                    )
+            await self._verify(group, answers)
         if self.judge is None or group.style.mechanical:
             return
-        pairs = [
-            (answer, text) for answer in answers if answer.error is None for text, _ in answer.texts
+        await self._judge_texts(self.judge, group, answers)
+        if group.style.scope == "passage":
+            await self._count_statements(self.judge, group, answers)
+
+    async def _verify(self, group: Group, answers: Sequence[_Answer]) -> None:
+        """Refuse each text of which the generator does not confirm that it follows from the
+        passage."""
+        pairs = _accepted_texts(answers)
+        prompts = [
+            group.style.verification(group.source, answer.request.item, escape_tags(text))
+            for answer, text in pairs
         ]
-        judge, rules = self.judge, group.style.rules
-        verdicts = await _gather(
-            group, (judge.verdict(title, passage, text, rules) for _, text in pairs)
-        )
-        for (answer, text), verdict in zip(pairs, verdicts, strict=True):
+        seeds = [sample_seed(self.plan, content_id(prompt), 0, 0) for prompt in prompts]
+        replies = await _gather(group, map(self.sender.send, prompts, seeds))
+        injected = has_injection(group.document.title, group.passage.shown)
+        for (answer, text), reply in zip(pairs, replies, strict=True):
+            if injected:
+                answer.refuse(text, _INJECTED)
+            elif isinstance(reply, EndpointError):
+                answer.error = reply
+            elif not says_yes(reply.text):
+                unread = check_completion(reply)
+                if unread.accepted:
+                    answer.refuse(text, _INCONSISTENT)
+                else:
+                    answer.refuse(text, replace(unread, detail=_UNCONFIRMED))
+
+    async def _judge_texts(self, judge: Judge, group: Group, answers: Sequence[_Answer]) -> None:
+        """Refuse each text in which the judge finds a fault."""
+        title, passage, rules = group.document.title, group.passage.shown, group.style.rules
+        pairs = _accepted_texts(answers)
+        asked = (judge.verdict(title, passage, text, rules) for _, text in pairs)
+        for (answer, text), verdict in zip(pairs, await _gather(group, asked), strict=True):
             if isinstance(verdict, EndpointError):
                 answer.error = verdict
             elif not verdict.accepted:
                 answer.refuse(text, verdict)
-        if group.style.scope == "passage":
-            await self._count_statements(judge, group, answers)
 
     async def _count_statements(
         self, judge: Judge, group: Group, answers: Sequence[_Answer]
     ) -> None:
         """Add the statements of the passage that the judge finds told to the facts of each accepted
         text."""
-        notes_id = self.plan.statements_id(group.passage)
-        if self.store.notes(notes_id) is None:
-            (listed,) = await _gather(
-                group, [judge.statements(group.document.title, group.passage.shown)]
-            )
-            if isinstance(listed, EndpointError):
-                for answer in answers:
-                    answer.error = listed
-                return
-            if self.store.notes(notes_id) is None:  # another style may have asked meanwhile
-                self.store.add_notes(notes_id, group, "", "statements", listed)
-        statements = self.store.notes(notes_id) or ()
-        pairs = [
-            (answer, pair)
-            for answer in answers
-            if answer.error is None
-            for pair in answer.texts
-            if statements
-        ]
-        stated = await _gather(group, (judge.stated(statements, text) for _, (text, _) in pairs))
-        for (answer, (text, verdict)), numbers in zip(pairs, stated, strict=True):
+        statements = await self._statements(judge, group)
+        if isinstance(statements, EndpointError):
+            for answer in answers:
+                answer.error = statements
+            return
+        if not statements:
+            return
+        pairs: list[tuple[_Answer, int]] = []
+        for answer in answers:
+            if answer.error is None:
+                pairs += [(answer, index) for index in range(len(answer.texts))]
+        asked = (judge.stated(statements, answer.texts[index][0]) for answer, index in pairs)
+        for (answer, index), numbers in zip(pairs, await _gather(group, asked), strict=True):
             if isinstance(numbers, EndpointError):
                 answer.error = numbers
                 continue
+            text, verdict = answer.texts[index]
             facts = [*verdict.measures["facts"], *(f"statement:{number}" for number in numbers)]
-            index = answer.texts.index((text, verdict))
-            answer.texts[index] = (
-                text,
-                replace(verdict, measures={**verdict.measures, "facts": facts}),
-            )
+            measures = {**verdict.measures, "facts": facts}
+            answer.texts[index] = (text, replace(verdict, measures=measures))
+
+    async def _statements(self, judge: Judge, group: Group) -> tuple[str, ...] | EndpointError:
+        """Return the statements that the judge lists of the passage, stored ones first."""
+        name = statements_id(self.plan, group.passage)
+        stored = self.store.notes(name)
+        if stored is not None:
+            return stored
+        asked = judge.statements(group.document.title, group.passage.shown)
+        (listed,) = await _gather(group, [asked])
+        if isinstance(listed, EndpointError):
+            return listed
+        stored = self.store.notes(name)
+        if stored is None:  # else another style of the passage has asked meanwhile
+            self.store.add_notes(name, group, "", "statements", listed)
+            stored = listed
+        return stored
 
     def _advance(self, n: int = 1, *, earlier: bool = False) -> None:
         """Count `n` more variants as done: stored (by an `earlier` run), or given up."""
-        refused = f"{self.n_refused:,} refused" if self.n_refused else ""
-        self.progress.set_status(", ".join(filter(None, (refused, self.sender.status()))))
+        notes = []
+        if self.n_refused:
+            notes.append(f"{self.n_refused:,} refused")
+        notes.append(self.sender.status())
+        self.progress.set_status(", ".join(filter(None, notes)))
         self.progress.advance(n, earlier=earlier)
 
     def _fail(self, requests: list[VariantRequest], error: str) -> None:
         self.failed.update((request.id, error) for request in requests)
         self._advance(len(requests))
+
+
+def _check_item(item: str | tuple[str, ...], text: str) -> Verdict | None:
+    """Return the refusal of a text that lost a fact of its item, None if it has all."""
+    missing = find_missing(source_facts(str(item)), text)
+    if missing is None:
+        return None
+    return Verdict(missing.reason, missing.detail)
 
 
 async def _gather(

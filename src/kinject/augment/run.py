@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,12 +16,9 @@ from kinject.augment import sandbox
 from kinject.augment.checks.judge import N_TRIALS, Judge, JudgeScore, render_judge_score
 from kinject.augment.contamination import Contamination, ContaminationCheck, render_contamination
 from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, render_coverage
-from kinject.augment.plan import (
-    PassageFile,
-    Plan,
-    PlannedDocument,
-    make_plan,
-)
+from kinject.augment.groups import Group, document_groups, pair_groups
+from kinject.augment.passage_file import PassageFile, PlannedDocument, PlannedDocuments, passages_of
+from kinject.augment.plan import Plan, make_plan
 from kinject.augment.rewriter import Rewriter
 from kinject.augment.store import (
     Store,
@@ -108,14 +105,13 @@ def augment(recipe: AugmentRecipe) -> AugmentResult:
 
 async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
     section = recipe.augment
-    contamination = ContaminationCheck()
+    contamination = ContaminationCheck()  # without questions it finds nothing
     for path in section.contamination_check:
         contamination.read_questions(Path(path))
     with PassageFile(recipe.run_dir) as passages:
-        # Every document is read before the first request: a fault on the last line must not cost money.
-        n_variants = _read_documents(
-            plan, passages, contamination if section.contamination_check else None
-        )
+        # Every document is read before the first request: a fault on the last line must not cost
+        # money.
+        n_variants = _read_documents(plan, passages, contamination)
         progress = Progress("augment", n_variants, "rewritings")
         with Store(recipe.run_dir, plan.catalog) as store, progress:
             rewriter = await _rewrite(recipe.run_dir, section, plan, passages, store, progress)
@@ -123,44 +119,50 @@ async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
                 recipe.run_dir, plan, store, rewriter.failed, contamination, section
             )
             writer.write(passages)
-    sender, styles = rewriter.sender, writer.styles
     result = AugmentResult(
-        run_dir=recipe.run_dir, corpus_path=writer.corpus_path, sft_path=writer.sft_path if writer.n_sft_rows else None,
-        variants_path=store.variants_path, rejected_path=store.rejected_path,
-        manifest_path=recipe.run_dir / "manifest.json", n_rows=writer.n_rows, asked=sum(count.asked for count in styles.values()),
-        got=sum(count.got for count in styles.values()), styles=styles, refused=writer.refused,
-        failed=dict(writer.failed.most_common()), failures_path=writer.failures_path,
+        **common_fields(rewriter.sender, passages.counts, writer.tokens),
+        run_dir=recipe.run_dir,
+        corpus_path=writer.corpus_path,
+        sft_path=writer.sft_path if writer.n_sft_rows else None,
+        variants_path=store.variants_path,
+        rejected_path=store.rejected_path,
+        failures_path=writer.failures_path,
+        manifest_path=recipe.run_dir / "manifest.json",
+        n_rows=writer.n_rows,
+        styles=writer.styles,
+        asked=sum(count.asked for count in writer.styles.values()),
+        got=sum(count.got for count in writer.styles.values()),
+        refused=writer.refused,
+        failed=dict(writer.failed.most_common()),
         contamination=contamination.result() if section.contamination_check else None,
-        coverage=writer.coverage, judge=rewriter.judge.score if rewriter.judge else None,
-        languages=dict(writer.languages.most_common()), repairs=dict(writer.repairs.most_common()),
+        coverage=writer.coverage,
+        judge=rewriter.judge.score if rewriter.judge else None,
+        languages=dict(writer.languages.most_common()),
+        repairs=dict(writer.repairs.most_common()),
         decisions=count_decisions(store.decisions, store.applied),
-        **common_fields(sender, passages.counts, writer.tokens),
-    )  # fmt: skip
-    _write_manifest(recipe, plan, result, sender.traffic.counts())
+    )
+    _write_manifest(recipe, plan, result, rewriter.sender.traffic.counts())
     return result
 
 
-def _read_documents(
-    plan: Plan, passages: PassageFile, contamination: ContaminationCheck | None
-) -> int:
+def _read_documents(plan: Plan, passages: PassageFile, contamination: ContaminationCheck) -> int:
     """Read, split and hash every document, once in a run; return the number of variants.
 
-    Raises as `Plan.read_passages` and `Plan.groups`.
+    Raises as `PlannedDocuments` and `document_groups`.
     """
     n_variants = 0
-    for document, split in plan.read_passages():
+    for document, split in PlannedDocuments(plan):
         passages.add(document, split)
-        if contamination is not None:
-            contamination.add_source(document.text)
-        groups = (
-            group
-            for group in plan.groups(document, split)
-            if not group.skipped and group.target is None
-        )
-        n_variants += sum(group.n_samples for group in groups)
-    return n_variants + sum(
-        group.n_samples for group in plan.pair_groups(passages) if group.target is None
-    )
+        contamination.add_source(document.text)
+        n_variants += sum(map(_n_announced, document_groups(plan, document, split)))
+    return n_variants + sum(map(_n_announced, pair_groups(plan, passages)))
+
+
+def _n_announced(group: Group) -> int:
+    """Return the variants of a group, 0 where a target of tokens leaves their number open."""
+    if group.skipped or group.target is not None:
+        return 0
+    return group.n_samples
 
 
 async def _rewrite(
@@ -176,7 +178,7 @@ async def _rewrite(
     limits = limits_of(section.generator, section.budget)
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
-            open_sender(section.generator, run_dir, limits, sandbox=sandbox.generate_answer)
+            open_sender(section.generator, run_dir, limits, opener=sandbox.open_generator)
         )
         judge = await open_judge(stack, run_dir, section, plan.seed, passages, sender)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
@@ -193,20 +195,29 @@ async def _rewrite(
 
 
 async def open_judge(
-    stack: contextlib.AsyncExitStack, run_dir: Path, section: AugmentSection, seed: int,
-    passages: Iterable[PlannedDocument], partner: Sender,
-) -> Judge | None:  # fmt: skip
+    stack: contextlib.AsyncExitStack,
+    run_dir: Path,
+    section: AugmentSection,
+    seed: int,
+    passages: Iterable[PlannedDocument],
+    partner: Sender,
+) -> Judge | None:
     """Return the judge, scored on planted errors in the first passages, or None. Its answers have
     their own cache."""
     if section.judge is None:
         return None
     limits = limits_of(section.judge, section.budget)
     opened = open_sender(
-        section.judge, run_dir, limits, cache="judge.sqlite", partner=partner, sandbox=sandbox.generate_answer,
-    )  # fmt: skip
+        section.judge,
+        run_dir,
+        limits,
+        cache="judge.sqlite",
+        partner=partner,
+        opener=sandbox.open_generator,
+    )
     sender = await stack.enter_async_context(opened)
     judge = Judge(sender, seed)
-    pairs = ((document.title, passage.shown) for document, split in passages for passage in split)
+    pairs = ((document.title, passage.shown) for document, passage in passages_of(passages))
     # Out of budget, the run ends before its first request.
     with graceful_shutdown(sender), contextlib.suppress(Stopped):
         score = await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
@@ -220,7 +231,7 @@ async def open_judge(
 
 def _write_manifest(
     recipe: AugmentRecipe, plan: Plan, result: AugmentResult, traffic: Mapping[str, Any]
-) -> None:  # fmt: skip
+) -> None:
     inputs = document_hashes(plan.documents_path, plan.documents)
     inputs.update({name: file_hash(Path(name)) for name in recipe.augment.contamination_check})
     if plan.precomputed:
@@ -233,7 +244,8 @@ def _write_manifest(
     }
     counts["this_run"] = traffic
     for name in ("judge", "coverage", "contamination"):
-        if (part := getattr(result, name)) is not None:
+        part = getattr(result, name)
+        if part is not None:
             counts[name] = part.counts()
     counts["corpus_sha256"] = file_hash(result.corpus_path)
     written = [path.name for path in (result.corpus_path, result.sft_path) if path]
@@ -250,39 +262,29 @@ def _write_manifest(
 def render_summary(result: AugmentResult) -> str:
     """Return the table at the end of a run: counts by style, refusals by reason, and the fix for a
     short corpus."""
+    cut = cut_note(result.n_cut, result.n_passages, "augment.passage_tokens")
     lines = [
-        f"{result.n_documents} documents, {result.n_passages} passages -> {result.n_rows} rows in {result.corpus_path}",
-        *filter(None, [cut_note(result.n_cut, result.n_passages, "augment.passage_tokens")]),
+        f"{result.n_documents} documents, {result.n_passages} passages -> "
+        f"{result.n_rows} rows in {result.corpus_path}",
+        *filter(None, [cut]),
         "",
         f"{'style':<16}{'asked':>8}{'got':>8}{'texts':>8}{'refused':>9}{'failed':>8}",
     ]
     for name, count in result.styles.items():
-        row = f"{name:<16}{count.asked:>8}{count.got:>8}{count.texts:>8}{sum(count.refused.values()):>9}{count.failed:>8}"
-        reasons = ", ".join(f"{reason} {number}" for reason, number in count.refused.items())
-        # With one style the list below has the same counts.
-        lines.append(f"{row}  {reasons}" if reasons and len(result.styles) > 1 else row)
-        if count.nothing:
-            lines.append(
-                f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write"
-            )
-        for need, number in count.skipped.items():
-            lines.append(f"{'':<16}{number:>8}  {_passages(number)} skipped: {SKIPPED[need]}")
+        lines += _style_lines(name, count, is_only=len(result.styles) == 1)
     lines += render_decisions(result.decisions)
     if result.repairs:
         repairs = ", ".join(f"{_REPAIRS[name]} {n}" for name, n in result.repairs.items())
         lines += ["", f"repaired answers: {repairs}"]
     for code, number in result.languages.items():
-        if off := language_of(code).not_checked:
-            lines.append(
-                f"not checked in {number} answers ({code or 'language not clear'}): {', '.join(off)}"
-            )
+        off = ", ".join(language_of(code).not_checked)
+        if off:
+            lines.append(f"not checked in {number} answers ({code or 'language not clear'}): {off}")
     if result.refused:
         lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]
-    lines += [
-        *result.render_failed(f"rewritings without an answer (each in {result.failures_path}):"),
-        "",
-    ]
+    failed = f"rewritings without an answer (each in {result.failures_path}):"
+    lines += [*result.render_failed(failed), ""]
     if result.sft_path:
         lines.append(f"prompts with completions, and conversations: {result.sft_path}")
     lines += result.render_requests()
@@ -297,6 +299,20 @@ def render_summary(result: AugmentResult) -> str:
     return "\n".join(lines)
 
 
+def _style_lines(name: str, count: StyleCount, *, is_only: bool) -> Iterator[str]:
+    """Yield the row of a style, and what was not asked for or not written."""
+    n_refused = sum(count.refused.values())
+    row = f"{name:<16}{count.asked:>8}{count.got:>8}{count.texts:>8}{n_refused:>9}{count.failed:>8}"
+    if count.refused and not is_only:  # with one style, the list of all refusals has the same
+        reasons = (f"{reason} {number}" for reason, number in count.refused.items())
+        row += f"  {', '.join(reasons)}"
+    yield row
+    if count.nothing:
+        yield f"{'':<16}{count.nothing:>8}  of them answered NONE: there was nothing to write"
+    for need, number in count.skipped.items():
+        yield f"{'':<16}{number:>8}  {_passages(number)} skipped: {SKIPPED[need]}"
+
+
 def _passages(n: int) -> str:
     return "passage" if n == 1 else "passages"
 
@@ -306,18 +322,25 @@ def _short_lines(result: AugmentResult) -> list[str]:
     if not result.short:
         return []
     n_short = result.asked - result.got - sum(count.nothing for count in result.styles.values())
-    fixes = ["run again for what failed"] if result.failed else []
+    fixes = []
+    if result.failed:
+        fixes.append("run again for what failed")
     if result.refused:
+        reason = next(iter(result.refused))
         more = "raise augment.max_attempts (at temperature 0: the temperature)"
-        fixes.append(
-            f"{next(iter(result.refused))}: read {result.rejected_path}, {more}, or take another model"
-        )
-    return [f"Short by {n_short}" + (f": {'; '.join(fixes)}." if fixes else ".")]
+        fixes.append(f"{reason}: read {result.rejected_path}, {more}, or take another model")
+    if not fixes:
+        return [f"Short by {n_short}."]
+    return [f"Short by {n_short}: {'; '.join(fixes)}."]
 
 
 _REPAIRS: Mapping[str, str] = {
-    "fence": "code fence taken off", "preamble": "words before the text taken off", "closing": "words after it taken off",
-    "label": "label or title taken off", "split": "several texts in one answer parted", "loop": "repeated sentences taken off",
+    "fence": "code fence taken off",
+    "preamble": "words before the text taken off",
+    "closing": "words after it taken off",
+    "label": "label or title taken off",
+    "split": "several texts in one answer parted",
+    "loop": "repeated sentences taken off",
     "item": "items that add a fact taken off",
-}  # fmt: skip
+}
 """Name of a repair -> its words in the summary."""

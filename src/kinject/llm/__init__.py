@@ -4,7 +4,7 @@ tokens that they report."""
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,14 +81,17 @@ _MARKS = (
 
 
 def thinking_marks(template: str) -> ThinkingMarks | None:
-    """Return the marks of thinking that a chat template writes or takes off; None if it knows none."""
-    return next(
-        (marks for marks in _MARKS if marks.opens in template or marks.closes in template), None
-    )
+    """Return the marks of thinking that a chat template writes or takes off; None if it knows
+    none."""
+    for marks in _MARKS:
+        if marks.opens in template or marks.closes in template:
+            return marks
+    return None
 
 
 _CHANNEL = re.compile(
-    r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)",
+    r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)"
+    r"(?=<\|(?:start|end|return|call|channel)\|>|\Z)",
     re.DOTALL,
 )
 
@@ -101,11 +104,13 @@ def split_thinking(text: str) -> tuple[str, str]:
     thinking has no answer.
     """
     if "<|channel|>" in text:
-        channels = _CHANNEL.findall(text)
-        answers = [content for name, content in channels if name == "final"]
-        return "".join(content for name, content in channels if name != "final").strip(), "".join(
-            answers
-        ).strip()
+        thinking = answer = ""
+        for name, content in _CHANNEL.findall(text):
+            if name == "final":
+                answer += content
+            else:
+                thinking += content
+        return thinking.strip(), answer.strip()
     for marks in _MARKS[1:]:
         thinking, closed, answer = text.partition(marks.closes)
         if closed or thinking.lstrip().startswith(marks.opens):
@@ -118,25 +123,31 @@ def with_thinking(usage: Usage, n_thinking: int, n_answer: int) -> Usage:
     characters."""
     if usage.tokens_thinking or not usage.tokens_out or not n_thinking:
         return usage
-    return replace(
-        usage, tokens_thinking=round(usage.tokens_out * n_thinking / (n_thinking + n_answer))
-    )
+    n_tokens = round(usage.tokens_out * n_thinking / (n_thinking + n_answer))
+    return replace(usage, tokens_thinking=n_tokens)
 
 
+JsonValue = Mapping[str, Any] | Sequence[Any] | str | float | bool | None
+"""What an endpoint may put anywhere in its answer."""
 _MOST_TOKENS = 10_000_000
 """Beyond any model's window: a higher token count is as impossible as a negative one."""
 
 
-def read_usage(value: object) -> Usage:
+def read_usage(value: JsonValue) -> Usage:
     """Return the tokens of an answer's `usage`; 0 for each that is missing or impossible."""
     if not isinstance(value, Mapping):
         return Usage()
-    details = value.get("completion_tokens_details")
-    thinking = _n_tokens(details.get("reasoning_tokens")) if isinstance(details, Mapping) else 0
+    thinking, details = 0, value.get("completion_tokens_details")
+    if isinstance(details, Mapping):
+        thinking = _n_tokens(details.get("reasoning_tokens"))
     n_out = _n_tokens(value.get("completion_tokens"))
     return Usage(_n_tokens(value.get("prompt_tokens")), n_out, min(thinking, n_out))
 
 
-def _n_tokens(value: object) -> int:
+def _n_tokens(value: JsonValue) -> int:
     """Return a number of tokens, 0 for an impossible one."""
-    return int(value) if type(value) in (int, float) and 0 <= value <= _MOST_TOKENS else 0  # type: ignore[operator, call-overload]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    if not 0 <= value <= _MOST_TOKENS:  # NaN, too
+        return 0
+    return int(value)

@@ -20,10 +20,13 @@ CACHES = ("cache.sqlite", "judge.sqlite")
 """The caches of a run folder: of its generator, and of its judge."""
 _SCHEMA = """CREATE TABLE IF NOT EXISTS answers (
     key BLOB PRIMARY KEY, text TEXT NOT NULL, finish_reason TEXT NOT NULL,
-    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, tokens_thinking INTEGER NOT NULL, thinking TEXT NOT NULL,
-    endpoint TEXT NOT NULL
+    tokens_in INTEGER NOT NULL, tokens_out INTEGER NOT NULL, tokens_thinking INTEGER NOT NULL,
+    thinking TEXT NOT NULL, endpoint TEXT NOT NULL
 ) WITHOUT ROWID"""
-_SELECT = "SELECT text, finish_reason, tokens_in, tokens_out, tokens_thinking, thinking FROM answers WHERE key = ?"
+_SELECT = (
+    "SELECT text, finish_reason, tokens_in, tokens_out, tokens_thinking, thinking "
+    "FROM answers WHERE key = ?"
+)
 _ENCODER = json.JSONEncoder(
     ensure_ascii=False, sort_keys=True, default=dict
 )  # a mapping of any kind
@@ -33,9 +36,8 @@ def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: 
     """Return 16 bytes that depend on everything that shapes an answer: model, parameters, messages,
     seed."""
     parts = [identity, messages, seed]
-    return hashlib.blake2b(
-        _ENCODER.encode(parts).encode("utf-8", "surrogatepass"), digest_size=16
-    ).digest()
+    encoded = _ENCODER.encode(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
 _USAGE = "SELECT total(tokens_in), total(tokens_out), total(tokens_thinking) FROM answers"
@@ -47,11 +49,12 @@ def stored_usage(path: Path) -> Usage:
     if not path.exists():
         return Usage()
     # A closed cache has no log beside it, and needs none to be read.
-    mode = "mode=ro" if path.with_name(path.name + "-wal").exists() else "immutable=1"
+    mode = "immutable=1"
+    if path.with_name(path.name + "-wal").exists():
+        mode = "mode=ro"
+    address = f"{path.resolve().as_uri()}?{mode}"
     try:
-        with contextlib.closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True)
-        ) as database:
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
             return Usage(*map(int, database.execute(_USAGE).fetchone()))
     except sqlite3.Error:  # a run reports the damage
         return Usage()
@@ -69,9 +72,11 @@ class AnswerCache:
             self._inode = path.stat().st_ino
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
-                f"{path}: cannot be opened as the cache of answers ({error}). Free space, if it is missing. To save the "
-                f"readable part of a damaged file: sqlite3 {path} .recover | sqlite3 NEW. If you move the file away, a new one "
-                "is made, and answers that are not stored as rewritings yet are requested, and paid, again."
+                f"{path}: cannot be opened as the cache of answers ({error}). "
+                "Free space, if it is missing. To save the readable part of a damaged file: "
+                f"sqlite3 {path} .recover | sqlite3 NEW. If you move the file away, a new one is "
+                "made, and answers that are not stored as rewritings yet are requested, and paid, "
+                "again."
             ) from error
 
     def get(self, key: bytes) -> Completion | None:
@@ -82,15 +87,23 @@ class AnswerCache:
             raise DiskError(
                 f"{self.path}: cannot be read ({error}). Run the same command again."
             ) from error
-        return None if row is None else Completion(row[0], row[1], Usage(*row[2:5]), row[5])
+        if row is None:
+            return None
+        return Completion(row[0], row[1], Usage(*row[2:5]), row[5])
 
     def put(self, key: bytes, completion: Completion) -> None:
         """Store one answer. Raises `DiskError` if it cannot be written."""
         usage = completion.usage
         row = (
-            key, completion.text, completion.finish_reason, usage.tokens_in, usage.tokens_out, usage.tokens_thinking,
-            completion.thinking, "",
-        )  # fmt: skip
+            key,
+            completion.text,
+            completion.finish_reason,
+            usage.tokens_in,
+            usage.tokens_out,
+            usage.tokens_thinking,
+            completion.thinking,
+            "",
+        )
         try:
             self._database.execute(
                 "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
@@ -99,8 +112,8 @@ class AnswerCache:
                 raise FileNotFoundError("it was replaced while this run was writing it")
         except (OSError, sqlite3.Error) as error:
             raise DiskError(
-                f"{self.path}: cannot be written ({error}). What was stored so far is safe. Fix this error; the same "
-                "command then resumes."
+                f"{self.path}: cannot be written ({error}). What was stored so far is safe. "
+                "Fix this error; the same command then resumes."
             ) from error
 
     def usage(self) -> Usage:

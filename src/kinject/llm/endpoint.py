@@ -21,12 +21,13 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
-from kinject.llm import Transient, read_usage, split_thinking, with_thinking
+from kinject.llm import JsonValue, Transient, read_usage, split_thinking, with_thinking
 from kinject.recipe import GeneratorSection
 from kinject.secrets import SHOWN, known_secrets, secret_filter
 from kinject.types import Completion, Message, Usage
@@ -42,9 +43,14 @@ MOST_BYTES = 64 * 2**20
 """Longest body that is read, decompressed. A longer one is dropped and its connection closed."""
 _DEFAULT_VARIABLE = "OPENAI_API_KEY"
 _KINDS = {
-    429: "overload", 503: "overload", 529: "overload", 408: "server error", 409: "server error", 425: "server error",
+    429: "overload",
+    503: "overload",
+    529: "overload",
+    408: "server error",
+    409: "server error",
+    425: "server error",
     502: "connection",
-}  # fmt: skip
+}
 """Status -> kind of a fault that may pass, as every other from 500 on. 502: a gateway that does not
 reach the endpoint."""
 _CONNECT = 10.0
@@ -77,10 +83,13 @@ _MOST = 1e30
 _ABOUT_LOG_PROBS = re.compile(r"echo|log_?prob", re.IGNORECASE)
 
 
-def _finish_reason(value: object) -> str:
+def _finish_reason(value: JsonValue) -> str:
     """Return a finish_reason as a short text, "" without one."""
-    text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
-    return printable(text)[:_LONGEST_REASON]
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        value = json.dumps(value)
+    return printable(value)[:_LONGEST_REASON]
 
 
 def _utf8(text: str) -> str:
@@ -91,19 +100,21 @@ def _utf8(text: str) -> str:
 def printable(text: str) -> str:
     """Return untrusted text as one line of at most 200 characters without control characters."""
     line = _UNPRINTABLE.sub(" ", text).strip()
-    return line if len(line) <= 200 else line[:197] + "..."
+    if len(line) > 200:
+        return line[:197] + "..."
+    return line
 
 
 def error_of(body: bytes) -> tuple[str, str]:
-    """Return (message, code) of an error body in the form of OpenAI or FastAPI, or (the body, "")."""
+    """Return (message, code) of an error body in the form of OpenAI or FastAPI, or (the body,
+    "")."""
     try:
         value = json.loads(body)
         error = value.get("error", value)
         if isinstance(error, str):
             return error, ""
-        return str(error.get("message") or error.get("detail") or value), str(
-            error.get("code") or ""
-        )
+        message = error.get("message") or error.get("detail") or value
+        return str(message), str(error.get("code") or "")
     except (ValueError, AttributeError, RecursionError):
         return body[:10_000].decode("utf-8", "replace") or "no body", ""
 
@@ -111,7 +122,9 @@ def error_of(body: bytes) -> tuple[str, str]:
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of a Retry-After header, None without a number."""
     value = headers.get("retry-after", "").strip()
-    return float(value) if _NUMBER.fullmatch(value) else None
+    if not _NUMBER.fullmatch(value):
+        return None
+    return float(value)
 
 
 class Endpoint:
@@ -194,9 +207,8 @@ class Endpoint:
         reply = await self._post(body)
         if 200 <= reply.status_code < 300:
             return read(reply.content)
-        if (
-            error_of(reply.content)[1] == "content_filter"
-        ):  # some endpoints refuse the prompt, not the answer
+        if error_of(reply.content)[1] == "content_filter":
+            # Some endpoints refuse the prompt, not the answer.
             return Completion("", "content_filter")
         raise await self.status_error(reply)
 
@@ -208,11 +220,14 @@ class Endpoint:
         content = json.dumps(body).encode()
         async with self._limited():
             try:
-                # Not `chat.completions.create`: it reads no body that differs from OpenAI's, and knows no other parameters.
+                # Not `chat.completions.create`: it reads no body that differs from OpenAI's, and
+                # knows no other parameters.
                 return await self._client.post(
-                    f"/{self.route}", content=content, cast_to=httpx2.Response,
+                    f"/{self.route}",
+                    content=content,
+                    cast_to=httpx2.Response,
                     options={"headers": {"Content-Type": "application/json"}},
-                )  # fmt: skip
+                )
             except openai.APIStatusError as error:
                 return error.response
 
@@ -246,14 +261,16 @@ class Endpoint:
             value = json.loads(body)
             used = read_usage(value.get("usage"))
             choices = value.get("choices") if value.get("error") else value["choices"]
-            first = choices[0] if choices else {}
+            first: dict[str, Any] = {}
+            if choices:
+                first = choices[0]
             message, reason = first.get("message") or {}, first.get("finish_reason")
             thinking, text = split_thinking(message.get("content") or "")
-            apart = message.get("reasoning_content") or message.get(
-                "reasoning"
-            )  # of vLLM, DeepSeek, OpenRouter
+            # Fields of vLLM and DeepSeek, and of OpenRouter.
+            apart = message.get("reasoning_content") or message.get("reasoning")
         except _ODD_BODY as error:
-            # A proxy's page costs nothing; JSON that is cut or has no choices may be an answer that was paid.
+            # A proxy's page costs nothing; JSON that is cut or has no choices may be an answer that
+            # was paid.
             begun = body.lstrip()[:1] == b"{"
             raise self.malformed(body, "chat completion", error, lost=begun) from error
         if not text and (value.get("error") or first.get("error")):
@@ -263,7 +280,8 @@ class Endpoint:
             )
         if not choices:
             return Completion("", "no choices", used)
-        thinking = apart if isinstance(apart, str) else thinking
+        if isinstance(apart, str):
+            thinking = apart
         self.check_model(value.get("model"))
         most = self.section.max_tokens * _CHARACTERS_OF_A_TOKEN
         if not text and message.get("refusal"):
@@ -278,49 +296,52 @@ class Endpoint:
     def malformed(self, body: bytes, kind: str, error: Exception, *, lost: bool) -> Transient:
         """Return the error of a body that is no completion of this `kind`."""
         start = self.shown(body[:1000].decode("utf-8", "replace"))[:60]
-        message = f"{self.url}: the answer is not a {kind} ({type(error).__name__}, it begins {start!r}). Is base_url correct?"
+        found = f"{type(error).__name__}, it begins {start!r}"
+        message = f"{self.url}: the answer is not a {kind} ({found}). Is base_url correct?"
         return Transient(message, kind="malformed", lost=lost)
 
     def clean(self, answer: Completion) -> Completion:
         """Return an answer without secrets: one that held a part of one has finish_reason
         ``secret``."""
         text, reason = self._secrets.redact(answer.text), self.shown(answer.finish_reason)
+        if text != answer.text:
+            reason = "secret"
         thinking = self._secrets.redact(answer.thinking)
-        return replace(
-            answer,
-            text=text,
-            thinking=thinking,
-            finish_reason="secret" if text != answer.text else reason,
-        )
+        return replace(answer, text=text, thinking=thinking, finish_reason=reason)
 
-    def check_model(self, name: object) -> None:
+    def check_model(self, name: JsonValue) -> None:
         """Log a warning, once, if another model answers than the recipe's. Longer names, such as
         with a date, are the same."""
         requested = (self.section.model or "").rpartition("/")[2].lower()
         if isinstance(name, str) and requested not in name.lower() and not self._warned:
             self._warned = True
-            log.warning(
-                f"{self.url}: requested the model {self.section.model!r}, {self.shown(name)!r} answers."
-            )
+            answers = f"{self.shown(name)!r} answers."
+            log.warning(f"{self.url}: requested the model {self.section.model!r}, {answers}")
 
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         """Return the body of a request. A parameter that `extra_body` has as null is left out."""
         section = self.section
-        by_openai = (urlsplit(self.url).hostname or "").endswith(".openai.com")
+        limit = "max_tokens"
+        if (urlsplit(self.url).hostname or "").endswith(".openai.com"):
+            limit = "max_completion_tokens"
         body: dict[str, Any] = {
-            "model": section.model, "messages": messages, "temperature": section.sampling_temperature,
-            "max_completion_tokens" if by_openai else "max_tokens": section.max_tokens, "seed": seed,
-            "stop": section.stop or None, "chat_template_kwargs": section.chat_template_kwargs, **(section.extra_body or {}),
-        }  # fmt: skip
+            "model": section.model,
+            "messages": messages,
+            "temperature": section.sampling_temperature,
+            limit: section.max_tokens,
+            "seed": seed,
+            "stop": section.stop or None,
+            "chat_template_kwargs": section.chat_template_kwargs,
+            **(section.extra_body or {}),
+        }
         return {key: value for key, value in body.items() if value is not None}
 
     def _connection_error(self, error: BaseException) -> EndpointError:
         """Return the error of a request without a whole answer; the openai client reports most as
         its cause."""
         begun, cause = isinstance(error, _Interrupted), error
-        while cause.__cause__ is not None and not isinstance(
-            cause.__cause__, asyncio.CancelledError
-        ):
+        # The client reports a refused connection as a time-out: the chain of causes has the truth.
+        while not isinstance(cause.__cause__, asyncio.CancelledError | None):
             cause = cause.__cause__
         if isinstance(cause, TimeoutError) or "Timeout" in type(cause).__name__:
             message = f"{self.url}: no whole answer within {self.section.timeout:g} s."
@@ -345,15 +366,13 @@ class Endpoint:
         if fatal:
             return EndpointError(f"{self.url}: {fatal}", fatal=True)
         message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(reply.headers)
-        kind = _KINDS.get(status, "server error" if status >= 500 else "")
-        if not kind:
-            fix = (
-                " If it refuses a parameter, set it to null in extra_body."
-                if status in (400, 422)
-                else ""
-            )
-            return EndpointError(message + fix)
-        return Transient(message, kind=kind, retry_after=pause)
+        if status in _KINDS:
+            return Transient(message, kind=_KINDS[status], retry_after=pause)
+        if status >= 500:
+            return Transient(message, kind="server error", retry_after=pause)
+        if status in (400, 422):
+            message += " If it refuses a parameter, set it to null in extra_body."
+        return EndpointError(message)
 
     async def _fatal_message(self, reply: httpx2.Response, code: str, reason: str) -> str:
         """Return the message about a reply after which every request would fail, "" for another
@@ -361,14 +380,17 @@ class Endpoint:
         status, variable = reply.status_code, self.section.api_key_env
         if status in (401, 403):
             fault = "the key is refused" if self._key else "it wants a key"
-            return f"{fault} ({status}: {reason}). Put a valid one in the environment variable {variable}."
+            fix = f"Put a valid one in the environment variable {variable}."
+            return f"{fault} ({status}: {reason}). {fix}"
         if status == 404:
             return await self._missing_model_message(reason)
         if status == 402 or code == "insufficient_quota":
-            return f"the account is out of credit ({status}: {reason}). Top it up, then run again: stored answers are kept."
+            fix = "Top it up, then run again: stored answers are kept."
+            return f"the account is out of credit ({status}: {reason}). {fix}"
         if 300 <= status < 400:
             target = self.shown(reply.headers.get("location", "nowhere"))
-            return f"answered {status}: it redirects requests to {target}. If that is correct, set it as base_url."
+            fix = "If that is correct, set it as base_url."
+            return f"answered {status}: it redirects requests to {target}. {fix}"
         return ""
 
     async def _missing_model_message(self, reason: str) -> str:
@@ -379,27 +401,23 @@ class Endpoint:
         try:
             async with self._limited():
                 raw = await self._client.models.with_raw_response.list()
-            offered = [
-                self.shown(model["id"]) for model in json.loads(raw.http_response.content)["data"]
-            ]
-        except (
-            EndpointError,
-            openai.OpenAIError,
-            ValueError,
-            LookupError,
-            TypeError,
-        ):  # the 404 is what counts
+            models = json.loads(raw.http_response.content)["data"]
+            offered = [self.shown(model["id"]) for model in models]
+        # Any fault of the list: the 404 is what counts.
+        except (EndpointError, openai.OpenAIError, ValueError, LookupError, TypeError):
             return f"answered 404 ({reason}). Check base_url and model. Most base_urls end in /v1."
-        more = f" and {len(offered) - 10} more" if len(offered) > 10 else ""
-        return f"no model {self.section.model!r} (404: {reason}). It offers {', '.join(offered[:10]) or 'none'}{more}."
+        offers = ", ".join(offered[:10]) or "none"
+        if len(offered) > 10:
+            offers += f" and {len(offered) - 10} more"
+        return f"no model {self.section.model!r} (404: {reason}). It offers {offers}."
 
-    def shown(self, text: object) -> str:
+    def shown(self, text: JsonValue) -> str:
         """Return text of the endpoint made safe to print: one short line, no control characters, no
         secrets."""
         line = _USER.sub(SHOWN, str(text)[:_LONGEST_MESSAGE])
-        return printable(
-            self._secrets.redact(line.replace(self._key, SHOWN) if self._key else line)
-        )
+        if self._key:
+            line = line.replace(self._key, SHOWN)
+        return printable(self._secrets.redact(line))
 
 
 class CompletionsEndpoint(Endpoint):
@@ -417,16 +435,17 @@ class CompletionsEndpoint(Endpoint):
         if PROMPT in parts:
             return await self.exchange(self._writing_body(parts[PROMPT], seed), self._read_written)
         context, choice = json.loads(parts[CONTEXT]), json.loads(parts[CHOICE])
-        return await self.exchange(
-            self._scoring_body([*context, *choice]),
-            lambda body: self._read_scored(body, len(context), len(choice)),
-        )
+        read = partial(self._read_scored, n_context=len(context), n_choice=len(choice))
+        return await self.exchange(self._scoring_body([*context, *choice]), read)
 
     def _writing_body(self, prompt: str, seed: int) -> dict[str, Any]:
         """Return the body of a request for a text; prompts that are JSON lists are token ids."""
         body = self.body([], seed)
         del body["messages"]
-        return {**body, "prompt": json.loads(prompt) if TOKEN_IDS.fullmatch(prompt) else prompt}
+        body["prompt"] = prompt
+        if TOKEN_IDS.fullmatch(prompt):
+            body["prompt"] = json.loads(prompt)
+        return body
 
     def _scoring_body(self, prompt: list[int]) -> dict[str, Any]:
         extra = dict(self.section.extra_body or {})
@@ -446,8 +465,8 @@ class CompletionsEndpoint(Endpoint):
 
     def _no_log_probs(self, reason: str) -> EndpointError:
         return EndpointError(
-            f"{self.url}: it returns no log-probs of the prompt (echo with logprobs): {reason}. Set eval.formats: [generate], "
-            "or serve the model with one that does (vLLM, SGLang).",
+            f"{self.url}: it returns no log-probs of the prompt (echo with logprobs): {reason}. "
+            "Set eval.formats: [generate], or serve the model with one that does (vLLM, SGLang).",
             fatal=True,
         )
 
@@ -472,33 +491,40 @@ class CompletionsEndpoint(Endpoint):
         """Return the sum of the log-probs of the tokens of the choice."""
         choice, usage = self._read(body)
         log_probs = choice.get("logprobs")
-        values = log_probs.get("token_logprobs") if isinstance(log_probs, Mapping) else None
+        if not isinstance(log_probs, Mapping):
+            log_probs = {}
+        values, tops = log_probs.get("token_logprobs"), log_probs.get("top_logprobs")
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise self._no_log_probs("the answer has no token_logprobs")
         if usage.tokens_in != n_context + n_choice:
             raise EndpointError(
-                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of {n_context + n_choice} token ids, so the "
-                "tokens of the choice cannot be found.",
+                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of "
+                f"{n_context + n_choice} token ids, so the tokens of the choice cannot be found.",
                 fatal=True,
             )
-        # Counted from the end: some leave out the BOS of a prompt, some the written token if it ends the text.
+        # Counted from the end: some leave out the BOS of a prompt, some the written token if it
+        # ends the text.
         end = len(values) - usage.tokens_out
         if not usage.tokens_in - 1 <= end <= usage.tokens_in:
             raise self._no_log_probs(f"{len(values)} log-probs came for {usage.tokens_in} tokens")
         part = slice(end - (usage.tokens_in - n_context), end)
         choice_log_probs = values[part]
-        if not all(
-            type(value) in (int, float) and abs(value) < _MOST for value in choice_log_probs
-        ):
+        if not all(map(_is_log_prob, choice_log_probs)):
             raise self._no_log_probs("tokens of the choice have none")
-        tops = log_probs.get("top_logprobs") if isinstance(log_probs, Mapping) else None
-        tops = tops[part] if isinstance(tops, list) else []
+        if not isinstance(tops, list):
+            tops = []
         score = {
             "log_prob": math.fsum(choice_log_probs),
             "n_tokens": len(choice_log_probs),
-            "greedy": _is_greedy(choice_log_probs, tops),
+            "greedy": _is_greedy(choice_log_probs, tops[part]),
         }
         return Completion(json.dumps(score), usage=usage)
+
+
+def _is_log_prob(value: JsonValue) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < _MOST
 
 
 def read_choice(completion: Completion) -> tuple[float, int, bool]:
@@ -507,7 +533,7 @@ def read_choice(completion: Completion) -> tuple[float, int, bool]:
     return float(score["log_prob"]), int(score["n_tokens"]), bool(score["greedy"])
 
 
-def _is_greedy(log_probs: Sequence[float], tops: Sequence[object]) -> bool:
+def _is_greedy(log_probs: Sequence[float], tops: Sequence[JsonValue]) -> bool:
     """Return whether every token was the likeliest, as lm-evaluation-harness finds it; False if the
     answer does not show it."""
     if len(tops) < len(log_probs) or not log_probs:
@@ -543,18 +569,16 @@ async def _read_bounded(response: httpx2.Response) -> None:
 def _api_key(variable: str, url: str) -> str:
     key = os.environ.get(variable, "").strip()
     if key and not (key.isascii() and key.isprintable()):
-        raise EndpointError(
-            f"{url}: the environment variable {variable} holds a character that no key has. Set it again.",
-            fatal=True,
-        )
+        fault = f"the environment variable {variable} holds a character that no key has"
+        raise EndpointError(f"{url}: {fault}. Set it again.", fatal=True)
     if key and urlsplit(url).scheme == "http" and not is_loopback(url):
         log.warning(
-            f"{url}: the key in {variable} travels unencrypted. Use https, unless the network is yours alone."
+            f"{url}: the key in {variable} travels unencrypted. "
+            "Use https, unless the network is yours alone."
         )
-    own_server = is_loopback(url) or (
-        url != DEFAULT_URL and variable == _DEFAULT_VARIABLE
-    )  # it may want none
-    if key or own_server:
+    # A server of one's own may want none: one on this machine, or for which no variable is named.
+    is_own = is_loopback(url) or (url != DEFAULT_URL and variable == _DEFAULT_VARIABLE)
+    if key or is_own:
         return key
     raise EndpointError(
         f"{url}: the environment variable {variable} is not set. Put the endpoint's key in it "

@@ -1,4 +1,5 @@
-"""Limits of requests: a budget that is never exceeded, and as many at once as each endpoint bears."""
+"""Limits of requests: a budget that is never exceeded, and as many at once as each endpoint
+bears."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Limits:
 
 
 def limits_of(generator: GeneratorSection, budget: float | None) -> Limits:
-    """Return the limits of a generator, whose endpoints have its concurrency each, and the budget."""
+    """Return the limits of a generator, whose endpoints have its concurrency each, and the
+    budget."""
     price_in, price_out = generator.price or (0.0, 0.0)
     return Limits(generator.concurrency * len(generator.parts()), price_in, price_out, budget)
 
@@ -142,13 +144,14 @@ class EndpointState:
 
     def record_answer(self, seconds: float) -> None:
         """Take an answer that took `seconds` into the mean."""
-        self.latency += (seconds - self.latency) * (_NEWEST if self.latency else 1.0)
+        if not self.latency:
+            self.latency = seconds
+        self.latency += (seconds - self.latency) * _NEWEST
 
     def record_fault(self, fault: Transient) -> None:
         """Leave the endpoint alone for longer than before."""
-        self.latency = min(
-            max(2 * self.latency, fault.retry_after or 0.0, _LEAST_LATENCY), _MOST_LATENCY
-        )
+        longer = max(2 * self.latency, fault.retry_after or 0.0, _LEAST_LATENCY)
+        self.latency = min(longer, _MOST_LATENCY)
 
 
 class LoadBalancer:

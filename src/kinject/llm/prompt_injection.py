@@ -13,22 +13,26 @@ import re
 from functools import lru_cache
 
 _MODELS = (
-    r"(?:AIs?|LLMs?|(?:large )?language models?|chatbots?|(?:AI )?assistants?|paraphrasers?|rewriters?|graders?|examiners?|"
-    r"judges?)"
+    r"(?:AIs?|LLMs?|(?:large )?language models?|chatbots?|(?:AI )?assistants?|paraphrasers?"
+    r"|rewriters?|graders?|examiners?|judges?)"
 )
 _INJECTION = re.compile(
-    r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,60}?\b(?:instructions?|prompts?|rules|above|previous|prior|preceding|"
-    r"passage|guidelines|everything)\b"
-    r"|\b(?:you are|act as|pretend to be)\s+(?:now\s+)?(?:an?|the)\s+(?:AI|artificial intelligence|LLM|chatbot|(?:large )?"
-    r"language model)\b"
-    rf"|\b(?:dear|attention|(?:note|message|instructions?) (?:to|for))\W+(?:the |any |all )?{_MODELS}\b"
-    r"|\b(?:answer|reply|respond|say|output|write|print|return)\b[^.\n]{0,40}?\b(?:instead|only|exactly|nothing else|nothing but|"
-    r"verbatim)\b[^.\n]{0,40}?[:\"“‘']"
-    r"|\byou (?:must|should|shall) (?:now )?(?:always )?(?:answer|reply|respond|output|rewrite|paraphrase|rate|score)\b"
+    r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,60}?"
+    r"\b(?:instructions?|prompts?|rules|above|previous|prior|preceding|passage|guidelines"
+    r"|everything)\b"
+    r"|\b(?:you are|act as|pretend to be)\s+(?:now\s+)?(?:an?|the)\s+"
+    r"(?:AI|artificial intelligence|LLM|chatbot|(?:large )?language model)\b"
+    r"|\b(?:dear|attention|(?:note|message|instructions?) (?:to|for))\W+"
+    rf"(?:the |any |all )?{_MODELS}\b"
+    r"|\b(?:answer|reply|respond|say|output|write|print|return)\b[^.\n]{0,40}?"
+    r"\b(?:instead|only|exactly|nothing else|nothing but|verbatim)\b[^.\n]{0,40}?[:\"“‘']"
+    r"|\byou (?:must|should|shall) (?:now )?(?:always )?"
+    r"(?:answer|reply|respond|output|rewrite|paraphrase|rate|score)\b"
     r"|\b(?:system|developer) (?:prompt|message|override)\b|\bnew instructions?\s*:"
-    r"|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?(?:passage|rewriting|system|instructions?|answer|accepted)>"
-    r"|\b(?:grade|mark|score|rate|judge|count|accept)\W+(?:this|that|it|me|(?:the|my|this) answer)\b[^.\n]{0,30}?"
-    r"\b(?:as|correct)\b"
+    r"|<\|[^|>\n]{1,40}\|>|\[/?INST\]"
+    r"|</?(?:passage|rewriting|system|instructions?|answer|accepted)>"
+    r"|\b(?:grade|mark|score|rate|judge|count|accept)\W+"
+    r"(?:this|that|it|me|(?:the|my|this) answer)\b[^.\n]{0,30}?\b(?:as|correct)\b"
     r"|[\"“]?grade[\"”]?\s*:\s*[\"“]?(?:correct|wrong|abstained)"
     r"|(?-i:\b(?:UN)?FAITHFUL\b)",
     re.IGNORECASE,
@@ -47,14 +51,18 @@ def split_injection(text: str) -> tuple[str, str]:
     An injection reaches from the beginning of its sentence to the end of its paragraph.
     """
     clean, injected, position = [], [], 0
-    while match := _INJECTION.search(text, position):
-        sentences = [end.end() for end in _SENTENCE_END.finditer(text, position, match.start())]
-        start = sentences[-1] if sentences else position
+    match = _INJECTION.search(text)
+    while match:
+        start, end = position, len(text)
+        for sentence_end in _SENTENCE_END.finditer(text, position, match.start()):
+            start = sentence_end.end()
         paragraph = _PARAGRAPH.search(text, match.end())
-        end = paragraph.start() if paragraph else len(text)
+        if paragraph:
+            end = paragraph.start()
         clean.append(text[position:start])
         injected.append(text[start:end])
         position = end
+        match = _INJECTION.search(text, position)
     return "".join([*clean, text[position:]]).strip(), "\n".join(injected)
 
 

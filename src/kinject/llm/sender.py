@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject.errors import EndpointError
 from kinject.llm import Generator, Stopped, Transient, with_thinking
@@ -34,6 +34,10 @@ from kinject.llm.limits import Budget, EndpointState, Limits, LoadBalancer
 from kinject.process import handled_by, interruption
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message, Usage
+
+if TYPE_CHECKING:
+    from kinject.llm.endpoint import Endpoint
+    from kinject.llm.transformers import LocalModel
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +74,13 @@ class Traffic:
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
-            "sent": self.n_sent, "answered": self.n_answered, "from_cache": self.n_cached, "retried": dict(self.n_retried),
-            "lost": self.n_lost, "request_seconds": round(self.seconds, 3),
-        }  # fmt: skip
+            "sent": self.n_sent,
+            "answered": self.n_answered,
+            "from_cache": self.n_cached,
+            "retried": dict(self.n_retried),
+            "lost": self.n_lost,
+            "request_seconds": round(self.seconds, 3),
+        }
 
 
 class Sender:
@@ -93,14 +101,16 @@ class Sender:
         """
         self.generator = generators[0]
         self.traffic = Traffic()
-        self.budget: Budget = partner.budget if partner else Budget(limits.budget)
+        self.budget, self._stopping = Budget(limits.budget), asyncio.Event()
+        if partner is not None:
+            self.budget, self._stopping = partner.budget, partner._stopping
         self._cache = cache
         self._limits = limits
-        self._stopping: asyncio.Event = partner._stopping if partner else asyncio.Event()
         most = limits.concurrency // len(generators)
         self._balancer = LoadBalancer([EndpointState(one, most) for one in generators])
-        earlier = cache.usage() if cache else Usage()
-        self.budget.spent += limits.cost(earlier.tokens_in, earlier.tokens_out)
+        if cache is not None:
+            earlier = cache.usage()
+            self.budget.spent += limits.cost(earlier.tokens_in, earlier.tokens_out)
         self._in_flight: dict[bytes, asyncio.Future[Completion]] = {}
         self._n_failures = 0
         self._silent_since: float | None = None  # the first refusal since the last answer
@@ -122,13 +132,17 @@ class Sender:
         self._balancer.line.wake(everyone=True)
 
     def status(self) -> str:
-        """Return the text beside the progress bar: tokens of this run and cost of the run folder."""
+        """Return the text beside the progress bar: tokens of this run and cost of the run
+        folder."""
         if not self.traffic.n_answered or not self.generator.remote:
             return ""
         used = self.traffic.used
-        thinking = f" ({used.tokens_thinking:,} thinking)" if used.tokens_thinking else ""
-        cost = f", cost {self.budget.spent:.4f}" if self.budget.spent else ""
-        return f"{used.tokens_in:,} tokens in, {used.tokens_out:,} out{thinking}{cost}"
+        status = f"{used.tokens_in:,} tokens in, {used.tokens_out:,} out"
+        if used.tokens_thinking:
+            status += f" ({used.tokens_thinking:,} thinking)"
+        if self.budget.spent:
+            status += f", cost {self.budget.spent:.4f}"
+        return status
 
     async def send(self, messages: list[Message], seed: int) -> Completion:
         """Return the answer from the cache or from a generator.
@@ -176,10 +190,12 @@ class Sender:
                 raise self._failed(error) from error
             if failure.kind == "timeout" and not self.traffic.n_retried["timeout"]:
                 log.warning(
-                    f"{failure} It is sent again, up to {N_TRIES} times; raise timeout for a slow server."
+                    f"{failure} It is sent again, up to {N_TRIES} times; "
+                    "raise timeout for a slow server."
                 )
             self.traffic.n_retried[failure.kind] += 1
-            # Gone: it answered before, but nothing since this request's last fault. Else this request causes the fault.
+            # Gone: it answered before, but nothing since this request's last fault. Else this
+            # request causes the fault.
             unreachable = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
             n_answered = self.traffic.n_answered
             if failure.kind == "overload" or unreachable:
@@ -190,11 +206,13 @@ class Sender:
                 tries += 1
                 if tries >= N_TRIES:
                     raise self._failed(failure) from failure
-            # An endpoint that waits needs no long pauses: as few requests are in flight as it bears.
+            # An endpoint that waits needs no long pauses: as few requests are in flight as it
+            # bears.
             await self._pause(tries + min(n_waits, 3), failure.retry_after)
 
     def _silent_too_long(self) -> bool:
-        """Return whether the first refusal since the last answer is longer ago than `MAX_SILENCE`."""
+        """Return whether the first refusal since the last answer is longer ago than
+        `MAX_SILENCE`."""
         now = monotonic()
         if self._silent_since is None:
             self._silent_since = now
@@ -206,9 +224,8 @@ class Sender:
         if endpoint is None:
             raise Stopped
         overloaded = False
-        n_in = math.ceil(
-            sum(len(message["content"]) for message in messages) / CHARACTERS_PER_TOKEN
-        )
+        n_characters = sum(len(message["content"]) for message in messages)
+        n_in = math.ceil(n_characters / CHARACTERS_PER_TOKEN)
         most = Usage(n_in, int(self.generator.identity.get("max_tokens") or 0))
         reserved = self._limits.cost(most.tokens_in, most.tokens_out)
         try:
@@ -218,9 +235,8 @@ class Sender:
             self.traffic.n_sent += 1
             used, start = Usage(), monotonic()
             try:
-                completion = self._with_usage(
-                    await endpoint.generator.complete(messages, seed), n_in
-                )
+                answer = await endpoint.generator.complete(messages, seed)
+                completion = self._with_usage(answer, n_in)
                 used = completion.usage
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
@@ -294,25 +310,36 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
         from kinject.llm.transformers import weights_identity
 
         weights = {"weights": weights_identity(section.model or "")}
-    optional = {
-        name: getattr(section, name) for name in ("stop", "chat_template_kwargs", "extra_body")
+    identity = {
+        "kind": section.kind,
+        "model": str(section.model),
+        **weights,
+        "temperature": section.sampling_temperature,
+        "max_tokens": section.max_tokens,
     }
-    return {
-        "kind": section.kind, "model": str(section.model), **weights, "temperature": section.sampling_temperature,
-        "max_tokens": section.max_tokens, **{name: value for name, value in optional.items() if value not in (None, ())},
-    }  # fmt: skip
+    for name in ("stop", "chat_template_kwargs", "extra_body"):
+        value = getattr(section, name)
+        if value not in (None, ()):  # a parameter of the default leaves ids as they are
+            identity[name] = value
+    return identity
 
 
 @contextlib.asynccontextmanager
 async def open_generator(
-    section: GeneratorSection, sandbox: SandboxWriter | None = None, *, completions: bool = False
+    section: GeneratorSection,
+    sandbox: SandboxWriter | None = None,
+    *,
+    completions: bool = False,
+    label: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Generator]:
     """Yield the generator of `section`; `sandbox` writes the answers of kind sandbox.
 
     With `completions` an endpoint is asked by that route (`CompletionsEndpoint`), not in a chat.
+    `label` (a revision) separates answers that the section does not.
+
     Raises `EndpointError` (fatal) if the key is missing, or for kind sandbox without a `sandbox`.
     """
-    identity = generator_identity(section)
+    identity = {**generator_identity(section), **(label or {})}
     if section.kind == "sandbox":
         if sandbox is None:
             message = (
@@ -332,16 +359,27 @@ async def open_generator(
             )
 
         yield Generator(f"file:{section.path}", identity, False, refuse)
-    elif section.kind in ("transformers", "vllm"):
+    else:
+        async with _open_model(section, completions) as model:
+            yield Generator(f"{section.kind}:{section.model}", identity, True, model.complete)
+
+
+def _open_model(section: GeneratorSection, completions: bool) -> LocalModel | Endpoint:
+    """Return the model of a section, or its endpoint, not open yet. Their imports take seconds."""
+    if section.kind in ("transformers", "vllm"):
         from kinject.llm.transformers import LocalModel, VllmModel
 
-        async with (VllmModel if section.kind == "vllm" else LocalModel)(section) as model:
-            yield Generator(f"{section.kind}:{section.model}", identity, True, model.complete)
-    else:
-        from kinject.llm.endpoint import CompletionsEndpoint, Endpoint
+        if section.kind == "vllm":
+            return VllmModel(section)
+        return LocalModel(section)
+    from kinject.llm.endpoint import CompletionsEndpoint, Endpoint
 
-        async with (CompletionsEndpoint if completions else Endpoint)(section) as endpoint:
-            yield Generator(f"openai:{section.model}", identity, True, endpoint.complete)
+    if completions:
+        return CompletionsEndpoint(section)
+    return Endpoint(section)
+
+
+Opener = Callable[[GeneratorSection], contextlib.AbstractAsyncContextManager[Generator]]
 
 
 @contextlib.asynccontextmanager
@@ -352,24 +390,20 @@ async def open_sender(
     *,
     cache: str = "cache.sqlite",
     partner: Sender | None = None,
-    sandbox: SandboxWriter | None = None,
-    completions: bool = False,
-    label: Mapping[str, Any] | None = None,
+    opener: Opener = open_generator,
 ) -> AsyncIterator[Sender]:
     """Yield a sender to the generator of `section`, with a cache in `run_dir` where answers cost
     money or time.
 
-    `sandbox` answers for kind sandbox; `completions` as in `open_generator`. `label` (a revision)
-    separates answers that the section does not. Raises as that and `AnswerCache`.
+    `opener` is `open_generator`, or that with some of its arguments. Raises as that and
+    `AnswerCache`.
     """
     async with contextlib.AsyncExitStack() as stack:
-        opened = []
-        for part in section.parts().values():
-            generator = await stack.enter_async_context(
-                open_generator(part, sandbox, completions=completions)
-            )
-            opened.append(replace(generator, identity={**generator.identity, **(label or {})}))
-        answers = stack.enter_context(AnswerCache(run_dir / cache)) if opened[0].remote else None
+        parts = section.parts().values()
+        opened = [await stack.enter_async_context(opener(part)) for part in parts]
+        answers: AnswerCache | None = None
+        if opened[0].remote:
+            answers = stack.enter_context(AnswerCache(run_dir / cache))
         yield Sender(opened, answers, limits, partner)
 
 
@@ -395,7 +429,8 @@ async def run_workers(
                 await work(item)
         except Stopped:
             return
-        except Exception as error:  # noqa: BLE001  (raised below, when the requests in flight have ended)
+        # Raised below, when the requests in flight have ended.
+        except Exception as error:  # noqa: BLE001
             errors.append(error)
             sender.stop()
 
@@ -467,7 +502,8 @@ def graceful_shutdown(sender: Sender) -> Iterator[None]:
     def interrupt() -> None:
         if not sender.stopping:
             log.warning(
-                "stopping after the answers to the requests in flight; a second signal does not wait for them."
+                "stopping after the answers to the requests in flight; "
+                "a second signal does not wait for them."
             )
         sender.stop()
         if len(signals) > 1 and task is not None:

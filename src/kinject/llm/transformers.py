@@ -34,7 +34,9 @@ _SECONDS_TO_FILL = 0.005
 def weights_identity(model: str) -> str:
     """Return the hash of a model folder's files, "" for a name on the hub: other weights give other
     answers."""
-    return model_hash(Path(model)) if path_exists(Path(model)) else ""
+    if not path_exists(Path(model)):
+        return ""
+    return model_hash(Path(model))
 
 
 class LocalModel:
@@ -100,9 +102,8 @@ class LocalModel:
             if not self._waiting:
                 self._has_requests.clear()
             try:
-                answers = await asyncio.to_thread(
-                    self.answer, [(messages, seed) for messages, seed, _ in batch]
-                )
+                requests = [(messages, seed) for messages, seed, _ in batch]
+                answers = await asyncio.to_thread(self.answer, requests)
             except Exception as error:  # noqa: BLE001  (raised by each of the requests)
                 answers = [error] * len(batch)
             for (_, _, future), answer in zip(batch, answers, strict=True):
@@ -138,9 +139,10 @@ class LocalModel:
             )
         except torch.OutOfMemoryError as error:
             raise EndpointError(
-                f"{self._section.model}: no memory on {self._loaded.device} for a batch of {len(fitting)}. "
-                "Lower augment.generator.concurrency or max_tokens.", fatal=True,
-            ) from error  # fmt: skip
+                f"{self._section.model}: no memory on {self._loaded.device} for a batch of "
+                f"{len(fitting)}. Lower augment.generator.concurrency or max_tokens.",
+                fatal=True,
+            ) from error
         for index, tokens in zip(fitting, written, strict=True):
             answers[index] = self._completion(len(prompts[index]), tokens)
         return answers
@@ -151,8 +153,9 @@ class LocalModel:
 
     def _too_long(self, n_tokens: int) -> EndpointError:
         return EndpointError(
-            f"{self._section.model}: the model reads {self._room} tokens, max_tokens is {self._section.max_tokens}, and a "
-            f"prompt has {n_tokens}. Lower augment.passage_tokens or augment.generator.max_tokens."
+            f"{self._section.model}: the model reads {self._room} tokens, "
+            f"max_tokens is {self._section.max_tokens}, and a prompt has {n_tokens}. "
+            "Lower augment.passage_tokens or augment.generator.max_tokens."
         )
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
@@ -161,18 +164,19 @@ class LocalModel:
         tokenizer = self._tokenizer
         if messages[0]["role"] == PROMPT:
             text = messages[0]["content"]
-            ids: list[int] = (
-                json.loads(text) if TOKEN_IDS.fullmatch(text) else tokenizer(text)["input_ids"]
-            )
+            is_encoded = TOKEN_IDS.fullmatch(text) is not None
+            ids: list[int] = json.loads(text) if is_encoded else tokenizer(text)["input_ids"]
             return ids
         try:
             text = tokenizer.apply_chat_template(
-                [dict(turn) for turn in messages], add_generation_prompt=True, tokenize=False,
+                [dict(turn) for turn in messages],
+                add_generation_prompt=True,
+                tokenize=False,
                 **(self._section.chat_template_kwargs or {}),
-            )  # fmt: skip
+            )
         except Exception as error:  # a template is a program: its expressions raise anything
-            message = f"{self._section.model}: its chat template cannot be rendered ({str(error)[:200]}). Choose another model."
-            raise InputError(message) from error
+            fault = f"its chat template cannot be rendered ({str(error)[:200]})"
+            raise InputError(f"{self._section.model}: {fault}. Choose another model.") from error
         encoded: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return encoded
 
@@ -200,8 +204,8 @@ class VllmModel(LocalModel):
             from vllm import LLM
         except ImportError as error:
             raise InputError(
-                f"kind: vllm needs the package vllm, which needs a GPU ({error}). Install it (pip install vllm), or set kind: "
-                "transformers."
+                f"kind: vllm needs the package vllm, which needs a GPU ({error}). "
+                "Install it (pip install vllm), or set kind: transformers."
             ) from error
         check_model(model)
         source = find_source(model, "model")
@@ -241,9 +245,8 @@ class VllmModel(LocalModel):
 
 def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tuple[str, str]:
     """Return (thinking, answer) of the generated `tokens`."""
-    text = str(
-        tokenizer.decode(tokens)
-    )  # special tokens mark channels and, in some vocabularies, thinking
+    # With the special tokens: they mark channels and, in some vocabularies, thinking.
+    text = str(tokenizer.decode(tokens))
     thinking, answer = split_thinking(text)
     if answer == text:
         return thinking, str(tokenizer.decode(tokens, skip_special_tokens=True))

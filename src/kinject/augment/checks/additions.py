@@ -7,10 +7,11 @@ A changed fact is an added one, so set membership finds it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import combinations
+from itertools import combinations, product, starmap
+from operator import sub
 
 from kinject.augment.answers import statements_of
 from kinject.augment.checks.names import Reading, is_known, read
@@ -19,8 +20,8 @@ from kinject.language.tables import language_of, plain
 from kinject.language.values import MAX_COUNT, Values, read_values
 
 _QUOTED = re.compile(
-    r"“([^“”\n]{2,300})”|\"([^\"\n]{2,300})\"|«([^«»\n]{2,300})»|»([^«»\n]{2,300})«|„([^„“”\n]{2,300})[“”]"
-    r"|「([^「」\n]{2,200})」|『([^『』\n]{2,200})』"
+    r"“([^“”\n]{2,300})”|\"([^\"\n]{2,300})\"|«([^«»\n]{2,300})»|»([^«»\n]{2,300})«"
+    r"|„([^„“”\n]{2,300})[“”]|「([^「」\n]{2,200})」|『([^『』\n]{2,200})』"
 )
 _WORDS = re.compile(r"\w+(?:['’]\w+)*")
 _HAN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
@@ -31,7 +32,9 @@ _MOST_VALUES = 40
 """Numbers of a passage that are calculated with."""
 _FACTORS = frozenset((7, 10, 12, 24, 52, 60, 100, 365, 1000, 3600, 10**6, 10**9))
 """Between the units of one quantity, and a number and its millions."""
-_TIMES = frozenset("millisecond second minute hour day week month year decade century".split())  # noqa: SIM905
+_TIMES = frozenset(
+    ("millisecond", "second", "minute", "hour", "day", "week", "month", "year", "decade", "century")
+)
 _ALIKE = ({"lb", "sterling"}, {"degree", "celsius", "fahrenheit"}, {"ton", "tonne"}, {"bc", "year"})
 """Units that one word may mean: pounds, degrees."""
 
@@ -92,7 +95,8 @@ def read_facts(text: str, code: str) -> Facts:
     quotations = {}
     for match in _QUOTED.finditer(text):
         quotation = next(group for group in match.groups() if group)
-        if form := _plain_form(quotation).strip():
+        form = _plain_form(quotation).strip()
+        if form:
             quotations[form] = quotation
     names = read(text, code)
     return Facts(code, text, read_values(names.body, code), names, quotations, Values())
@@ -100,8 +104,9 @@ def read_facts(text: str, code: str) -> Facts:
 
 @lru_cache(maxsize=512)
 def _plain_form(text: str) -> str:
-    spaced = text if text.isascii() else _HAN.sub(r" \g<0> ", text)
-    return f" {' '.join(plain(word) for word in _WORDS.findall(spaced))} "
+    if not text.isascii():
+        text = _HAN.sub(r" \g<0> ", text)
+    return f" {' '.join(map(plain, _WORDS.findall(text)))} "
 
 
 def without_additions(source: Facts, text: str) -> tuple[str, list[Addition]]:
@@ -111,13 +116,19 @@ def without_additions(source: Facts, text: str) -> tuple[str, list[Addition]]:
     Each item is a statement of its own. A text whose items mostly add is left whole, and so is one
     of a single paragraph.
     """
-    items = statements_of(text) if "\n" in text else []
-    added = [(item, addition) for item in items if (addition := find_addition(source, item))]
+    if "\n" not in text:
+        return text, []
+    items = statements_of(text)
+    added: dict[int, Addition] = {}
+    for index, item in enumerate(items):
+        addition = find_addition(source, item)
+        if addition:
+            added[index] = addition
     if not added or 2 * len(added) > len(items):
         return text, []
-    for item, _ in added:
-        text = text.replace(item, "", 1)
-    return text.strip(), [addition for _, addition in added]
+    for index in added:
+        text = text.replace(items[index], "", 1)
+    return text.strip(), list(added.values())
 
 
 def find_addition(source: Facts, text: str) -> Addition | None:
@@ -135,11 +146,9 @@ def _additions(source: Facts, new: Facts) -> Iterator[Addition]:
     yield from _added_dates(source, new)
     yield from _added_units(source, new)
     for form, quotation in new.quotations.items():
-        if (
-            form.count(" ") + 1 >= _SPEECH
-            and "__" not in quotation
-            and not _is_quoted(form, source.form)
-        ):
+        is_speech = form.count(" ") + 1 >= _SPEECH
+        has_gap = "__" in quotation  # the text of an exercise
+        if is_speech and not has_gap and not _is_quoted(form, source.form):
             yield Addition("quotation", f"{quotation[:60]!r} is not in the source")
     for name in new.names.candidates:
         if not is_known(name, new.names, source.names):
@@ -148,47 +157,69 @@ def _additions(source: Facts, new: Facts) -> Iterator[Addition]:
 
 def _is_quoted(form: str, source: str) -> bool:
     """Return whether most words of a quotation are in the source, with any endings."""
+    if f" {form} " in source:
+        return True
     words = form.split()
-    stems = [f" {word[: max(4, len(word) - 2)]}" for word in words]
-    return f" {form} " in source or 5 * sum(stem in source for stem in stems) >= 4 * len(words)
+    n_found = sum(f" {word[: max(4, len(word) - 2)]}" in source for word in words)
+    return 5 * n_found >= 4 * len(words)
 
 
 def _added_numbers(source: Facts, new: Facts) -> Iterator[Addition]:
     known = {**source.context.numbers, **source.values.numbers}
     implied = source.values.implied | source.context.implied
-    for number in sorted(
-        new.values.certain - known.keys(), key=lambda number: (-len(number), number)
-    ):
+    added = new.values.certain - known.keys() - implied
+    for number in sorted(added, key=_longest_first):
         units = new.values.numbers[number]
-        if number in implied:
-            continue
-        if (
-            number in new.values.counted and not units
-        ):  # a writer may count, but not change what was counted
-            following = new.values.counted[number]
-            nouns = set().union(*(source.values.counted[other] for other in source.values.counted))
-            if not following & nouns or following & source.values.counted.get(number, set()):
-                continue
-        elif is_rewritten(number, units, known) or _is_derived(number, units, known, source.vague):
-            continue
-        yield Addition("number", f"{number} is not in the source")
+        if number in new.values.counted and not units:
+            allowed = _may_be_counted(number, source.values, new.values)
+        else:
+            allowed = is_rewritten(number, units, known)
+            allowed = allowed or _is_derived(number, units, known, source.vague)
+        if not allowed:
+            yield Addition("number", f"{number} is not in the source")
+
+
+def _longest_first(number: str) -> tuple[int, str]:
+    return -len(number), number
+
+
+def _may_be_counted(number: str, source: Values, new: Values) -> bool:
+    """Return whether a small number in words is no change of one in the source: a writer may count,
+    but not change what was counted."""
+    following = new.counted[number]
+    nouns = set[str]().union(*source.counted.values())
+    if not following & nouns:
+        return True
+    return bool(following & source.counted.get(number, set()))
 
 
 def is_rewritten(number: str, units: set[str], known: Mapping[str, set[str]]) -> bool:
     """Return whether one of the `known` numbers is `number` in another notation: 20:30, half past
     8; 1,200 m, 1.2 km; 1990s."""
     if ":" in number:
-        hour, _, minute = number.partition(":")
-        other = str((int(hour) + 12) % 24)
-        return not {hour, other, f"{other}:{minute}", f"{hour}.{minute}".rstrip("0")}.isdisjoint(
-            known
-        )
-    if number.endswith("s"):  # the 1990s, the 90s, and the 1800s of the 19th century
-        tens, century = number[:-2], str(int(number[:-3] or 0) + 1)
-        return century in known or any(
-            year.rstrip("s")[-len(tens) - 1 : -1] == tens for year in known if len(year) > 3
-        )
+        return _is_time_in(number, known)
+    if number.endswith("s"):
+        return _is_decade_in(number, known)
     return any(_is_same(number, units, other, kind) for other, kind in known.items())
+
+
+def _is_time_in(time: str, known: Collection[str]) -> bool:
+    """Return whether one of the `known` numbers is a time on the clock of 12 hours, without its
+    minutes, or with a point."""
+    hour, _, minute = time.partition(":")
+    other_half = str((int(hour) + 12) % 24)
+    forms = {hour, other_half, f"{other_half}:{minute}", f"{hour}.{minute}".rstrip("0")}
+    return not forms.isdisjoint(known)
+
+
+def _is_decade_in(decade: str, known: Collection[str]) -> bool:
+    """Return whether a decade (the 1990s, the 90s) has one of the `known` years; the 1800s may also
+    be the 19th century."""
+    tens, century = decade[:-2], str(int(decade[:-3] or 0) + 1)
+    if century in known:
+        return True
+    years = (year.rstrip("s") for year in known if len(year) > 3)
+    return any(year[-len(tens) - 1 : -1] == tens for year in years)
 
 
 def _is_same(number: str, units: set[str], other: str, kind: set[str]) -> bool:
@@ -199,19 +230,50 @@ def _is_same(number: str, units: set[str], other: str, kind: set[str]) -> bool:
         hours, minutes = (int(part) for part in other.split(":"))
         return value > 0 and value in (hours, hours % 12, (hours + 1) % 12, minutes, 60 - minutes)
     exact = float(other.rstrip("s"))
-    ratio = round(max(value, exact) / min(value, exact), 6) if value and exact else 0
-    is_year = len(other) == 4 and other.isdecimal()
-    is_century = value in (exact // 100 + 1, exact // 100 * 100) and (
-        "century" in units or value > 100
-    )
-    zeros = len(f"{value:.0f}") - len(f"{value:.0f}".rstrip("0"))
+    if value == exact or number.replace(".", "") == other.replace(".", ""):
+        return True
     return (
-        value == exact or number.replace(".", "") == other.replace(".", "") or ratio in (10**6, 10**9)
-        or bool(ratio in _FACTORS and kind and units and kind != units)
-        or (is_year and is_century) or (len(other) == 4 and len(number) == 2 and other.endswith(number))
-        or (exact % 1 > 0 and abs(value - exact) < 1 and value % 1 == 0)  # rounded: 13 for 12.7; 20,000 for 19,873
-        or (min(value, exact) >= 100 and zeros >= max(1, len(f"{value:.0f}") - 2) and abs(value - exact) <= 10**zeros)
-    )  # fmt: skip
+        _is_converted(value, units, exact, kind)
+        or _is_part_of_year(number, units, other)
+        or _is_rounded(value, exact)
+    )
+
+
+def _is_converted(value: float, units: set[str], exact: float, kind: set[str]) -> bool:
+    """Return whether two numbers differ by the factor between two units of one quantity, or by a
+    million."""
+    if not value or not exact:
+        return False
+    ratio = round(max(value, exact) / min(value, exact), 6)
+    if ratio in (10**6, 10**9):
+        return True
+    return ratio in _FACTORS and bool(kind) and bool(units) and kind != units
+
+
+def _is_part_of_year(number: str, units: set[str], year: str) -> bool:
+    """Return whether a number is the century of a year (19, 1800) or its last two digits."""
+    if len(year) != 4:
+        return False
+    if len(number) == 2 and year.endswith(number):
+        return True
+    if not year.isdecimal():
+        return False
+    value, hundreds = float(number), int(year) // 100
+    if value not in (hundreds + 1, hundreds * 100):
+        return False
+    return "century" in units or value > 100
+
+
+def _is_rounded(value: float, exact: float) -> bool:
+    """Return whether a number is another one rounded: 13 for 12.7, 20,000 for 19,873."""
+    distance = abs(value - exact)
+    if exact % 1 > 0 and distance < 1 and value % 1 == 0:
+        return True
+    digits = f"{value:.0f}"
+    n_zeros = len(digits) - len(digits.rstrip("0"))
+    # All but two digits must be zeros: 20,000 is a rounded number, 19,900 is one of its own.
+    is_round = n_zeros >= max(1, len(digits) - 2)
+    return min(value, exact) >= 100 and is_round and distance <= 10**n_zeros
 
 
 def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vague: bool) -> bool:
@@ -223,34 +285,58 @@ def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vag
     """
     if ":" in number or number.endswith("s"):
         return False
-    value = float(number)
-    numbers = [
-        (float(other), kind)
-        for other, kind in known.items()
-        if other.replace(".", "", 1).isdecimal()
-    ]
-    every = [other for other, _ in numbers[:_MOST_VALUES]]
-    years = [other for other in every if 1000 <= other <= 2100]
-    same = [other for other, kind in numbers[:_MOST_VALUES] if (kind & units) or kind == units]
-    results = [sum(same)] if len(same) > 1 else []
-    if units <= {"year", "month"} and value < 1000:
-        results += [a - b for a in years for b in years]
-    if units and value > MAX_COUNT:
-        results += [result for a, b in combinations(same, 2) for result in (a + b, abs(a - b))]
-    if vague:
-        results += [
-            result for a in same if value > MAX_COUNT or units for result in (a / 2, a * 2, a * 1.5)
-        ]
-        results += [year + step for year in years for step in (-1, 1)] if units <= {"year"} else []
-        results += [25, 50, 75] if "%" in units else []
-    is_year = len(number) == 4 and "1000" < number < "2100" and units <= {"year"}
-    if len(number.replace(".", "").rstrip("0")) > 2 and not is_year:
-        results += [result for a in every for n in range(2, 13) for result in (a * n, a / n)]
-        results += [result for a, b in combinations(every, 2) for result in (a + b, abs(a - b))]
     decimals = len(number.partition(".")[2])
-    return any(
-        abs(result - value) <= 0.5 * 10.0**-decimals * ("." in number) + 1e-6 for result in results
-    )
+    tolerance = 1e-6
+    if decimals:
+        tolerance += 0.5 * 10.0**-decimals  # as precise as it is written
+    value = float(number)
+    results = _derivations(number, units, known, vague)
+    return any(abs(result - value) <= tolerance for result in results)
+
+
+def _derivations(
+    number: str, units: set[str], known: Mapping[str, set[str]], vague: bool
+) -> Iterator[float]:
+    """Yield what the numbers of a passage come to in the ways that are open to `number`."""
+    value = float(number)
+    decimals = [other for other in known if other.replace(".", "", 1).isdecimal()][:_MOST_VALUES]
+    every = list(map(float, decimals))
+    same = [float(other) for other in decimals if known[other] & units or known[other] == units]
+    years = [other for other in every if 1000 <= other <= 2100]
+    if len(same) > 1:
+        yield sum(same)
+    if units <= {"year", "month"} and value < 1000:
+        yield from starmap(sub, product(years, years))  # an age, or the time between two events
+    if units and value > MAX_COUNT:
+        yield from _sums_and_differences(same)
+    if vague:
+        yield from _simple_parts(value, units, same, years)
+    is_year = len(number) == 4 and "1000" < number < "2100" and units <= {"year"}
+    n_digits = len(number.replace(".", "").rstrip("0"))
+    if n_digits > 2 and not is_year:  # a shorter one is nearly always some part of another
+        for other, n in product(every, range(2, 13)):
+            yield from (other * n, other / n)
+        yield from _sums_and_differences(every)
+
+
+def _sums_and_differences(numbers: Sequence[float]) -> Iterator[float]:
+    for a, b in combinations(numbers, 2):
+        yield a + b
+        yield abs(a - b)
+
+
+def _simple_parts(
+    value: float, units: set[str], same: Sequence[float], years: Sequence[float]
+) -> Iterator[float]:
+    """Yield what words as "half", "a quarter" or "the next year" may come to."""
+    if value > MAX_COUNT or units:
+        for other in same:
+            yield from (other / 2, other * 2, other * 1.5)
+    if units <= {"year"}:
+        for year in years:
+            yield from (year - 1, year + 1)
+    if "%" in units:
+        yield from (25, 50, 75)
 
 
 def _added_dates(source: Facts, new: Facts) -> Iterator[Addition]:
@@ -270,13 +356,13 @@ def _added_units(source: Facts, new: Facts) -> Iterator[Addition]:
     for number, units in new.values.numbers.items():
         known = source.values.numbers.get(number, set())
         added = units - known - source.context.numbers.get(number, set())
-        added -= set().union(*(group for group in _ALIKE if not group.isdisjoint(known)))
+        for group in _ALIKE:
+            if not group.isdisjoint(known):
+                added -= group
         if not added or not known or (number in ("0", "1") and number not in new.values.certain):
             continue
-        if (
-            min(added) in _TIMES and min(known) not in _TIMES
-        ):  # a time beside what may count something else
-            continue
+        if min(added) in _TIMES and min(known) not in _TIMES:
+            continue  # a time beside what may count something else
         others = {
             other: kind
             for other, kind in source.values.numbers.items()
@@ -284,10 +370,8 @@ def _added_units(source: Facts, new: Facts) -> Iterator[Addition]:
         }
         if _is_derived(number, added, others, source.vague) or is_rewritten(number, added, others):
             continue
-        yield Addition(
-            "unit",
-            f"{number} {min(added)}: the source has {number} with {', '.join(sorted(known))}",
-        )
+        evidence = f"the source has {number} with {', '.join(sorted(known))}"
+        yield Addition("unit", f"{number} {min(added)}: {evidence}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,25 +394,21 @@ class Fact:
 def facts_of(source: Facts) -> tuple[Fact, ...]:
     """Return the facts of a passage by kind: numbers, dates, names, quotations."""
     values, titles = source.values, _month_titles()
-    facts = [
-        Fact("number", number, " ".join([number, *sorted(values.numbers[number])[:1]]))
-        for number in values.numbers if number in values.certain and not number.endswith("s")
-    ]  # fmt: skip
-    facts += [
-        Fact("date", f"{month:02d}-{day:02d}", f"{day} {titles[month]}")
-        for month, day in sorted(values.days)
-    ]
-    runs = sorted(dict.fromkeys(source.names.runs), key=len, reverse=True)
+    facts = []
+    for number, units in values.numbers.items():
+        if number in values.certain and not number.endswith("s"):
+            facts.append(Fact("number", number, " ".join([number, *sorted(units)[:1]])))
+    for month, day in sorted(values.days):
+        facts.append(Fact("date", f"{month:02d}-{day:02d}", f"{day} {titles[month]}"))
     named: list[tuple[str, ...]] = []
-    for run in runs:
+    for run in sorted(dict.fromkeys(source.names.runs), key=len, reverse=True):
         if not any(set(run) <= set(longer) for longer in named):
             named.append(run)
-            facts.append(
-                Fact("name", " ".join(run), " ".join(source.names.spelling[word] for word in run))
-            )
-    facts += [
-        Fact("quotation", form, text) for form, text in source.quotations.items() if " " in form
-    ]
+            written = " ".join(source.names.spelling[word] for word in run)
+            facts.append(Fact("name", " ".join(run), written))
+    for form, text in source.quotations.items():
+        if " " in form:
+            facts.append(Fact("quotation", form, text))
     return tuple(facts)
 
 
@@ -360,5 +440,7 @@ def find_missing(source: Facts, text: str) -> Addition | None:
     """Return the first fact of a passage that `text` lost, None if it carries all."""
     facts = facts_of(source)
     kept = carried(facts, source, text)
-    lost = next((fact for fact in facts if fact not in kept), None)
-    return Addition(lost.kind, f"{lost.text} is lost") if lost else None
+    for fact in facts:
+        if fact not in kept:
+            return Addition(fact.kind, f"{fact.text} is lost")
+    return None

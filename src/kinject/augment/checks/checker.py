@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from kinject.augment.answers import quoted_of
@@ -24,14 +25,17 @@ from kinject.types import Completion
 _WORDS, _ASCII_WORDS = re.compile(r"\w+"), re.compile("[a-z0-9_]+")
 REFUSAL = re.compile(
     r"\A\W*(?:(?:I['’]?m |I am )?(?:very |really )?sorry\b"
-    r"|(?:unfortunately,? )?I (?:can(?:no|['’])t|(?:am|['’]m) (?:unable|not able)|won['’]t|will not|must decline)"
-    r"|I['’]m (?:unable|not able)|as an (?:AI|artificial|assistant|language model)|I do(?: not|n['’]t) have)",
+    r"|(?:unfortunately,? )?I "
+    r"(?:can(?:no|['’])t|(?:am|['’]m) (?:unable|not able)|won['’]t|will not|must decline)"
+    r"|I['’]m (?:unable|not able)|as an (?:AI|artificial|assistant|language model)"
+    r"|I do(?: not|n['’]t) have)",
     re.IGNORECASE,
 )
 """The beginning of an answer that declines."""
 _TAG = re.compile(
-    r"<[/!]?(a|b|body|br|button|code|div|doctype|em|form|h[1-6]|head|hr|html|i|iframe|img|input|li|link|meta|object|ol|p|pre|script"
-    r"|span|strong|style|sub|sup|svg|table|tbody|td|th|thead|tr|u|ul|video)\b[^<>]{0,300}>|\bjavascript:",
+    r"<[/!]?(a|b|body|br|button|code|div|doctype|em|form|h[1-6]|head|hr|html|i|iframe|img|input|li"
+    r"|link|meta|object|ol|p|pre|script|span|strong|style|sub|sup"
+    r"|svg|table|tbody|td|th|thead|tr|u|ul|video)\b[^<>]{0,300}>|\bjavascript:",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(
@@ -66,8 +70,10 @@ REASONS: Mapping[str, str] = {
     "refusal": "the model declined",
     "prompt": "the text repeats the request",
     "markup": "the text has HTML that the source does not have",
-    "wrapper": "words to the user surround the text, or it speaks of the passage and has none of its facts",
-    "inconsistent": "asked again, the model does not confirm that the text follows from the passage",
+    "wrapper": "words to the user surround the text, "
+    "or it speaks of the passage and has none of its facts",
+    "inconsistent": "asked again, "
+    "the model does not confirm that the text follows from the passage",
     "injection": "the text follows or repeats prompt injection in the source",
     "judge": "the judge found a changed or invented fact",
     "language": "the text is in another language than the source",
@@ -132,8 +138,9 @@ def check_completion(completion: Completion) -> Verdict:
         return Verdict(*_ENDS[reason])
     if not completion.text.strip():
         return Verdict("no answer", f"finish_reason is {reason or 'missing'}")
-    complete = reason in ("stop", "eos", "end_turn", "")
-    return Verdict() if complete else Verdict("truncated", f"finish_reason is {reason}")
+    if reason not in ("stop", "eos", "end_turn", ""):
+        return Verdict("truncated", f"finish_reason is {reason}")
+    return Verdict()
 
 
 class Checker:
@@ -156,11 +163,11 @@ class Checker:
         self._source = source
         self._rules = rules or Rules()
         self._max_characters = max(_ALWAYS_READ, _LONGEST * len(source))
-        is_written = (
-            self._rules.refuse_echo or self._rules.quotes
-        )  # by a model; a function obeys no text
-        clean, self._injection = split_injection(source) if is_written else (source, "")
-        self._quotable = " ".join(clean.split()) if self._rules.quotes else ""
+        clean, self._injection = source, ""
+        # Only a model writes under these rules; the function of a mechanical style obeys no text.
+        if self._rules.refuse_echo or self._rules.quotes:
+            clean, self._injection = split_injection(source)
+        self._quotable = " ".join(clean.split())
         self.facts = source_facts(clean, context)
         self._countable = facts_of(self.facts)
         self._form = normal_form(clean)
@@ -177,9 +184,9 @@ class Checker:
     def without_additions(self, text: str) -> tuple[str, int]:
         """Return a list, or a text of several paragraphs, without the parts that add a fact, and
         the number of these."""
-        kept, added = (
-            without_additions(self.facts, text) if len(text) <= self._max_characters else (text, [])
-        )
+        if len(text) > self._max_characters:
+            return text, 0
+        kept, added = without_additions(self.facts, text)
         return kept, len(added)
 
     def check(self, text: str) -> Verdict:
@@ -189,69 +196,82 @@ class Checker:
         if fault is not None:
             return Verdict(*fault)
         facts = [fact.id for fact in carried(self._countable, self.facts, text)]
-        if (
-            self._countable
-            and not facts
-            and (about := _ABOUT.search(text))
-            and not _ABOUT.search(self._source)
-        ):
-            return Verdict(
-                "wrapper",
-                f"speaks of {about[0]!r}, and has none of its {len(self._countable)} facts",
-            )
+        if self._countable and not facts:
+            about = _ABOUT.search(text)
+            if about and not _ABOUT.search(self._source):
+                n_facts = len(self._countable)
+                detail = f"speaks of {about[0]!r}, and has none of its {n_facts} facts"
+                return Verdict("wrapper", detail)
         return Verdict(measures={"language": self.facts.code, "facts": facts})
 
     def _faults(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield (reason, evidence) of the faults, in order. A phrase that the source contains
         itself is none."""
-        rules, source = self._rules, self._source
         if not text.strip():
             yield "empty", ""
         if len(text) > self._max_characters:
-            yield "length", f"{len(text):,} characters for {len(source):,}"
-        for reason, pattern in (("refusal", REFUSAL), ("wrapper", _MARKUP)):
-            if (match := pattern.search(text)) and not pattern.search(source):
-                yield reason, f"found {match[0].strip()[:60]!r}"
-        if tag := new_markup(text, source):
-            yield "markup", f"found {tag!r}"
-        for _, quotation, _ in quoted_of(text) if rules.quotes else ():
-            if " ".join(quotation.split()) not in self._quotable:
-                yield "quotation", f"{quotation[:60]!r} is not in the passage word for word"
-        if change := compare_languages(source, text):
-            yield "language", change
+            yield "length", f"{len(text):,} characters for {len(self._source):,}"
+        yield from self._foreign_parts(text)
         form, shingles = _form_and_shingles(text)
-        for words in filter(self._prompts.__contains__, _ngrams(form)):
-            if (ngram := " ".join(words)) not in self._form:
-                yield "prompt", f"found {ngram!r}"
-        echo = overlap(shingles, self._shingles)
-        if echo > MAX_OVERLAP and rules.refuse_echo:
-            yield "echo", f"shares {echo:.0%} of its word triples with the source"
-        if duplicate := self.duplicate(text):
-            yield "duplicate", duplicate
-        if form.count(" ") < _FEWEST_WORDS < self._form.count(" ") and rules.refuse_echo:
-            yield "length", f"{form.count(' ') + 1} words"
-        addition = find_addition(self.facts, text) or (
-            find_missing(self.facts, text) if rules.complete else None
-        )
+        yield from self._copies(text, form, shingles)
+        addition = find_addition(self.facts, text)
+        if addition is None and self._rules.complete:
+            addition = find_missing(self.facts, text)
         if addition is not None:
             yield addition.reason, addition.detail
-        if self._injection and (injected := self._find_injected(text, form, shingles)):
-            yield "injection", injected
+        if self._injection:
+            injected = self._find_injected(text, form, shingles)
+            if injected:
+                yield "injection", injected
+
+    def _foreign_parts(self, text: str) -> Iterator[tuple[str, str]]:
+        """Yield the faults of what does not come from the source: words to the user, markup,
+        changed quotations, another language."""
+        source = self._source
+        for reason, pattern in (("refusal", REFUSAL), ("wrapper", _MARKUP)):
+            match = pattern.search(text)
+            if match and not pattern.search(source):
+                yield reason, f"found {match[0].strip()[:60]!r}"
+        tag = new_markup(text, source)
+        if tag:
+            yield "markup", f"found {tag!r}"
+        if self._rules.quotes:
+            for _, quotation, _ in quoted_of(text):
+                if " ".join(quotation.split()) not in self._quotable:
+                    yield "quotation", f"{quotation[:60]!r} is not in the passage word for word"
+        change = compare_languages(source, text)
+        if change:
+            yield "language", change
+
+    def _copies(self, text: str, form: str, shingles: Shingles) -> Iterator[tuple[str, str]]:
+        """Yield the faults of a text that repeats its prompt, its source or an accepted text, or
+        has few words."""
+        for words in filter(self._prompts.__contains__, _ngrams(form)):
+            ngram = " ".join(words)
+            if ngram not in self._form:
+                yield "prompt", f"found {ngram!r}"
+        echo = overlap(shingles, self._shingles)
+        if echo > MAX_OVERLAP and self._rules.refuse_echo:
+            yield "echo", f"shares {echo:.0%} of its word triples with the source"
+        duplicate = self.duplicate(text)
+        if duplicate:
+            yield "duplicate", duplicate
+        is_short = form.count(" ") < _FEWEST_WORDS < self._form.count(" ")
+        if is_short and self._rules.refuse_echo:
+            yield "length", f"{form.count(' ') + 1} words"
 
     def duplicate(self, text: str) -> str:
         """Return the likeness to an accepted rewriting, "" to none. The same words in the same
         order are always too alike."""
         form, shingles = _form_and_shingles(text)
-        compared = self._accepted if self._rules.refuse_near else ()
-        same = form in self._accepted_forms
-        nearest = (
-            1.0 if same else max((overlap(shingles, other) for other in compared), default=0.0)
-        )
-        return (
-            f"shares {nearest:.0%} of its word triples with an accepted paraphrase"
-            if nearest > MAX_OVERLAP
-            else ""
-        )
+        nearest = 0.0
+        if form in self._accepted_forms:
+            nearest = 1.0
+        elif self._rules.refuse_near:
+            nearest = max((overlap(shingles, other) for other in self._accepted), default=0.0)
+        if nearest <= MAX_OVERLAP:
+            return ""
+        return f"shares {nearest:.0%} of its word triples with an accepted paraphrase"
 
     def _find_injected(self, text: str, form: str, shingles: Shingles) -> str:
         """Return the sign that a rewriting follows or repeats the source's prompt injection, ""
@@ -263,24 +283,27 @@ class Checker:
             return "its words are those of the injection"
         words = set(form.split(" "))
         shared = len(words & set(self._form.split(" ")))
-        is_rewriting = shared >= _MIN_SOURCE_WORDS * len(words)
-        return "" if is_rewriting else f"only {shared} of its words are in the rest of the source"
+        if shared >= _MIN_SOURCE_WORDS * len(words):
+            return ""
+        return f"only {shared} of its words are in the rest of the source"
 
 
 def new_markup(text: str, source: str) -> str:
     """Return the first HTML tag (or ``javascript:``) in `text` that `source` does not use, ""
     without one."""
     tags = list(_TAG.finditer(text))
-    known = {(tag[1] or "").lower() for tag in _TAG.finditer(source)} if tags else set()
+    if not tags:
+        return ""
+    known = {(tag[1] or "").lower() for tag in _TAG.finditer(source)}
     return next((tag[0][:60] for tag in tags if (tag[1] or "").lower() not in known), "")
 
 
 def normal_form(text: str) -> str:
     """Return the words of `text` in lower case with single spaces: equal for texts that differ in
     formatting only."""
-    return " ".join(
-        _ASCII_WORDS.findall(text.lower()) if text.isascii() else _WORDS.findall(text.casefold())
-    )
+    if text.isascii():  # a faster pattern with the same words
+        return " ".join(_ASCII_WORDS.findall(text.lower()))
+    return " ".join(_WORDS.findall(text.casefold()))
 
 
 @lru_cache(maxsize=64)
@@ -308,4 +331,4 @@ def _ngrams(form: str) -> Iterator[tuple[str, ...]]:
 
 @lru_cache(maxsize=64)
 def _ngrams_of(instructions: tuple[str, ...]) -> frozenset[tuple[str, ...]]:
-    return frozenset(ngram for text in instructions for ngram in _ngrams(normal_form(text)))
+    return frozenset(chain.from_iterable(_ngrams(normal_form(text)) for text in instructions))

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import cycle, islice
 from pathlib import Path
 from random import Random
@@ -45,6 +45,7 @@ many correct texts."""
 MIN_RECALL, MIN_PRECISION = 0.8, 0.9
 """A judge below them is warned of."""
 _MOST_STATEMENTS = 40
+_MISSED = "prompt injection in the passage, and the judge missed an error planted in this text"
 _VERDICT = re.compile(
     r"[\W_]*(?:(?:the |my |final )*(?:verdict|answer|judge?ment|rewriting|text|it)(?: is)?[\W_]*)?"
     r"(un)?faithful\b[\s*:.,;—–-]*(.{0,200})",
@@ -74,13 +75,18 @@ class JudgeScore:
     def precision(self) -> float | None:
         """Fraction of its refusals that are correct if there are as many wrong as correct texts;
         None without refusals."""
-        refused = self.refused_good / self.n_good if self.n_good else 0.0
+        refused = self.refused_good / max(1, self.n_good)
         recall = self.recall or 0.0
-        return recall / (recall + refused) if recall + refused else None
+        if not recall + refused:
+            return None
+        return recall / (recall + refused)
 
     def _recall(self, kinds: Iterable[str]) -> float | None:
+        kinds = list(kinds)
         n_planted = sum(self.planted.get(kind, 0) for kind in kinds)
-        return sum(self.caught.get(kind, 0) for kind in kinds) / n_planted if n_planted else None
+        if not n_planted:
+            return None
+        return sum(self.caught.get(kind, 0) for kind in kinds) / n_planted
 
     def limits_missed(self) -> list[str]:
         """Return the limits of a reliable judge that this one misses, in words."""
@@ -94,10 +100,14 @@ class JudgeScore:
     def counts(self) -> dict[str, object]:
         """Return the manifest's entry."""
         return {
-            "planted": dict(self.planted), "caught": dict(self.caught), "good": self.n_good,
-            "refused_good": self.refused_good, "precision": self.precision, "recall": self.recall,
+            "planted": dict(self.planted),
+            "caught": dict(self.caught),
+            "good": self.n_good,
+            "refused_good": self.refused_good,
+            "precision": self.precision,
+            "recall": self.recall,
             "recall_of_relations": self._recall(RELATION_KINDS),
-        }  # fmt: skip
+        }
 
 
 def read_verdict(answer: str) -> Verdict:
@@ -107,13 +117,23 @@ def read_verdict(answer: str) -> Verdict:
     the lines about the sentences.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
-    verdicts = [match for line in (*lines[:1], *lines[-1:]) if (match := _VERDICT.match(line))]
-    faults = [match[1].strip() for line in lines if (match := _WRONG.match(line))]
+    verdicts = list(filter(None, map(_VERDICT.match, [*lines[:1], *lines[-1:]])))
+    faults = [match[1].strip() for match in map(_WRONG.match, lines) if match]
     unfaithful = any(match[1] or "unfaithful" in match[2].lower() for match in verdicts)
     if not verdicts or (faults and not unfaithful):
         return Verdict("judge", "it gave no verdict")
-    spoken = verdicts[-1][2].strip() or (lines[-2].strip()[:300] if len(lines) > 1 else "")
-    return Verdict("judge", (*faults, spoken)[0]) if unfaithful else Verdict()
+    if not unfaithful:
+        return Verdict()
+    detail = verdicts[-1][2].strip()
+    if faults:
+        detail = faults[0]
+    elif not detail and len(lines) > 1:
+        detail = lines[-2].strip()[:300]
+    return Verdict("judge", detail)
+
+
+def _no_score() -> JudgeScore:
+    return JudgeScore({}, {}, 0, 0)
 
 
 @dataclass
@@ -123,7 +143,7 @@ class Judge:
 
     sender: Sender
     seed: int
-    score: JudgeScore = field(default_factory=lambda: JudgeScore({}, {}, 0, 0))
+    score: JudgeScore = field(default_factory=_no_score)
 
     async def verdict(
         self, title: str, passage: str, text: str, rules: Rules | None = None
@@ -143,46 +163,38 @@ class Judge:
         texts = (plant_error(kind, text, rng, language) for kind in ALL_KINDS)
         wrong = next((changed for changed in texts if changed is not None), None)
         if wrong is None or (await self._ask(title, passage, wrong, rules)).accepted:
-            return Verdict(
-                "judge",
-                "prompt injection in the passage, and the judge missed an error planted in this text",
-            )
+            return Verdict("judge", _MISSED)
         return verdict
 
     async def _ask(
         self, title: str, passage: str, text: str, rules: Rules | None = None
     ) -> Verdict:
         answer = await self._answer(judge_messages(title, passage, text, rules))
-        return (
-            read_verdict(answer)
-            if answer
-            else Verdict("judge", "its answer was cut at max_tokens, or empty")
-        )
+        if not answer:
+            return Verdict("judge", "its answer was cut at max_tokens, or empty")
+        return read_verdict(answer)
 
     async def statements(self, title: str, passage: str) -> tuple[str, ...]:
         """Return short statements of what a passage says, () for an answer without any. Raises as
         `Sender.send`."""
         lines = lines_of(await self._answer(statements_messages(title, passage)))
-        return tuple(dict.fromkeys(line for line in lines if line[-1] not in ":："))[
-            :_MOST_STATEMENTS
-        ]
+        statements = dict.fromkeys(line for line in lines if line[-1] not in ":：")
+        return tuple(statements)[:_MOST_STATEMENTS]
 
     async def stated(self, statements: Sequence[str], text: str) -> list[int]:
-        """Return the numbers, from 1, of the statements that a text tells. Raises as `Sender.send`."""
-        last_line = (await self._answer(stated_messages(statements, text))).rpartition("\n")[2]
-        return sorted(
-            {int(number) for number in re.findall(r"\d{1,3}", last_line)}
-            & {*range(1, len(statements) + 1)}
-        )
+        """Return the numbers, from 1, of the statements that a text tells. Raises as
+        `Sender.send`."""
+        answer = await self._answer(stated_messages(statements, text))
+        last_line = answer.rpartition("\n")[2]
+        numbers = set(map(int, re.findall(r"\d{1,3}", last_line)))
+        return sorted(numbers & {*range(1, len(statements) + 1)})
 
     async def _answer(self, messages: list[Message]) -> str:
         """Return the answer without its thinking, "" if it was cut: what counts comes last."""
         completion = await self.sender.send(messages, request_seed("judge", self.seed, messages, 0))
-        return (
-            ""
-            if completion.finish_reason == "length"
-            else split_thinking(completion.text)[1].strip()
-        )
+        if completion.finish_reason == "length":
+            return ""
+        return split_thinking(completion.text)[1].strip()
 
     async def measure_accuracy(self, passages: Sequence[tuple[str, str]]) -> JudgeScore:
         """Ask about (title, passage) pairs in other words of the same meaning, with and without a
@@ -195,13 +207,12 @@ class Judge:
         answers = await gather_answers(
             self._ask(title, passage, text) for _, title, passage, text in trials
         )
-        verdicts = [
-            (trial[0], verdict)
-            for trial, verdict in zip(trials, answers, strict=True)
-            if isinstance(verdict, Verdict)
-        ]
-        planted = Counter(kind for kind, _ in verdicts)
-        caught = Counter(kind for kind, verdict in verdicts if not verdict.accepted)
+        planted, caught = Counter[str](), Counter[str]()
+        for (kind, *_), verdict in zip(trials, answers, strict=True):
+            if isinstance(verdict, Verdict):
+                planted[kind] += 1
+                if not verdict.accepted:
+                    caught[kind] += 1
         n_good, refused_good = planted.pop("", 0), caught.pop("", 0)
         self.score = JudgeScore(dict(planted), dict(caught), n_good, refused_good)
         return self.score
@@ -232,24 +243,30 @@ def render_judge_score(score: JudgeScore) -> str:
     kinds = ", ".join(
         f"{kind} {score.caught.get(kind, 0)}/{n}" for kind, n in score.planted.items()
     )
-    precision, recall = (
-        f"{n:.2f}" if n is not None else "unknown" for n in (score.precision, score.recall)
-    )
     line = (
-        f"judge, on planted errors: precision {precision}, recall {recall} (caught {kinds}; "
+        f"judge, on planted errors: precision {_format_fraction(score.precision)}, "
+        f"recall {_format_fraction(score.recall)} (caught {kinds}; "
         f"refused {score.refused_good} of {score.n_good} correct ones)"
     )
     faults = score.limits_missed()
-    return (
-        f"{line}\nThe judge is not reliable: {', '.join(faults)}. Take a stronger model."
-        if faults
-        else line
-    )
+    if not faults:
+        return line
+    return f"{line}\nThe judge is not reliable: {', '.join(faults)}. Take a stronger model."
+
+
+def _format_fraction(fraction: float | None) -> str:
+    if fraction is None:
+        return "unknown"
+    return f"{fraction:.2f}"
 
 
 EDGE = r"(?:(?<!\w)|(?!\w))"  # not inside a word
 NUMBER = r"(?<![A-Za-z\d.,])\d+(?:[.,\u00a0\u202f]\d+)*(?![.,]?\d)(?![A-Za-z]*\d)"
 POSSESSIVE = re.compile(r"['’]s\Z")
+_RULES = ("cause", "order", "quantifier", "negation", "same")
+"""Kinds of changes that a table of patterns makes."""
+_Change = tuple[tuple[int, int], str]
+"""(start, end) of the text that is replaced, and what replaces it."""
 
 
 class Words:
@@ -259,34 +276,45 @@ class Words:
     def __init__(self, language: str) -> None:
         self.table: dict[str, Any] = _tables().get(language, {})
         self.spaces = language not in ("zh", "ja")
-        self.edge = edge = EDGE if self.spaces else ""
-        names = [
-            name.replace("{letters}", self.table.get("letters", ""))
-            for name in self.table.get("names", ())
-        ]
-        if places := "|".join(self.table.get("places", ())):
-            outside = (
-                f"{edge}(?:{places}){edge}",
-                f"(?<![ァ-ヶー・])(?:{places})(?![ァ-ヶー・海語语史])",
-            )
-            names.append(outside[not self.spaces])
+        self.edge = ""
+        if self.spaces:
+            self.edge = EDGE
+        letters = self.table.get("letters", "")
+        names = [name.replace("{letters}", letters) for name in self.table.get("names", ())]
+        places = "|".join(self.table.get("places", ()))
+        if places and self.spaces:
+            names.append(self._whole_words(places))
+        elif places:
+            # Before 海 or 語, a place is a part of another word: a sea, a language.
+            names.append(f"(?<![ァ-ヶー・])(?:{places})(?![ァ-ヶー・海語语史])")
         self.names = [re.compile(name) for name in names]
-        self.rules = {
-            kind: [
-                (re.compile(f"{edge}(?:{find}){edge}", re.IGNORECASE), put)
-                for find, put in self.table.get(kind, ())
-            ]
-            for kind in ("cause", "order", "quantifier", "negation", "same")
-        }
+        self.rules = {kind: self._rules(kind) for kind in _RULES}
+
+    def _whole_words(self, pattern: str) -> str:
+        return f"{self.edge}(?:{pattern}){self.edge}"
+
+    def _rules(self, kind: str) -> list[tuple[re.Pattern[str], str]]:
+        return [
+            (re.compile(self._whole_words(find), re.IGNORECASE), put)
+            for find, put in self.table.get(kind, ())
+        ]
 
     def find_names(self, text: str) -> Iterator[re.Match[str]]:
         """Yield the names in `text`, none inside another."""
-        end, no_names = 0, {*self.table.get("months", ()), *self.table.get("not_names", ())}
-        matches = (match for pattern in self.names for match in pattern.finditer(text))
-        for match in sorted(matches, key=lambda match: (match.start(), -match.end())):
+        no_names = {*self.table.get("months", ()), *self.table.get("not_names", ())}
+        matches: list[re.Match[str]] = []
+        for pattern in self.names:
+            matches += pattern.finditer(text)
+        end = 0
+        for match in sorted(matches, key=_longest_first):
             if match.start() >= end and no_names.isdisjoint(match[0].split(" ")):
                 end = match.end()
                 yield match
+
+
+def _longest_first(match: re.Match[str]) -> tuple[int, int]:
+    """Order by the start; of two with one start the longer comes first."""
+    return match.start(), -match.end()
 
 
 words_of = lru_cache(maxsize=16)(Words)
@@ -308,73 +336,76 @@ def plant_error(kind: str, text: str, rng: Random, language: str = "en") -> str 
     if kind == "number":
         changes = [(match.span(), _other_number(match, rng)) for match in re.finditer(NUMBER, text)]
     elif kind == "roles":
-        spans = (
-            (match.span(), match.span("a"), match.span("b"), match) for match in _roles(text, words)
-        )
-        changes = [
-            (
-                span,
-                f"{text[span[0] : a[0]]}{m['b']}{text[a[1] : b[0]]}{m['a']}{text[b[1] : span[1]]}",
-            )
-            for span, a, b, m in spans
-        ]
+        changes = [(match.span(), _exchanged(match)) for match in _roles(text, words)]
     elif kind == "explanation":
         changes = list(_explained(text, words, rng))
     else:
-        changes = [
-            (match.span(), _expand(match, put))
-            for pattern, put in words.rules[kind]
-            for match in pattern.finditer(text)
-        ]
+        changes = []
+        for pattern, put in words.rules[kind]:
+            changes += [(match.span(), _expand(match, put)) for match in pattern.finditer(text)]
     if not changes:
         return None
     (start, end), new = rng.choice(changes)
     return text[:start] + new + text[end:]
 
 
+def _exchanged(match: re.Match[str]) -> str:
+    """Return the text of a match with its groups ``a`` and ``b`` exchanged, which stand in this
+    order."""
+    text = match.string
+    before = text[match.start() : match.start("a")]
+    between = text[match.end("a") : match.start("b")]
+    after = text[match.end("b") : match.end()]
+    return f"{before}{match['b']}{between}{match['a']}{after}"
+
+
 def reword(text: str, language: str = "en") -> str:
     """Return `text` with some words replaced by others of the same meaning."""
     for pattern, put in words_of(language).rules["same"]:
-        text = pattern.sub(lambda match, put=put: _expand(match, put), text)  # type: ignore[misc]
+        text = pattern.sub(partial(_expand, put=put), text)
     return text
 
 
 def _expand(match: re.Match[str], put: str) -> str:
     """Return the replacement of a match, with a capital where the match has one."""
     new = match.expand(put)
-    return new[:1].upper() + new[1:] if match[0][:1].isupper() else new
+    if match[0][:1].isupper():
+        return new[:1].upper() + new[1:]
+    return new
 
 
 def _other_number(match: re.Match[str], rng: Random) -> str:
-    return re.sub(
-        r"\d", lambda digit: str((int(digit[0]) - 1 + rng.randint(1, 8)) % 9 + 1), match[0]
-    )
+    def other_digit(digit: re.Match[str]) -> str:
+        return str((int(digit[0]) - 1 + rng.randint(1, 8)) % 9 + 1)  # never 0, never the same
+
+    return re.sub(r"\d", other_digit, match[0])
 
 
 def _roles(text: str, words: Words) -> Iterator[re.Match[str]]:
     """Yield the places where a verb or a preposition gives two different names their roles."""
-    names: Sequence[str] = sorted(
-        {POSSESSIVE.sub("", match[0]) for match in words.find_names(text)}, key=len, reverse=True
-    )
-    listed = "|".join(map(re.escape, names)) or r"\Z."
+    names = {POSSESSIVE.sub("", match[0]) for match in words.find_names(text)}
+    listed = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"\Z."
     for pattern in words.table.get("roles", ()):
         for group in ("a", "b"):
-            pattern = pattern.replace(
-                f"{{{group}}}", f"{words.edge}(?P<{group}>{listed}){words.edge}"
-            )
-        yield from (
-            match for match in re.finditer(pattern, text) if match["a"][:4] != match["b"][:4]
-        )
+            name = f"{words.edge}(?P<{group}>{listed}){words.edge}"
+            pattern = pattern.replace(f"{{{group}}}", name)
+        for match in re.finditer(pattern, text):
+            if match["a"][:4] != match["b"][:4]:  # else two forms of one name
+                yield match
 
 
-def _explained(text: str, words: Words, rng: Random) -> Iterator[tuple[tuple[int, int], str]]:
+def _explained(text: str, words: Words, rng: Random) -> Iterator[_Change]:
     """Yield the ends of the sentences, each with an explanation that the text does not give: before
     its mark, or after it."""
-    for end in sentence_ends(text) if "explanations" in words.table else ():
+    if "explanations" not in words.table:
+        return
+    for end in sentence_ends(text):
         explanation = rng.choice(words.table["explanations"])
-        before = explanation[0] in ",，"
-        if text[end - 1] in ".。":
-            yield (
-                (end - before, end - before),
-                explanation if before or not words.spaces else f" {explanation}",
-            )
+        if text[end - 1] not in ".。":
+            continue
+        if explanation[0] in ",，":
+            yield (end - 1, end - 1), explanation
+        elif words.spaces:
+            yield (end, end), f" {explanation}"
+        else:
+            yield (end, end), explanation

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -32,10 +32,12 @@ _COMMON_ENDINGS = tuple(_LISTS["common_endings"].split())
 _TRANSLITERATED = re.compile(f"[{''.join(_LISTS['transliterating'].split())}]{{3,}}")
 
 _ITEM = re.compile(
-    r"\A\s*(?:>\s*)*[*_]{0,2}(?:(?:[-*+•●○▪–—·](?=\s))|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,4})[.)](?=\s)|[（(]?[\d一二三四五六七八九十]{1,3}[、．）)])\s*"
+    r"\A\s*(?:>\s*)*[*_]{0,2}(?:(?:[-*+•●○▪–—·](?=\s))"
+    r"|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{1,4})[.)](?=\s)|[（(]?[\d一二三四五六七八九十]{1,3}[、．）)])\s*"
 )
 _LABEL = re.compile(
-    r"[*_]{0,3}(?P<label>[^\n:：|!?。！？\"“”„«»]{1,60}?)[*_]{0,3}\s?[:：][*_]{0,3}(?=\s|\Z)|\*\*(?P<bold>[^*\n]{1,80})\*\*"
+    r"[*_]{0,3}(?P<label>[^\n:：|!?。！？\"“”„«»]{1,60}?)[*_]{0,3}\s?[:：][*_]{0,3}(?=\s|\Z)"
+    r"|\*\*(?P<bold>[^*\n]{1,80})\*\*"
 )
 _TOKEN = re.compile(r"(?:[A-Z]\.){2,}|\d*[^\W\d_][^\W_]*(?:['’][^\W\d_]+)*|\d+|[^\w\s]|\n")
 _TOKEN_WITHOUT_ELISION = re.compile(r"(?:[A-Z]\.){2,}|\d*[^\W\d_][^\W_]*|\d+|[^\w\s]|\n")
@@ -89,15 +91,8 @@ def read(text: str, code: str) -> Reading:
     runs: list[tuple[str, ...]] = []
     for line, titled in lines:
         runs += _read_line(line, titled, language, words, found)
-    return Reading(
-        language,
-        "\n".join(line for line, _ in lines),
-        frozenset(words),
-        tuple(found),
-        found,
-        tuple(words),
-        tuple(runs),
-    )
+    body = "\n".join(line for line, _ in lines)
+    return Reading(language, body, frozenset(words), tuple(found), found, tuple(words), tuple(runs))
 
 
 def _lines(text: str, language: Language) -> Iterator[tuple[str, bool]]:
@@ -109,10 +104,14 @@ def _lines(text: str, language: Language) -> Iterator[tuple[str, bool]]:
         if heading or _is_title(line):
             yield _ORDINAL.sub("", line.strip("#*_ \t")), True
             continue
-        label = _LABEL.match(line) if ":" in line or "：" in line or "**" in line else None
-        if label and (label["bold"] or label["label"]).count(" ") < 8:
-            yield _ORDINAL.sub("", (label["bold"] or label["label"]).strip("*_ ")), True
-            line = line[label.end() :]
+        label = None
+        if ":" in line or "：" in line or "**" in line:
+            label = _LABEL.match(line)
+        if label:
+            title = label["bold"] or label["label"]
+            if title.count(" ") < 8:
+                yield _ORDINAL.sub("", title.strip("*_ ")), True
+                line = line[label.end() :]
         yield _DASH.sub(": ", line.replace("**", "").replace("__", " ")), False
 
 
@@ -129,41 +128,43 @@ def _read_line(
     line: str, titled: bool, language: Language, words: list[str], found: dict[str, str]
 ) -> Iterator[tuple[str, ...]]:
     """Add the words of a line to `words` and its names to `found`; yield the names side by side."""
-    tokens = (_TOKEN if language.code == "en" else _TOKEN_WITHOUT_ELISION).findall(line)
+    pattern = _TOKEN_WITHOUT_ELISION
+    if language.code == "en":
+        pattern = _TOKEN
+    tokens = pattern.findall(line)
     classified = [_classify(token, language.code) for token in tokens]
     words += [word for word, _, _ in classified if word]
     at_start, run = True, list[str]()
     for index, (word, is_name, start) in enumerate(classified):
         token = tokens[index]
-        if is_name or start:
-            if at_start:
-                is_name = start == _NAME or (
-                    start == _BEFORE_CAPITAL and _is_before(tokens, index, language)
-                )
-            if is_name and titled:
-                # Every word has a capital here: only a place, a code or an abbreviation is a name for sure.
-                is_name = (
-                    word in language.places
-                    or not token.isalpha()
-                    or (token.isupper() and len(token) > 1)
-                )
-            if is_name:
-                found.setdefault(word, token)
-                run.append(word)
-                at_start = False
-                continue
+        if at_start:
+            # A sentence begins with a capital, whatever its first word is.
+            is_name = start == _NAME
+            if start == _BEFORE_CAPITAL:
+                is_name = _is_before(tokens, index, language)
+        if is_name and (not titled or _is_name_in_title(word, token, language)):
+            found.setdefault(word, token)
+            run.append(word)
+            at_start = False
+            continue
         if word:
-            at_start, ends = False, bool(run) and not token[0].isupper()
+            at_start, ends = False, not token[0].isupper()
         else:
-            at_start, ends = (
-                token in _BREAKS or (at_start and token not in _JOINTS),
-                token not in _IN_NAMES,
-            )
+            at_start = token in _BREAKS or (at_start and token not in _JOINTS)
+            ends = token not in _IN_NAMES
         if ends and run:
             yield tuple(run)
             run = []
     if run:
         yield tuple(run)
+
+
+def _is_name_in_title(word: str, token: str, language: Language) -> bool:
+    """Return whether a name is one for sure where every word has a capital: a place, a code or an
+    abbreviation."""
+    if word in language.places or not token.isalpha():
+        return True
+    return token.isupper() and len(token) > 1
 
 
 @lru_cache(maxsize=65536)
@@ -174,25 +175,31 @@ def _classify(token: str, code: str) -> tuple[str, bool, str]:
         return "", False, ""
     word, language = plain(token), language_of(code)
     if re.search(r"\d", token):
-        is_code = any(map(str.isalpha, token)) and _is_code(word)
-        return word, is_code, _NAME if is_code else ""
+        if any(map(str.isalpha, token)) and _is_code(word):
+            return word, True, _NAME
+        return word, False, ""
     if not token[0].isupper() or len(word) < 2 or _is_common_kind(word, language):
         return word, False, ""
+    return (word, *_classify_capital(word, token, language))
+
+
+def _classify_capital(word: str, token: str, language: Language) -> tuple[bool, str]:
+    """Return the last two of `_classify` for a word with a capital."""
     lower = token.casefold()
-    is_common = (
-        lower in language.common or word in language.common
-    ) and word not in language.places
+    is_place = word in language.places
+    is_common = not is_place and not language.common.isdisjoint((lower, word))
     if len(token) > 3 and token.isupper() and is_common:
-        return word, False, ""  # shouted
+        return False, ""  # shouted
     if language.family == "nouns":
-        is_name = not _is_german_word(lower, language)
-        return word, is_name, _NAME if is_name else ""
-    inside = lower not in language.frequent
-    if is_common or (
-        code == "en" and word.endswith(_COMMON_ENDINGS) and word not in language.places
-    ):
-        return word, inside, ""
-    return word, inside, _NAME if word in language.places or token.isupper() else _BEFORE_CAPITAL
+        if _is_german_word(lower, language):
+            return False, ""
+        return True, _NAME
+    is_name = lower not in language.frequent
+    if is_common or (language.code == "en" and not is_place and word.endswith(_COMMON_ENDINGS)):
+        return is_name, ""
+    if is_place or token.isupper():
+        return is_name, _NAME
+    return is_name, _BEFORE_CAPITAL
 
 
 _NAME, _BEFORE_CAPITAL = "name", "name before a capital or a verb"
@@ -201,15 +208,13 @@ _NAME, _BEFORE_CAPITAL = "name", "name before a capital or a verb"
 def _is_before(tokens: list[str], index: int, language: Language) -> bool:
     """Return whether a word at the start of a sentence stands before another name or, in English,
     before a verb."""
-    following = tokens[index + 1] if index + 1 < len(tokens) else ""
+    following = "".join(tokens[index + 1 : index + 2])
     if following[:1].isupper():
         return True
-    is_verb = (
-        following in _NAME_FOLLOWERS
-        or following.endswith("ed")
-        or tokens[index].endswith(("'s", "’s"))
-    )
-    return language.code == "en" and is_verb
+    if language.code != "en":
+        return False
+    is_verb = following in _NAME_FOLLOWERS or following.endswith("ed")
+    return is_verb or tokens[index].endswith(("'s", "’s"))
 
 
 def _is_common_kind(word: str, language: Language) -> bool:
@@ -217,10 +222,12 @@ def _is_common_kind(word: str, language: Language) -> bool:
     month, a unit, a weekday."""
     if word in _TITLES or word in language.unit_words or word in language.months:
         return True
-    forms = {word, word.partition("'")[0], word.removesuffix("s") if len(word) > 4 else word}
-    return language.code == "en" and not (
-        forms.isdisjoint(SENTENCE_STARTERS) and forms.isdisjoint(GENERIC_WORDS)
-    )
+    if language.code != "en":
+        return False
+    forms = {word, word.partition("'")[0]}
+    if len(word) > 4:
+        forms.add(word.removesuffix("s"))
+    return not (forms.isdisjoint(SENTENCE_STARTERS) and forms.isdisjoint(GENERIC_WORDS))
 
 
 def _is_code(word: str) -> bool:
@@ -237,11 +244,13 @@ def _is_german_word(lower: str, language: Language) -> bool:
     if lower in language.common or lower.endswith(_GERMAN_NOUN_ENDINGS) or _is_compound(lower):
         return True
     bases = {lower.removesuffix(ending) for ending in _GERMAN_ENDINGS if lower.endswith(ending)}
-    return any(
-        base in language.common or base + "e" in language.common or base + "en" in language.common
-        or base.endswith(_GERMAN_NOUN_ENDINGS)
-        for base in bases if len(base) > 3
-    )  # fmt: skip
+    return any(_is_german_base(base, language) for base in bases if len(base) > 3)
+
+
+def _is_german_base(base: str, language: Language) -> bool:
+    if base.endswith(_GERMAN_NOUN_ENDINGS):
+        return True
+    return not language.common.isdisjoint((base, base + "e", base + "en"))
 
 
 @lru_cache(maxsize=8192)
@@ -250,56 +259,62 @@ def _is_compound(word: str, depth: int = 3) -> bool:
     parts = language_of("de").compound_parts
     for cut in range(len(word) - 3, 2, -1):
         head, tail = word[:cut], word[cut:]
-        if not any(
-            head.endswith(link) and head.removesuffix(link) in parts for link in _GERMAN_LINKS
-        ):
+        if not _is_part(head, _GERMAN_LINKS, parts):
             continue
-        if any(
-            tail.endswith(ending) and tail.removesuffix(ending) in parts
-            for ending in _GERMAN_ENDINGS
-        ):
+        if _is_part(tail, _GERMAN_ENDINGS, parts):
             return True
-        if (depth > 1 and _is_compound(tail, depth - 1)) or (
-            len(tail) > 5 and tail.endswith(_GERMAN_NOUN_ENDINGS)
-        ):
+        if depth > 1 and _is_compound(tail, depth - 1):
+            return True
+        if len(tail) > 5 and tail.endswith(_GERMAN_NOUN_ENDINGS):
             return True
     return False
+
+
+def _is_part(word: str, endings: Iterable[str], parts: Collection[str]) -> bool:
+    """Return whether a word without one of its `endings` is one of the `parts`."""
+    return any(word.endswith(ending) and word.removesuffix(ending) in parts for ending in endings)
 
 
 def _read_unspaced(text: str, language: Language) -> Reading:
     """Return the reading of a text without spaces: names in Latin letters, transliterated, in
     katakana, in 《》, and places."""
+    words: list[str] = []
     found: dict[str, str] = {}
-    words = [plain(token) for token in _LATIN_TOKEN.findall(text)]
     for token in _LATIN_TOKEN.findall(text):
         word = plain(token)
-        if len(word) > 1 and (
-            token[0].isupper() or (not token.isdigit() and not token.isalpha() and _is_code(word))
-        ):
+        words.append(word)
+        is_mixed = not token.isdigit() and not token.isalpha()
+        if len(word) > 1 and (token[0].isupper() or (is_mixed and _is_code(word))):
             found.setdefault(word, token)
+    names = [*_names_by_script(text, language), *_places_in(text, language)]
+    found |= dict(zip(names, names, strict=True))
+    runs = tuple((name,) for name in found)
+    return Reading(language, text, frozenset(words), tuple(found), found, (), runs)
+
+
+def _names_by_script(text: str, language: Language) -> Iterator[str]:
+    """Yield the names that their script shows: katakana in Japanese; in Chinese titles in 《》, and
+    characters that transliterate."""
     if language.code == "ja":
-        matches = [
-            name
-            for name in _KATAKANA.findall(text)
-            if name in language.places or name not in language.common
-        ]
-    else:
-        matches = [*_JOINED_HAN.findall(text), *_HAN_TITLE.findall(text)]
-        runs = _TRANSLITERATED.finditer(
-            text
-        )  # without those whose last character belongs to a common word
-        matches += [
-            run[0] for run in runs if text[run.end() - 1 : run.end() + 1] not in language.common
-        ]
-    matches += [
-        run[start : start + n]
-        for run in _HAN.findall(text) for n in range(2, min(7, len(run) + 1)) for start in range(len(run) - n + 1)
-        if run[start : start + n] in language.places
-    ]  # fmt: skip
-    found |= {name: name for name in matches}
-    return Reading(
-        language, text, frozenset(words), tuple(found), found, (), tuple((name,) for name in found)
-    )
+        for name in _KATAKANA.findall(text):
+            if name in language.places or name not in language.common:
+                yield name
+        return
+    yield from _JOINED_HAN.findall(text)
+    yield from _HAN_TITLE.findall(text)
+    for run in _TRANSLITERATED.finditer(text):
+        # The last character of a run may begin a common word, which is then no part of a name.
+        if text[run.end() - 1 : run.end() + 1] not in language.common:
+            yield run[0]
+
+
+def _places_in(text: str, language: Language) -> Iterator[str]:
+    """Yield the places in a text: all parts of its runs of Chinese characters that are one."""
+    for run in _HAN.findall(text):
+        for n in range(2, min(7, len(run) + 1)):
+            for start in range(len(run) - n + 1):
+                if run[start : start + n] in language.places:
+                    yield run[start : start + n]
 
 
 def is_known(name: str, reading: Reading, source: Reading) -> bool:
@@ -307,31 +322,34 @@ def is_known(name: str, reading: Reading, source: Reading) -> bool:
     numeral, or as initials."""
     spelling = reading.spelling[name]
     if reading.language.is_unspaced:
-        return (
-            spelling in source.body
-            or name in source.words
-            or _is_transliterated(spelling, source.body)
-        )
-    if name in source.words or any(known(name, word) for word in source.words for known in _SAME):
+        if spelling in source.body or name in source.words:
+            return True
+        return _is_transliterated(spelling, source.body)
+    if name in source.words:
+        return True
+    if any(_is_derived(name, word) or _is_synonym(name, word) for word in source.words):
         return True
     if "-" in spelling or not name.isalpha():  # FP16, FP 16
-        return name in "".join(sorted(source.words)) or name in re.sub(
-            r"\W", "", source.body.casefold()
-        )
+        if name in "".join(sorted(source.words)):
+            return True
+        return name in re.sub(r"\W", "", source.body.casefold())
+    singular = name.removesuffix("s")
     if spelling.removesuffix("s").isupper() and 2 <= len(name) <= 6:
-        return (
-            name.removesuffix("s") in source.initials or name.removesuffix("s") in reading.initials
-        )
-    if len(name) >= _LONG_NAME and difflib.get_close_matches(
-        name, source.words, 1, _ALIKE
-    ):  # a typing error corrected
-        return True
-    related = (
-        others for place, others in reading.language.demonyms.items() if _is_derived(place, name)
-    )
-    return any(
-        _is_derived(other, word) for others in related for other in others for word in source.words
-    )
+        return singular in source.initials or singular in reading.initials
+    if len(name) >= _LONG_NAME and difflib.get_close_matches(name, source.words, 1, _ALIKE):
+        return True  # a typing error corrected
+    return _is_demonym(name, reading.language, source.words)
+
+
+def _is_demonym(name: str, language: Language, words: Collection[str]) -> bool:
+    """Return whether one of the `words` is a place and `name` its people or its adjective, or the
+    other way round: Poland, Polish."""
+    for place, others in language.demonyms.items():
+        if _is_derived(place, name):
+            for other in others:
+                if any(_is_derived(other, word) for word in words):
+                    return True
+    return False
 
 
 def _is_derived(word: str, other: str) -> bool:
@@ -348,10 +366,8 @@ def _is_derived(word: str, other: str) -> bool:
     return word[:need] == other[:need]
 
 
-_SAME: tuple[Callable[[str, str], bool], ...] = (
-    _is_derived,
-    lambda word, other: word in _SYNONYMS.get(other, ()),
-)
+def _is_synonym(word: str, other: str) -> bool:
+    return word in _SYNONYMS.get(other, ())
 
 
 def _is_transliterated(name: str, text: str) -> bool:
@@ -360,7 +376,7 @@ def _is_transliterated(name: str, text: str) -> bool:
     parts = re.split("[·・‧]", name)
     if len(parts) > 1:
         return any(part in text for part in parts)
-    size = max(2, -(-2 * len(name) // 3))
-    return len(name) > 2 and any(
-        name[start : start + size] in text for start in range(len(name) - size + 1)
-    )
+    if len(name) < 3:
+        return False
+    size = -(-2 * len(name) // 3)  # two thirds, rounded up
+    return any(name[start : start + size] in text for start in range(len(name) - size + 1))

@@ -1,0 +1,113 @@
+"""The documents of a run with their passages: read from their source, and kept in a temporary
+file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kinject.augment.plan import Plan
+from kinject.corpus.passages import split_passages, word_spans
+from kinject.disk import unwritable
+from kinject.documents import read_documents
+from kinject.types import Document, Passage
+
+PlannedDocument = tuple[Document, list[Passage]]
+"""A document and its passages, in order."""
+
+
+def passages_of(documents: Iterable[PlannedDocument]) -> Iterator[tuple[Document, Passage]]:
+    """Yield each passage with its document."""
+    for document, passages in documents:
+        for passage in passages:
+            yield document, passage
+
+
+@dataclass(frozen=True)
+class PlannedDocuments:
+    """The documents of a plan. Each iteration reads and splits them again, in order.
+
+    It raises as `read_documents`, and `InputError` if a precomputed text belongs to no document.
+    """
+
+    plan: Plan
+
+    def __iter__(self) -> Iterator[PlannedDocument]:
+        plan, ids = self.plan, set[str]()
+        for document in read_documents(plan.documents_path, plan.documents):
+            if plan.precomputed:
+                ids.add(document.id)
+            yield document, split_passages(document, plan.passage_tokens, word_spans)
+        if plan.precomputed:
+            plan.precomputed.check_documents(ids)
+
+
+class PassageFile:
+    """The documents of a run with their passages, in a temporary file of the run folder.
+
+    Documents are read, split and hashed once and added here. Everything later iterates over this
+    file, one document in memory at a time; of `meta`, the licence stays. `counts` are those of
+    documents, passages, and passages cut short.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        """Open an empty file. Raises `DiskError` if it cannot be written."""
+        self._path = run_dir / ".passages.part"  # `lock_dir` deletes a .part after a kill
+        self._file = self._open("w")
+        self.counts = Counter[str](documents=0, passages=0, cut=0)
+
+    def add(self, document: Document, passages: list[Passage]) -> None:
+        """Append a document. Raises `DiskError` if it cannot be written."""
+        n_cut = sum(passage.cut for passage in passages)
+        self.counts.update(documents=1, passages=len(passages), cut=n_cut)
+        spans = [
+            (passage.id, passage.start, passage.end, passage.path, passage.header, passage.cut)
+            for passage in passages
+        ]
+        row = [
+            document.id,
+            document.title,
+            document.text,
+            document.source,
+            document.meta.get("licence"),
+            spans,
+        ]
+        try:
+            self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+
+    def __iter__(self) -> Iterator[PlannedDocument]:
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise unwritable(self._path, error) from error
+        with self._open("r") as file:
+            for line in file:
+                identity, title, text, source, licence, spans = json.loads(line)
+                passages = [
+                    Passage(name, identity, start, end, text[start:end], tuple(path), *others)
+                    for name, start, end, path, *others in spans
+                ]
+                meta = {"licence": licence} if licence else {}
+                yield Document(identity, title, text, source, meta), passages
+
+    def _open(self, mode: str) -> IO[str]:
+        try:  # surrogatepass: a file's name may be no UTF-8
+            return self._path.open(mode, encoding="utf-8", errors="surrogatepass", newline="\n")
+        except OSError as error:
+            raise unwritable(self._path, error, "opened") from error
+
+    def __enter__(self) -> PassageFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(OSError):  # a full disk was reported by `add`
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
