@@ -29,12 +29,12 @@ from kinject.disk import (
     file_hash,
     folder_hash,
     read_json,
-    read_manifest,
     write_json,
     write_jsonl,
     write_manifest,
 )
 from kinject.errors import InputError
+from kinject.manifests import FinishedTraining, read_train_manifest
 from kinject.models import model_hash
 from kinject.process import peak_memory
 from kinject.recipe import TrainRecipe, read_recipe, read_values
@@ -466,8 +466,8 @@ def _run_setup(stage: Stage) -> dict[str, Any]:
 def _run_train(stage: Stage) -> dict[str, Any]:
     overrides = list(stage.overrides)
     if "match_steps_of" in stage.parameters:
-        manifest = _read_matched_manifest(Path(stage.parameters["match_steps_of"]))
-        overrides.append(f"trainer.max_steps={manifest['counts']['steps']}")
+        matched = _read_finished(Path(stage.parameters["match_steps_of"]))
+        overrides.append(f"trainer.max_steps={matched.steps}")
     if "match_seconds_of" in stage.parameters:
         overrides += _matching_steps(
             read_recipe(Path(stage.recipe), overrides, "train").trainer, stage.parameters
@@ -490,13 +490,15 @@ def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
     }
 
 
-def _read_matched_manifest(folder: Path) -> dict[str, Any]:
-    manifest = read_manifest(folder / "manifest.json")
-    if manifest is None:
+def _read_finished(folder: Path) -> FinishedTraining:
+    """Return the counts of the finished training in `folder`, to which an arm is matched."""
+    manifest = read_train_manifest(folder)
+    counts = None if manifest is None else manifest.finished()
+    if counts is None:
         raise InputError(
             f"{folder}: no manifest of the run that this arm is matched to. Run the study again."
         )
-    return manifest
+    return counts
 
 
 def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
@@ -505,15 +507,15 @@ def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -
     fix = "Delete this folder to train it again."
     matched, unmatched = (Path(parameters[key]) for key in ("match_seconds_of", "unmatched"))
     for folder in (matched, unmatched):
-        if _read_matched_manifest(folder)["counts"]["resumed_from"]:
+        if _read_finished(folder).resumed_from:
             raise InputError(
                 f"{folder}: resumed, so the seconds of all its steps are not known. {fix}"
             )
-    counts = _read_matched_manifest(unmatched)["counts"]
+    counts = _read_finished(unmatched)
     wanted, total = (
         read_json(folder / DONE, fix)["work_seconds"] for folder in (matched, unmatched)
     )
-    n_steps, step_seconds = counts["steps"], counts["cost"]["work_seconds"]
+    n_steps, step_seconds = counts.steps, counts.cost["work_seconds"]
     scaled = round(n_steps * (wanted - (total - step_seconds)) / step_seconds)
     if scaled < 1:
         raise InputError(
