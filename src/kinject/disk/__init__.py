@@ -52,7 +52,6 @@ from kinject.disk.run_folder import (
     file_name,
     find_runs,
     lock_dir,
-    read_manifest,
     read_manifest_beside,
     read_manifest_fields,
     refuse_outside_links,

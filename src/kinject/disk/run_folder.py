@@ -221,9 +221,6 @@ def read_manifest_fields(path: Path) -> dict[str, Any] | None:
     return value
 
 
-read_manifest = read_manifest_fields
-
-
 def check_output(path: Path, fix: str) -> str:
     """Return the SHA-256 of a file that a stage may have written.
 
