@@ -1,22 +1,15 @@
-"""`kinject eval`: several models, question sets, formats, shots and context sizes in one report.
-
-At the end the requirements of a gate in CI (`eval.require`). The 95% interval decides, not the
-number: a requirement is met where the whole interval is, not met where none of it is, and else
-cannot be told from so few questions, which fails a gate, too.
-"""
+"""`kinject eval`: several models, question sets, formats, shots and context sizes in one report."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
 from time import monotonic
-from typing import Any, Literal
-from xml.etree import ElementTree as Xml
+from typing import Any
 
 from kinject.disk import (
     FORMAT_VERSION,
@@ -28,7 +21,6 @@ from kinject.disk import (
     write_json,
     write_jsonl,
     write_manifest,
-    write_text,
 )
 from kinject.documents import document_hashes
 from kinject.errors import InputError
@@ -36,6 +28,7 @@ from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import ChatStyle, PromptRequest
+from kinject.eval.require import check_requirements, read_requirements, write_checks
 from kinject.eval.results import Answers, find_flips, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
@@ -47,9 +40,9 @@ from kinject.process import world_size
 from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
-from kinject.results import ArmResult, Perplexity, Report, to_json
+from kinject.results import Perplexity, Report, to_json
 from kinject.terminal import Progress, show
-from kinject.types import Answer, ArmName
+from kinject.types import Answer
 
 _INPUT_FIX = "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
 
@@ -374,144 +367,3 @@ def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJud
         recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
         outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
     )  # fmt: skip
-
-
-Verdict = Literal["met", "not met", "cannot be told"]
-_FORM = re.compile(
-    r"\s*((?P<arm>[^:]+):)?(?P<questions>[^:]+?)\s*>=\s*(?P<sign>[+-]?)(?P<number>0|1|0?\.\d+|1\.0+)(?P<net>\s+net)?\s*"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """`questions` a set's name, `arm` an arm's ("": every model but the base, without retrieval).
-
-    The accuracy must be at least `least`; with `change` its difference from the base's, with `net`
-    what that has beyond the difference without the question (`eval.control`).
-    """
-
-    text: str
-    arm: str
-    questions: str
-    least: float
-    change: bool
-    net: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What became of a requirement for one arm in one prompt format: `low` and `high` bound the
-    number at 95%."""
-
-    requirement: str
-    arm: str
-    format: str
-    verdict: Verdict
-    number: float
-    low: float
-    high: float
-    n: int
-
-    def __str__(self) -> str:
-        """The check in one line."""
-        return (
-            f"{self.verdict}: {self.requirement} ({self.arm}, {self.format}: {self.number:+.3f}, 95% interval "
-            f"{self.low:+.3f} to {self.high:+.3f}, {self.n} questions)"
-        )
-
-
-def read_requirements(texts: Sequence[str], sets: Sequence[str]) -> list[Requirement]:
-    """Return the requirements that `texts` write, each on one of the question sets `sets`. Raises
-    `InputError` for others."""
-    requirements = []
-    for text in texts:
-        match = _FORM.fullmatch(text)
-        if match is None or match["questions"] not in sets or (match["net"] and not match["sign"]):
-            raise InputError(
-                f"eval.require: found {text!r}, expected [ARM:]SET>=NUMBER with a SET of {', '.join(sets)}: 0.8 is an "
-                "accuracy, -0.02 a change from the base, +0.1 net a change beyond that without the question."
-            )
-        number = float(match["sign"] + match["number"])
-        requirements.append(
-            Requirement(
-                text.strip(),
-                (match["arm"] or "").strip(),
-                match["questions"],
-                number,
-                bool(match["sign"]),
-                bool(match["net"]),
-            )
-        )
-    return requirements
-
-
-def check_requirements(requirements: Sequence[Requirement], report: Report) -> list[Check]:
-    """Return a check of each requirement for each arm that it is about.
-
-    Raises `InputError` if it is about none, or one of these has no score, or nothing to be compared
-    with.
-    """
-    checks = []
-    for requirement in requirements:
-        results = list(_results(requirement, report))
-        if not results:
-            arms = ", ".join(
-                dict.fromkeys(ArmName.asked(result.arm, result.k) for result in report.results)
-            )
-            raise InputError(
-                f"eval.require: {requirement.text}: no arm has scores of these questions. Arms: {arms or 'none'}."
-            )
-        checks += [_check(requirement, result) for result in results]
-    return checks
-
-
-def _results(requirement: Requirement, report: Report) -> Iterator[ArmResult]:
-    base = report.arms[0].name
-    for result in report.results:
-        name = ArmName.asked(result.arm, result.k)
-        is_meant = requirement.arm == name or not (
-            requirement.arm or result.k or result.arm == base
-        )
-        if is_meant and result.question_set == requirement.questions and not result.subject:
-            yield result
-
-
-def _check(requirement: Requirement, result: ArmResult) -> Check:
-    number, low, high = result.accuracy, result.low, result.high
-    if requirement.change:
-        contrast = result.to_base
-        if requirement.net and result.control is None:
-            raise InputError(
-                f"eval.require: {requirement.text}: {result.arm} was not asked without the question. Set eval.control: true "
-                "and a format that compares choices."
-            )
-        if requirement.net and result.control is not None:
-            contrast = result.control.net
-        if contrast is None:
-            raise InputError(
-                f"eval.require: {requirement.text}: {result.arm} is not compared with a base."
-            )
-        number = contrast.delta
-        low = -1.0 if contrast.low is None else contrast.low
-        high = 1.0 if contrast.high is None else contrast.high
-    least = requirement.least
-    verdict: Verdict = "met" if low >= least else "not met" if high < least else "cannot be told"
-    arm = ArmName.asked(result.arm, result.k)
-    return Check(requirement.text, arm, result.format, verdict, number, low, high, result.n_scored)
-
-
-def write_checks(checks: Sequence[Check], folder: Path) -> None:
-    """Write requirements.json and, for CI, requirements.xml in JUnit's form, in which every check
-    is a test."""
-    write_json(folder / "requirements.json", [asdict(check) for check in checks])
-    failed = [check for check in checks if check.verdict != "met"]
-    suite = Xml.Element(
-        "testsuite", name="kinject eval", tests=str(len(checks)), failures=str(len(failed))
-    )
-    for check in checks:
-        case = Xml.SubElement(
-            suite, "testcase", classname=check.arm, name=f"{check.requirement} ({check.format})"
-        )
-        if check in failed:
-            Xml.SubElement(case, "failure", message=str(check))
-    write_text(folder / "requirements.xml", Xml.tostring(suite, "unicode", xml_declaration=True))
