@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
 from time import monotonic
@@ -26,15 +26,16 @@ from kinject.documents import document_hashes
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
-from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
+from kinject.eval.plan import EvalArm, QuestionSet, read_plan
 from kinject.eval.prompts import ChatStyle, PromptRequest
 from kinject.eval.require import check_requirements, read_requirements, write_checks
-from kinject.eval.results import Answers, find_flips, make_report
+from kinject.eval.results import Evaluation, find_flips, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
 from kinject.eval.shortcuts import shortcuts_of
+from kinject.manifests import MANIFEST, EvalCounts
 from kinject.models import check_model
 from kinject.process import world_size
 from kinject.question_formats import FORMATS
@@ -44,7 +45,10 @@ from kinject.results import Perplexity, Report, to_json
 from kinject.terminal import Progress, show
 from kinject.types import Answer
 
-_INPUT_FIX = "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
+_INPUT_FIX = (
+    "Run the command that wrote it again (stored answers are kept). "
+    "If you changed it yourself, give it another name."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +63,19 @@ class PendingPrompt:
 
 @dataclass
 class _Run:
-    """A running evaluation and its results so far."""
+    """A running evaluation and its results so far.
+
+    `inputs` are path or model -> hash, `endpoints` model -> usage and cost.
+    """
 
     recipe: EvalRecipe
-    section: EvalSection
-    plan: Plan
+    evaluation: Evaluation
     scoring: ResumableScoring
+    inputs: dict[str, str]
     notes: list[str]
-    inputs: dict[str, str]  # path or model -> hash
-    results: Answers = field(default_factory=dict)
-    prompt_tokens: dict[tuple[str, EvalArm], float] = field(
-        default_factory=dict
-    )  # of a question; 0: not counted
     perplexities: list[Perplexity] = field(default_factory=list)
     n_scored: int = 0
-    endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)  # usage and cost, by model
+    endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
@@ -91,43 +93,35 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
         check_model(model.path)
     if section.endpoints() and world_size() > 1:
         raise InputError(
-            f"{world_size()} processes would ask eval.models.{next(iter(section.endpoints()))}. Start one."
+            f"{world_size()} processes would ask eval.models.{next(iter(section.endpoints()))}. "
+            "Start one."
         )
     plan = read_plan(recipe)
     requirements = read_requirements(section.require, list(section.questions))
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
-    for source in map(Path, section.retrieval.documents if section.retrieval else ()):
-        inputs |= {} if source.is_file() else document_hashes(source, recipe.documents)
+    if section.retrieval:
+        for source in map(Path, section.retrieval.documents):
+            if not source.is_file():
+                inputs |= document_hashes(source, recipe.documents)
     shard = join_processes(recipe.run_dir)
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
-        notes = list(plan.notes)
         judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
-        run = _Run(
-            recipe,
-            section,
-            plan,
-            ResumableScoring(answers, shard),
-            notes,
-            {**inputs, **plan.models},
-        )
+        evaluation = Evaluation(plan, section)
+        scoring = ResumableScoring(answers, shard)
+        run = _Run(recipe, evaluation, scoring, {**inputs, **plan.models}, list(plan.notes))
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         if judge:
-            judge.grade_answers(plan.open_questions(), run.results)
+            judge.grade_answers(plan.open_questions(), evaluation.answers)
             run.notes.extend(judge.notes())
-        report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
-        counted = [
-            run.prompt_tokens[r.question_set, EvalArm(r.arm, r.format, r.shots, r.k)]
-            for r in report.results
-        ]
-        report = replace(
-            report, notes=tuple(dict.fromkeys(run.notes)), judge=judge.accuracy if judge else None,
-            results=tuple(replace(r, prompt_tokens=n or None) for r, n in zip(report.results, counted, strict=True)),
-        )  # fmt: skip
+        report = make_report(recipe.run_dir, evaluation, run.perplexities)
+        report = replace(report, notes=tuple(dict.fromkeys(run.notes)))
+        if judge:
+            report = replace(report, judge=judge.accuracy)
         if shard.is_first:
             report = replace(report, shortcuts=shortcuts_of(recipe, plan.sets))
-            _write_files(recipe, run, report, judge)
+            _write_files(run, report, judge)
             if requirements:
                 write_checks(check_requirements(requirements, report), recipe.run_dir)
     shard.finish()
@@ -213,27 +207,26 @@ def _chat_style(table: LocalModelSection, section: EvalSection) -> ChatStyle | N
 def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointModelSection) -> None:
     """Score every question of one model's arms."""
     model = _open_model(name, table, run.recipe)
+    evaluation = run.evaluation
     run.inputs.update(model.hashes)
-    for question_set in run.plan.sets:
+    for question_set in evaluation.plan.sets:
         prompts = encode_arms(question_set, model)
         answers, n_new = score_prompts(run.scoring, question_set, model, prompts)
         run.n_scored += n_new
         for prompt, answer in zip(prompts, answers, strict=True):
             asked = (question_set.name, prompt.arm)
-            run.results.setdefault(asked, []).append(answer)
+            evaluation.answers.setdefault(asked, []).append(answer)
+            # The choices share their context, so the first one is counted; an endpoint's has none.
             n_tokens = sum(map(len, prompt.encoded.contexts[:1])) / len(question_set.questions)
-            run.prompt_tokens[asked] = run.prompt_tokens.get(asked, 0.0) + n_tokens
+            counted = evaluation.prompt_tokens.get(asked, 0.0)
+            evaluation.prompt_tokens[asked] = counted + n_tokens
+    corpus = evaluation.section.perplexity_corpus
     if isinstance(model, EndpointScorer):
         run.endpoints[name] = model.counts()
-        run.notes += (
-            [f"{name}: no perplexity, which needs a local model"]
-            if run.section.perplexity_corpus
-            else []
-        )
-    elif run.section.perplexity_corpus:
-        run.perplexities.append(
-            measure_perplexity(run.scoring, model, Path(run.section.perplexity_corpus))
-        )
+        if corpus:
+            run.notes.append(f"{name}: no perplexity, which needs a local model")
+    elif corpus:
+        run.perplexities.append(measure_perplexity(run.scoring, model, Path(corpus)))
     run.notes.extend(model.notes())
 
 
@@ -264,46 +257,34 @@ def score_prompts(
         by_key.setdefault(key, []).append(prompt)
     stored = scoring.stored(by_key)
     mine = scoring.mine({key: same[0].request.question.id for key, same in by_key.items()})
-    n_stored = sum(len(by_key[key]) for key in stored)
-    n_new = sum(len(by_key[key]) for key in mine if key not in stored)
-    with show_progress(
-        f"{model.name} on {question_set.name}", n_stored + n_new, n_stored
-    ) as progress:
+    missing = [key for key in mine if key not in stored]
+    n_stored, n_missing = (sum(len(by_key[key]) for key in part) for part in (stored, missing))
+    title = f"{model.name} on {question_set.name}"
+    with show_progress(title, n_stored + n_missing, n_stored) as progress:
 
         def store(key: str, score: PromptScore) -> None:
             for prompt in by_key[key]:
                 scoring.answers.add(key, _make_answer(question_set, prompt, score))
                 progress.advance()
 
-        todo = {key: by_key[key][0].encoded for key in mine}
         if isinstance(model, EndpointScorer):
-            new = model.score_missing(
-                {key: encoded for key, encoded in todo.items() if key not in stored},
-                store,
-                progress.set_status,
-            )
+            todo = {key: by_key[key][0].encoded for key in missing}
+            new = model.score_missing(todo, store, progress.set_status)
         else:
+            todo = {key: by_key[key][0].encoded for key in mine}
             new = model.score_missing(scoring, todo, stored, store)
     scores = {**stored, **scoring.shard.gather(new)}
-    answers = [
-        _make_answer(question_set, prompt, scores[key])
-        for key, prompt in zip(keys, prompts, strict=True)
-    ]
-    for key, answer in zip(keys, answers, strict=True):
+    answers = []
+    for key, prompt in zip(keys, prompts, strict=True):
+        answer = _make_answer(question_set, prompt, scores[key])
         scoring.answers.add(key, answer)
+        answers.append(answer)
     return answers, sum(key not in stored for key in keys)
 
 
 def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: PromptScore) -> Answer:
-    question = prompt.request.question
-    written = score.text is not None
-    form = FORMATS[prompt.arm.format]
-    texts = () if written else form.answers(question)
-    accepted = question.accepted
-    if written and not form.is_open:
-        letter, choice = ascii_uppercase[question.answer], question.choices[question.answer]
-        accepted = (f"{letter}. {choice}", letter, choice)
-    return Answer(
+    question, form = prompt.request.question, FORMATS[prompt.arm.format]
+    answer = Answer(
         question_id=question.id,
         question_set=question_set.name,
         arm=prompt.arm.name,
@@ -313,24 +294,38 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         context_ids=prompt.context_ids,
         gold=form.gold(question),
         log_probs=score.log_probs,
-        n_tokens=(score.n_tokens,)
-        if written
-        else score.lengths or tuple(map(len, prompt.encoded.continuations)),
-        n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
+        n_tokens=(),
+        n_bytes=(),
         truncated=prompt.encoded.truncated,
-        n_chars=tuple(map(len, texts)),
         subject=question.subject,
         document_id=question.document_id,
         rotation=prompt.request.rotation,
         greedy=score.greedy,
+    )
+    if not form.shows_question:
+        answer = replace(answer, choice_set=content_id("choices", sorted(question.choices)))
+    if score.text is None:
+        texts = form.answers(question)
+        return replace(
+            answer,
+            n_tokens=score.lengths or tuple(map(len, prompt.encoded.continuations)),
+            n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
+            n_chars=tuple(map(len, texts)),
+        )
+    answer = replace(
+        answer,
+        n_tokens=(score.n_tokens,),
         text=score.text,
-        accepted=accepted if written else (),
-        checks=question.checks if written else {},
-        choices=question.choices if written and not form.is_open else (),
+        accepted=question.accepted,
+        checks=question.checks,
         n_thinking=score.n_thinking,
         thinking_cut=score.thinking_cut,
-        choice_set="" if form.shows_question else content_id("choices", sorted(question.choices)),
     )
+    if form.is_open:
+        return answer
+    letter, choice = ascii_uppercase[question.answer], question.choices[question.answer]
+    accepted = (f"{letter}. {choice}", letter, choice)
+    return replace(answer, accepted=accepted, choices=question.choices)
 
 
 @contextmanager
@@ -342,28 +337,37 @@ def show_progress(title: str, n_total: int, n_stored: int) -> Iterator[Progress]
         yield progress
     seconds = monotonic() - start
     stored = f", {n_stored} found in answers.jsonl" if n_stored else ""
-    rate = f", {progress.done / seconds:.1f} a second" if progress.done and seconds else ""
+    rate = ""
+    if progress.done and seconds:
+        rate = f", {progress.done / seconds:.1f} a second"
     show(
         f"{title}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}",
         file=sys.stderr,
     )
 
 
-def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
-    if judge is None:
-        delete_file(recipe.run_dir / GRADES_FILE)  # of an earlier run of this recipe
-    write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
-    write_json(
-        recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)}
+def _write_files(run: _Run, report: Report, judge: AnswerJudge | None) -> None:
+    folder, outputs = run.recipe.run_dir, ["flips.jsonl"]
+    write_jsonl(folder / "flips.jsonl", find_flips(run.evaluation))
+    write_json(folder / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
+    of_all = EvalCounts(
+        answers=sum(map(len, run.evaluation.answers.values())),
+        scored_now=run.n_scored,
+        stored=run.scoring.answers.n_rows,
     )
-    counts: dict[str, Any] = {
-        "answers": sum(map(len, run.results.values())),
-        "scored_now": run.n_scored,
-        "stored": run.scoring.answers.n_rows,
-        **({"endpoints": run.endpoints} if run.endpoints else {}),
-        **({"judge": judge.counts()} if judge else {}),
-    }
+    counts: dict[str, Any] = asdict(of_all)
+    if run.endpoints:
+        counts["endpoints"] = run.endpoints
+    if judge is None:
+        delete_file(folder / GRADES_FILE)  # of an earlier run of this recipe
+    else:
+        counts["judge"] = judge.counts()
+        outputs.append(GRADES_FILE)
     write_manifest(
-        recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
-        outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
-    )  # fmt: skip
+        folder / MANIFEST,
+        stage="eval",
+        inputs=run.inputs,
+        recipe=run.recipe.raw,
+        counts=counts,
+        outputs=outputs,
+    )
