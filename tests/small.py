@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,22 @@ def interrupt(run: Path, steps: int) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["counts"] = {"finished": False}
     (run / "manifest.json").write_text(json.dumps(manifest))
+
+
+def write_training(run: Path, recipe: Mapping[str, Any], **counts: float) -> None:
+    """Write the manifest of a finished training by `recipe`, with `counts`."""
+    from kinject.disk import write_manifest
+    from kinject.manifests import EffectiveBatch, Exposures, FinishedTraining
+
+    batch = EffectiveBatch(rows_per_device=1, accumulation=1, devices=1, rows=1, tokens=1)
+    training = FinishedTraining(
+        finished=True, steps=1, epochs=1.0, loss=1.0, seconds=1.0, resumed_from=None, tokens={}, notes=(), best_step=None,
+        effective_batch=batch, fractions={}, exposures=Exposures(documents=0), skipped_updates=0, warnings=(),
+    )  # fmt: skip
+    write_manifest(
+        run / "manifest.json", stage="train", inputs={}, recipe=recipe,
+        counts={**training.to_json(), **counts},
+    )  # fmt: skip
 
 
 def draw_blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:

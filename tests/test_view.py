@@ -20,6 +20,7 @@ from kinject.cli import main
 from kinject.disk import lock_dir, write_jsonl, write_manifest
 from kinject.eval.chat import ChatSetup, open_chat
 from kinject.view import Server
+from small import write_training
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -241,9 +242,7 @@ def test_a_chat_asks_base_trained_and_trained_with_the_passages_of_its_documents
     run, question = folder / "runs" / "cpt", "Where was Arden Holt born?"
     shutil.copytree(tiny_model, run / "model")
     recipe = {"model": {"path": str(tiny_model)}, "corpus": {"path": "runs/augment/corpus.jsonl"}}
-    write_manifest(
-        run / "manifest.json", stage="train", inputs={}, recipe=recipe, counts={"finished": True}
-    )
+    write_training(run, recipe)
     (run / ".lock").touch()
     status, text = client.ask("chat", {"run": "runs/cpt", "question": question, "again": True})
     events = [json.loads(line) for line in text.splitlines()]
@@ -273,11 +272,14 @@ def test_curves_progress_and_the_state_of_what_runs(folder: Path, client: Client
         {"step": step, "epoch": step / 10, "loss": None if step == 2 else 4 / step}
         for step in range(1, 1001)
     ]
+    recipe = {
+        "model": {"path": "base"}, "corpus": {"path": "corpus.jsonl"}, "trainer": {"max_steps": 2000},
+    }  # fmt: skip
     write_manifest(
         run / "manifest.json",
         stage="train",
         inputs={},
-        recipe={"trainer": {"max_steps": 2000}},
+        recipe=recipe,
         counts={"finished": False},
     )
     write_jsonl(
@@ -301,7 +303,7 @@ def test_curves_progress_and_the_state_of_what_runs(folder: Path, client: Client
     numbers = client.ask("numbers?run=runs/cpt")[1]
     assert (numbers["counts"], numbers["recipe"]) == (
         {"finished": False},
-        {"trainer": {"max_steps": 2000}},
+        recipe,
     )
     assert losses[-1] == pytest.approx(sum(4 / step for step in range(998, 1001)) / 3, rel=0.01)
 
@@ -322,7 +324,11 @@ def write_many(folder: Path, n: int) -> None:
         for i, text in enumerate(texts)))  # fmt: skip
     write_jsonl(run / "variants.jsonl", [])
     write_manifest(
-        run / "manifest.json", stage="augment", inputs={}, recipe={}, counts={"asked": n, "got": 0}
+        run / "manifest.json",
+        stage="augment",
+        inputs={},
+        recipe={"augment": {"documents": "documents.jsonl"}},
+        counts={"asked": n, "got": 0},
     )
     (run / ".lock").touch()
 

@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 
 import kinject
-from kinject.disk import SHA256SUMS, file_hash, read_manifest, write_json, write_sha256sums
+from kinject.disk import SHA256SUMS, file_hash, read_manifest_fields, write_json, write_sha256sums
 from kinject.recipe import read_recipe
 from kinject.sandbox import BASE, INSTRUCT, ShippedRun
 from kinject.train.run import hash_inputs
@@ -121,7 +121,7 @@ def table(name: str, results: dict[tuple[str, str, int], dict[str, Any]]) -> str
 def ship(run: ShippedRun, trained: Path, scratch: Path) -> None:
     """Write the run in `trained` to the folder from which `run` ships, weights in bfloat16, with its card."""
     recipe = read_recipe(Path(run.recipe), verb="train")
-    manifest = read_manifest(trained / "manifest.json") or {}
+    manifest = read_manifest_fields(trained / "manifest.json") or {}
     if not manifest["counts"]["finished"] or manifest["inputs"] != hash_inputs(recipe):
         raise SystemExit(
             f"{trained}: not a finished run of {run.recipe} on the corpus that is here"

@@ -22,8 +22,6 @@ from typing import Any
 from kinject.disk import (
     file_name,
     lock_dir,
-    manifest_beside,
-    read_manifest,
     verified_hashes,
     write_json,
     write_sha256sums,
@@ -31,6 +29,7 @@ from kinject.disk import (
 )
 from kinject.errors import EndpointError, InputError
 from kinject.gguf import gguf_file, write_gguf
+from kinject.manifests import EvalManifest, TrainManifest, manifest_beside, read_manifest
 from kinject.recipe import EvalRecipe, GeneratorSection, read_recipe
 from kinject.recipe.read import read_values
 from kinject.types import Answer, Message, Question
@@ -161,13 +160,13 @@ def export(options: ExportOptions) -> ExportResult:
 
 @dataclass(frozen=True)
 class _Source:
-    """The source: the folder of its weights, its base ("" if unknown), and the manifest of its run
-    ({} without)."""
+    """The source: the folder of its weights, its base ("" if unknown), and the manifest of its run,
+    if there is one."""
 
     model: Path
     base: str
     is_adapter: bool
-    manifest: Mapping[str, Any]
+    manifest: TrainManifest | None
 
 
 def _read_source(folder: Path) -> _Source:
@@ -175,25 +174,27 @@ def _read_source(folder: Path) -> _Source:
     finished model."""
     from kinject.models import ADAPTER_CONFIG, base_of_adapter, check_model
 
-    run = folder if (folder / "manifest.json").is_file() else None
-    manifest = (read_manifest(folder / "manifest.json") if run else None) or {}
-    if manifest and manifest.get("stage") != "train":
+    manifest = read_manifest(folder)
+    if manifest is not None and not isinstance(manifest, TrainManifest):
         raise InputError(
-            f"{folder}: the run of kinject {manifest.get('stage')}, which makes no model. Give one of train."
+            f"{folder}: the run of kinject {manifest.stage}, which makes no model. Give one of train."
         )
-    if manifest and not manifest["counts"].get("finished"):
+    if manifest is not None and manifest.finished() is None:
         raise InputError(
             f"{folder}: this run is not finished. Finish it: kinject train RECIPE --resume"
         )
-    model = folder / "model" if run or (folder / "model").is_dir() else folder
+    model = folder / "model" if manifest is not None or (folder / "model").is_dir() else folder
     if not model.is_dir():
         raise InputError(
             f"{model}: no such folder. Give the run_dir of a finished kinject train, or a model folder."
         )
     check_model(model)
     adapter = model / ADAPTER_CONFIG
-    section = (manifest.get("recipe") or {}).get("model") or {}
-    base = base_of_adapter(adapter) if adapter.is_file() else str(section.get("path") or "")
+    base = ""
+    if adapter.is_file():
+        base = base_of_adapter(adapter)
+    elif manifest is not None:
+        base = manifest.recipe.model.path or ""
     return _Source(model, base, adapter.is_file(), manifest)
 
 
@@ -250,12 +251,11 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
         arm = _own_arm(path, source.model)
         lines += [f"This model is the arm **{arm}**.", ""] if arm else []
         lines += [render_card_tables(path.parent, read_report(path)), ""]
-    if source.manifest:
+    facts = _training_facts(source.manifest)
+    if facts:
         lines += ["## Training", "", "| | |", "|---|---|"]
-        lines += [
-            *(f"| {key} | {value} |" for key, value in _training_facts(source.manifest).items()),
-            "",
-        ]
+        lines += [f"| {key} | {value} |" for key, value in facts.items()]
+        lines += [""]
     lines += [
         "## Use", "", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "",
         f'model = AutoModelForCausalLM.from_pretrained("{name}")',
@@ -269,25 +269,30 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
 def _own_arm(report: Path, model: Path) -> str:
     """Return the name that the evaluation of `report` gave to `model`; "" if its manifest does not
     name it."""
-    section = (manifest_beside(report).get("recipe") or {}).get("eval") or {}
-    for name, value in (section.get("models") or {}).items():
-        path = (value.get("adapter") or value.get("path")) if isinstance(value, dict) else value
-        if isinstance(path, str) and Path(path).resolve() == model.resolve():
-            return str(name)
+    manifest = manifest_beside(report)
+    if not isinstance(manifest, EvalManifest):
+        return ""
+    for name, path in manifest.recipe.eval.model_paths().items():
+        if Path(path).resolve() == model.resolve():
+            return name
     return ""
 
 
-def _training_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
+def _training_facts(manifest: TrainManifest | None) -> dict[str, str]:
     """Return label -> value of a run: how long, how much, and the settings of its trainer that the
-    recipe names."""
-    counts, trainer = manifest["counts"], manifest["recipe"].get("trainer") or {}
-    facts = {
-        "steps": f"{counts['steps']:,}", "epochs": f"{counts['epochs']:.2f}",
-        "tokens learned": f"{counts['learned_tokens']:,}", "mean training loss": f"{counts['loss']:.3f}",
-        "rows of an update": f"{counts['effective_batch']['rows']:,}",
-    }  # fmt: skip
-    named = ("learning_rate", "lr_scheduler_type", "optim", "max_length", "weight_decay")
-    return facts | {key: str(trainer[key]) for key in named if key in trainer}
+    recipe names; {} for a model without a run."""
+    counts = None if manifest is None else manifest.finished()
+    if manifest is None or counts is None:
+        return {}
+    facts = {"steps": f"{counts.steps:,}", "epochs": f"{counts.epochs:.2f}"}
+    if counts.learned_tokens is not None:
+        facts["tokens learned"] = f"{counts.learned_tokens:,}"
+    facts["mean training loss"] = f"{counts.loss:.3f}"
+    facts["rows of an update"] = f"{counts.effective_batch.rows:,}"
+    for key in ("learning_rate", "lr_scheduler_type", "optim", "max_length", "weight_decay"):
+        if key in manifest.recipe.trainer:
+            facts[key] = str(manifest.recipe.trainer[key])
+    return facts
 
 
 def _commands(model: Path, name: str, source: _Source, file: Path | None) -> list[str]:
@@ -350,11 +355,11 @@ def prove(trained: str, copies: Sequence[str], evaluation: Path, out: Path) -> l
 def _read_evaluation(source: Path, trained: str) -> dict[str, Any]:
     """Return the recipe, with the trained model alone, that asks what the recipe or run in `source`
     asks."""
-    raw = (
-        (read_manifest(source / "manifest.json") or {}).get("recipe", {})
-        if source.is_dir()
-        else read_values(source)
-    )
+    raw: Mapping[str, Any] = {}
+    if not source.is_dir():
+        raw = read_values(source)
+    elif (manifest := read_manifest(source)) is not None:
+        raw = manifest.as_written["recipe"]
     section = raw.get("eval") or raw.get("probes") or {}
     if not section.get("questions"):
         raise InputError(f"{source}: no questions. Give --prove a recipe or run of kinject eval.")

@@ -13,7 +13,7 @@ import pytest
 from kinject.augment import augment, render_summary
 from kinject.augment.contamination import ContaminationCheck, question_texts
 from kinject.corpus.questions import read_questions
-from kinject.disk import read_jsonl, read_manifest
+from kinject.disk import read_jsonl, read_manifest_fields
 from kinject.errors import InputError
 from kinject.recipe import Recipe
 
@@ -143,7 +143,7 @@ def test_a_run_reports_leaks_in_its_manifest_and_prints_them(
     rows[0]["question"] = sentence
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = augment(make_recipe(contamination_check=[str(path)]))
-    manifest = read_manifest(result.manifest_path)
+    manifest = read_manifest_fields(result.manifest_path)
     assert manifest is not None
     assert manifest["counts"]["contamination"]["contaminated"] == 1
     assert manifest["counts"]["contamination"]["by_place"] == {"corpus": 1}

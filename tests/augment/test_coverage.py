@@ -14,7 +14,7 @@ from kinject.augment.checks.additions import carried, facts_of, find_missing, so
 from kinject.augment.checks.checker import Checker
 from kinject.augment.preview import preview
 from kinject.augment.prompts import passage_of
-from kinject.disk import read_jsonl, read_manifest
+from kinject.disk import read_jsonl, read_manifest_fields
 from kinject.recipe import Recipe, read_recipe
 from kinject.types import Completion, Message, Usage
 
@@ -74,7 +74,7 @@ def test_the_summary_and_the_manifest_show_which_facts_few_texts_carry(
     summary = render_summary(result)
     assert "stand in fewer than 5 texts, or half of them" in summary
     assert "writer tokens: 100 for each accepted text" in summary
-    manifest = read_manifest(result.manifest_path)
+    manifest = read_manifest_fields(result.manifest_path)
     assert manifest is not None
     counts = manifest["counts"]["coverage"]
     assert (counts["short"], counts["facts"], counts["tokens_per_text"]) == (

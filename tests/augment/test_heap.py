@@ -11,7 +11,7 @@ import pytest
 
 from kinject import executors
 from kinject.augment import augment
-from kinject.disk import read_jsonl, read_manifest
+from kinject.disk import read_jsonl, read_manifest_fields
 from kinject.documents import read_documents
 from kinject.eval.retrieval import read_passages
 from kinject.recipe import AugmentRecipe, DocumentsSection, RetrievalSection, read_recipe
@@ -55,7 +55,7 @@ def test_a_folder_is_parsed_once_for_every_verb_and_its_licence_goes_to_the_corp
         *(f"{n}.md" for n in range(3)),
         "rows.jsonl",
     }
-    manifest = read_manifest(result.manifest_path)
+    manifest = read_manifest_fields(result.manifest_path)
     assert manifest is not None
     assert list(manifest["inputs"]) == ["heap"]
 

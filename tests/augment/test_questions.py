@@ -13,7 +13,7 @@ from kinject.augment.questions import make_questions, render_questions
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.cli import main
 from kinject.corpus.questions import read_questions
-from kinject.disk import content_id, read_jsonl, read_manifest
+from kinject.disk import content_id, read_jsonl, read_manifest_fields
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe, read_recipe
 from kinject.sandbox.grammar import parse_entry
@@ -134,7 +134,7 @@ def test_the_endpoint_and_the_sandbox_in_process_give_the_same_questions_and_a_r
     # a proposal, four answers with the passage, and two each without
     assert (first.n_sent, again.n_sent, server.n_requests) == (12 * 13, 0, 12 * 13)
     assert before == {name: (tmp_path / "run" / name).read_bytes() for name in before}
-    manifest = read_manifest(first.manifest_path)
+    manifest = read_manifest_fields(first.manifest_path)
     assert manifest is not None
     assert (manifest["stage"], manifest["counts"]["got"], manifest["counts"]["n_test"]) == (
         "questions",

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kinject.cli import main
-from kinject.disk import write_manifest
 from kinject.models import load_model
+from small import write_training
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
@@ -31,10 +31,7 @@ def run(tiny_model: Path, tmp_path: Path) -> Path:
     loaded.model.save_pretrained(folder / "model")
     loaded.tokenizer.chat_template = TEMPLATE
     loaded.tokenizer.save_pretrained(folder / "model")
-    recipe = {"model": {"path": str(tiny_model)}}
-    write_manifest(
-        folder / "manifest.json", stage="train", inputs={}, recipe=recipe, counts={"finished": True}
-    )
+    write_training(folder, {"model": {"path": str(tiny_model)}, "corpus": {"path": "corpus.jsonl"}})
     return folder
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import kinject
 from kinject.cli import main
-from kinject.disk import read_manifest, write_jsonl
+from kinject.disk import read_manifest_fields, write_jsonl
 from kinject.errors import KinjectError
 from kinject.executors import Outcome
 from kinject.recipe.shipped import FOLDER
@@ -148,7 +148,8 @@ def test_the_demo_is_the_whole_job_stopped_and_resumed_and_done_once(
     assert done.items() <= again.items()
     assert out.count("this run is finished; nothing to do") == 2
     manifests = [
-        read_manifest(here / path / "manifest.json") for path in ("runs/cpt", "runs/sandbox/repeat")
+        read_manifest_fields(here / path / "manifest.json")
+        for path in ("runs/cpt", "runs/sandbox/repeat")
     ]
     assert [manifest and manifest["counts"]["steps"] for manifest in manifests] == [2, 2]
 

@@ -49,10 +49,12 @@ def test_a_run_becomes_a_folder_that_loads_with_its_card(
 ) -> None:
     (tmp_path / "eval").mkdir()
     write_json(tmp_path / "eval" / "report.json", to_json(make_report()))
-    recipe = {"eval": {"models": {"base": str(tiny_model), "par": str(run / "model")}}}
+    models = {"base": str(tiny_model), "par": str(run / "model")}
     write_manifest(
-        tmp_path / "eval" / "manifest.json", stage="eval", inputs={}, recipe=recipe, counts={}
-    )
+        tmp_path / "eval" / "manifest.json", stage="eval", inputs={},
+        recipe={"eval": {"models": models, "questions": {"new": "new.jsonl"}}},
+        counts={"answers": 0, "scored_now": 0, "stored": 0},
+    )  # fmt: skip
     words = ["export", str(run), "--report", str(tmp_path / "eval"), "--license", "apache-2.0"]
     for _ in range(2):  # again: the folder is replaced
         assert main(words) == 0

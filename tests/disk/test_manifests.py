@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from kinject.disk import file_hash, read_manifest
+from kinject.disk import file_hash, read_manifest_fields
 from kinject.disk import run_folder as manifest_module
-from kinject.disk.run_folder import check_output, manifest_beside, write_manifest
+from kinject.disk.run_folder import check_output, read_manifest_beside, write_manifest
 from kinject.errors import KinjectError
 
 
@@ -44,22 +44,26 @@ def test_a_manifest_of_another_shape_is_refused_and_another_programs_is_left_alo
         {**whole, "counts": 3},
     ):
         path.write_text(json.dumps(value))
-        assert message_of(lambda: read_manifest(path)) == shape
-        assert message_of(lambda: manifest_beside(beside)) == shape
+        assert message_of(lambda: read_manifest_fields(path)) == shape
+        assert message_of(lambda: read_manifest_beside(beside)) == shape
     path.write_text(json.dumps(whole))
-    assert read_manifest(path) == whole
+    assert read_manifest_fields(path) == whole
     path.write_text('{"format_version": 99}')
-    assert message_of(lambda: read_manifest(path)).startswith(f"{path}: written by a newer kinject")
+    assert message_of(lambda: read_manifest_fields(path)).startswith(
+        f"{path}: written by a newer kinject"
+    )
     path.write_text(json.dumps({**whole, "format_version": 0}))
-    assert message_of(lambda: read_manifest(path)).startswith(
+    assert message_of(lambda: read_manifest_fields(path)).startswith(
         f"{path}: damaged: format_version is 0"
     )
     for others in ('{"name": "a web page"}', "[1]"):
         path.write_text(others)
-        assert manifest_beside(beside) == {}
+        assert read_manifest_beside(beside) is None
     path.write_text("{")
-    assert message_of(lambda: manifest_beside(beside)).startswith(f"{path}: damaged: not JSON (")
-    assert message_of(lambda: manifest_beside(beside)).endswith(f"). {fix}")
+    assert message_of(lambda: read_manifest_beside(beside)).startswith(
+        f"{path}: damaged: not JSON ("
+    )
+    assert message_of(lambda: read_manifest_beside(beside)).endswith(f"). {fix}")
     beside.write_text("1")
     write_manifest(path, stage="augment", inputs={}, recipe={}, counts={}, outputs=[beside.name])
     assert check_output(beside, "Mend it.") == file_hash(beside)
@@ -87,7 +91,7 @@ def test_a_manifest_says_what_made_its_output(
         recipe=recipe,
         counts={"n": 2},
     )
-    manifest = read_manifest(tmp_path / "manifest.json")
+    manifest = read_manifest_fields(tmp_path / "manifest.json")
     assert manifest is not None
     written = datetime.fromisoformat(manifest.pop("written"))
     assert abs((datetime.now(UTC) - written).total_seconds()) < 3600

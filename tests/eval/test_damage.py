@@ -76,7 +76,7 @@ def test_questions_that_are_not_as_they_were_written_are_refused(
         stage="questions",
         inputs={},
         recipe={},
-        counts={},
+        counts={"asked": 4, "got": 4},
         outputs=["new.jsonl"],
     )
     evaluate(recipe)

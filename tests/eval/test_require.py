@@ -12,7 +12,7 @@ import pytest
 from tests.report.study_samples import first, make_evaluation, make_result
 
 from kinject.errors import InputError
-from kinject.eval.run import check_requirements, read_requirements, write_checks
+from kinject.eval.require import check_requirements, read_requirements, write_checks
 from kinject.stats.comparisons import make_contrast
 from kinject.stats.matrix import CorrectnessMatrix
 

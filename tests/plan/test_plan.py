@@ -58,7 +58,7 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
 def test_steps_tokens_and_rates_are_those_of_the_run(
     make_recipe: Callable[..., Recipe], strategy: str
 ) -> None:
-    from kinject.disk import read_manifest
+    from kinject.disk import read_manifest_fields
     from kinject.train import train
 
     length = {"max_steps": -1, "num_train_epochs": 3, "max_length": 48}
@@ -70,7 +70,7 @@ def test_steps_tokens_and_rates_are_those_of_the_run(
     )
     found = plan(recipe, calibration=False)
     result = train(recipe)
-    manifest = read_manifest(Path(result.run_dir) / "manifest.json")
+    manifest = read_manifest_fields(Path(result.run_dir) / "manifest.json")
     assert manifest is not None
     counts = manifest["counts"]
     assert found.length is not None

@@ -17,6 +17,7 @@ from study_results import make_paper_study, make_study
 from study_samples import first, log_entries, make_evaluation, make_report, make_result, write_logs
 
 import kinject
+from kinject.disk import write_manifest
 from kinject.errors import InputError
 from kinject.report.files import (
     read_report,
@@ -31,8 +32,19 @@ from kinject.report.tables import cost_table, results_table, small_tables, sweep
 from kinject.report.words import write_opening
 from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.terminal import duration
+from small import write_training
 
-MANIFEST = {"format_version": 1, "inputs": {}, "counts": {}}
+TRAINING = {"model": {"path": "base"}, "corpus": {"path": "runs/a/corpus.jsonl"}, "trainer": {}}
+
+
+def write_as(run: Path, **fields: object) -> None:
+    """Change `fields` of the manifest of `run`; without one, it is that of an evaluation."""
+    path = run / "manifest.json"
+    if not path.exists():
+        recipe = {"eval": {"models": {"base": "base"}, "questions": {"new": "new.jsonl"}}}
+        counts = {"answers": 0, "scored_now": 0, "stored": 0}
+        write_manifest(path, stage="eval", inputs={}, recipe=recipe, counts=counts)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def flip(arm: str, **change: object) -> dict[str, object]:
@@ -168,15 +180,10 @@ def test_an_empty_report_is_refused(tmp_path: Path) -> None:
 def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
     logs = write_logs(tmp_path / "train")
     for name in logs:
-        manifest = {**MANIFEST, "command": ["kinject", "train", "recipes/my cpt.yaml"]}
-        (tmp_path / "train" / name / "manifest.json").write_text(json.dumps(manifest))
-    manifest = {
-        **MANIFEST,
-        "written": "2026-01-02",
-        "command": ["kinject", "eval"],
-        "versions": {"torch": "2.13"},
-    }
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+        write_training(tmp_path / "train" / name, TRAINING)
+        write_as(tmp_path / "train" / name, command=["kinject", "train", "recipes/my cpt.yaml"])
+    command = ["kinject", "eval"]
+    write_as(tmp_path, written="2026-01-02", command=command, versions={"torch": "2.13"})
     text = Elements(
         write_report(tmp_path, make_report(logs=log_entries(logs))).read_text("utf-8")
     ).text
@@ -198,7 +205,7 @@ def test_a_report_survives_the_way_through_json_and_unknown_keys_are_left_out(
 def test_a_report_is_redrawn_from_its_folder_alone(tmp_path: Path) -> None:
     run, logs = tmp_path / "run", write_logs(tmp_path / "train")
     run.mkdir()
-    (run / "manifest.json").write_text(json.dumps({**MANIFEST, "command": ["kinject", "eval"]}))
+    write_as(run, command=["kinject", "eval"])
     report = make_report(logs=log_entries(logs))
     (run / "report.json").write_text(json.dumps(to_json(report)))
     write_report(run, report)
@@ -297,12 +304,7 @@ def test_page_terminal_and_card_have_the_same_sentences_those_of_the_trainings_t
     tmp_path: Path,
 ) -> None:
     logs, run = write_logs(tmp_path / "train"), tmp_path / "run"
-    cut = {
-        **MANIFEST,
-        "counts": {"steps": 4, "epochs": 0.36},
-        "recipe": {"corpus": {"path": "runs/a/corpus.jsonl"}},
-    }
-    logs["par"].with_name("manifest.json").write_text(json.dumps(cut))
+    write_training(logs["par"].parent, TRAINING, steps=4, epochs=0.36)
     report = make_report(logs=log_entries(logs))
     page = Elements(write_report(run, report).read_text("utf-8")).text
     assert (

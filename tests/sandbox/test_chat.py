@@ -9,7 +9,7 @@ import jinja2
 
 from kinject.corpus.grading import passes
 from kinject.corpus.questions import read_questions
-from kinject.disk import file_hash, read_manifest
+from kinject.disk import file_hash, read_manifest_fields
 from kinject.sandbox import INSTRUCT
 from kinject.sandbox.build import strangers
 from kinject.sandbox.chat import (
@@ -91,7 +91,7 @@ def test_the_taught_answer_passes_its_checks_and_another_does_not() -> None:
 
 
 def test_the_dialogues_are_those_that_the_shipped_instruct_model_learned(tmp_path: Path) -> None:
-    manifest = read_manifest(INSTRUCT.folder / "manifest.json")
+    manifest = read_manifest_fields(INSTRUCT.folder / "manifest.json")
     assert manifest is not None
     write_dialogues(tmp_path / "chat.jsonl")
     assert file_hash(tmp_path / "chat.jsonl") == manifest["inputs"]["corpus"], (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kinject.disk import content_id, read_manifest, write_json
+from kinject.disk import content_id, read_manifest_fields, write_json
 from kinject.errors import InputError
 from kinject.models import model_hash
 from kinject.recipe import read_recipe
@@ -41,7 +41,7 @@ def copy(tmp_path: Path, shipped: ShippedRun) -> Path:
 
 
 def _manifest(run: ShippedRun) -> dict[str, Any]:
-    manifest = read_manifest(run.folder / "manifest.json")
+    manifest = read_manifest_fields(run.folder / "manifest.json")
     assert manifest is not None
     return manifest
 

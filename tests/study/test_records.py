@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 
-from kinject.disk import write_json
+from kinject.disk import write_json, write_manifest
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.stats.intervals import family_variances
@@ -92,9 +93,13 @@ def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path)
                                                  (1, 1), (1, 1), cut))  # fmt: skip
         report = Report("evaluation", "t", ("m",), (), (), recalls=(Recall("set", 1, 3, 5),))
         write_json(folder / "report.json", {"format_version": 1, **to_json(report)})
-        (folder / "manifest.json").write_text(
-            f'{{"format_version": 1, "inputs": {{}}, "counts": {{}}, "written": "2026-0{seed + 1}-02"}}'
-        )
+        write_manifest(
+            folder / "manifest.json", stage="eval", inputs={},
+            recipe={"eval": {"models": {"m": "m"}, "questions": {"set": "set.jsonl"}}},
+            counts={"answers": 5, "scored_now": 5, "stored": 5},
+        )  # fmt: skip
+        manifest = json.loads((folder / "manifest.json").read_text())
+        write_json(folder / "manifest.json", {**manifest, "written": f"2026-0{seed + 1}-02"})
         records.read("m", arm, seed, folder)
         records.read_report("m", arm, folder)
     questions = {

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from kinject.cli import main
-from kinject.disk import read_jsonl, read_manifest
+from kinject.disk import read_jsonl, read_manifest_fields
 from kinject.errors import InputError, RecipeError
 from kinject.models import Sharding, read_sharding
 from kinject.models.attention import reads_later_tokens
@@ -217,7 +217,7 @@ def _assert_sharded_as_ddp(folder: Path, kind: str) -> None:
     ), kind
     files = [sorted(path.name for path in (run / "model").iterdir()) for run in (ours, theirs)]
     assert files[0] == files[1]
-    manifest = read_manifest(ours / "manifest.json")
+    manifest = read_manifest_fields(ours / "manifest.json")
     assert manifest is not None
     assert manifest["counts"]["resumed_from"] == "checkpoint-2"
     last = ours / "checkpoint-4"

@@ -60,7 +60,7 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
             show(line)
         return {"text": "\n".join(lines)}, 0
     from kinject.api import evaluate
-    from kinject.eval.run import check_requirements, read_requirements
+    from kinject.eval.require import check_requirements, read_requirements
     from kinject.report.files import render_summary
 
     report, page = evaluate(recipe), recipe.run_dir / "report.html"

@@ -38,6 +38,7 @@ from kinject.disk.jsonl import (
     Row,
     check_version,
     open_jsonl,
+    parse_fields,
     parse_json,
     parse_row,
     read_json,
@@ -45,13 +46,14 @@ from kinject.disk.jsonl import (
     write_jsonl,
 )
 from kinject.disk.run_folder import (
+    MANIFEST_FIX,
     FoundRun,
     check_output,
     file_name,
     find_runs,
     lock_dir,
-    manifest_beside,
-    read_manifest,
+    read_manifest_beside,
+    read_manifest_fields,
     refuse_outside_links,
     write_manifest,
 )

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject.disk.files import atomic_file, read_bytes, read_lines, unwritable
 from kinject.errors import DiskError, InputError
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 Row = dict[str, Any]
+_Kind = TypeVar("_Kind")
 FORMAT_VERSION = 1
 """The version of manifests, report.json and SQLite files (their user_version). A change that this
 code's readers would misread raises it; readers ignore keys that they do not know.
@@ -97,6 +101,39 @@ def read_json(path: Path, fix: str) -> Row:
     if "format_version" in value:
         check_version(value["format_version"], str(path))
     return value
+
+
+def parse_fields(kind: type[_Kind], value: Mapping[str, Any], location: str, fix: str) -> _Kind:
+    """Return `value`, read from a JSON file, as the dataclass `kind`. Keys that it does not have are
+    ignored.
+
+    Raises `InputError` at `location`, with the first field of another type and `fix`.
+    """
+    from pydantic import ValidationError
+
+    try:
+        # Strict mode takes a list for a tuple only where it parses the JSON itself.
+        parsed: _Kind = _type_adapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"]
+        )
+        found = f"found {first['input']!r:.60}: {first['msg']}"
+        raise InputError(f"{location}: {place.removeprefix('.')}: {found}. {fix}") from None
+    return parsed
+
+
+_TYPE_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+"""Making one takes a hundredth of a second, and `kinject view` reads every run again and again."""
+
+
+def _type_adapter(kind: type[_Kind]) -> TypeAdapter[_Kind]:
+    from pydantic import TypeAdapter
+
+    if kind not in _TYPE_ADAPTERS:
+        _TYPE_ADAPTERS[kind] = TypeAdapter(kind)
+    return _TYPE_ADAPTERS[kind]
 
 
 def encode_row(row: object) -> str:

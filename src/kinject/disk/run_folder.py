@@ -43,6 +43,7 @@ _MOST_LOCK_BYTES = 1000
 _PLAIN_NAME = re.compile(r"[^\W_](?:[\w .+=@-]*[\w+=@-])?\Z")
 _MOST_NAME_BYTES = 100
 State = Literal["done", "short", "unfinished", "running", "not started"]
+MANIFEST_FIX = "Delete it and run the same command again (kinject train: with --resume)."
 _LAST_FILES: Mapping[str, str] = {
     "study": "report.html", "train": "model", "eval": "report.html", "documents": "documents.jsonl",
     "augment": "corpus.jsonl", "questions": "questions.jsonl",
@@ -202,20 +203,20 @@ def write_manifest(
     })  # fmt: skip
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Return the manifest at `path`, or None if there is none.
+def read_manifest_fields(path: Path) -> dict[str, Any] | None:
+    """Return the manifest at `path` as JSON, or None if there is none; `kinject.manifests` has what
+    its stage wrote, typed.
 
     Raises `InputError` if it is damaged or was written by a newer kinject.
     """
     if not path.exists():
         return None
-    fix = "Delete it and run the same command again (kinject train: with --resume)."
-    value = read_json(path, fix)
+    value = read_json(path, MANIFEST_FIX)
     if "format_version" not in value or not all(
         isinstance(value.get(key), dict) for key in ("inputs", "counts")
     ):
         raise InputError(
-            f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {fix}"
+            f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {MANIFEST_FIX}"
         )
     check_version(value["format_version"], str(path))
     return value
@@ -228,7 +229,8 @@ def check_output(path: Path, fix: str) -> str:
     `DiskError` as `file_hash`.
     """
     sha256 = file_hash(path)
-    outputs = manifest_beside(path).get("outputs")
+    manifest = read_manifest_beside(path)
+    outputs = None if manifest is None else manifest.get("outputs")
     if isinstance(outputs, dict) and outputs.get(path.name, sha256) != sha256:
         raise InputError(
             f"{path}: its bytes are not those that were written (manifest.json beside it has their hash). {fix}"
@@ -236,11 +238,15 @@ def check_output(path: Path, fix: str) -> str:
     return sha256
 
 
-def manifest_beside(path: Path) -> dict[str, Any]:
-    """Return the manifest in the folder of `path`; {} if kinject wrote none there. Raises as
-    `read_manifest`."""
+def read_manifest_beside(path: Path) -> dict[str, Any] | None:
+    """Return the manifest in the folder of `path` as JSON; None if kinject wrote none there.
+
+    Raises as `read_manifest_fields`.
+    """
     manifest = path.parent / "manifest.json"
-    return {} if not manifest.is_file() or _is_foreign(manifest) else read_manifest(manifest) or {}
+    if not manifest.is_file() or _is_foreign(manifest):
+        return None
+    return read_manifest_fields(manifest)
 
 
 def _is_foreign(path: Path) -> bool:

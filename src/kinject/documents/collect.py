@@ -25,7 +25,6 @@ from kinject.disk import (
     file_name,
     lock_dir,
     read_jsonl,
-    read_manifest,
     write_manifest,
 )
 from kinject.documents.parse import (
@@ -42,6 +41,7 @@ from kinject.documents.readers import ReadOptions
 from kinject.documents.write import HeapFile, HeapWriter, day_of
 from kinject.errors import DiskError, InputError
 from kinject.language import language_name
+from kinject.manifests import read_documents_manifest
 from kinject.process import core_count
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress
@@ -181,12 +181,10 @@ def collected_fingerprint(sources: Sequence[Path], section: DocumentsSection | N
 
     They are collected if they never were. Raises as `collect`.
     """
-    manifest = read_manifest(_folder_of(sources, section or DocumentsSection()) / "manifest.json")
-    return (
-        str(manifest["counts"]["fingerprint"])
-        if manifest
-        else collect(sources, section).fingerprint
-    )
+    manifest = read_documents_manifest(_folder_of(sources, section or DocumentsSection()))
+    if manifest is None:
+        return collect(sources, section).fingerprint
+    return manifest.counts.fingerprint
 
 
 def _folder_of(sources: Sequence[Path], section: DocumentsSection) -> Path:
@@ -282,17 +280,17 @@ def _write(
     manifest_path = folder / "manifest.json"
     parts = [[file.found.name, file.sha256, file.fault, day_of(file.found.mtime)] for file in heap]
     heap_id = content_id("documents", readers_version(), _output_options(section), parts)
-    manifest = read_manifest(manifest_path)
-    if manifest is not None and manifest["counts"].get("heap") == heap_id:
+    manifest = read_documents_manifest(folder)
+    if manifest is not None and manifest.counts.heap == heap_id:
         try:
             for name in OUTPUTS:
                 check_output(folder / name, "")
         except (InputError, DiskError):
             log.warning(f"{folder}: a file there was changed or deleted; all are written again.")
         else:
-            counts = manifest["counts"]
+            counts = manifest.as_written["counts"]
             return DocumentsResult(
-                folder, counts["fingerprint"], counts, n_parsed, already_done=True
+                folder, manifest.counts.fingerprint, counts, n_parsed, already_done=True
             )
     counts = {**HeapWriter(heap, section, folder).write(), "heap": heap_id}
     if not counts["n_documents"]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from kinject.corpus.passages import with_passages
-from kinject.disk import read_manifest
 from kinject.errors import InputError
 from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.gguf import gguf_file
+from kinject.manifests import read_train_manifest
 from kinject.models import LoadedModel, load_model, window_of
 from kinject.models.generate import COLDEST, end_tokens
 from kinject.question_formats import question_prompt
@@ -48,19 +48,15 @@ def find_models(run: str, base: str | None) -> dict[str, str]:
     is_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
     if is_model or gguf_file(folder) is not None or not folder.is_dir():
         return {"base": base, "model": run} if base not in (None, "none") else {"model": run}
-    manifest = (
-        read_manifest(folder / "manifest.json") if (folder / "manifest.json").exists() else None
-    )
-    if manifest is None or not (folder / "model").is_dir():
+    training = read_train_manifest(folder)
+    if training is None or not (folder / "model").is_dir():
         raise InputError(
             f"{run}: no model and no finished training run. Give a folder with manifest.json and model/."
         )
-    trained_from = (manifest.get("recipe", {}).get("model") or {}).get("path")
-    base = base if base is not None else trained_from
-    return {
-        **({"base": base} if base not in (None, "none") else {}),
-        "tuned": str(folder / "model"),
-    }
+    if base is None:
+        base = training.recipe.model.path
+    tuned = {"tuned": str(folder / "model")}
+    return tuned if base in (None, "none") else {"base": base, **tuned}
 
 
 @dataclass

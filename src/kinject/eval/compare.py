@@ -8,15 +8,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kinject.corpus.questions import read_questions
-from kinject.disk import file_hash, read_manifest, write_jsonl
+from kinject.disk import file_hash, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
 from kinject.eval.results import answers_without_question, correct_family, summarize_arm
 from kinject.eval.scores import PMI, Score, is_correct, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
+from kinject.manifests import EvalManifest, read_manifest
 from kinject.question_formats import format_of
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned as columns
@@ -277,13 +278,13 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
     A question without a score is unknown. Raises `InputError` if the run, or a file of its
     questions, cannot be used.
     """
-    manifest = read_manifest(run_dir / "manifest.json") or {}
-    section = manifest.get("recipe", {}).get("eval")
-    if manifest.get("stage") != "eval" or not isinstance(section, dict):
+    manifest = read_manifest(run_dir)
+    if not isinstance(manifest, EvalManifest):
         raise InputError(
-            f"{run_dir}: no finished evaluation. Run kinject eval there first, with the base as its first model."
+            f"{run_dir}: no finished evaluation. Run kinject eval there first, "
+            "with the base as its first model."
         )
-    base = next(iter(section["models"]))
+    base = next(iter(manifest.recipe.eval.models))
     by_set: dict[str, list[Answer]] = {}
     for answer in read_answers(run_dir / "answers.jsonl"):
         form = format_of(answer.format)
@@ -295,19 +296,20 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
         ):
             graded = rescored([answer], "match")[0] if form.generates else answer
             by_set.setdefault(answer.question_set, []).append(graded)
-    return [_split_set(run_dir, manifest, name, by_set[name]) for name in section["questions"]]
+    return [
+        _split_set(run_dir, manifest, name, by_set[name]) for name in manifest.recipe.eval.questions
+    ]
 
 
 def _split_set(
-    run_dir: Path, manifest: dict[str, Any], name: str, answers: Sequence[Answer]
+    run_dir: Path, manifest: EvalManifest, name: str, answers: Sequence[Answer]
 ) -> KnownSplit:
-    section = manifest["recipe"]["eval"]
-    item = section["questions"][name]
-    item = item if isinstance(item, dict) else {"path": item}
-    path = Path(item["path"])
-    if manifest.get("inputs", {}).get(str(path)) != file_hash(path):
+    section = manifest.recipe.eval
+    item = section.question_set(name)
+    path = Path(item.path)
+    if manifest.inputs.get(str(path)) != file_hash(path):
         raise InputError(f"{path}: is not the file that {run_dir} asked. Run kinject eval again.")
-    formats = item.get("formats") or section.get("formats", ["texts"])
+    formats = item.formats or section.formats
     asked_ways = {(answer.format, answer.shots) for answer in answers}
     ways = sorted(
         asked_ways,
@@ -324,7 +326,7 @@ def _split_set(
             answer.question_id, []
         ).append(answer)
     asked, parts, kept = {answer.question_id for answer in answers}, {True: [], False: []}, []  # type: ignore[var-annotated]
-    layout = layout_of(item.get("layout", "auto"), formats)
+    layout = layout_of(item.layout, formats)
     for question in read_questions(path, layout):
         if question.id in asked:  # else eval.limit left it out
             chosen = halves[0].get(question.id, [])

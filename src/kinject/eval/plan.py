@@ -4,7 +4,8 @@ loaded."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 from kinject.corpus.grading import GoldIndex
@@ -13,7 +14,7 @@ from kinject.errors import InputError, Problem
 from kinject.eval.prompts import Generation, PromptRequest, pick_shots, rotate_options
 from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.process import world_size
-from kinject.question_formats import FORMATS, MOST_LETTERS
+from kinject.question_formats import FORMATS, MOST_LETTERS, QuestionFormat
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
 from kinject.recipe.eval_section import EvalSection, QuestionSetSection
@@ -73,18 +74,10 @@ class QuestionSet:
             texts = tuple(passage.shown for passage in context[: arm.k])
             ids = tuple(passage.id for passage in context[: arm.k])
             for n in range(len(question.choices) if form.rotates else 1):
-                rotated = rotate_options(question, n) if n else question
-                yield (
-                    PromptRequest(
-                        rotated,
-                        arm.format,
-                        shots,
-                        texts,
-                        n,
-                        self.generation if form.generates else None,
-                    ),
-                    ids,
-                )
+                request = PromptRequest(rotate_options(question, n), arm.format, shots, texts, n)
+                if form.generates:
+                    request = replace(request, generation=self.generation)
+                yield request, ids
 
 
 @dataclass(frozen=True)
@@ -99,8 +92,11 @@ class Plan:
 
     def open_questions(self) -> dict[tuple[str, str], Question]:
         """Return the questions that are answered in writing, by question set and id."""
-        sets = (item for item in self.sets if any(FORMATS[arm.format].is_open for arm in item.arms))
-        return {(item.name, question.id): question for item in sets for question in item.questions}
+        found: dict[tuple[str, str], Question] = {}
+        for item in self.sets:
+            if any(FORMATS[arm.format].is_open for arm in item.arms):
+                found |= {(item.name, question.id): question for question in item.questions}
+        return found
 
 
 def read_plan(recipe: EvalRecipe) -> Plan:
@@ -113,7 +109,9 @@ def read_plan(recipe: EvalRecipe) -> Plan:
     retriever = _make_retriever(recipe, section)
     sets: list[QuestionSet] = []
     problems: list[str] = []
-    inputs = [Path(path) for path in (section.retrieval.documents if section.retrieval else ())]
+    inputs: list[Path] = []
+    if section.retrieval:
+        inputs.extend(map(Path, section.retrieval.documents))
     for name, item in section.sets().items():
         inputs.extend(Path(path) for path in (item.path, item.shots_from) if path)
         try:
@@ -122,9 +120,10 @@ def read_plan(recipe: EvalRecipe) -> Plan:
             problems.append(str(error))
     if problems:
         raise InputError("\n".join(problems))
-    notes = retriever.notes if retriever else ()
-    models = retriever.models if retriever else {}
-    return Plan(tuple(sets), tuple(notes), tuple(dict.fromkeys(inputs)), models)
+    plan = Plan(tuple(sets), (), tuple(dict.fromkeys(inputs)))
+    if retriever is not None:
+        plan = replace(plan, notes=tuple(retriever.notes), models=retriever.models)
+    return plan
 
 
 def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm, ...]:
@@ -133,29 +132,30 @@ def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm
 
     Controls, which leave out the question, come last and get neither examples nor passages.
     """
-    ks = section.retrieval.k if section.retrieval and item.gets_passages else ()
-    return tuple(
-        EvalArm(model, format, shots, k)
-        for format in section.formats_with_controls(item)
-        for shots in (section.shots if FORMATS[format].shows_question else (0,))
-        for model in section.models
-        for k in (0, *(dict.fromkeys(ks) if FORMATS[format].shows_question else ()))
-    )
+    ks = [0]
+    if section.retrieval and item.gets_passages:
+        ks += dict.fromkeys(section.retrieval.k)
+    arms: list[EvalArm] = []
+    for format in section.formats_with_controls(item):
+        ways = product(section.shots, section.models, ks)
+        if not FORMATS[format].shows_question:
+            ways = product((0,), section.models, (0,))
+        arms += [EvalArm(model, format, shots, k) for shots, model, k in ways]
+    return tuple(arms)
 
 
 def check_section(recipe: Recipe) -> None:
     """Raise `RecipeError` with every problem of the eval section that no file is needed to see."""
     if recipe.eval is None:
         return
-    formats = [
-        FORMATS[name]
-        for item in recipe.eval.sets().values()
-        for name in recipe.eval.formats_of(item)
-    ]
+    formats: list[QuestionFormat] = []
+    for item in recipe.eval.sets().values():
+        formats += [FORMATS[name] for name in recipe.eval.formats_of(item)]
     asking = Asking(
-        writes=any(form.is_open for form in formats), scores=not all(form.generates for form in formats),
+        writes=any(form.is_open for form in formats),
+        scores=not all(form.generates for form in formats),
         is_shared=world_size() > 1,
-    )  # fmt: skip
+    )
     recipe.raise_any(find_problems("eval", recipe, asking))
 
 
@@ -179,31 +179,32 @@ def _read_set(
     layout = layout_of(item.layout, formats)
     if Path(item.path).suffix in (".yaml", ".yml"):
         raise InputError(
-            f"{item.path}: a task of lm-evaluation-harness? It runs its own tasks on this model: python -m kinject.eval.harness "
-            "run --model kinject --model_args path=MODEL --tasks TASK."
+            f"{item.path}: a task of lm-evaluation-harness? It runs its own tasks on this model: "
+            "python -m kinject.eval.harness run --model kinject --model_args path=MODEL --tasks TASK."
         )
     questions = tuple(read_questions(Path(item.path), layout, golds=golds))
     if item.shots_from and max(section.shots):
-        pool = tuple(
-            read_questions(
-                Path(item.shots_from), "open" if layout == "open" else "auto", golds=golds
-            )
-        )
+        pool = tuple(read_questions(Path(item.shots_from), layout, golds=golds))
     questions = questions[: item.limit or section.limit]
-    k = max(section.retrieval.k) if section.retrieval and item.gets_passages else 0
     contexts: tuple[tuple[Passage, ...], ...] = ()
-    if retriever and k:
-        contexts = tuple(retriever.find(questions, k))
+    if retriever and section.retrieval and item.gets_passages:
+        contexts = tuple(retriever.find(questions, max(section.retrieval.k)))
     arms = expand_arms(section, item)
     answered = next((question for question in questions if question.is_answerable), None)
     if item.role == "unanswerable" and answered is not None:
         raise InputError(
-            f"{item.path}: question {answered.id!r} has an answer, but the set's role is unanswerable."
+            f"{item.path}: question {answered.id!r} has an answer, "
+            "but the set's role is unanswerable."
         )
     test = QuestionSet(
-        name, role_of(item.role, questions), questions, pool, contexts, arms=arms,
-        generation=Generation(section.max_new_tokens, section.stop),
-    )  # fmt: skip
+        name,
+        role_of(item.role, questions),
+        questions,
+        pool,
+        contexts,
+        arms,
+        Generation(section.max_new_tokens, section.stop),
+    )
     _check_questions(item, section, test)
     return test
 
@@ -211,7 +212,9 @@ def _read_set(
 def layout_of(layout: Layout, formats: Iterable[str]) -> Layout:
     """Return the layout in which a set asked in `formats` is read: answers are no choices if models
     only write theirs."""
-    return "open" if all(FORMATS[name].is_open for name in formats) else layout
+    if all(FORMATS[name].is_open for name in formats):
+        return "open"
+    return layout
 
 
 def role_of(role: Role, questions: Sequence[Question]) -> Role:
@@ -231,7 +234,8 @@ def _check_instructions(
         at = f"{item.path}: question {question.id!r}"
         if question.messages and plain:
             raise InputError(
-                f"{at}: messages: are turns of a chat, but {plain[0]} is asked without one. Set eval.chat: true."
+                f"{at}: messages: are turns of a chat, but {plain[0]} is asked without one. "
+                "Set eval.chat: true."
             )
         if (question.checks or question.messages) and max(section.shots):
             raise InputError(f"{at}: checks and messages take no examples. Set eval.shots: [0].")
@@ -245,8 +249,9 @@ def _check_questions(
     n_fewest = min(map(len, question_set.examples(n_most)))
     if n_fewest < n_most:
         raise InputError(
-            f"{item.shots_from or item.path}: holds {n_fewest} examples for a question of {question_set.name} (not "
-            f"counting itself), but eval.shots asks for {n_most}. Ask for fewer or name another file."
+            f"{item.shots_from or item.path}: holds {n_fewest} examples for a question of "
+            f"{question_set.name} (not counting itself), but eval.shots asks for {n_most}. "
+            "Ask for fewer or name another file."
         )
     _check_instructions(item, section, question_set.questions)
     formats = section.formats_of(item)
@@ -255,8 +260,9 @@ def _check_questions(
     for question in (*question_set.questions, *question_set.pool):
         if chosen and not question.choices:
             raise InputError(
-                f"{item.path}: question {question.id!r} has no choices, which format {chosen[0]} needs. "
-                "Give it choices and the index of the correct one, or set eval.formats: [generate]."
+                f"{item.path}: question {question.id!r} has no choices, which format {chosen[0]} "
+                "needs. Give it choices and the index of the correct one, or set "
+                "eval.formats: [generate]."
             )
         if lettered and len(question.choices) > MOST_LETTERS:
             raise InputError(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,6 +58,102 @@ Answers = dict[tuple[str, EvalArm], list[Answer]]
 """(question set, arm) -> its answers, in the order of the questions."""
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The plan of an evaluation and the answers to it so far. Its base is the first model without
+    context.
+
+    `prompt_tokens` has the mean tokens of the prompts of a question; 0 where they are not counted.
+    """
+
+    plan: Plan
+    section: EvalSection
+    answers: Answers = field(default_factory=dict)
+    prompt_tokens: dict[tuple[str, EvalArm], float] = field(default_factory=dict)
+
+    @property
+    def base_model(self) -> str:
+        """The name of the first model."""
+        return next(iter(self.section.models))
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The numbers of retrieved passages, without repeats."""
+        retrieval = self.section.retrieval
+        return () if retrieval is None else tuple(dict.fromkeys(retrieval.k))
+
+    def base_of(self, arm: EvalArm) -> EvalArm:
+        """Return the base, asked in the way of `arm`."""
+        return replace(arm, model=self.base_model, k=0)
+
+    def rag_of(self, question_set: QuestionSet, arm: EvalArm) -> EvalArm | None:
+        """Return the base with passages, if the trained `arm` is to be compared with it: without
+        context, or with as many passages."""
+        if not self.ks or arm.model == self.base_model or arm.k not in (0, self.ks[0]):
+            return None
+        rag = replace(self.base_of(arm), k=self.ks[0])
+        return rag if (question_set.name, rag) in self.answers else None
+
+    def scored(
+        self, question_set: QuestionSet, arm: EvalArm, score: str, subject: str | None = None
+    ) -> list[Answer]:
+        """Return the answers of `arm` as `score` compares them, of all subjects or of one."""
+        controls = self.answers.get((question_set.name, arm.control), ())
+        scored = rescored(self.answers[question_set.name, arm], score, controls)
+        if subject is None:
+            return scored
+        return [answer for answer in scored if answer.subject == subject]
+
+    def control(
+        self, question_set: QuestionSet, arm: EvalArm, score: str, subject: str | None = None
+    ) -> ControlAnswers | None:
+        """Return the answers of `arm` without the question; None with passages, and where no such
+        answer has a score."""
+        if score == PMI:  # it is beyond the choices by themselves already
+            return None
+        if arm.k or (question_set.name, arm.control) not in self.answers:
+            return None
+        alone = self.scored(question_set, arm.control, score, subject)
+        return answers_without_question(self.scored(question_set, arm, score, subject), alone)
+
+    def result(
+        self, question_set: QuestionSet, arm: EvalArm, score: str, subject: str | None = None
+    ) -> ArmResult:
+        """Return the result of `arm`, compared with the base; of one subject's questions alone if
+        `subject` is given."""
+        base, rag = self.base_of(arm), self.rag_of(question_set, arm)
+        of_base = of_rag = None
+        control = self.control(question_set, arm, score, subject)
+        if arm != base:
+            of_base = self.scored(question_set, base, score, subject)
+            if control is not None:
+                base_control = self.control(question_set, base, score, subject)
+                control = replace(control, base=base_control)
+        if rag is not None:
+            of_rag = self.scored(question_set, rag, score, subject)
+        answers = self.scored(question_set, arm, score, subject)
+        result = summarize_arm(
+            answers, of_base, model=base.model, arm=arm.model, rag=of_rag, control=control
+        )
+        asked = (question_set.name, arm)
+        return replace(
+            result,
+            role=question_set.role if FORMATS[arm.format].shows_question else "baseline",
+            score=score,
+            mass=letter_mass(self.answers[asked]),
+            chosen_k=arm.k > 0 and len(self.ks) == 1,
+            subject=subject or "",
+            prompt_tokens=self.prompt_tokens.get(asked) or None,
+        )
+
+    def asked(self) -> Iterator[tuple[QuestionSet, EvalArm, str, list[Answer]]]:
+        """Yield each question set, arm and score, with the answers to compare."""
+        for question_set in self.plan.sets:
+            for arm in question_set.arms:
+                for score in _scores_for(arm, self.section):
+                    yield question_set, arm, score, self.scored(question_set, arm, score)
+
+
 Matrices = Callable[[Outcome], CorrectnessMatrix]
 """Outcome -> which answers of an arm have it."""
 
@@ -91,46 +190,74 @@ def make_control(
 
 
 def make_result(
-    answers: Sequence[Answer], matrices: Matrices, others: Mapping[str, tuple[str, Matrices]], n: int,
-    scope: Scope = "these models", control: ControlAnswers | None = None, **more: Any,
-) -> ArmResult:  # fmt: skip
+    answers: Sequence[Answer],
+    matrices: Matrices,
+    others: Mapping[str, tuple[str, Matrices]],
+    n: int,
+    scope: Scope = "these models",
+    control: ControlAnswers | None = None,
+    **more: Any,
+) -> ArmResult:
     """Return the result of one arm on the `n` questions of one set, with the fields `more`.
 
     `others` are the arms that it is compared with: field of the result -> (name, matrices).
     `answers` are the arm's scored ones, of every seed; without any, the result has no outcomes
     beside right. `control`: its answers without the question.
     """
-    matrix, outcomes = matrices("right"), []
+    matrix = matrices("right")
     estimate = bounded_accuracy(matrix)
-    contrasts = {
-        field: make_contrast(matrix, of("right"), name, scope)
-        for field, (name, of) in others.items()
-    }
-    base_name, base = others.get("to_base", ("", None))
+    fields: dict[str, Any] = {"to_base": None}
+    for field_name, (name, of) in others.items():
+        fields[field_name] = make_contrast(matrix, of("right"), name, scope)
+    if control is not None:
+        base_name, _ = others.get("to_base", ("", None))
+        fields["control"] = make_control(control, fields["to_base"], base_name, scope)
+    if matrix.n_seeds == 1:
+        fields["n_correct"] = int(matrix.correct.sum())
+    return ArmResult(
+        n=n,
+        by_seed=_by_seed(matrix),
+        accuracy=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        interval=matrix.interval_name,
+        chance=matrix.chance,
+        n_documents=matrix.n_documents,
+        n_effective=matrix.n_effective,
+        n_unscored=n - len(matrix.question_ids),
+        written=summarize_written(answers),
+        outcomes=_outcomes(answers, matrices, others.get("to_base"), scope),
+        **fields,
+        **more,
+    )
+
+
+def _outcomes(
+    answers: Sequence[Answer],
+    matrices: Matrices,
+    base: tuple[str, Matrices] | None,
+    scope: Scope,
+) -> tuple[OutcomeResult, ...]:
+    """Return how often `answers` have each outcome beside right, compared with `base` (name,
+    matrices)."""
+    results = []
     for outcome in other_outcomes(answers):
         part = matrices(outcome)
-        bounds = bounded_accuracy(part)
-        to_base = make_contrast(part, base(outcome), base_name, scope) if base else None
-        outcomes.append(
-            OutcomeResult(
-                outcome,
-                len(part.question_ids),
-                _by_seed(part),
-                bounds.value,
-                bounds.low,
-                bounds.high,
-                to_base,
-            )
+        bounds, to_base = bounded_accuracy(part), None
+        if base is not None:
+            name, base_matrices = base
+            to_base = make_contrast(part, base_matrices(outcome), name, scope)
+        result = OutcomeResult(
+            outcome,
+            len(part.question_ids),
+            _by_seed(part),
+            bounds.value,
+            bounds.low,
+            bounds.high,
+            to_base,
         )
-    fields: dict[str, Any] = {
-        "to_base": None, **contrasts, "n": n, "by_seed": _by_seed(matrix), "accuracy": estimate.value,
-        "low": estimate.low, "high": estimate.high, "interval": matrix.interval_name, "chance": matrix.chance,
-        "n_documents": matrix.n_documents, "n_effective": matrix.n_effective,
-        "n_correct": int(matrix.correct.sum()) if matrix.n_seeds == 1 else None,
-        "n_unscored": n - len(matrix.question_ids), "written": summarize_written(answers), "outcomes": tuple(outcomes),
-        "control": make_control(control, contrasts.get("to_base"), base_name, scope) if control else None,
-    }  # fmt: skip
-    return ArmResult(**fields, **more)
+        results.append(result)
+    return tuple(results)
 
 
 def _by_seed(matrix: CorrectnessMatrix) -> tuple[float, ...]:
@@ -138,24 +265,42 @@ def _by_seed(matrix: CorrectnessMatrix) -> tuple[float, ...]:
 
 
 def summarize_arm(
-    answers: Sequence[Answer], base: Sequence[Answer] | None, *, model: str, arm: str, role: str = "learning",
-    score: str = "sum", rag: Sequence[Answer] | None = None, control: ControlAnswers | None = None,
-) -> ArmResult:  # fmt: skip
-    """Return the result of one arm with one seed; `base` are the base arm's answers, None for the
-    base itself.
+    answers: Sequence[Answer],
+    base: Sequence[Answer] | None,
+    *,
+    model: str,
+    arm: str,
+    rag: Sequence[Answer] | None = None,
+    control: ControlAnswers | None = None,
+) -> ArmResult:
+    """Return the result of one arm with one seed on a set to be learned; `base` are the base arm's
+    answers, None for the base itself.
 
     `rag` are those of the base with passages, if the arm is to be compared with them. Answers are
-    those that `kinject.eval.scores.rescored` returns; `score` names the numbers in them. At least
-    one must have a score; those that have none are counted, and left out of every other number.
+    those that `kinject.eval.scores.rescored` returns. At least one must have a score; those that
+    have none are counted, and left out of every other number.
     """
-    first, others = answers[0], {"to_base": base, "to_rag": rag}
+    others: dict[str, tuple[str, Matrices]] = {}
+    for name, of in {"to_base": base, "to_rag": rag}.items():
+        if of is not None:
+            others[name] = (of[0].arm, partial(correctness, [of]))
+    first = answers[0]
     return make_result(
-        list(filter(is_scored, answers)), partial(correctness, [answers]),
-        {field: (of[0].arm, partial(correctness, [of])) for field, of in others.items() if of is not None},
-        n=len(answers), model=model, arm=arm, question_set=first.question_set, role=role, format=first.format,
-        shots=first.shots, k=first.k, score=score, mass=letter_mass(answers), control=control,
+        list(filter(is_scored, answers)),
+        partial(correctness, [answers]),
+        others,
+        n=len(answers),
+        control=control,
+        model=model,
+        arm=arm,
+        question_set=first.question_set,
+        role="learning",
+        format=first.format,
+        shots=first.shots,
+        k=first.k,
+        mass=letter_mass(answers),
         n_cut=len({answer.question_id for answer in answers if answer.truncated}),
-    )  # fmt: skip
+    )
 
 
 def correctness(runs: Sequence[Sequence[Answer]], outcome: Outcome = "right") -> CorrectnessMatrix:
@@ -166,21 +311,19 @@ def correctness(runs: Sequence[Sequence[Answer]], outcome: Outcome = "right") ->
     """
     import numpy as np
 
-    by_id = [sorted(run, key=lambda answer: answer.question_id) for run in runs]
-    kept = [
-        same
-        for same in zip(*by_id, strict=True)
-        if all(counts_for(answer, outcome) for answer in same)
-    ]
-    correct = np.array(
-        [[float(has_outcome(same[seed], outcome)) for same in kept] for seed in range(len(runs))]
-    )
-    ids, documents = (
-        [same[0].question_id for same in kept],
-        [same[0].document_id or "" for same in kept],
-    )
-    chances = tuple(same[0].chance for same in kept) if outcome == "right" else ()
-    return CorrectnessMatrix(correct, tuple(ids), tuple(documents), chances)
+    by_id = [sorted(run, key=attrgetter("question_id")) for run in runs]
+    counts = partial(counts_for, outcome=outcome)
+    # Of each question the answers of all seeds.
+    kept = [same for same in zip(*by_id, strict=True) if all(map(counts, same))]
+    correct = np.empty((len(runs), len(kept)))
+    for column, same in enumerate(kept):
+        correct[:, column] = [has_outcome(answer, outcome) for answer in same]
+    ids = tuple(same[0].question_id for same in kept)
+    documents = tuple(same[0].document_id or "" for same in kept)
+    chances: tuple[float, ...] = ()
+    if outcome == "right":
+        chances = tuple(same[0].chance for same in kept)
+    return CorrectnessMatrix(correct, ids, documents, chances)
 
 
 def control_correctness(runs: Sequence[Sequence[Answer]]) -> CorrectnessMatrix:
@@ -226,12 +369,9 @@ def _correct(
     results: Sequence[_Compared], comparisons: Sequence[str] = _COMPARISONS
 ) -> list[_Compared]:
     """Return `results` with their `comparisons` (names of fields) corrected as one family."""
-    family = [
-        (i, name)
-        for i, result in enumerate(results)
-        for name in comparisons
-        if getattr(result, name, None)
-    ]
+    family = []
+    for i, result in enumerate(results):
+        family += [(i, name) for name in comparisons if getattr(result, name, None)]
     corrected = list(results)
     contrasts = correct_contrasts([getattr(results[i], name) for i, name in family])
     for (i, name), contrast in zip(family, contrasts, strict=True):
@@ -246,17 +386,16 @@ def correct_family(results: Sequence[ArmResult]) -> list[ArmResult]:
     Those of their outcomes, the rises of their controls and their net gains are three families
     more.
     """
-    outcomes = iter(_correct([item for result in results for item in result.outcomes]))
+    outcomes = iter(_correct(list(chain.from_iterable(result.outcomes for result in results))))
     found = [result.control for result in results if result.control]
     controls = iter(_correct(_correct(found, ("to_base",)), ("net",)))
-    return [
-        replace(
-            result,
-            outcomes=tuple(next(outcomes) for _ in result.outcomes),
-            control=next(controls) if result.control else None,
-        )
-        for result in _correct(results)
-    ]
+    corrected = []
+    for result in _correct(results):
+        result = replace(result, outcomes=tuple(islice(outcomes, len(result.outcomes))))
+        if result.control:
+            result = replace(result, control=next(controls))
+        corrected.append(result)
+    return corrected
 
 
 def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
@@ -267,19 +406,14 @@ def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
     question set is its first prompt format, without context and with the chosen K.
     """
     heads = _first_formats(results)
-    is_head = [
-        result.prompt_format == heads[result.question_set] and (not result.k or result.chosen_k)
-        for result in results
-    ]
-    parts = {}
-    for head in (True, False):
-        part = [
-            result
-            for result, in_headline in zip(results, is_head, strict=True)
-            if in_headline is head
-        ]
-        parts[head] = iter(correct_family(part))
-    return [next(parts[head]) for head in is_head]
+    families: dict[bool, list[ArmResult]] = {True: [], False: []}
+    in_headline = []
+    for result in results:
+        is_first_format = result.prompt_format == heads[result.question_set]
+        in_headline.append(is_first_format and (not result.k or result.chosen_k))
+        families[in_headline[-1]].append(result)
+    corrected = {part: iter(correct_family(family)) for part, family in families.items()}
+    return [next(corrected[part]) for part in in_headline]
 
 
 def _first_formats(results: Sequence[ArmResult]) -> dict[str, PromptFormat]:
@@ -288,9 +422,11 @@ def _first_formats(results: Sequence[ArmResult]) -> dict[str, PromptFormat]:
 
 
 def with_leaders(
-    results: Sequence[ArmResult], trained: Collection[tuple[str, str]],
-    matrix: Callable[[ArmResult], CorrectnessMatrix], net: Callable[[ArmResult], CorrectnessMatrix | None],
-) -> list[ArmResult]:  # fmt: skip
+    results: Sequence[ArmResult],
+    trained: Collection[tuple[str, str]],
+    matrix: Callable[[ArmResult], CorrectnessMatrix],
+    net: Callable[[ArmResult], CorrectnessMatrix | None],
+) -> list[ArmResult]:
     """Return `results`; on each learning set, the best of several `trained` (model, arm) has
     `to_closest` (`stats.lead`).
 
@@ -298,27 +434,16 @@ def with_leaders(
     arms that all have one. Only the first prompt format without context counts. It is
     Holm-corrected over the sets.
     """
-    heads = _first_formats(results)
-    ranked: dict[tuple[str, str], list[int]] = {}
-    for i, result in enumerate(results):
-        is_head = heads[result.question_set] == result.prompt_format
-        known = (
-            (result.model, result.arm) in trained
-            and result.role == "learning"
-            and not result.subject
-        )
-        if is_head and known and not result.k:
-            ranked.setdefault((result.model, result.question_set), []).append(i)
     best: dict[int, Contrast] = {}
-    for indices in ranked.values():
-        alone = any(len(results[i].by_seed) == 1 for i in indices)
-        names = [results[i].arm for i in indices]
-        nets = [of for of in (net(results[i]) for i in indices) if of is not None]
+    for indices in _to_rank(results, trained).values():
+        ranked = [results[i] for i in indices]
+        has_one_seed = any(len(result.by_seed) == 1 for result in ranked)
+        nets = [of for of in map(net, ranked) if of is not None]
         leader = lead(
-            [matrix(results[i]) for i in indices],
-            names,
-            "these models" if alone else "method",
-            nets if len(nets) == len(indices) else (),
+            list(map(matrix, ranked)),
+            [result.arm for result in ranked],
+            "these models" if has_one_seed else "method",
+            nets if len(nets) == len(ranked) else (),
         )
         if leader is not None:
             best[indices[leader[0]]] = leader[1]
@@ -326,19 +451,31 @@ def with_leaders(
     return [replace(result, to_closest=corrected.get(i)) for i, result in enumerate(results)]
 
 
+def _to_rank(
+    results: Sequence[ArmResult], trained: Collection[tuple[str, str]]
+) -> dict[tuple[str, str], list[int]]:
+    """Return the indices of the results of `trained` that are ranked against each other, by (model,
+    question set)."""
+    heads = _first_formats(results)
+    ranked: dict[tuple[str, str], list[int]] = {}
+    for i, result in enumerate(results):
+        if (result.model, result.arm) not in trained or result.role != "learning":
+            continue
+        is_head = heads[result.question_set] == result.prompt_format
+        if is_head and not result.subject and not result.k:
+            ranked.setdefault((result.model, result.question_set), []).append(i)
+    return ranked
+
+
 def make_report(
-    run_dir: Path,
-    plan: Plan,
-    section: EvalSection,
-    answers: Answers,
-    perplexities: Sequence[Perplexity],
+    run_dir: Path, evaluation: Evaluation, perplexities: Sequence[Perplexity]
 ) -> Report:
     """Return the report of an evaluation: every arm against the first model without context. It has
     no notes yet."""
-    base = next(iter(section.models))
+    base, tables = evaluation.base_model, evaluation.section.tables()
     logs: dict[Path, str] = {}
-    tables = section.tables()
-    for name, table in section.local().items():  # two checkpoints of one run share a log
+    for name, table in evaluation.section.local().items():
+        # Two checkpoints of one run share a log.
         logs.setdefault(Path(table.adapter or table.path).parent / "log.jsonl", name)
     return Report(
         kind="evaluation",
@@ -347,10 +484,10 @@ def make_report(
         arms=tuple(
             ArmInfo(name, base, str(table), trained=name != base) for name, table in tables.items()
         ),
-        results=_summarize(plan, section, answers),
-        unscored=tuple(_unscored(plan, section, answers)),
+        results=_results(evaluation),
+        unscored=tuple(_unscored(evaluation)),
         perplexities=tuple(perplexities),
-        recalls=tuple(_recalls(plan, section)),
+        recalls=tuple(_recalls(evaluation)),
         logs=tuple(
             (base, name, 0, os.path.relpath(log, run_dir))
             for log, name in logs.items()
@@ -360,127 +497,63 @@ def make_report(
     )
 
 
-def _recalls(plan: Plan, section: EvalSection) -> Iterator[Recall]:
+def _recalls(evaluation: Evaluation) -> Iterator[Recall]:
     """Yield the recall of the retrieval for each question set, and each K."""
-    for question_set in (item for item in plan.sets if item.contexts):
-        for k in dict.fromkeys(section.retrieval.k if section.retrieval else ()):
-            recall = measure_recall(
-                question_set.name, question_set.questions, question_set.contexts, k
-            )
+    for item in evaluation.plan.sets:
+        if not item.contexts:
+            continue
+        for k in evaluation.ks:
+            recall = measure_recall(item.name, item.questions, item.contexts, k)
             if recall.n or recall.n_empty:
                 yield recall
 
 
-def _summarize(plan: Plan, section: EvalSection, answers: Answers) -> tuple[ArmResult, ...]:
+def _results(evaluation: Evaluation) -> tuple[ArmResult, ...]:
     """Return one result for each question set, arm and score, compared with the first model without
     context.
 
     p is Holm-corrected (`correct_families`). Results by subject follow, where a set has several.
     """
     results, parts = [], []
-    for question_set, arm, score, scored in _asked(plan, section, answers):
+    for question_set, arm, score, scored in evaluation.asked():
         subjects = dict.fromkeys(answer.subject for answer in scored if is_scored(answer))
         if subjects:
-            results.append(_result(question_set, arm, score, section, answers))
-        if (
-            len({question.subject for question in question_set.questions}) > 1
-            and FORMATS[arm.format].shows_question
-        ):
+            results.append(evaluation.result(question_set, arm, score))
+        has_several = len({question.subject for question in question_set.questions}) > 1
+        if has_several and FORMATS[arm.format].shows_question:
             named = filter(None, subjects)
-            parts += [
-                _result(question_set, arm, score, section, answers, subject) for subject in named
-            ]
-    base, *others = section.models
-    sets = {question_set.name: question_set for question_set in plan.sets}
+            parts += [evaluation.result(question_set, arm, score, subject) for subject in named]
+    base, *others = evaluation.section.models
+    sets = {question_set.name: question_set for question_set in evaluation.plan.sets}
 
     def matrix(of: ArmResult) -> CorrectnessMatrix:
         arm = EvalArm(of.arm, of.format, of.shots, of.k)
-        return correctness([_scored(sets[of.question_set], arm, of.score, answers)])
+        return correctness([evaluation.scored(sets[of.question_set], arm, of.score)])
 
     def net(of: ArmResult) -> CorrectnessMatrix | None:
         arm = EvalArm(of.arm, of.format, of.shots, of.k)
-        control = _control(sets[of.question_set], arm, of.score, answers)
+        control = evaluation.control(sets[of.question_set], arm, of.score)
         return None if control is None else control.net
 
     led = with_leaders(correct_families(results), {(base, name) for name in others}, matrix, net)
     return (*led, *correct_family(parts))
 
 
-def _unscored(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[UnscoredResult]:
+def _unscored(evaluation: Evaluation) -> Iterator[UnscoredResult]:
     """Yield the arms and scores of which no question has a score."""
-    for question_set, arm, score, scored in _asked(plan, section, answers):
+    for question_set, arm, score, scored in evaluation.asked():
         if not any(map(is_scored, scored)):
             yield UnscoredResult(
-                next(iter(section.models)), arm.model, question_set.name, question_set.role, arm.format, arm.shots,
-                arm.k, len(scored), score,
-            )  # fmt: skip
-
-
-def _asked(
-    plan: Plan, section: EvalSection, answers: Answers
-) -> Iterator[tuple[QuestionSet, EvalArm, str, list[Answer]]]:
-    """Yield each question set, arm and score, with the answers to compare."""
-    for question_set in plan.sets:
-        for arm in question_set.arms:
-            for score in _scores_for(arm, section):
-                yield question_set, arm, score, _scored(question_set, arm, score, answers)
-
-
-def _scored(question_set: QuestionSet, arm: EvalArm, score: str, answers: Answers) -> list[Answer]:
-    controls = answers.get((question_set.name, arm.control), ())
-    return rescored(answers[question_set.name, arm], score, controls)
-
-
-def _result(
-    question_set: QuestionSet, arm: EvalArm, score: str, section: EvalSection, answers: Answers, subject: str | None = None
-) -> ArmResult:  # fmt: skip
-    base = replace(arm, model=next(iter(section.models)), k=0)
-    ks = tuple(dict.fromkeys(section.retrieval.k)) if section.retrieval else ()
-
-    def scored(of: EvalArm) -> list[Answer]:
-        return [
-            a for a in _scored(question_set, of, score, answers) if subject in (None, a.subject)
-        ]
-
-    rag = replace(base, k=ks[0]) if ks else base
-    control = _control(question_set, arm, score, answers, subject)
-    if control is not None and arm != base:
-        control = replace(control, base=_control(question_set, base, score, answers, subject))
-    role = question_set.role if FORMATS[arm.format].shows_question else "baseline"
-    beside = (
-        arm.model != base.model
-        and arm.k in (0, rag.k)
-        and rag.k
-        and (question_set.name, rag) in answers
-    )
-    result = summarize_arm(
-        scored(arm), None if arm == base else scored(base), model=base.model, arm=arm.model, role=role,
-        score=score, rag=scored(rag) if beside else None, control=control,
-    )  # fmt: skip
-    mass = letter_mass(answers[question_set.name, arm])
-    return replace(result, mass=mass, chosen_k=arm.k > 0 and len(ks) == 1, subject=subject or "")
-
-
-def _control(
-    question_set: QuestionSet,
-    arm: EvalArm,
-    score: str,
-    answers: Answers,
-    subject: str | None = None,
-) -> ControlAnswers | None:
-    """Return an arm's answers without the question; None with passages, and where no such answer
-    has a score."""
-    if score == PMI:  # it is beyond the choices by themselves already
-        return None
-    if arm.k or (question_set.name, arm.control) not in answers:
-        return None
-    alone = [
-        a
-        for a in _scored(question_set, arm.control, score, answers)
-        if subject in (None, a.subject)
-    ]
-    asked = [a for a in _scored(question_set, arm, score, answers) if subject in (None, a.subject)]
-    return answers_without_question(asked, alone)
+                evaluation.base_model,
+                arm.model,
+                question_set.name,
+                question_set.role,
+                arm.format,
+                arm.shots,
+                arm.k,
+                len(scored),
+                score,
+            )
 
 
 def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
@@ -490,16 +563,15 @@ def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
     form = FORMATS[arm.format]
     if form.is_open:
         return tuple(score for score in scores if score in WRITTEN_SCORES) or (text_score(scores),)
+    if form.letters or form.generates:
+        return ("sum",)
     left_out: set[str] = {*WRITTEN_SCORES}
     if not form.control:
         left_out.add(PMI)
-    scores = tuple(score for score in scores if score not in left_out) or ("sum",)
-    if form.letters or form.generates:
-        return ("sum",)
-    return scores
+    return tuple(score for score in scores if score not in left_out) or ("sum",)
 
 
-def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[Row]:
+def find_flips(evaluation: Evaluation) -> Iterator[Row]:
     """Yield a row for each question whose answer is right, wrong or abstained by an arm, and
     another of them by base.
 
@@ -510,19 +582,20 @@ def find_flips(plan: Plan, section: EvalSection, answers: Answers) -> Iterator[R
     `choices`; `passages` are the retrieved ones, the best first, before anything was cut to fit
     (`truncated` tokens).
     """
-    for question_set in plan.sets:
+    for question_set in evaluation.plan.sets:
         for arm in question_set.arms:
-            base = replace(arm, model=next(iter(section.models)), k=0)
-            if arm != base:
-                score = _scores_for(arm, section)[0] if FORMATS[arm.format].generates else "sum"
-                yield from _flips_of(question_set, arm, base, answers, score)
+            if arm != evaluation.base_of(arm):
+                yield from _flips_of(evaluation, question_set, arm)
 
 
-def _flips_of(
-    question_set: QuestionSet, arm: EvalArm, base: EvalArm, answers: Answers, score: str
-) -> Iterator[Row]:
-    before = {answer.question_id: answer for answer in _scored(question_set, base, score, answers)}
-    after = {answer.question_id: answer for answer in _scored(question_set, arm, score, answers)}
+def _flips_of(evaluation: Evaluation, question_set: QuestionSet, arm: EvalArm) -> Iterator[Row]:
+    base, score = evaluation.base_of(arm), "sum"
+    if FORMATS[arm.format].generates:
+        score = _scores_for(arm, evaluation.section)[0]
+    before, after = (
+        {answer.question_id: answer for answer in evaluation.scored(question_set, of, score)}
+        for of in (base, arm)
+    )
     contexts = question_set.contexts or ((),) * len(question_set.questions)
     for question, context in zip(question_set.questions, contexts, strict=True):
         was, now = before[question.id], after[question.id]
@@ -530,11 +603,16 @@ def _flips_of(
             passages = [
                 {"id": p.id, "document_id": p.document_id, "text": p.text} for p in context[: arm.k]
             ]
-            more = {
-                "role": question_set.role, "base_arm": base.name, "arm": arm.name, "truncated": now.truncated,
-                "log_probs": finite_or_none(now.log_probs), "base_log_probs": finite_or_none(was.log_probs),
-            }  # fmt: skip
-            yield more | flip_row(question, [now], [was]) | {"passages": passages}
+            yield {
+                "role": question_set.role,
+                "base_arm": base.name,
+                "arm": arm.name,
+                "truncated": now.truncated,
+                "log_probs": finite_or_none(now.log_probs),
+                "base_log_probs": finite_or_none(was.log_probs),
+                **flip_row(question, [now], [was]),
+                "passages": passages,
+            }
 
 
 def flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer]) -> Row:
@@ -542,34 +620,47 @@ def flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer]
     first, gold = now[0], question.answer
     after, was = most_common_outcome(now), most_common_outcome(before)
     return {
-        "question_set": first.question_set, "format": first.format, "shots": first.shots,
-        "k": first.k, "change": f"{was} to {after}", "question_id": question.id,
-        "subject": question.subject, "document_id": question.document_id, "question": question.question,
-        "choices": list(question.choices), "gold": gold, "chosen": _vote(now, gold), "base_chosen": _vote(before, gold),
+        "question_set": first.question_set,
+        "format": first.format,
+        "shots": first.shots,
+        "k": first.k,
+        "change": f"{was} to {after}",
+        "question_id": question.id,
+        "subject": question.subject,
+        "document_id": question.document_id,
+        "question": question.question,
+        "choices": list(question.choices),
+        "gold": gold,
+        "chosen": _vote(now, gold),
+        "base_chosen": _vote(before, gold),
         "seeds": [sum(map(is_correct, now)), len(now)] if len(now) > 1 else [],
         "context_ids": first.context_ids,
-        **written_choices(*(next(a for a in of if outcome_of(a) == name) for of, name in ((before, was), (now, after)))),
-    }  # fmt: skip
+        **written_choices(_first_of(before, was), _first_of(now, after)),
+    }
+
+
+def _first_of(answers: Sequence[Answer], outcome: Outcome | None) -> Answer:
+    return next(answer for answer in answers if outcome_of(answer) == outcome)
 
 
 def most_common_outcome(answers: Sequence[Answer]) -> Outcome | None:
     """Return the outcome of more than half of the seeds' answers to a question; None if there is
     none."""
-    outcomes = list(map(outcome_of, answers))
-    return next(
-        (
-            outcome
-            for outcome in dict.fromkeys(outcomes)
-            if 2 * outcomes.count(outcome) > len(outcomes)
-        ),
-        None,
-    )
+    for outcome, n in Counter(map(outcome_of, answers)).most_common(1):
+        if 2 * n > len(answers):
+            return outcome
+    return None
 
 
 def _vote(answers: Sequence[Answer], gold: int) -> int | None:
     """Return the choice of most answers; `gold` only if more than half of them chose it."""
-    chosen = [
-        best_choice(answer.log_probs) if answer.text is None else gold if is_correct(answer) else -1
-        for answer in answers
-    ]
+    chosen = [_choice(answer, gold) for answer in answers]
     return max(set(chosen), key=lambda index: (chosen.count(index), index != gold))
+
+
+def _choice(answer: Answer, gold: int) -> int | None:
+    """Return the index of the choice of an answer; of a written one `gold` if it is correct, else
+    -1."""
+    if answer.text is None:
+        return best_choice(answer.log_probs)
+    return gold if is_correct(answer) else -1

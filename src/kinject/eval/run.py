@@ -1,13 +1,7 @@
-"""`kinject eval`: several models, question sets, formats, shots and context sizes in one report.
-
-At the end the requirements of a gate in CI (`eval.require`). The 95% interval decides, not the
-number: a requirement is met where the whole interval is, not met where none of it is, and else
-cannot be told from so few questions, which fails a gate, too.
-"""
+"""`kinject eval`: several models, question sets, formats, shots and context sizes in one report."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from string import ascii_uppercase
 from time import monotonic
-from typing import Any, Literal
-from xml.etree import ElementTree as Xml
+from typing import Any
 
 from kinject.disk import (
     FORMAT_VERSION,
@@ -28,30 +21,34 @@ from kinject.disk import (
     write_json,
     write_jsonl,
     write_manifest,
-    write_text,
 )
 from kinject.documents import document_hashes
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
-from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
+from kinject.eval.plan import EvalArm, QuestionSet, read_plan
 from kinject.eval.prompts import ChatStyle, PromptRequest
-from kinject.eval.results import Answers, find_flips, make_report
+from kinject.eval.require import check_requirements, read_requirements, write_checks
+from kinject.eval.results import Evaluation, find_flips, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
 from kinject.eval.shortcuts import shortcuts_of
+from kinject.manifests import MANIFEST, EvalCounts
 from kinject.models import check_model
 from kinject.process import world_size
 from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
 from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
-from kinject.results import ArmResult, Perplexity, Report, to_json
+from kinject.results import Perplexity, Report, to_json
 from kinject.terminal import Progress, show
-from kinject.types import Answer, ArmName
+from kinject.types import Answer
 
-_INPUT_FIX = "Run the command that wrote it again (stored answers are kept). If you changed it yourself, give it another name."
+_INPUT_FIX = (
+    "Run the command that wrote it again (stored answers are kept). "
+    "If you changed it yourself, give it another name."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +63,19 @@ class PendingPrompt:
 
 @dataclass
 class _Run:
-    """A running evaluation and its results so far."""
+    """A running evaluation and its results so far.
+
+    `inputs` are path or model -> hash, `endpoints` model -> usage and cost.
+    """
 
     recipe: EvalRecipe
-    section: EvalSection
-    plan: Plan
+    evaluation: Evaluation
     scoring: ResumableScoring
+    inputs: dict[str, str]
     notes: list[str]
-    inputs: dict[str, str]  # path or model -> hash
-    results: Answers = field(default_factory=dict)
-    prompt_tokens: dict[tuple[str, EvalArm], float] = field(
-        default_factory=dict
-    )  # of a question; 0: not counted
     perplexities: list[Perplexity] = field(default_factory=list)
     n_scored: int = 0
-    endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)  # usage and cost, by model
+    endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
@@ -98,43 +93,35 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
         check_model(model.path)
     if section.endpoints() and world_size() > 1:
         raise InputError(
-            f"{world_size()} processes would ask eval.models.{next(iter(section.endpoints()))}. Start one."
+            f"{world_size()} processes would ask eval.models.{next(iter(section.endpoints()))}. "
+            "Start one."
         )
     plan = read_plan(recipe)
     requirements = read_requirements(section.require, list(section.questions))
     inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
-    for source in map(Path, section.retrieval.documents if section.retrieval else ()):
-        inputs |= {} if source.is_file() else document_hashes(source, recipe.documents)
+    if section.retrieval:
+        for source in map(Path, section.retrieval.documents):
+            if not source.is_file():
+                inputs |= document_hashes(source, recipe.documents)
     shard = join_processes(recipe.run_dir)
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
-        notes = list(plan.notes)
         judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
-        run = _Run(
-            recipe,
-            section,
-            plan,
-            ResumableScoring(answers, shard),
-            notes,
-            {**inputs, **plan.models},
-        )
+        evaluation = Evaluation(plan, section)
+        scoring = ResumableScoring(answers, shard)
+        run = _Run(recipe, evaluation, scoring, {**inputs, **plan.models}, list(plan.notes))
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         if judge:
-            judge.grade_answers(plan.open_questions(), run.results)
+            judge.grade_answers(plan.open_questions(), evaluation.answers)
             run.notes.extend(judge.notes())
-        report = make_report(recipe.run_dir, plan, section, run.results, run.perplexities)
-        counted = [
-            run.prompt_tokens[r.question_set, EvalArm(r.arm, r.format, r.shots, r.k)]
-            for r in report.results
-        ]
-        report = replace(
-            report, notes=tuple(dict.fromkeys(run.notes)), judge=judge.accuracy if judge else None,
-            results=tuple(replace(r, prompt_tokens=n or None) for r, n in zip(report.results, counted, strict=True)),
-        )  # fmt: skip
+        report = make_report(recipe.run_dir, evaluation, run.perplexities)
+        report = replace(report, notes=tuple(dict.fromkeys(run.notes)))
+        if judge:
+            report = replace(report, judge=judge.accuracy)
         if shard.is_first:
             report = replace(report, shortcuts=shortcuts_of(recipe, plan.sets))
-            _write_files(recipe, run, report, judge)
+            _write_files(run, report, judge)
             if requirements:
                 write_checks(check_requirements(requirements, report), recipe.run_dir)
     shard.finish()
@@ -220,27 +207,26 @@ def _chat_style(table: LocalModelSection, section: EvalSection) -> ChatStyle | N
 def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointModelSection) -> None:
     """Score every question of one model's arms."""
     model = _open_model(name, table, run.recipe)
+    evaluation = run.evaluation
     run.inputs.update(model.hashes)
-    for question_set in run.plan.sets:
+    for question_set in evaluation.plan.sets:
         prompts = encode_arms(question_set, model)
         answers, n_new = score_prompts(run.scoring, question_set, model, prompts)
         run.n_scored += n_new
         for prompt, answer in zip(prompts, answers, strict=True):
             asked = (question_set.name, prompt.arm)
-            run.results.setdefault(asked, []).append(answer)
+            evaluation.answers.setdefault(asked, []).append(answer)
+            # The choices share their context, so the first one is counted; an endpoint's has none.
             n_tokens = sum(map(len, prompt.encoded.contexts[:1])) / len(question_set.questions)
-            run.prompt_tokens[asked] = run.prompt_tokens.get(asked, 0.0) + n_tokens
+            counted = evaluation.prompt_tokens.get(asked, 0.0)
+            evaluation.prompt_tokens[asked] = counted + n_tokens
+    corpus = evaluation.section.perplexity_corpus
     if isinstance(model, EndpointScorer):
         run.endpoints[name] = model.counts()
-        run.notes += (
-            [f"{name}: no perplexity, which needs a local model"]
-            if run.section.perplexity_corpus
-            else []
-        )
-    elif run.section.perplexity_corpus:
-        run.perplexities.append(
-            measure_perplexity(run.scoring, model, Path(run.section.perplexity_corpus))
-        )
+        if corpus:
+            run.notes.append(f"{name}: no perplexity, which needs a local model")
+    elif corpus:
+        run.perplexities.append(measure_perplexity(run.scoring, model, Path(corpus)))
     run.notes.extend(model.notes())
 
 
@@ -271,46 +257,34 @@ def score_prompts(
         by_key.setdefault(key, []).append(prompt)
     stored = scoring.stored(by_key)
     mine = scoring.mine({key: same[0].request.question.id for key, same in by_key.items()})
-    n_stored = sum(len(by_key[key]) for key in stored)
-    n_new = sum(len(by_key[key]) for key in mine if key not in stored)
-    with show_progress(
-        f"{model.name} on {question_set.name}", n_stored + n_new, n_stored
-    ) as progress:
+    missing = [key for key in mine if key not in stored]
+    n_stored, n_missing = (sum(len(by_key[key]) for key in part) for part in (stored, missing))
+    title = f"{model.name} on {question_set.name}"
+    with show_progress(title, n_stored + n_missing, n_stored) as progress:
 
         def store(key: str, score: PromptScore) -> None:
             for prompt in by_key[key]:
                 scoring.answers.add(key, _make_answer(question_set, prompt, score))
                 progress.advance()
 
-        todo = {key: by_key[key][0].encoded for key in mine}
         if isinstance(model, EndpointScorer):
-            new = model.score_missing(
-                {key: encoded for key, encoded in todo.items() if key not in stored},
-                store,
-                progress.set_status,
-            )
+            todo = {key: by_key[key][0].encoded for key in missing}
+            new = model.score_missing(todo, store, progress.set_status)
         else:
+            todo = {key: by_key[key][0].encoded for key in mine}
             new = model.score_missing(scoring, todo, stored, store)
     scores = {**stored, **scoring.shard.gather(new)}
-    answers = [
-        _make_answer(question_set, prompt, scores[key])
-        for key, prompt in zip(keys, prompts, strict=True)
-    ]
-    for key, answer in zip(keys, answers, strict=True):
+    answers = []
+    for key, prompt in zip(keys, prompts, strict=True):
+        answer = _make_answer(question_set, prompt, scores[key])
         scoring.answers.add(key, answer)
+        answers.append(answer)
     return answers, sum(key not in stored for key in keys)
 
 
 def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: PromptScore) -> Answer:
-    question = prompt.request.question
-    written = score.text is not None
-    form = FORMATS[prompt.arm.format]
-    texts = () if written else form.answers(question)
-    accepted = question.accepted
-    if written and not form.is_open:
-        letter, choice = ascii_uppercase[question.answer], question.choices[question.answer]
-        accepted = (f"{letter}. {choice}", letter, choice)
-    return Answer(
+    question, form = prompt.request.question, FORMATS[prompt.arm.format]
+    answer = Answer(
         question_id=question.id,
         question_set=question_set.name,
         arm=prompt.arm.name,
@@ -320,24 +294,38 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         context_ids=prompt.context_ids,
         gold=form.gold(question),
         log_probs=score.log_probs,
-        n_tokens=(score.n_tokens,)
-        if written
-        else score.lengths or tuple(map(len, prompt.encoded.continuations)),
-        n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
+        n_tokens=(),
+        n_bytes=(),
         truncated=prompt.encoded.truncated,
-        n_chars=tuple(map(len, texts)),
         subject=question.subject,
         document_id=question.document_id,
         rotation=prompt.request.rotation,
         greedy=score.greedy,
+    )
+    if not form.shows_question:
+        answer = replace(answer, choice_set=content_id("choices", sorted(question.choices)))
+    if score.text is None:
+        texts = form.answers(question)
+        return replace(
+            answer,
+            n_tokens=score.lengths or tuple(map(len, prompt.encoded.continuations)),
+            n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
+            n_chars=tuple(map(len, texts)),
+        )
+    answer = replace(
+        answer,
+        n_tokens=(score.n_tokens,),
         text=score.text,
-        accepted=accepted if written else (),
-        checks=question.checks if written else {},
-        choices=question.choices if written and not form.is_open else (),
+        accepted=question.accepted,
+        checks=question.checks,
         n_thinking=score.n_thinking,
         thinking_cut=score.thinking_cut,
-        choice_set="" if form.shows_question else content_id("choices", sorted(question.choices)),
     )
+    if form.is_open:
+        return answer
+    letter, choice = ascii_uppercase[question.answer], question.choices[question.answer]
+    accepted = (f"{letter}. {choice}", letter, choice)
+    return replace(answer, accepted=accepted, choices=question.choices)
 
 
 @contextmanager
@@ -349,169 +337,37 @@ def show_progress(title: str, n_total: int, n_stored: int) -> Iterator[Progress]
         yield progress
     seconds = monotonic() - start
     stored = f", {n_stored} found in answers.jsonl" if n_stored else ""
-    rate = f", {progress.done / seconds:.1f} a second" if progress.done and seconds else ""
+    rate = ""
+    if progress.done and seconds:
+        rate = f", {progress.done / seconds:.1f} a second"
     show(
         f"{title}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}",
         file=sys.stderr,
     )
 
 
-def _write_files(recipe: EvalRecipe, run: _Run, report: Report, judge: AnswerJudge | None) -> None:
+def _write_files(run: _Run, report: Report, judge: AnswerJudge | None) -> None:
+    folder, outputs = run.recipe.run_dir, ["flips.jsonl"]
+    write_jsonl(folder / "flips.jsonl", find_flips(run.evaluation))
+    write_json(folder / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)})
+    of_all = EvalCounts(
+        answers=sum(map(len, run.evaluation.answers.values())),
+        scored_now=run.n_scored,
+        stored=run.scoring.answers.n_rows,
+    )
+    counts: dict[str, Any] = asdict(of_all)
+    if run.endpoints:
+        counts["endpoints"] = run.endpoints
     if judge is None:
-        delete_file(recipe.run_dir / GRADES_FILE)  # of an earlier run of this recipe
-    write_jsonl(recipe.run_dir / "flips.jsonl", find_flips(run.plan, run.section, run.results))
-    write_json(
-        recipe.run_dir / "report.json", {"format_version": FORMAT_VERSION, **to_json(report)}
-    )
-    counts: dict[str, Any] = {
-        "answers": sum(map(len, run.results.values())),
-        "scored_now": run.n_scored,
-        "stored": run.scoring.answers.n_rows,
-        **({"endpoints": run.endpoints} if run.endpoints else {}),
-        **({"judge": judge.counts()} if judge else {}),
-    }
+        delete_file(folder / GRADES_FILE)  # of an earlier run of this recipe
+    else:
+        counts["judge"] = judge.counts()
+        outputs.append(GRADES_FILE)
     write_manifest(
-        recipe.run_dir / "manifest.json", stage="eval", inputs=run.inputs, recipe=recipe.raw, counts=counts,
-        outputs=["flips.jsonl", *([GRADES_FILE] if judge else [])],
-    )  # fmt: skip
-
-
-Verdict = Literal["met", "not met", "cannot be told"]
-_FORM = re.compile(
-    r"\s*((?P<arm>[^:]+):)?(?P<questions>[^:]+?)\s*>=\s*(?P<sign>[+-]?)(?P<number>0|1|0?\.\d+|1\.0+)(?P<net>\s+net)?\s*"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """`questions` a set's name, `arm` an arm's ("": every model but the base, without retrieval).
-
-    The accuracy must be at least `least`; with `change` its difference from the base's, with `net`
-    what that has beyond the difference without the question (`eval.control`).
-    """
-
-    text: str
-    arm: str
-    questions: str
-    least: float
-    change: bool
-    net: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """What became of a requirement for one arm in one prompt format: `low` and `high` bound the
-    number at 95%."""
-
-    requirement: str
-    arm: str
-    format: str
-    verdict: Verdict
-    number: float
-    low: float
-    high: float
-    n: int
-
-    def __str__(self) -> str:
-        """The check in one line."""
-        return (
-            f"{self.verdict}: {self.requirement} ({self.arm}, {self.format}: {self.number:+.3f}, 95% interval "
-            f"{self.low:+.3f} to {self.high:+.3f}, {self.n} questions)"
-        )
-
-
-def read_requirements(texts: Sequence[str], sets: Sequence[str]) -> list[Requirement]:
-    """Return the requirements that `texts` write, each on one of the question sets `sets`. Raises
-    `InputError` for others."""
-    requirements = []
-    for text in texts:
-        match = _FORM.fullmatch(text)
-        if match is None or match["questions"] not in sets or (match["net"] and not match["sign"]):
-            raise InputError(
-                f"eval.require: found {text!r}, expected [ARM:]SET>=NUMBER with a SET of {', '.join(sets)}: 0.8 is an "
-                "accuracy, -0.02 a change from the base, +0.1 net a change beyond that without the question."
-            )
-        number = float(match["sign"] + match["number"])
-        requirements.append(
-            Requirement(
-                text.strip(),
-                (match["arm"] or "").strip(),
-                match["questions"],
-                number,
-                bool(match["sign"]),
-                bool(match["net"]),
-            )
-        )
-    return requirements
-
-
-def check_requirements(requirements: Sequence[Requirement], report: Report) -> list[Check]:
-    """Return a check of each requirement for each arm that it is about.
-
-    Raises `InputError` if it is about none, or one of these has no score, or nothing to be compared
-    with.
-    """
-    checks = []
-    for requirement in requirements:
-        results = list(_results(requirement, report))
-        if not results:
-            arms = ", ".join(
-                dict.fromkeys(ArmName.asked(result.arm, result.k) for result in report.results)
-            )
-            raise InputError(
-                f"eval.require: {requirement.text}: no arm has scores of these questions. Arms: {arms or 'none'}."
-            )
-        checks += [_check(requirement, result) for result in results]
-    return checks
-
-
-def _results(requirement: Requirement, report: Report) -> Iterator[ArmResult]:
-    base = report.arms[0].name
-    for result in report.results:
-        name = ArmName.asked(result.arm, result.k)
-        is_meant = requirement.arm == name or not (
-            requirement.arm or result.k or result.arm == base
-        )
-        if is_meant and result.question_set == requirement.questions and not result.subject:
-            yield result
-
-
-def _check(requirement: Requirement, result: ArmResult) -> Check:
-    number, low, high = result.accuracy, result.low, result.high
-    if requirement.change:
-        contrast = result.to_base
-        if requirement.net and result.control is None:
-            raise InputError(
-                f"eval.require: {requirement.text}: {result.arm} was not asked without the question. Set eval.control: true "
-                "and a format that compares choices."
-            )
-        if requirement.net and result.control is not None:
-            contrast = result.control.net
-        if contrast is None:
-            raise InputError(
-                f"eval.require: {requirement.text}: {result.arm} is not compared with a base."
-            )
-        number = contrast.delta
-        low = -1.0 if contrast.low is None else contrast.low
-        high = 1.0 if contrast.high is None else contrast.high
-    least = requirement.least
-    verdict: Verdict = "met" if low >= least else "not met" if high < least else "cannot be told"
-    arm = ArmName.asked(result.arm, result.k)
-    return Check(requirement.text, arm, result.format, verdict, number, low, high, result.n_scored)
-
-
-def write_checks(checks: Sequence[Check], folder: Path) -> None:
-    """Write requirements.json and, for CI, requirements.xml in JUnit's form, in which every check
-    is a test."""
-    write_json(folder / "requirements.json", [asdict(check) for check in checks])
-    failed = [check for check in checks if check.verdict != "met"]
-    suite = Xml.Element(
-        "testsuite", name="kinject eval", tests=str(len(checks)), failures=str(len(failed))
+        folder / MANIFEST,
+        stage="eval",
+        inputs=run.inputs,
+        recipe=run.recipe.raw,
+        counts=counts,
+        outputs=outputs,
     )
-    for check in checks:
-        case = Xml.SubElement(
-            suite, "testcase", classname=check.arm, name=f"{check.requirement} ({check.format})"
-        )
-        if check in failed:
-            Xml.SubElement(case, "failure", message=str(check))
-    write_text(folder / "requirements.xml", Xml.tostring(suite, "unicode", xml_declaration=True))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
@@ -91,11 +92,9 @@ def scores_of(answer: Answer, score: str) -> tuple[float, ...]:
 def best_choice(values: Sequence[float]) -> int | None:
     """Return the index of the highest score, the first of equals; None without one, if one is not
     finite or several are equal."""
-    if (
-        not values
-        or not all(map(math.isfinite, values))
-        or (len(values) > 1 and min(values) == max(values))
-    ):
+    if not values or not all(map(math.isfinite, values)):
+        return None
+    if len(values) > 1 and min(values) == max(values):
         return None
     return max(range(len(values)), key=values.__getitem__)
 
@@ -114,13 +113,10 @@ def rescored(
     if answers and format_of(answers[0].format).generates:
         if score == JUDGED and not answers[0].choices:
             return [_judged(answer) for answer in answers]
-        return [
-            _graded(answer, TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values()))))
-            for answer in answers
-        ]
-    score = "sum" if score in WRITTEN_SCORES else score
+        grader = TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values())))
+        return [_graded(answer, grader) for answer in answers]
     merged = merge_rotations(answers)
-    if score == "sum":
+    if score == "sum" or score in WRITTEN_SCORES:
         return merged
     if score == PMI:
         return _beyond_controls(merged, merge_rotations(controls))
@@ -136,10 +132,9 @@ def _beyond_controls(answers: Sequence[Answer], controls: Sequence[Answer]) -> l
                 f"question {answer.question_id!r}: pmi needs its choices without the question as "
                 "well. Set eval.control: true, or choose another score."
             )
-        pairs = zip(answer.log_probs, alone[answer.question_id], strict=True)
-        beyond.append(
-            replace(answer, log_probs=tuple(asked - by_itself for asked, by_itself in pairs))
-        )
+        without_question = alone[answer.question_id]
+        log_probs = tuple(map(operator.sub, answer.log_probs, without_question))
+        beyond.append(replace(answer, log_probs=log_probs))
     return beyond
 
 
@@ -163,13 +158,16 @@ def _judged(answer: Answer) -> Answer:
         return _graded(answer, TEXT_GRADERS["exact"])
     if not answer.grade:
         return replace(answer, text=None, log_probs=(math.nan,))
-    return replace(answer, correct=answer.grade == ("correct" if answer.accepted else "abstained"))
+    right = "correct" if answer.accepted else "abstained"
+    return replace(answer, correct=answer.grade == right)
 
 
 def declines(answer: Answer) -> bool:
     """Return whether a written answer abstains: by the judge's grade if that is its score, else by
     the phrases known here."""
-    return answer.grade == "abstained" if answer.grade else abstains(answer.text or "")
+    if answer.grade:
+        return answer.grade == "abstained"
+    return abstains(answer.text or "")
 
 
 def summarize_written(answers: Sequence[Answer]) -> Written | None:
@@ -182,10 +180,11 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
     n = len(answers)
     return Written(
         f1=math.fsum(f1(answer.text or "", answer.accepted) for answer in answers) / n,
-        n_tokens=sum(answer.n_tokens[0] for answer in answers) / n, unread=sum(map(is_unread, answers)) / n,
+        n_tokens=sum(answer.n_tokens[0] for answer in answers) / n,
+        unread=sum(map(is_unread, answers)) / n,
         n_thinking=sum(answer.n_thinking for answer in answers) / n,
         thinking_cut=sum(answer.thinking_cut for answer in answers) / n,
-    )  # fmt: skip
+    )
 
 
 def is_unread(answer: Answer) -> bool:
@@ -203,7 +202,9 @@ def outcome_of(answer: Answer) -> Outcome:
     """
     if answer.text is None:
         return "right" if best_choice(answer.log_probs) == answer.gold else "wrong"
-    return "right" if answer.correct else "abstained" if declines(answer) else "wrong"
+    if answer.correct:
+        return "right"
+    return "abstained" if declines(answer) else "wrong"
 
 
 def has_answer(answer: Answer) -> bool:
@@ -222,14 +223,18 @@ def written_choices(was: Answer, now: Answer) -> dict[str, Any]:
     ones; {} for choices."""
     if now.text is None or was.text is None:
         return {}
-    expected = json.dumps(dict(now.checks), ensure_ascii=False) if now.checks else "(no answer)"
-    accepted = now.accepted or (expected,)
+    accepted = now.accepted
+    if not accepted:
+        checks = json.dumps(dict(now.checks), ensure_ascii=False)
+        accepted = (checks if now.checks else "(no answer)",)
     choices = [*accepted, was.text or "(empty)", now.text or "(empty)"]
-    indices = {"gold": 0, "base_chosen": len(accepted), "chosen": len(accepted) + 1}
     return {
         "choices": choices,
-        **indices,
-        **dict.fromkeys(("log_probs", "base_log_probs"), [None] * len(choices)),
+        "gold": 0,
+        "base_chosen": len(accepted),
+        "chosen": len(accepted) + 1,
+        "log_probs": [None] * len(choices),
+        "base_log_probs": [None] * len(choices),
     }
 
 
@@ -243,14 +248,13 @@ def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
     by_question: dict[str, list[Answer]] = {}
     for answer in answers:
         by_question.setdefault(answer.question_id, []).append(answer)
-    return [
-        _merge(same) if format_of(same[0].format).rotates else same[0]
-        for same in by_question.values()
-    ]
+    return list(map(_merge, by_question.values()))
 
 
 def _merge(rotations: Sequence[Answer]) -> Answer:
     first = rotations[0]
+    if not format_of(first.format).rotates:
+        return first
     n = len(first.log_probs)
     sums = [0.0] * n
     for answer in rotations:
@@ -267,8 +271,10 @@ def letter_mass(answers: Sequence[Answer]) -> float | None:
     Low mass means that the format failed, not the knowledge: the model would have continued with
     something else.
     """
-    form = format_of(answers[0].format) if answers else None
-    if form is None or not form.letters or form.generates:
+    if not answers:
+        return None
+    form = format_of(answers[0].format)
+    if not form.letters or form.generates:
         return None
     masses = [
         math.fsum(map(math.exp, answer.log_probs))
@@ -280,11 +286,10 @@ def letter_mass(answers: Sequence[Answer]) -> float | None:
 
 def _log_sum(values: Sequence[float]) -> float:
     top = max(values)
-    return (
-        top + math.log(math.fsum(math.exp(value - top) for value in values))
-        if math.isfinite(top)
-        else top
-    )
+    if not math.isfinite(top):
+        return top
+    # Less the highest value no exponential overflows, and not all of them are 0.
+    return top + math.log(math.fsum(math.exp(value - top) for value in values))
 
 
 def is_scored(answer: Answer) -> bool:
@@ -305,7 +310,9 @@ def is_correct(answer: Answer) -> bool:
 def has_outcome(answer: Answer, outcome: Outcome) -> bool:
     """Return whether `answer` has that outcome; answered: of a question without an answer, wrong
     (`counts_for`)."""
-    return outcome_of(answer) == ("wrong" if outcome == "answered" else outcome)
+    if outcome == "answered":
+        outcome = "wrong"
+    return outcome_of(answer) == outcome
 
 
 def counts_for(answer: Answer, outcome: Outcome) -> bool:
@@ -317,5 +324,9 @@ def other_outcomes(answers: Sequence[Answer]) -> tuple[Outcome, ...]:
     """Return the outcomes beside right that the questions of `answers` can have; () for choices."""
     if not answers or answers[0].text is None:
         return ()
-    some: tuple[Outcome, ...] = ("wrong", "abstained") if any(map(has_answer, answers)) else ()
-    return some if all(map(has_answer, answers)) else (*some, "answered")
+    outcomes: list[Outcome] = []
+    if any(map(has_answer, answers)):
+        outcomes += ["wrong", "abstained"]
+    if not all(map(has_answer, answers)):
+        outcomes.append("answered")
+    return tuple(outcomes)

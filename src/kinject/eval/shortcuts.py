@@ -7,9 +7,10 @@ from itertools import chain
 from pathlib import Path
 
 from kinject.corpus.choices import measure_shortcuts
-from kinject.disk import read_jsonl, read_manifest
+from kinject.disk import read_jsonl
 from kinject.documents import read_documents
 from kinject.eval.plan import QuestionSet
+from kinject.manifests import read_train_manifest
 from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
 from kinject.results import Shortcuts
@@ -51,11 +52,8 @@ def _document_texts(recipe: EvalRecipe) -> Iterator[str]:
 def _corpus_of(model: Path) -> Path | None:
     """Return the JSONL corpus that the model of a training was trained on; None where it is not
     known or gone."""
-    manifest = read_manifest(model.parent / "manifest.json") or {}
-    corpus = manifest.get("recipe", {}).get("corpus")
-    if not isinstance(corpus, dict):
+    training = read_train_manifest(model.parent)
+    if training is None:
         return None
-    path = corpus.get("path")
-    if not isinstance(path, str) or not path.endswith(".jsonl") or not Path(path).is_file():
-        return None
-    return Path(path)
+    path = Path(training.recipe.corpus.path)
+    return path if path.suffix == ".jsonl" and path.is_file() else None

@@ -7,15 +7,14 @@ names come from documents, models and logs: the page escapes all of them.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from kinject.disk import check_version, read_json, read_manifest, write_text
+from kinject.disk import check_version, parse_fields, read_json, write_text
 from kinject.errors import InputError
+from kinject.manifests import AugmentManifest, TrainManifest, read_manifest, read_train_manifest
 from kinject.report import figures
 from kinject.report.doubts import limitations
 from kinject.report.formatting import (
@@ -86,21 +85,9 @@ def read_report(path: Path) -> Report:
     Raises `DiskError` when it cannot be read, and `InputError` naming the field when it is damaged
     or of a newer format. Unknown keys are ignored.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     value = read_json(path, _FIX)
     check_version(value.get("format_version", 1), f"{path}: format_version")
-    try:
-        return TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"]
-        )
-        found = f"found {first['input']!r:.60}: {first['msg']}"
-        raise InputError(
-            f"{path}: damaged report: {place.removeprefix('.')}: {found}. {_FIX}"
-        ) from None
+    return parse_fields(Report, value, f"{path}: damaged report", _FIX)
 
 
 def write_report(run_dir: Path, report: Report) -> Path:
@@ -162,20 +149,14 @@ def _with_manifests(run_dir: Path, report: Report) -> Report:
     study's holds its own."""
     if report.kind == "study":
         return report
-    manifest = read_manifest(run_dir / "manifest.json")
-    paths = [run_dir / log for *_, log in report.logs]
-    manifests = [*(read_manifest(path.parent / "manifest.json") for path in paths), manifest]
-    commands = [
-        item["command"] for item in manifests if item and isinstance(item.get("command"), list)
-    ]
-    lines = tuple(dict.fromkeys(shlex.join(map(str, command)) for command in commands))
-    versions = manifest.get("versions") if manifest else None
-    date = str(manifest.get("written", "")) if manifest else ""
+    manifest = read_manifest(run_dir)
+    of_trainings = [read_manifest((run_dir / log).parent) for *_, log in report.logs]
+    found = [item for item in (*of_trainings, manifest) if item is not None]
+    commands = tuple(dict.fromkeys(shlex.join(item.command) for item in found))
+    if manifest is None:
+        return replace(report, written="", commands=commands, versions={})
     return replace(
-        report,
-        written=date,
-        commands=lines,
-        versions=dict(versions) if isinstance(versions, dict) else {},
+        report, written=manifest.written, commands=commands, versions=dict(manifest.versions)
     )
 
 
@@ -185,43 +166,35 @@ def _read_trainings(run_dir: Path, report: Report) -> dict[tuple[str, str], Trai
     trained = {(arm.model, arm.name) for arm in report.arms if arm.trained}
     trainings: dict[tuple[str, str], Training] = {}
     for model, arm, _, path in report.logs:
-        manifest = read_manifest((run_dir / path).parent / "manifest.json")
+        manifest = read_train_manifest((run_dir / path).parent)
         if manifest is None or (model, arm) not in trained or (model, arm) in trainings:
             continue
-        counts, epochs = manifest.get("counts") or {}, (manifest.get("counts") or {}).get("epochs")
-        trainings[model, arm] = Training(
-            _reading(run_dir, manifest), int(counts.get("steps") or 0),
-            float(epochs) if isinstance(epochs, int | float) else None, bool(counts.get("finished", True)),
-        )  # fmt: skip
+        reading, counts = _reading(run_dir, manifest), manifest.finished()
+        if counts is None:
+            trainings[model, arm] = Training(reading, 0, None, False)
+        else:
+            trainings[model, arm] = Training(reading, counts.steps, counts.epochs, True)
     return trainings
 
 
-def _reading(run_dir: Path, manifest: Mapping[str, Any]) -> str:
+def _reading(run_dir: Path, manifest: TrainManifest) -> str:
     """Return what a training read: ``paraphrases of the documents, each document about 18 times``."""
-    section = (manifest.get("recipe") or {}).get("corpus") or {}
-    corpus = section.get("path") if isinstance(section, dict) else None
-    if not isinstance(corpus, str):
-        return ""
-    folders = [folder / Path(corpus).parent for folder in run_dir.resolve().parents]
-    sources = [
-        read_manifest(folder / "manifest.json")
-        for folder in folders
-        if (folder / "manifest.json").is_file()
-    ]
-    rewritten = any(source is not None and source.get("stage") == "augment" for source in sources)
-    words = (
-        "paraphrases of the documents"
-        if rewritten
-        else f"the texts of {format_name(Path(corpus).name, 40)}"
-    )
-    counts = manifest.get("counts") or {}
-    times = ((counts.get("exposures") or {}).get("rows") or {}).get("median")
-    if isinstance(times, int | float) and times >= 1.5:
-        words += f", each document about {times:.0f} times"
-    replay = (counts.get("fractions") or {}).get("replay")
-    return words + (
-        f", with {replay:.0%} older texts" if isinstance(replay, float) and replay else ""
-    )
+    corpus = Path(manifest.recipe.corpus.path)
+    # The recipe's path is relative to the folder where kinject ran: one above the report's.
+    sources = [read_manifest(folder / corpus.parent) for folder in run_dir.resolve().parents]
+    if any(isinstance(source, AugmentManifest) for source in sources):
+        words = "paraphrases of the documents"
+    else:
+        words = f"the texts of {format_name(corpus.name, 40)}"
+    counts = manifest.finished()
+    if counts is None:
+        return words
+    rows, replay = counts.exposures.rows, counts.fractions.get("replay")
+    if rows is not None and rows.median >= 1.5:  # below that it reads each document about once
+        words += f", each document about {rows.median:.0f} times"
+    if replay:
+        words += f", with {replay:.0%} older texts"
+    return words
 
 
 def _make_page(view: View, plots: Mapping[str, str], changes: TableBlock | None) -> Page:

@@ -21,9 +21,9 @@ from kinject.disk import (
     file_hash,
     lock_dir,
     read_bytes,
-    read_manifest,
 )
 from kinject.errors import InputError
+from kinject.manifests import TrainManifest, read_manifest
 
 log = logging.getLogger(__name__)
 
@@ -97,23 +97,23 @@ class ShippedRun:
 
         Raises `InputError` for anything else.
         """
-        manifest, shipped = (
-            read_manifest(folder / "manifest.json") for folder in (run_dir, self.folder)
-        )
+        found, shipped = read_manifest(run_dir), read_manifest(self.folder)
         fault = check_sha256sums(run_dir / "model")[1]
         if self.is_in(run_dir):
             if fault:
                 log.warning(f"{fault}. It is written again.")
-            return manifest is not None and not fault
-        theirs, ours = (
-            item or {"inputs": {}, "counts": {}, "outputs": {}} for item in (manifest, shipped)
-        )
+            return found is not None and not fault
         has_model = (run_dir / "model").exists()
-        is_new = manifest is None or theirs["outputs"] == ours["outputs"]
+        is_new = found is None or (shipped is not None and found.outputs == shipped.outputs)
         if is_new and not has_model and not any(run_dir.glob("checkpoint-*")):
             return False
-        same = theirs["inputs"].get("fingerprint") == ours["inputs"].get("fingerprint")
-        if not same or not theirs["counts"].get("finished") or not has_model or fault:
+        is_same_run = (
+            isinstance(found, TrainManifest)
+            and isinstance(shipped, TrainManifest)
+            and found.fingerprint == shipped.fingerprint
+            and found.finished() is not None
+        )
+        if not is_same_run or not has_model or fault:
             raise InputError(
                 f"{run_dir}: holds another run, or one that is unfinished or damaged. Delete it or move it away. "
                 f"To continue an unfinished training: kinject train {self.recipe} --resume"

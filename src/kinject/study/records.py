@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
-from kinject.disk import Row, read_manifest
+from kinject.disk import Row
 from kinject.errors import InputError
 from kinject.eval.results import (
     ControlAnswers,
@@ -27,6 +27,7 @@ from kinject.eval.scores import (
     text_score,
 )
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
+from kinject.manifests import read_manifest
 from kinject.question_formats import FORMATS
 from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall, Shortcuts
@@ -115,9 +116,11 @@ class Records:
                 self.unscored.append((model, arm, seed, setting, len(merged)))
         if of_run:
             self.by_run[model, arm, seed] = of_run
-        manifest = read_manifest(folder / "manifest.json") or {}
-        self.written = max(self.written, str(manifest.get("written", "")))
-        self.versions = dict(manifest.get("versions", {}))
+        manifest = read_manifest(folder)
+        self.versions = {}
+        if manifest is not None:
+            self.written = max(self.written, manifest.written)
+            self.versions = dict(manifest.versions)
 
     def read_report(self, model: str, arm: str, folder: Path, retrieval: str = "") -> None:
         """Add what the report.json of an evaluation has beside its answers: recall, tokens of

@@ -21,12 +21,12 @@ from kinject.disk import (
     Row,
     check_output,
     read_json,
-    read_manifest,
     write_json,
     write_jsonl,
     write_manifest,
 )
 from kinject.errors import InputError
+from kinject.manifests import FinishedTraining, read_train_manifest
 from kinject.process import peak_memory
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.sandbox import (
@@ -178,8 +178,8 @@ def _run_setup(stage: Stage) -> dict[str, Any]:
 def _run_train(stage: Stage) -> dict[str, Any]:
     overrides = list(stage.overrides)
     if "match_steps_of" in stage.parameters:
-        manifest = _read_matched_manifest(Path(stage.parameters["match_steps_of"]))
-        overrides.append(f"trainer.max_steps={manifest['counts']['steps']}")
+        matched = _read_finished(Path(stage.parameters["match_steps_of"]))
+        overrides.append(f"trainer.max_steps={matched.steps}")
     if "match_seconds_of" in stage.parameters:
         unmatched = read_recipe(Path(stage.recipe), overrides, "train")
         overrides += _matching_steps(unmatched.trainer, stage.parameters)
@@ -201,13 +201,15 @@ def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
     }
 
 
-def _read_matched_manifest(folder: Path) -> dict[str, Any]:
-    manifest = read_manifest(folder / "manifest.json")
-    if manifest is None:
+def _read_finished(folder: Path) -> FinishedTraining:
+    """Return the counts of the finished training in `folder`, to which an arm is matched."""
+    manifest = read_train_manifest(folder)
+    counts = None if manifest is None else manifest.finished()
+    if counts is None:
         raise InputError(
             f"{folder}: no manifest of the run that this arm is matched to. Run the study again."
         )
-    return manifest
+    return counts
 
 
 def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
@@ -216,14 +218,14 @@ def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -
     fix = "Delete this folder to train it again."
     matched, unmatched = (Path(parameters[key]) for key in ("match_seconds_of", "unmatched"))
     for folder in (matched, unmatched):
-        if _read_matched_manifest(folder)["counts"]["resumed_from"]:
+        if _read_finished(folder).resumed_from:
             raise InputError(
                 f"{folder}: resumed, so the seconds of all its steps are not known. {fix}"
             )
-    counts = _read_matched_manifest(unmatched)["counts"]
+    counts = _read_finished(unmatched)
     wanted = read_json(matched / DONE, fix)["work_seconds"]
     total = read_json(unmatched / DONE, fix)["work_seconds"]
-    n_steps, step_seconds = counts["steps"], counts["cost"]["work_seconds"]
+    n_steps, step_seconds = counts.steps, counts.cost["work_seconds"]
     # The teacher and the model's own answers take as long however many steps follow.
     fixed = total - step_seconds
     scaled = round(n_steps * (wanted - fixed) / step_seconds)

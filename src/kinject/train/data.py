@@ -31,6 +31,7 @@ from kinject.corpus.tokenize import (
 )
 from kinject.disk import content_id
 from kinject.errors import TrainingError, fault
+from kinject.manifests import Exposures, RowExposures
 from kinject.models import window_of
 from kinject.recipe import CorpusSection, TrainRecipe
 from kinject.recipe.sections import Reaction
@@ -174,20 +175,18 @@ def count_exposures(rows: Iterable[TokenRow]) -> dict[str, int]:
     return dict(Counter(row.document_id or f"row {index}" for index, row in enumerate(rows)))
 
 
-def summarize_exposures(exposures: Mapping[str, int], epochs: float) -> dict[str, Any]:
+def summarize_exposures(exposures: Mapping[str, int], epochs: float) -> Exposures:
     """Return how often a run of `epochs` reads each document: the least, the median and the most
     rows."""
     counts = list(exposures.values())
     if not counts:
-        return {"documents": 0}
-    functions: dict[str, Callable[[list[int]], float]] = {
-        "min": min,
-        "median": statistics.median,
-        "max": max,
-    }
-    return {
-        "documents": len(counts), "rows": {key: round(find(counts) * epochs, 2) for key, find in functions.items()}
-    }  # fmt: skip
+        return Exposures(documents=0)
+    rows = RowExposures(
+        min=round(min(counts) * epochs, 2),
+        median=round(statistics.median(counts) * epochs, 2),
+        max=round(max(counts) * epochs, 2),
+    )
+    return Exposures(documents=len(counts), rows=rows)
 
 
 @dataclass(frozen=True)

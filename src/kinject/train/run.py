@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,13 @@ from kinject.disk import (
     content_id,
     file_hash,
     lock_dir,
-    read_manifest,
     write_manifest,
     write_sha256sums,
     write_text,
 )
 from kinject.errors import TrainingError
 from kinject.hub import find_source
+from kinject.manifests import FinishedTraining, Manifest, TrainManifest, read_manifest
 from kinject.models import check_files, model_hash
 from kinject.process import is_first_process, made_by_first_process
 from kinject.recipe import ModelSection, TrainRecipe
@@ -73,6 +73,7 @@ def _train(
     """Train, and write the model and the manifest."""
     from kinject.train.callbacks import Screen
     from kinject.train.guards import check_trained
+    from kinject.train.setup import effective_batch
 
     notes = [*recipe.notes, *trainer.notes]
     if is_first_process():
@@ -100,20 +101,30 @@ def _train(
         merges = recipe.adapter is not None and bool(recipe.adapter.get("merge"))
         model_dir = _save_model(trainer, recipe.run_dir, recipe.model, merges=merges)
     _publish_model(trainer, model_dir)
-    counts = {
-        "finished": True, "steps": trainer.state.global_step, "epochs": trainer.state.epoch,
-        "loss": output.metrics["train_loss"], "seconds": round(seconds, 1),
-        "cost": {"work_seconds": round(work, 2), **trainer.preparation_cost},
-        "resumed_from": checkpoint.name if checkpoint else None, "tokens": tokens, "notes": notes,
-        "best_step": trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
-        "learned_tokens": trainer.learned_before + int(trainer.learned_tokens),
-        **_count_data(trainer), "skipped_updates": trainer.guard.skipped, "warnings": trainer.guard.warnings,
-        "ended_above_start": ended_above,
-    }  # fmt: skip
+    data = trainer.training_data
+    counts = FinishedTraining(
+        finished=True,
+        steps=trainer.state.global_step,
+        epochs=trainer.state.epoch,
+        loss=output.metrics["train_loss"],
+        seconds=round(seconds, 1),
+        cost={"work_seconds": round(work, 2), **trainer.preparation_cost},
+        resumed_from=checkpoint.name if checkpoint else None,
+        tokens=tokens,
+        notes=tuple(notes),
+        best_step=trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
+        learned_tokens=trainer.learned_before + int(trainer.learned_tokens),
+        effective_batch=effective_batch(trainer.args, data),
+        fractions={name: round(fraction, 4) for name, fraction in data.fractions.items()},
+        exposures=summarize_exposures(data.exposures, trainer.state.epoch),
+        skipped_updates=trainer.guard.skipped,
+        warnings=tuple(trainer.guard.warnings),
+        ended_above_start=ended_above,
+    )
     if is_first_process():
         for _, path in checkpoints(recipe.run_dir) if trainer.args.save_strategy == "no" else ():
             shutil.rmtree(path)  # a signal's
-    _write_manifest(recipe, inputs, counts)
+    _write_manifest(recipe, inputs, counts.to_json(), outputs=_FILES)
     return _result(recipe.run_dir, counts, already_done=False)
 
 
@@ -137,25 +148,21 @@ def render_summary(result: TrainResult) -> str:
     )
 
 
-def _count_data(trainer: KnowledgeTrainer) -> dict[str, Any]:
-    from kinject.train.setup import effective_batch
-
-    data = trainer.training_data
-    return {
-        "effective_batch": effective_batch(trainer.args, data),
-        "fractions": {name: round(fraction, 4) for name, fraction in data.fractions.items()},
-        "exposures": summarize_exposures(data.exposures, trainer.state.epoch),
-    }
-
-
-def _result(folder: Path, counts: Mapping[str, Any], *, already_done: bool) -> TrainResult:
+def _result(folder: Path, counts: FinishedTraining, *, already_done: bool) -> TrainResult:
     return TrainResult(
-        run_dir=str(folder), model_dir=str(folder / "model"), n_steps=counts["steps"], n_epochs=counts["epochs"],
-        final_loss=counts["loss"], account=counts["tokens"], seconds=counts["seconds"],
-        n_learned=counts.get("learned_tokens"), cost=counts.get("cost", {}),
-        notes=(*counts["notes"], *counts["warnings"]), already_done=already_done,
-        ended_above_start=counts.get("ended_above_start", False),
-    )  # fmt: skip
+        run_dir=str(folder),
+        model_dir=str(folder / "model"),
+        n_steps=counts.steps,
+        n_epochs=counts.epochs,
+        final_loss=counts.loss,
+        account=counts.tokens,
+        seconds=counts.seconds,
+        n_learned=counts.learned_tokens,
+        cost=counts.cost,
+        notes=(*counts.notes, *counts.warnings),
+        already_done=already_done,
+        ended_above_start=counts.ended_above_start,
+    )
 
 
 def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
@@ -193,12 +200,14 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
 
 
 def _write_manifest(
-    recipe: TrainRecipe, inputs: Mapping[str, str], counts: Mapping[str, Any]
+    recipe: TrainRecipe,
+    inputs: Mapping[str, str],
+    counts: Mapping[str, Any],
+    outputs: Sequence[str] = (),
 ) -> None:
     if not is_first_process():
         return
     path = recipe.run_dir / "manifest.json"
-    outputs = _FILES if counts["finished"] else ()
     write_manifest(
         path, stage="train", inputs=inputs, recipe=recipe.raw, counts=counts, outputs=outputs
     )
@@ -211,10 +220,13 @@ def _check_folder(
 
     Raises `TrainingError` if the folder holds another run, or needs --resume or --overwrite.
     """
-    manifest = None if overwrite else read_manifest(folder / "manifest.json")
+    manifest = None if overwrite else read_manifest(folder)
     if manifest is not None:
-        same = manifest["inputs"].get("fingerprint") == inputs["fingerprint"]
-        finished = bool(manifest["counts"].get("finished")) and (folder / "model").is_dir()
+        # Another stage's folder holds another run.
+        training = manifest if isinstance(manifest, TrainManifest) else None
+        same = training is not None and training.fingerprint == inputs["fingerprint"]
+        counts = training.finished() if training and (folder / "model").is_dir() else None
+        finished = counts is not None
         fault = _damage(folder, manifest) if same and finished else ""
         if fault and not resume:
             raise TrainingError(
@@ -222,8 +234,8 @@ def _check_folder(
             )
         if fault:
             log.warning(f"{fault}. The model is made again.")
-        elif same and finished:
-            return _result(folder, manifest["counts"], already_done=True)
+        elif same and counts is not None:
+            return _result(folder, counts, already_done=True)
         if not same and (finished or checkpoints(folder)):
             raise TrainingError(
                 f"{folder}: holds a run of another recipe, corpus or model. Set another run_dir, or start over with --overwrite."
@@ -245,9 +257,9 @@ def _check_folder(
     return None
 
 
-def _damage(folder: Path, manifest: Mapping[str, Any]) -> str:
+def _damage(folder: Path, manifest: Manifest) -> str:
     """Return the first file that differs from that of the finished run; "" without any."""
-    for name, sha256 in manifest.get("outputs", {}).items():
+    for name, sha256 in manifest.outputs.items():
         if not (folder / name).is_file() or file_hash(folder / name) != sha256:
             return f"{folder / name}: missing, or changed since the run wrote it (manifest.json has its hash)"
     return check_sha256sums(folder / "model")[1]

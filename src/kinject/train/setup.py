@@ -15,6 +15,7 @@ from kinject import models
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import TokenAccount
 from kinject.errors import Problem, RecipeError, fault
+from kinject.manifests import EffectiveBatch
 from kinject.process import (
     context_parallel_size,
     first_process_first,
@@ -234,8 +235,8 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
     batch = effective_batch(config, tokenized.train)
     notes = [
         *tokenized.notes, _describe_run(trainer, tokenized),
-        f"effective batch: {batch['rows_per_device']} rows x {batch['accumulation']} accumulated x {batch['devices']} "
-        f"device{'s' * (batch['devices'] != 1)} = {batch['rows']} rows an update, about {batch['tokens']:,} tokens",
+        f"effective batch: {batch.rows_per_device} rows x {batch.accumulation} accumulated x {batch.devices} "
+        f"device{'s' * (batch.devices != 1)} = {batch.rows} rows an update, about {batch.tokens:,} tokens",
     ]  # fmt: skip
     names = [
         name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
@@ -343,7 +344,7 @@ def _assemble(
 def _callbacks(recipe: TrainRecipe, config: SFTConfig, parts: TrainingParts) -> list[Any]:
     """Return the callbacks that the recipe asks for, and the screen."""
     guard, techniques = parts.guard, recipe.techniques
-    callbacks: list[Any] = [Screen(effective_batch(config, parts.data)["tokens"])]
+    callbacks: list[Any] = [Screen(effective_batch(config, parts.data).tokens)]
     if recipe.probes is not None:
         callbacks.append(EarlyStopping(forgetting(recipe.probes), guard.warnings))
     if techniques.patience is not None:
@@ -405,17 +406,20 @@ def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str
     )
 
 
-def effective_batch(config: SFTConfig, data: TrainingData) -> dict[str, int]:
+def effective_batch(config: SFTConfig, data: TrainingData) -> EffectiveBatch:
     """Return the rows and mean tokens of an update over all devices, and the factors of the rows."""
     batch, accumulation = config.per_device_train_batch_size, config.gradient_accumulation_steps
     devices = (
         config.world_size // processes_per_row() * max(1, config.n_gpu)
     )  # GPUs of one process share its batches
     rows = batch * accumulation * devices
-    return {
-        "rows_per_device": batch, "accumulation": accumulation, "devices": devices, "rows": rows,
-        "tokens": round(rows * float(data.rows.lengths().mean())),
-    }  # fmt: skip
+    return EffectiveBatch(
+        rows_per_device=batch,
+        accumulation=accumulation,
+        devices=devices,
+        rows=rows,
+        tokens=round(rows * float(data.rows.lengths().mean())),
+    )
 
 
 def _describe_techniques(inputs: UpdateInputs, rules: Sequence[UpdateRule]) -> list[str]:

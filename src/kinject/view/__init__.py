@@ -23,9 +23,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from kinject.augment.store import read_decisions, text_id, write_decision
-from kinject.disk import FoundRun, Row, find_runs, manifest_beside, read_jsonl
+from kinject.disk import FoundRun, Row, find_runs, read_jsonl
 from kinject.errors import InputError, KinjectError
 from kinject.eval.chat import Chat, ChatSetup, find_models, open_chat
+from kinject.manifests import (
+    MANIFEST,
+    AugmentManifest,
+    QuestionsManifest,
+    TrainManifest,
+    manifest_beside,
+)
 from kinject.report.page import policy_of
 
 if TYPE_CHECKING:
@@ -123,8 +130,11 @@ class View:
 
     def numbers(self, name: str) -> Item:
         """Return the numbers of a finished run, as its manifest has them."""
-        manifest = manifest_beside(self.folder / self.find(name).run_dir / "manifest.json")
-        return {key: manifest.get(key) for key in ("counts", "recipe", "versions")}
+        manifest = manifest_beside(self.folder / self.find(name).run_dir / MANIFEST)
+        keys = ("counts", "recipe", "versions")
+        if manifest is None:
+            return dict.fromkeys(keys)
+        return {key: manifest.as_written[key] for key in keys}
 
     def rows(self, name: str, title: str, query: str, tag: str, offset: int, limit: int) -> Item:
         """Return the items of a list that hold all words of `query`, from `offset` on, and how many
@@ -221,13 +231,7 @@ class View:
 
 def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]]:
     """Return the chat of a training run, and its columns: label, model, whether it sees passages."""
-    corpus = (manifest_beside(run_dir / "model").get("recipe", {}).get("corpus") or {}).get(
-        "path", ""
-    )
-    section = manifest_beside(Path(str(corpus))).get("recipe", {}).get("augment") or {}
-    documents = (
-        (str(section["documents"]),) if Path(str(section.get("documents", ""))).is_file() else ()
-    )
+    documents = _documents_of(run_dir)
     chat = open_chat(
         ChatSetup(find_models(str(run_dir), None), documents, max_new_tokens=_MOST_NEW_TOKENS)
     )
@@ -239,6 +243,19 @@ def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]
         *columns,
         *([("trained with passages", columns[-1][1], True)] if documents else []),
     ]
+
+
+def _documents_of(run_dir: Path) -> tuple[str, ...]:
+    """Return the file of documents that the corpus of a training was made from; () if it was made
+    otherwise, or from a folder."""
+    training = manifest_beside(run_dir / MANIFEST)
+    if not isinstance(training, TrainManifest):
+        return ()
+    augmented = manifest_beside(Path(training.recipe.corpus.path))
+    if not isinstance(augmented, AugmentManifest):
+        return ()
+    documents = augmented.recipe.augment.documents
+    return (documents,) if Path(documents).is_file() else ()
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[list[float | None]]:
@@ -268,19 +285,22 @@ def _last_values(path: Path, stamp: tuple[int, int]) -> Row:
 
 def _progress(path: Path, run: FoundRun) -> str:
     """Return in words how far a run is."""
-    manifest = manifest_beside(path / "manifest.json")
+    manifest = manifest_beside(path / MANIFEST)
     if run.verb == "train" and (path / "log.jsonl").is_file():
         last = _last_values(path / "log.jsonl", _stamp(path / "log.jsonl"))
-        trainer = manifest.get("recipe", {}).get("trainer") or {}
-        of = f" of {trainer['max_steps']}" if trainer.get("max_steps", -1) > 0 else ""
+        max_steps = -1  # of the Trainer: as many as its epochs take
+        if isinstance(manifest, TrainManifest):
+            max_steps = manifest.recipe.trainer.get("max_steps", max_steps)
+        of = f" of {max_steps}" if max_steps > 0 else ""
         loss = f", loss {last['loss']:.3f}" if isinstance(last.get("loss"), float) else ""
         return f"step {last.get('step', 0)}{of}{loss}"
     if run.state == "running" and run.verb in _WORK:
         file, what = _WORK[run.verb]
         n = (path / file).read_bytes().count(b"\n") if (path / file).is_file() else 0
         return f"{n:,} {what} so far"
-    counts = manifest.get("counts", {})
-    return f"{counts['got']:,} of {counts['asked']:,}" if {"got", "asked"} <= counts.keys() else ""
+    if isinstance(manifest, AugmentManifest | QuestionsManifest):
+        return f"{manifest.counts.got:,} of {manifest.counts.asked:,}"
+    return ""
 
 
 @lru_cache(maxsize=8)

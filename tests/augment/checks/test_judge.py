@@ -20,7 +20,7 @@ from kinject.augment.checks.judge import (
 )
 from kinject.augment.prompts import judge_messages, rewriting_of
 from kinject.augment.sandbox import generate_answer
-from kinject.disk import read_jsonl, read_manifest
+from kinject.disk import read_jsonl, read_manifest_fields
 from kinject.llm import Generator
 from kinject.llm.limits import Limits
 from kinject.llm.sender import Sender
@@ -172,7 +172,7 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
     assert (result.got, set(result.refused)) == (36, {"judge"})
     assert result.refused["judge"] == server.met["changed"] > 0
     assert {row["detail"] for _, row in read_jsonl(result.rejected_path)} == {"a fact"}
-    manifest = read_manifest(result.manifest_path)
+    manifest = read_manifest_fields(result.manifest_path)
     assert manifest is not None
     assert (manifest["counts"]["judge"]["precision"], manifest["counts"]["judge"]["recall"]) == (
         1.0,

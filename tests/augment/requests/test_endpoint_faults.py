@@ -18,7 +18,7 @@ from faulty_server import Hostile, Talk
 
 from kinject.augment import augment
 from kinject.cli import main
-from kinject.disk import read_jsonl, read_manifest
+from kinject.disk import read_jsonl, read_manifest_fields
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe
 
@@ -189,7 +189,7 @@ def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
     assert max(server.good.count(body) for body in server.good) == 1 or fault.lost, (
         "an answer was paid for twice"
     )
-    counts = read_manifest(result.manifest_path)["counts"]["this_run"]  # type: ignore[index]
+    counts = read_manifest_fields(result.manifest_path)["counts"]["this_run"]  # type: ignore[index]
     if fault.met.startswith("refused as "):
         assert result.refused == {fault.met.removeprefix("refused as "): 1}
     else:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kinject.disk import (
     Journal,
     Row,
-    manifest_beside,
     read_journal,
     read_jsonl,
 )
@@ -27,6 +26,7 @@ from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.llm.judges import GRADES
+from kinject.manifests import EvalManifest, manifest_beside
 from kinject.models import base_of_adapter, model_hash
 from kinject.process import is_first_process, what_shards, world_size
 from kinject.terminal import show
@@ -156,11 +156,12 @@ def read_answers(path: Path) -> list[Answer]:
         answer = _parse_answer(row, f"{path}:{number}")
         answers[_identity(answer)] = answer
         n_rows += 1
-    n_written = manifest_beside(path).get("counts", {}).get("stored", 0)
+    manifest = manifest_beside(path)
+    n_written = manifest.counts.stored if isinstance(manifest, EvalManifest) else 0
     if n_rows < n_written:
         raise InputError(
-            f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). Run kinject eval again: it "
-            "scores the missing prompts."
+            f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). "
+            "Run kinject eval again: it scores the missing prompts."
         )
     grades = _read_grades(path.with_name(GRADES_FILE))
     return [with_grade(answer, grades) for answer in answers.values()]

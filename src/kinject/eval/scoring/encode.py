@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -101,10 +102,12 @@ class Encoder:
     def _render_turns(self, prompt: Prompt, chat: ChatStyle) -> str:
         from jinja2 import TemplateError
 
-        def render(system: str, first: str, *others: str) -> str:
-            messages = [{"role": "system", "content": system}] if system else []
-            roles = zip(("user", "assistant") * (len(others) + 1), (first, *others), strict=False)
-            messages += [{"role": role, "content": text} for role, text in roles]
+        def render(system: str, *turns: str) -> str:
+            messages = []
+            if system:
+                messages.append({"role": "system", "content": system})
+            for role, text in zip(cycle(("user", "assistant")), turns, strict=False):
+                messages.append({"role": role, "content": text})
             return str(
                 self._tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=True, **chat.arguments
@@ -136,11 +139,9 @@ class Encoder:
 
         Without stop texts it ends at a line break, in a chat at none.
         """
-        return (
-            replace(generation, stop=() if self._chat else ("\n",))
-            if generation.stop is None
-            else generation
-        )
+        if generation.stop is not None:
+            return generation
+        return replace(generation, stop=() if self._chat else ("\n",))
 
     def _special_tokens_before(self) -> list[int]:
         ids = list(self._tokenizer("a").input_ids)
@@ -154,7 +155,8 @@ class Encoder:
         """Return the token ids of each text, with the special tokens before it."""
         encoded: list[list[int]] = []
         for start in range(0, len(texts), _BLOCK):
-            # verbose=False: no warning about texts longer than the model's window, which encode_requests handles
+            # verbose=False: no warning about texts longer than the model's window, which
+            # encode_requests handles.
             block = self._tokenizer(
                 list(texts[start : start + _BLOCK]), add_special_tokens=False, verbose=False
             )
@@ -183,18 +185,18 @@ class Encoder:
                 context, joined = self._without_context(joined)
             shared = np.asarray(context, dtype=np.int32)
             continuations = tuple(np.asarray(ids[len(context) :], dtype=np.int32) for ids in joined)
-            thinking = (
-                Thinking(self._marks, self._marks.are_open(prompt.context)) if self._marks else None
-            )
-            encoded.append(
-                Encoded((shared,) * (len(continuations) or 1), continuations, thinking=thinking)
-            )
+            item = Encoded((shared,) * (len(continuations) or 1), continuations)
+            if self._marks:
+                is_open = self._marks.are_open(prompt.context)
+                item = replace(item, thinking=Thinking(self._marks, is_open))
+            encoded.append(item)
         return encoded
 
     def _without_context(self, joined: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """Return BOS or EOS as the context of continuations that have none."""
         token = self._tokenizer.bos_token_id
-        token = self._tokenizer.eos_token_id if token is None else token
+        if token is None:
+            token = self._tokenizer.eos_token_id
         if token is None:
             raise InputError(
                 f"{self._name}: has neither BOS nor EOS, so an empty prompt cannot be read."
@@ -205,11 +207,14 @@ class Encoder:
 
 def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
     """Return the text of the system's turn, "" for none, and the turns of user and model in order."""
-    header = prompt.header.strip() if prompt.is_dialogue else prompt.header
-    system = "\n\n".join(filter(None, (chat.system, header)))
-    return system, prompt.turns if prompt.is_dialogue else (
-        prompt.context.removeprefix(prompt.header),
-    )
+    if prompt.is_dialogue:
+        return _join_system(chat, prompt.header.strip()), prompt.turns
+    turn = prompt.context.removeprefix(prompt.header)
+    return _join_system(chat, prompt.header), (turn,)
+
+
+def _join_system(chat: ChatStyle, header: str) -> str:
+    return "\n\n".join(filter(None, (chat.system, header)))
 
 
 def encode_requests(
@@ -240,11 +245,11 @@ def encode_requests(
 
 def _encode(encoder: Encoder, requests: Sequence[PromptRequest]) -> list[Encoded]:
     encoded = encoder.encode([render_prompt(request) for request in requests])
-    pairs = zip(encoded, requests, strict=True)
-    return [
-        replace(item, generation=encoder.bounds(request.generation)) if request.generation else item
-        for item, request in pairs
-    ]
+    for index, request in enumerate(requests):
+        if request.generation:
+            bounds = encoder.bounds(request.generation)
+            encoded[index] = replace(encoded[index], generation=bounds)
+    return encoded
 
 
 def _fits(item: Encoded, window: int) -> bool:
@@ -283,42 +288,47 @@ def _cut(item: Encoded, uncut: Encoded, window: int) -> Encoded:
             )
         cut = item.contexts[0][-room:]
         return replace(item, contexts=(cut,), truncated=len(uncut.contexts[0]) - len(cut))
-    continuations = tuple(ids if len(ids) <= window else ids[:0] for ids in item.continuations)
-    pairs = zip(item.contexts, continuations, strict=True)
-    contexts = tuple(context[-max(1, window + 1 - len(ids)) :] for context, ids in pairs)
-    lost = max(
-        len(before) - len(after) for before, after in zip(uncut.contexts, contexts, strict=True)
-    )
-    return Encoded(contexts, continuations, lost)
+    contexts, continuations, lost = [], [], []
+    choices = zip(item.contexts, item.continuations, uncut.contexts, strict=True)
+    for context, continuation, before in choices:
+        if len(continuation) > window:
+            continuation = continuation[:0]  # it cannot be scored
+        # The last token of the continuation is predicted, not read.
+        room = max(1, window + 1 - len(continuation))
+        contexts.append(context[-room:])
+        continuations.append(continuation)
+        lost.append(len(before) - len(contexts[-1]))
+    return Encoded(tuple(contexts), tuple(continuations), max(lost))
 
 
 def render_tokens(
-    tokenizer: Any, encoded: Encoded, request: PromptRequest, score: PromptScore
+    tokenizer: PreTrainedTokenizerBase,
+    encoded: Encoded,
+    request: PromptRequest,
+    score: PromptScore,
 ) -> str:
     """Return the tokens of a prompt and of its choices, with the choices' log-probs, or the answer
     that was written."""
 
-    def separated(ids: Sequence[int]) -> str:
-        return "|" + "|".join(tokenizer.decode([token]).replace("\n", "\\n") for token in ids) + "|"
+    def separated(ids: Ids) -> str:
+        texts = (str(tokenizer.decode([token])) for token in ids.tolist())
+        return "|" + "|".join(text.replace("\n", "\\n") for text in texts) + "|"
 
     question = request.question
     context = max(encoded.contexts, key=len)
     cut = f", {encoded.truncated} cut to fit" if encoded.truncated else ""
-    lines = [f"  {len(context)} tokens{cut}: {separated(context.tolist())}"]
+    lines = [f"  {len(context)} tokens{cut}: {separated(context)}"]
     if score.text is not None:
         written = score.text.replace("\n", "\\n")
-        accepted = " | ".join(question.accepted) or "(no answer)"
         thinking = f" after {score.n_thinking} of thinking" if score.n_thinking else ""
-        return "\n".join(
-            [
-                *lines,
-                f"  written: {written} ({score.n_tokens} tokens{thinking})",
-                f"  accepted: {accepted}",
-            ]
-        )
-    log_probs, best = score.log_probs, best_choice(score.log_probs)
+        lines.append(f"  written: {written} ({score.n_tokens} tokens{thinking})")
+        lines.append(f"  accepted: {' | '.join(question.accepted) or '(no answer)'}")
+        return "\n".join(lines)
+    best = best_choice(score.log_probs)
     texts = FORMATS[request.format].answers(question)
-    for index, (ids, value) in enumerate(zip(encoded.continuations, log_probs, strict=True)):
-        marks = ("*" if index == question.answer else " ") + (">" if index == best else " ")
-        lines.append(f"  {marks} {value:9.4f}  {separated(ids.tolist())}  ({texts[index]})")
+    choices = zip(encoded.continuations, score.log_probs, texts, strict=True)
+    for index, (ids, log_prob, text) in enumerate(choices):
+        gold = "*" if index == question.answer else " "
+        chosen = ">" if index == best else " "
+        lines.append(f"  {gold}{chosen} {log_prob:9.4f}  {separated(ids)}  ({text})")
     return "\n".join(lines)
