@@ -40,18 +40,20 @@ from kinject.report.page import (
     render_markdown_table,
     render_text_block,
 )
+from kinject.report.result_tables import (
+    changes_table,
+    headline_table,
+    results_table,
+    sweep_tables,
+)
 from kinject.report.tables import (
     arms_table,
-    changes_table,
     choices_table,
     claims_table,
     claims_text,
     cost_table,
-    headline_table,
     names_table,
-    results_table,
     small_tables,
-    sweep_tables,
 )
 from kinject.report.words import write_opening
 from kinject.results import Report

@@ -180,6 +180,10 @@ class View:
         """Whether there is more than one base model."""
         return len(self.report.models) > 1
 
+    def with_model(self, text: str, model: str) -> str:
+        """Return `text` with the base model behind it, where there are several."""
+        return f"{text}, {format_name(model)}" if self.several_models else text
+
     def reading(self, model: str, arm: str) -> str:
         """Return in words what a trained arm read, "" where neither its manifest nor the study
         describes it."""
