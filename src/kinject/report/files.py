@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,23 +62,28 @@ _MOST_NAMED = 4  # arms in the title, question sets in the head
 _CAPTIONS = {
     "accuracy": (
         "Accuracy by arm; the numbers are in the tables below",
-        "Correct answers with 95% intervals; the number in the margin is the accuracy in percent. Ticks below a mark: single "
-        "seeds. Dashed: guessing. Thin line: the base without passages.",
+        "Correct answers with 95% intervals; the number in the margin is the accuracy in percent. "
+        "Ticks below a mark: single seeds. Dashed: guessing. Thin line: the base without passages.",
     ),
     "frontier": (
         "Learning against forgetting; the numbers are in the tables",
-        "Up: more learned. Right: more kept. A model better than another lies above and to the right of it. Thin lines: 95% "
-        "intervals.",
+        "Up: more learned. Right: more kept. A model better than another lies above and to the "
+        "right of it. Thin lines: 95% intervals.",
     ),
 }
 """Figure -> its label for screen readers, and its caption."""
 _ABOUT = (
-    "“p, Holm”: corrected for all comparisons of a family: the first prompt format without context and with the chosen K is one, "
-    "everything else another. ▲ and ▼: differs from base, corrected p below 0.05. Questions "
-    "without a score are left out of every number.",
+    "“p, Holm”: corrected for all comparisons of a family: the first prompt format without context "
+    "and with the chosen K is one, everything else another. ▲ and ▼: differs from base, corrected p "
+    "below 0.05. Questions without a score are left out of every number."
 )
-_RERUN = "A finished stage is found again by its content: a second run does only what is missing or changed."
+_RERUN = (
+    "A finished stage is found again by its content: a second run does only what is missing or "
+    "changed."
+)
 _FOOTER_VERSIONS = ("kinject", "torch", "transformers", "trl", "python")
+_REPEATED = 1.5
+"""Readings of a document from which on their number rounds to several."""
 _FIX = "Run kinject eval or kinject study again."
 
 
@@ -96,13 +101,18 @@ def read_report(path: Path) -> Report:
         return TypeAdapter(Report).validate_json(json.dumps(value), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        place = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part:.60}" for part in first["loc"]
-        )
         found = f"found {first['input']!r:.60}: {first['msg']}"
         raise InputError(
-            f"{path}: damaged report: {place.removeprefix('.')}: {found}. {_FIX}"
+            f"{path}: damaged report: {_field_name(first['loc'])}: {found}. {_FIX}"
         ) from None
+
+
+def _field_name(location: Sequence[int | str]) -> str:
+    """Return the path of a field: ``results[0].to_base.delta``."""
+    name = ""
+    for part in location:
+        name += f"[{part}]" if isinstance(part, int) else f".{part:.60}"
+    return name.removeprefix(".")
 
 
 def write_report(run_dir: Path, report: Report) -> Path:
@@ -136,19 +146,18 @@ def render_summary(run_dir: Path, report: Report) -> str:
     """Return the report of `run_dir` as text for the terminal, without a trailing newline: tables,
     notes, the opening last."""
     view = read_view(run_dir, report)
-    tables = ([headline_table(view)] if view.set_results else []) + [
-        t for t in small_tables(view) if not t.folded
-    ]
+    tables = [table for table in small_tables(view) if not table.folded]
+    if view.set_results:
+        tables.insert(0, headline_table(view))
     blocks = [
         report.title,
         *("\n".join(render_text_block(table)) for table in tables),
         "\n".join(claims_text(view)),
-    ]
-    blocks += [
         "\n".join(map(unscored_text, report.unscored)),
         "\n".join(f"note: {note}" for note in report.notes),
+        *write_opening(view).paragraphs(),
     ]
-    return "\n\n".join(block for block in (*blocks, *write_opening(view).paragraphs()) if block)
+    return "\n\n".join(filter(None, blocks))
 
 
 def render_card_tables(run_dir: Path, report: Report) -> str:
@@ -164,21 +173,31 @@ def _with_manifests(run_dir: Path, report: Report) -> Report:
     study's holds its own."""
     if report.kind == "study":
         return report
-    manifest = read_manifest(run_dir / "manifest.json")
-    paths = [run_dir / log for *_, log in report.logs]
-    manifests = [*(read_manifest(path.parent / "manifest.json") for path in paths), manifest]
-    commands = [
-        item["command"] for item in manifests if item and isinstance(item.get("command"), list)
-    ]
-    lines = tuple(dict.fromkeys(shlex.join(map(str, command)) for command in commands))
-    versions = manifest.get("versions") if manifest else None
-    date = str(manifest.get("written", "")) if manifest else ""
+    manifest = read_manifest(run_dir / "manifest.json") or {}
+    of_trainings = [_manifest_of(run_dir, log) or {} for *_, log in report.logs]
+    commands = map(_command, (*of_trainings, manifest))
     return replace(
         report,
-        written=date,
-        commands=lines,
-        versions=dict(versions) if isinstance(versions, dict) else {},
+        written=str(manifest.get("written", "")),
+        commands=tuple(dict.fromkeys(command for command in commands if command is not None)),
+        versions=_versions(manifest),
     )
+
+
+def _manifest_of(run_dir: Path, log: str) -> dict[str, Any] | None:
+    """Return the manifest beside a training log, None if its run folder is gone."""
+    return read_manifest((run_dir / log).parent / "manifest.json")
+
+
+def _command(manifest: Mapping[str, Any]) -> str | None:
+    """Return the command line of a run, None if its manifest has none."""
+    command = manifest.get("command")
+    return shlex.join(map(str, command)) if isinstance(command, list) else None
+
+
+def _versions(manifest: Mapping[str, Any]) -> dict[str, str]:
+    versions = manifest.get("versions")
+    return dict(versions) if isinstance(versions, dict) else {}
 
 
 def _read_trainings(run_dir: Path, report: Report) -> dict[tuple[str, str], Training]:
@@ -186,68 +205,108 @@ def _read_trainings(run_dir: Path, report: Report) -> dict[tuple[str, str], Trai
     seed."""
     trained = {(arm.model, arm.name) for arm in report.arms if arm.trained}
     trainings: dict[tuple[str, str], Training] = {}
-    for model, arm, _, path in report.logs:
-        manifest = read_manifest((run_dir / path).parent / "manifest.json")
-        if manifest is None or (model, arm) not in trained or (model, arm) in trainings:
-            continue
-        counts, epochs = manifest.get("counts") or {}, (manifest.get("counts") or {}).get("epochs")
-        trainings[model, arm] = Training(
-            _reading(run_dir, manifest), int(counts.get("steps") or 0),
-            float(epochs) if isinstance(epochs, int | float) else None, bool(counts.get("finished", True)),
-        )  # fmt: skip
+    for model, arm, _, log in report.logs:
+        manifest = _manifest_of(run_dir, log)
+        if manifest is not None and (model, arm) in trained and (model, arm) not in trainings:
+            trainings[model, arm] = _training(run_dir, manifest)
     return trainings
+
+
+def _training(run_dir: Path, manifest: Mapping[str, Any]) -> Training:
+    counts = manifest.get("counts") or {}
+    epochs = counts.get("epochs")
+    return Training(
+        reading=_reading(run_dir, manifest),
+        steps=int(counts.get("steps") or 0),
+        epochs=float(epochs) if isinstance(epochs, int | float) else None,
+        finished=bool(counts.get("finished", True)),
+    )
 
 
 def _reading(run_dir: Path, manifest: Mapping[str, Any]) -> str:
     """Return what a training read: ``paraphrases of the documents, each document about 18 times``."""
-    section = (manifest.get("recipe") or {}).get("corpus") or {}
-    corpus = section.get("path") if isinstance(section, dict) else None
-    if not isinstance(corpus, str):
+    corpus = _corpus_path(manifest)
+    if corpus is None:
         return ""
-    folders = [folder / Path(corpus).parent for folder in run_dir.resolve().parents]
-    sources = [
-        read_manifest(folder / "manifest.json")
-        for folder in folders
-        if (folder / "manifest.json").is_file()
-    ]
-    rewritten = any(source is not None and source.get("stage") == "augment" for source in sources)
-    words = (
-        "paraphrases of the documents"
-        if rewritten
-        else f"the texts of {format_name(Path(corpus).name, 40)}"
-    )
+    words = f"the texts of {format_name(corpus.name, 40)}"
+    if _is_augmented(run_dir, corpus):
+        words = "paraphrases of the documents"
     counts = manifest.get("counts") or {}
-    times = ((counts.get("exposures") or {}).get("rows") or {}).get("median")
-    if isinstance(times, int | float) and times >= 1.5:
+    times = _median_exposures(counts)
+    if times >= _REPEATED:
         words += f", each document about {times:.0f} times"
-    replay = (counts.get("fractions") or {}).get("replay")
-    return words + (
-        f", with {replay:.0%} older texts" if isinstance(replay, float) and replay else ""
-    )
+    replay = _replay(counts)
+    if replay:
+        words += f", with {replay:.0%} older texts"
+    return words
+
+
+def _corpus_path(manifest: Mapping[str, Any]) -> Path | None:
+    """Return corpus.path of a training's recipe, None if its corpus is not one file."""
+    section = (manifest.get("recipe") or {}).get("corpus")
+    path = section.get("path") if isinstance(section, dict) else None
+    return Path(path) if isinstance(path, str) else None
+
+
+def _is_augmented(run_dir: Path, corpus: Path) -> bool:
+    """Return whether `kinject augment` wrote the corpus.
+
+    Its path is relative to the folder from which the training was started: one above the run folder.
+    """
+    for folder in run_dir.resolve().parents:
+        path = folder / corpus.parent / "manifest.json"
+        manifest = read_manifest(path) if path.is_file() else None
+        if manifest is not None and manifest.get("stage") == "augment":
+            return True
+    return False
+
+
+def _median_exposures(counts: Mapping[str, Any]) -> float:
+    """Return how often the median document was read, 0 if it was not counted."""
+    times = ((counts.get("exposures") or {}).get("rows") or {}).get("median")
+    return times if isinstance(times, int | float) else 0
+
+
+def _replay(counts: Mapping[str, Any]) -> float:
+    """Return the fraction of replayed texts, 0 if it was not counted."""
+    fraction = (counts.get("fractions") or {}).get("replay")
+    return fraction if isinstance(fraction, float) else 0
 
 
 def _make_page(view: View, plots: Mapping[str, str], changes: TableBlock | None) -> Page:
-    report, sets = view.report, view.sets()
-    counts = (
-        (len(report.models), "base model"),
-        (len(report.arms), "arm"),
-        (len(sets), "question set"),
-    )
-    parts = [format_count(n, noun) for n, noun in counts]
-    versions = ", ".join(
-        f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions
-    )
-    written = f"Evaluated {report.written}" if report.written else "Written by kinject"
     first = _sections(_first_sheet(view))
     return Page(
         title=_title(view),
-        subtitle=f"kinject {report.kind}: {', '.join(parts)}, {format_count(len(report.seeds), 'seed')}",
-        description=format_name(report.description),
+        subtitle=_subtitle(view),
+        description=format_name(view.report.description),
         facts=tuple((label, text) for label, text in _facts(view) if text),
-        opening=write_opening(view), figure=next(iter(_figure("accuracy", plots)), None),
-        sections=(*first, *_sections(_details(view, plots, changes))), n_first=len(first),
-        footer=format_name(written + (f" with {versions}." if versions else ".")),
-    )  # fmt: skip
+        opening=write_opening(view),
+        figure=next(iter(_figure("accuracy", plots)), None),
+        sections=(*first, *_sections(_details(view, plots, changes))),
+        n_first=len(first),
+        footer=format_name(_footer(view.report)),
+    )
+
+
+def _subtitle(view: View) -> str:
+    """Return ``kinject study: 1 base model, 5 arms, 3 question sets, 3 seeds``."""
+    report = view.report
+    counts = (
+        format_count(len(report.models), "base model"),
+        format_count(len(report.arms), "arm"),
+        format_count(len(view.sets()), "question set"),
+        format_count(len(report.seeds), "seed"),
+    )
+    return f"kinject {report.kind}: {', '.join(counts)}"
+
+
+def _footer(report: Report) -> str:
+    """Return ``Evaluated 2026-01-02 with torch 2.13.``."""
+    written = f"Evaluated {report.written}" if report.written else "Written by kinject"
+    versions = [
+        f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions
+    ]
+    return f"{written} with {', '.join(versions)}." if versions else f"{written}."
 
 
 def _sections(parts: Iterator[tuple[str, tuple[Block, ...]]]) -> tuple[Section, ...]:
@@ -269,25 +328,32 @@ def _details(
 ) -> Iterator[tuple[str, tuple[Block, ...]]]:
     """Yield the other sections, in order; a section without blocks is left out."""
     report = view.report
-    limits = tuple(limitations(view))
-    yield "What these data cannot tell", (Bullets(limits),) if limits else ()
-    yield "Claims", (claims_table(report.claims),) if report.claims else ()
+    yield "What these data cannot tell", _bullets(limitations(view))
+    if report.claims:
+        yield "Claims", (claims_table(report.claims),)
     yield "Learning against forgetting", _figure("frontier", plots)
     yield "Sweeps", tuple(sweep_tables(view))
-    yield "Answers that changed", (changes,) if changes is not None else ()
-    yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
-    about = Bullets(_ABOUT, small=True)
-    yield (
-        "Every number",
-        (results_table(view), *small_tables(view), about) if report.results else (),
-    )
-    yield "Cost and arms", (*((cost_table(view),) if report.costs else ()), arms_table(view))
-    yield (
-        "Notes",
-        (Bullets(tuple(map(format_name, report.notes)), small=True),) if report.notes else (),
-    )
-    commands = tuple(format_name(command) for command in report.commands)
-    yield "Run it again", (Code(commands), Bullets((_RERUN,), small=True)) if commands else ()
+    if changes is not None:
+        yield "Answers that changed", (changes,)
+    if report.choices:
+        yield "Choices on validation questions", (choices_table(view),)
+    if report.results:
+        about = Bullets((_ABOUT,), small=True)
+        yield "Every number", (results_table(view), *small_tables(view), about)
+    if report.costs:
+        yield "Cost and arms", (cost_table(view), arms_table(view))
+    else:
+        yield "Cost and arms", (arms_table(view),)
+    yield "Notes", _bullets(map(format_name, report.notes), small=True)
+    if report.commands:
+        commands = Code(tuple(map(format_name, report.commands)))
+        yield "Run it again", (commands, Bullets((_RERUN,), small=True))
+
+
+def _bullets(lines: Iterable[str], *, small: bool = False) -> tuple[Bullets, ...]:
+    """Return a list of `lines`, nothing without any."""
+    texts = tuple(lines)
+    return (Bullets(texts, small),) if texts else ()
 
 
 def _title(view: View) -> str:
@@ -295,31 +361,32 @@ def _title(view: View) -> str:
     title = format_name(view.report.title) or view.report.kind.capitalize()
     if view.is_study:
         return title
+    models = format_name(view.base(view.report.models[0]))
     trained = [format_name(arm.name) for arm in view.report.arms if arm.trained]
-    names = join_words(trained) if len(trained) <= _MOST_NAMED else f"{len(trained)} models"
-    base = format_name(view.base(view.report.models[0]))
-    models = f"{names} against {base}" if trained else base
-    return (
-        models if title == "eval" else f"{title}: {models}"
-    )  # the folder's name says nothing more
+    if len(trained) > _MOST_NAMED:
+        models = f"{len(trained)} models against {models}"
+    elif trained:
+        models = f"{join_words(trained)} against {models}"
+    # "eval" is the folder that recipes name: it tells nothing more.
+    return models if title == "eval" else f"{title}: {models}"
 
 
 def _facts(view: View) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the page's head: when, which models, which questions."""
     report = view.report
     yield "date", format_name(report.written[:10])
-    sources = [
-        (format_name(name), format_name(report.model_sources.get(name, "")))
-        for name in report.models
-    ]
-    yield (
-        "base model",
-        join_words([f"{name} ({source})" if source else name for name, source in sources]),
-    )
+    yield "base model", join_words([_model(report, name) for name in report.models])
     sets = [view.first(name) for name in view.sets()]
     named = [f"“{format_name(r.question_set)}” {ROLES.get(r.role, '')}" for r in sets[:_MOST_NAMED]]
-    more = [format_count(len(sets) - _MOST_NAMED, "more set")] if len(sets) > _MOST_NAMED else []
-    yield "questions", "; ".join([*named, *more])
+    if len(sets) > _MOST_NAMED:
+        named.append(format_count(len(sets) - _MOST_NAMED, "more set"))
+    yield "questions", "; ".join(named)
+
+
+def _model(report: Report, name: str) -> str:
+    """Return the name of a base model, with its source if the study did not make it."""
+    source = format_name(report.model_sources.get(name, ""))
+    return f"{format_name(name)} ({source})" if source else format_name(name)
 
 
 def _draw_figures(run_dir: Path, view: View) -> dict[str, str]:
