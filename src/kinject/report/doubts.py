@@ -187,7 +187,7 @@ def _failure_line(failure: Failure) -> Evidence:
 
 
 def limitations(view: View) -> Iterator[str]:
-    """Yield one sentence for each limitation of the data, with what to do about it: seeds, choices."""
+    """Yield a sentence for each limitation of the data (seeds, choices), with what to do."""
     n = len(view.report.seeds)
     if n == 2:
         yield (
@@ -211,8 +211,8 @@ def limitations(view: View) -> Iterator[str]:
         # K is a number of passages, no setting of a training.
         if choice.key != "k":
             yield (
-                f"{setting} was tuned for {arm}: where other arms take it over, a difference may be "
-                "one of tuning."
+                f"{setting} was tuned for {arm}: where other arms take it over, a difference may "
+                "be one of tuning."
             )
 
 

@@ -36,7 +36,7 @@ from kinject.stats.comparisons import About, Finding, Tag
 
 
 def first_sentences(view: View, findings: Sequence[Finding]) -> str:
-    """Return the measured accuracies: before and after training, of one arm, or of all as a span."""
+    """Return the accuracies before and after training, of one arm, or of all as a span."""
     learned = [finding for finding in findings if finding.about is About.LEARNING]
     if not learned:
         return _untrained(view)
@@ -123,8 +123,10 @@ def _before_and_after_details(finding: Finding) -> str:
 
 def _gain(finding: Finding) -> str:
     """Return ``+76.0 points, 95% interval ...``, and how much of it needs no question."""
-    beyond = " beyond the choices alone" if without_question(finding) else ""
-    return f"{format_change(finding.contrast)}{beyond}{_part_without_question(finding.result)}"
+    gain = format_change(finding.contrast)
+    if without_question(finding):
+        gain += " beyond the choices alone"
+    return gain + _part_without_question(finding.result)
 
 
 _LEAST_PART = 0.1  # of a gain; below it, the part that needs no question is not worth a clause
@@ -182,7 +184,7 @@ def _accuracy_span(of_set: Sequence[Finding]) -> str:
 
 
 def _span_details(of_set: Sequence[Finding], n_arms: int, same_size: bool) -> str:
-    """Return the accuracy before training, and what else is to be known of several arms on a set."""
+    """Return the accuracy before training, and further details of several arms on a set."""
     best = _highest_of(of_set)
     details = [format_percent(best.before)]
     controls = [f.result.control.accuracy for f in of_set if f.result.control is not None]

@@ -1,4 +1,4 @@
-"""What a report found, as values without words: findings, the leading arm, what would settle the rest.
+"""What a report found, as values without words: findings, the leading arm, what is left open.
 
 `kinject.stats.comparisons` has judged every number. `kinject.report.words` and
 `kinject.report.doubts` write the sentences.

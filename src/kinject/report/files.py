@@ -27,6 +27,7 @@ from kinject.report.formatting import (
     format_name,
     join_words,
     unscored_text,
+    with_details,
 )
 from kinject.report.page import (
     Block,
@@ -74,8 +75,8 @@ _CAPTIONS = {
 """Figure -> its label for screen readers, and its caption."""
 _ABOUT = (
     "“p, Holm”: corrected for all comparisons of a family: the first prompt format without context "
-    "and with the chosen K is one, everything else another. ▲ and ▼: differs from base, corrected p "
-    "below 0.05. Questions without a score are left out of every number."
+    "and with the chosen K is one, everything else another. ▲ and ▼: differs from base, corrected "
+    "p below 0.05. Questions without a score are left out of every number."
 )
 _RERUN = (
     "A finished stage is found again by its content: a second run does only what is missing or "
@@ -125,7 +126,8 @@ def write_report(run_dir: Path, report: Report) -> Path:
     """
     if report.kind == "evaluation" and not report.results and not report.unscored:
         raise InputError(
-            f"{run_dir}: the report has no results. Evaluate at least one model on one question set."
+            f"{run_dir}: the report has no results. Evaluate at least one model on one question "
+            "set."
         )
     report = _with_manifests(run_dir, report)
     view = read_view(run_dir, report)
@@ -224,7 +226,7 @@ def _training(run_dir: Path, manifest: Mapping[str, Any]) -> Training:
 
 
 def _reading(run_dir: Path, manifest: Mapping[str, Any]) -> str:
-    """Return what a training read: ``paraphrases of the documents, each document about 18 times``."""
+    """Return what was read: ``paraphrases of the documents, each document about 18 times``."""
     corpus = _corpus_path(manifest)
     if corpus is None:
         return ""
@@ -251,7 +253,7 @@ def _corpus_path(manifest: Mapping[str, Any]) -> Path | None:
 def _is_augmented(run_dir: Path, corpus: Path) -> bool:
     """Return whether `kinject augment` wrote the corpus.
 
-    Its path is relative to the folder from which the training was started: one above the run folder.
+    Its path is relative to the folder in which the training was started, one above the run folder.
     """
     for folder in run_dir.resolve().parents:
         path = folder / corpus.parent / "manifest.json"
@@ -302,11 +304,15 @@ def _subtitle(view: View) -> str:
 
 def _footer(report: Report) -> str:
     """Return ``Evaluated 2026-01-02 with torch 2.13.``."""
-    written = f"Evaluated {report.written}" if report.written else "Written by kinject"
+    footer = "Written by kinject"
+    if report.written:
+        footer = f"Evaluated {report.written}"
     versions = [
         f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions
     ]
-    return f"{written} with {', '.join(versions)}." if versions else f"{written}."
+    if versions:
+        footer += f" with {', '.join(versions)}"
+    return f"{footer}."
 
 
 def _sections(parts: Iterator[tuple[str, tuple[Block, ...]]]) -> tuple[Section, ...]:
@@ -319,7 +325,8 @@ def _figure(name: str, plots: Mapping[str, str]) -> tuple[FigureBlock, ...]:
 
 def _first_sheet(view: View) -> Iterator[tuple[str, tuple[Block, ...]]]:
     """Yield the parts of the page that fit on one sheet with the answers."""
-    yield "Before and after", (headline_table(view),) if view.set_results else ()
+    if view.set_results:
+        yield "Before and after", (headline_table(view),)
     yield "What the names mean", (names_table(view),)
 
 
@@ -385,8 +392,7 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
 
 def _model(report: Report, name: str) -> str:
     """Return the name of a base model, with its source if the study did not make it."""
-    source = format_name(report.model_sources.get(name, ""))
-    return f"{format_name(name)} ({source})" if source else format_name(name)
+    return with_details(format_name(name), format_name(report.model_sources.get(name, "")))
 
 
 def _draw_figures(run_dir: Path, view: View) -> dict[str, str]:

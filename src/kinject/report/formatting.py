@@ -79,6 +79,21 @@ def format_finite(value: float | None, digits: int, otherwise: str = "not finite
     return otherwise if value is None else f"{value:.{digits}f}"
 
 
+def format_nonzero(value: float, template: str) -> str:
+    """Return a number by a template such as ``{:.1f} GiB``, "" for 0."""
+    return template.format(value) if value else ""
+
+
+def with_details(text: str, details: str) -> str:
+    """Return ``text (details)``, or `text` alone without details."""
+    return f"{text} ({details})" if details else text
+
+
+def format_seed(seed: int | None) -> str:
+    """Return ``, seed 2``, "" for None."""
+    return "" if seed is None else f", seed {seed}"
+
+
 def perplexity_change(item: Perplexity, base: Perplexity) -> str:
     """Return the change of a perplexity from the base's: ``+12.0%``, from ten times on ``x 23``; ""
     for the base.
@@ -315,10 +330,9 @@ def more_unscored(n_unscored: int) -> str:
 
 def unscored_text(item: UnscoredResult) -> str:
     """Return the sentence on an arm of which no question has a score."""
-    arm = arm_name(item.arm, item.k)
-    seed = "" if item.seed is None else f", seed {item.seed}"
+    arm = f"{arm_name(item.arm, item.k)}{format_seed(item.seed)}"
     prompt = format_prompt(PromptFormat(item.format, item.shots, item.score))
-    label = f"{arm}{seed} on {format_name(item.question_set)} ({prompt})"
+    label = f"{arm} on {format_name(item.question_set)} ({prompt})"
     return (
         f"{label}: none of {item.n:,} questions has a score: their log-probs are not finite, or "
         "all equal, or their choices exceed the model's window"

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kinject.report.formatting import escape_markdown
+from kinject.report.formatting import escape_markdown, with_details
 from kinject.terminal import aligned
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
@@ -205,8 +205,7 @@ def policy_of(html: str) -> str:
 
 def _hash_of(element: re.Pattern[str], html: str) -> str:
     """Return the hash of the first `element` of a page as a policy has it, of "" without one."""
-    found = element.search(html)
-    text = "" if found is None else found[1]
+    text = "".join(element.findall(html)[:1])
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -214,8 +213,8 @@ def render_markdown_table(block: TableBlock) -> list[str]:
     """Return the lines of a table as Markdown."""
     lines = []
     if block.title:
-        subtitle = f" ({escape_markdown(block.subtitle)})" if block.subtitle else ""
-        lines += [f"### {escape_markdown(block.title)}{subtitle}", ""]
+        title = with_details(escape_markdown(block.title), escape_markdown(block.subtitle))
+        lines += [f"### {title}", ""]
     alignment = "---" if block.wordy else "---:"
     rulers = ["---", *[alignment] * (len(block.columns) - 1)]
     lines += [f"| {' | '.join(map(escape_markdown, block.columns))} |", f"|{'|'.join(rulers)}|"]
@@ -227,16 +226,16 @@ def _markdown_cell(cell: Cell) -> str:
     text = escape_markdown(cell.text)
     if cell.tone and text:
         text = f"**{text}**"
-    return f"{text} ({escape_markdown(cell.below)})" if cell.below else text
+    return with_details(text, escape_markdown(cell.below))
 
 
 def render_text_block(table: TableBlock) -> list[str]:
     """Return the lines of a table as plain text, for the terminal."""
     rows = [table.columns, *(tuple(map(_plain, row)) for row in table.lines)]
-    title = f"{table.title} ({table.subtitle})" if table.subtitle else table.title
+    title = with_details(table.title, table.subtitle)
     numbers = frozenset(range(table.heads, len(table.columns)))
     return [title, aligned(rows, numbers)]
 
 
 def _plain(cell: Cell) -> str:
-    return f"{cell.text} ({cell.below})" if cell.below else cell.text
+    return with_details(cell.text, cell.below)

@@ -13,6 +13,7 @@ from kinject.report.formatting import (
     format_p,
     format_percent,
     format_points,
+    with_details,
 )
 from kinject.results import (
     Contrast,
@@ -73,7 +74,7 @@ def _seeds(by_seed: Sequence[float]) -> str:
 
 
 def _remains_open(finding: Finding) -> str:
-    """Return ``; ...`` with the reason why a finding shows nothing; "" where it shows a difference."""
+    """Return ``; ...`` with the reason why a finding shows nothing, "" if it shows a difference."""
     contrast = finding.contrast
     if finding.tag is Tag.TOO_FEW:
         needed = fewest_for(contrast.family)
@@ -105,7 +106,9 @@ def format_interval(contrast: Contrast) -> str:
 def format_change(contrast: Contrast) -> str:
     """Return ``+61.8 points, 95% interval +57.0 to +66.1``."""
     points, interval = f"{format_points(contrast.delta)} points", format_interval(contrast)
-    return f"{points}, 95% interval {interval}" if interval else points
+    if not interval:
+        return points
+    return f"{points}, 95% interval {interval}"
 
 
 def format_change_briefly(contrast: Contrast) -> str:
@@ -114,7 +117,7 @@ def format_change_briefly(contrast: Contrast) -> str:
 
 
 def _tested_change(finding: Finding) -> str:
-    """Return ``+61.8 points in these models (95% interval +57.0 to +66.1; p < 0.001 after Holm)``."""
+    """Return ``+61.8 points in these models (95% interval +57.0 to +66.1; p < 0.001)``."""
     contrast = finding.contrast
     points = f"{format_points(contrast.delta)} points"
     if finding.tag in SHOWN:
@@ -123,6 +126,7 @@ def _tested_change(finding: Finding) -> str:
     if interval := format_interval(contrast):
         details.append(f"95% interval {interval}")
     if contrast.deciding_p is not None:
-        p = format_p(contrast.deciding_p)
-        details.append(f"{p} after Holm" if contrast.family > 1 else p)
-    return f"{points} ({'; '.join(details)})" if details else points
+        details.append(format_p(contrast.deciding_p))
+        if contrast.family > 1:
+            details[-1] += " after Holm"
+    return with_details(points, "; ".join(details))

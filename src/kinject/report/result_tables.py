@@ -1,4 +1,4 @@
-"""The tables of results: the headline, one long table of every result, sweeps, and changed answers."""
+"""The tables of results: the headline, every result, sweeps, and changed answers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def headline_table(view: View) -> TableBlock:
     if any(chances):
         lines.append(line("guessing", *(_percent(chance or None) for chance in chances)))
     for (model, arm), by_set in rows.items():
-        head = Cell(arm, "", format_name(model)) if view.several_models else Cell(arm)
+        head = Cell(arm)
+        if view.several_models:
+            head = Cell(arm, "", format_name(model))
         lines.append(line(head, *(_headline_cell(by_set.get(name)) for name in sets)))
     roles = [ROLES.get(view.first(name).role, "") for name in sets]
     heads = [f"{format_name(name)}: {role}" for name, role in zip(sets, roles, strict=True)]
@@ -217,7 +219,7 @@ def _n_questions(result: ArmResult) -> str:
 
 
 def _n_documents(result: ArmResult) -> str:
-    """Return the number of documents, "" where each question is its own or they were not counted."""
+    """Return the number of documents, "" if each question is its own or none were counted."""
     if result.n_documents in (None, result.n_scored):
         return ""
     return f"{result.n_documents:,}"

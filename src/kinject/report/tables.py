@@ -12,8 +12,10 @@ from kinject.report.formatting import (
     format_count,
     format_finite,
     format_name,
+    format_nonzero,
     format_p,
     format_percent,
+    format_seed,
     perplexity_change,
 )
 from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
@@ -71,8 +73,8 @@ def _about_arm(view: View, arm: ArmInfo) -> str:
     if view.several_models:
         parts.append(f"base model {format_name(arm.model)}")
     words = "trained" if arm.trained else "not trained"
-    details = "; ".join(dict.fromkeys(filter(None, parts)))
-    return f"{words}: {details}" if details else words
+    details = dict.fromkeys(filter(None, parts))  # a reading may be the study's own words
+    return ": ".join(filter(None, (words, "; ".join(details))))
 
 
 def _about_set(view: View, name: str) -> str:
@@ -169,17 +171,13 @@ def _cost_cells(costs: Sequence[Cost]) -> Iterator[str]:
         yield _duration(sum(cost.seconds for cost in costs if cost.stage == stage))
     yield duration(sum(cost.seconds / cost.shared_by for cost in costs))
     yield f"{sum(cost.tokens for cost in costs if cost.stage == 'train'):,}"
-    yield _per_seed(sum(cost.written_tokens for cost in costs), n_seeds)
-    yield _per_seed(sum(cost.teacher_tokens for cost in costs), n_seeds)
+    yield format_nonzero(sum(cost.written_tokens for cost in costs) / n_seeds, "{:,.0f}")
+    yield format_nonzero(sum(cost.teacher_tokens for cost in costs) / n_seeds, "{:,.0f}")
     yield _duration(sum(cost.work_seconds for cost in costs) / n_seeds)
     peak = max(cost.peak_bytes for cost in costs)
-    yield f"{peak / 2**30:.1f} GiB" if peak else ""
+    yield format_nonzero(peak / 2**30, "{:.1f} GiB")
     money = sum(cost.money / cost.shared_by for cost in costs)
-    yield f"{money:.2f}" if money else ""
-
-
-def _per_seed(n_tokens: int, n_seeds: int) -> str:
-    return f"{n_tokens / n_seeds:,.0f}" if n_tokens else ""
+    yield format_nonzero(money, "{:.2f}")
 
 
 def _duration(seconds: float) -> str:
@@ -198,7 +196,7 @@ def price_table(view: View) -> TableBlock:
                 format_finite(price.prompt_tokens, 1, "not known"),
                 f"{price.answer_tokens:.1f}",
                 format_finite(price.asking, 4, "not known"),
-                f"{price.training:.4f}" if price.training else "",
+                format_nonzero(price.training, "{:.4f}"),
                 _pays_after(price),
             )
         )
@@ -265,7 +263,7 @@ def arms_table(view: View) -> TableBlock:
 
 
 def small_tables(view: View) -> Iterator[TableBlock]:
-    """Yield recall of retrieval, perplexity, the judge and exposures, each where the report has it."""
+    """Yield recall of retrieval, choices, prices, perplexity and the judge, if the report has it."""
     if view.report.recalls:
         yield _recall_table(view.report.recalls)
     if view.report.shortcuts:
@@ -286,7 +284,7 @@ def _recall_table(recalls: Sequence[Recall]) -> TableBlock:
             str(recall.k),
             f"{recall.n:,}",
             format_percent(recall.n_found / recall.n) if recall.n else "",
-            f"{recall.n_empty:,}" if recall.n_empty else "",
+            format_nonzero(recall.n_empty, "{:,}"),
         )
         for recall in recalls
     )
@@ -334,15 +332,16 @@ def _rate(rate: float | None) -> str:
 def claims_text(view: View) -> Iterator[str]:
     """Yield claims, choices and failures as lines, for the terminal."""
     for claim in view.report.claims:
-        late = " (declared late)" if claim.declared_late else ""
-        p = "" if claim.p_holm is None else f" ({format_p(claim.p_holm)} after Holm)"
-        yield f"claim: {claim.statement}: {claim.words}{late}{p}: {claim.finding}"
+        verdict = claim.words
+        if claim.declared_late:
+            verdict += " (declared late)"
+        if claim.p_holm is not None:
+            verdict += f" ({format_p(claim.p_holm)} after Holm)"
+        yield f"claim: {claim.statement}: {verdict}: {claim.finding}"
     for choice in view.report.choices:
         rates = ", ".join(f"{value}: {rate:.3f}" for value, rate, _ in choice.candidates)
         edge = ", an end of the grid: widen it" if choice.at_edge else ""
         yield f"chosen for {choice.arm}: {choice.key} {choice.chosen} ({rates}){edge}"
     for failure in view.report.failures:
-        seed = "" if failure.seed is None else f", seed {failure.seed}"
-        yield (
-            f"failed: {failure.arm}{seed}: {failure.stage}: {failure.message} (log: {failure.log})"
-        )
+        arm = f"{failure.arm}{format_seed(failure.seed)}"
+        yield f"failed: {arm}: {failure.stage}: {failure.message} (log: {failure.log})"

@@ -362,7 +362,9 @@ def _outcomes(view: View) -> Iterator[Answer]:
 
 def _outcome_line(result: ArmResult, part: OutcomeResult, change: Contrast) -> Evidence:
     more, fewer = _OUTCOMES[part.outcome]
-    tag, tone = (more, "bad") if change.delta > 0 else (fewer, "good")
+    tag, tone = fewer, "good"
+    if change.delta > 0:
+        tag, tone = more, "bad"
     text = (
         f"{format_percent(part.rate)} of {part.n:,} questions, {format_points(change.delta)} "
         "points to base."
