@@ -21,7 +21,7 @@ from kinject.recipe import read_recipe
 from kinject.recipe.eval_section import StudySection
 from kinject.recipe.read import Sections
 from kinject.recipe.yaml_lines import read_yaml
-from kinject.report.tables import _COLUMNS
+from kinject.report.result_tables import _COLUMNS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]

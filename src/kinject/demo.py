@@ -303,7 +303,7 @@ def _render_accuracies(report: Report) -> str:
     """Return the headline table of the report without its intervals."""
     from kinject.report.formatting import View
     from kinject.report.page import render_text_block
-    from kinject.report.tables import headline_table
+    from kinject.report.result_tables import headline_table
 
     table = headline_table(View(report))
     lines = tuple(tuple(replace(cell, below="") for cell in row) for row in table.lines)

@@ -27,7 +27,7 @@ from kinject.models import load_model
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary, write_report
 from kinject.report.formatting import View
-from kinject.report.tables import results_table
+from kinject.report.result_tables import results_table
 from kinject.types import Question
 from small import naive_log_prob
 

@@ -28,7 +28,8 @@ from kinject.report.files import (
 )
 from kinject.report.formatting import View, arm_label, escape_markdown, format_points, format_prompt
 from kinject.report.page import render_markdown_table
-from kinject.report.tables import cost_table, results_table, small_tables, sweep_tables
+from kinject.report.result_tables import results_table, sweep_tables
+from kinject.report.tables import cost_table, small_tables
 from kinject.report.words import write_opening
 from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.terminal import duration

@@ -19,7 +19,8 @@ from kinject.report.formatting import (
     format_points,
     join_words,
 )
-from kinject.report.tables import claims_table, names_table, results_table
+from kinject.report.result_tables import results_table
+from kinject.report.tables import claims_table, names_table
 from kinject.report.words import _TONES, _WORDS, write_opening
 from kinject.results import Choice, Recall, Report
 from kinject.stats.comparisons import About, Tag

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from kinject.report.facts import GivenAway, given_away, missed_contexts
 from kinject.report.formatting import (
     View,
     arm_label,
@@ -15,7 +16,7 @@ from kinject.report.formatting import (
     unscored_text,
 )
 from kinject.report.page import Answer, Evidence
-from kinject.results import MARGIN, ArmResult
+from kinject.results import ArmResult, Failure, Recall
 
 _MOST_LISTED = 6  # names in one sentence
 _GRAVE = 0.05  # the fraction of questions from which on a doubt is marked
@@ -89,128 +90,134 @@ def doubts(view: View) -> Answer:
     arms: dict[str, dict[str, None]] = {}
     for item in lines:
         arms.setdefault(item.tag, {})[item.arm] = None
-    lead = (
-        f"Yes: {join_words([f'{tag} ({_listed(list(of_tag))})' for tag, of_tag in arms.items()])}."
-    )
-    if not arms:
-        lead = (
-            "No sign of it: every prompt fitted the model's window, and every question has a score."
-        )
+    lead = "No sign of it: every prompt fitted the model's window, and every question has a score."
+    if arms:
+        tags = [f"{tag} ({_listed(list(of_tag))})" for tag, of_tag in arms.items()]
+        lead = f"Yes: {join_words(tags)}."
     return Answer("Did anything go wrong on the way?", lead, lines)
 
 
 def _doubts(view: View) -> Iterator[Evidence]:
-    """Yield each; of those that are counted, for each set the result that has most of it."""
+    yield from _unfinished_trainings(view)
+    yield from _counted(view)
+    yield from map(_given_away_line, given_away(view))
+    yield from _guessable(view)
+    for item in view.report.unscored:
+        arm, name = format_name(item.arm), quoted(item.question_set)
+        yield Evidence(arm, name, "a model has no score", "bad", f"{unscored_text(item)}.")
+    yield from map(_missed_line, missed_contexts(view))
+    yield from map(_failure_line, view.report.failures[:_MOST_LISTED])
+
+
+def _unfinished_trainings(view: View) -> Iterator[Evidence]:
+    """Yield the trainings that read a part of their rows only, or were evaluated too early."""
     for (_, arm), training in view.trainings.items():
+        name = format_name(arm)
         if training.epochs is not None and training.epochs < _UNREAD:
             text = (
-                f"training ended after {training.steps:,} steps with {format_percent(training.epochs)} of its rows read: raise "
-                "trainer.max_steps or num_train_epochs."
+                f"training ended after {training.steps:,} steps with "
+                f"{format_percent(training.epochs)} of its rows read: raise trainer.max_steps or "
+                "num_train_epochs."
             )
-            yield Evidence(
-                format_name(arm),
-                _EVERYWHERE,
-                "a training read a part of its rows only",
-                "bad",
-                text,
-            )
+            tag = "a training read a part of its rows only"
+            yield Evidence(name, _EVERYWHERE, tag, "bad", text)
         if not training.finished:
             text = "finish it, then evaluate again."
-            yield Evidence(format_name(arm), _EVERYWHERE, "a training is not finished", "bad", text)
+            yield Evidence(name, _EVERYWHERE, "a training is not finished", "bad", text)
+
+
+def _counted(view: View) -> Iterator[Evidence]:
+    """Yield each doubt that is counted, for each set with the result that has most of it."""
     for tag, count, text in _COUNTED:
         for name in view.sets():
             results = [r for r in view.set_results if r.question_set == name and count(r)]
-            if results:
-                most = max(results, key=count)
-                arms = _listed(list(dict.fromkeys(map(arm_label, results))))
-                tone = "bad" if count(most) >= _GRAVE * most.n else "flat"
-                yield Evidence(
-                    arms, quoted(name), tag, tone, f"up to {count(most):,} of {most.n:,} {text}."
-                )
-    yield from _given_away(view)
+            if not results:
+                continue
+            most = max(results, key=count)
+            arms = _listed(list(dict.fromkeys(map(arm_label, results))))
+            tone = _tone(count(most), most.n)
+            text_of_set = f"up to {count(most):,} of {most.n:,} {text}."
+            yield Evidence(arms, quoted(name), tag, tone, text_of_set)
+
+
+def _tone(n: int, n_questions: int) -> str:
+    return "bad" if n >= _GRAVE * n_questions else "flat"
+
+
+def _given_away_line(item: GivenAway) -> Evidence:
+    text = (
+        f"up to {format_percent(max(item.accuracies.values()))} of the right choices are picked "
+        f"without the question, where guessing gives {format_percent(item.guessing)}: give each "
+        "question wrong choices that are right answers to others."
+    )
+    arms = _listed(list(item.accuracies))
+    return Evidence(arms, quoted(item.question_set), "choices give the answer away", "bad", text)
+
+
+def _guessable(view: View) -> Iterator[Evidence]:
+    """Yield the sets on which a strategy that reads no question beats guessing."""
     for shortcuts in view.report.shortcuts:
-        if warning := shortcuts.warning():
-            name = quoted(shortcuts.question_set)
-            yield Evidence(
-                "the set",
-                name,
-                "choices can be picked without reading",
-                "bad",
-                format_name(warning),
-            )
-    for item in view.report.unscored:
-        text = f"{unscored_text(item)}."
-        yield Evidence(
-            format_name(item.arm), quoted(item.question_set), "a model has no score", "bad", text
-        )
-    for recall in view.report.recalls:
-        missed = recall.n - recall.n_found
-        chosen = {
-            r.k for r in view.set_results if r.question_set == recall.question_set and r.chosen_k
-        }
-        if missed and (recall.k in chosen or not chosen):
-            empty = (
-                f"; {format_count(recall.n_empty, 'question')} got none" if recall.n_empty else ""
-            )
-            text = (
-                f"for {missed:,} of {recall.n:,} questions ({format_percent(missed / recall.n)}) the document is not among the "
-                f"{format_count(recall.k, 'passage')} before it{empty}: a fault of the retriever, not of the models."
-            )
-            tone = "bad" if missed >= _GRAVE * recall.n else "flat"
-            name = format_name(recall.retrieval) or "retrieval"
-            yield Evidence(
-                name, quoted(recall.question_set), "contexts missed their document", tone, text
-            )
-    for failure in view.report.failures[:_MOST_LISTED]:
-        seed = "" if failure.seed is None else f" (seed {failure.seed})"
-        run = f"{format_name(failure.arm)}{seed} at {format_name(failure.stage)}"
-        text = f"{run} ended with: {format_name(failure.message, 200)} (log: {format_name(failure.log)})"
-        yield Evidence(format_name(failure.arm), _EVERYWHERE, "arms failed", "bad", text)
+        warning = format_name(shortcuts.warning())
+        if warning:
+            name, tag = quoted(shortcuts.question_set), "choices can be picked without reading"
+            yield Evidence("the set", name, tag, "bad", warning)
 
 
-def _given_away(view: View) -> Iterator[Evidence]:
-    """Yield each set whose right choices are picked without the question more often than by
-    guessing."""
-    for name in view.sets():
-        rates: dict[str, float] = {}
-        chance = view.first(name).chance
-        for result in view.set_results:
-            control = result.control
-            if (
-                result.question_set == name
-                and control is not None
-                and control.low > chance + MARGIN
-            ):
-                rates[arm_label(result)] = control.accuracy
-        if rates:
-            text = (
-                f"up to {format_percent(max(rates.values()))} of the right choices are picked without the "
-                f"question, where guessing gives {format_percent(chance)}: give each question wrong choices "
-                "that are right answers to others."
-            )
-            arms = _listed(list(rates))
-            yield Evidence(arms, quoted(name), "choices give the answer away", "bad", text)
+def _missed_line(recall: Recall) -> Evidence:
+    missed = recall.n - recall.n_found
+    empty = ""
+    if recall.n_empty:
+        empty = f"; {format_count(recall.n_empty, 'question')} got none"
+    text = (
+        f"for {missed:,} of {recall.n:,} questions ({format_percent(missed / recall.n)}) the "
+        f"document is not among the {format_count(recall.k, 'passage')} before it{empty}: a fault "
+        "of the retriever, not of the models."
+    )
+    name = format_name(recall.retrieval) or "retrieval"
+    tag, tone = "contexts missed their document", _tone(missed, recall.n)
+    return Evidence(name, quoted(recall.question_set), tag, tone, text)
+
+
+def _failure_line(failure: Failure) -> Evidence:
+    arm, stage = format_name(failure.arm), format_name(failure.stage)
+    seed = "" if failure.seed is None else f" (seed {failure.seed})"
+    message, log = format_name(failure.message, 200), format_name(failure.log)
+    text = f"{arm}{seed} at {stage} ended with: {message} (log: {log})"
+    return Evidence(arm, _EVERYWHERE, "arms failed", "bad", text)
 
 
 def limitations(view: View) -> Iterator[str]:
-    """Yield one sentence for each limitation of the data, with what to do about it: seeds, choices."""
+    """Yield a sentence for each limitation of the data (seeds, choices), with what to do."""
     n = len(view.report.seeds)
     if n == 2:
         yield (
-            "Two seeds cannot show that one arm's trainings scatter more than the others': of such arms one in six was found to "
-            "differ where nothing does (simulated). Three seeds bring it to one in twenty."
+            "Two seeds cannot show that one arm's trainings scatter more than the others': of such "
+            "arms one in six was found to differ where nothing does (simulated). Three seeds bring "
+            "it to one in twenty."
         )
     elif n > 2:
-        yield f"{n} seeds: intervals and p hold the variance of documents and seeds, but {n} runs tell little of rare ones."
+        yield (
+            f"{n} seeds: intervals and p hold the variance of documents and seeds, but {n} runs "
+            "tell little of rare ones."
+        )
     for choice in view.report.choices:
         setting = f"{format_name(choice.key)} {format_name(str(choice.chosen))}"
         arm = format_name(choice.arm)
         if choice.at_edge:
-            yield f"{setting} for {arm} was chosen at an end of its grid: a better value may lie beyond, so widen it."
+            yield (
+                f"{setting} for {arm} was chosen at an end of its grid: a better value may lie "
+                "beyond, so widen it."
+            )
+        # K is a number of passages, no setting of a training.
         if choice.key != "k":
-            yield f"{setting} was tuned for {arm}: where other arms take it over, a difference may be one of tuning."
+            yield (
+                f"{setting} was tuned for {arm}: where other arms take it over, a difference may "
+                "be one of tuning."
+            )
 
 
 def _listed(words: list[str]) -> str:
-    more = [f"{len(words) - _MOST_LISTED} more"] if len(words) > _MOST_LISTED else []
-    return join_words([*words[:_MOST_LISTED], *more])
+    """Return the first of `words`, and how many more there are."""
+    if len(words) <= _MOST_LISTED:
+        return join_words(words)
+    return join_words([*words[:_MOST_LISTED], f"{len(words) - _MOST_LISTED} more"])

@@ -30,27 +30,53 @@ INK, MUTED, RULE, PAPER, OTHER = "#1b1f24", "#5b6570", "#dce1e6", "#ffffff", "#c
 LEARNING, RETENTION = "#0072b2", "#c44f00"
 THIRD, FOURTH, FIFTH = "#00795a", "#a0528a", "#8a6d00"
 _SERIES = (
-    (LEARNING, "o", "-"), (RETENTION, "s", "--"), (THIRD, "^", "-."), (FOURTH, "D", ":"), (FIFTH, "v", "-"),
+    (LEARNING, "o", "-"),
+    (RETENTION, "s", "--"),
+    (THIRD, "^", "-."),
+    (FOURTH, "D", ":"),
+    (FIFTH, "v", "-"),
     (MUTED, "P", "--"),
-)  # fmt: skip
+)
 
 
 def series(index: int) -> tuple[str, str, str]:
     """Return colour, mark and line of the series of that number; 36 differ."""
+    colour, _, line = _SERIES[index % len(_SERIES)]
+    # After each round the marks move on by one, so that a colour gets another mark.
     marks = index + index // len(_SERIES)
-    return (
-        _SERIES[index % len(_SERIES)][0],
-        _SERIES[marks % len(_SERIES)][1],
-        _SERIES[index % len(_SERIES)][2],
-    )
+    return colour, _SERIES[marks % len(_SERIES)][1], line
 
 
 LONGEST = 34
 """Characters of a name in a figure."""
 _WIDTH = 125  # characters of a legend's row
+_MARK_WIDTH = 7  # characters of a mark with its space
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
 CHANCE: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 """The line at the level of chance."""
+
+
+_STYLE = {
+    "svg.fonttype": "none",  # text as text: a missing character is left to its reader
+    "svg.hashsalt": "kinject",  # fixed ids: the same report gives the same bytes
+    "text.parse_math": False,  # a name may hold a dollar sign
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": RULE,
+    "axes.facecolor": "none",
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": INK,
+    "figure.facecolor": PAPER,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+}
 
 
 @contextlib.contextmanager
@@ -59,16 +85,11 @@ def style() -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
-        # A name may hold characters that the font lacks: the PNG shows a box, the SVG leaves them to its reader.
+        # A name may hold characters that the font lacks: the PNG shows a box, the SVG leaves them
+        # to its reader.
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({
-            "svg.fonttype": "none", "svg.hashsalt": "kinject", "text.parse_math": False, "font.size": 10,
-            "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": RULE, "axes.facecolor": "none",
-            "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
-            "xtick.color": RULE, "ytick.color": RULE, "xtick.labelcolor": MUTED, "ytick.labelcolor": INK,
-            "figure.facecolor": PAPER, "legend.frameon": False, "legend.fontsize": 9.5,
-        })  # fmt: skip
+        matplotlib.rcParams.update(_STYLE)
         yield
 
 
@@ -91,11 +112,11 @@ def panels(n_panels: int, columns: int, height: float) -> tuple[Figure, list[Axe
 
 def prepare_rows(panel: Axes, names: Sequence[str], *, labelled: bool) -> None:
     """Set `panel` up for one row a name, the first on top; `labelled` writes the names."""
+    labels = [""] * len(names)
+    if labelled:
+        labels = [format_name(name, LONGEST) for name in names]
     panel.set_ylim(len(names) - 0.4, -0.6)
-    panel.set_yticks(
-        range(len(names)),
-        [format_name(n, LONGEST) for n in names] if labelled else [""] * len(names),
-    )
+    panel.set_yticks(range(len(names)), labels)
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="x", color=RULE, linewidth=0.6)
     panel.set_axisbelow(True)
@@ -104,9 +125,15 @@ def prepare_rows(panel: Axes, names: Sequence[str], *, labelled: bool) -> None:
 def margin_text(panel: Axes, row: int, text: str) -> None:
     """Write `text` to the right of the row."""
     panel.annotate(
-        text, (1, row), xycoords=panel.get_yaxis_transform(), xytext=(10, 0), textcoords="offset points",
-        va="center_baseline", fontsize=9, annotation_clip=False,
-    )  # fmt: skip
+        text,
+        (1, row),
+        xycoords=panel.get_yaxis_transform(),
+        xytext=(10, 0),
+        textcoords="offset points",
+        va="center_baseline",
+        fontsize=9,
+        annotation_clip=False,
+    )
 
 
 def line_mark(label: str, **style_of: Any) -> Any:
@@ -119,15 +146,24 @@ def line_mark(label: str, **style_of: Any) -> Any:
 def add_legend(figure: Figure, marks: Sequence[Any]) -> int:
     """Set a legend under the panels, in as many columns as the page's width holds; return its
     number of rows."""
-    widths = [len(mark.get_label()) + 7 for mark in marks]  # in characters
-    n = next(
-        (n for n in range(len(marks), 1, -1) if sum(max(widths[i::n]) for i in range(n)) <= _WIDTH),
-        1,
-    )
+    n_columns = _legend_columns([len(mark.get_label()) for mark in marks])
     figure.legend(
-        handles=list(marks), loc="outside lower left", ncols=n, columnspacing=1.4, handletextpad=0.6
+        handles=list(marks),
+        loc="outside lower left",
+        ncols=n_columns,
+        columnspacing=1.4,
+        handletextpad=0.6,
     )
-    return math.ceil(len(marks) / n)
+    return math.ceil(len(marks) / n_columns)
+
+
+def _legend_columns(lengths: Sequence[int]) -> int:
+    """Return the largest number of columns that holds labels of these lengths, in characters."""
+    for n_columns in range(len(lengths), 1, -1):
+        widths = [max(lengths[start::n_columns]) for start in range(n_columns)]
+        if sum(widths) + _MARK_WIDTH * n_columns <= _WIDTH:
+            return n_columns
+    return 1
 
 
 def draw_figure(stem: Path, figure: Figure | None) -> str | None:
@@ -156,10 +192,12 @@ def render_svg(figure: Figure) -> str:
 
 
 _COLUMNS = 3  # of panels
-
 _ROLE_MARKS = {
-    "learning": ("o", LEARNING), "retention": ("s", RETENTION), "unanswerable": ("^", series(3)[0]), "baseline": ("D", MUTED),
-}  # fmt: skip
+    "learning": ("o", LEARNING),
+    "retention": ("s", RETENTION),
+    "unanswerable": ("^", series(3)[0]),
+    "baseline": ("D", MUTED),
+}
 
 
 @dataclass(frozen=True)
@@ -171,12 +209,17 @@ class _Panel:
     format: PromptFormat
     results: tuple[ArmResult, ...]
 
+    @property
+    def role(self) -> str:
+        return self.results[0].role
+
     def title(self, view: View) -> str:
-        name = format_name(self.question_set, LONGEST)
-        first = f"{name}: {ROLES[self.results[0].role]}"
+        title = f"{format_name(self.question_set, LONGEST)}: {ROLES[self.role]}"
         if not view.is_study and len(view.formats(self.question_set)) > 1:
-            first += f"\n{format_prompt(self.format)}"
-        return f"{format_name(self.model, LONGEST)}\n{first}" if view.several_models else first
+            title = f"{title}\n{format_prompt(self.format)}"
+        if view.several_models:
+            title = f"{format_name(self.model, LONGEST)}\n{title}"
+        return title
 
 
 def accuracy(view: View) -> Figure | None:
@@ -190,28 +233,40 @@ def accuracy(view: View) -> Figure | None:
     drawn = [_Panel(model, name, form, tuple(results)) for model, name, form, results in groups]
     if not drawn:
         return None
-
+    results = [result for panel in drawn for result in panel.results]
     with style():
-        names = list(dict.fromkeys(arm_label(r) for r in sorted(
-            (result for shown in drawn for result in shown.results), key=lambda result: result.k > 0)))  # fmt: skip
+        names = _row_names(results)
         figure, axes, n_columns = panels(len(drawn), _COLUMNS, 0.27 * len(names) + 0.75)
         rows = {name: row for row, name in enumerate(names)}
         for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
             prepare_rows(panel, names, labelled=index % n_columns == 0)
             _draw_panel(panel, shown, rows, view)
-        roles = {shown.results[0].role for shown in drawn}
-        marks = [line_mark(ROLES[role], marker=marker, color=colour, linestyle="none")
-                 for role, (marker, colour) in _ROLE_MARKS.items() if role in roles]  # fmt: skip
-        if any(result.k for shown in drawn for result in shown.results):
-            marks.append(line_mark("hollow: with retrieved context", marker="o", color=INK, markerfacecolor=PAPER,
-                                   linestyle="none"))  # fmt: skip
-        if any(len(result.by_seed) > 1 for shown in drawn for result in shown.results):
-            marks.append(line_mark("one seed", marker="|", color=MUTED, linestyle="none"))
-        if any(result.control for shown in drawn for result in shown.results):
-            marks.append(line_mark("without the question", marker="x", color=INK, linestyle="none"))
-        marks += [line_mark("guessing", **CHANCE), line_mark("base", color=MUTED, linewidth=0.8)]
-        add_legend(figure, marks)
+        add_legend(figure, list(_accuracy_marks(drawn, results)))
     return figure
+
+
+def _row_names(results: Sequence[ArmResult]) -> list[str]:
+    """Return the names of the rows: arms without context, then with."""
+    without = [arm_label(result) for result in results if not result.k]
+    with_context = [arm_label(result) for result in results if result.k]
+    return list(dict.fromkeys([*without, *with_context]))
+
+
+def _accuracy_marks(drawn: Sequence[_Panel], results: Sequence[ArmResult]) -> Iterator[Any]:
+    """Yield an entry of the legend for each kind of mark that is drawn."""
+    roles = {panel.role for panel in drawn}
+    for role, (marker, colour) in _ROLE_MARKS.items():
+        if role in roles:
+            yield line_mark(ROLES[role], marker=marker, color=colour, linestyle="none")
+    if any(result.k for result in results):
+        hollow = {"marker": "o", "color": INK, "markerfacecolor": PAPER}
+        yield line_mark("hollow: with retrieved context", **hollow, linestyle="none")
+    if any(len(result.by_seed) > 1 for result in results):
+        yield line_mark("one seed", marker="|", color=MUTED, linestyle="none")
+    if any(result.control for result in results):
+        yield line_mark("without the question", marker="x", color=INK, linestyle="none")
+    yield line_mark("guessing", **CHANCE)
+    yield line_mark("base", color=MUTED, linewidth=0.8)
 
 
 def _draw_panel(panel: Axes, shown: _Panel, rows: Mapping[str, int], view: View) -> None:
@@ -223,97 +278,135 @@ def _draw_panel(panel: Axes, shown: _Panel, rows: Mapping[str, int], view: View)
         panel.axvline(base.accuracy, color=MUTED, linewidth=0.8, label="base")
     for result in shown.results:
         _draw_accuracy(panel, rows[arm_label(result)], result)
-    panel.set_title(
-        shown.title(view), color=_ROLE_MARKS[shown.results[0].role][1], fontweight="bold"
-    )
+    panel.set_title(shown.title(view), color=_ROLE_MARKS[shown.role][1], fontweight="bold")
 
 
 def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
     marker, colour = _ROLE_MARKS[result.role]
-    if len(result.by_seed) > 1:
-        panel.plot(
-            result.by_seed,
-            [row + 0.27] * len(result.by_seed),
-            "|",
-            color=MUTED,
-            markersize=4,
-            clip_on=False,
-        )
+    n_seeds = len(result.by_seed)
+    if n_seeds > 1:
+        below = [row + 0.27] * n_seeds
+        panel.plot(result.by_seed, below, "|", color=MUTED, markersize=4, clip_on=False)
     if result.control is not None:
-        panel.plot(
-            [result.control.accuracy], [row], "x", color=INK, markersize=5, clip_on=False, zorder=3
-        )
+        x = [result.control.accuracy]
+        panel.plot(x, [row], "x", color=INK, markersize=5, clip_on=False, zorder=3)
     whiskers = [[max(0.0, result.accuracy - result.low)], [max(0.0, result.high - result.accuracy)]]
     panel.errorbar(
-        [result.accuracy], [row], xerr=whiskers, fmt=marker, color=colour, markersize=5, markeredgewidth=1.5,
-        markerfacecolor=PAPER if result.k else colour, elinewidth=1.8, capsize=3, capthick=1.3, clip_on=False,
-    )  # fmt: skip
+        [result.accuracy],
+        [row],
+        xerr=whiskers,
+        fmt=marker,
+        color=colour,
+        markersize=5,
+        markeredgewidth=1.5,
+        markerfacecolor=PAPER if result.k else colour,
+        elinewidth=1.8,
+        capsize=3,
+        capthick=1.3,
+        clip_on=False,
+    )
     margin_text(panel, row, f"{100 * result.accuracy:.1f}")
+
+
+@dataclass(frozen=True)
+class _Trade:
+    """One model's question sets of a panel: what it learned against what it kept."""
+
+    model: str
+    learned: str
+    kept: str
 
 
 def frontier(view: View) -> Figure | None:
     """Return learning against retention, one panel for each model and retention set: sweeps as
     lines, arms as marks."""
-    drawn = []
-    for model in view.report.models:
-        learned = next(
-            (name for name in view.sets("learning", model) if "reverse" not in name.lower()), ""
-        )
-        drawn += [(model, learned, kept) for kept in view.sets("retention", model) if learned]
-    drawn = [(model, learned, kept) for model, learned, kept in drawn
-             if sum(arm.trained for arm in view.arms.values() if arm.model == model) > 1]  # fmt: skip
+    drawn = [trade for model in view.report.models for trade in _trades(view, model)]
     if not drawn:
         return None
     marks: dict[str, Any] = {}
     with style():
         figure, axes, _ = panels(len(drawn), _COLUMNS, 3.9 if len(drawn) > 1 else 4.45)
-        for panel, (model, learned, kept) in zip(axes, drawn, strict=True):
-            lines = [
-                sweep for sweep in view.report.sweeps if sweep.model == model and sweep.frontier
-            ]
-            groups = [(sweep.name, [point.arm for point in sweep.points]) for sweep in lines]
-            groups += [(arm.name, [arm.name]) for arm in view.own_arms(model)]
-            for index, (name, arms) in enumerate(groups):
-                look = (INK, "*", "none") if name == view.base(model) else series(index)
-                marks |= _draw_trade(panel, view, (model, learned, kept), name, arms, look)
-            for axis in (panel.xaxis, panel.yaxis):
-                axis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
-            panel.grid(color=RULE, linewidth=0.6)
-            panel.set_axisbelow(True)
-            panel.margins(0.1)
-            panel.set_xlabel(f"{format_name(kept, LONGEST)}: kept")
-            panel.set_ylabel(f"{format_name(learned, LONGEST)}: learned")
-            if view.several_models:
-                panel.set_title(format_name(model, LONGEST), fontweight="bold")
+        for panel, trade in zip(axes, drawn, strict=True):
+            marks |= _draw_trades(panel, view, trade)
         n_rows = add_legend(figure, list(marks.values()))
+        # The layout gives the legend two rows; each further one would shrink the panels.
         figure.set_figheight(figure.get_figheight() + 0.2 * max(0, n_rows - 2))
     return figure
 
 
-def _draw_trade(
-    panel: Axes,
-    view: View,
-    key: tuple[str, str, str],
-    name: str,
-    arms: Sequence[str],
-    look: tuple[str, str, str],
-) -> dict[str, Any]:
-    """Draw what `arms` kept and learned, with both intervals; return the entry of the legend."""
-    model, learned, kept = key
-    pairs = [(arm, view.result(model, arm, kept), view.result(model, arm, learned)) for arm in arms]
-    points = [(arm, x, y) for arm, x, y in pairs if x is not None and y is not None]
+def _trades(view: View, model: str) -> list[_Trade]:
+    """Return what to draw of one base model: nothing for one trained arm, which is a single
+    point."""
+    n_trained = sum(arm.trained for arm in view.arms.values() if arm.model == model)
+    learning = [n for n in view.sets("learning", model) if "reverse" not in n.lower()]
+    if n_trained < 2 or not learning:
+        return []
+    return [_Trade(model, learning[0], kept) for kept in view.sets("retention", model)]
+
+
+def _draw_trades(panel: Axes, view: View, trade: _Trade) -> dict[str, Any]:
+    """Draw the sweeps and arms of one model; return the entries of the legend."""
+    sweeps = [s for s in view.report.sweeps if s.model == trade.model and s.frontier]
+    groups = [(sweep.name, [point.arm for point in sweep.points]) for sweep in sweeps]
+    groups += [(arm.name, [arm.name]) for arm in view.own_arms(trade.model)]
+    marks: dict[str, Any] = {}
+    for index, (name, arms) in enumerate(groups):
+        look = (INK, "*", "none") if name == view.base(trade.model) else series(index)
+        marks |= _draw_trade(panel, view, trade, _Group(name, arms, look))
+    panel.xaxis.set_major_formatter(_percent_tick)
+    panel.yaxis.set_major_formatter(_percent_tick)
+    panel.grid(color=RULE, linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.margins(0.1)
+    panel.set_xlabel(f"{format_name(trade.kept, LONGEST)}: kept")
+    panel.set_ylabel(f"{format_name(trade.learned, LONGEST)}: learned")
+    if view.several_models:
+        panel.set_title(format_name(trade.model, LONGEST), fontweight="bold")
+    return marks
+
+
+def _percent_tick(value: float, _: float) -> str:
+    return f"{100 * value:.0f}%"
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The arms of a sweep, or one arm; `look` is colour, mark and line."""
+
+    name: str
+    arms: Sequence[str]
+    look: tuple[str, str, str]
+
+
+def _draw_trade(panel: Axes, view: View, trade: _Trade, group: _Group) -> dict[str, Any]:
+    """Draw what the arms kept and learned, with both intervals; return the entry of the legend."""
+    points = []
+    for arm in group.arms:
+        kept = view.result(trade.model, arm, trade.kept)
+        learned = view.result(trade.model, arm, trade.learned)
+        if kept is not None and learned is not None:
+            points.append((kept, learned))
     if not points:
         return {}
-    colour, marker, line = look
-    size, line = (12 if marker == "*" else 6), (line if len(arms) > 1 else "none")
-    panel.plot([x.accuracy for _, x, _ in points], [y.accuracy for _, _, y in points], color=colour, marker=marker,
-               linestyle=line, markersize=size, linewidth=1.3, clip_on=False)  # fmt: skip
-    for _, x, y in points:
-        panel.hlines(y.accuracy, x.low, x.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
-        panel.vlines(x.accuracy, y.low, y.high, colors=colour, linewidth=0.8, alpha=0.4, zorder=1)
-    label = format_name(name, LONGEST)
-    return {
-        f"{name}\0{len(arms) > 1}": line_mark(
-            label, color=colour, marker=marker, linestyle=line, markersize=6
-        )
+    colour, marker, line = group.look
+    is_sweep = len(group.arms) > 1
+    look: dict[str, Any] = {
+        "color": colour,
+        "marker": marker,
+        "linestyle": line if is_sweep else "none",
     }
+    panel.plot(
+        [kept.accuracy for kept, _ in points],
+        [learned.accuracy for _, learned in points],
+        **look,
+        markersize=12 if marker == "*" else 6,
+        linewidth=1.3,
+        clip_on=False,
+    )
+    whiskers: dict[str, Any] = {"colors": colour, "linewidth": 0.8, "alpha": 0.4, "zorder": 1}
+    for kept, learned in points:
+        panel.hlines(learned.accuracy, kept.low, kept.high, **whiskers)
+        panel.vlines(kept.accuracy, learned.low, learned.high, **whiskers)
+    # A sweep may have the name of an arm, and both are drawn.
+    key = f"{group.name}\0{is_sweep}"
+    return {key: line_mark(format_name(group.name, LONGEST), **look, markersize=6)}

@@ -8,7 +8,7 @@ names come from documents, models and logs: the page escapes all of them.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from kinject.report.formatting import (
     format_name,
     join_words,
     unscored_text,
+    with_details,
 )
 from kinject.report.page import (
     Block,
@@ -39,18 +40,20 @@ from kinject.report.page import (
     render_markdown_table,
     render_text_block,
 )
+from kinject.report.result_tables import (
+    changes_table,
+    headline_table,
+    results_table,
+    sweep_tables,
+)
 from kinject.report.tables import (
     arms_table,
-    changes_table,
     choices_table,
     claims_table,
     claims_text,
     cost_table,
-    headline_table,
     names_table,
-    results_table,
     small_tables,
-    sweep_tables,
 )
 from kinject.report.words import write_opening
 from kinject.results import Report
@@ -59,23 +62,28 @@ _MOST_NAMED = 4  # arms in the title, question sets in the head
 _CAPTIONS = {
     "accuracy": (
         "Accuracy by arm; the numbers are in the tables below",
-        "Correct answers with 95% intervals; the number in the margin is the accuracy in percent. Ticks below a mark: single "
-        "seeds. Dashed: guessing. Thin line: the base without passages.",
+        "Correct answers with 95% intervals; the number in the margin is the accuracy in percent. "
+        "Ticks below a mark: single seeds. Dashed: guessing. Thin line: the base without passages.",
     ),
     "frontier": (
         "Learning against forgetting; the numbers are in the tables",
-        "Up: more learned. Right: more kept. A model better than another lies above and to the right of it. Thin lines: 95% "
-        "intervals.",
+        "Up: more learned. Right: more kept. A model better than another lies above and to the "
+        "right of it. Thin lines: 95% intervals.",
     ),
 }
 """Figure -> its label for screen readers, and its caption."""
 _ABOUT = (
-    "“p, Holm”: corrected for all comparisons of a family: the first prompt format without context and with the chosen K is one, "
-    "everything else another. ▲ and ▼: differs from base, corrected p below 0.05. Questions "
-    "without a score are left out of every number.",
+    "“p, Holm”: corrected for all comparisons of a family: the first prompt format without context "
+    "and with the chosen K is one, everything else another. ▲ and ▼: differs from base, corrected "
+    "p below 0.05. Questions without a score are left out of every number."
 )
-_RERUN = "A finished stage is found again by its content: a second run does only what is missing or changed."
+_RERUN = (
+    "A finished stage is found again by its content: a second run does only what is missing or "
+    "changed."
+)
 _FOOTER_VERSIONS = ("kinject", "torch", "transformers", "trl", "python")
+_REPEATED = 1.5
+"""Readings of a document from which on their number rounds to several."""
 _FIX = "Run kinject eval or kinject study again."
 
 
@@ -100,7 +108,8 @@ def write_report(run_dir: Path, report: Report) -> Path:
     """
     if report.kind == "evaluation" and not report.results and not report.unscored:
         raise InputError(
-            f"{run_dir}: the report has no results. Evaluate at least one model on one question set."
+            f"{run_dir}: the report has no results. Evaluate at least one model on one question "
+            "set."
         )
     report = _with_manifests(run_dir, report)
     view = read_view(run_dir, report)
@@ -121,19 +130,18 @@ def render_summary(run_dir: Path, report: Report) -> str:
     """Return the report of `run_dir` as text for the terminal, without a trailing newline: tables,
     notes, the opening last."""
     view = read_view(run_dir, report)
-    tables = ([headline_table(view)] if view.set_results else []) + [
-        t for t in small_tables(view) if not t.folded
-    ]
+    tables = [table for table in small_tables(view) if not table.folded]
+    if view.set_results:
+        tables.insert(0, headline_table(view))
     blocks = [
         report.title,
         *("\n".join(render_text_block(table)) for table in tables),
         "\n".join(claims_text(view)),
-    ]
-    blocks += [
         "\n".join(map(unscored_text, report.unscored)),
         "\n".join(f"note: {note}" for note in report.notes),
+        *write_opening(view).paragraphs(),
     ]
-    return "\n\n".join(block for block in (*blocks, *write_opening(view).paragraphs()) if block)
+    return "\n\n".join(filter(None, blocks))
 
 
 def render_card_tables(run_dir: Path, report: Report) -> str:
@@ -190,7 +198,7 @@ def _reading(run_dir: Path, manifest: TrainManifest) -> str:
     if counts is None:
         return words
     rows, replay = counts.exposures.rows, counts.fractions.get("replay")
-    if rows is not None and rows.median >= 1.5:  # below that it reads each document about once
+    if rows is not None and rows.median >= _REPEATED:
         words += f", each document about {rows.median:.0f} times"
     if replay:
         words += f", with {replay:.0%} older texts"
@@ -198,27 +206,43 @@ def _reading(run_dir: Path, manifest: TrainManifest) -> str:
 
 
 def _make_page(view: View, plots: Mapping[str, str], changes: TableBlock | None) -> Page:
-    report, sets = view.report, view.sets()
-    counts = (
-        (len(report.models), "base model"),
-        (len(report.arms), "arm"),
-        (len(sets), "question set"),
-    )
-    parts = [format_count(n, noun) for n, noun in counts]
-    versions = ", ".join(
-        f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions
-    )
-    written = f"Evaluated {report.written}" if report.written else "Written by kinject"
     first = _sections(_first_sheet(view))
     return Page(
         title=_title(view),
-        subtitle=f"kinject {report.kind}: {', '.join(parts)}, {format_count(len(report.seeds), 'seed')}",
-        description=format_name(report.description),
+        subtitle=_subtitle(view),
+        description=format_name(view.report.description),
         facts=tuple((label, text) for label, text in _facts(view) if text),
-        opening=write_opening(view), figure=next(iter(_figure("accuracy", plots)), None),
-        sections=(*first, *_sections(_details(view, plots, changes))), n_first=len(first),
-        footer=format_name(written + (f" with {versions}." if versions else ".")),
-    )  # fmt: skip
+        opening=write_opening(view),
+        figure=next(iter(_figure("accuracy", plots)), None),
+        sections=(*first, *_sections(_details(view, plots, changes))),
+        n_first=len(first),
+        footer=format_name(_footer(view.report)),
+    )
+
+
+def _subtitle(view: View) -> str:
+    """Return ``kinject study: 1 base model, 5 arms, 3 question sets, 3 seeds``."""
+    report = view.report
+    counts = (
+        format_count(len(report.models), "base model"),
+        format_count(len(report.arms), "arm"),
+        format_count(len(view.sets()), "question set"),
+        format_count(len(report.seeds), "seed"),
+    )
+    return f"kinject {report.kind}: {', '.join(counts)}"
+
+
+def _footer(report: Report) -> str:
+    """Return ``Evaluated 2026-01-02 with torch 2.13.``."""
+    footer = "Written by kinject"
+    if report.written:
+        footer = f"Evaluated {report.written}"
+    versions = [
+        f"{name} {report.versions[name]}" for name in _FOOTER_VERSIONS if name in report.versions
+    ]
+    if versions:
+        footer += f" with {', '.join(versions)}"
+    return f"{footer}."
 
 
 def _sections(parts: Iterator[tuple[str, tuple[Block, ...]]]) -> tuple[Section, ...]:
@@ -231,7 +255,8 @@ def _figure(name: str, plots: Mapping[str, str]) -> tuple[FigureBlock, ...]:
 
 def _first_sheet(view: View) -> Iterator[tuple[str, tuple[Block, ...]]]:
     """Yield the parts of the page that fit on one sheet with the answers."""
-    yield "Before and after", (headline_table(view),) if view.set_results else ()
+    if view.set_results:
+        yield "Before and after", (headline_table(view),)
     yield "What the names mean", (names_table(view),)
 
 
@@ -240,25 +265,32 @@ def _details(
 ) -> Iterator[tuple[str, tuple[Block, ...]]]:
     """Yield the other sections, in order; a section without blocks is left out."""
     report = view.report
-    limits = tuple(limitations(view))
-    yield "What these data cannot tell", (Bullets(limits),) if limits else ()
-    yield "Claims", (claims_table(report.claims),) if report.claims else ()
+    yield "What these data cannot tell", _bullets(limitations(view))
+    if report.claims:
+        yield "Claims", (claims_table(report.claims),)
     yield "Learning against forgetting", _figure("frontier", plots)
     yield "Sweeps", tuple(sweep_tables(view))
-    yield "Answers that changed", (changes,) if changes is not None else ()
-    yield "Choices on validation questions", (choices_table(view),) if report.choices else ()
-    about = Bullets(_ABOUT, small=True)
-    yield (
-        "Every number",
-        (results_table(view), *small_tables(view), about) if report.results else (),
-    )
-    yield "Cost and arms", (*((cost_table(view),) if report.costs else ()), arms_table(view))
-    yield (
-        "Notes",
-        (Bullets(tuple(map(format_name, report.notes)), small=True),) if report.notes else (),
-    )
-    commands = tuple(format_name(command) for command in report.commands)
-    yield "Run it again", (Code(commands), Bullets((_RERUN,), small=True)) if commands else ()
+    if changes is not None:
+        yield "Answers that changed", (changes,)
+    if report.choices:
+        yield "Choices on validation questions", (choices_table(view),)
+    if report.results:
+        about = Bullets((_ABOUT,), small=True)
+        yield "Every number", (results_table(view), *small_tables(view), about)
+    if report.costs:
+        yield "Cost and arms", (cost_table(view), arms_table(view))
+    else:
+        yield "Cost and arms", (arms_table(view),)
+    yield "Notes", _bullets(map(format_name, report.notes), small=True)
+    if report.commands:
+        commands = Code(tuple(map(format_name, report.commands)))
+        yield "Run it again", (commands, Bullets((_RERUN,), small=True))
+
+
+def _bullets(lines: Iterable[str], *, small: bool = False) -> tuple[Bullets, ...]:
+    """Return a list of `lines`, nothing without any."""
+    texts = tuple(lines)
+    return (Bullets(texts, small),) if texts else ()
 
 
 def _title(view: View) -> str:
@@ -266,31 +298,31 @@ def _title(view: View) -> str:
     title = format_name(view.report.title) or view.report.kind.capitalize()
     if view.is_study:
         return title
+    models = format_name(view.base(view.report.models[0]))
     trained = [format_name(arm.name) for arm in view.report.arms if arm.trained]
-    names = join_words(trained) if len(trained) <= _MOST_NAMED else f"{len(trained)} models"
-    base = format_name(view.base(view.report.models[0]))
-    models = f"{names} against {base}" if trained else base
-    return (
-        models if title == "eval" else f"{title}: {models}"
-    )  # the folder's name says nothing more
+    if len(trained) > _MOST_NAMED:
+        models = f"{len(trained)} models against {models}"
+    elif trained:
+        models = f"{join_words(trained)} against {models}"
+    # "eval" is the folder that recipes name: it tells nothing more.
+    return models if title == "eval" else f"{title}: {models}"
 
 
 def _facts(view: View) -> Iterator[tuple[str, str]]:
     """Yield (label, text) of the page's head: when, which models, which questions."""
     report = view.report
     yield "date", format_name(report.written[:10])
-    sources = [
-        (format_name(name), format_name(report.model_sources.get(name, "")))
-        for name in report.models
-    ]
-    yield (
-        "base model",
-        join_words([f"{name} ({source})" if source else name for name, source in sources]),
-    )
+    yield "base model", join_words([_model(report, name) for name in report.models])
     sets = [view.first(name) for name in view.sets()]
     named = [f"“{format_name(r.question_set)}” {ROLES.get(r.role, '')}" for r in sets[:_MOST_NAMED]]
-    more = [format_count(len(sets) - _MOST_NAMED, "more set")] if len(sets) > _MOST_NAMED else []
-    yield "questions", "; ".join([*named, *more])
+    if len(sets) > _MOST_NAMED:
+        named.append(format_count(len(sets) - _MOST_NAMED, "more set"))
+    yield "questions", "; ".join(named)
+
+
+def _model(report: Report, name: str) -> str:
+    """Return the name of a base model, with its source if the study did not make it."""
+    return with_details(format_name(name), format_name(report.model_sources.get(name, "")))
 
 
 def _draw_figures(run_dir: Path, view: View) -> dict[str, str]:

@@ -46,14 +46,17 @@ def format_name(text: str, longest: int | None = None) -> str:
     """Return `text` on one line, control and direction characters replaced; past `longest`, cut in
     the middle."""
     flat = " ".join(text.split())
-    clean = "".join(
-        "\ufffd" if unicodedata.category(c) in ("Cc", "Cs") or c in _DIRECTION_MARKS else c
-        for c in flat
-    )
+    clean = "".join("\ufffd" if _is_hidden(character) else character for character in flat)
     if longest is None or len(clean) <= longest:
         return clean
     head = longest // 2
     return f"{clean[:head]}…{clean[len(clean) - (longest - head - 1) :]}"
+
+
+def _is_hidden(character: str) -> bool:
+    """Return whether a character is a control character, half a surrogate pair or a mark of
+    direction."""
+    return unicodedata.category(character) in ("Cc", "Cs") or character in _DIRECTION_MARKS
 
 
 def quoted(name: str) -> str:
@@ -63,7 +66,7 @@ def quoted(name: str) -> str:
 
 def format_count(n: int, noun: str) -> str:
     """Return ``1 question`` or ``1,200 questions``."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    return f"1 {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def format_percent(fraction: float) -> str:
@@ -74,6 +77,21 @@ def format_percent(fraction: float) -> str:
 def format_finite(value: float | None, digits: int, otherwise: str = "not finite") -> str:
     """Return a number with so many decimals, `otherwise` for None."""
     return otherwise if value is None else f"{value:.{digits}f}"
+
+
+def format_nonzero(value: float, template: str) -> str:
+    """Return a number by a template such as ``{:.1f} GiB``, "" for 0."""
+    return template.format(value) if value else ""
+
+
+def with_details(text: str, details: str) -> str:
+    """Return ``text (details)``, or `text` alone without details."""
+    return f"{text} ({details})" if details else text
+
+
+def format_seed(seed: int | None) -> str:
+    """Return ``, seed 2``, "" for None."""
+    return "" if seed is None else f", seed {seed}"
 
 
 def perplexity_change(item: Perplexity, base: Perplexity) -> str:
@@ -87,7 +105,9 @@ def perplexity_change(item: Perplexity, base: Perplexity) -> str:
     if item is base or item.per_token is None or base.per_token is None:
         return ""
     ratio = item.per_token / base.per_token
-    return f"x {ratio:,.0f}" if ratio >= 10 else f"{ratio - 1:+.1%}".replace("-", "−")
+    if ratio >= 10:
+        return f"x {ratio:,.0f}"
+    return f"{ratio - 1:+.1%}".replace("-", "−")
 
 
 def format_points(difference: float) -> str:
@@ -102,8 +122,9 @@ def format_p(p: float) -> str:
     0.05``."""
     if p < 0.001:
         return "p < 0.001"
+    # A p that is rounded to the threshold must still tell on which side of it it lies.
     if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":
-        return f"p {'<' if p < ALPHA else '>'} 0.05"
+        return "p < 0.05" if p < ALPHA else "p > 0.05"
     return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
@@ -114,14 +135,19 @@ def bare_p(p: float) -> str:
 
 def format_prompt(form: PromptFormat) -> str:
     """Return a prompt format in words: ``option texts per byte, 5 shots``."""
-    scored = f" {_SCORES.get(form.score, form.score)}" if form.score != "sum" else ""
-    name = FORMATS[form.format].label if form.format in FORMATS else format_name(form.format)
-    return f"{name}{scored}, {format_count(form.shots, 'shot')}"
+    name = format_name(form.format)
+    if form.format in FORMATS:
+        name = FORMATS[form.format].label
+    if form.score != "sum":
+        name += f" {_SCORES.get(form.score, form.score)}"
+    return f"{name}, {format_count(form.shots, 'shot')}"
 
 
 def join_words(words: Sequence[str]) -> str:
     """Return ``a``, ``a and b``, or ``a, b and c``."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def escape_markdown(text: str) -> str:
@@ -180,19 +206,23 @@ class View:
         """Whether there is more than one base model."""
         return len(self.report.models) > 1
 
+    def with_model(self, text: str, model: str) -> str:
+        """Return `text` with the base model behind it, where there are several."""
+        return f"{text}, {format_name(model)}" if self.several_models else text
+
     def reading(self, model: str, arm: str) -> str:
         """Return in words what a trained arm read, "" where neither its manifest nor the study
         describes it."""
         training = self.trainings.get((model, arm))
-        return (
-            training.reading
-            if training is not None and training.reading
-            else self.about(model, arm)
-        )
+        if training is not None and training.reading:
+            return training.reading
+        return self.about(model, arm)
 
     def about(self, model: str, arm: str) -> str:
         """Return the study's own words for an arm, "" where it has none but its name."""
-        about = format_name(self.arms[model, arm].description) if self.is_study else ""
+        if not self.is_study:
+            return ""
+        about = format_name(self.arms[model, arm].description)
         return "" if about == format_name(arm) else about
 
     def headline_results(self) -> Iterator[ArmResult]:
@@ -208,10 +238,12 @@ class View:
 
     def sets(self, role: str = "", model: str = "") -> list[str]:
         """Return the names of the question sets (of `role`, asked of `model`), in order."""
-        return list(dict.fromkeys(
-            result.question_set for result in self.set_results
-            if (not role or result.role == role) and (not model or result.model == model)
-        ))  # fmt: skip
+        results = self.set_results
+        if role:
+            results = [result for result in results if result.role == role]
+        if model:
+            results = [result for result in results if result.model == model]
+        return list(dict.fromkeys(result.question_set for result in results))
 
     def first(self, question_set: str) -> ArmResult:
         """Return the first result on a question set."""
@@ -220,13 +252,12 @@ class View:
     def perplexities(self) -> Iterator[tuple[str, list[Perplexity]]]:
         """Yield each base model's file of held-out texts, in words, and its perplexities, that of
         the base first."""
-        items = self.report.perplexities
-        for model, name in dict.fromkeys((item.model, item.name) for item in items):
-            of_model = f", {format_name(model)}" if self.several_models and model else ""
-            yield (
-                f"{format_name(name)}{of_model}",
-                [item for item in items if (item.model, item.name) == (model, name)],
-            )
+        by_file: dict[tuple[str, str], list[Perplexity]] = {}
+        for item in self.report.perplexities:
+            by_file.setdefault((item.model, item.name), []).append(item)
+        for (model, name), items in by_file.items():
+            text = format_name(name)
+            yield self.with_model(text, model) if model else text, items
 
     def formats(self, question_set: str) -> list[PromptFormat]:
         """Return the prompt formats of `question_set`; the first is the headline."""
@@ -236,8 +267,10 @@ class View:
         self, model: str, arm: str, question_set: str, form: PromptFormat | None
     ) -> list[ArmResult]:
         """Return an arm's results in one format, by K; in the headline without `form`."""
-        forms = [form] if form else self.formats(question_set)[:1]
-        return self._by_k.get((model, arm, question_set, forms[0]), []) if forms else []
+        formats = self.formats(question_set)
+        if form is None and not formats:
+            return []
+        return self._by_k.get((model, arm, question_set, form or formats[0]), [])
 
     def result(
         self, model: str, arm: str, question_set: str, k: int = 0, form: PromptFormat | None = None
@@ -264,14 +297,14 @@ class View:
     ) -> list[ArmResult]:
         """Return the results of the report's own arms: without context, then with the chosen K
         (each K if none was chosen)."""
-        by_arm = [
-            self._every_k(model, arm.name, question_set, form) for arm in self.own_arms(model)
-        ]
-        results = [result for results in by_arm for result in results if not result.k]
-        for every_k in by_arm:
+        plain: list[ArmResult] = []
+        with_context: list[ArmResult] = []
+        for arm in self.own_arms(model):
+            every_k = self._every_k(model, arm.name, question_set, form)
+            plain += [result for result in every_k if not result.k]
             chosen = [result for result in every_k if result.chosen_k][:1]
-            results += chosen or [result for result in every_k if result.k]
-        return results
+            with_context += chosen or [result for result in every_k if result.k]
+        return plain + with_context
 
     def groups(
         self, n_formats: int | None = None
@@ -290,15 +323,16 @@ def more_unscored(n_unscored: int) -> str:
     """Return ``; 3 more have no score``, "" where all have one."""
     if n_unscored == 0:
         return ""
-    return f"; {n_unscored:,} more {'has' if n_unscored == 1 else 'have'} no score"
+    if n_unscored == 1:
+        return "; 1 more has no score"
+    return f"; {n_unscored:,} more have no score"
 
 
 def unscored_text(item: UnscoredResult) -> str:
     """Return the sentence on an arm of which no question has a score."""
-    arm = arm_name(item.arm, item.k)
-    seed = "" if item.seed is None else f", seed {item.seed}"
+    arm = f"{arm_name(item.arm, item.k)}{format_seed(item.seed)}"
     prompt = format_prompt(PromptFormat(item.format, item.shots, item.score))
-    label = f"{arm}{seed} on {format_name(item.question_set)} ({prompt})"
+    label = f"{arm} on {format_name(item.question_set)} ({prompt})"
     return (
         f"{label}: none of {item.n:,} questions has a score: their log-probs are not finite, or "
         "all equal, or their choices exceed the model's window"
@@ -307,11 +341,10 @@ def unscored_text(item: UnscoredResult) -> str:
 
 def arm_label(result: ArmResult) -> str:
     """Return ``cpt`` or ``cpt with passages``, with K if it was not chosen."""
-    return arm_name(result.arm, result.k) + (
-        f", K = {result.k}" if result.k and not result.chosen_k else ""
-    )
+    name = arm_name(result.arm, result.k)
+    return f"{name}, K = {result.k}" if result.k and not result.chosen_k else name
 
 
 def arm_name(arm: str, k: int = 0) -> str:
     """Return ``cpt``, or ``cpt with passages``."""
-    return format_name(arm) + (" with passages" if k else "")
+    return f"{format_name(arm)} with passages" if k else format_name(arm)

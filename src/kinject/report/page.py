@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kinject.report.formatting import escape_markdown
+from kinject.report.formatting import escape_markdown, with_details
 from kinject.terminal import aligned
 
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
@@ -57,7 +57,9 @@ class Opening:
     def paragraphs(self) -> list[str]:
         """Return the opening as plain paragraphs."""
         leads = [f"{answer.question} {answer.lead}" for answer in self.answers]
-        return [self.effect, *leads, *([f"{SETTLE}: {' '.join(self.open)}"] if self.open else [])]
+        if not self.open:
+            return [self.effect, *leads]
+        return [self.effect, *leads, f"{SETTLE}: {' '.join(self.open)}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +154,14 @@ def line(*values: str | Cell) -> Line:
 
 def without_empty_columns(table: TableBlock) -> TableBlock:
     """Return `table` without its empty columns (the first is kept)."""
-    used = [
-        i for i in range(len(table.columns))
-        if i == 0 or any(row[i].text or row[i].below for row in table.lines)
-    ]  # fmt: skip
+    used = [i for i in range(len(table.columns)) if i == 0 or _is_used(table, i)]
     lines = tuple(tuple(row[i] for i in used) for row in table.lines)
     columns = tuple(table.columns[i] for i in used)
     return replace(table, columns=columns, lines=lines, heads=sum(i < table.heads for i in used))
+
+
+def _is_used(table: TableBlock, column: int) -> bool:
+    return any(row[column].text or row[column].below for row in table.lines)
 
 
 def render_html(page: Page, figures: Mapping[str, str]) -> str:
@@ -171,58 +174,68 @@ def render_html(page: Page, figures: Mapping[str, str]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("kinject.report", "templates"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("kinject.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
         lstrip_blocks=True,
-    )  # fmt: skip
+    )
+    template = environment.get_template("report.html.j2")
     plots = {name: base64.b64encode(svg.encode()).decode() for name, svg in figures.items()}
-    html = str(environment.get_template("report.html.j2").render(
-        page=page, plots=plots, kind_of=lambda block: type(block).__name__, policy=_POLICY, settle=SETTLE,
-    )).lstrip()  # fmt: skip
+    rendered = template.render(
+        page=page, plots=plots, kind_of=_kind_of, policy=_POLICY, settle=SETTLE
+    )
+    html = rendered.lstrip()
     return html.replace(_POLICY, policy_of(html), 1)
+
+
+def _kind_of(block: Block) -> str:
+    return type(block).__name__
 
 
 def policy_of(html: str) -> str:
     """Return the content security policy that allows the inline style sheet and script of a page,
     by hash, and no more."""
-    sheet, script = (
-        base64.b64encode(
-            hashlib.sha256("".join(inline.findall(html)[:1]).encode()).digest()
-        ).decode()
-        for inline in (_STYLE, _SCRIPT)
-    )
     return (
-        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{sheet}'; img-src data:; base-uri 'none'; "
+        f"default-src 'none'; script-src 'sha256-{_hash_of(_SCRIPT, html)}'; "
+        f"style-src 'sha256-{_hash_of(_STYLE, html)}'; img-src data:; base-uri 'none'; "
         "form-action 'none'"
     )
+
+
+def _hash_of(element: re.Pattern[str], html: str) -> str:
+    """Return the hash of the first `element` of a page as a policy has it, of "" without one."""
+    text = "".join(element.findall(html)[:1])
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def render_markdown_table(block: TableBlock) -> list[str]:
     """Return the lines of a table as Markdown."""
     lines = []
     if block.title:
-        subtitle = f" ({escape_markdown(block.subtitle)})" if block.subtitle else ""
-        lines += [f"### {escape_markdown(block.title)}{subtitle}", ""]
-    ruler = "|".join(["---", *["---" if block.wordy else "---:"] * (len(block.columns) - 1)])
-    lines += [f"| {' | '.join(map(escape_markdown, block.columns))} |", f"|{ruler}|"]
-    for row in block.lines:
-        cells = []
-        for cell in row:
-            text = escape_markdown(cell.text)
-            text = f"**{text}**" if cell.tone and text else text
-            cells.append(f"{text} ({escape_markdown(cell.below)})" if cell.below else text)
-        lines.append(f"| {' | '.join(cells)} |")
+        title = with_details(escape_markdown(block.title), escape_markdown(block.subtitle))
+        lines += [f"### {title}", ""]
+    alignment = "---" if block.wordy else "---:"
+    rulers = ["---", *[alignment] * (len(block.columns) - 1)]
+    lines += [f"| {' | '.join(map(escape_markdown, block.columns))} |", f"|{'|'.join(rulers)}|"]
+    lines += [f"| {' | '.join(map(_markdown_cell, row))} |" for row in block.lines]
     return lines
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = escape_markdown(cell.text)
+    if cell.tone and text:
+        text = f"**{text}**"
+    return with_details(text, escape_markdown(cell.below))
 
 
 def render_text_block(table: TableBlock) -> list[str]:
     """Return the lines of a table as plain text, for the terminal."""
-    rows = [table.columns, *(tuple(_plain(cell) for cell in row) for row in table.lines)]
-    about = f" ({table.subtitle})" if table.subtitle else ""
-    return [
-        f"{table.title}{about}",
-        aligned(rows, frozenset(range(table.heads, len(table.columns)))),
-    ]
+    rows = [table.columns, *(tuple(map(_plain, row)) for row in table.lines)]
+    title = with_details(table.title, table.subtitle)
+    numbers = frozenset(range(table.heads, len(table.columns)))
+    return [title, aligned(rows, numbers)]
 
 
 def _plain(cell: Cell) -> str:
-    return f"{cell.text} ({cell.below})" if cell.below else cell.text
+    return with_details(cell.text, cell.below)

@@ -12,7 +12,7 @@ import math
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -29,6 +29,7 @@ from kinject.eval.chat import Chat, ChatSetup, find_models, open_chat
 from kinject.manifests import (
     MANIFEST,
     AugmentManifest,
+    Manifest,
     QuestionsManifest,
     TrainManifest,
     manifest_beside,
@@ -38,24 +39,16 @@ from kinject.report.page import policy_of
 if TYPE_CHECKING:
     from kinject.models import LoadedModel
 
-LISTS: Mapping[str, Mapping[str, str]] = {
-    "documents": {
-        "documents": "documents.jsonl",
-        "skipped": "skipped.jsonl",
-        "copies": "duplicates.jsonl",
-    },
-    "augment": {
-        "accepted": "variants.jsonl",
-        "refused": "rejected.jsonl",
-        "passages": "corpus.jsonl",
-    },
-    "questions": {"questions": "questions.jsonl", "refused": "rejected.jsonl"},
-    "eval": {"changed answers": "flips.jsonl"},
+_WORK = {
+    "augment": ("variants.jsonl", "accepted"),
+    "questions": ("outcomes.jsonl", "passages"),
+    "eval": ("answers.jsonl", "answers"),
 }
-"""Verb -> what its run lists, and the file of it."""
-_WORK = {"augment": ("variants.jsonl", "accepted"), "questions": ("outcomes.jsonl", "passages"),
-         "eval": ("answers.jsonl", "answers")}  # fmt: skip
 """Verb -> the file that grows while it runs, and what its rows are."""
+_DECIDED = ("augment", "questions")
+"""Verbs whose texts a person keeps, drops or edits."""
+_NOT_DECIDED = "decisions are for the texts of kinject augment and kinject questions"
+_DECISIONS = ("keep", "drop", "edit", "undo")
 _MOST_ROWS = 200
 _MOST_BYTES = 2**20  # of a request
 _LONGEST = 20_000  # characters of a text on the page
@@ -64,8 +57,9 @@ _MOST_POINTS = 400  # of a curve
 _MOST_NEW_TOKENS = 128
 
 Item = dict[str, Any]
-"""One row of a list: text, tag, about, pairs (label, text) and, where a person can decide, id and
-edit (field -> texts)."""
+"""One row of a list: text, tag, about, pairs (label, text); to decide on: id, edit (key -> texts)."""
+Json = str | int | float | list[Any] | dict[str, Any] | None
+"""A value of a row. Rows come from files that others may have written, so each is shown as text."""
 
 
 class _RefusedError(Exception):
@@ -101,19 +95,24 @@ class View:
 
     def runs(self) -> list[Item]:
         """Return what the overview shows of each run: state, progress, pages, lists."""
-        shown = []
-        for name, run in self.found().items():
-            path = self.folder / run.run_dir
-            lists = [
-                title for title, file in LISTS.get(run.verb, {}).items() if (path / file).is_file()
-            ]
-            shown.append({
-                "name": name, "verb": run.verb, "state": run.state, "command": run.command, "lists": lists,
-                "progress": _progress(path, run), "page": (path / "report.html").is_file(),
-                "log": (path / "log.jsonl").is_file(), "chat": run.verb == "train" and (path / "model").is_dir(),
-                "decisions": len(read_decisions(path)) if run.verb in ("augment", "questions") else 0,
-            })  # fmt: skip
-        return shown
+        return [self._overview(name, run) for name, run in self.found().items()]
+
+    def _overview(self, name: str, run: FoundRun) -> Item:
+        path = self.folder / run.run_dir
+        lists = LISTS.get(run.verb, {})
+        decisions = read_decisions(path) if run.verb in _DECIDED else {}
+        return {
+            "name": name,
+            "verb": run.verb,
+            "state": run.state,
+            "command": run.command,
+            "lists": [title for title, listed in lists.items() if (path / listed.file).is_file()],
+            "progress": _progress(path, run),
+            "page": (path / "report.html").is_file(),
+            "log": (path / "log.jsonl").is_file(),
+            "chat": run.verb == "train" and (path / "model").is_dir(),
+            "decisions": len(decisions),
+        }
 
     def log(self, name: str) -> Item:
         """Return the curves of a training: name -> [steps, values], null where a value is not
@@ -124,8 +123,9 @@ class View:
         """
         values: dict[str, dict[float, float]] = {}
         for _, row in read_jsonl(self.folder / self.find(name).run_dir / "log.jsonl"):
-            for key in (key for key in row if key in _LOGGED or key.startswith("eval_")):
-                values.setdefault(key, {})[row["step"]] = math.nan if row[key] is None else row[key]
+            for key, value in row.items():
+                if key in _LOGGED or key.startswith("eval_"):
+                    values.setdefault(key, {})[row["step"]] = math.nan if value is None else value
         return {key: _thinned(sorted(curve.items())) for key, curve in values.items()}
 
     def numbers(self, name: str) -> Item:
@@ -136,69 +136,50 @@ class View:
             return dict.fromkeys(keys)
         return {key: manifest.as_written[key] for key in keys}
 
-    def rows(self, name: str, title: str, query: str, tag: str, offset: int, limit: int) -> Item:
-        """Return the items of a list that hold all words of `query`, from `offset` on, and how many
-        there are by tag."""
+    def rows(self, name: str, title: str, query: Query) -> Item:
+        """Return the items of a list that answer `query`, and how many there are by tag."""
         run = self.find(name)
-        file = LISTS.get(run.verb, {}).get(title)
         path = self.folder / run.run_dir
-        if file is None or not (path / file).is_file():
+        listed = LISTS.get(run.verb, {}).get(title)
+        if listed is None or not (path / listed.file).is_file():
             raise _RefusedError(404, f"{name} has no list {title}")
-        items = _items(path / file, run.verb, title, _stamp(path / file))
-        words = query.casefold().split()
-        matching = [item for item, text in items if all(word in text for word in words)]
+        items = _items(path / listed.file, listed, _stamp(path / listed.file))
+        matching = [item for item, text in items if query.matches(text)]
         tags = Counter(item["tag"] for item in matching if item["tag"])
-        matching = [item for item in matching if not tag or item["tag"] == tag]
-        decisions, page = read_decisions(path), matching[offset : offset + min(limit, _MOST_ROWS)]
-        passages = (
-            _passages(path / "corpus.jsonl", _stamp(path / "corpus.jsonl"))
-            if run.verb == "augment"
-            else {}
-        )
-        shown = [
-            item
-            | {
-                "decision": decisions.get(item.get("id", "")),
-                "passage": passages.get(item.get("passage", ""), ""),
-            }
-            for item in page
-        ]
-        return {
-            "items": shown,
-            "matched": len(matching),
-            "total": len(items),
-            "tags": dict(tags.most_common()),
-        }
+        if query.tag:
+            matching = [item for item in matching if item["tag"] == query.tag]
+        decisions, shown = read_decisions(path), []
+        passages: Mapping[str, str] = {}
+        if run.verb == "augment":
+            passages = _passages(path / "corpus.jsonl", _stamp(path / "corpus.jsonl"))
+        for item in matching[query.offset : query.offset + min(query.limit, _MOST_ROWS)]:
+            decision = decisions.get(item.get("id", ""))
+            passage = passages.get(item.get("passage", ""), "")
+            shown.append(item | {"decision": decision, "passage": passage})
+        counts = {"matched": len(matching), "total": len(items)}
+        return {"items": shown, **counts, "tags": dict(tags.most_common())}
 
     def decide(self, name: str, title: str, row: Row) -> None:
         """Write a decision on a text or question of a list; its run honours it when it starts
         again."""
         run = self.find(name)
-        path = self.folder / run.run_dir / LISTS.get(run.verb, {}).get(title, "")
-        if run.verb not in ("augment", "questions") or not path.is_file():
-            raise _RefusedError(
-                400, "decisions are for the texts of kinject augment and kinject questions"
-            )
-        if row.get("decision") not in ("keep", "drop", "edit", "undo"):
+        path = self.folder / run.run_dir
+        listed = LISTS.get(run.verb, {}).get(title)
+        if run.verb not in _DECIDED or listed is None or not (path / listed.file).is_file():
+            raise _RefusedError(400, _NOT_DECIDED)
+        if row.get("decision") not in _DECISIONS:
             raise _RefusedError(400, "decision: keep, drop, edit or undo")
-        items = (item for item, _ in _items(path, run.verb, title, _stamp(path)) if item.get("id"))
-        item = next((item for item in items if item["id"] == row.get("id")), None)
-        if item is None:
+        items = _items(path / listed.file, listed, _stamp(path / listed.file))
+        edits = [
+            item["edit"] for item, _ in items if item.get("id") and item["id"] == row.get("id")
+        ]
+        if not edits:
             raise _RefusedError(404, "no such text")
-        edited = {key: row.get(key) for key in item["edit"]} if row["decision"] == "edit" else {}
-        for key, value in edited.items():
-            texts = value if isinstance(item["edit"][key], list) else [value]
-            if (
-                not isinstance(texts, list)
-                or not texts
-                or not all(isinstance(t, str) and t.strip() for t in texts)
-            ):
-                raise _RefusedError(400, f"{key}: a text that is not empty")
+        edited = _edited(row, edits[0]) if row["decision"] == "edit" else {}
         at = datetime.now(UTC).isoformat(timespec="seconds")
+        decision = {"id": row["id"], "decision": row["decision"], **edited, "at": at}
         with self._deciding:
-            write_decision(
-                path.parent, {"id": item["id"], "decision": row["decision"], **edited, "at": at}
-            )
+            write_decision(path, decision)
 
     def ask(
         self, name: str, question: str, write: Callable[[Item], None], *, again: bool = False
@@ -229,6 +210,21 @@ class View:
         write({"status": ""})
 
 
+def _edited(row: Row, edit: Mapping[str, str | list[str]]) -> Row:
+    """Return the texts of an edit, by the fields of the item. Raises `_RefusedError` for an empty
+    one."""
+    edited = {key: row.get(key) for key in edit}
+    for key, value in edited.items():
+        texts = value if isinstance(edit[key], list) else [value]
+        if not isinstance(texts, list) or not texts or not all(map(_is_text, texts)):
+            raise _RefusedError(400, f"{key}: a text that is not empty")
+    return edited
+
+
+def _is_text(value: Json) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
 def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]]:
     """Return the chat of a training run, and its columns: label, model, whether it sees passages."""
     documents = _documents_of(run_dir)
@@ -239,10 +235,9 @@ def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]
         ("base" if label == "base" else "trained", loaded, False)
         for label, loaded in chat.loaded.items()
     ]
-    return chat, [
-        *columns,
-        *([("trained with passages", columns[-1][1], True)] if documents else []),
-    ]
+    if documents:
+        columns.append(("trained with passages", columns[-1][1], True))
+    return chat, columns
 
 
 def _documents_of(run_dir: Path) -> tuple[str, ...]:
@@ -259,18 +254,21 @@ def _documents_of(run_dir: Path) -> tuple[str, ...]:
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[list[float | None]]:
+    """Return the steps and the values of a curve, means of neighbours; None for a value that is not
+    finite."""
     size = math.ceil(len(points) / _MOST_POINTS)
     parts = [points[start : start + size] for start in range(0, len(points), size)]
-    steps, values = (
-        [sum(point[axis] for point in part) / len(part) for part in parts] for axis in (0, 1)
-    )
-    return [list(steps), [None if math.isnan(value) else value for value in values]]
+    steps: list[float | None] = [sum(step for step, _ in part) / len(part) for part in parts]
+    values = [sum(value for _, value in part) / len(part) for part in parts]
+    return [steps, [None if math.isnan(value) else value for value in values]]
 
 
 def _stamp(path: Path) -> tuple[int, int]:
     """Return what changes when a file does."""
-    status = path.stat() if path.is_file() else None
-    return (0, 0) if status is None else (status.st_mtime_ns, status.st_size)
+    if not path.is_file():
+        return 0, 0
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 @lru_cache(maxsize=256)
@@ -286,14 +284,9 @@ def _last_values(path: Path, stamp: tuple[int, int]) -> Row:
 def _progress(path: Path, run: FoundRun) -> str:
     """Return in words how far a run is."""
     manifest = manifest_beside(path / MANIFEST)
-    if run.verb == "train" and (path / "log.jsonl").is_file():
-        last = _last_values(path / "log.jsonl", _stamp(path / "log.jsonl"))
-        max_steps = -1  # of the Trainer: as many as its epochs take
-        if isinstance(manifest, TrainManifest):
-            max_steps = manifest.recipe.trainer.get("max_steps", max_steps)
-        of = f" of {max_steps}" if max_steps > 0 else ""
-        loss = f", loss {last['loss']:.3f}" if isinstance(last.get("loss"), float) else ""
-        return f"step {last.get('step', 0)}{of}{loss}"
+    log = path / "log.jsonl"
+    if run.verb == "train" and log.is_file():
+        return _training_progress(_last_values(log, _stamp(log)), manifest)
     if run.state == "running" and run.verb in _WORK:
         file, what = _WORK[run.verb]
         n = (path / file).read_bytes().count(b"\n") if (path / file).is_file() else 0
@@ -303,102 +296,198 @@ def _progress(path: Path, run: FoundRun) -> str:
     return ""
 
 
+def _training_progress(last: Row, manifest: Manifest | None) -> str:
+    """Return ``step 60 of 100, loss 1.234``."""
+    max_steps = -1  # of the Trainer: as many as its epochs take
+    if isinstance(manifest, TrainManifest):
+        max_steps = manifest.recipe.trainer.get("max_steps", max_steps)
+    progress = f"step {last.get('step', 0)}"
+    if max_steps > 0:
+        progress += f" of {max_steps}"
+    if isinstance(last.get("loss"), float):
+        progress += f", loss {last['loss']:.3f}"
+    return progress
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which items of a list are shown: those with all words of `words` and with `tag`, from
+    `offset` on."""
+
+    words: tuple[str, ...] = ()
+    tag: str = ""
+    offset: int = 0
+    limit: int = 50
+
+    def matches(self, text: str) -> bool:
+        """Return whether `text`, in lower case, holds all words."""
+        return all(word in text for word in self.words)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A list of a run: its `file`, and the items of a row of it.
+
+    With `last_of_id` the last of several rows with one id replaces the others.
+    """
+
+    file: str
+    items: Callable[[Row], Iterable[Item]]
+    last_of_id: bool = False
+
+
 @lru_cache(maxsize=8)
-def _items(path: Path, verb: str, title: str, stamp: tuple[int, int]) -> list[tuple[Item, str]]:
+def _items(path: Path, listed: Listed, stamp: tuple[int, int]) -> list[tuple[Item, str]]:
     """Return the items of a file, each with the text that is searched. `stamp` tells whether the
     file has changed."""
-    items = []
-    rows = (
-        {row["id"]: row for _, row in read_jsonl(path)} if title == "accepted" else {}
-    )  # of two with one id the last
-    for row in rows.values() or (row for _, row in read_jsonl(path)):
-        for item in _items_of(verb, title, row):
-            texts = [
-                item["text"],
-                item["tag"],
-                *item["about"],
-                *(text for pair in item["pairs"] for text in pair),
-            ]
-            items.append((item, "\n".join(texts).casefold()))
-    return items
+    rows: Iterable[Row] = [row for _, row in read_jsonl(path)]
+    if listed.last_of_id:
+        rows = {row["id"]: row for row in rows}.values()
+    items = [item for row in rows for item in listed.items(row)]
+    return [(item, _searched_text(item)) for item in items]
 
 
-def _items_of(verb: str, title: str, row: Row) -> Iterator[Item]:
-    """Yield the items of a row of a list."""
+def _searched_text(item: Item) -> str:
+    pairs = ["\n".join(pair) for pair in item["pairs"]]
+    return "\n".join([item["text"], item["tag"], *item["about"], *pairs]).casefold()
 
-    def item(text: object, tag: object = "", about: Sequence[object] = (), **more: Any) -> Item:
-        pairs = [
-            (label, str(value)[:_LONGEST])
-            for label, value in more.pop("pairs", ())
-            if value not in (None, "")
-        ]
-        return {"text": str(text)[:_LONGEST], "tag": str(tag), "about": [str(part) for part in about if part],
-                "pairs": pairs, **more}  # fmt: skip
 
-    if title == "accepted":
-        texts = (row["text"], *row.get("more", ())) if row["text"] else ()
-        for index, text in enumerate(texts):
-            yield item(text, row["style"], (row["document_id"],), id=text_id(row["id"], index), passage=row["passage_id"],
-                       edit={"text": text})  # fmt: skip
-    elif title == "refused" and verb == "augment":
-        about, why = (row["style"], row["document_id"]), [("why", row["detail"])]
-        yield item(row["text"], row["reason"], about, id=row["id"], passage=row["passage_id"], pairs=why,
-                   edit={"text": row["text"]})  # fmt: skip
-    elif title == "passages":
-        if row.get("origin") == "original":
-            yield item(row["text"], "", (row["document_id"],))
-    elif title == "changed answers":
+def _item(
+    text: Json,
+    tag: Json = "",
+    about: Sequence[Json] = (),
+    pairs: Sequence[tuple[str, Json]] = (),
+    **more: Json,
+) -> Item:
+    """Return an item, without the parts that are empty."""
+    filled = [(label, value) for label, value in pairs if value not in (None, "")]
+    return {
+        "text": str(text)[:_LONGEST],
+        "tag": str(tag),
+        "about": [str(part) for part in about if part],
+        "pairs": [(label, str(value)[:_LONGEST]) for label, value in filled],
+        **more,
+    }
 
-        def choice(key: str) -> object:
-            return row["choices"][row[key]] if isinstance(row.get(key), int) else row.get(key)
 
-        pairs = [
-            ("correct", choice("gold")),
-            ("base answered", choice("base_chosen")),
-            ("now", choice("chosen")),
-        ]
-        pairs += [("passage", passage["text"]) for passage in row.get("passages", ())]
-        yield item(
-            row["question"],
-            row["change"],
-            (row["arm"], row["question_set"], row.get("document_id")),
-            pairs=pairs,
+def _accepted(row: Row) -> Iterator[Item]:
+    texts = (row["text"], *row.get("more", ())) if row["text"] else ()
+    for index, text in enumerate(texts):
+        yield _item(
+            text,
+            row["style"],
+            (row["document_id"],),
+            id=text_id(row["id"], index),
+            passage=row["passage_id"],
+            edit={"text": text},
         )
-    elif verb == "questions":
-        choices = row.get("choices") or []
-        answer = (
-            choices[row["answer"]]
-            if choices
-            else row["answers"][0]
-            if row.get("answers")
-            else row.get("answer", "")
-        )
-        wrong = [choice for choice in choices if choice != answer] or row.get("wrong", [])
-        pairs = [("answer", answer), *(("wrong", text) for text in wrong), ("sentence", row.get("sentence")),
-                 ("why", row.get("detail"))]  # fmt: skip
-        edit = {"question": row.get("question", ""), "answer": answer, "wrong": wrong}
-        yield item(row.get("question", "no question"), row.get("reason", ""), (row.get("document_id"),), pairs=pairs,
-                   edit=edit, id=row.get("id", ""))  # fmt: skip
-    elif title == "documents":
-        yield item(
-            row.get("text", ""),
-            row.get("language", ""),
-            (row.get("title"), row.get("source"), row.get("id")),
-        )
-    elif title == "skipped":
-        yield item(row.get("detail", ""), row.get("reason", ""), (row.get("where"),))
-    else:
-        pairs = [
-            (key.replace("_", " "), row.get(key))
-            for key in ("kept", "version", "words_only_here", "words_only_there")
-        ]
-        yield item(row.get("dropped", ""), row.get("how", ""), pairs=pairs)
+
+
+def _refused(row: Row) -> Iterator[Item]:
+    yield _item(
+        row["text"],
+        row["reason"],
+        (row["style"], row["document_id"]),
+        [("why", row["detail"])],
+        id=row["id"],
+        passage=row["passage_id"],
+        edit={"text": row["text"]},
+    )
+
+
+def _passage(row: Row) -> Iterator[Item]:
+    if row.get("origin") == "original":
+        yield _item(row["text"], "", (row["document_id"],))
+
+
+def _changed_answer(row: Row) -> Iterator[Item]:
+    about = (row["arm"], row["question_set"], row.get("document_id"))
+    pairs = [
+        ("correct", _choice(row, "gold")),
+        ("base answered", _choice(row, "base_chosen")),
+        ("now", _choice(row, "chosen")),
+    ]
+    pairs += [("passage", passage["text"]) for passage in row.get("passages", ())]
+    yield _item(row["question"], row["change"], about, pairs)
+
+
+def _choice(row: Row, key: str) -> Json:
+    """Return the choice whose index is at `key`, or what stands there instead of one."""
+    value: Json = row.get(key)
+    if isinstance(value, int):
+        value = row["choices"][value]
+    return value
+
+
+def _question(row: Row) -> Iterator[Item]:
+    choices = row.get("choices") or []
+    answer = _answer(row, choices)
+    wrong = [choice for choice in choices if choice != answer] or row.get("wrong", [])
+    pairs = [
+        ("answer", answer),
+        *(("wrong", text) for text in wrong),
+        ("sentence", row.get("sentence")),
+        ("why", row.get("detail")),
+    ]
+    yield _item(
+        row.get("question", "no question"),
+        row.get("reason", ""),
+        (row.get("document_id"),),
+        pairs,
+        edit={"question": row.get("question", ""), "answer": answer, "wrong": wrong},
+        id=row.get("id", ""),
+    )
+
+
+def _answer(row: Row, choices: Sequence[Json]) -> Json:
+    """Return the correct choice, the first of the answers, or the answer of a refused question."""
+    if choices:
+        return choices[row["answer"]]
+    answers: list[Json] = row.get("answers") or [row.get("answer", "")]
+    return answers[0]
+
+
+def _document(row: Row) -> Iterator[Item]:
+    about = (row.get("title"), row.get("source"), row.get("id"))
+    yield _item(row.get("text", ""), row.get("language", ""), about)
+
+
+def _skipped(row: Row) -> Iterator[Item]:
+    yield _item(row.get("detail", ""), row.get("reason", ""), (row.get("where"),))
+
+
+def _copy(row: Row) -> Iterator[Item]:
+    keys = ("kept", "version", "words_only_here", "words_only_there")
+    pairs = [(key.replace("_", " "), row.get(key)) for key in keys]
+    yield _item(row.get("dropped", ""), row.get("how", ""), pairs=pairs)
+
+
+LISTS: Mapping[str, Mapping[str, Listed]] = {
+    "documents": {
+        "documents": Listed("documents.jsonl", _document),
+        "skipped": Listed("skipped.jsonl", _skipped),
+        "copies": Listed("duplicates.jsonl", _copy),
+    },
+    "augment": {
+        "accepted": Listed("variants.jsonl", _accepted, last_of_id=True),
+        "refused": Listed("rejected.jsonl", _refused),
+        "passages": Listed("corpus.jsonl", _passage),
+    },
+    "questions": {
+        "questions": Listed("questions.jsonl", _question),
+        "refused": Listed("rejected.jsonl", _question),
+    },
+    "eval": {"changed answers": Listed("flips.jsonl", _changed_answer)},
+}
+"""Verb -> title -> what a run of it lists."""
 
 
 @lru_cache(maxsize=2)
 def _passages(path: Path, stamp: tuple[int, int]) -> dict[str, str]:
     """Return the passages of a corpus by id; {} where it does not hold the originals."""
-    rows = (row for _, row in read_jsonl(path)) if path.is_file() else ()
+    if not path.is_file():
+        return {}
+    rows = [row for _, row in read_jsonl(path)]
     return {row["id"]: row["text"][:_LONGEST] for row in rows if row.get("origin") == "original"}
 
 
@@ -411,10 +500,8 @@ class Server(ThreadingHTTPServer):
         """Raise `InputError` if the port is taken."""
         self.view, self.token = View(folder), secrets.token_urlsafe(24)
         html = (files("kinject.view") / "page.html").read_text("utf-8")
-        self.page, self.policy = (
-            html.encode(),
-            f"{policy_of(html)}; connect-src 'self'; frame-ancestors 'none'",
-        )
+        self.page = html.encode()
+        self.policy = f"{policy_of(html)}; connect-src 'self'; frame-ancestors 'none'"
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
@@ -425,8 +512,28 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
 
-_SANDBOX = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+_SANDBOX = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data:"
+)
 """The policy of a run's own page: it reaches nothing, not even this server."""
+
+
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # the address holds the token
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def _read_query(query: Mapping[str, str]) -> Query:
+    """Return which items a request asks for. Raises `_RefusedError` for numbers out of range."""
+    offset, limit = int(query.get("offset", "0")), int(query.get("limit", "50"))
+    if offset < 0 or limit < 1:
+        raise _RefusedError(400, "offset from 0, limit from 1")
+    words = query.get("q", "").casefold().split()
+    return Query(tuple(words), query.get("tag", ""), offset, limit)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -472,21 +579,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif route == "numbers":
             self._json(view.numbers(query["run"]))
         elif route == "rows":
-            offset, limit = (
-                int(query.get(key, default)) for key, default in (("offset", "0"), ("limit", "50"))
-            )
-            if offset < 0 or limit < 1:
-                raise _RefusedError(400, "offset from 0, limit from 1")
-            self._json(
-                view.rows(
-                    query["run"],
-                    query["list"],
-                    query.get("q", ""),
-                    query.get("tag", ""),
-                    offset,
-                    limit,
-                )
-            )
+            self._json(view.rows(query["run"], query["list"], _read_query(query)))
         elif route == "report":
             path = view.folder / view.find(query["run"]).run_dir / "report.html"
             if not path.is_file():
@@ -504,7 +597,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.view.decide(value["run"], value["list"], value)
             self._json({})
         elif route == "chat":
-            if not isinstance(value["question"], str) or not value["question"].strip():
+            if not _is_text(value["question"]):
                 raise _RefusedError(400, "question: a text that is not empty")
             self.server.view.find(value["run"])
             self._head("application/x-ndjson", "default-src 'none'")
@@ -521,7 +614,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(value).encode() + b"\n")
         self.wfile.flush()
 
-    def _json(self, value: object, status: int = 200) -> None:
+    def _json(self, value: Json, status: int = 200) -> None:
         self._send(json.dumps(value).encode(), "application/json", "default-src 'none'", status)
 
     def _send(self, body: bytes, kind: str, policy: str, status: int = 200) -> None:
@@ -530,14 +623,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, kind: str, policy: str, status: int = 200, length: int | None = None) -> None:
         self.send_response(status)
-        headers = {"Content-Type": kind, "Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff",
-                   "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
-                   "Cross-Origin-Resource-Policy": "same-origin"}  # fmt: skip
-        for name, text in (
-            headers | ({} if length is None else {"Content-Length": str(length)})
-        ).items():
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Security-Policy", policy)
+        for name, text in _HEADERS.items():
             self.send_header(name, text)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
         self.end_headers()
 
-    def log_message(self, format: str, *arguments: object) -> None:
+    def log_message(self, format: str, *arguments: str) -> None:
         """Print nothing for a request."""

@@ -1,0 +1,298 @@
+"""Make a finished run ready for use elsewhere: one plain model folder with its card, and the
+commands that serve it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinject.disk import (
+    lock_dir,
+    verified_hashes,
+    write_sha256sums,
+    write_text,
+)
+from kinject.errors import InputError
+from kinject.export.prove import Proof, prove
+from kinject.gguf import write_gguf
+from kinject.manifests import EvalManifest, TrainManifest, manifest_beside, read_manifest
+
+_SETTINGS_ON_CARD = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "optim",
+    "max_length",
+    "weight_decay",
+)
+"""Keys of a recipe's trainer that the model card lists."""
+
+
+@dataclass
+class ExportOptions:
+    """Options of an export of `folder`: a run, a model or an adapter.
+
+    The model goes into `out`/model (None: `folder`/export/model). `report` is an evaluation or
+    study whose results the card shows, `dtype` that of the weights (None: as they are stored),
+    `license` an id for the card. `gguf` (f16, bf16, q8_0) is the kind of a GGUF file that is
+    written, too. `prove` is an evaluation, by which the model, that file and every one of `copies`
+    (folders, GGUF files, addresses of servers) are compared with the trained model (`prove`).
+    """
+
+    folder: Path
+    out: Path | None = None
+    report: Path | None = None
+    dtype: str | None = None
+    license: str | None = None
+    gguf: str | None = None
+    prove: Path | None = None
+    copies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """The model folder that was written, the commands that serve or publish it, the proof of each
+    copy, the GGUF file."""
+
+    folder: Path
+    commands: tuple[str, ...]
+    proofs: tuple[Proof, ...] = ()
+    gguf: Path | None = None
+
+
+def export(options: ExportOptions) -> ExportResult:
+    """Write the model folder that `options` describe, whole or not at all; one that is there is
+    replaced.
+
+    Raises `InputError` for a run that is not finished and for weights out of the dtype's range,
+    `DiskError` if the folder cannot be written.
+    """
+    source = _read_source(options.folder)
+    out = options.out or options.folder / "export"
+    name = options.folder.resolve().name
+    card = _model_card(name, source, options)
+    folder, part = out / "model", out / ".model.part"
+    with lock_dir(out):
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        _write_model(source, part, options.dtype or "auto")
+        write_text(part / "README.md", card)
+        write_sha256sums(part)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(part, folder)
+    copies, file = [str(folder)], None
+    if options.gguf:
+        file = out / f"model-{options.gguf}.gguf"
+        write_gguf(folder, file, options.gguf)
+        copies.append(str(file))
+    proofs: list[Proof] = []
+    if options.prove:
+        copies += options.copies
+        proofs = prove(str(source.model), copies, options.prove, out / "prove")
+    return ExportResult(folder, tuple(_commands(folder, name, source, file)), tuple(proofs), file)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The source: the folder of its weights, its base ("" if unknown), and the manifest of its run,
+    if there is one."""
+
+    model: Path
+    base: str
+    is_adapter: bool
+    manifest: TrainManifest | None
+
+
+def _read_source(folder: Path) -> _Source:
+    """Return the source in `folder`, of a run or a model. Raises `InputError` if that is no
+    finished model."""
+    from kinject.models import ADAPTER_CONFIG, base_of_adapter, check_model
+
+    manifest = _read_finished(folder)
+    model = folder
+    if manifest is not None or (folder / "model").is_dir():
+        model = folder / "model"
+    if not model.is_dir():
+        raise InputError(
+            f"{model}: no such folder. Give the run_dir of a finished kinject train, or a model "
+            "folder."
+        )
+    check_model(model)
+    adapter = model / ADAPTER_CONFIG
+    if adapter.is_file():
+        return _Source(model, base_of_adapter(adapter), True, manifest)
+    if manifest is None:
+        return _Source(model, "", False, None)
+    return _Source(model, manifest.recipe.model.path or "", False, manifest)
+
+
+def _read_finished(folder: Path) -> TrainManifest | None:
+    """Return the manifest of the run in `folder`, None without a run. Raises `InputError` for one that is
+    no finished training."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    if not isinstance(manifest, TrainManifest):
+        raise InputError(
+            f"{folder}: the run of kinject {manifest.stage}, which makes no model. Give one "
+            "of train."
+        )
+    if manifest.finished() is None:
+        raise InputError(
+            f"{folder}: this run is not finished. Finish it: kinject train RECIPE --resume"
+        )
+    return manifest
+
+
+def _write_model(source: _Source, part: Path, dtype: str) -> None:
+    """Write the model, an adapter folded in. Raises `InputError` if a weight is not finite in
+    `dtype`."""
+    from kinject.models import model_files, not_finite_in
+    from kinject.train.merge import merge_adapter, save_as
+
+    if source.is_adapter:
+        merge_adapter(source.model, part, dtype)
+    else:
+        verified_hashes(source.model)
+        for path in model_files(source.model):
+            shutil.copyfile(path, part / path.name)
+        if dtype != "auto":
+            save_as(part, dtype, None)
+    fault = not_finite_in(part).rpartition(": ")[2]
+    if fault:
+        shutil.rmtree(part)
+        raise InputError(
+            f"--dtype: {fault} of {source.model} is out of the range of {dtype}. Leave --dtype out."
+        )
+
+
+def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
+    """Return the model's README.md: the hub's front matter, results, training, use. No path of this
+    machine is in it."""
+    from kinject import __version__
+
+    start = "random weights"
+    if source.base:
+        start = _public_base(source) or "a model in a local folder"
+    trained = "a LoRA adapter, folded in" if source.is_adapter else "all weights"
+    lines = [
+        *_front_matter(source, options),
+        f"# {name}",
+        "",
+        f"Trained from {start} with kinject {__version__} ({trained}).",
+        "",
+        *_card_results(source, options),
+    ]
+    facts = _training_facts(source.manifest)
+    if facts:
+        lines += ["## Training", "", "| | |", "|---|---|"]
+        lines += [f"| {key} | {value} |" for key, value in facts.items()]
+        lines.append("")
+    lines += [
+        "## Use",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'model = AutoModelForCausalLM.from_pretrained("{name}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+        "```",
+        "",
+        "It learned the statements of its corpus; it may state wrong facts fluently. Accuracies "
+        "hold for the question sets above, asked as written there.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _public_base(source: _Source) -> str:
+    """Return the base's name on the hub, "" for a folder, which means nothing to others."""
+    return "" if os.path.exists(source.base) else source.base
+
+
+def _front_matter(source: _Source, options: ExportOptions) -> list[str]:
+    import yaml
+
+    front = {
+        "license": options.license,
+        "base_model": _public_base(source),
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["kinject", "knowledge-injection"],
+    }
+    filled = {key: value for key, value in front.items() if value}
+    return [f"---\n{yaml.safe_dump(filled, sort_keys=False)}---\n"]
+
+
+def _card_results(source: _Source, options: ExportOptions) -> list[str]:
+    """Return the lines of the card on the results of an evaluation, or that there is none."""
+    from kinject.report.files import read_report, render_card_tables
+
+    if options.report is None:
+        missing = (
+            "This model has not been evaluated, or its evaluation was not given (`kinject export "
+            "--report`)."
+        )
+        return ["## Results", "", missing, ""]
+    path = options.report
+    if not path.is_file():
+        path = options.report / "report.json"
+    lines = ["## Results", ""]
+    arm = _own_arm(path, source.model)
+    if arm:
+        lines += [f"This model is the arm **{arm}**.", ""]
+    return [*lines, render_card_tables(path.parent, read_report(path)), ""]
+
+
+def _own_arm(report: Path, model: Path) -> str:
+    """Return the name that the evaluation of `report` gave to `model`; "" if its manifest does not
+    name it."""
+    manifest = manifest_beside(report)
+    if not isinstance(manifest, EvalManifest):
+        return ""
+    for name, path in manifest.recipe.eval.model_paths().items():
+        if Path(path).resolve() == model.resolve():
+            return name
+    return ""
+
+
+def _training_facts(manifest: TrainManifest | None) -> dict[str, str]:
+    """Return label -> value of a run: how long, how much, and the settings of its trainer that the
+    recipe names; {} for a model without a run."""
+    counts = None if manifest is None else manifest.finished()
+    if manifest is None or counts is None:
+        return {}
+    facts = {"steps": f"{counts.steps:,}", "epochs": f"{counts.epochs:.2f}"}
+    if counts.learned_tokens is not None:
+        facts["tokens learned"] = f"{counts.learned_tokens:,}"
+    facts["mean training loss"] = f"{counts.loss:.3f}"
+    facts["rows of an update"] = f"{counts.effective_batch.rows:,}"
+    trainer = manifest.recipe.trainer
+    return facts | {key: str(trainer[key]) for key in _SETTINGS_ON_CARD if key in trainer}
+
+
+def _commands(model: Path, name: str, source: _Source, file: Path | None) -> Iterator[str]:
+    """Yield the commands that serve the exported model, or the adapter without folding it in, and
+    that publish it."""
+    folder = shlex.quote(str(model))
+    yield f"vllm serve {folder} --served-model-name {shlex.quote(name)}"
+    yield f"transformers serve {folder}"
+    templates = ("chat_template.jinja", "chat_template.json")
+    if not any((model / template).is_file() for template in templates):
+        yield (
+            "# its tokenizer has no chat template: ask /v1/completions of vLLM; transformers serve "
+            "needs one"
+        )
+    if source.is_adapter:
+        adapter = shlex.quote(f"{name}={source.model}")
+        yield (
+            f"vllm serve {shlex.quote(source.base)} --enable-lora --lora-modules {adapter}  "
+            "# rank up to 16, no DoRA"
+        )
+    if file:
+        yield f"llama-server -m {shlex.quote(str(file))}"
+    yield f"hf upload OWNER/NAME {folder}"

@@ -1,0 +1,255 @@
+"""The first sentences of a report: accuracy before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from kinject.report.facts import (
+    MOST_SETS,
+    Leader,
+    arms_of,
+    by_question_set,
+    find_leader,
+)
+from kinject.report.formatting import (
+    View,
+    arm_name,
+    format_count,
+    format_percent,
+    join_words,
+    more_unscored,
+    quoted,
+)
+from kinject.report.phrases import (
+    format_change,
+    format_change_briefly,
+    format_size,
+    percent_span,
+    points_span,
+    without_question,
+)
+from kinject.results import (
+    MARGIN,
+    ArmResult,
+)
+from kinject.stats.comparisons import About, Finding, Tag
+
+
+def first_sentences(view: View, findings: Sequence[Finding]) -> str:
+    """Return the accuracies before and after training, of one arm, or of all as a span."""
+    learned = [finding for finding in findings if finding.about is About.LEARNING]
+    if not learned:
+        return _untrained(view)
+    if view.several_models or len(by_question_set(learned)) > MOST_SETS:
+        return _overview(view, findings, learned)
+    leader = find_leader(view, learned)
+    if leader is None:
+        return _between(learned)
+    return _effect_of(view, leader, [f for f in learned if f.result.arm == leader.arm])
+
+
+def _overview(view: View, findings: Sequence[Finding], learned: Sequence[Finding]) -> str:
+    """Return the changes of all arms as one span, where there are too many sets for a sentence
+    each."""
+    n_arms = len({(finding.result.model, finding.result.arm) for finding in findings})
+    arms = format_count(n_arms, "trained arm")
+    models = format_count(len(view.report.models), "base model")
+    sets = format_count(len(by_question_set(learned)), "question set")
+    return (
+        f"{arms} of {models} on {sets} to be learned: the change from training is "
+        f"{points_span(learned)} points."
+    )
+
+
+def _effect_of(view: View, leader: Leader, learned: Sequence[Finding]) -> str:
+    """Return what the leading (or only) arm learned, that it leads, and what it read."""
+    first, *others = learned
+    clauses = [_before_and_after(first), *map(_before_and_after_again, others)]
+    sentences = [f"{'; '.join(clauses)}."]
+    arm = arm_name(leader.arm)
+    if leader.scope == "these models":
+        sentences.append(f"{arm} did best of these {leader.n_arms} trained models.")
+    elif leader.scope is not None:
+        sentences.append(f"{arm} did best of {leader.n_arms} trained models.")
+    reading = view.reading(view.report.models[0], leader.arm)
+    if reading:
+        sentences.append(f"It read {reading}.")
+    return " ".join(sentences)
+
+
+def _before_and_after(finding: Finding) -> str:
+    """Return ``cpt answers 134 of 600 questions “new” before and 590 after training (22.3% → 98.3%,
+    ...): +76.0 points ...``."""
+    arm, before, after = arm_name(finding.result.arm), *_n_correct(finding)
+    return (
+        f"{arm} answers {before} of {_questions(finding)} before and {after} after training "
+        f"({_before_and_after_details(finding)}): {_gain(finding)}"
+    )
+
+
+def _before_and_after_again(finding: Finding) -> str:
+    """Return ``of 600 questions “new” 134 before and 590 after (...): +76.0 points ...``, of an arm
+    that an earlier clause has named."""
+    before, after = _n_correct(finding)
+    return (
+        f"of {_questions(finding)} {before} before and {after} after "
+        f"({_before_and_after_details(finding)}): {_gain(finding)}"
+    )
+
+
+def _n_correct(finding: Finding) -> tuple[str, str]:
+    """Return the number of correct answers before and after training."""
+    n = finding.contrast.n
+    return f"{finding.before * n:,.0f}", f"{finding.contrast.accuracy * n:,.0f}"
+
+
+def _questions(finding: Finding) -> str:
+    return f"{finding.contrast.n:,} questions {quoted(finding.result.question_set)}"
+
+
+def _before_and_after_details(finding: Finding) -> str:
+    """Return ``22.3% → 98.3%, without the question 24.0% → 25.1%, 120 documents, mean of 3
+    trainings``, as far as there is each."""
+    contrast, n_seeds = finding.contrast, len(finding.result.by_seed)
+    details = [f"{format_percent(finding.before)} → {format_percent(contrast.accuracy)}"]
+    if control := without_question(finding):
+        details.append(control)
+    if contrast.unit == "documents":
+        details.append(format_count(contrast.n_clusters, "document"))
+    if n_seeds > 1:
+        details.append(f"mean of {n_seeds} trainings")
+    return ", ".join(details) + more_unscored(finding.result.n - contrast.n)
+
+
+def _gain(finding: Finding) -> str:
+    """Return ``+76.0 points, 95% interval ...``, and how much of it needs no question."""
+    gain = format_change(finding.contrast)
+    if without_question(finding):
+        gain += " beyond the choices alone"
+    return gain + _part_without_question(finding.result)
+
+
+_LEAST_PART = 0.1  # of a gain; below it, the part that needs no question is not worth a clause
+
+
+def _part_without_question(result: ArmResult) -> str:
+    """Return ``; 48% of this gain needs no question`` where the control rises by as much as
+    matters."""
+    if result.control is None or result.control.to_base is None:
+        return ""
+    rise = result.control.to_base
+    if result.without_question < _LEAST_PART or (rise.delta < MARGIN and not rise.is_significant):
+        return ""
+    return f"; {100 * result.without_question:.0f}% of the gain needs no question"
+
+
+def _between(learned: Sequence[Finding]) -> str:
+    """Return the span of several arms on each set, which is highest there, and that none is the
+    best."""
+    sets = by_question_set(learned)
+    n_arms = len(arms_of(learned))
+    sizes = {format_size(of_set[0].contrast) for of_set in sets.values()}
+    same_size = len(sets) > 1 and len(sizes) == 1
+    first, *others = sets.values()
+    spans = [_span_of_first(first, n_arms, same_size)]
+    spans += [_span(of_set, n_arms, same_size) for of_set in others]
+    each = f", each {sizes.pop()}" if same_size else ""
+    ends = [join_words(list(_highest(sets))), *_no_ranking(sets)]
+    return f"{n_arms} trained models answer {join_words(spans)}{each}. Highest: {'; '.join(ends)}."
+
+
+def _highest_of(findings: Sequence[Finding]) -> Finding:
+    return max(findings, key=_accuracy)
+
+
+def _accuracy(finding: Finding) -> float:
+    return finding.contrast.accuracy
+
+
+def _span_of_first(of_set: Sequence[Finding], n_arms: int, same_size: bool) -> str:
+    """Return ``61.0% to 87.1% of the questions “new” (before training 26.0%, 300 questions)``."""
+    name = quoted(of_set[0].result.question_set)
+    details = _span_details(of_set, n_arms, same_size)
+    return f"{_accuracy_span(of_set)} of the questions {name} (before training {details})"
+
+
+def _span(of_set: Sequence[Finding], n_arms: int, same_size: bool) -> str:
+    """Return ``61.0% to 87.1% of “new” (26.0%, 300 questions)``, behind another set's."""
+    name = quoted(of_set[0].result.question_set)
+    return f"{_accuracy_span(of_set)} of {name} ({_span_details(of_set, n_arms, same_size)})"
+
+
+def _accuracy_span(of_set: Sequence[Finding]) -> str:
+    return percent_span([finding.contrast.accuracy for finding in of_set])
+
+
+def _span_details(of_set: Sequence[Finding], n_arms: int, same_size: bool) -> str:
+    """Return the accuracy before training, and further details of several arms on a set."""
+    best = _highest_of(of_set)
+    details = [format_percent(best.before)]
+    controls = [f.result.control.accuracy for f in of_set if f.result.control is not None]
+    if controls:
+        details.append(f"without the question {percent_span(controls)}")
+    if not same_size:
+        details.append(format_size(best.contrast))
+    if len(of_set) < n_arms:
+        details.append(f"{len(of_set)} of them")
+    n_unscored = best.result.n - best.contrast.n
+    if n_unscored:
+        details.append(more_unscored(n_unscored).removeprefix("; "))
+    return ", ".join(details)
+
+
+def _highest(sets: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
+    """Yield the highest arm of each set with its change; only the first has the units."""
+    for index, (name, of_set) in enumerate(sets.items()):
+        best = _highest_of(of_set)
+        on = f" on {quoted(name)}" if len(sets) > 1 else ""
+        change = format_change_briefly(best.contrast) if index else format_change(best.contrast)
+        yield f"{arm_name(best.result.arm)}{on} ({change})"
+
+
+def _no_ranking(sets: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
+    """Yield why the highest arm is not called the best, with its sets if they differ in it."""
+    reasons: dict[str, list[str]] = {}
+    for name, of_set in sets.items():
+        best = _highest_of(of_set)
+        reason = "none is shown to be the best"
+        if best.tag is Tag.TOO_FEW:
+            reason = (
+                f"too few {best.contrast.unit} ({best.contrast.n_clusters}) for any test, so they "
+                "are not ranked"
+            )
+        reasons.setdefault(reason, []).append(quoted(name))
+    for reason, names in reasons.items():
+        yield f"{reason} on {join_words(names)}" if len(reasons) > 1 else reason
+
+
+def _untrained(view: View) -> str:
+    """Return the accuracies of the base, where no trained arm can be compared."""
+    model = view.report.models[0]
+    clauses = []
+    for name in view.sets("", model)[:MOST_SETS]:
+        base = view.result(model, view.base(model), name)
+        if base is not None:
+            clauses.append(_base_clause(base, view.retrieval(model, name)))
+    if not clauses:
+        return "No arm has a score, so there is no result."
+    return (
+        "No trained model can be compared on questions to be learned; the base answers "
+        f"{'; '.join(clauses)}."
+    )
+
+
+def _base_clause(base: ArmResult, retrieval: ArmResult | None) -> str:
+    """Return ``25.0% of 200 questions “new”, 90.0% with passages before the question (guessing
+    gives 25.0%)``."""
+    clause = (
+        f"{format_percent(base.accuracy)} of {base.n_scored:,} questions "
+        f"{quoted(base.question_set)}"
+    )
+    if retrieval is not None:
+        clause += f", {format_percent(retrieval.accuracy)} with passages before the question"
+    if base.chance:
+        clause += f" (guessing gives {format_percent(base.chance)})"
+    return clause + more_unscored(base.n_unscored)
