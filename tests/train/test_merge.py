@@ -197,6 +197,33 @@ def test_strangers_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+        {"hidden_act": "gelu"},
+        {"rms_norm_eps": 1e-3},
+    ],
+)
+def test_weights_of_one_shape_that_are_calculated_with_otherwise_are_not_added(
+    tiny_model: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """The average had the configuration of the tuned model, which fits half of its weights."""
+    other, chat = tmp_path / "other", tmp_path / "chat"
+    for folder in (other, chat):
+        shutil.copytree(tiny_model, folder)
+    config = json.loads((other / "config.json").read_text()) | change
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=rf"other/config\.json: {next(iter(change))} is "):
+        merge(str(tiny_model), str(other), [0.5], tmp_path / "merged")
+    with pytest.raises(InputError, match=rf"{next(iter(change))} is "):
+        add_difference(str(other), str(chat), str(tiny_model), [1.0], tmp_path / "merged")
+    done = add_difference(str(tiny_model), str(other), str(chat), [1.0], tmp_path / "merged")
+    kept = json.loads((done[1.0] / "config.json").read_text())  # of the model with the chat
+    assert {key: kept[key] for key in change} == change
+
+
 def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
     tuned = tmp_path / "tuned"
     shutil.copytree(tiny_model, tuned)

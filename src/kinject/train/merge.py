@@ -80,6 +80,7 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
             merge_adapter(tuned_dir, Path(scratch), "float32")
             tuned_dir = Path(scratch)
         _check_same_tensors(Path(base), tuned_dir)
+        _check_same_calculation(Path(base), tuned_dir)
         with open_tensors(Path(base)) as ours:
 
             def average(name: str, theirs: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -206,6 +207,8 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
             raise InputError(
                 f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. {fix}"
             )
+    # not of `plus`: the sum is that model with what `ours` has learned, and has its configuration
+    _check_same_calculation(minus, ours)
     if n_vocabulary[0] > n_vocabulary[1]:
         raise InputError(
             f"{ours}: its vocabulary has {n_vocabulary[0]} rows, that of {plus} {n_vocabulary[1]}, whose tokenizer the result "
@@ -263,6 +266,26 @@ def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
             file = stack.enter_context(safe_open(str(shard), framework="pt", backend="pread"))
             files.update(dict.fromkeys(file.keys(), file))
         yield files
+
+
+_CALCULATION = (
+    "rope_parameters", "hidden_act", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "sliding_window", "layer_types",
+    "logits_scaling", "residual_multiplier", "embedding_multiplier", "attention_multiplier", "attn_logit_softcapping",
+    "final_logit_softcapping", "num_attention_heads", "num_key_value_heads", "head_dim",
+)  # fmt: skip
+"""Fields of config.json that say what is calculated with the weights, whose shapes may be the same."""
+
+
+def _check_same_calculation(base: Path, tuned: Path) -> None:
+    """Raise `InputError` if two models calculate otherwise with their weights: no sum fits both."""
+    ours, theirs = (load_config(str(folder)).get_text_config() for folder in (base, tuned))
+    for key in ("model_type", *_CALCULATION):
+        values = [getattr(config, key, None) for config in (ours, theirs)]
+        if values[0] != values[1]:
+            raise InputError(
+                f"{tuned / CONFIG}: {key} is {values[1]!r:.90}, in {base} {values[0]!r:.90}, so it was not trained from it. "
+                "Give the base model of this run."
+            )
 
 
 def _check_same_tensors(base: Path, tuned: Path) -> None:
