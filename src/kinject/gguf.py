@@ -14,15 +14,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import file_hash, unwritable
+from kinject.disk import file_hash, read_json, unwritable
 from kinject.errors import InputError
 
 KINDS = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 """Kind of a file that is written -> gguf's name of its weights."""
 _SUFFIX = ".gguf"
+_ENDS = ("eot", "eom")
+"""llama.cpp's names of tokens beside EOS at which a text ends: of a turn, of a message."""
 _LEFT_OUT = ("quantization_config", "_name_or_path", "transformers_version")
 """Of the config that transformers makes: with the first, a model refuses to be saved."""
 
@@ -104,14 +107,108 @@ def _convert(file: Path, folder: Path) -> None:
     config = type(model.config).from_dict(
         {k: v for k, v in model.config.to_dict().items() if k not in _LEFT_OUT}
     )
+    _read_positions(file, config)
     with torch.device("meta"):
         plain = type(model)(config)
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.tie_weights()
+    _check_read(file, plain)
+    _restore_added_tokens(file, tokenizer)
     plain.generation_config = model.generation_config
     _complete_special_tokens(file, tokenizer, plain.generation_config)
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+_ROPE = "rope_freqs.weight"
+
+
+def _read_positions(file: Path, config: Any) -> None:
+    """Take over the scaled positions of Llama 3.1, which transformers leaves in the file.
+
+    They are divisors of the frequencies. Raises `InputError` for other ones, and for another scaling.
+    """
+    import numpy as np
+    from gguf import GGUFReader
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    reader = GGUFReader(file)
+    kinds = [field for name, field in reader.fields.items() if name.endswith("rope.scaling.type")]
+    kind = str(kinds[0].contents()) if kinds and config.model_type != "gpt_oss" else "none"
+    divisors = [np.asarray(tensor.data) for tensor in reader.tensors if tensor.name == _ROPE]
+    if kind == "none" and divisors:
+        plain = config.rope_parameters
+        scaled = {
+            **plain,
+            "rope_type": "llama3",
+            "factor": float(divisors[0].max()),
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }  # as in every Llama 3.1, 3.2 and 3.3
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        frequencies = plain["rope_theta"] ** (-np.arange(0, width, 2) / width) / divisors[0]
+        config.rope_parameters = scaled
+        found, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+        kind = "none" if np.allclose(found.numpy(), frequencies, rtol=1e-4) else _ROPE
+    if kind != "none":
+        raise InputError(
+            f"{file}: its positions are scaled ({kind}), which transformers does not read. Take the model's safetensors instead."
+        )
+
+
+def _check_read(file: Path, model: Any) -> None:
+    """Raise `InputError` if the file holds more weights than the model that was made of it."""
+    from gguf import GGUFReader
+
+    n_read = sum(parameter.numel() for parameter in model.parameters())
+    stored = {tensor.name: int(tensor.n_elements) for tensor in GGUFReader(file).tensors}
+    computed = (_ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
+    n_stored = sum(n for name, n in stored.items() if name not in computed)
+    if n_stored > n_read:
+        biases = [name for name in stored if name.endswith(".bias")]
+        raise InputError(
+            f"{file}: {n_stored - n_read:,} of its weights have no place in transformers' {model.config.model_type}"
+            f"{f', perhaps {biases[0]}' if biases else ''}. Take the model's safetensors instead."
+        )
+
+
+def _restore_added_tokens(file: Path, tokenizer: Any) -> None:
+    """Give added tokens beyond the byte alphabet (<｜User｜>, or one with a space) their number.
+
+    transformers 5.23 spells them as text is spelled, and then adds BOS and EOS among them anew.
+    """
+    from gguf import GGUFReader, TokenType
+    from tokenizers import Tokenizer
+
+    fields = GGUFReader(file).fields
+    if "tokenizer.ggml.token_type" not in fields or not tokenizer.is_fast:
+        return
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    types = fields["tokenizer.ggml.token_type"].contents()
+    wanted = {
+        number: token
+        for number, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+        and tokenizer.convert_ids_to_tokens(number) != token
+    }
+    if not wanted:
+        return
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = rules["model"]["vocab"]
+    spelled = {number: text for text, number in vocabulary.items()}
+    for number, token in wanted.items():
+        vocabulary.pop(spelled[number], None)
+        vocabulary[token] = number
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    added = [row for row in rules["added_tokens"] if row["content"] not in wanted.values()]
+    for number, token in wanted.items():
+        is_special = types[number] == TokenType.CONTROL
+        added.append({"id": number, "content": token, **flags, "special": is_special})
+    rules["added_tokens"] = sorted(added, key=lambda row: int(row["id"]))
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(rules))
 
 
 def _complete_special_tokens(file: Path, tokenizer: Any, generation_config: Any) -> None:
@@ -127,9 +224,10 @@ def _complete_special_tokens(file: Path, tokenizer: Any, generation_config: Any)
         and tokenizer("a")["input_ids"][0] != tokenizer.bos_token_id
     ):
         tokenizer.add_bos_token = True
-    turn_end = fields.get("tokenizer.ggml.eot_token_id")
-    if turn_end is not None:
-        ends = [tokenizer.eos_token_id, int(turn_end.contents())]
+    names = [f"tokenizer.ggml.{name}_token_id" for name in _ENDS]
+    others = [int(fields[name].contents()) for name in names if name in fields]
+    if others:
+        ends = [tokenizer.eos_token_id, *others]
         generation_config.eos_token_id = list(dict.fromkeys(ends))
     splits = fields.get("tokenizer.ggml.pre")
     if splits is not None and splits.contents() == "smollm":
@@ -209,6 +307,7 @@ def _write(folder: Path, file: Path, kind: str) -> None:
             f"{folder}: a GGUF file of this model ({architecture}) needs llama.cpp's converter: put convert_hf_to_gguf.py on "
             "the PATH."
         )
+    _check_calculation(folder, config)
     writer = gguf.GGUFWriter(file, architecture, use_temp_file=True)
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{KINDS[kind]}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -256,6 +355,47 @@ def _write(folder: Path, file: Path, kind: str) -> None:
     writer.close()
 
 
+def _check_calculation(folder: Path, config: Any) -> None:
+    """Raise `InputError` if llama.cpp would calculate otherwise: it reads these settings in no file."""
+    faults = {
+        f"hidden_act: {config.hidden_act}": config.hidden_act != "silu",
+        "sliding_window": bool(
+            set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+        ),
+        "attention_bias": config.model_type == "qwen3" and config.attention_bias,
+    }
+    for setting, is_other in faults.items():
+        if is_other:
+            raise InputError(
+                f"{folder}: {setting}: llama.cpp calculates {config.model_type} without it, so a GGUF file would be another "
+                "model. Serve the folder."
+            )
+
+
+def _check_tokens(folder: Path, rules: Mapping[str, Any]) -> None:
+    """Raise `InputError` if llama.cpp would make other tokens than a tokenizer of these rules."""
+    normalizer = (rules["normalizer"] or {}).get("type", "NFC")  # llama.cpp leaves NFC out, too
+    faults = [f"its normalizer {normalizer}"] if normalizer != "NFC" else []
+    faults += [
+        f"that {row['content']!r} takes or needs the white space beside it"
+        for row in rules["added_tokens"]
+        if row["single_word"] or row["lstrip"] or row["rstrip"]
+    ]
+    if faults:
+        raise InputError(
+            f"{folder}: tokenizer.json: llama.cpp does not know {faults[0]}, so a GGUF file would have other tokens. Serve the "
+            "folder."
+        )
+
+
+def _other_ends(folder: Path, tokenizer: Any) -> list[int]:
+    """Return the tokens beside EOS at which the model in `folder` ends a text."""
+    path = folder / "generation_config.json"
+    ends = read_json(path, "").get("eos_token_id") if path.is_file() else None
+    numbers = [ends] if isinstance(ends, int) else ends or []
+    return [number for number in numbers if number != tokenizer.eos_token_id]
+
+
 def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> None:
     """Write a byte-level BPE tokenizer and its chat template. Raises `InputError` for one that
     llama.cpp splits otherwise."""
@@ -272,6 +412,7 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
         raise InputError(
             f"{folder}: its tokenizer needs llama.cpp's converter: put convert_hf_to_gguf.py on the PATH."
         )
+    _check_tokens(folder, data)
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}
     added = tokenizer.added_tokens_decoder
     types = gguf.TokenType
@@ -289,6 +430,7 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
         "bos": tokenizer.bos_token_id,
         "eos": tokenizer.eos_token_id,
         "pad": tokenizer.pad_token_id,
+        **dict(zip(_ENDS, _other_ends(folder, tokenizer), strict=False)),
     }
     for name, number in special.items():
         if number is not None:

@@ -91,6 +91,54 @@ def test_the_harness_gets_the_numbers_of_its_own_model_from_kinject(
                 assert ours["results"][task][name] == pytest.approx(value, rel=1e-4), (task, name)
 
 
+TEMPLATES = {
+    "BOS, and a space before the answer": "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}",
+    "no BOS, and a line break": "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>\n{% endif %}",
+    "no system turn": "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_multiturn", [False, True])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_chats_of_the_harness_have_the_numbers_of_its_own_model(
+    tasks: Path, tiny_model: Path, template: str, is_multiturn: bool
+) -> None:
+    """Choices and written answers, with examples in one turn or in turns of their own, and a prefix of the answer."""
+    pytest.importorskip("lm_eval", reason="the package lm_eval is not installed")
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    import kinject.eval.harness
+
+    assert kinject.eval.harness.KinjectLM
+    (tiny_model / "chat_template.jinja").write_text(TEMPLATES[template])
+    prefixed = yaml.safe_load((tasks / "mills.yaml").read_text())
+    prefixed |= {"task": "mills_prefixed", "gen_prefix": "The answer is:"}
+    (tasks / "mills_prefixed.yaml").write_text(yaml.safe_dump(prefixed))
+    names = ["mills", "mills_prefixed", "mills_written"]
+
+    def run(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        samples: dict[str, Any] = simple_evaluate(
+            model, model_args=arguments, tasks=names, bootstrap_iters=0, device="cpu", limit=3,
+            task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+            apply_chat_template=True, fewshot_as_multiturn=is_multiturn, system_instruction="Be brief.",
+        )["samples"]  # fmt: skip
+        return samples
+
+    ours = run("kinject", {"path": str(tiny_model)})
+    theirs = run("hf", {"pretrained": str(tiny_model), "dtype": "float32"})
+    for name in names[:2]:
+        for mine, other in zip(ours[name], theirs[name], strict=True):
+            for pair, right in zip(mine["filtered_resps"], other["filtered_resps"], strict=True):
+                assert float(pair[0]) == pytest.approx(float(right[0]), abs=1e-4)
+    for mine, other in zip(ours["mills_written"], theirs["mills_written"], strict=True):
+        assert mine["filtered_resps"] == other["filtered_resps"]
+
+
 @pytest.mark.parametrize("format", ["letters", "texts"])
 def test_mmlu_files_give_the_harness_own_numbers(format: str, shared: Path, tmp_path: Path) -> None:
     mmlu = shared / "data" / "mmlu"

@@ -5,19 +5,24 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from tokenizers import AddedToken, normalizers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kinject import gguf as writing
 from kinject.errors import InputError
 from kinject.models import load_config, load_model, load_tokenizer, model_hash, new_model
+from kinject.models.generate import end_tokens
 
 gguf = pytest.importorskip("gguf")
 
 
-def write_gguf(path: Path, folder: Path) -> None:
+def write_gguf(path: Path, folder: Path, rope_freqs: Any = None, scaling: Any = None) -> None:
     """Write a Llama with a byte-level BPE tokenizer as llama.cpp's converter does: its names, and rows of q and k permuted."""
     config = json.loads((folder / "config.json").read_text())
     n_heads, n_kv = config["num_attention_heads"], config["num_key_value_heads"]
@@ -30,6 +35,10 @@ def write_gguf(path: Path, folder: Path) -> None:
     writer.add_head_count_kv(n_kv)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if scaling is not None:
+        writer.add_rope_scaling_type(scaling)
+    if rope_freqs is not None:
+        writer.add_tensor("rope_freqs.weight", np.asarray(rope_freqs, np.float32))
     words = json.loads((folder / "tokenizer.json").read_text())["model"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -183,3 +192,115 @@ def test_llama_cpp_s_converter_writes_where_it_is_installed_and_is_asked_for_wha
     with pytest.raises(InputError, match="no such model"):
         writing.write_gguf(tiny_model, tmp_path / "other.gguf", "q8_0")
     assert [path.name for path in tmp_path.glob("*.gguf*")] == ["model.gguf"]
+
+
+def test_scaled_positions_are_read_or_refused(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Llama 3.1 a file has divisors of the frequencies, which transformers leaves out."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    scaled = {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    path = tiny_model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_parameters": scaled}))
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](load_config(str(tiny_model)), "cpu")
+    divisors = 5e5 ** (-np.arange(0, 8, 2) / 8) / frequencies.numpy()
+    assert len({round(float(divisor), 3) for divisor in divisors}) == 3  # none, a part, all
+    write_gguf(tmp_path / "scaled.gguf", tiny_model, divisors)
+    ours, theirs = (load_model(str(of)) for of in (tiny_model, tmp_path / "scaled.gguf"))
+    ids, far = torch.arange(40)[None], torch.arange(40)[None] * 1000
+    with torch.no_grad():
+        logits = [model.model(ids, position_ids=far).logits for model in (ours, theirs)]
+    assert torch.allclose(logits[0], logits[1], atol=1e-4)
+    write_gguf(tmp_path / "others.gguf", tiny_model, divisors * [1, 1, 1.1, 1])
+    write_gguf(tmp_path / "linear.gguf", tiny_model, scaling=gguf.RopeScalingType.LINEAR)
+    for name, kind in ("others", "rope_freqs.weight"), ("linear", "linear"):
+        with pytest.raises(InputError, match=rf"its positions are scaled \({kind}\)"):
+            load_model(str(tmp_path / f"{name}.gguf"))
+
+
+def _tiny(folder: Path, tokenizer: Any, **config: Any) -> Path:
+    values = {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": len(tokenizer) + 3, **config,
+    }  # fmt: skip
+    model = new_model(values, tokenizer, seed=1)
+    for parameter in model.parameters():
+        parameter.data += 0.1
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_added_tokens_and_all_ends_of_a_text_go_through_a_file(
+    tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As DeepSeek has them, with signs that are no byte's, and with a space."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    marks = ["<｜User｜>", "<think>", "<｜end▁of▁sentence｜>"]
+    tiny_tokenizer.add_special_tokens({"additional_special_tokens": marks, "eos_token": marks[-1]})
+    tiny_tokenizer.add_tokens([" New York", "Kelm"])
+    folder = _tiny(tmp_path / "model", tiny_tokenizer)
+    ends = [tiny_tokenizer.eos_token_id, tiny_tokenizer.convert_tokens_to_ids("<think>"), 7]
+    settings = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": ends}))
+    writing.write_gguf(folder, tmp_path / "written.gguf", "f16")
+    loaded = load_model(str(tmp_path / "written.gguf"))
+    assert end_tokens(loaded.model, loaded.tokenizer) == ends
+    for text in (
+        "<｜User｜>In New York, Kelmer<think> x<｜end▁of▁sentence｜>",
+        "a <|eos|><｜User｜ >",
+    ):
+        ids = tiny_tokenizer(text).input_ids
+        assert loaded.tokenizer(text).input_ids == ids
+        assert loaded.tokenizer.decode(ids) == tiny_tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("config", "fault"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act: gelu"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias"),
+        (
+            {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "sliding_window",
+        ),
+    ],
+)  # fmt: skip
+def test_what_llama_cpp_would_calculate_otherwise_is_not_written(
+    tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any, fault: str
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    folder = _tiny(tmp_path / "model", tiny_tokenizer, **config)
+    with pytest.raises(InputError, match=f"{fault}: llama.cpp calculates"):
+        writing.write_gguf(folder, tmp_path / "written.gguf", "f16")
+
+
+def test_a_tokenizer_that_llama_cpp_does_not_have_is_not_written(
+    tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    rules = tiny_tokenizer.backend_tokenizer
+    for number, normalizer in enumerate((normalizers.Lowercase(), normalizers.NFKC())):
+        rules.normalizer = normalizer
+        folder = _tiny(tmp_path / f"model-{number}", tiny_tokenizer)
+        with pytest.raises(InputError, match="does not know its normalizer"):
+            writing.write_gguf(folder, tmp_path / "written.gguf", "f16")
+    rules.normalizer = normalizers.NFC()
+    tiny_tokenizer.add_tokens([AddedToken("<end>", rstrip=True)])
+    with pytest.raises(InputError, match="that '<end>' takes or needs the white space beside it"):
+        writing.write_gguf(_tiny(tmp_path / "end", tiny_tokenizer), tmp_path / "w.gguf", "f16")
+
+
+def test_weights_that_transformers_leaves_in_a_file_are_not_ignored(
+    tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    folder = _tiny(tmp_path / "model", tiny_tokenizer, attention_bias=True)
+    writing.write_gguf(folder, tmp_path / "biased.gguf", "f16")
+    with pytest.raises(InputError, match=r"192 of its weights have no place .* blk\.0\.attn_"):
+        load_model(str(tmp_path / "biased.gguf"))

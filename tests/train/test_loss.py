@@ -242,6 +242,48 @@ def test_the_held_out_loss_is_the_mean_over_tokens_whatever_the_batch(
         assert first == pytest.approx(right, rel=1e-6), (batch, drop_last)
 
 
+def _entropy(logp: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return -(logp.exp() * logp).sum(1)
+
+
+def _is_likeliest(logp: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (logp.argmax(1) == target).double()
+
+
+@pytest.mark.parametrize("batch", [1, 4, 11])
+def test_what_trl_logs_beside_the_loss_is_of_all_tokens_whatever_the_batch(
+    make_recipe: MakeRecipe, uneven: Path, by_hand: Any, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    """Its entropy and accuracy were means of batches, and of a padded batch it counted one row."""
+    monkeypatch.setattr(KnowledgeTrainer, "_computes_loss", lambda self: False)  # as on a GPU
+    trainer = {
+        "max_steps": 1, "packing": False, "learning_rate": 1e-9, "per_device_eval_batch_size": batch, "eval_on_start": True,
+        "per_device_train_batch_size": batch, "gradient_accumulation_steps": -(-11 // batch), "eval_strategy": "epoch",
+        "train_sampling_strategy": "sequential",
+    }  # fmt: skip
+    recipe = make_recipe(
+        corpus={"path": str(uneven), "validation_corpus": str(uneven)},
+        trainer=trainer,
+        guards={"instability": "ignore"},
+    )
+    hand = by_hand(recipe, 11)
+    right = {}
+    with torch.no_grad():
+        for name, of_token in (("entropy", _entropy), ("mean_token_accuracy", _is_likeliest)):
+            values = [of for row in hand.rows for _, of in hand.losses(row, of_token)]
+            right[name] = float(torch.cat(values).mean())
+    train(recipe)
+    log = [row for _, row in read_jsonl(recipe.run_dir / "log.jsonl")]
+    held_out = next(row for row in log if "eval_entropy" in row)
+    trained = next(row for row in log if "entropy" in row)
+    for name, value in right.items():
+        assert held_out[f"eval_{name}"] == pytest.approx(value, rel=1e-5)
+        assert trained[name] == pytest.approx(value, rel=1e-5)
+    lengths = [len(row.input_ids) for row in hand.rows]
+    batches = [lengths[start : start + batch] for start in range(0, 11, batch)]
+    assert trained["num_tokens"] == sum(len(rows) * max(rows) for rows in batches)
+
+
 @pytest.mark.parametrize("kind", [*CASES, "distill"])
 def test_the_held_out_loss_of_every_objective_is_that_mean(
     make_recipe: MakeRecipe,

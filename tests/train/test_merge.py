@@ -127,6 +127,38 @@ def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_t
     assert configs == ["bfloat16", "float32"]
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_weights_keep_the_dtypes_of_a_base_that_has_two(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, is_named: bool
+) -> None:
+    """Norms in float32 beside bfloat16, as routers have them; config.json names bfloat16 or nothing."""
+    weights = load_file(tiny_model / "model.safetensors")
+    for name, weight in weights.items():
+        weights[name] = weight * 1.2345 if "norm" in name else weight.bfloat16()
+    save_file(weights, tiny_model / "model.safetensors", {"format": "pt"})
+    config = json.loads((tiny_model / "config.json").read_text())
+    del config["dtype"]
+    named = {"dtype": "bfloat16"} if is_named else {}
+    (tiny_model / "config.json").write_text(json.dumps({**config, **named}))
+    adapter = {"r": 4, "target_modules": ["q_proj", "down_proj"]}
+    sections: dict[str, dict[str, Any]] = {
+        "whole": {}, "adapter": {"adapter": adapter}, "merged": {"adapter": {**adapter, "merge": True}},
+    }  # fmt: skip
+    for name, section in sections.items():
+        train(make_recipe(run_dir=str(tmp_path / name), trainer={"max_steps": 2}, **section))
+    merge_adapter(tmp_path / "adapter" / "model", tmp_path / "adapter")
+    folders = [tmp_path / "whole" / "model", tmp_path / "merged" / "model", tmp_path / "adapter"]
+    saved = [load_file(folder / "model.safetensors") for folder in folders]
+    for name, weight in weights.items():
+        assert [tensors[name].dtype for tensors in saved] == [weight.dtype] * 3, name
+        if "q_proj" not in name and "down_proj" not in name:
+            assert torch.equal(saved[1][name], weight)
+            assert torch.equal(saved[2][name], weight)
+    assert all(torch.equal(saved[1][name], saved[2][name]) for name in weights)
+    for folder in folders:
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+
+
 def test_no_more_than_one_shard_is_held_while_weights_are_rewritten(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +195,33 @@ def test_strangers_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--alpha: found 1\.5"):
         merge(str(tiny_model), str(other), [1.5], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+        {"hidden_act": "gelu"},
+        {"rms_norm_eps": 1e-3},
+    ],
+)
+def test_weights_of_one_shape_that_are_calculated_with_otherwise_are_not_added(
+    tiny_model: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """The average had the configuration of the tuned model, which fits half of its weights."""
+    other, chat = tmp_path / "other", tmp_path / "chat"
+    for folder in (other, chat):
+        shutil.copytree(tiny_model, folder)
+    config = json.loads((other / "config.json").read_text()) | change
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=rf"other/config\.json: {next(iter(change))} is "):
+        merge(str(tiny_model), str(other), [0.5], tmp_path / "merged")
+    with pytest.raises(InputError, match=rf"{next(iter(change))} is "):
+        add_difference(str(other), str(chat), str(tiny_model), [1.0], tmp_path / "merged")
+    done = add_difference(str(tiny_model), str(other), str(chat), [1.0], tmp_path / "merged")
+    kept = json.loads((done[1.0] / "config.json").read_text())  # of the model with the chat
+    assert {key: kept[key] for key in change} == change
 
 
 def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:

@@ -17,14 +17,15 @@ from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization
 from kinject.disk import read_jsonl
 from kinject.errors import TrainingError
-from kinject.models import load_model
+from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.recipe.read import NOT_TRAINING, Sections
 from kinject.train import train
 from kinject.train.checkpoints import is_complete, mark_complete, newest_complete
 from kinject.train.data import Collator, CorpusPacker, RowDataset
+from kinject.train.merge import merge_adapter
 from kinject.train.run import hash_inputs
-from small import interrupt
+from small import TINY, interrupt
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -49,6 +50,52 @@ def test_a_run_leaves_a_folder_that_transformers_reads_and_every_weight_moved(
     manifest = json.loads((Path(result.run_dir) / "manifest.json").read_text())
     assert manifest["counts"]["tokens"] == dict(result.account)
     assert manifest["counts"]["steps"] == 6
+
+
+@pytest.mark.parametrize("kind", ["whole", "adapter", "merged"])
+def test_a_model_keeps_the_settings_of_its_base(
+    make_recipe: MakeRecipe, tiny_model: Path, tiny_tokenizer: Any, tmp_path: Path, kind: str
+) -> None:
+    """Scaled positions, rows beyond the tokenizer, all ends of a text, sampling that is not used, no token to pad, a cache."""
+    scaled = {
+        "rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16.0,
+    }  # fmt: skip
+    new_model(
+        {**TINY, "vocab_size": len(tiny_tokenizer) + 40, "rope_parameters": scaled},
+        tiny_tokenizer,
+        0,
+    ).save_pretrained(tiny_model)
+    tiny_tokenizer.pad_token = None
+    tiny_tokenizer.save_pretrained(tiny_model)
+    path = tiny_model / "generation_config.json"
+    ends = [tiny_tokenizer.eos_token_id, 9, 7]
+    settings = {"eos_token_id": ends, "do_sample": False, "temperature": 0.9, "max_length": 77}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    adapter = {
+        "r": 4,
+        "target_modules": "all-linear",
+        **({"merge": True} if kind == "merged" else {}),
+    }
+    sections = {} if kind == "whole" else {"adapter": adapter}
+    folder = Path(train(make_recipe(trainer={"max_steps": 2}, **sections)).model_dir)
+    if kind == "adapter":
+        merge_adapter(folder, tmp_path)
+        folder = tmp_path
+    for name in ("config.json", "generation_config.json"):
+        before, after = (json.loads((of / name).read_text()) for of in (tiny_model, folder))
+        assert after == before, name
+    assert (folder / "tokenizer.json").read_text() == (tiny_model / "tokenizer.json").read_text()
+    rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert len(rows) == len(tiny_tokenizer) + 40
+
+
+def test_a_new_qwen2_with_a_tokenizer_of_the_corpus_loads_again(make_recipe: MakeRecipe) -> None:
+    """transformers reads that folder's tokenizer with a further token, for what is unknown."""
+    new = {key: value for key, value in TINY.items() if key != "model_type"}
+    model = {"new": {"model_type": "qwen2", **new}, "tokenizer": {"vocab_size": 300}}
+    loaded = load_model(train(make_recipe(model=model)).model_dir)
+    ids = loaded.tokenizer("Person 5 was born in Kelm.", return_tensors="pt").input_ids
+    assert loaded.model(ids).logits.isfinite().all()
 
 
 def test_the_losses_are_those_of_a_bare_pytorch_loop(

@@ -389,8 +389,9 @@ def _check_vocabulary(
 ) -> tuple[str, ...]:
     """Raise `InputError` when a token has no row in the embedding: reading it would end the run.
 
-    Added tokens without a role may lack one, as in Gemma 3 1B, whose tokenizer has a token for
-    images: then a note is returned, and the embedding refuses a text that holds one.
+    Added tokens that no text needs may lack one: Gemma 3 1B's tokenizer has a token for images,
+    transformers' Qwen2Tokenizer one for what is unknown. Then a note is returned, and the embedding
+    refuses a text that holds one.
     """
     embedding = model.get_input_embeddings()
     n_rows = hardware.shape_of(embedding.weight)[0]
@@ -399,7 +400,6 @@ def _check_vocabulary(
         tokenizer.bos_token_id,
         tokenizer.eos_token_id,
         tokenizer.pad_token_id,
-        tokenizer.unk_token_id,
     }
     refused = {
         n: token

@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -79,6 +80,7 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
             merge_adapter(tuned_dir, Path(scratch), "float32")
             tuned_dir = Path(scratch)
         _check_same_tensors(Path(base), tuned_dir)
+        _check_same_calculation(Path(base), tuned_dir)
         with open_tensors(Path(base)) as ours:
 
             def average(name: str, theirs: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -162,9 +164,25 @@ def _write_each(
     return written
 
 
-def _dtype_of(folder: Path) -> str:
-    """Return the dtype in which a model is stored, by its config.json; float32 if that names none."""
-    return str(load_config(str(folder)).dtype or "float32").removeprefix("torch.")
+def _dtype_of(model: str | Path, revision: str | None = None) -> str:
+    """Return the dtype in which a model, a folder or a name on the hub, is stored.
+
+    It is that of its config.json; where this names none, that of most weights in the folder, and
+    float32 on the hub.
+    """
+    named, stored = load_config(str(model), revision).dtype, _stored_dtypes(Path(model))
+    if named is None and stored:
+        return max(stored, key=stored.__getitem__)
+    return str(named or "float32").removeprefix("torch.")
+
+
+def _stored_dtypes(folder: Path) -> Counter[str]:
+    """Return how many weights of a model folder have each dtype; empty for another path."""
+    if not (folder / CONFIG).exists():
+        return Counter()
+    names = {stored: name for name, stored in _DTYPES.items()}
+    dtypes = (tensor.dtype for tensor in read_headers(folder).values())
+    return Counter(names[dtype] for dtype in dtypes if dtype in names)
 
 
 def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
@@ -189,6 +207,8 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
             raise InputError(
                 f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. {fix}"
             )
+    # not of `plus`: the sum is that model with what `ours` has learned, and has its configuration
+    _check_same_calculation(minus, ours)
     if n_vocabulary[0] > n_vocabulary[1]:
         raise InputError(
             f"{ours}: its vocabulary has {n_vocabulary[0]} rows, that of {plus} {n_vocabulary[1]}, whose tokenizer the result "
@@ -248,6 +268,26 @@ def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
         yield files
 
 
+_CALCULATION = (
+    "rope_parameters", "hidden_act", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "sliding_window", "layer_types",
+    "logits_scaling", "residual_multiplier", "embedding_multiplier", "attention_multiplier", "attn_logit_softcapping",
+    "final_logit_softcapping", "num_attention_heads", "num_key_value_heads", "head_dim",
+)  # fmt: skip
+"""Fields of config.json that say what is calculated with the weights, whose shapes may be the same."""
+
+
+def _check_same_calculation(base: Path, tuned: Path) -> None:
+    """Raise `InputError` if two models calculate otherwise with their weights: no sum fits both."""
+    ours, theirs = (load_config(str(folder)).get_text_config() for folder in (base, tuned))
+    for key in ("model_type", *_CALCULATION):
+        values = [getattr(config, key, None) for config in (ours, theirs)]
+        if values[0] != values[1]:
+            raise InputError(
+                f"{tuned / CONFIG}: {key} is {values[1]!r:.90}, in {base} {values[0]!r:.90}, so it was not trained from it. "
+                "Give the base model of this run."
+            )
+
+
 def _check_same_tensors(base: Path, tuned: Path) -> None:
     ours, theirs = read_headers(base), read_headers(tuned)
     different = sorted(ours.keys() ^ theirs.keys()) or [
@@ -304,7 +344,7 @@ def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = N
     """
     import torch
 
-    if dtype == "auto" and (base is None or load_config(base, revision).dtype != torch.bfloat16):
+    if dtype == "auto" and (base is None or _dtype_of(base, revision) != "bfloat16"):
         return ""
     target_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     source = Path(base or "")
@@ -354,7 +394,7 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     """Write the base of a peft adapter with the adapter folded in to the model folder `out`; the
     base is in memory.
 
-    The dtype is that in which the base is stored, or `dtype`. The tokenizer is the adapter's.
+    The dtype is that in which the base is stored, tensor by tensor, or `dtype`. The tokenizer is the adapter's.
     Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
     """
     settings = read_object(adapter / ADAPTER_CONFIG)
@@ -368,9 +408,13 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     for folder in (base, adapter):
         copy_others(folder, out)
     kept = _dtype_of(base) if dtype == "auto" else dtype
-    fold(
-        load_model(str(base), adapter=str(adapter), dtype=kept, device="cpu").model
-    ).save_pretrained(out)
+    # rounding to one dtype would lose weights that are kept in float32, as routers' and norms'
+    is_mixed = dtype == "auto" and len(_stored_dtypes(base)) > 1
+    loaded_as = "float32" if is_mixed else kept
+    loaded = load_model(str(base), adapter=str(adapter), dtype=loaded_as, device="cpu")
+    fold(loaded.model).save_pretrained(out)
+    if is_mixed:
+        save_as(out, "auto", str(base))
 
 
 def fold(tuned: Any) -> Any:

@@ -274,9 +274,9 @@ def _save_model(
     Raises `TrainingError` in all processes, and leaves no folder, if a weight that was written is
     not finite.
     """
-    from kinject.models import ADAPTER_CONFIG, not_finite_in
+    from kinject.models import ADAPTER_CONFIG, load_config, not_finite_in
     from kinject.train.guards import UNSTABLE, agree_on_fault
-    from kinject.train.merge import fold, save_as
+    from kinject.train.merge import fold, save_as, set_config
 
     part, final = run_dir / ".model.part", run_dir / "model"
     if is_first_process():
@@ -291,6 +291,9 @@ def _save_model(
     trainer.accelerator.wait_for_everyone()
     if is_first_process() and not (part / ADAPTER_CONFIG).exists():
         save_as(part, "auto", base.path, base.revision)
+        # transformers 5.23 switches it off for training; servers that read it would be slow
+        config = load_config(base.path, base.revision) if base.path else None
+        set_config(part, use_cache=getattr(config, "use_cache", True))
     fault = not_finite_in(part) if is_first_process() else ""
     if fault:
         shutil.rmtree(part)

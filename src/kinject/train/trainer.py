@@ -49,6 +49,10 @@ _COLUMNS = (
     "teacher",
     "filler",
 )
+_OF_TOKENS = frozenset(("entropy", "mean_token_accuracy"))
+"""Metrics of TRL, each the mean over the learned tokens of a batch."""
+_N_LEARNED = "n_learned"
+"""The number of these tokens, for each batch beside its metrics."""
 
 
 class PackingMixin(SFTTrainer):  # type: ignore[misc]
@@ -102,14 +106,16 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     evaluated: TokenMean
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, with the tokens read so far."""
-        if (
-            "loss" in logs or "eval_loss" in logs
-        ) and self._computes_loss():  # TRL's own head notes them itself
+        """Log, with the tokens read so far; TRL's metrics are means over tokens."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        if "loss" in logs or "eval_loss" in logs:
             n_tokens = torch.tensor([int(self._total_train_tokens)], device=self.accelerator.device)
-            mode = "train" if self.model.training else "eval"
             n_all = int(self.accelerator.gather(n_tokens).sum())
-            self._metrics[mode]["num_tokens"] = [n_all // tensor_parallel_size()]
+            metrics["num_tokens"] = [n_all // tensor_parallel_size()]
+        counts = metrics.pop(_N_LEARNED, [])
+        for name in _OF_TOKENS & metrics.keys():
+            total = sum(mean * n for mean, n in zip(metrics[name], counts, strict=True))
+            metrics[name] = [total / max(1, sum(counts))]
         super().log(logs, start_time)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,10 +176,13 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
             self.router_aux_loss_coef = (
                 coefficient if self.model.training else 0.0
             )  # TRL adds the routers' loss
+            n_tokens = self._total_train_tokens
             try:
-                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+                result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             finally:
                 self.router_aux_loss_coef = coefficient
+            self._note_tokens(inputs, n_tokens)
+            return result
         training_loss = self.training_loss if self.model.training else TrainingLoss()
         count = (
             training_loss.count(inputs)
@@ -196,6 +205,14 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
             loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
         return loss
+
+    def _note_tokens(self, inputs: Mapping[str, torch.Tensor], n_tokens: int) -> None:
+        """Count the tokens of a batch that TRL has read, after `n_tokens` in training."""
+        # TRL 1.16 counts one row of a batch that is not flattened, and has means of batches
+        if self.model.training:
+            self._total_train_tokens = n_tokens + inputs["input_ids"].numel()
+        n_learned = self.accelerator.gather((inputs["labels"][:, 1:] != IGNORED).sum()).sum()
+        self._metrics["train" if self.model.training else "eval"][_N_LEARNED].append(int(n_learned))
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
