@@ -11,13 +11,14 @@ from urllib.parse import urlsplit
 from kinject.disk import is_file, path_exists
 from kinject.errors import Problem
 from kinject.recipe.check import Conflict, KeyPath, suggestion
-from kinject.recipe.eval_section import EvalSection, QuestionSetSection
 from kinject.recipe.sections import (
     GENERATOR_REQUIRES,
     MAX_SAMPLES,
     RESERVED_BODY,
     SAMPLING,
+    EvalSection,
     GeneratorSection,
+    QuestionSetSection,
 )
 from kinject.recipe.train_conflicts import MODEL_ROWS, TRAIN_ROWS
 from kinject.types import RAG, ArmName

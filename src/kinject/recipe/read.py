@@ -17,8 +17,6 @@ from typing import Any, Literal
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Problem, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
-from kinject.recipe.data_sections import CorpusSection, DistillationSection, DocumentsSection
-from kinject.recipe.eval_section import EvalSection, StudySection
 from kinject.recipe.library_fields import (
     REFUSED,
     check_adapter,
@@ -28,12 +26,17 @@ from kinject.recipe.library_fields import (
 )
 from kinject.recipe.sections import (
     AugmentSection,
+    CorpusSection,
+    DistillationSection,
+    DocumentsSection,
+    EvalSection,
     GuardsSection,
     ModelSection,
     ProbesSection,
     ProjectionSection,
     QuestionsSection,
     RegularizationSection,
+    StudySection,
     TechniquesSection,
     option,
 )

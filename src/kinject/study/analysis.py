@@ -18,7 +18,7 @@ from kinject.eval.results import (
 )
 from kinject.executors import LOG
 from kinject.question_formats import FORMATS
-from kinject.recipe.eval_section import ClaimSection
+from kinject.recipe.sections import ClaimSection
 from kinject.report.formatting import format_p, format_percent, format_points
 from kinject.results import (
     ALPHA,

@@ -38,7 +38,7 @@ from kinject.errors import InputError
 from kinject.models import model_hash
 from kinject.process import peak_memory
 from kinject.recipe import TrainRecipe, read_recipe, read_values
-from kinject.recipe.eval_section import QuestionSetSection, StudySection
+from kinject.recipe.sections import QuestionSetSection, StudySection
 from kinject.sandbox import (
     BASE,
     BASE_CORPUS,
