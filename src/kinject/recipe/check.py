@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from kinject.errors import Problem
 from kinject.secrets import secret_in
 
 Section = TypeVar("Section")
@@ -305,25 +304,3 @@ def _name(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return ", ".join(map(str, get_args(hint)))
     return "a mapping"
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """One row: `message` is a problem of `key` wherever `when` finds something in a recipe.
-
-    `when` gets the recipe and what the verb knows beside it. It returns whether the row holds, or a
-    list with an entry for each time that it does: a text, or several, which fill the braces in
-    `key` and `message`; a first one that is a `KeyPath` is the key.
-    """
-
-    key: str
-    when: Callable[[Any, Any], object]
-    message: str
-
-    def problems(self, recipe: Any, facts: Any = None) -> Iterator[Problem]:
-        """Yield its problems, without their lines."""
-        found = self.when(recipe, facts)
-        for values in found if isinstance(found, list) else [()] * bool(found):
-            values = values if isinstance(values, tuple) else (values,)
-            at = values[0] if values and isinstance(values[0], tuple) else self.key.format(*values)
-            yield Problem(at, self.message.format(*values))

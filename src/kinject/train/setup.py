@@ -95,13 +95,8 @@ def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
             recipe.techniques.custom,
             {n: kind for n, kind in kinds.items() if dataclasses.is_dataclass(kind)},
         )
-        rows = [
-            row
-            for name, kind in kinds.items()
-            if kind.is_on(name, recipe)
-            for row in kind.conflicts
-        ]
-        configs = make_configs(recipe, rows)
+        checks = [kind.problems for name, kind in kinds.items() if kind.is_on(name, recipe)]
+        configs = make_configs(recipe, checks)
         check_model(recipe)
     return configs
 

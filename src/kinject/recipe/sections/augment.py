@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
 
+from kinject.errors import Problem
+from kinject.recipe.check import suggestion
 from kinject.recipe.sections.option import option
 
 MAX_SAMPLES = 10_000
@@ -221,3 +224,161 @@ class QuestionsSection:
     budget: float | None = option(
         None, help="Most that the run folder may cost, in the currency of the prices.", min=0.0
     )
+
+
+class StyleTraits(Protocol):
+    """What these checks read of a style; `kinject.augment.styles` has the styles."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def rows(self) -> str | tuple[str, ...]: ...
+    @property
+    def verify(self) -> str: ...
+    @property
+    def mechanical(self) -> object: ...
+    @property
+    def prepare(self) -> tuple[object, ...]: ...
+    @property
+    def writes_chat(self) -> bool: ...
+    @property
+    def makes_instructions(self) -> bool: ...
+
+
+def generator_problems(generator: GeneratorSection, key: str = "") -> Iterator[Problem]:
+    """Yield the problems of the generator at `key`."""
+    if generator.kind in GENERATOR_REQUIRES:
+        name, content = GENERATOR_REQUIRES[generator.kind]
+        if not getattr(generator, name):
+            yield Problem(key, f"{name} is missing. Give {content}.")
+    parts = generator.parts()
+    if isinstance(generator.base_url, tuple) and len(parts) < max(1, len(generator.base_url)):
+        message = "is empty, or names an endpoint twice. Give each once."
+        yield Problem(f"{key}.base_url", message)
+    for part in parts.values():
+        if part.address and not _is_url(part.address):
+            message = f"found {part.address!r}, expected a URL such as http://127.0.0.1:8000/v1."
+            yield Problem(f"{key}.base_url", message)
+    if len(generator.price) not in (0, 2):
+        message = (
+            "expected two numbers: of a million prompt tokens, and of a million answer tokens."
+        )
+        yield Problem(f"{key}.price", message)
+    for name in _UNSENT.get(generator.kind, ("stop", "extra_body", "chat_template_kwargs")):
+        if getattr(generator, name):
+            yield Problem(f"{key}.{name}", f"is not for kind: {generator.kind}. Remove it.")
+    yield from _extra_body_problems(generator, f"{key}.extra_body")
+
+
+_UNSENT: Mapping[str, tuple[str, ...]] = {"openai": (), "vllm": (), "transformers": ("stop",)}
+"""Kind of generator -> its keys of a request that it does not read; the other kinds send none."""
+
+
+def _extra_body_problems(generator: GeneratorSection, key: str) -> Iterator[Problem]:
+    body = generator.extra_body or {}
+    if generator.kind == "transformers":
+        for name, value in body.items():
+            if name not in SAMPLING or not isinstance(value, int | float):
+                message = f"kind: transformers reads numbers: {', '.join(SAMPLING)}. Remove it."
+                yield Problem(f"{key}.{name}", message)
+    own = {item.name for item in fields(GeneratorSection)}
+    for name in body:
+        if name in RESERVED_BODY:
+            fix = f"Use the generator's own key {name}" if name in own else "kinject sets it"
+            yield Problem(f"{key}.{name}", f"is not read here. {fix}.")
+
+
+def _is_url(text: str) -> bool:
+    """Return whether `text` is a web URL with a possible host name and port."""
+    try:
+        parts = urlsplit(text)
+        host = (parts.hostname or "").encode("idna").decode()
+        _ = parts.port  # raises ValueError if it is no number, or too large
+    except ValueError:
+        return False
+    is_web = parts.scheme in ("http", "https") and bool(host)
+    return is_web and text.isprintable() and " " not in text
+
+
+def is_free(*generators: GeneratorSection | None) -> bool:
+    """Return whether no generator has a price, so that a budget would never end anything."""
+    return not any(generator.has_prices for generator in generators if generator is not None)
+
+
+def augment_problems(
+    section: AugmentSection, styles: Mapping[str, StyleTraits]
+) -> Iterator[Problem]:
+    """Yield the problems of the section among all `styles`, by name."""
+    for name, samples in section.styles.items():
+        if name not in styles:
+            yield Problem(f"augment.styles.{name}", f"unknown style.{suggestion(name, styles)}")
+        if isinstance(samples, int) and not 0 <= samples <= MAX_SAMPLES:
+            message = f"found {samples}, allowed: 0 to {MAX_SAMPLES:,}."
+            yield Problem(f"augment.styles.{name}", message)
+    chosen = [styles[name] for name in section.styles if name in styles]
+    yield from _style_problems(section, chosen)
+    if section.generator.kind == "file":
+        yield from _file_problems(chosen)
+    if section.judge is not None and section.judge.kind == "file":
+        yield Problem("augment.judge.kind", "must answer: kind: file does not.")
+    if section.budget is not None and is_free(section.generator):
+        message = "needs augment.generator.price: without prices all is free."
+        yield Problem("augment.budget", message)
+
+
+def _style_problems(section: AugmentSection, chosen: list[StyleTraits]) -> Iterator[Problem]:
+    """Yield the problems of targets, and of keys for which no style writes the rows."""
+    for style in chosen:
+        has_target = not isinstance(section.styles[style.name], int)
+        if has_target and (style.mechanical or section.generator.kind == "file"):
+            message = "needs a number: a target of tokens is for styles that a model writes."
+            yield Problem(f"augment.styles.{style.name}", message)
+    writes_chat = section.messages and any(style.writes_chat for style in chosen)
+    if section.messages and not writes_chat:
+        message = "none of the styles writes conversations."
+        fix = "Add questions, dialogue, atomic_facts or instructions."
+        yield Problem("augment.messages", f"{message} {fix}")
+    makes_instructions = any(style.makes_instructions for style in chosen)
+    if section.one_corpus and not (makes_instructions or writes_chat):
+        message = "none of the styles writes other rows than text. Remove the line."
+        yield Problem("augment.one_corpus", message)
+    if section.raft is not None and all(style.rows != "quoted" for style in chosen):
+        message = (
+            "is for the style raft, which augment.styles lacks. Add it, or remove the section."
+        )
+        yield Problem("augment.raft", message)
+
+
+def _file_problems(chosen: list[StyleTraits]) -> Iterator[Problem]:
+    """Yield the problems of styles whose texts come from a file."""
+    written = [style for style in chosen if not style.mechanical]
+    if len(written) > 1:
+        message = "the texts of kind: file are all of one style. Name one."
+        yield Problem("augment.styles", message)
+    for style in chosen:
+        if style.prepare or style.verify or style.scope != "passage":
+            message = "needs a model to ask; kind: file has none."
+            yield Problem(f"augment.styles.{style.name}", message)
+
+
+def questions_problems(section: QuestionsSection) -> Iterator[Problem]:
+    """Yield the problems of the section."""
+    if section.generator.kind == "file":
+        message = "questions need a model to ask; kind: file has none."
+        yield Problem("questions.generator.kind", message)
+    if section.retention and not section.closed_book:
+        message = (
+            "questions on neighbours are kept where the model answers them without the passage; "
+            "closed_book: 0 asks none."
+        )
+        yield Problem("questions.retention", message)
+    if section.retention and section.generator.kind == "sandbox":
+        message = (
+            "the sandbox's writer knows no neighbours: it has no knowledge beside the passage."
+        )
+        yield Problem("questions.retention", message)
+    if section.budget is not None and is_free(section.generator):
+        message = "needs questions.generator.price: without prices all is free."
+        yield Problem("questions.budget", message)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from kinject.disk import path_exists
+from kinject.errors import Problem
 from kinject.question_formats import FORMATS
-from kinject.recipe.sections.augment import GeneratorSection
+from kinject.recipe.sections.augment import GeneratorSection, is_free
 from kinject.recipe.sections.model import Attention, Dtype, Quantization
 from kinject.recipe.sections.option import option
 
@@ -316,3 +319,106 @@ class EvalSection:
         elif table.api == "chat":
             defaults["chat"] = defaults["chat"] or True
         return replace(table, **defaults)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """What the formats of an evaluation need, and whether several processes share the machine."""
+
+    writes: bool = False
+    """Some answers are written in words."""
+    scores: bool = True
+    """Some answers are chosen by log-probs."""
+    is_shared: bool = False
+
+
+def eval_problems(section: EvalSection, asking: Asking) -> Iterator[Problem]:
+    """Yield the problems of the section."""
+    yield from _local_problems(section, asking)
+    yield from _endpoint_problems(section, asking)
+    yield from _question_problems(section)
+    yield from _judge_problems(section, asking)
+
+
+def _local_problems(section: EvalSection, asking: Asking) -> Iterator[Problem]:
+    for name, table in section.local().items():
+        key = f"eval.models.{name}"
+        if asking.is_shared and table.device_map not in (None, "none"):
+            message = "is for one process: each of several would take every GPU. Start one."
+            yield Problem(f"{key}.device_map", message)
+        if table.revision and path_exists(Path(table.path)):
+            message = "is for a name on the hub, but path is a folder. Take it out."
+            yield Problem(f"{key}.revision", message)
+
+
+def _endpoint_problems(section: EvalSection, asking: Asking) -> Iterator[Problem]:
+    for name, table in section.endpoints().items():
+        key, kind = f"eval.models.{name}", table.endpoint.kind
+        if kind not in ("openai", "vllm"):
+            yield Problem(f"{key}.endpoint", "must be of kind: openai or vllm.")
+        if kind == "vllm" and asking.scores:
+            message = "kind: vllm writes answers only."
+            fix = "Set eval.formats: [generate], or give the model as a path."
+            yield Problem(f"{key}.endpoint", f"{message} {fix}")
+        if table.api == "chat":
+            yield from _chat_problems(table, key, asking)
+        elif table.tokenizer is None and (table.chat or asking.scores):
+            message = "missing. chat and log-probs of choices need it: tokenizer: FOLDER."
+            yield Problem(f"{key}.tokenizer", message)
+    for name, other in _same_answers(section):
+        message = f"missing. {other} has the same model and parameters at another address;"
+        reason = "answers would be taken for one another's. Give each a revision (any text)."
+        yield Problem(f"eval.models.{name}.revision", f"{message} {reason}")
+
+
+def _chat_problems(table: EndpointModelSection, key: str, asking: Asking) -> Iterator[Problem]:
+    if asking.scores:
+        message = "a chat returns no log-probs of given choices."
+        fix = "Set eval.formats: [generate], or ask its completions (api: completions)."
+        yield Problem(f"{key}.api", f"{message} {fix}")
+    if table.tokenizer:
+        yield Problem(f"{key}.tokenizer", "is for api: completions. Remove it.")
+
+
+def _same_answers(section: EvalSection) -> Iterator[tuple[str, str]]:
+    """Yield (name, earlier name) of endpoints that no stored answer tells apart."""
+    first: dict[str, str] = {}
+    tables = section.endpoints()
+    for name, table in tables.items():
+        identity = repr((replace(table.endpoint, base_url=None), table.api, table.revision))
+        other = first.setdefault(identity, name)
+        if tables[other].address != table.address:
+            yield name, other
+
+
+def _question_problems(section: EvalSection) -> Iterator[Problem]:
+    most_shots = max(section.shots)
+    for name, item in section.sets().items():
+        if most_shots and item.shots_from is None:
+            message = f"eval.shots asks for {most_shots} examples, but shots_from is missing."
+            yield Problem(f"eval.questions.{name}", f"{message} Name the file that holds them.")
+    if "pmi" in section.scores and not section.control:
+        message = "pmi compares with the choices without the question. Set eval.control: true."
+        yield Problem("eval.scores", message)
+
+
+def _judge_problems(section: EvalSection, asking: Asking) -> Iterator[Problem]:
+    """Yield the problems of the judge, of retrieval, and of the budget of both."""
+    judge, retrieval = section.judge, section.retrieval
+    if ("judge" in section.scores) != (judge is not None):
+        message = "eval.judge, the model, and judge in eval.scores, which reads its grades,"
+        yield Problem("eval.judge", f"{message} need each other. Add or remove one.")
+    if judge is not None and not asking.writes:
+        message = "grades written answers, but no format writes any. Add generate to eval.formats."
+        yield Problem("eval.judge", message)
+    if retrieval is not None and retrieval.kind == "oracle" and retrieval.min_score is not None:
+        message = "kind: oracle takes the document that a question names, whatever it scores."
+        yield Problem("eval.retrieval.min_score", f"{message} Remove it.")
+    if judge is not None and judge.kind in ("sandbox", "file"):
+        message = f"found {judge.kind}, which grades nothing."
+        fix = "Allowed: openai (an endpoint) or transformers."
+        yield Problem("eval.judge.kind", f"{message} {fix}")
+    endpoints = [table.endpoint for table in section.endpoints().values()]
+    if section.budget is not None and is_free(judge, *endpoints):
+        message = "needs the price of an endpoint or of the judge: without prices all is free."
+        yield Problem("eval.budget", message)

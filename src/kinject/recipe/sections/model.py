@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kinject.errors import Problem
 from kinject.recipe.sections.option import option
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -53,3 +54,18 @@ class ModelSection:
         (),
         help="Patterns (* and ?) of the names of frozen parameters, as in [model.embed_tokens.*].",
     )
+
+
+def model_problems(model: ModelSection) -> Iterator[Problem]:
+    """Yield the problems of where weights and tokenizer come from."""
+    if (model.path is None) == (model.new is None):
+        message = (
+            "give either path (a model to load) or new (config of a model with random weights)."
+        )
+        yield Problem("model", message)
+    if model.new is not None and model.tokenizer is None:
+        message = "missing. A new model needs a tokenizer: a folder, or vocab_size to train one."
+        yield Problem("model.tokenizer", message)
+    if model.new is None and model.tokenizer is not None:
+        message = "a loaded model brings its own tokenizer. Remove the line."
+        yield Problem("model.tokenizer", message)
