@@ -38,6 +38,7 @@ TRAIN: list[tuple[dict[str, Any], str, str]] = [
     ({"method": "recall", "corpus": RECALLED}, "corpus.validation_corpus", "are drawn. Remove it."),
     ({"method": "recall", "corpus": RECALLED}, "corpus.answers", "are drawn. Remove it."),
     ({"method": "recall", "probes": EXAMPLES.PROBES}, "probes", "are drawn. Remove it."),
+    ({"trainer": {"hub_revision": "v2"}}, "trainer.hub_revision", "Set trainer.push_to_hub: true"),
     (
         {
             "probes": EXAMPLES.PROBES,

@@ -255,6 +255,11 @@ def machine(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     if launch["push_to_hub"] and launch.cannot_upload:
         message = f"{launch.cannot_upload}. Set HF_TOKEN, or remove the line."
         yield Problem("trainer.push_to_hub", message)
+    if recipe.trainer.get("hub_revision") and not launch["push_to_hub"]:
+        fix = "Set trainer.push_to_hub: true, or remove the line."
+        yield Problem(
+            "trainer.hub_revision", f"is the branch of an upload, and there is none. {fix}"
+        )
     if recipe.techniques.histogram_steps and not _takes_histograms(launch["report_to"]):
         fix = f"Set trainer.report_to: {' or '.join(HISTOGRAM_TRACKERS)}."
         yield Problem("techniques.histogram_steps", f"no tracker that takes them. {fix}")
