@@ -71,7 +71,7 @@ def make_configs(recipe: TrainRecipe, checks: Iterable[TrainCheck] = ()) -> tupl
     problems += find_problems("train", recipe, launch)
     for check in checks:
         problems += check(recipe, launch)
-    problems += _about_trackers(config)
+    problems += _about_trackers(config, wants_all_trackers(recipe))
     faults = models.check_config(recipe.model.new or {"model_type": "llama"})
     problems += [Problem(f"model.new.{key}", message) for key, message in faults]
     known = {
@@ -259,15 +259,27 @@ def is_sharded(config: SFTConfig) -> bool:
     return is_fsdp or getattr(config.deepspeed_plugin, "zero_stage", 0) == 3
 
 
-def _about_trackers(config: SFTConfig | None) -> list[Problem]:
+def wants_all_trackers(recipe: TrainRecipe) -> bool:
+    """Return whether `report_to: all` asks for every tracker that is installed and starts."""
+    return recipe.trainer.get("report_to") in ("all", ("all",))
+
+
+def _about_trackers(config: SFTConfig | None, wants_all: bool) -> list[Problem]:
     """Return a problem for each of trainer.report_to that transformers does not know or that is not
-    installed."""
+    installed; if `wants_all`, leave those out of `config` instead."""
     from transformers.integrations import INTEGRATION_TO_CALLBACK
 
     from kinject.train.callbacks import tracker_error
 
+    if config is None:
+        return []
+    if wants_all:
+        config.report_to = [
+            name for name in config.report_to if not tracker_error(INTEGRATION_TO_CALLBACK[name])
+        ]
+        return []
     problems = []
-    for name in config.report_to if config is not None else ():
+    for name in config.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
             problems.append(
                 Problem(

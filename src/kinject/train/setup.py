@@ -34,7 +34,7 @@ from kinject.train.callbacks import (
     guard_trackers,
     patience,
 )
-from kinject.train.config import make_configs
+from kinject.train.config import make_configs, wants_all_trackers
 from kinject.train.data import (
     REPLAY,
     Collator,
@@ -325,7 +325,8 @@ def _assemble(
         if recipe.model.quantization == "none" or is_shortage(error):
             raise
         raise quantized_fault(error) from error
-    guard_trackers(trainer.callback_handler.callbacks)
+    left_out = trainer.guard.warnings if wants_all_trackers(recipe) else None
+    guard_trackers(trainer.callback_handler.callbacks, left_out)
     if techniques.histogram_steps is not None:
         trainer.add_callback(
             Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks)
