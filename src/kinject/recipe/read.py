@@ -361,7 +361,7 @@ def _merge_seeds(raw: dict[str, Any]) -> str:
     if raw.get("seed", seed) != seed:
         fix = "Remove this line: seed, at the top of the recipe, holds for the trainer too."
         return f"found {seed}, but seed is {raw['seed']}: a run has one seed. {fix}"
-    raw["seed"] = trainer.pop("seed")
+    raw["seed"] = seed
     return ""
 
 
