@@ -18,8 +18,8 @@ import pytest
 from kinject.augment.plan import check_sections
 from kinject.cli import _parser
 from kinject.recipe import read_recipe
-from kinject.recipe.eval_section import StudySection
 from kinject.recipe.read import Sections
+from kinject.recipe.sections import StudySection
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.report.result_tables import _COLUMNS
 

@@ -21,7 +21,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from kinject.eval.retrieval import LEXICAL_WEIGHTS, LexicalRetriever, make_retriever, read_passages
-from kinject.recipe.eval_section import RetrievalSection
+from kinject.recipe.sections import RetrievalSection
 from kinject.stats.intervals import bounded_accuracy, difference_estimate
 from kinject.stats.matrix import CorrectnessMatrix
 

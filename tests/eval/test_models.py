@@ -21,7 +21,7 @@ from kinject.eval.scoring.answers import read_answers
 from kinject.eval.scoring.local import load_scorer
 from kinject.models import new_model
 from kinject.recipe import read_recipe
-from kinject.recipe.eval_section import EvalSection, LocalModelSection
+from kinject.recipe.sections import EvalSection, LocalModelSection
 from kinject.results import Report
 from small import TINY, naive_log_prob
 

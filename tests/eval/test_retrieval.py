@@ -23,7 +23,7 @@ from kinject.eval.retrieval import (
     measure_recall,
     read_passages,
 )
-from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
+from kinject.recipe.sections import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
 
 quiet = pytest.mark.filterwarnings("ignore")  # the library warns while it is imported

@@ -53,6 +53,34 @@ def test_overrides_win_and_are_yaml(write: Write) -> None:
     assert recipe.location("trainer.max_steps").endswith("r.yaml:8")
 
 
+@pytest.mark.parametrize(
+    ("text", "seed"),
+    [
+        (GOOD, 7),
+        (GOOD + "  seed: 7\n", 7),
+        (GOOD.replace("seed: 7\n", "") + "  seed: 9\n", 9),
+        (GOOD.replace("seed: 7\n", ""), 42),
+    ],
+)
+def test_a_run_has_one_seed_wherever_it_is_written(write: Write, text: str, seed: int) -> None:
+    recipe = read_recipe(write("r.yaml", text), verb="train", check_inputs=False)
+    assert (recipe.seed, recipe.trainer.get("seed", seed)) == (seed, seed)
+    assert recipe.raw.get("seed", 42) == seed
+
+
+def test_a_second_seed_of_the_trainer_is_refused_at_its_line(write: Write) -> None:
+    assert _faults(write("r.yaml", GOOD + "  seed: 9\n")) == [
+        "r.yaml:9: trainer.seed: found 9, but seed is 7: a run has one seed. Remove this line: seed, at the top of "
+        "the recipe, holds for the trainer too."
+    ]
+    assert _faults(write("r.yaml", GOOD), "trainer.seed=3")[0].startswith(
+        "command line: trainer.seed: found 3, but"
+    )
+    assert _faults(write("r.yaml", GOOD), "trainer.seed=-3") == [
+        "command line: trainer.seed: found -3, allowed: 0 to 4,294,967,295."
+    ]
+
+
 def test_all_faults_come_at_once_each_with_its_line(write: Write) -> None:
     path = write(
         "r.yaml",

@@ -18,7 +18,7 @@ from kinject.errors import InputError, KinjectError, TrainingError
 from kinject.eval.retrieval import DenseRetriever
 from kinject.models import load_model, load_tokenizer
 from kinject.recipe import read_recipe, yaml_lines
-from kinject.recipe.eval_section import RetrievalSection
+from kinject.recipe.sections import RetrievalSection
 from kinject.train import train
 from kinject.train.checkpoints import checkpoints, mark_complete
 from kinject.types import Passage

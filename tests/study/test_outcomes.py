@@ -19,7 +19,7 @@ from kinject.eval.judge import AnswerJudge, PlantedAnswer, plant_answers
 from kinject.eval.results import summarize_arm
 from kinject.eval.scores import outcome_of, rescored
 from kinject.recipe import read_recipe
-from kinject.recipe.eval_section import ClaimSection
+from kinject.recipe.sections import ClaimSection
 from kinject.report.files import render_summary, write_report
 from kinject.report.formatting import View
 from kinject.report.words import write_opening

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from trl import SFTConfig
 
 from kinject.disk import read_jsonl
@@ -17,6 +16,7 @@ from kinject.errors import RecipeError
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.recipe.library_fields import REFUSED, RENAMED
+from kinject.recipe.yaml_lines import read_yaml
 from kinject.train import train
 from kinject.train.config import make_configs
 from kinject.train.trainer import KnowledgeTrainer
@@ -33,6 +33,14 @@ DOCUMENTED = {
     "logging_strategy", "logging_steps", "save_strategy", "save_steps", "dataloader_num_workers", "run_name", "optim_args",
     "group_by_length", "report_to", "push_to_hub", "load_best_model_at_end",
 }  # fmt: skip
+EXAMPLE = {
+    "logging_steps": 10, "num_train_epochs": 2, "save_strategy": "epoch", "per_device_train_batch_size": 4,
+    "save_safetensors": True, "torch_compile": False, "gradient_accumulation_steps": 1, "gradient_checkpointing": True,
+    "gradient_checkpointing_kwargs": {"use_reentrant": False}, "fp16": False, "bf16": False, "tf32": False,
+    "max_grad_norm": 0.3, "learning_rate": 5e-5, "optim": "adamw_8bit", "lr_scheduler_type": "constant",
+    "warmup_ratio": 0.03, "run_name": "mine", "group_by_length": False, "report_to": "wandb", "push_to_hub": False,
+}  # fmt: skip
+"""The guides' TrainingArguments, but for output_dir and seed, which are run_dir and seed of a recipe."""
 
 
 @pytest.fixture
@@ -69,12 +77,17 @@ def test_every_documented_argument_is_accepted_mapped_or_refused_with_a_reason()
 
 
 def test_the_guides_recipe_names_every_argument_that_still_means_something() -> None:
-    recipe = yaml.safe_load(RECIPE.read_text("utf-8"))
+    recipe = read_yaml(RECIPE).root
     named = {*recipe["trainer"], "seed"}
     # chosen by the hardware, given by another option's presence, or without meaning today
-    absent = {"bf16", "fp16", "jit_mode_eval", "fp16_opt_level", "lr_scheduler_kwargs", "warmup_steps", "optim_args",
+    absent = {"jit_mode_eval", "fp16_opt_level", "lr_scheduler_kwargs", "warmup_steps", "optim_args",
               "save_steps"}  # fmt: skip
     assert DOCUMENTED - named == absent
+    own = {"bf16": None, "tf32": None, "run_name": "documented", "report_to": "none"}
+    assert {key: recipe["trainer"][key] for key in EXAMPLE} == {**EXAMPLE, **own}
+    assert recipe["seed"] == 42
+    assert "run_dir: runs/documented # the guides' output_dir\n" in RECIPE.read_text("utf-8")
+    assert "Set run_dir" in REFUSED["output_dir"]
     assert recipe["trainer"]["gradient_checkpointing_kwargs"] == {"use_reentrant": False}
 
 
@@ -99,6 +112,22 @@ def test_the_guides_recipe_runs_as_it_stands(
     saved = sorted(path.name for path in Path(result.run_dir).glob("checkpoint-*"))
     assert saved == [f"checkpoint-{result.n_steps // 2}", f"checkpoint-{result.n_steps}"]
     assert result.n_epochs == 2
+
+
+def test_a_shipped_recipe_of_8b_writes_the_four_options_of_one_card() -> None:
+    path = RECIPE.parent / "llama-3.1-8b" / "cpt.yaml"
+    header = path.read_text("utf-8").partition("run_dir:")[0]
+    for option in ("bf16", "flash", "gradient checkpointing", "adamw_8bit", "On a CPU"):
+        assert option in header
+    with pytest.raises(RecipeError) as caught:
+        make_configs(read_recipe(path, (), "train", check_inputs=False))
+    (problem,) = caught.value.problems
+    assert problem.key == "model.attention"
+    assert problem.message.endswith("Set model.attention: auto.")
+    on_a_cpu = read_recipe(path, ["model.attention=auto"], "train", check_inputs=False)
+    config, _ = make_configs(on_a_cpu)
+    assert (config.bf16, config.gradient_checkpointing) == (True, True)
+    assert config.optim == "adamw_8bit"
 
 
 def test_optimizer_options_are_the_optimizers_own(run_trainer: RunTrainer) -> None:

@@ -31,6 +31,8 @@ class Hub(ThreadingHTTPServer):
         self.created: dict[str, Any] = {}
         self.tokens: set[str] = set()
         self.commits: list[str] = []
+        self.branches: list[str] = []
+        self.committed_to: list[str] = []
         self.files: dict[str, bytes] = {}
         self.unknown: list[str] = []
         self.full = False
@@ -64,6 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/api/repos/create":
             hub.created = json.loads(body)
             self._reply({"url": f"{hub.url}/me/mine", "name": "me/mine"})
+        elif "/branch/" in self.path:
+            hub.branches.append(self.path.rpartition("/")[2])
+            self._reply({})
         elif self.path == "/api/validate-yaml":
             self._reply({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
@@ -76,6 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply({"error": "no space"}, 507)
         elif "/commit/" in self.path:
             rows = [json.loads(line) for line in body.splitlines()]
+            hub.committed_to.append(self.path.rpartition("/")[2])
             hub.commits += [row["value"]["summary"] for row in rows if row["key"] == "header"]
             for row in (row["value"] for row in rows if row["key"] == "file"):
                 hub.files[row["path"]] = base64.b64decode(row["content"])
@@ -119,6 +125,15 @@ def test_the_model_arrives_as_it_was_saved_and_nothing_else(
     assert hub.created.get("private") is True or hub.created.get("visibility") == "private"
     assert hub.unknown == []
     assert not (recipe.run_dir / "README.md").exists()
+
+
+def test_the_branch_is_made_before_the_first_step_and_gets_the_model(
+    make_recipe: Callable[..., Recipe], hub: Hub
+) -> None:
+    publish = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_revision": "v2"}
+    recipe = make_recipe(trainer={**publish, "max_steps": 1})
+    train(recipe)
+    assert (hub.branches, hub.committed_to) == (["v2"], ["v2"])
 
 
 def test_an_upload_that_the_hub_refuses_is_one_line_and_leaves_the_model(

@@ -123,6 +123,42 @@ def test_a_tracker_that_cannot_start_ends_the_run_in_one_line(
         train(make_recipe(trainer={"report_to": "mlflow", "max_steps": 1}))
 
 
+def test_all_is_every_tracker_that_is_installed_and_starts(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    class Works(TrainerCallback):  # type: ignore[misc]
+        def setup(self) -> None:
+            started.append("tensorboard")
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.setup()
+
+        def on_log(self, *_: Any, **__: Any) -> None:
+            started.append("logged")
+
+    class NoDatabase(Works):
+        def setup(self) -> None:
+            raise ValueError("no database")
+
+    class NoPackage(Works):
+        def __init__(self) -> None:
+            raise RuntimeError("not installed")
+
+    kinds = {"tensorboard": Works, "mlflow": NoDatabase, "wandb": NoPackage}
+    for name, kind in kinds.items():
+        monkeypatch.setitem(INTEGRATION_TO_CALLBACK, name, kind)
+    available = "transformers.integrations.get_available_reporting_integrations"
+    monkeypatch.setattr(available, lambda: [*kinds])
+    recipe = make_recipe(trainer={"report_to": "all", "max_steps": 1, "logging_steps": 1})
+    train(recipe)
+    assert started == ["tensorboard", "logged", "logged"]  # the loss, then the whole run's row
+    manifest = json.loads((recipe.run_dir / "manifest.json").read_text("utf-8"))
+    warning = "trainer.report_to: all is without a tracker: NoDatabase cannot start (no database)."
+    assert warning in manifest["counts"]["warnings"]
+
+
 @pytest.mark.parametrize("wanted", ["by name", "all", "none"])
 def test_every_tracker_of_transformers_gets_the_losses(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, wanted: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from kinject.errors import RecipeError
+from kinject.errors import Problem, RecipeError
 from kinject.models import load_model
 from kinject.recipe import TrainRecipe
-from kinject.recipe.check import Conflict
 from kinject.recipe.sections import option
+from kinject.recipe.train_conflicts import Launch
 from kinject.train import train
 from kinject.train.objectives import OBJECTIVES, Objective
 from kinject.train.setup import check_training
@@ -32,13 +32,11 @@ class Focal(Objective):
 
     gamma: float = option(help="Exponent.", min=0.0)
 
-    conflicts = (
-        Conflict(
-            "trainer.label_smoothing_factor",
-            lambda r, f: f["label_smoothing_factor"],
-            "focal needs hard labels.",
-        ),
-    )
+    @classmethod
+    def problems(cls, recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+        """It knows no soft labels."""
+        if launch["label_smoothing_factor"]:
+            yield Problem("trainer.label_smoothing_factor", "focal needs hard labels.")
 
     def by_token(
         self, losses: torch.Tensor, logits: Any, labels: Any, teacher: Any

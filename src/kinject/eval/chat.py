@@ -16,7 +16,7 @@ from kinject.manifests import read_train_manifest
 from kinject.models import LoadedModel, load_model, window_of
 from kinject.models.generate import COLDEST, end_tokens
 from kinject.question_formats import question_prompt
-from kinject.recipe.eval_section import RetrievalSection
+from kinject.recipe.sections import RetrievalSection
 from kinject.types import Message
 
 Write = Callable[[str], None]

@@ -39,7 +39,7 @@ from kinject.llm.sender import (
     run_workers,
 )
 from kinject.recipe import GeneratorSection
-from kinject.recipe.eval_section import EndpointModelSection, EvalSection
+from kinject.recipe.sections import EndpointModelSection, EvalSection
 from kinject.types import Message, Usage
 
 Messages = tuple[Message, ...]

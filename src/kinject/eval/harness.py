@@ -22,7 +22,7 @@ from kinject.eval.prompts import Generation
 from kinject.eval.scoring.encode import Encoded, cut_to_window
 from kinject.eval.scoring.local import load_scorer
 from kinject.models import window_of
-from kinject.recipe.eval_section import LocalModelSection
+from kinject.recipe.sections import LocalModelSection
 
 _LONGEST_WINDOW = 2048
 """The harness's own bound where a config sets none."""

@@ -26,7 +26,7 @@ from kinject.llm.limits import limits_of
 from kinject.llm.prompt_injection import has_injection, split_injection
 from kinject.llm.sender import Sender, open_sender, run_event_loop, run_workers
 from kinject.recipe import EvalRecipe, GeneratorSection
-from kinject.recipe.eval_section import EvalSection
+from kinject.recipe.sections import EvalSection
 from kinject.terminal import Progress
 from kinject.types import Answer, JudgeResult, Question
 

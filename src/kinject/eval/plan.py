@@ -17,7 +17,7 @@ from kinject.process import world_size
 from kinject.question_formats import FORMATS, MOST_LETTERS, QuestionFormat
 from kinject.recipe import EvalRecipe, Recipe
 from kinject.recipe.conflicts import Asking, find_problems
-from kinject.recipe.eval_section import EvalSection, QuestionSetSection
+from kinject.recipe.sections import EvalSection, QuestionSetSection
 from kinject.results import Role
 from kinject.types import ArmName, Passage, Question
 

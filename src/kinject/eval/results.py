@@ -34,7 +34,7 @@ from kinject.eval.scores import (
 )
 from kinject.eval.scoring.answers import finite_or_none
 from kinject.question_formats import FORMATS
-from kinject.recipe.eval_section import EvalSection
+from kinject.recipe.sections import EvalSection
 from kinject.results import (
     ArmInfo,
     ArmResult,

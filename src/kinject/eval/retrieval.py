@@ -27,7 +27,7 @@ from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
 from kinject.hub import find_source
 from kinject.recipe import DocumentsSection
-from kinject.recipe.eval_section import RetrievalSection
+from kinject.recipe.sections import RetrievalSection
 from kinject.results import Recall
 from kinject.types import Passage, Question
 

@@ -40,7 +40,7 @@ from kinject.models import check_model
 from kinject.process import world_size
 from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
-from kinject.recipe.eval_section import EndpointModelSection, EvalSection, LocalModelSection
+from kinject.recipe.sections import EndpointModelSection, EvalSection, LocalModelSection
 from kinject.results import Perplexity, Report, to_json
 from kinject.terminal import Progress, show
 from kinject.types import Answer

@@ -1,11 +1,5 @@
 """Recipes: one YAML grammar for every verb, checked as a whole, with every fault reported at once."""
 
-from kinject.recipe.data_sections import (
-    CorpusSection,
-    DistillationSection,
-    DocumentsSection,
-)
-from kinject.recipe.eval_section import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.recipe.read import (
     AugmentRecipe,
     EvalRecipe,
@@ -19,12 +13,18 @@ from kinject.recipe.read import (
 )
 from kinject.recipe.sections import (
     AugmentSection,
+    CorpusSection,
+    DistillationSection,
+    DocumentsSection,
+    EvalSection,
     GeneratorSection,
     GuardsSection,
     ModelSection,
+    QuestionSetSection,
     QuestionsSection,
     RaftSection,
     RegularizationSection,
+    RetrievalSection,
     RowWeightsSection,
     TechniquesSection,
     TokenizerSection,

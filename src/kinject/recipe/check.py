@@ -14,31 +14,58 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from kinject.errors import Problem
 from kinject.secrets import secret_in
 
 Section = TypeVar("Section")
+Value = Any
+"""A plain value of a recipe: what YAML holds, and after its check the section that is made of it."""
+Hint = Any
+"""An annotation of a field, which typing gives no type: a class, a union, a Literal, a generic."""
 KeyPath = tuple[str | int, ...]
 """The keys and list indices that lead from the root of a file to a value."""
 
 _INVALID = object()
 _BOUNDS = ("min", "above", "max", "below", "or")
-_NAMES: Mapping[object, str] = {
-    str: "text", Path: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a mapping"
-}  # fmt: skip
+_NAMES: Mapping[Hint, str] = {
+    str: "text",
+    Path: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "a mapping",
+}
+"""Annotation -> what a value should be."""
 _KINDS: Mapping[type, str] = {
-    str: "text", dict: "a mapping", list: "a list", bool: "a switch", int: "a whole number", float: "a number"
-}  # fmt: skip
+    str: "text",
+    dict: "a mapping",
+    list: "a list",
+    bool: "a switch",
+    int: "a whole number",
+    float: "a number",
+}
+"""Type of a value -> what it is."""
+_MOST_SUGGESTED = 24
+"""Allowed words that one message lists; trainer has over a hundred keys."""
 
 
-def suggestion(word: object, allowed: Iterable[str]) -> str:
+def suggestion(word: Value, allowed: Iterable[str]) -> str:
     """Return `` Did you mean X?`` for the nearest allowed word, else the list of what is allowed."""
     names = sorted(allowed)
     near = difflib.get_close_matches(f"{word!s:.80}", names, n=1, cutoff=0.6)
     if near:
         return f" Did you mean {near[0]}?"
-    shown = ", ".join(names[:24]) + (", ..." if len(names) > 24 else ".")
-    return f" Allowed: {shown}" if names else ""
+    if not names:
+        return ""
+    end = "." if len(names) <= _MOST_SUGGESTED else ", ..."
+    return f" Allowed: {', '.join(names[:_MOST_SUGGESTED])}{end}"
+
+
+def _ignore_fault(key: KeyPath, fault: str) -> None:
+    """Report nothing."""
+
+
+def _ignore_input(key: KeyPath, kind: str, value: str) -> None:
+    """Look for no file."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +77,19 @@ class Checker:
     """
 
     report: Callable[[KeyPath, str], None]
-    found_input: Callable[[KeyPath, str, str], None] = lambda _key, _kind, _value: None
+    found_input: Callable[[KeyPath, str, str], None] = _ignore_input
 
-    def section(self, cls: type[Section], value: object, key: KeyPath) -> Section | None:
+    def section(self, cls: type[Section], value: Value, key: KeyPath) -> Section | None:
         """Return `cls` built from the mapping `value`, or None after reporting every fault in it."""
         if not isinstance(value, Mapping):
             self.report(key, f"found {_describe(value)}, expected a mapping.")
             return None
         built = self.fields(cls, value, key)
-        required = {field.name for field in dataclasses.fields(cls) if is_required(field)}  # type: ignore[arg-type]
-        return cls(**built) if built.keys() == value.keys() and required <= built.keys() else None
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        required = {field.name for field in fields if is_required(field)}
+        if built.keys() != value.keys() or not required <= built.keys():
+            return None
+        return cls(**built)
 
     def fields(self, cls: type, value: Mapping[str, object], key: KeyPath) -> dict[str, Any]:
         """Return the valid fields of `cls` in the mapping `value`, after reporting every fault in
@@ -80,14 +110,18 @@ class Checker:
                 and self._are_words(checked, metadata.get("words"), item_key)
             ):
                 built[name] = checked
-                for text_key, text in texts_in(checked, item_key) if "path" in metadata else ():
-                    self.found_input(text_key, metadata["path"], text)
+                self._find_inputs(checked, metadata.get("path"), item_key)
         for name, field in fields.items():
             if is_required(field) and name not in value:
                 self.report((*key, name), f"missing. {field.metadata.get('help', '')}".rstrip())
         return built
 
-    def value(self, hint: Any, value: object, key: KeyPath) -> Any:
+    def _find_inputs(self, value: Value, kind: str | None, key: KeyPath) -> None:
+        if kind is not None:
+            for text_key, text in texts_in(value, key):
+                self.found_input(text_key, kind, text)
+
+    def value(self, hint: Hint, value: Value, key: KeyPath) -> Value:
         """Return `value` as the annotation `hint` requires, or a private marker after reporting why
         it does not fit."""
         origin, arguments = get_origin(hint), get_args(hint)
@@ -96,53 +130,55 @@ class Checker:
         if origin in (Union, types.UnionType):
             return self._union(arguments, value, key)
         if origin is Literal:
+            # 1 == True in Python, so that the types are compared too
             if any(value == choice and type(value) is type(choice) for choice in arguments):
                 return value
-            return self._invalid(
-                key, f"found {_describe(value)}.{suggestion(value, map(str, arguments))}"
-            )
+            hint_at = suggestion(value, map(str, arguments))
+            return self._invalid(key, f"found {_describe(value)}.{hint_at}")
         if origin is tuple:
-            if not isinstance(value, list):
-                return self._invalid(key, f"found {_describe(value)}, expected a list.")
-            items = [
-                self.value(arguments[0], item, (*key, index)) for index, item in enumerate(value)
-            ]
-            return _INVALID if any(item is _INVALID for item in items) else tuple(items)
+            return self._list(arguments[0], value, key)
         if origin in (dict, Mapping):
-            if not isinstance(value, Mapping):
-                return self._invalid(key, f"found {_describe(value)}, expected a mapping.")
-            names = [
-                self.value(arguments[0], name, (*key, name))
-                for name in value
-                if get_origin(arguments[0]) is Literal
-            ]
-            built = {
-                name: self.value(arguments[1], item, (*key, name)) for name, item in value.items()
-            }
-            return (
-                _INVALID if any(item is _INVALID for item in (*names, *built.values())) else built
-            )
+            return self._mapping(arguments[0], arguments[1], value, key)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             section = self.section(hint, value, key)
             return _INVALID if section is None else section
         return self._scalar(hint, value, key)
 
-    def _union(self, arguments: tuple[Any, ...], value: object, key: KeyPath) -> Any:
+    def _list(self, hint: Hint, value: Value, key: KeyPath) -> Value:
+        if not isinstance(value, list):
+            return self._invalid(key, f"found {_describe(value)}, expected a list.")
+        items = [self.value(hint, item, (*key, index)) for index, item in enumerate(value)]
+        if any(item is _INVALID for item in items):
+            return _INVALID
+        return tuple(items)
+
+    def _mapping(self, name_hint: Hint, hint: Hint, value: Value, key: KeyPath) -> Value:
+        if not isinstance(value, Mapping):
+            return self._invalid(key, f"found {_describe(value)}, expected a mapping.")
+        names: list[Value] = []
+        if get_origin(name_hint) is Literal:
+            names = [self.value(name_hint, name, (*key, name)) for name in value]
+        built = {name: self.value(hint, item, (*key, name)) for name, item in value.items()}
+        if any(item is _INVALID for item in (*names, *built.values())):
+            return _INVALID
+        return built
+
+    def _union(self, arguments: tuple[Hint, ...], value: Value, key: KeyPath) -> Value:
         if value is None:
             if type(None) in arguments:
                 return None
             return self._invalid(key, "found nothing; give it a value or remove the line.")
         options = [option for option in arguments if option is not type(None)]
-        silent = Checker(lambda _key, _fault: None)
+        silent = Checker(_ignore_fault)
         for option in options:
             if silent.value(option, value, key) is not _INVALID:
                 return self.value(option, value, key)
         # None fits: report the fault of the option that has the value's own shape, at its own line.
         shaped = [option for option in options if _shape(option) is _shape(value)]
-        if (
-            isinstance(value, Mapping) and len(shaped) > 1
-        ):  # of several sections, the one whose keys the value has
-            shaped = [max(shaped, key=lambda option: len(_field_names(option) & value.keys()))]
+        if isinstance(value, Mapping) and len(shaped) > 1:
+            # of several sections, the one whose keys the value has
+            n_shared = [len(_field_names(option) & value.keys()) for option in shaped]
+            shaped = [shaped[n_shared.index(max(n_shared))]]
         if len(shaped) == 1 and _shape(value) is not str:
             return self.value(shaped[0], value, key)
         if len(options) == 1:
@@ -151,7 +187,7 @@ class Checker:
             key, f"found {_describe(value)}, expected {' or '.join(map(_name, options))}."
         )
 
-    def _scalar(self, hint: Any, value: object, key: KeyPath) -> Any:
+    def _scalar(self, hint: Hint, value: Value, key: KeyPath) -> Value:
         if hint is bool and isinstance(value, bool):
             return value
         if hint is int and isinstance(value, int) and not isinstance(value, bool):
@@ -162,22 +198,21 @@ class Checker:
             return hint(value)
         return self._invalid(key, f"found {_describe(value)}, expected {_name(hint)}.")
 
-    def _is_finite(self, value: Any, key: KeyPath) -> bool:
+    def _is_finite(self, value: Value, key: KeyPath) -> bool:
         """Return whether every number in `value` is finite, after reporting those that are not."""
         if isinstance(value, Mapping | list):
-            finite = [
-                self._is_finite(item, (*key, name)) for name, item in _items(value)
-            ]  # every fault, not the first
+            # a list, not a generator: every fault is reported, not only the first
+            finite = [self._is_finite(item, (*key, name)) for name, item in _items(value)]
             return all(finite)
-        if (
-            isinstance(value, (int, float))
-            and not -sys.float_info.max <= value <= sys.float_info.max
-        ):
+        if not isinstance(value, int | float):
+            return True
+        largest = sys.float_info.max
+        if not -largest <= value <= largest:
             self.report(key, f"found {value}, expected a finite number.")
             return False
         return True
 
-    def is_in_bounds(self, value: Any, metadata: Mapping[str, Any], key: KeyPath) -> bool:
+    def is_in_bounds(self, value: Value, metadata: Mapping[str, Any], key: KeyPath) -> bool:
         """Return whether `value`, or each number in it, is within the field's bounds, after
         reporting those that are not."""
         if metadata.get("nonempty") and not value:
@@ -185,19 +220,19 @@ class Checker:
             return False
         if isinstance(value, Mapping | list | tuple):
             limits = {name: metadata[name] for name in _BOUNDS if name in metadata}
-            items = _items(value) if limits else ()
+            if not limits:
+                return True
+            items = _items(value)
             in_bounds = [self.is_in_bounds(item, limits, (*key, name)) for name, item in items]
             return all(in_bounds)
-        if (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and not _is_within(value, metadata)
-        ):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return True
+        if not _is_within(value, metadata):
             self.report(key, f"found {value}, allowed: {allowed_range(metadata)}.")
             return False
         return True
 
-    def _is_no_secret(self, value: Any, kind: str | None, key: KeyPath) -> bool:
+    def _is_no_secret(self, value: Value, kind: str | None, key: KeyPath) -> bool:
         """Return whether a text is what its field `holds`. The fault does not repeat the text: it
         may be a secret."""
         if isinstance(value, list | tuple):
@@ -205,22 +240,27 @@ class Checker:
                 self._is_no_secret(item, kind, (*key, index)) for index, item in enumerate(value)
             ]
             return all(are_fine)
-        fault = secret_in(value, kind) if isinstance(value, str) and kind else ""
+        if not isinstance(value, str) or not kind:
+            return True
+        fault = secret_in(value, kind)
         if fault:
             self.report(key, fault)
         return not fault
 
-    def _are_words(self, items: Any, allowed: Mapping[str, object] | None, key: KeyPath) -> bool:
+    def _are_words(
+        self, items: tuple[Value, ...] | None, allowed: Mapping[str, object] | None, key: KeyPath
+    ) -> bool:
         """Return whether the texts of a list are keys of `allowed` (None: any value), after
         reporting those that are not."""
-        unknown = (
-            {}
-            if allowed is None
-            else {i: item for i, item in enumerate(items or ()) if item not in allowed}
-        )
-        for index, item in unknown.items():
-            self.report((*key, index), f"found {_describe(item)}.{suggestion(item, allowed or ())}")
-        return not unknown
+        if allowed is None:
+            return True
+        are_known = True
+        for index, item in enumerate(items or ()):
+            if item not in allowed:
+                fault = f"found {_describe(item)}.{suggestion(item, allowed)}"
+                self.report((*key, index), fault)
+                are_known = False
+        return are_known
 
     def _invalid(self, key: KeyPath, fault: str) -> object:
         self.report(key, fault)
@@ -234,28 +274,34 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
 
 def allowed_range(bounds: Mapping[str, Any]) -> str:
     """Return the numbers that `bounds` (min or above, max or below, or) allow, in words."""
-    low, high = bounds.get("min", bounds.get("above")), bounds.get("max", bounds.get("below"))
+    low = bounds.get("min", bounds.get("above"))
+    high = bounds.get("max", bounds.get("below"))
     if "above" in bounds:
-        words = f"more than {low:,}" + ("" if high is None else f", at most {high:,}")
+        words = f"more than {low:,}"
+        if high is not None:
+            words += f", at most {high:,}"
     elif "below" in bounds:
         words = f"{low:,} to less than {high:,}"
+    elif high is None:
+        words = f"{low:,} or more"
     else:
-        words = f"{low:,} or more" if high is None else f"{low:,} to {high:,}"
-    return f"{bounds['or']} or {words}" if "or" in bounds else words
+        words = f"{low:,} to {high:,}"
+    if "or" in bounds:
+        return f"{bounds['or']} or {words}"
+    return words
 
 
 def _is_within(value: float, bounds: Mapping[str, Any]) -> bool:
     if "or" in bounds and value == bounds["or"]:
         return True
-    low, high = (
-        bounds.get("min", bounds.get("above", -math.inf)),
-        bounds.get("max", bounds.get("below", math.inf)),
-    )
-    is_inside = low < value if "above" in bounds else low <= value
-    return bool(is_inside and (value < high if "below" in bounds else value <= high))
+    if "above" in bounds and value <= bounds["above"]:
+        return False
+    if "below" in bounds and value >= bounds["below"]:
+        return False
+    return bool(bounds.get("min", -math.inf) <= value <= bounds.get("max", math.inf))
 
 
-def texts_in(value: object, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+def texts_in(value: Value, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yield (key, text) for every text in a plain value."""
     if isinstance(value, str | Path):
         yield key, str(value)
@@ -267,37 +313,39 @@ def texts_in(value: object, key: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 def _items(
     value: Mapping[str, Any] | list[Any] | tuple[Any, ...],
 ) -> Iterable[tuple[str | int, Any]]:
-    return value.items() if isinstance(value, Mapping) else enumerate(value)
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value)
 
 
-def _shape(value_or_hint: object) -> type:
+def _shape(value_or_hint: Value | Hint) -> type:
     """Return dict, list or str: whether a value is, or an annotation wants, a mapping, a list, or a
     scalar."""
     if isinstance(value_or_hint, Mapping) or get_origin(value_or_hint) in (dict, Mapping):
         return dict
     if isinstance(value_or_hint, list) or get_origin(value_or_hint) is tuple:
         return list
-    return (
-        dict if isinstance(value_or_hint, type) and dataclasses.is_dataclass(value_or_hint) else str
-    )
+    if isinstance(value_or_hint, type) and dataclasses.is_dataclass(value_or_hint):
+        return dict
+    return str
 
 
-def _field_names(hint: Any) -> set[str]:
-    return (
-        {field.name for field in dataclasses.fields(hint)}
-        if dataclasses.is_dataclass(hint)
-        else set()
-    )
+def _field_names(hint: Hint) -> set[str]:
+    if not dataclasses.is_dataclass(hint):
+        return set()
+    return {field.name for field in dataclasses.fields(hint)}
 
 
-def _describe(value: object) -> str:
+def _describe(value: Value) -> str:
     if value is None:
         return "nothing"
     kind = _KINDS.get(type(value), type(value).__name__)
-    return kind if isinstance(value, (dict, list)) else f"{value!r} ({kind})"
+    if isinstance(value, dict | list):
+        return kind
+    return f"{value!r} ({kind})"
 
 
-def _name(hint: Any) -> str:
+def _name(hint: Hint) -> str:
     if hint in _NAMES:
         return _NAMES[hint]
     if get_origin(hint) is tuple:
@@ -305,25 +353,3 @@ def _name(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return ", ".join(map(str, get_args(hint)))
     return "a mapping"
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """One row: `message` is a problem of `key` wherever `when` finds something in a recipe.
-
-    `when` gets the recipe and what the verb knows beside it. It returns whether the row holds, or a
-    list with an entry for each time that it does: a text, or several, which fill the braces in
-    `key` and `message`; a first one that is a `KeyPath` is the key.
-    """
-
-    key: str
-    when: Callable[[Any, Any], object]
-    message: str
-
-    def problems(self, recipe: Any, facts: Any = None) -> Iterator[Problem]:
-        """Yield its problems, without their lines."""
-        found = self.when(recipe, facts)
-        for values in found if isinstance(found, list) else [()] * bool(found):
-            values = values if isinstance(values, tuple) else (values,)
-            at = values[0] if values and isinstance(values[0], tuple) else self.key.format(*values)
-            yield Problem(at, self.message.format(*values))

@@ -17,8 +17,6 @@ from typing import Any, Literal
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Problem, RecipeError
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
-from kinject.recipe.data_sections import CorpusSection, DistillationSection, DocumentsSection
-from kinject.recipe.eval_section import EvalSection, StudySection
 from kinject.recipe.library_fields import (
     REFUSED,
     check_adapter,
@@ -28,12 +26,17 @@ from kinject.recipe.library_fields import (
 )
 from kinject.recipe.sections import (
     AugmentSection,
+    CorpusSection,
+    DistillationSection,
+    DocumentsSection,
+    EvalSection,
     GuardsSection,
     ModelSection,
     ProbesSection,
     ProjectionSection,
     QuestionsSection,
     RegularizationSection,
+    StudySection,
     TechniquesSection,
     option,
 )
@@ -50,6 +53,8 @@ NOT_TRAINING = frozenset({"run_dir", "documents", "augment", "questions", "eval"
 """Top-level keys that change nothing about a training; every other one, a new section too, is in
 its fingerprint."""
 
+MAX_SEED = 2**32 - 1
+"""The largest seed that numpy takes."""
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w-]*$")
 
 _LONGEST_NAME = 255
@@ -67,7 +72,7 @@ class Sections:
         nonempty=True,
         path="output",
     )
-    seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=2**32 - 1)
+    seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=MAX_SEED)
     method: Literal["cpt", "sft", "distill", "recall"] | None = option(
         None,
         help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows. "
@@ -251,6 +256,9 @@ def read_recipe(
         if message := _about_input(value, kind, must_exist=key[0] in checked):
             report(key, message)
 
+    fault = _merge_seeds(raw)
+    if fault:
+        report(("trainer", "seed"), fault)
     for key, message in _find_secrets(raw):
         report(key, message)
     checker = Checker(report, check_input)
@@ -336,6 +344,25 @@ def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
         f"warning: corpus.general_text: false leaves out {' and '.join(left_out)}. Nothing protects the model's "
         f"earlier knowledge, and the log does not show forgetting."
     ]
+
+
+def _merge_seeds(raw: dict[str, Any]) -> str:
+    """Make `trainer.seed` the recipe's `seed` if that is absent or equal; return the fault if not.
+
+    SFTConfig's seed draws dropout and the order of batches, the recipe's own draws everything else:
+    two values would mix to a run that neither seed names.
+    """
+    trainer = raw.get("trainer")
+    if not isinstance(trainer, dict) or type(trainer.get("seed")) is not int:
+        return ""  # absent, or of a wrong type, which the check of the trainer's fields reports
+    seed = trainer["seed"]
+    if not 0 <= seed <= MAX_SEED:
+        return ""
+    if raw.get("seed", seed) != seed:
+        fix = "Remove this line: seed, at the top of the recipe, holds for the trainer too."
+        return f"found {seed}, but seed is {raw['seed']}: a run has one seed. {fix}"
+    raw["seed"] = seed
+    return ""
 
 
 def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -1,29 +1,21 @@
-"""What excludes or needs what in a training: rows of the table in `kinject.recipe.conflicts`."""
+"""Keys of a training that exclude or need each other: model, corpus, evaluations, this machine and
+its processes. `kinject.recipe.technique_conflicts` has those of the loss and the update."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kinject.recipe.check import Conflict, suggestion
-from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, RECALL_FIELDS, starts_in_the_base
+from kinject.errors import Problem
+from kinject.recipe.check import suggestion
+from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, starts_in_the_base
+from kinject.recipe.read import TrainRecipe
 
-if TYPE_CHECKING:
-    from kinject.recipe.read import TrainRecipe
-
-_SFT_ONLY = (
-    "packing", "assistant_only_loss", "completion_only_loss", "activation_offloading", "use_liger_kernel",
-)  # fmt: skip
-"""Fields of SFTConfig alone, and one that TRL's GRPO reads otherwise."""
 HISTOGRAM_TRACKERS = ("tensorboard", "wandb")
 """Those of trainer.report_to that take histograms."""
-_ONE_BY_ONE = re.compile(
-    r"(paged_)?(adamw|lion|ademamix)(_bnb)?(_8bit|_32bit)|ademamix|adamw_torch(_fused)?|sgd|adagrad|rmsprop(_bnb)?(_8bit|_32bit)?|adafactor"
-)
-"""Names of trainer.optim that read nothing but a parameter, its gradient and its own state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,360 +45,306 @@ class Launch:
         value = self.trainer.get(name)
         return getattr(value, "value", value)  # of an enum, its word
 
+    @property
+    def wraps_documents(self) -> bool:
+        """Whether packed rows let a document read the one before it."""
+        return bool(self["packing"]) and self["packing_strategy"] == "wrapped"
 
-def _on(recipe: Any, *names: str) -> list[str]:
-    """Return those of the techniques that are on."""
+    @property
+    def is_schedule_free(self) -> bool:
+        """Whether the optimizer averages weights instead of following a schedule."""
+        return str(self["optim"]).startswith("schedule_free")
+
+    @property
+    def updates_elsewhere(self) -> bool:
+        """Whether the optimizer updates weights while gradients are computed."""
+        return self["optim"] in ("lomo", "adalomo") or "layerwise" in str(self["optim"])
+
+
+TrainCheck = Callable[[TrainRecipe, Launch], Iterator[Problem]]
+"""The problems of one subject in a training."""
+
+
+def techniques_on(recipe: TrainRecipe, *names: str) -> list[str]:
+    """Return the keys of those of the techniques that are on."""
     return [f"techniques.{name}" for name in names if getattr(recipe.techniques, name)]
 
 
-def _terms(recipe: Any, *names: str) -> list[str]:
-    """Return those of the terms of regularization that are on."""
-    return [
-        f"regularization.{name}" for name in names if getattr(recipe.regularization, name, None)
-    ]
+def terms_on(recipe: TrainRecipe, *names: str) -> list[str]:
+    """Return the keys of those of the terms of regularization that are on."""
+    section = recipe.regularization
+    return [f"regularization.{name}" for name in names if getattr(section, name, None)]
 
 
-def _is_cartridge(recipe: Any) -> bool:
+def is_cartridge(recipe: TrainRecipe) -> bool:
+    """Return whether the adapter is keys and values in front of the text."""
     return (recipe.adapter or {}).get("type") == "cartridge"
 
 
-def _listed(**found: object) -> list[str]:
-    """Return the keys of what is on; a double underscore is a dot."""
-    return [key.replace("__", ".") for key, is_on in found.items() if is_on]
+def weights(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    """Yield the problems of an adapter and the base weights below it."""
+    adapter = recipe.adapter
+    quantized = recipe.model.quantization != "none"
+    if adapter is None:
+        if quantized:
+            fix = "Add an adapter section, or remove the line."
+            yield Problem("model.quantization", f"quantised weights do not train. {fix}")
+        return
+    if recipe.model.freeze:
+        yield Problem("model.freeze", "an adapter freezes the base by itself. Remove the line.")
+    # The adapter's initial part is subtracted from the weights: without it they are no longer the base.
+    if starts_in_the_base(adapter):
+        for key in _comparisons_with_base(recipe):
+            message = "reads the base, of which adapter.init_lora_weights takes a part."
+            yield Problem(key, f"{message} Set it to true.")
+    decomposes = starts_in_the_base(adapter) or adapter.get("init_lora_weights") == "mica"
+    in_parts = launch.in_parts or launch.is_sharded or launch.splits_matrices
+    if decomposes and (quantized or in_parts):
+        message = "decomposes weights, which must be whole on each process, not quantized."
+        yield Problem("adapter.init_lora_weights", f"{message} Set true.")
+    if starts_in_the_base(adapter) and adapter.get("layer_replication"):
+        message = "copies share weights, from which init_lora_weights takes a part."
+        yield Problem("adapter.layer_replication", f"{message} Set that to true.")
+    if adapter.get("merge") and quantized:
+        message = "folding into quantised weights loses precision. Use kinject export later."
+        yield Problem("adapter.merge", message)
 
 
-def _needs_evaluation(r: Any, f: Launch) -> list[str]:
-    if f["eval_strategy"] != "no":
-        return []
-    return _listed(
-        corpus__validation_fraction=r.corpus.validation_fraction, probes=r.probes, techniques__patience=r.techniques.patience,
-        trainer__lr_scheduler_type=f["lr_scheduler_type"] in ADAPTIVE_SCHEDULES,
-        trainer__save_strategy=f["save_strategy"] == "best",
-    )  # fmt: skip
+def _comparisons_with_base(recipe: TrainRecipe) -> Iterator[str]:
+    """Yield the keys of what reads the base with the adapter switched off."""
+    is_own_teacher = recipe.distills is not None and recipe.distills.teacher is None
+    if is_own_teacher or (recipe.method == "recall" and recipe.trainer.get("beta")):
+        yield "method"
+    yield from terms_on(recipe, "kl", "projection")
 
 
-def _metrics(r: Any) -> list[str]:
+def arithmetic(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    """Yield the problems of attention and precision on this device."""
+    if launch.lacks_attention:
+        message = f"{launch.lacks_attention}. Set model.attention: auto."
+        yield Problem("model.attention", message)
+    if recipe.model.attention == "flex_attention" and launch.device == "cpu":
+        message = "torch's flex_attention does not train on a CPU. Set model.attention: auto."
+        yield Problem("model.attention", message)
+    if launch.emulates_bf16 and recipe.trainer.get("bf16"):
+        message = f"{launch.emulates_bf16} Remove the line: fp16 is then on."
+        yield Problem("trainer.bf16", message)
+    if launch.emulates_bf16 and recipe.model.dtype == "bfloat16":
+        fix = "Set model.dtype: float32, or float16 with an adapter."
+        yield Problem("model.dtype", f"{launch.emulates_bf16} {fix}")
+
+
+def corpus(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    """Yield the problems of the corpora and of their mixture."""
+    section = recipe.corpus
+    if "replay" in (section.mix or {}):
+        message = "replay is no part of mix. Move it up to corpus.replay, or rename it."
+        yield Problem("corpus.mix.replay", message)
+    total = sum(part.fraction for part in section.parts().values())
+    if total > 0.95:
+        message = f"the fractions of replay and mix sum to {total:g}, allowed: up to 0.95."
+        yield Problem("corpus", f"{message} The corpus has the rest.")
+    if recipe.model.new is not None:
+        for part in section.own_answers():
+            key = f"corpus.{part}.answers" if part else "corpus.answers"
+            message = "a new model has no answers yet. Give model.path, or remove the line."
+            yield Problem(key, message)
+    if recipe.method == "cpt" and section.answers == "own":
+        message = "rows of cpt are texts, which ask nothing. Remove method, or the line."
+        yield Problem("corpus.answers", message)
+    if section.validation_fraction and section.validation_corpus:
+        message = "validation_corpus is the validation corpus. Keep one."
+        yield Problem("corpus.validation_fraction", message)
+
+
+def evaluations(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    """Yield the problems of evaluations during training, and of the metric that is followed."""
+    if launch["eval_strategy"] == "no":
+        for key in _needing_evaluations(recipe, launch):
+            message = f"missing. {key} needs evaluations"
+            fix = "set eval_strategy: steps with eval_steps, or epoch."
+            yield Problem("trainer.eval_strategy", f"{message}: {fix}")
+    metrics = _metrics(recipe)
+    if not metrics:
+        for name in ("eval_strategy", "eval_on_start"):
+            if recipe.trainer.get(name) not in (None, False, "no"):
+                fix = (
+                    "Set corpus.validation_corpus (JSONL) or validation_fraction, "
+                    "or add a probes section."
+                )
+                yield Problem(f"trainer.{name}", f"nothing to evaluate on. {fix}")
+    else:
+        yield from _metric(recipe, launch, metrics)
+    if recipe.probes is not None and recipe.probes.max_forgetting is not None:
+        roles = {item.role for item in recipe.probes.sets().values()}
+        if "retention" not in roles:
+            message = "no question set has role: retention. Give one that role."
+            yield Problem("probes.max_forgetting", message)
+    if launch["packing"] and launch["max_length"] is None:
+        yield Problem("trainer.max_length", "packing needs a block length.")
+
+
+def _needing_evaluations(recipe: TrainRecipe, launch: Launch) -> Iterator[str]:
+    """Yield the keys of what happens at evaluations only."""
+    if recipe.corpus.validation_fraction:
+        yield "corpus.validation_fraction"
+    if recipe.probes is not None:
+        yield "probes"
+    if recipe.techniques.patience:
+        yield "techniques.patience"
+    if launch["lr_scheduler_type"] in ADAPTIVE_SCHEDULES:
+        yield "trainer.lr_scheduler_type"
+    if launch["save_strategy"] == "best":
+        yield "trainer.save_strategy"
+
+
+def _metrics(recipe: TrainRecipe) -> list[str]:
     """Return the metrics of evaluations by which a checkpoint can be chosen."""
-    sets = r.probes.sets() if r.probes is not None else {}
-    return [
-        *["loss"] * r.corpus.has_validation,
-        *(f"{name}_accuracy" for name in sets),
-        *["accuracy"] * bool(sets),
-    ]
+    metrics = []
+    if recipe.corpus.has_validation:
+        metrics.append("loss")
+    if recipe.probes is not None:
+        metrics += [*(f"{name}_accuracy" for name in recipe.probes.sets()), "accuracy"]
+    return metrics
 
 
-def _needs_metric(r: Any, f: Launch) -> list[tuple[str, str]]:
-    if f["metric_for_best_model"] is not None or not _metrics(r):
-        return []
-    without_loss = not r.corpus.has_validation
-    keys = _listed(
-        trainer__lr_scheduler_type=without_loss and f["lr_scheduler_type"] in ADAPTIVE_SCHEDULES,
-        trainer__load_best_model_at_end=without_loss and f["load_best_model_at_end"],
-        techniques__patience=without_loss and r.techniques.patience, trainer__save_strategy=f["save_strategy"] == "best",
-    )  # fmt: skip
-    return [(key, ", ".join(_metrics(r))) for key in keys]
+def _metric(recipe: TrainRecipe, launch: Launch, metrics: list[str]) -> Iterator[Problem]:
+    """Yield the problems of trainer.metric_for_best_model, which may be one of `metrics`."""
+    key, metric = "trainer.metric_for_best_model", launch["metric_for_best_model"]
+    if metric is None:
+        for follower in _following_metric(recipe, launch):
+            allowed = ", ".join(metrics)
+            yield Problem(key, f"missing. {follower} follows it. Allowed: {allowed}.")
+    elif launch["eval_strategy"] != "no" and metric.removeprefix("eval_") not in metrics:
+        yield Problem(key, f"found {metric!r}.{suggestion(metric, metrics)}")
 
 
-def _unknown_metric(r: Any, f: Launch) -> list[tuple[str, str]]:
-    metric, known = f["metric_for_best_model"], _metrics(r)
-    if (
-        metric is None
-        or not known
-        or f["eval_strategy"] == "no"
-        or metric.removeprefix("eval_") in known
-    ):
-        return []
-    return [(metric, suggestion(metric, known))]
+def _following_metric(recipe: TrainRecipe, launch: Launch) -> Iterator[str]:
+    """Yield the keys of what follows a metric that no default gives."""
+    # Trainer's own default is the loss; for save_strategy: best it has none.
+    if not recipe.corpus.has_validation:
+        if launch["lr_scheduler_type"] in ADAPTIVE_SCHEDULES:
+            yield "trainer.lr_scheduler_type"
+        if launch["load_best_model_at_end"]:
+            yield "trainer.load_best_model_at_end"
+        if recipe.techniques.patience:
+            yield "techniques.patience"
+    if launch["save_strategy"] == "best":
+        yield "trainer.save_strategy"
 
 
-def _missing_packages(r: Any, f: Launch) -> list[tuple[str, str]]:
-    packages = {
-        "trainer.use_liger_kernel": (
-            "liger_kernel",
-            "liger-kernel",
-            f["use_liger_kernel"] and f.device != "cpu",
-        ),
-        "model.quantization": ("bitsandbytes", "bitsandbytes", r.model.quantization != "none"),
-        "trainer.optim": ("schedulefree", "'kinject[schedule-free]'", _is_schedule_free(f)),
-    }
-    return [
-        (key, name)
-        for key, (module, name, wants) in packages.items()
-        if wants and find_spec(module) is None
-    ]
+def machine(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    """Yield what this machine, its packages and its launcher lack."""
+    for key, module, package in _packages(recipe, launch):
+        if find_spec(module) is None:
+            yield Problem(key, f"needs a package. Install it: pip install {package}.")
+    if launch.device == "cpu":
+        yield from _on_a_cpu(launch)
+    if launch["fsdp"] and not launch.is_launched:
+        message = "shards the model over processes, and no launcher started this one."
+        fix = "Use accelerate launch: docs/distributed.md."
+        yield Problem("trainer.fsdp", f"{message} {fix}")
+    backend = launch["torch_compile_backend"]
+    if backend is not None:
+        import torch
+
+        known = torch._dynamo.list_backends(exclude_tags=())
+        if backend not in known:
+            message = f"found {backend!r}.{suggestion(backend, known)}"
+            yield Problem("trainer.torch_compile_backend", message)
+    if launch["push_to_hub"] and launch.cannot_upload:
+        message = f"{launch.cannot_upload}. Set HF_TOKEN, or remove the line."
+        yield Problem("trainer.push_to_hub", message)
+    if recipe.trainer.get("hub_revision") and not launch["push_to_hub"]:
+        fix = "Set trainer.push_to_hub: true, or remove the line."
+        yield Problem(
+            "trainer.hub_revision", f"is the branch of an upload, and there is none. {fix}"
+        )
+    if recipe.techniques.histogram_steps and not _takes_histograms(launch["report_to"]):
+        fix = f"Set trainer.report_to: {' or '.join(HISTOGRAM_TRACKERS)}."
+        yield Problem("techniques.histogram_steps", f"no tracker that takes them. {fix}")
 
 
-def _unknown_backend(r: Any, f: Launch) -> list[tuple[str, str]]:
-    name = f["torch_compile_backend"]
-    if name is None:
-        return []
-    import torch
-
-    known = torch._dynamo.list_backends(exclude_tags=())
-    return [(name, suggestion(name, known))] if name not in known else []
-
-
-def _of_nll(r: Any, f: Launch) -> list[tuple[str, str]]:
-    keys = _on(r, "hard_example_mining", "row_weights") + _listed(
-        trainer__label_smoothing_factor=f["label_smoothing_factor"], method=r.method == "distill"
-    )
-    return [(key, str(f["loss_type"])) for key in keys] if f["loss_type"] != "nll" else []
+def _packages(recipe: TrainRecipe, launch: Launch) -> Iterator[tuple[str, str, str]]:
+    """Yield (key, module, name for pip) of each package that a setting needs."""
+    if launch["use_liger_kernel"] and launch.device != "cpu":
+        yield "trainer.use_liger_kernel", "liger_kernel", "liger-kernel"
+    if recipe.model.quantization != "none":
+        yield "model.quantization", "bitsandbytes", "bitsandbytes"
+    if launch.is_schedule_free:
+        yield "trainer.optim", "schedulefree", "'kinject[schedule-free]'"
 
 
-def _is_schedule_free(f: Launch) -> bool:
-    return str(f["optim"]).startswith("schedule_free")
+def _on_a_cpu(launch: Launch) -> Iterator[Problem]:
+    """Yield what a CPU does not do."""
+    if launch.fp16:
+        message = (
+            "float16 with a gradient scaler needs a GPU. On this CPU accelerate would train in "
+            "float32 without a warning."
+        )
+        fix = "Set bf16: true or remove the line (a launcher: mixed_precision)."
+        yield Problem("trainer.fp16", f"{message} {fix}")
+    if launch["use_liger_kernel"]:
+        message = "its kernels are Triton's, which need a GPU, and this run is on the CPU."
+        yield Problem("trainer.use_liger_kernel", f"{message} Remove the line.")
+    if launch["activation_offloading"]:
+        message = (
+            "moves activations from an accelerator to memory, and this run is on the CPU. "
+            "Remove the line."
+        )
+        yield Problem("trainer.activation_offloading", message)
 
 
-def _updates_elsewhere(f: Launch) -> bool:
-    """Whether the optimizer updates weights while gradients are computed."""
-    return f["optim"] in ("lomo", "adalomo") or "layerwise" in str(f["optim"])
+def _takes_histograms(report_to: str | list[str] | tuple[str, ...] | None) -> bool:
+    names = [report_to] if isinstance(report_to, str) else report_to or ()
+    return any(name in HISTOGRAM_TRACKERS for name in names)
 
 
-def _unscaled(r: Any, f: Launch) -> list[str]:
-    return [*_terms(r, "l2"), *_on(r, "stochastic_rounding", "muon")] if f.fp16 else []
+def processes(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    """Yield what weights or rows that are split over processes exclude."""
+    if launch.splits:
+        needing = ("sam", "freeze_base_steps", "histogram_steps")
+        for key in (*terms_on(recipe, "l2", "kl"), *techniques_on(recipe, *needing)):
+            yield Problem(key, f"needs the weights and the gradients, and {launch.splits}")
+    if launch.in_parts or launch.splits:
+        whole = techniques_on(recipe, "stochastic_rounding", "muon")
+        for key in (*whole, *terms_on(recipe, "projection")):
+            message = "needs whole weights on each process. Use DDP, or remove the line."
+            yield Problem(key, message)
+    if launch.splits_matrices and terms_on(recipe, "projection"):
+        message = "needs whole weights on each process. Use DDP, or remove it."
+        yield Problem("regularization.projection", message)
+    if launch.in_parts:
+        yield from _weights_in_parts(recipe, launch)
+    if launch.splits_rows:
+        yield from _rows_in_parts(recipe, launch)
 
 
-def _whole_rows(r: Any, f: Launch) -> list[str]:
-    found = [*_listed(method=r.method == "distill"), *_on(r, "hard_example_mining", "row_weights")]
-    return [*found, *_terms(r, "projection")] if f.splits_rows else []
+def _weights_in_parts(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    for name in ("merge", "modules_to_save"):
+        if (recipe.adapter or {}).get(name):
+            fix = "Remove the line (kinject export merges later), or use DDP."
+            yield Problem(f"adapter.{name}", f"the weights are in parts. {fix}")
+    optim = launch["optim"]
+    # DeepSpeed shards the states itself; torchao's are tensors that FSDP can shard.
+    if not launch.has_deepspeed and re.search("8bit|bnb|paged", optim) and "torchao" not in optim:
+        message = f"bitsandbytes cannot shard the states of {optim}."
+        fix = "Set adamw_torch_fused, or an optimizer of torchao."
+        yield Problem("trainer.optim", f"{message} {fix}")
 
 
-def _not_recalled(r: Any, f: Launch) -> list[str]:
-    """Return the keys of what `method: recall` does not read."""
-    if r.method != "recall":
-        return []
-    parts = [
-        f"corpus.{key}"
-        for key in ("replay", "mix", "validation_corpus", "validation_fraction")
-        if getattr(r.corpus, key)
-    ]
-    given = [
-        f"trainer.{key}"
-        for key in (*_SFT_ONLY, "loss_type", "label_smoothing_factor")
-        if r.trainer.get(key)
-    ]
-    sections = _listed(corpus__answers=r.corpus.answers != "given", probes=r.probes)
-    return [
-        *parts,
-        *given,
-        *sections,
-        *_on(r, "hard_example_mining", "row_weights", "sam"),
-        *_terms(r, "kl"),
-    ]
-
-
-def _compares_with_base(r: TrainRecipe, f: Launch) -> list[str]:
-    """Return the keys of what reads the base with the adapter switched off, where that is no longer
-    the base."""
-    if not starts_in_the_base(r.adapter):
-        return []
-    own_teacher = r.distills is not None and r.distills.teacher is None
-    return _listed(
-        method=own_teacher or (r.method == "recall" and r.trainer.get("beta")),
-        regularization__kl=bool(_terms(r, "kl")),
-        regularization__projection=bool(_terms(r, "projection")),
-    )
-
-
-def _decomposes_parts(r: TrainRecipe, f: Launch) -> bool:
-    """Whether an adapter begins as a part of weights that are quantized, or in parts."""
-    if not (starts_in_the_base(r.adapter) or (r.adapter or {}).get("init_lora_weights") == "mica"):
-        return False
-    return r.model.quantization != "none" or f.in_parts or f.is_sharded or f.splits_matrices
-
-
-def _decomposes_shared(r: TrainRecipe, f: Launch) -> bool:
-    """Whether a part would be taken several times out of layers that share their weights."""
-    return starts_in_the_base(r.adapter) and bool((r.adapter or {}).get("layer_replication"))
-
-
-def _gradients(r: Any, f: Launch) -> list[str]:
-    return _on(r, "sam", "freeze_base_steps", "histogram_steps")
-
-
-MODEL_ROWS = (
-    Conflict("model", lambda r, f: (r.model.path is None) == (r.model.new is None),
-             "give either path (a model to load) or new (config of a model with random weights)."),
-    Conflict("model.tokenizer", lambda r, f: r.model.new is not None and r.model.tokenizer is None,
-             "missing. A new model needs a tokenizer: a folder, or vocab_size to train one."),
-    Conflict("model.tokenizer", lambda r, f: r.model.new is None and r.model.tokenizer is not None,
-             "a loaded model brings its own tokenizer. Remove the line."),
-)  # fmt: skip
-TRAIN_ROWS = (
-    *MODEL_ROWS,
-    Conflict("model.quantization", lambda r, f: r.model.quantization != "none" and r.adapter is None,
-             "quantised weights do not train. Add an adapter section, or remove the line."),
-    Conflict("model.freeze", lambda r, f: r.adapter is not None and r.model.freeze,
-             "an adapter freezes the base by itself. Remove the line."),
-    Conflict("{0}", _compares_with_base,
-             "reads the base, of which adapter.init_lora_weights takes a part. Set it to true."),
-    Conflict("adapter.init_lora_weights", _decomposes_parts,
-             "decomposes weights, which must be whole on each process, not quantized. Set true."),
-    Conflict("adapter.layer_replication", _decomposes_shared,
-             "copies share weights, from which init_lora_weights takes a part. Set that to true."),
-    Conflict("adapter.merge", lambda r, f: r.adapter and r.adapter.get("merge") and r.model.quantization != "none",
-             "folding into quantised weights loses precision. Use kinject export later."),
-    Conflict("model.attention", lambda r, f: [f.lacks_attention] if f.lacks_attention else [],
-             "{0}. Set model.attention: auto."),
-    Conflict("model.attention", lambda r, f: r.model.attention == "flex_attention" and f.device == "cpu",
-             "torch's flex_attention does not train on a CPU. Set model.attention: auto."),
-    Conflict("trainer.bf16", lambda r, f: [f.emulates_bf16] if f.emulates_bf16 and r.trainer.get("bf16") else [],
-             "{0} Remove the line: fp16 is then on."),
-    Conflict("model.dtype", lambda r, f: [f.emulates_bf16] if f.emulates_bf16 and r.model.dtype == "bfloat16" else [],
-             "{0} Set model.dtype: float32, or float16 with an adapter."),
-    # the corpus and evaluations
-    Conflict("corpus.mix.replay", lambda r, f: "replay" in (r.corpus.mix or {}),
-             "replay is no part of mix. Move it up to corpus.replay, or rename it."),
-    Conflict("corpus", lambda r, f: [f"{total:g}" for total in [sum(part.fraction for part in r.corpus.parts().values())]
-                                     if total > 0.95],
-             "the fractions of replay and mix sum to {0}, allowed: up to 0.95. The corpus has the rest."),
-    Conflict("corpus.{0}answers", lambda r, f: [f"{part}." if part else "" for part in r.corpus.own_answers()
-                                                if r.model.new is not None],
-             "a new model has no answers yet. Give model.path, or remove the line."),
-    Conflict("corpus.answers", lambda r, f: r.method == "cpt" and "" in r.corpus.own_answers(),
-             "rows of cpt are texts, which ask nothing. Remove method, or the line."),
-    Conflict("corpus.validation_fraction", lambda r, f: r.corpus.validation_fraction and r.corpus.validation_corpus,
-             "validation_corpus is the validation corpus. Keep one."),
-    Conflict("trainer.eval_strategy", _needs_evaluation,
-             "missing. {0} needs evaluations: set eval_strategy: steps with eval_steps, or epoch."),
-    Conflict("trainer.{0}", lambda r, f: [key for key in ("eval_strategy", "eval_on_start")
-                                          if r.trainer.get(key) not in (None, False, "no") and not _metrics(r)],
-             "nothing to evaluate on. Set corpus.validation_corpus (JSONL) or validation_fraction, or add a probes section."),
-    Conflict("trainer.metric_for_best_model", _needs_metric, "missing. {0} follows it. Allowed: {1}."),
-    Conflict("trainer.metric_for_best_model", _unknown_metric, "found {0!r}.{1}"),
-    Conflict("probes.max_forgetting",
-             lambda r, f: r.probes is not None and r.probes.max_forgetting is not None
-             and all(item.role != "retention" for item in r.probes.sets().values()),
-             "no question set has role: retention. Give one that role."),
-    Conflict("trainer.max_length", lambda r, f: f["packing"] and f["max_length"] is None, "packing needs a block length."),
-    # this machine and its packages
-    Conflict("{0}", _missing_packages, "needs a package. Install it: pip install {1}."),
-    Conflict("trainer.fp16", lambda r, f: f.fp16 and f.device == "cpu",
-             "float16 with a gradient scaler needs a GPU. On this CPU accelerate would train in float32 without a warning. "
-             "Set bf16: true or remove the line (a launcher: mixed_precision)."),
-    Conflict("trainer.use_liger_kernel", lambda r, f: f["use_liger_kernel"] and f.device == "cpu",
-             "its kernels are Triton's, which need a GPU, and this run is on the CPU. Remove the line."),
-    Conflict("trainer.activation_offloading", lambda r, f: f["activation_offloading"] and f.device == "cpu",
-             "moves activations from an accelerator to memory, and this run is on the CPU. Remove the line."),
-    Conflict("trainer.fsdp", lambda r, f: f["fsdp"] and not f.is_launched,
-             "shards the model over processes, and no launcher started this one. Use accelerate launch: docs/distributed.md."),
-    Conflict("trainer.torch_compile_backend", _unknown_backend, "found {0!r}.{1}"),
-    Conflict("trainer.push_to_hub", lambda r, f: [f.cannot_upload] if f["push_to_hub"] and f.cannot_upload else [],
-             "{0}. Set HF_TOKEN, or remove the line."),
-    Conflict("techniques.histogram_steps",
-             lambda r, f: r.techniques.histogram_steps and not {*_names(f["report_to"])} & {*HISTOGRAM_TRACKERS},
-             f"no tracker that takes them. Set trainer.report_to: {' or '.join(HISTOGRAM_TRACKERS)}."),
-    # the loss
-    Conflict("{0}", _of_nll, "changes or computes the loss nll, found trainer.loss_type: {1}. Keep one."),
-    Conflict("techniques.hard_example_mining",
-             lambda r, f: r.techniques.hard_example_mining is not None and r.techniques.row_weights is not None,
-             "with row_weights it is undefined which loss is the highest, the weighted one or not. Keep one."),
-    Conflict("{0}", lambda r, f: _on(r, "hard_example_mining", "row_weights") if _terms(r, "kl") else [],
-             "regularization.kl is in units of the loss of a token, all weighted equally. Keep one."),
-    Conflict("{0}", lambda r, f: _terms(r, "kl") if r.corpus.replay is None else [],
-             "is measured on replay. Set corpus.replay."),
-    Conflict("regularization.kl", lambda r, f: _terms(r, "kl") and f["packing"] and f["packing_strategy"] == "wrapped",
-             "needs separated documents. Set trainer.packing_strategy: bfd_split."),
-    Conflict("distillation", lambda r, f: r.distillation is not None and r.method != "distill",
-             "belongs to method: distill. Set that, or remove the section."),
-    Conflict("distillation.context", lambda r, f: r.distillation is not None and r.distillation.context == "none"
-             and r.distillation.teacher is None,
-             "without a context the model would teach itself what it predicts. Name another one: distillation.teacher."),
-    Conflict("method", lambda r, f: r.method == "distill" and r.model.new is not None,
-             "distill: a new model has nothing to teach. Give model.path."),
-    Conflict("method", lambda r, f: r.method == "distill" and f.is_sharded,
-             "distill: the teacher's pass needs whole weights on one process. Use DDP or ZeRO-2."),
-    Conflict("trainer.{0}", lambda r, f: [key for key in RECALL_FIELDS if key in r.trainer and r.method != "recall"],
-             "is GRPOConfig's. Set method: recall, or remove the line."),
-    Conflict("{0}", _not_recalled, "belongs to answers that are given; those of method: recall are drawn. Remove it."),
-    Conflict("method", lambda r, f: r.method == "recall" and (r.model.new is not None or f.is_sharded),
-             "recall: answers are drawn from a trained model, whole on each process. Give model.path; use DDP or ZeRO-2."),
-    # what trains
-    Conflict("{0}", lambda r, f: _terms(r, "l2") if r.adapter is not None else [],
-             "an adapter does not change the base weights. Remove the line."),
-    Conflict("regularization.projection", lambda r, f: _terms(r, "projection") and r.model.new is not None,
-             "a new model has nothing to keep. Remove it."),
-    Conflict("regularization.projection", lambda r, f: _terms(r, "projection") and (r.adapter or {}).get("use_dora"),
-             "DoRA scales the whole weight. Remove adapter.use_dora."),
-    Conflict("{0}", lambda r, f: [*_terms(r, "projection"), *_on(r, "muon")] if _is_cartridge(r) else [],
-             "is for weights, and a cartridge changes none. Remove the line."),
-    Conflict("adapter.type", lambda r, f: _is_cartridge(r) and f.is_sharded,
-             "a cartridge begins as what the model reads, whole on each process. Use DDP."),
-    Conflict("adapter.merge", lambda r, f: _is_cartridge(r) and r.adapter.get("merge"),
-             "a cartridge is no part of the weights. Remove the line."),
-    Conflict("techniques.freeze_base_steps", lambda r, f: r.techniques.freeze_base_steps and r.adapter is not None,
-             "an adapter's base is frozen to the end. Remove the line."),
-    Conflict("techniques.freeze_base_except",
-             lambda r, f: r.techniques.freeze_base_steps and r.adapter is None
-             and not (r.techniques.freeze_base_except or r.techniques.reinitialize_last_layers),
-             "missing. Name the parameters that train first: [lm_head.*]. Or set techniques.reinitialize_last_layers."),
-    Conflict("techniques.freeze_base_steps",
-             lambda r, f: r.techniques.freeze_base_except and not r.techniques.freeze_base_steps,
-             "missing. freeze_base_except needs it: the number of updates."),
-    Conflict("techniques.reinitialize_last_layers",
-             lambda r, f: r.techniques.reinitialize_last_layers and (r.adapter is not None or r.model.quantization != "none"),
-             "beside an adapter they would not train. Remove the line, or train all weights."),
-    Conflict("techniques.reinitialize_last_layers",
-             lambda r, f: r.techniques.reinitialize_last_layers and (r.model.new is not None or r.method == "distill"),
-             "a new model's weights are random already, and a teacher needs its own. Remove the line."),
-    Conflict("techniques.reinitialize_last_layers",
-             lambda r, f: r.techniques.reinitialize_last_layers and _terms(r, "l2", "kl", "projection"),
-             "regularization would hold the model to untrained layers. Keep one; layerwise_lr_decay may stay."),
-    Conflict("techniques.reinitialize_last_layers",
-             lambda r, f: r.techniques.reinitialize_last_layers and (f.in_parts or f.is_sharded),
-             "new weights are drawn for whole layers, and the weights are in parts. Use DDP or ZeRO-2."),
-    # the update
-    Conflict("{0}", _unscaled, "needs unscaled gradients. Set trainer.bf16: true instead of fp16."),
-    Conflict("{0}", lambda r, f: _gradients(r, f) if _updates_elsewhere(f) else [],
-             "this optimizer updates while gradients are computed, before they can be used. Set another optim."),
-    Conflict("techniques.sam", lambda r, f: [f"{r.techniques.sam:g}"] * (r.techniques.sam > 0 and r.model.dtype
-                                                                         in ("bfloat16", "float16")),
-             "a step of {0} uphill rounds away in weights of 16 bits. Set model.dtype: float32; trainer.bf16 or fp16 then "
-             "speeds up the arithmetic."),
-    Conflict("trainer.lr_scheduler_type",
-             lambda r, f: [f["lr_scheduler_type"]] if _is_schedule_free(f) and f["lr_scheduler_type"]
-             not in ("constant", "constant_with_warmup") else [],
-             "found {0}, but schedule_free averages weights instead of following a schedule. Set constant, with or without "
-             "trainer.warmup_steps."),
-    Conflict("techniques.stochastic_rounding",
-             lambda r, f: [f["optim"]] if r.techniques.stochastic_rounding and not _ONE_BY_ONE.fullmatch(f["optim"]) else [],
-             "{0} does not treat weights one by one. Take adamw_8bit, adamw_torch or adafactor, or remove the line."),
-    Conflict("techniques.stochastic_rounding",
-             lambda r, f: r.techniques.stochastic_rounding and r.model.dtype != "bfloat16",
-             "rounds bfloat16 weights. Set model.dtype: bfloat16, or remove the line."),
-    Conflict("techniques.muon",
-             lambda r, f: [f["optim"]] if r.techniques.muon and f["optim"] not in ("adamw_torch", "adamw_torch_fused") else [],
-             "the other weights take AdamW, found trainer.optim: {0}. Set adamw_torch, or remove the line."),
-    Conflict("techniques.stochastic_rounding",
-             lambda r, f: r.techniques.stochastic_rounding and (r.techniques.muon or _terms(r, "projection")),
-             "rounds after trainer.optim alone; techniques.muon and regularization.projection change the update. Keep one."),
-    Conflict("regularization.projection",
-             lambda r, f: [f["optim"]] if _terms(r, "projection") and (_updates_elsewhere(f) or _is_schedule_free(f)) else [],
-             "corrects the weights after each step, and {0} keeps or updates them elsewhere. Set another trainer.optim."),
-    # several processes
-    Conflict("{0}", lambda r, f: [(key, f.splits) for key in (*_terms(r, "l2", "kl"), *_gradients(r, f)) if f.splits],
-             "needs the weights and the gradients, and {1}"),
-    Conflict("{0}", lambda r, f: [*_on(r, "stochastic_rounding", "muon"), *_terms(r, "projection")]
-             if f.in_parts or f.splits else [],
-             "needs whole weights on each process. Use DDP, or remove the line."),
-    Conflict("regularization.projection", lambda r, f: f.splits_matrices and _terms(r, "projection"),
-             "needs whole weights on each process. Use DDP, or remove it."),
-    Conflict("adapter.{0}", lambda r, f: [key for key in ("merge", "modules_to_save") if (r.adapter or {}).get(key)]
-             if f.in_parts else [],
-             "the weights are in parts. Remove the line (kinject export merges later), or use DDP."),
-    Conflict("trainer.optim", lambda r, f: [f["optim"]] if f.in_parts and not f.has_deepspeed
-             and re.search("8bit|bnb|paged", f["optim"]) and "torchao" not in f["optim"] else [],
-             "bitsandbytes cannot shard the states of {0}. Set adamw_torch_fused, or an optimizer of torchao."),
-    Conflict("trainer.packing", lambda r, f: f.splits_rows and f["packing"] and f["packing_strategy"] != "wrapped",
-             "packed documents would read each other: context parallelism has no mask. Set trainer.packing: false; or "
-             "packing_strategy: wrapped, which lets them."),
-    Conflict("model.attention", lambda r, f: f.splits_rows and r.model.attention not in ("auto", "sdpa"),
-             "context parallelism has sdpa only. Set model.attention: sdpa."),
-    Conflict("{0}", _whole_rows,
-             "needs whole rows on each process, and context parallelism splits them. Use DDP or FSDP2 without it."),
-)  # fmt: skip
-
-
-def _names(value: Any) -> Iterable[str]:
-    """Return trainer.report_to as names."""
-    return (value,) if isinstance(value, str) else value or ()
+def _rows_in_parts(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    if launch["packing"] and not launch.wraps_documents:
+        message = "packed documents would read each other: context parallelism has no mask."
+        fix = "Set trainer.packing: false; or packing_strategy: wrapped, which lets them."
+        yield Problem("trainer.packing", f"{message} {fix}")
+    if recipe.model.attention not in ("auto", "sdpa"):
+        message = "context parallelism has sdpa only. Set model.attention: sdpa."
+        yield Problem("model.attention", message)
+    needing = techniques_on(recipe, "hard_example_mining", "row_weights")
+    needing += terms_on(recipe, "projection")
+    if recipe.method == "distill":
+        needing.insert(0, "method")
+    for key in needing:
+        message = "needs whole rows on each process, and context parallelism splits them."
+        yield Problem(key, f"{message} Use DDP or FSDP2 without it.")

@@ -18,14 +18,14 @@ from kinject.question_formats import FORMATS
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import Shared, find_problems
-from kinject.recipe.eval_section import (
+from kinject.recipe.read import NOT_TRAINING, Sections
+from kinject.recipe.sections import (
     ArmSection,
     EvalSection,
     StudyModelSection,
     StudySection,
     SweepSection,
 )
-from kinject.recipe.read import NOT_TRAINING, Sections
 from kinject.results import ArmInfo, Sweep, SweepPoint
 from kinject.types import ArmName
 

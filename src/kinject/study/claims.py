@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kinject.recipe.eval_section import ClaimSection
+from kinject.recipe.sections import ClaimSection
 from kinject.report.formatting import format_p, format_percent, format_points
 from kinject.results import ALPHA, FEWEST, Claim, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import trend

@@ -17,7 +17,7 @@ from kinject.corpus.spans import Json
 from kinject.disk import content_id, file_hash, folder_hash
 from kinject.models import model_hash
 from kinject.recipe import read_values
-from kinject.recipe.eval_section import QuestionSetSection, StudySection
+from kinject.recipe.sections import QuestionSetSection, StudySection
 from kinject.sandbox import BASE_CORPUS
 from kinject.study.arms import (
     Arm,

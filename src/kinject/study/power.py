@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from kinject.recipe.eval_section import ClaimSection
+from kinject.recipe.sections import ClaimSection
 from kinject.report.formatting import format_count
 from kinject.results import MARGIN
 from kinject.stats.matrix import CorrectnessMatrix

@@ -29,7 +29,7 @@ from kinject.eval.judge import read_accuracy
 from kinject.eval.plan import role_of
 from kinject.executors import LOG, LocalExecutor
 from kinject.recipe import StudyRecipe, is_model
-from kinject.recipe.eval_section import ClaimSection, StudySection
+from kinject.recipe.sections import ClaimSection, StudySection
 from kinject.report.files import write_report
 from kinject.results import Choice, Claim, Price, Report, Role, Sweep, UnscoredResult, to_json
 from kinject.study.analysis import make_failures, make_prices, summarize_arms

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import sys
 import warnings
@@ -23,6 +24,8 @@ from kinject.models import first_line, full_tensor
 from kinject.process import deferred, interruption, is_first_process, peak_memory
 from kinject.recipe.sections import ProbesSection
 from kinject.terminal import Progress, show
+
+log = logging.getLogger(__name__)
 
 
 class RunLog(TrainerCallback):  # type: ignore[misc]
@@ -213,6 +216,8 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
         if not state.is_world_process_zero:
             return
         for tracker in self.trackers():
+            if getattr(tracker, "has_failed", False):
+                continue
             if isinstance(tracker, TensorBoardCallback) and tracker.tb_writer is not None:
                 for name, values in finite.items():
                     if values.numel():
@@ -224,26 +229,56 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
                 tracker._wandb.log({**drawn, "train/global_step": step})
 
 
-def guard_trackers(callbacks: Sequence[Any]) -> None:
+def guard_trackers(callbacks: Sequence[TrainerCallback], left_out: list[str] | None = None) -> None:
     """Let a tracker that cannot start (no database, no account) end the run with its reason in one
-    line."""
+    line; with `left_out`, which gets the reason, the run continues without that tracker."""
+    kinds = tuple(INTEGRATION_TO_CALLBACK.values())
     for callback in callbacks:
-        if isinstance(callback, tuple(INTEGRATION_TO_CALLBACK.values())) and hasattr(
-            callback, "setup"
-        ):
+        if isinstance(callback, kinds) and hasattr(callback, "setup"):
+            _guard_start(callback)
+            if left_out is not None:
+                _make_optional(callback, left_out)
 
-            def setup(
-                *args: Any, tracker: Any = callback, begin: Any = callback.setup, **kwargs: Any
-            ) -> None:
-                try:
-                    begin(*args, **kwargs)
-                except Exception as error:  # each library raises its own
-                    reason = first_line(error)
-                    raise TrainingError(
-                        f"trainer.report_to: {type(tracker).__name__} cannot start ({reason}). Set report_to: none, or mend it."
-                    ) from error
 
-            callback.setup = setup
+def _guard_start(tracker: Any) -> None:
+    begin = tracker.setup
+
+    def setup(*args: Any, **kwargs: Any) -> None:
+        try:
+            begin(*args, **kwargs)
+        except Exception as error:  # each library raises its own
+            name, reason = type(tracker).__name__, first_line(error)
+            message = f"{name} cannot start ({reason}). Set report_to: none, or mend it."
+            raise TrainingError(f"trainer.report_to: {message}") from error
+
+    tracker.setup = setup
+
+
+def _make_optional(tracker: Any, left_out: list[str]) -> None:
+    """Let a tracker that cannot start ignore this event and all later ones.
+
+    It stays among the trainer's callbacks, over which the trainer iterates while it starts.
+    """
+    tracker.has_failed = False
+
+    def without_fault(react: Callable[..., Any]) -> Callable[..., Any]:
+        def event(*args: Any, **kwargs: Any) -> Any:
+            if tracker.has_failed:
+                return None
+            try:
+                return react(*args, **kwargs)
+            except TrainingError as error:
+                tracker.has_failed = True
+                reason = str(error).removeprefix("trainer.report_to: ").partition(". Set ")[0]
+                left_out.append(f"trainer.report_to: all is without a tracker: {reason}.")
+                log.warning(left_out[-1])
+                return None
+
+        return event
+
+    for name in dir(tracker):
+        if name.startswith("on_"):
+            setattr(tracker, name, without_fault(getattr(tracker, name)))
 
 
 def tracker_error(kind: type) -> str:

@@ -319,11 +319,19 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             super()._load_best_model()
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Create the repository on the hub. Raises `TrainingError` if the hub refuses it."""
+        """Create the repository on the hub, and its branch `hub_revision`.
+
+        Raises `TrainingError` if the hub refuses it.
+        """
+        from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
             super().init_hf_repo(*args, **kwargs)
+            branch = self.args.hub_revision
+            # Trainer makes no branch, so an upload to a new one would fail after the whole training.
+            if branch and not branch.startswith("refs/") and self.is_world_process_zero():
+                HfApi().create_branch(self.hub_model_id, branch=branch, exist_ok=True)
         except (HfHubHTTPError, OSError) as error:
             why = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise TrainingError(

@@ -14,7 +14,7 @@ from kinject.errors import InputError, Problem
 from kinject.hub import upload_fault
 from kinject.process import context_parallel_size, is_fsdp_launch, is_launched, tensor_parallel_size
 from kinject.recipe import ModelSection, RegularizationSection, TrainRecipe
-from kinject.recipe.check import Conflict, suggestion
+from kinject.recipe.check import suggestion
 from kinject.recipe.conflicts import find_problems
 from kinject.recipe.library_fields import (
     ADAPTER_KEYS,
@@ -24,7 +24,7 @@ from kinject.recipe.library_fields import (
     adapter_types,
     fields_of,
 )
-from kinject.recipe.train_conflicts import Launch
+from kinject.recipe.train_conflicts import Launch, TrainCheck
 
 if TYPE_CHECKING:
     from trl import SFTConfig
@@ -42,13 +42,13 @@ _NEED_MODEL = {
 """Optimizers that choose weights by the names of a model's modules -> their package."""
 
 
-def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SFTConfig, Any]:
+def make_configs(recipe: TrainRecipe, checks: Iterable[TrainCheck] = ()) -> tuple[SFTConfig, Any]:
     """Return SFTConfig, without the fields of tokenising and packing, which kinject does itself,
     and peft's config or None.
 
     If the recipe names neither bf16 nor fp16, the device chooses
     (`kinject.models.choose_precision`). Raises `RecipeError` with every problem that shows without
-    a model: of the table of conflicts, of `rows`, and of the libraries.
+    a model: of `find_problems`, of `checks`, and of the libraries.
     """
     problems: list[Problem] = []
     try:
@@ -67,10 +67,11 @@ def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SF
     if recipe.adapter is not None:
         adapter, more = build(adapter_config, recipe.adapter, "adapter", "peft")
         refusals += more
-    problems += find_problems(
-        "train", recipe, _launch(recipe.model, recipe.trainer, config, device), rows
-    )
-    problems += _about_trackers(config)
+    launch = _launch(recipe.model, recipe.trainer, config, device)
+    problems += find_problems("train", recipe, launch)
+    for check in checks:
+        problems += check(recipe, launch)
+    problems += _about_trackers(config, wants_all_trackers(recipe))
     faults = models.check_config(recipe.model.new or {"model_type": "llama"})
     problems += [Problem(f"model.new.{key}", message) for key, message in faults]
     known = {
@@ -212,7 +213,7 @@ def _rehearse(config: SFTConfig, optim: str) -> None:
 def _launch(
     section: ModelSection, trainer: Mapping[str, Any], config: SFTConfig | None, device: str
 ) -> Launch:
-    """Return what the table of conflicts reads beside the recipe; of a refused `config`, nothing of
+    """Return what `find_problems` reads beside the recipe; of a refused `config`, nothing of
     the launcher."""
     from trl import SFTConfig
 
@@ -258,15 +259,27 @@ def is_sharded(config: SFTConfig) -> bool:
     return is_fsdp or getattr(config.deepspeed_plugin, "zero_stage", 0) == 3
 
 
-def _about_trackers(config: SFTConfig | None) -> list[Problem]:
+def wants_all_trackers(recipe: TrainRecipe) -> bool:
+    """Return whether `report_to: all` asks for every tracker that is installed and starts."""
+    return recipe.trainer.get("report_to") in ("all", ("all",))
+
+
+def _about_trackers(config: SFTConfig | None, wants_all: bool) -> list[Problem]:
     """Return a problem for each of trainer.report_to that transformers does not know or that is not
-    installed."""
+    installed; if `wants_all`, leave those out of `config` instead."""
     from transformers.integrations import INTEGRATION_TO_CALLBACK
 
     from kinject.train.callbacks import tracker_error
 
+    if config is None:
+        return []
+    if wants_all:
+        config.report_to = [
+            name for name in config.report_to if not tracker_error(INTEGRATION_TO_CALLBACK[name])
+        ]
+        return []
     problems = []
-    for name in config.report_to if config is not None else ():
+    for name in config.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
             problems.append(
                 Problem(

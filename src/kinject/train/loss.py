@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 
 from kinject.corpus.tokenize import IGNORED
-from kinject.recipe.check import Conflict
 
 if TYPE_CHECKING:
+    from kinject.errors import Problem
     from kinject.recipe import TrainRecipe
+    from kinject.recipe.train_conflicts import Launch
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ def next_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
 class Technique:
     """An objective or an update rule, as a line of its table has it."""
 
-    conflicts: ClassVar[tuple[Conflict, ...]] = ()
-    """Rows for the table of conflicts: the keys that it excludes or needs."""
+    @classmethod
+    def problems(cls, recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+        """Yield a problem for each key that it excludes or needs."""
+        yield from ()
 
     # the whole recipe: any of its keys may switch a row of the table on (method, regularization, techniques)
     @classmethod

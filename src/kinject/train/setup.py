@@ -35,7 +35,7 @@ from kinject.train.callbacks import (
     guard_trackers,
     patience,
 )
-from kinject.train.config import make_configs
+from kinject.train.config import make_configs, wants_all_trackers
 from kinject.train.data import (
     REPLAY,
     Collator,
@@ -96,13 +96,8 @@ def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
             recipe.techniques.custom,
             {n: kind for n, kind in kinds.items() if dataclasses.is_dataclass(kind)},
         )
-        rows = [
-            row
-            for name, kind in kinds.items()
-            if kind.is_on(name, recipe)
-            for row in kind.conflicts
-        ]
-        configs = make_configs(recipe, rows)
+        checks = [kind.problems for name, kind in kinds.items() if kind.is_on(name, recipe)]
+        configs = make_configs(recipe, checks)
         check_model(recipe)
     return configs
 
@@ -331,7 +326,8 @@ def _assemble(
         if recipe.model.quantization == "none" or is_shortage(error):
             raise
         raise quantized_fault(error) from error
-    guard_trackers(trainer.callback_handler.callbacks)
+    left_out = trainer.guard.warnings if wants_all_trackers(recipe) else None
+    guard_trackers(trainer.callback_handler.callbacks, left_out)
     if techniques.histogram_steps is not None:
         trainer.add_callback(
             Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks)

@@ -36,7 +36,7 @@ from kinject.models import (
     text_start,
     window_of,
 )
-from kinject.recipe.eval_section import LocalModelSection
+from kinject.recipe.sections import LocalModelSection
 from kinject.results import Perplexity
 from kinject.types import Answer
 

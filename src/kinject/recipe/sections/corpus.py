@@ -1,5 +1,4 @@
-"""The sections of a recipe on its texts: how files become documents; the corpus, its order, and
-what a teacher reads."""
+"""The sections `documents` and `corpus`: how files become documents, and what is learned from."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kinject.recipe.sections import option
+from kinject.recipe.sections.option import option
 
 
 @dataclass(frozen=True)
@@ -103,47 +102,3 @@ class CorpusSection:
             for name, part in self.parts().items()
         }
         return [name for name, value in answers.items() if value == "own"]
-
-
-@dataclass(frozen=True)
-class DistillationSection:
-    """Context distillation (`method: distill`): the teacher's context, and the loss to its
-    predictions.
-
-    The teacher is the model itself with a context before the text; the student reads the text
-    alone. Or it is another model: a larger one, or the one that was there before a training, to
-    give back what that has cost.
-    """
-
-    teacher: str | None = option(
-        None,
-        help="The teacher: a model folder or hub name, of the model's vocabulary; default: the model itself.",
-        path="model",
-    )
-    context: Literal["document", "beginning", "none"] = option(
-        "document",
-        help="The context of the teacher: the row's document, or the beginning of the row's own text, which the "
-        "student then lacks (DiSC); none: it reads the row itself (with `teacher`).",
-    )
-    documents: str | None = option(
-        None,
-        help="Documents, as for augment; default: the rows of the corpus with origin original. Rows name theirs by document_id.",
-        path="documents",
-    )
-    context_tokens: int | None = option(
-        None,
-        help="Most tokens of a document that the teacher reads: of a longer one the passages nearest to the row, by BM25. "
-        "Default: the room that the model's window leaves.",
-        min=8,
-    )
-    top_k: int = option(
-        64,
-        help="Most likely tokens of each prediction of the teacher that are kept; the others count as one.",
-        min=1,
-    )
-    cross_entropy: float = option(
-        0.0,
-        help="Fraction of the loss that is plain cross-entropy with the text.",
-        min=0.0,
-        below=1.0,
-    )

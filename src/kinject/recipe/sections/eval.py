@@ -1,14 +1,18 @@
-"""The sections that ask: `eval` (models, question sets, retrieval) and `study` (arms over shared
-recipes, sweeps, claims)."""
+"""The section `eval`: models, question sets and retrieval."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from kinject.disk import path_exists
+from kinject.errors import Problem
 from kinject.question_formats import FORMATS
-from kinject.recipe.sections import Attention, Dtype, GeneratorSection, Quantization, option
+from kinject.recipe.sections.augment import GeneratorSection, is_free
+from kinject.recipe.sections.model import Attention, Dtype, Quantization
+from kinject.recipe.sections.option import option
 
 
 @dataclass(frozen=True)
@@ -320,205 +324,104 @@ class EvalSection:
         return replace(table, **defaults)
 
 
-@dataclass(frozen=True)
-class StudyModelSection:
-    """A base model: `path`, or the train `recipe` that makes it, with `overrides`."""
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """What the formats of an evaluation need, and whether several processes share the machine."""
 
-    path: str | None = option(None, help="Model folder or hub name.")
-    recipe: str | None = option(
-        None, help="Train recipe that makes it; it runs first.", path="file"
-    )
-    overrides: Mapping[str, Any] | None = option(
-        None, help="Overrides of `recipe`, as in {model.new.hidden_size: 64}."
-    )
+    writes: bool = False
+    """Some answers are written in words."""
+    scores: bool = True
+    """Some answers are chosen by log-probs."""
+    is_shared: bool = False
 
 
-@dataclass(frozen=True)
-class ArmSection:
-    """One way of injecting knowledge: its differences from the study's shared recipes."""
-
-    description: str = option("", help="Description of the arm for the report.")
-    corpus: str = option(
-        "augmented",
-        help="augmented (the corpus of study.augment), random (its words, shuffled), or a corpus (JSONL).",
-    )
-    overrides: Mapping[str, Any] | None = option(
-        None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}."
-    )
-    match: Mapping[Literal["steps", "seconds"], str] | None = option(
-        None,
-        help="{steps: ARM} or {seconds: ARM}: train for as many optimizer steps, or seconds of "
-        "training (its teacher's and own answers' included, on a CPU processor time) as that arm.",
-    )
-    alpha: float | None = option(
-        None,
-        help="Average the tuned weights with the base's: 0 is the base, 1 the tuned model.",
-        min=0.0,
-        max=1.0,
-    )
-    through: str | None = option(
-        None,
-        help="Train this model, the base of the arm's own one, instead; then its own one minus this base is added to the tuned "
-        "weights (chat vector).",
-    )
-    after: str | None = option(
-        None,
-        help="Train the model of this arm, one above, further: SFT after CPT, or one set of documents after another.",
-    )
-    rag: bool = option(True, help="Score it with retrieved passages as well.")
-    seeds: tuple[int, ...] | None = option(
-        None, help="Seeds; default: the study's.", min=0, nonempty=True
-    )
+def eval_problems(section: EvalSection, asking: Asking) -> Iterator[Problem]:
+    """Yield the problems of the section."""
+    yield from _local_problems(section, asking)
+    yield from _endpoint_problems(section, asking)
+    yield from _question_problems(section)
+    yield from _judge_problems(section, asking)
 
 
-@dataclass(frozen=True)
-class SweepSection:
-    """One key of an arm, varied over values; each value is a separate arm."""
-
-    key: str = option(help="Dotted recipe key, or corpus, or alpha.")
-    values: tuple[Any, ...] = option(help="Values of the key.", nonempty=True)
-    arm: str = option(help="Arm that is varied.")
-    frontier: bool = option(
-        False, help="Draw its points in the plot of learning against forgetting."
-    )
-    seeds: tuple[int, ...] | None = option(
-        None, help="Seeds; default: the study's.", min=0, nonempty=True
-    )
+def _local_problems(section: EvalSection, asking: Asking) -> Iterator[Problem]:
+    for name, table in section.local().items():
+        key = f"eval.models.{name}"
+        if asking.is_shared and table.device_map not in (None, "none"):
+            message = "is for one process: each of several would take every GPU. Start one."
+            yield Problem(f"{key}.device_map", message)
+        if table.revision and path_exists(Path(table.path)):
+            message = "is for a name on the hub, but path is a folder. Take it out."
+            yield Problem(f"{key}.revision", message)
 
 
-@dataclass(frozen=True)
-class TuneSection:
-    """A hyperparameter that the study tunes on validation questions, before it reads a test
-    question.
-
-    Each value is trained with the seed after the largest that is reported.
-    """
-
-    key: str = option(help="Dotted recipe key, as trainer.learning_rate.")
-    values: tuple[Any, ...] = option(help="The grid.", nonempty=True)
-    arm: str = option(help="Arm that is trained with each value.")
-    question_sets: str | tuple[str, ...] = option(
-        help="Question set whose validation questions compare the values; several count as one.",
-        nonempty=True,
-    )
-    arms: tuple[str, ...] | None = option(
-        None, help="Arms that take the chosen value; default: all that do not set the key."
-    )
-
-    def sets(self) -> tuple[str, ...]:
-        """Return the names of the question sets."""
-        return (self.question_sets,) if isinstance(self.question_sets, str) else self.question_sets
+def _endpoint_problems(section: EvalSection, asking: Asking) -> Iterator[Problem]:
+    for name, table in section.endpoints().items():
+        key, kind = f"eval.models.{name}", table.endpoint.kind
+        if kind not in ("openai", "vllm"):
+            yield Problem(f"{key}.endpoint", "must be of kind: openai or vllm.")
+        if kind == "vllm" and asking.scores:
+            message = "kind: vllm writes answers only."
+            fix = "Set eval.formats: [generate], or give the model as a path."
+            yield Problem(f"{key}.endpoint", f"{message} {fix}")
+        if table.api == "chat":
+            yield from _chat_problems(table, key, asking)
+        elif table.tokenizer is None and (table.chat or asking.scores):
+            message = "missing. chat and log-probs of choices need it: tokenizer: FOLDER."
+            yield Problem(f"{key}.tokenizer", message)
+    for name, other in _same_answers(section):
+        message = f"missing. {other} has the same model and parameters at another address;"
+        reason = "answers would be taken for one another's. Give each a revision (any text)."
+        yield Problem(f"eval.models.{name}.revision", f"{message} {reason}")
 
 
-@dataclass(frozen=True)
-class ClaimSection:
-    """A statement to be tested, fixed before the study runs; all claims are one family for Holm's
-    correction.
-
-    difference: `arm` is higher (or lower) than `baseline` on `question_set`. equivalence: `arm` is
-    within `margin` of `baseline` (two one-sided tests). trend: accuracy on `question_set` rises
-    (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm`
-    is within `margin` of guessing (two one-sided tests). Of written answers, `outcome` names the
-    part that is compared; guessing is never right, so they have no chance. An arm's name with
-    ``+rag`` is that arm with its chosen number of passages, with ``+NAME`` that with those of
-    study.retrievals, ``{lr: 0.001}`` the point of the sweep lr with that value.
-    """
-
-    statement: str = option(help="The claim in words, for the report.")
-    test: Literal["difference", "equivalence", "trend", "above_chance", "near_chance"] = option(
-        help="Statistical test."
-    )
-    question_set: str = option(help="Question set.")
-    arm: str | Mapping[str, Any] | None = option(
-        None, help="Arm of the claim, or a point of a sweep as {SWEEP: VALUE}.", nonempty=True
-    )
-    baseline: str | Mapping[str, Any] | None = option(
-        None,
-        help="difference, equivalence: the arm (or the point of a sweep) it is compared with.",
-        nonempty=True,
-    )
-    sweep: str | None = option(None, help="trend: the sweep.")
-    outcome: Literal["right", "wrong", "abstained", "answered"] = option(
-        "right",
-        help="Written answers: right, wrong, abstained (of a question that has an answer), or answered (of one that has none).",
-    )
-    direction: Literal["higher", "lower"] = option(
-        "higher", help="Direction of the difference or trend."
-    )
-    net: bool | None = option(
-        None,
-        help="Compare what each arm answers beyond its choices without the question (eval.control); default: on sets to be "
-        "learned that have such a control.",
-    )
-    margin: float = option(
-        0.1,
-        help="equivalence, near_chance: largest distance from the baseline (or guessing) that counts as none.",
-        min=0.0,
-        max=1.0,
-    )
-    source: str = option("", help="Paper that makes the claim.")
+def _chat_problems(table: EndpointModelSection, key: str, asking: Asking) -> Iterator[Problem]:
+    if asking.scores:
+        message = "a chat returns no log-probs of given choices."
+        fix = "Set eval.formats: [generate], or ask its completions (api: completions)."
+        yield Problem(f"{key}.api", f"{message} {fix}")
+    if table.tokenizer:
+        yield Problem(f"{key}.tokenizer", "is for api: completions. Remove it.")
 
 
-@dataclass(frozen=True)
-class StudySection:
-    """A whole experiment: arms x models x seeds x question sets, over shared recipes."""
+def _same_answers(section: EvalSection) -> Iterator[tuple[str, str]]:
+    """Yield (name, earlier name) of endpoints that no stored answer tells apart."""
+    first: dict[str, str] = {}
+    tables = section.endpoints()
+    for name, table in tables.items():
+        identity = repr((replace(table.endpoint, base_url=None), table.api, table.revision))
+        other = first.setdefault(identity, name)
+        if tables[other].address != table.address:
+            yield name, other
 
-    title: str = option(help="Title of the report.")
-    train: str = option(help="Shared train recipe.", path="file")
-    eval: str = option(
-        help="Shared eval recipe; its models are replaced by the arms'.", path="file"
-    )
-    models: Mapping[str, str | StudyModelSection] = option(
-        help="name: base model folder or hub name, or path/recipe/overrides.", nonempty=True
-    )
-    arms: Mapping[str, ArmSection] = option(help="Arms by name; base is always there.")
-    description: str = option(
-        "", help="Summary of the study for the report: its subject and how long it takes."
-    )
-    augment: str | None = option(
-        None, help="Shared augment recipe, for arms on an augmented corpus.", path="file"
-    )
-    setup: tuple[str, ...] = option(
-        (),
-        help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model, "
-        "sandbox-base and sandbox-instruct its models as they ship, sandbox-chat the dialogues of recipes/sandbox/instruct.yaml, "
-        "sandbox-sentences rows that teach to answer in sentences and to abstain.",
-    )
-    overrides: Mapping[str, Any] | None = option(
-        None, help="Overrides of the shared recipes for every arm; eval.* too."
-    )
-    retrievals: Mapping[str, Mapping[str, Any]] | None = option(
-        None, help="NAME: {kind: oracle} and other keys of eval.retrieval. The base and each arm with rag are also asked with "
-        "these passages, as ARM+NAME.",
-    )  # fmt: skip
-    price: tuple[float, ...] = option(
-        (), help="Prices of a million prompt tokens, of a million answer tokens and of a million tokens of training, in any "
-        "currency: the report compares what each arm costs.", min=0.0,
-    )  # fmt: skip
-    seeds: tuple[int, ...] = option((0, 1, 2), help="Seeds of training.", min=0, nonempty=True)
-    new_paraphrases_per_seed: bool = option(
-        False, help="Write new paraphrases for each seed (and pay an endpoint for each)."
-    )
-    validation: Mapping[str, float] | None = option(
-        None,
-        help="Question set: fraction of its documents whose questions are used for tuning only, in every set; "
-        "a set of the eval recipe that names a validation file needs none.",
-        min=0.001,
-        max=0.999,
-    )
-    sweeps: Mapping[str, SweepSection] | None = option(
-        None, help="Curves: a key of an arm over values."
-    )
-    tune: Mapping[str, TuneSection] | None = option(
-        None, help="Hyperparameters that the study tunes on validation questions."
-    )
-    claims: Mapping[str, ClaimSection] | None = option(None, help="Claims that it tests.")
-    keep_models: bool = option(
-        True,
-        help="Keep the trained weights. false: they are deleted once they are evaluated, and made again where needed.",
-    )
-    cache_dir: str = option(
-        "runs/stages",
-        help="Folder of finished stages, by content; studies share it.",
-        path="output",
-    )
+
+def _question_problems(section: EvalSection) -> Iterator[Problem]:
+    most_shots = max(section.shots)
+    for name, item in section.sets().items():
+        if most_shots and item.shots_from is None:
+            message = f"eval.shots asks for {most_shots} examples, but shots_from is missing."
+            yield Problem(f"eval.questions.{name}", f"{message} Name the file that holds them.")
+    if "pmi" in section.scores and not section.control:
+        message = "pmi compares with the choices without the question. Set eval.control: true."
+        yield Problem("eval.scores", message)
+
+
+def _judge_problems(section: EvalSection, asking: Asking) -> Iterator[Problem]:
+    """Yield the problems of the judge, of retrieval, and of the budget of both."""
+    judge, retrieval = section.judge, section.retrieval
+    if ("judge" in section.scores) != (judge is not None):
+        message = "eval.judge, the model, and judge in eval.scores, which reads its grades,"
+        yield Problem("eval.judge", f"{message} need each other. Add or remove one.")
+    if judge is not None and not asking.writes:
+        message = "grades written answers, but no format writes any. Add generate to eval.formats."
+        yield Problem("eval.judge", message)
+    if retrieval is not None and retrieval.kind == "oracle" and retrieval.min_score is not None:
+        message = "kind: oracle takes the document that a question names, whatever it scores."
+        yield Problem("eval.retrieval.min_score", f"{message} Remove it.")
+    if judge is not None and judge.kind in ("sandbox", "file"):
+        message = f"found {judge.kind}, which grades nothing."
+        fix = "Allowed: openai (an endpoint) or transformers."
+        yield Problem("eval.judge.kind", f"{message} {fix}")
+    endpoints = [table.endpoint for table in section.endpoints().values()]
+    if section.budget is not None and is_free(judge, *endpoints):
+        message = "needs the price of an endpoint or of the judge: without prices all is free."
+        yield Problem("eval.budget", message)
