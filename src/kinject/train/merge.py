@@ -26,6 +26,7 @@ from kinject.models import (
     ADAPTER_CONFIG,
     CONFIG,
     INDEX,
+    LoadOptions,
     base_of_adapter,
     check_finite_in,
     check_model,
@@ -368,9 +369,8 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     for folder in (base, adapter):
         copy_others(folder, out)
     kept = _dtype_of(base) if dtype == "auto" else dtype
-    fold(
-        load_model(str(base), adapter=str(adapter), dtype=kept, device="cpu").model
-    ).save_pretrained(out)
+    options = LoadOptions(dtype=kept, device="cpu")
+    fold(load_model(str(base), options, adapter=str(adapter)).model).save_pretrained(out)
 
 
 def fold(tuned: Any) -> Any:
