@@ -55,10 +55,30 @@ leave_out_noise()  # before a library is imported, in a notebook and in a worker
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # trl would report each training to the hub
 
 __all__ = [
-    "KinjectError", "Recipe", "augment", "check", "compare", "demo", "doctor", "documents", "evaluate", "export",
-    "find_batch", "find_lr", "merge", "plan", "questions", "read_recipe", "read_report", "report", "runs", "study", "styles",
-    "train", "try_",
-]  # fmt: skip
+    "KinjectError",
+    "Recipe",
+    "augment",
+    "check",
+    "compare",
+    "demo",
+    "doctor",
+    "documents",
+    "evaluate",
+    "export",
+    "find_batch",
+    "find_lr",
+    "merge",
+    "plan",
+    "questions",
+    "read_recipe",
+    "read_report",
+    "report",
+    "runs",
+    "study",
+    "styles",
+    "train",
+    "try_",
+]
 
 
 class _Package(ModuleType):

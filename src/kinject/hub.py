@@ -47,7 +47,8 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
         validate_repo_id(name)
     except ValueError as error:
         raise InputError(
-            f"{name[:300]!r}: no such folder, and no name of a {kind} on the hub (OWNER/NAME). Check the path."
+            f"{name[:300]!r}: no such folder, and no name of a {kind} on the hub (OWNER/NAME). "
+            "Check the path."
         ) from error
     reason = unreachable_reason()
     if not reason:
@@ -55,7 +56,8 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
     folder = _cached_folder(name, revision)
     if folder is None:
         raise InputError(
-            f"{name}: no {kind} of this name: no such folder, not in the local cache of the hub, and {reason}. Check the "
+            f"{name}: no {kind} of this name: no such folder, not in the local cache of the hub, "
+            f"and {reason}. Check the "
             f"name, give a folder, or download it where there is a network: hf download {name}"
         )
     return folder
@@ -74,11 +76,13 @@ def local_folder(name: str, revision: str | None = None) -> Path:
 
 
 def check_data_set(name: str) -> None:
-    """Raise `InputError` if the hub, from which the data set `name` is streamed, cannot be reached."""
+    """Raise `InputError` if the hub, from which the data set `name` is streamed, cannot be
+    reached."""
     reason = unreachable_reason()
     if reason:
         raise InputError(
-            f"{name}: no such file or folder, and {reason}. Check the path, or give documents in a file."
+            f"{name}: no such file or folder, and {reason}. Check the path, or give documents in a "
+            "file."
         )
 
 

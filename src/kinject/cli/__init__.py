@@ -1,4 +1,5 @@
-"""The command line: parse, call one function, print. Nothing here imports torch before a verb runs."""
+"""The command line: parse, call one function, print. Nothing here imports torch before a verb
+runs."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ Turn documents into knowledge that a language model demonstrably has.
 
 _EPILOG = """\
 exit codes: 0 done, 1 finished but incomplete (the output names what is missing), 2 unusable input,
-70 a bug in kinject, with a traceback. Stopped by a signal: 128 + its number, and the last line is the
+70 a bug in kinject, with a traceback. Stopped by a signal: 128 + its number, and the last line is \
+the
 command that resumes
 
 examples:
@@ -91,19 +93,25 @@ examples:
   kinject train recipes/cpt.yaml trainer.learning_rate=1e-4 run_dir=runs/cpt-slow"""
 
 
-_BUG = """\
-kinject {verb}: this {error} is a bug in kinject, not in your input. Finished work is kept. Please report it to the developers
-of kinject, with the lines above, the recipe and the output of kinject doctor."""
+_BUG = (
+    "kinject {verb}: this {error} is a bug in kinject, not in your input. Finished work is kept. "
+    "Please report it to the developers\nof kinject, with the lines above, the recipe and the "
+    "output of kinject doctor."
+)
 
 _SHORTAGE = (
-    "this machine, or a limit on it (ulimit -a), has too little for this run: {}. Free some, or make the run smaller: "
+    "this machine, or a limit on it (ulimit -a), has too little for this run: {}. Free some, or "
+    "make the run smaller: "
     "kinject plan and kinject find-lr --batch estimate what fits."
 )
 
 _STOPPED = {
-    signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit",
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "hung up",
+    signal.SIGQUIT: "quit",
     signal.SIGUSR1: "stopped by SIGUSR1",
-}  # fmt: skip
+}
 
 _PATH_FAULTS = (
     FileNotFoundError,
@@ -131,7 +139,8 @@ def program() -> int:
         code = exit_code(stop)
     except SystemExit as end:  # argparse
         code = end.code if isinstance(end.code, int) else 0
-    except BaseException as error:  # noqa: BLE001 (a bug, or a library's panic: it must not end as "finished but incomplete")
+    except BaseException as error:  # noqa: BLE001
+        # A bug, or a library's panic: its exit code must not be that of "finished but incomplete".
         traceback.print_exc()
         show(_BUG.format(verb=_verb(sys.argv[1:]), error=type(error).__name__), file=sys.stderr)
         code = 70
@@ -167,7 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def answer(words: Sequence[str], value: Mapping[str, Any], file: TextIO | None = None) -> None:
-    """Print the one JSON object of a command with --json: its result and exit code, or its error."""
+    """Print the one JSON object of a command with --json: its result and exit code, or its
+    error."""
     if "--json" in words and is_first_process():
         from pydantic_core import to_jsonable_python
 
@@ -207,9 +217,15 @@ def _report_errors(words: Sequence[str]) -> int:
             None,
         )
         if failure is not None:
-            message = f"{f'{failure.filename}: ' if failure.filename else ''}{failure.strerror}. {fix_for(failure)}"
+            message = (
+                f"{f'{failure.filename}: ' if failure.filename else ''}{failure.strerror}. "
+                f"{fix_for(failure)}"
+            )
         elif moved is not None:
-            message = f"{moved.filename}: {moved.strerror}. Something moved, deleted or replaced it meanwhile. Check it."
+            message = (
+                f"{moved.filename}: {moved.strerror}. Something moved, deleted or replaced it "
+                "meanwhile. Check it."
+            )
         elif is_shortage(error):
             message = _SHORTAGE.format(
                 str(error).strip().partition("\n")[0][:500] or "out of memory"
@@ -265,9 +281,18 @@ def _quieten_libraries() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[on_screen], force=True)
     logging.getLogger("torch").setLevel(logging.WARNING)  # its import logs at its end
     for noisy in (
-        "httpx", "httpx2", "httpcore", "openai", "datasets", "bitsandbytes", "bm25s", "matplotlib", "fontTools", "urllib3",
+        "httpx",
+        "httpx2",
+        "httpcore",
+        "openai",
+        "datasets",
+        "bitsandbytes",
+        "bm25s",
+        "matplotlib",
+        "fontTools",
+        "urllib3",
         "huggingface_hub",
-    ):  # fmt: skip
+    ):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     for library in ("transformers", "peft", "trl", "accelerate", "datasets", "torch"):
         for category in (FutureWarning, DeprecationWarning):  # they concern other libraries
@@ -294,17 +319,22 @@ def render_resume_hint(verb: str, words: Sequence[str], stop: KeyboardInterrupt)
 def render_next_step() -> str:
     """Return the runs of this folder with the command that continues each, and the next step."""
     lines = [
-        _DESCRIPTION, "",
-        "verbs: kinject --help    one verb: kinject VERB --help    shipped recipes: kinject recipes", "",
-    ]  # fmt: skip
+        _DESCRIPTION,
+        "",
+        "verbs: kinject --help    one verb: kinject VERB --help    "
+        "shipped recipes: kinject recipes",
+        "",
+    ]
     runs = [run for run in find_runs() if run.state != "not started" or _is_own(run)]
     if not runs:
-        return "\n".join([
-            *lines,
-            "Next: kinject demo                the whole job on embedded documents: 2 minutes",
-            "  or: kinject try FOLDER          looks at your documents, writes recipes",
-            "  or: kinject recipes copy eval   the recipes and data of the demo, to change",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                *lines,
+                "Next: kinject demo                the whole job on embedded documents: 2 minutes",
+                "  or: kinject try FOLDER          looks at your documents, writes recipes",
+                "  or: kinject recipes copy eval   the recipes and data of the demo, to change",
+            ]
+        )
     order = ("augment", "questions", "train", "eval")
     runs.sort(
         key=lambda run: (
@@ -354,7 +384,8 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
     overrides = [word for word in arguments.arguments if "=" in word]
     if len(files) > 1:
         raise InputError(
-            f"found {len(files)} recipes ({', '.join(files)}); give one, then section.key=value overrides."
+            f"found {len(files)} recipes ({', '.join(files)}); give one, then section.key=value "
+            "overrides."
         )
     if not files and arguments.default_recipe is None:
         raise InputError(f"no recipe given. For example: kinject {verb} recipes/cpt.yaml")
@@ -441,9 +472,11 @@ def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None)
     [section.key=value ...]``."""
     if recipe is not None:
         parser.add_argument(
-            "arguments", nargs="*", metavar="[RECIPE] [section.key=value ...]",
+            "arguments",
+            nargs="*",
+            metavar="[RECIPE] [section.key=value ...]",
             help=f"recipe file{recipe and f' (default: {recipe})'}; then overrides, values in YAML",
-        )  # fmt: skip
+        )
         parser.set_defaults(default_recipe=recipe or None)
     options, run = _RUNS.get(name, ((), {}))
     groups: dict[str, Any] = {}
@@ -489,5 +522,8 @@ class _Parser(_VerbParser):
         wrong = re.search(r"argument VERB: invalid choice: '(.*?)'", message)
         if wrong:
             near = difflib.get_close_matches(wrong[1], _VERBS, 1)
-            message = f"{wrong[1]}: no such command.{f' Did you mean {near[0]}?' if near else ''} All: kinject --help"
+            message = (
+                f"{wrong[1]}: no such command.{f' Did you mean {near[0]}?' if near else ''} All: "
+                "kinject --help"
+            )
         super().error(message)

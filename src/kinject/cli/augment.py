@@ -41,7 +41,8 @@ def _try(arguments: argparse.Namespace) -> Outcome:
         "arguments",
         nargs="+",
         metavar="PATH [documents.key=value ...]",
-        help="folder, pattern or file; run_dir=FOLDER sets the run folder (default: runs/NAME/documents)",
+        help="folder, pattern or file; run_dir=FOLDER sets the run folder (default: "
+        "runs/NAME/documents)",
     ),
     option(
         "--recipe",
@@ -111,7 +112,8 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
     option(
         "--retention",
         action="store_true",
-        help="questions on well-known neighbours of the documents that the model answers, to measure what training "
+        help="questions on well-known neighbours of the documents that the model answers, to "
+        "measure what training "
         "forgets, in the folder retention of the run's",
     ),
     option(
@@ -147,17 +149,20 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
 
     if arguments.arguments:
         raise InputError(
-            f"--drop-known: takes no recipe; found {arguments.arguments[0]!r}. Name the evaluation's folder alone."
+            f"--drop-known: takes no recipe; found {arguments.arguments[0]!r}. Name the "
+            "evaluation's folder alone."
         )
     parts = split_known(arguments.drop_known)
     for part in parts:
         n = part.n_known + part.n_unknown
         chosen, measured = ", ".join(part.chosen_by), ", ".join(part.measure_with)
         show(
-            f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by {chosen}"
+            f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by "
+            f"{chosen}"
         )
         show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")
         show(
-            f"  Ask the known ones by {measured}, which chose none of them: so the base answers {part.kept:.1%}."
+            f"  Ask the known ones by {measured}, which chose none of them: so the base answers "
+            f"{part.kept:.1%}."
         )
     return parts, 0

@@ -30,7 +30,8 @@ from kinject.terminal import show
         "--link",
         metavar="GBPS",
         type=float,
-        help="gigabytes a second of the slowest link: of a machine's network with --nodes, else between two devices",
+        help="gigabytes a second of the slowest link: of a machine's network with --nodes, else "
+        "between two devices",
     ),
     option("--no-calibration", action="store_true", help="time no real steps"),
     option(
@@ -52,10 +53,14 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
     from kinject.plan.ways import parse_memory
 
     result = plan(
-        recipe, memory=parse_memory(arguments.memory) if arguments.memory is not None else None,
-        n_devices=arguments.devices, nodes=arguments.nodes, link=arguments.link and arguments.link * 1e9,
-        gpu=arguments.gpu, calibration=not arguments.no_calibration,
-    )  # fmt: skip
+        recipe,
+        memory=parse_memory(arguments.memory) if arguments.memory is not None else None,
+        n_devices=arguments.devices,
+        nodes=arguments.nodes,
+        link=arguments.link and arguments.link * 1e9,
+        gpu=arguments.gpu,
+        calibration=not arguments.no_calibration,
+    )
     show(render_plan(result))
     if arguments.figure is not None:
         draw_rates(result, arguments.figure)

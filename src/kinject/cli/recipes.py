@@ -73,7 +73,8 @@ def _copy(arguments: argparse.Namespace) -> Outcome:
         show(arguments.out / path)
     if copied.unchanged:
         show(
-            f"{len(copied.unchanged)} more {'was' if len(copied.unchanged) == 1 else 'were'} there already, the same"
+            f"{len(copied.unchanged)} more {'was' if len(copied.unchanged) == 1 else 'were'} there "
+            "already, the same"
         )
     for recipe in recipes:
         show(f"\n{recipe.path}: {recipe.purpose}")

@@ -61,7 +61,8 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
         raise InputError(f"kinject export: found {' and '.join(used)}. Give one of them.")
     if (arguments.add is None) != (arguments.minus is None):
         raise InputError(
-            "--add and --minus belong together: an instruct model, and the base that it was made from."
+            "--add and --minus belong together: an instruct model, and the base that it was made "
+            "from."
         )
     for flag, value, form in (
         ("--alpha", arguments.alpha, "--average-with"),
@@ -128,7 +129,8 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     option(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is stored)",
+        help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is "
+        "stored)",
     ),
     option("--license", metavar="ID", help="licence in the card, as apache-2.0"),
     option("--gguf", choices=tuple(KINDS), help="write a GGUF file for llama.cpp, too"),
@@ -138,7 +140,8 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
         metavar="RUN",
         nargs="?",
         const=Path(),
-        help="ask the questions of an evaluation (recipe or run; default: --report, else the run's probes) of the result and "
+        help="ask the questions of an evaluation (recipe or run; default: --report, else the "
+        "run's probes) of the result and "
         "each copy; exit code 1 if one differs from the trained model",
     ),
     option(
@@ -147,7 +150,8 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
         default=[],
         metavar="COPY",
         dest="copies",
-        help="further copies to prove: a model folder, a .gguf file, a server's address (http://HOST/v1)",
+        help="further copies to prove: a model folder, a .gguf file, a server's address "
+        "(http://HOST/v1)",
     ),
 )
 def _export(arguments: argparse.Namespace) -> Outcome:
@@ -179,9 +183,11 @@ def render_job(kind: str, words: list[str]) -> str:
     """Return the job file of `kind`, a file of cli/jobs/, that trains the recipe and overrides
     `words` in this folder."""
     values = {
-        "name": Path(words[0]).stem.replace(" ", "-"), "folder": shlex.quote(str(Path.cwd())), "words": shlex.join(words),
+        "name": Path(words[0]).stem.replace(" ", "-"),
+        "folder": shlex.quote(str(Path.cwd())),
+        "words": shlex.join(words),
         "python": shlex.quote(sys.executable),
-    }  # fmt: skip
+    }
     text = (files("kinject.cli") / "jobs" / kind).read_text("utf-8")
     for key, value in values.items():
         text = text.replace(f"{{{key}}}", value)

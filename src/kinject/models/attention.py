@@ -107,7 +107,8 @@ def not_causal(config: Any) -> str:
         else ""
     )
     return (
-        f"{config.model_type} is no causal language model as configured: it reads later tokens (another token at the end of a "
+        f"{config.model_type} is no causal language model as configured: it reads later tokens "
+        "(another token at the end of a "
         f"row moves the logits before it). Take a causal model.{set_decoder}"
     )
 
@@ -159,7 +160,9 @@ def try_attention(model: Any, name: str) -> str:
 
     def read() -> torch.Tensor:
         with torch.no_grad(), torch.autocast(device.type, half):
-            return model(input_ids=ids, position_ids=positions, use_cache=False).logits.float()  # type: ignore[no-any-return]
+            output = model(input_ids=ids, position_ids=positions, use_cache=False)
+            logits: torch.Tensor = output.logits.float()
+            return logits
 
     try:
         expected = read()
@@ -168,7 +171,8 @@ def try_attention(model: Any, name: str) -> str:
         reason = (
             "" if gap < 0.1 else f"its logits differ from {before}'s by {gap:.2g} of their length"
         )
-    except Exception as error:  # noqa: BLE001 - kernels and compilers raise what they like; `auto` has another attention
+    except Exception as error:  # noqa: BLE001
+        # Kernels and compilers raise what they like; `auto` has another attention.
         reason = first_line(error)[:120] or type(error).__name__
     if reason:
         model.set_attn_implementation(before)
@@ -219,7 +223,8 @@ def attend_to_cartridge(tuned: Any) -> None:
     n, n_layers = tuned.active_peft_config.num_virtual_tokens, tuned.active_peft_config.num_layers
     if len(rotary) != 1 or len(layers) != n_layers or getattr(base.config, "sliding_window", None):
         raise InputError(
-            f"{base.config.model_type}: a cartridge needs rotary positions and full attention in every layer."
+            f"{base.config.model_type}: a cartridge needs rotary positions and full attention in "
+            "every layer."
         )
     held: list[
         Any

@@ -42,7 +42,8 @@ def choose_device(requested: str) -> str:
         return devices[0]
     if requested not in devices:
         raise InputError(
-            f"model.device: {requested} requested, but this machine has {', '.join(devices)}. Set model.device: auto."
+            f"model.device: {requested} requested, but this machine has {', '.join(devices)}. Set "
+            "model.device: auto."
         )
     return requested
 
@@ -110,12 +111,18 @@ def emulated_bf16(device: str) -> str:
 
     major, minor = torch.cuda.get_device_capability()
     name = torch.cuda.get_device_name()
-    return f"{name} (compute capability {major}.{minor}) only emulates bfloat16, many times slower than float16."
+    return (
+        f"{name} (compute capability {major}.{minor}) only emulates bfloat16, many times slower "
+        "than float16."
+    )
 
 
 _CAPABILITY = {
-    "flash_attention_2": (8, 99), "flash_attention_3": (8, 9), "flash_attention_4": (9, 99), "flex_attention": (8, 99)
-}  # fmt: skip
+    "flash_attention_2": (8, 99),
+    "flash_attention_3": (8, 9),
+    "flash_attention_4": (9, 99),
+    "flex_attention": (8, 99),
+}
 """Attention -> lowest and highest major compute capability of the NVIDIA GPUs that run it."""
 _FASTEST = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
 
@@ -149,9 +156,10 @@ def fastest_attention(device: str) -> tuple[str, ...]:
     if device != "cuda" or torch.version.hip is not None:
         return ()
     installed = {
-        "flash_attention_2": import_utils.is_flash_attn_2_available, "flash_attention_3": import_utils.is_flash_attn_3_available,
+        "flash_attention_2": import_utils.is_flash_attn_2_available,
+        "flash_attention_3": import_utils.is_flash_attn_3_available,
         "flash_attention_4": import_utils.is_flash_attn_4_available,
-    }  # fmt: skip
+    }
     names = (name for name in _FASTEST if installed[name]() or import_utils.is_kernels_available())
     return tuple(name for name in names if not attention_fault(name, device))
 
@@ -172,7 +180,10 @@ def attention_fault(name: str, device: str) -> str:
     lowest, highest = _CAPABILITY[name]
     if torch.version.hip is None and not lowest <= major <= highest:
         limit = f"{lowest}.0 or newer" if highest == 99 else f"{lowest}.0 to {highest}.x"
-        return f"needs a GPU of compute capability {limit}, and {torch.cuda.get_device_name()} has {major}.{minor}"
+        return (
+            f"needs a GPU of compute capability {limit}, and {torch.cuda.get_device_name()} has "
+            f"{major}.{minor}"
+        )
     return ""
 
 
@@ -184,7 +195,8 @@ def quantization_config(kind: str, dtype: torch.dtype, section: str = "model") -
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         raise InputError(
-            f"{section}.quantization: needs the package bitsandbytes. Install it: pip install bitsandbytes."
+            f"{section}.quantization: needs the package bitsandbytes. Install it: pip install "
+            "bitsandbytes."
         )
     import torch
     from transformers import BitsAndBytesConfig
@@ -192,9 +204,12 @@ def quantization_config(kind: str, dtype: torch.dtype, section: str = "model") -
     if kind == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True,
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=True,
         bnb_4bit_quant_storage=dtype if is_fsdp_launch() else torch.uint8,
-    )  # fmt: skip
+    )
 
 
 _REQUESTS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG")
@@ -229,9 +244,12 @@ class Sharding:
 
         plan = _units(config) if self.shards * self.replicas > 1 else None
         return DistributedConfig(
-            fsdp_size=self.shards, dp_replicate_size=self.replicas, tp_size=self.tensor, fsdp_plan=plan,
+            fsdp_size=self.shards,
+            dp_replicate_size=self.replicas,
+            tp_size=self.tensor,
+            fsdp_plan=plan,
             fsdp_mixed_precision=self.bf16,
-        )  # fmt: skip
+        )
 
 
 def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Sharding | None:
@@ -242,10 +260,14 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
     memory (offload), context parallelism, FSDP1, and weights that stay whole after a forward pass.
     Raises `InputError` for sizes that do not make up the processes.
     """
-    sizes = {
-        name: int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
-        for name in ("DP_REPLICATE", "DP_SHARD", "TP", "CP", "SP")
-    } if is_yes("ACCELERATE_USE_PARALLELISM_CONFIG") else {}  # fmt: skip
+    sizes = (
+        {
+            name: int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
+            for name in ("DP_REPLICATE", "DP_SHARD", "TP", "CP", "SP")
+        }
+        if is_yes("ACCELERATE_USE_PARALLELISM_CONFIG")
+        else {}
+    )
     tensor, replicas = sizes.get("TP", 1), sizes.get("DP_REPLICATE", 1)
     wants_fsdp = is_yes("ACCELERATE_USE_FSDP") or fsdp_config is not None
     offloads = is_yes("FSDP_OFFLOAD_PARAMS") or bool((fsdp_config or {}).get("cpu_offload"))

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-_OWN_CODE = "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a model"
+_OWN_CODE = (
+    "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a "
+    "model"
+)
 _HASHED = 2**30
 """Bytes of weights that `check_model` hashes."""
 
@@ -85,7 +88,8 @@ def check_model(path: str | Path) -> None:
     config = read_object(folder / CONFIG)
     if config.get("auto_map"):
         raise InputError(
-            f"{folder / CONFIG}: auto_map: {_OWN_CODE}. Take the key out if transformers has this type."
+            f"{folder / CONFIG}: auto_map: {_OWN_CODE}. Take the key out if transformers has this "
+            "type."
         )
     read_headers(folder)
     if sum(weights.stat().st_size for weights in weight_files(folder)) <= _HASHED:
@@ -122,7 +126,8 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
         ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
     if not ids:
         raise InputError(
-            f"{location}: no usable tokenizer (it makes no tokens of 'a b'). {_fix(location, 'tokenizer')}"
+            f"{location}: no usable tokenizer (it makes no tokens of 'a b'). "
+            f"{_fix(location, 'tokenizer')}"
         )
     _check_template(path, tokenizer)
     return tokenizer
@@ -146,7 +151,8 @@ def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
             Exception
         ) as error:  # jinja2's own errors, and any other for a template that is no text
             raise InputError(
-                f"{path}: chat_template (chat_template.jinja or tokenizer_config.json): not a Jinja template "
+                f"{path}: chat_template (chat_template.jinja or tokenizer_config.json): not a "
+                "Jinja template "
                 f"({first_line(error)}). Repair it, or take it out."
             ) from error
 
@@ -249,7 +255,7 @@ def load_model(
     model = _place(model, options, device, is_adapter=on_top is not None)
     model.eval()
     if gguf_file(path) is not None:
-        # Adapters name their base by this: the folder of the conversion is a cache that may be emptied.
+        # Adapters name their base by this, and the cache of conversions may be emptied.
         model.name_or_path = model.config._name_or_path = path
     _check_finite([on_top or Path(base), Path(base)], model, quantized=options.is_quantized)
     if tokenizer is None:
@@ -297,7 +303,10 @@ def _note(
     if options.is_quantized:
         arithmetic += f" in {options.quantization}"
     attention = model.config._attn_implementation
-    note = f"{name}: {_parameter_count(model)} parameters, {arithmetic}, {attention} attention, on {location}"
+    note = (
+        f"{name}: {_parameter_count(model)} parameters, {arithmetic}, {attention} attention, on "
+        f"{location}"
+    )
     older = hardware.emulated_bf16(device) if options.dtype == "auto" else ""
     return f"{note}; {older}" if older else note
 
@@ -306,17 +315,26 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # its bars count shards in memory; one line of our own describes the loaded model
+    # Its bars count shards in memory; one line of our own describes the loaded model.
+    disable_progress_bar()
 
     header = read_headers(Path(path)) if Path(path).is_dir() else None
     with _raising_input_error(path, "model"):
         model, info = AutoModelForCausalLM.from_pretrained(
-            path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
-            ignore_mismatched_sizes=True, return_dict=True, output_hidden_states=False, output_attentions=False,
-        )  # fmt: skip
+            path,
+            **options,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            return_dict=True,
+            output_hidden_states=False,
+            output_attentions=False,
+        )
     for name, stored, needed in sorted(info["mismatched_keys"]):
         raise InputError(
-            f"{path}: {name} has the shape {list(stored)}, but {CONFIG} asks for {list(needed)}. {_fix(path, 'model')}"
+            f"{path}: {name} has the shape {list(stored)}, but {CONFIG} asks for {list(needed)}. "
+            f"{_fix(path, 'model')}"
         )
     if model.config.is_encoder_decoder:
         raise InputError(
@@ -331,7 +349,8 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
         extra = _unread_weights(model, info["unexpected_keys"], header)
         if extra:
             raise InputError(
-                f"{path}: the files hold {', '.join(extra[:3])}, which {CONFIG} leaves out of the model. {_fix(path, 'model')}"
+                f"{path}: the files hold {', '.join(extra[:3])}, which {CONFIG} leaves out of the "
+                f"model. {_fix(path, 'model')}"
             )
     return model
 
@@ -372,11 +391,13 @@ def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
     check_files(folder)
     if not (folder / ADAPTER_CONFIG).exists():
         raise InputError(
-            f"{folder}: no {ADAPTER_CONFIG} in this folder, so it is no adapter. Give it as path instead."
+            f"{folder}: no {ADAPTER_CONFIG} in this folder, so it is no adapter. Give it as path "
+            "instead."
         )
     if is_adapter:
         raise InputError(
-            f"{source}: an adapter itself, so no other goes on top. Give its base as path, or merge."
+            f"{source}: an adapter itself, so no other goes on top. Give its base as path, or "
+            "merge."
         )
     return folder, source
 
@@ -416,8 +437,11 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
             attend_to_cartridge(tuned)
     lacking = sorted(needed - stored) or sorted(name for name in stored - needed if "lora_" in name)
     if lacking:
-        raise InputError(f"{weights}: {lacking[0]} is not both here and in {base} as {ADAPTER_CONFIG} adapts it. "
-                         f"{_fix(str(folder), 'adapter')}")  # fmt: skip
+        raise InputError(
+            f"{weights}: {lacking[0]} is not both here and in {base} as {ADAPTER_CONFIG} adapts "
+            "it. "
+            f"{_fix(str(folder), 'adapter')}"
+        )
     return tuned
 
 
@@ -431,7 +455,8 @@ def _check_finite(folders: Sequence[Path], model: PreTrainedModel, *, quantized:
     if name:
         dtype = str(model.dtype).removeprefix("torch.")
         raise InputError(
-            f"{folder}: {name} holds a value that is not finite in {dtype}. If its file holds a number, that is out of "
+            f"{folder}: {name} holds a value that is not finite in {dtype}. If its file holds a "
+            "number, that is out of "
             f"{dtype}'s range: load it as float32 (model.dtype). If not, make the model again."
         )
     check_buffers(model, str(folder), CONFIG)
@@ -462,8 +487,10 @@ def _check_vocabulary(
     if refused:
         highest = max(refused)
         raise InputError(
-            f"{path}: the tokenizer has token ids up to {highest:,} ({refused[highest][:40]!r}), the model's embedding has "
-            f"{n_rows:,} rows. They belong to different models, or tokens were added to one alone (resize_token_embeddings): "
+            f"{path}: the tokenizer has token ids up to {highest:,} ({refused[highest][:40]!r}), "
+            "the model's embedding has "
+            f"{n_rows:,} rows. They belong to different models, or tokens were added to one alone "
+            "(resize_token_embeddings): "
             "make the folder again."
         )
     if not missing:
@@ -473,15 +500,19 @@ def _check_vocabulary(
         number = int(inputs[0].max()) if inputs and inputs[0].numel() else 0
         if number >= n_rows:
             raise InputError(
-                f"{path}: a text holds {missing.get(number, '')[:40]!r}, an added token (id {number:,}) without a row in the "
-                f"model's embedding ({n_rows:,} rows). Take it out of the text, or resize the embedding."
+                f"{path}: a text holds {missing.get(number, '')[:40]!r}, an added token (id "
+                f"{number:,}) without a row in the "
+                f"model's embedding ({n_rows:,} rows). Take it out of the text, or resize the "
+                "embedding."
             )
 
     embedding.register_forward_pre_hook(refuse)
     names = ", ".join(repr(missing[number][:40]) for number in sorted(missing)[:3])
-    return (
-        f"{path}: {len(missing):,} added tokens have no row in the embedding and are refused in texts: {names}",
+    note = (
+        f"{path}: {len(missing):,} added tokens have no row in the embedding and are refused in "
+        f"texts: {names}"
     )
+    return (note,)
 
 
 def _parameter_count(model: PreTrainedModel) -> str:
@@ -522,7 +553,10 @@ def _reason(error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return _OWN_CODE
     if isinstance(error, UnpicklingError):
-        return "some of its weights are pickles, which can run code as they load; kinject reads safetensors only"
+        return (
+            "some of its weights are pickles, which can run code as they load; kinject reads "
+            "safetensors only"
+        )
     return first_line(error)
 
 

@@ -31,12 +31,8 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("model_type", f"found {model_type!r}.{suggestion(model_type, CONFIG_MAPPING.keys())}")
         ]
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return [
-            (
-                "model_type",
-                f"found {model_type!r}, which is no causal language model. Take llama, for example.",
-            )
-        ]
+        fault = f"found {model_type!r}, which is no causal language model. Take llama, for example."
+        return [("model_type", fault)]
     known = set(CONFIG_MAPPING[model_type]().to_dict()) - {
         "bos_token_id",
         "eos_token_id",
@@ -78,7 +74,8 @@ def new_model(
     vocab_size = config.get("vocab_size", len(tokenizer))
     if vocab_size < len(tokenizer):
         raise InputError(
-            f"model.new.vocab_size: found {vocab_size}, but the tokenizer has {len(tokenizer)} tokens. "
+            f"model.new.vocab_size: found {vocab_size}, but the tokenizer has {len(tokenizer)} "
+            "tokens. "
             "Set at least as many."
         )
     tokens = {
