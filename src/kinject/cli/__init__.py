@@ -197,53 +197,50 @@ def _verb(words: Sequence[str]) -> str:
 
 def _report_errors(words: Sequence[str]) -> int:
     """Run a command; print an error that a user can fix. Return the exit code."""
+    verb = _verb(words)
     try:
         return _run(words)
     except KinjectError as error:
         message = str(error)
-        show(
-            f"kinject {_verb(words)}: {message}" if "\n" not in message else message,
-            file=sys.stderr,
-        )
-        paths = [
-            path for path in re.findall(r"\bdata/[\w./-]+", str(error)) if not Path(path).exists()
-        ]
-        for command in dict.fromkeys(map(_fetching, paths)):
-            show(command, end="", file=sys.stderr)
+        # Several lines are a list of problems, each with its place.
+        show(message if "\n" in message else f"kinject {verb}: {message}", file=sys.stderr)
+        for command in _fetching(message):
+            show(f"This public data is fetched by: {command}", file=sys.stderr)
     except Exception as error:
-        failure = system_failure(error)
-        moved = next(
-            (seen for seen in causes(error) if isinstance(seen, _PATH_FAULTS) and seen.filename),
-            None,
-        )
-        if failure is not None:
-            message = (
-                f"{f'{failure.filename}: ' if failure.filename else ''}{failure.strerror}. "
-                f"{fix_for(failure)}"
-            )
-        elif moved is not None:
-            message = (
-                f"{moved.filename}: {moved.strerror}. Something moved, deleted or replaced it "
-                "meanwhile. Check it."
-            )
-        elif is_shortage(error):
-            message = _SHORTAGE.format(
-                str(error).strip().partition("\n")[0][:500] or "out of memory"
-            )
-        else:
+        message = _about_system(error)
+        if not message:
             raise
-        show(f"kinject {_verb(words)}: {message}", file=sys.stderr)
+        show(f"kinject {verb}: {message}", file=sys.stderr)
     answer(words, {"error": message, "exit": 2})
     return 2
 
 
-def _fetching(path: str) -> str:
-    """Return a line with the command that fetches public data at `path`, "" if it is none that a
-    recipe names."""
-    from kinject.corpus.public_data import command_for
+def _about_system(error: Exception) -> str:
+    """Return the message for a fault of the system or its files, "" for a bug."""
+    failure = system_failure(error)
+    if failure is not None:
+        place = f"{failure.filename}: " if failure.filename else ""
+        return f"{place}{failure.strerror}. {fix_for(failure)}"
+    for cause in causes(error):
+        if isinstance(cause, _PATH_FAULTS) and cause.filename:
+            return (
+                f"{cause.filename}: {cause.strerror}. Something moved, deleted or replaced it "
+                "meanwhile. Check it."
+            )
+    if is_shortage(error):
+        return _SHORTAGE.format(str(error).strip().partition("\n")[0][:500] or "out of memory")
+    return ""
 
-    command = command_for(path)
-    return f"This public data is fetched by: {command}\n" if command else ""
+
+def _fetching(message: str) -> list[str]:
+    """Return the commands that fetch the public data that `message` names, is missing, and for
+    which the message names none."""
+    from kinject.recipe.makers import command_for
+
+    paths = [path for path in re.findall(r"\bdata/[\w./-]+", message) if not Path(path).exists()]
+    commands = dict.fromkeys(map(command_for, paths))
+    fetching = [command for command in commands if command.startswith("kinject recipes data get")]
+    return [command for command in fetching if command not in message]
 
 
 def _run(words: Sequence[str]) -> int:

@@ -26,6 +26,7 @@ from kinject.recipe.library_fields import (
     check_trainer,
     with_adapter_type,
 )
+from kinject.recipe.makers import command_for
 from kinject.recipe.sections import (
     AugmentSection,
     GuardsSection,
@@ -465,7 +466,5 @@ def _hint_at_path(entry: str) -> str:
     else:
         near = suggestion(Path(entry).name, (child.name for child in parent.glob("*")))
         hint = near if "Did you mean" in near else ""
-    fix = (
-        " Run the recipe that makes it first." if entry.startswith("runs/") else " Check the path."
-    )
-    return hint + fix
+    command = command_for(entry)
+    return f"{hint} Make it first: {command}" if command else f"{hint} Check the path."

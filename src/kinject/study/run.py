@@ -28,6 +28,7 @@ from kinject.eval.plan import role_of
 from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.eval_section import ClaimSection, StudySection
+from kinject.recipe.makers import command_for
 from kinject.report.files import write_report
 from kinject.results import Choice, Claim, Report, Role, Sweep, UnscoredResult, to_json
 from kinject.study.analysis import (
@@ -188,7 +189,9 @@ def _set_up(study: Study) -> None:
     for name in study.recipe.study.models if study.start_executor is not None else ():
         path = study.planner.model_dir(name)
         if not is_model(path):
-            message = f"found {path!r}, but nothing is there. Check the path."
+            command = command_for(path)
+            fix = f"Make it first: {command}" if command else "Check the path."
+            message = f"found {path!r}, but nothing is there. {fix}"
             study.recipe.raise_any([Problem(("study", "models", name), message)])
 
 
