@@ -56,8 +56,8 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
         _print_line(
-            "Can a model learn the facts of 120 documents, and what does it forget? About two "
-            "minutes on 2 CPU cores.\n"
+            "Can a model learn the facts of 120 documents, and what does it forget? "
+            "About two minutes on 2 CPU cores.\n"
         )
         start_fork_server()  # it imports the libraries while this process prepares the data
         _write_inputs()

@@ -18,7 +18,7 @@ from kinject.errors import InputError
 from kinject.gguf import converted_folder, gguf_file
 
 _SECONDS = 1.5
-_OFFLINE = "the hub is switched off (HF_HUB_OFFLINE)"
+OFFLINE = "the hub is switched off (HF_HUB_OFFLINE)"
 _CACHED = (
     "config.json",
     "adapter_config.json",
@@ -75,24 +75,13 @@ def local_folder(name: str, revision: str | None = None) -> Path:
     return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
 
 
-def check_data_set(name: str) -> None:
-    """Raise `InputError` if the hub, from which the data set `name` is streamed, cannot be
-    reached."""
-    reason = unreachable_reason()
-    if reason:
-        raise InputError(
-            f"{name}: no such file or folder, and {reason}. Check the path, or give documents in a "
-            "file."
-        )
-
-
 def upload_fault() -> str:
     """Return why nothing can be uploaded, without a connection to the hub; "" if nothing is known
     against it."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:
-        return _OFFLINE
+        return OFFLINE
     return "" if get_token() is not None else "there is no token"
 
 
@@ -101,7 +90,7 @@ def unreachable_reason() -> str:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return _OFFLINE
+        return OFFLINE
     endpoint = urlsplit(constants.ENDPOINT)
     host = endpoint.hostname or ""
     proxy = (
