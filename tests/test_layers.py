@@ -24,7 +24,7 @@ LAYER = {
     "recipe": 1, "stats": 2, "executors": 2, "llm": 2, "models": 2, "documents": 2, "corpus": 2,
     "sandbox": 2, "language": 2,
     "augment": 3, "train": 3, "eval": 3, "report": 4, "plan": 5,
-    "tune": 5, "doctor": 5, "export": 5, "study": 5, "view": 5, "api": 6, "demo": 6, "cli": 7,
+    "tune": 5, "doctor": 5, "export": 5, "upload": 5, "study": 5, "view": 5, "api": 6, "demo": 6, "cli": 7,
 }  # fmt: skip
 SIDEWAYS = {
     ("errors", "secrets"),  # no error and nothing printed holds a part of a key

@@ -11,7 +11,6 @@ import datasets
 import pytest
 import yaml
 
-from kinject import hub_data
 from kinject.api import plan, train
 from kinject.corpus.fetched import local_corpus
 from kinject.corpus.rows import CorpusFile
@@ -172,7 +171,7 @@ def test_the_hub_is_read_at_one_commit(here: Path, monkeypatch: pytest.MonkeyPat
         asked.append((name, config, options))
         return [{"text": "From the hub."}]
 
-    monkeypatch.setattr(hub_data.hub, "unreachable_reason", str)
+    monkeypatch.setattr("kinject.hub.unreachable_reason", str)
     monkeypatch.setattr(HubDataSet, "commit", lambda self: "c0ffee")
     monkeypatch.setattr(datasets, "load_dataset", load)
     path = Path(local_corpus("wikitext:wikitext-2-raw-v1:test", Path("cache")))

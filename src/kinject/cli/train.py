@@ -133,6 +133,12 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
         "stored)",
     ),
     option("--license", metavar="ID", help="licence in the card, as apache-2.0"),
+    option(
+        "--upload",
+        metavar="OWNER/NAME",
+        help="upload the result to the hub; of a run of kinject augment, its corpus as a data set",
+    ),
+    option("--public", action="store_true", help="make a new repository public (default: private)"),
     option("--gguf", choices=tuple(KINDS), help="write a GGUF file for llama.cpp, too"),
     option(
         "--prove",
@@ -155,28 +161,56 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     ),
 )
 def _export(arguments: argparse.Namespace) -> Outcome:
-    if any(
-        (arguments.average_with, arguments.alpha, arguments.add, arguments.minus, arguments.scale)
-    ):
+    merges = (
+        arguments.average_with,
+        arguments.alpha,
+        arguments.add,
+        arguments.minus,
+        arguments.scale,
+    )
+    if any(merges):
+        if arguments.upload is not None:
+            raise InputError(
+                "--upload: is for one result. Export the merged model that you choose."
+            )
         return {"folders": _merge(arguments)}, 0
     from kinject.export import ExportOptions, export
+    from kinject.upload import Target, is_corpus, upload_corpus, upload_model
 
+    if arguments.copies and arguments.prove is None:
+        raise InputError("--copy: is for --prove only.")
+    if arguments.public and arguments.upload is None:
+        raise InputError("--public: is for --upload only.")
+    target = None
+    if arguments.upload is not None:
+        target = Target(arguments.upload, arguments.public)
+        target.check()
+        if is_corpus(arguments.folder):
+            return _uploaded(upload_corpus(arguments.folder, target, arguments.license)), 0
     values = {
         key: value
         for key, value in vars(arguments).items()
         if key in ExportOptions.__dataclass_fields__
     }
-    if arguments.copies and arguments.prove is None:
-        raise InputError("--copy: is for --prove only.")
     if arguments.prove == Path():
         values["prove"] = arguments.report or arguments.folder
     result = export(ExportOptions(**{**values, "copies": tuple(arguments.copies)}))
-    for path in (result.folder, *([result.gguf] if result.gguf else [])):
-        show(f"{path}: written")
+    for path in (result.folder, result.gguf):
+        if path is not None:
+            show(f"{path}: written")
     for proof in result.proofs:
         show("\n".join(proof.lines()))
     show("\nUse it:\n  " + "\n  ".join(result.commands))
-    return result, 0 if all(proof.holds for proof in result.proofs) else 1
+    if not all(proof.holds for proof in result.proofs):
+        return result, 1  # what differs from the trained model is not uploaded
+    if target is not None:
+        _uploaded(upload_model(result.folder, target))
+    return result, 0
+
+
+def _uploaded(address: str) -> dict[str, str]:
+    show(f"uploaded: {address}")
+    return {"uploaded": address}
 
 
 def render_job(kind: str, words: list[str]) -> str:
