@@ -19,7 +19,7 @@ import importlib
 import os
 import sys
 from importlib.metadata import version
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kinject.api import (
@@ -84,15 +84,12 @@ __all__ = [
 class _Package(ModuleType):
     """This package, in which a verb stays a function when the subpackage of its name is imported.
 
-    The function then has the subpackage's attributes, so that ``kinject.train.run`` is found as
-    well.
+    The import system sets ``kinject.train`` to the subpackage when a verb imports it first. What is
+    in there is imported by name: ``from kinject.train.run import run``.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        verb = self.__dict__.get(name)
-        if isinstance(value, ModuleType) and isinstance(verb, FunctionType):
-            verb.__dict__ = value.__dict__
-        else:
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,9 @@ def test_a_base_model_answers_the_questions_of_a_corpus(
     make_recipe: MakeRecipe, write_rows: WriteRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([2.0, 3.5])
-    monkeypatch.setattr("kinject.train.own_answers.work_seconds", lambda device: next(clock))
+    monkeypatch.setattr(
+        import_module("kinject.train.own_answers"), "work_seconds", lambda device: next(clock)
+    )
     answered = [
         {"prompt": "Question: Where?\nAnswer:", "completion": " Kelm"},
         {"prompt": "Who?", "completion": " Person 3"},
