@@ -188,7 +188,9 @@ def answer(words: Sequence[str], value: Mapping[str, Any], file: TextIO | None =
 
 
 def _as_json(value: object) -> object:
-    return dict(value) if isinstance(value, Mapping) else str(value)
+    if isinstance(value, Mapping):  # a read-only one, which pydantic does not know
+        return dict(value)
+    return str(value)
 
 
 def _verb(words: Sequence[str]) -> str:
@@ -255,15 +257,17 @@ def _run(words: Sequence[str]) -> int:
     if overrides:  # argparse takes no overrides after an option
         arguments.arguments = [*arguments.arguments, *overrides]
     _quieten_libraries()
-    arguments.announce = lambda value: answer(
-        words, {"result": value, "exit": 0}, out
-    )  # of what serves until it is stopped
+
+    def announce(value: object) -> None:
+        answer(words, {"result": value, "exit": 0}, out)
+
+    arguments.announce = announce  # for what serves until it is stopped
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         if arguments.verb is None:
             show(render_next_step())
-        value, code = (
-            ({"runs": find_runs()}, 0) if arguments.verb is None else arguments.run(arguments)
-        )
+            value, code = {"runs": find_runs()}, 0
+        else:
+            value, code = arguments.run(arguments)
     if value is not None:
         answer(words, {"result": value, "exit": code})
     sys.stdout.flush()
@@ -294,9 +298,8 @@ def _quieten_libraries() -> None:
     for library in ("transformers", "peft", "trl", "accelerate", "datasets", "torch"):
         for category in (FutureWarning, DeprecationWarning):  # they concern other libraries
             warnings.filterwarnings("ignore", category=category, module=library)
-    os.environ.setdefault(
-        "GOMP_SPINCOUNT", "10000"
-    )  # threads that spin long slow each other down on a busy machine
+    # Threads that spin long slow each other down on a busy machine.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ["MPLBACKEND"] = "agg"  # figures go to files
 
@@ -324,43 +327,40 @@ def render_next_step() -> str:
     ]
     runs = [run for run in find_runs() if run.state != "not started" or _is_own(run)]
     if not runs:
-        return "\n".join(
-            [
-                *lines,
-                "Next: kinject demo                the whole job on embedded documents: 2 minutes",
-                "  or: kinject try FOLDER          looks at your documents, writes recipes",
-                "  or: kinject recipes copy eval   the recipes and data of the demo, to change",
-            ]
-        )
-    order = ("augment", "questions", "train", "eval")
-    runs.sort(
-        key=lambda run: (
-            run.run_dir.parent.name != "pilot",  # a pilot first
-            run.run_dir.parent,
-            order.index(run.verb) if run.verb in order else 9,
-        ),
-    )
-    following = next((run for run in runs if run.state == "unfinished" and run.command), None)
-    following = following or next((run for run in runs if run.state == "not started"), None)
-    lines += ["Your runs in this folder:"]
-    lines += [
-        aligned(
-            [(run.state, str(run.run_dir), run.command) for run in runs[:_MOST_RUNS]], frozenset()
-        )
-    ]
+        lines += [
+            "Next: kinject demo                the whole job on embedded documents: 2 minutes",
+            "  or: kinject try FOLDER          looks at your documents, writes recipes",
+            "  or: kinject recipes copy eval   the recipes and data of the demo, to change",
+        ]
+        return "\n".join(lines)
+    runs.sort(key=_order)
+    rows = [(run.state, str(run.run_dir), run.command) for run in runs[:_MOST_RUNS]]
+    lines += ["Your runs in this folder:", aligned(rows, frozenset())]
     if len(runs) > _MOST_RUNS:
         lines.append(f"  and {len(runs) - _MOST_RUNS} more")
     if any(run.state == "short" for run in runs):
         lines.append(
             "short: some requested texts are missing; the same command requests them again."
         )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Next: {following.command if following else 'kinject try FOLDER, for your documents'}",
-        ]
-    )
+    return "\n".join([*lines, "", f"Next: {_next_command(runs)}"])
+
+
+def _order(run: FoundRun) -> tuple[bool, Path, int]:
+    """Return the sort key of a run: a pilot first, then by folder, each in the order of the job."""
+    verbs = ("augment", "questions", "train", "eval")
+    position = verbs.index(run.verb) if run.verb in verbs else len(verbs)
+    return run.run_dir.parent.name != "pilot", run.run_dir.parent, position
+
+
+def _next_command(runs: Sequence[FoundRun]) -> str:
+    """Return the command of the first unfinished run, else of the first that has not begun."""
+    for run in runs:
+        if run.state == "unfinished" and run.command:
+            return run.command
+    for run in runs:
+        if run.state == "not started":
+            return run.command
+    return "kinject try FOLDER, for your documents"
 
 
 def _is_own(run: FoundRun) -> bool:
@@ -384,9 +384,10 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
             f"found {len(files)} recipes ({', '.join(files)}); give one, then section.key=value "
             "overrides."
         )
-    if not files and arguments.default_recipe is None:
+    files = files or [arguments.default_recipe]
+    if files[0] is None:
         raise InputError(f"no recipe given. For example: kinject {verb} recipes/cpt.yaml")
-    path = Path(files[0] if files else arguments.default_recipe)
+    path = Path(files[0])
     if not path.exists():
         from kinject.recipe.shipped import read_shipped
 
@@ -484,9 +485,9 @@ def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None)
             groups[title] = parser.add_argument_group(title)
         if settings.get("either") and "either" not in groups:
             groups["either"] = parser.add_mutually_exclusive_group()
-        groups.get("either" if settings.get("either") else title, parser).add_argument(
-            *names, **plain
-        )
+        if settings.get("either"):
+            title = "either"
+        groups.get(title, parser).add_argument(*names, **plain)
     parser.set_defaults(**run)
 
 
@@ -519,8 +520,6 @@ class _Parser(_VerbParser):
         wrong = re.search(r"argument VERB: invalid choice: '(.*?)'", message)
         if wrong:
             near = difflib.get_close_matches(wrong[1], _VERBS, 1)
-            message = (
-                f"{wrong[1]}: no such command.{f' Did you mean {near[0]}?' if near else ''} All: "
-                "kinject --help"
-            )
+            meant = f" Did you mean {near[0]}?" if near else ""
+            message = f"{wrong[1]}: no such command.{meant} All: kinject --help"
         super().error(message)

@@ -56,20 +56,17 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     from kinject.documents.collect import render_documents
     from kinject.recipe.read import read_section
 
-    is_setting = [
-        word.startswith(("documents.", "run_dir=")) and "=" in word for word in arguments.arguments
-    ]
-    paths = [
-        word for word, setting in zip(arguments.arguments, is_setting, strict=True) if not setting
-    ]
-    settings = [
-        word for word, setting in zip(arguments.arguments, is_setting, strict=True) if setting
-    ]
-    folders = [word.partition("=")[2] for word in settings if word.startswith("run_dir=")]
-    options = read_section(
-        arguments.recipe_file, [word for word in settings if not word.startswith("run_dir=")]
-    )
-    result = documents(*map(Path, paths), run_dir=folders[-1] if folders else None, options=options)
+    paths, settings, run_dir = list[Path](), list[str](), None
+    for word in arguments.arguments:
+        key, equals, value = word.partition("=")
+        if equals and key == "run_dir":
+            run_dir = value
+        elif equals and key.startswith("documents."):
+            settings.append(word)
+        else:
+            paths.append(Path(word))
+    options = read_section(arguments.recipe_file, settings)
+    result = documents(*paths, run_dir=run_dir, options=options)
     show(render_documents(result))
     return result, 1 if result.n_skipped else 0
 
@@ -83,9 +80,8 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     ),
 )
 def _augment(arguments: argparse.Namespace) -> Outcome:
-    gc.set_threshold(
-        20_000, 10, 10
-    )  # requests make few cycles; the search for them took an eighth of the time
+    # Requests make few cycles; the search for them took an eighth of the time.
+    gc.set_threshold(20_000, 10, 10)
     recipe = recipe_of(arguments, "augment")
     if arguments.dry_run:
         from kinject.augment.preview import preview, render_preview

@@ -52,9 +52,12 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
     from kinject.plan.run import draw_rates, plan, render_plan
     from kinject.plan.ways import parse_memory
 
+    memory = None
+    if arguments.memory is not None:
+        memory = parse_memory(arguments.memory)
     result = plan(
         recipe,
-        memory=parse_memory(arguments.memory) if arguments.memory is not None else None,
+        memory=memory,
         n_devices=arguments.devices,
         nodes=arguments.nodes,
         link=arguments.link and arguments.link * 1e9,
@@ -82,7 +85,9 @@ def _doctor(arguments: argparse.Namespace) -> Outcome:
     from kinject.doctor import render
     from kinject.errors import InputError
 
-    paths = arguments.recipes or [path for path in (Path("recipes"),) if path.is_dir()]
+    paths = arguments.recipes
+    if not paths and Path("recipes").is_dir():
+        paths = [Path("recipes")]
     for path in paths:
         if not path.exists():
             raise InputError(f"{path}: does not exist. Give recipe files or folders.")

@@ -84,6 +84,10 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     return list(folders.values())
 
 
+_OF_MERGE = ("average_with", "alpha", "add", "minus", "scale")
+"""Options of export that merge models."""
+
+
 @verb(
     "export",
     option(
@@ -161,26 +165,13 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     ),
 )
 def _export(arguments: argparse.Namespace) -> Outcome:
-    merges = (
-        arguments.average_with,
-        arguments.alpha,
-        arguments.add,
-        arguments.minus,
-        arguments.scale,
-    )
-    if any(merges):
-        if arguments.upload is not None:
-            raise InputError(
-                "--upload: is for one result. Export the merged model that you choose."
-            )
+    merges = any(getattr(arguments, name) for name in _OF_MERGE)
+    _check_export(arguments, merges=merges)
+    if merges:
         return {"folders": _merge(arguments)}, 0
     from kinject.export import ExportOptions, export
     from kinject.upload import Target, is_corpus, upload_corpus, upload_model
 
-    if arguments.copies and arguments.prove is None:
-        raise InputError("--copy: is for --prove only.")
-    if arguments.public and arguments.upload is None:
-        raise InputError("--public: is for --upload only.")
     target = None
     if arguments.upload is not None:
         target = Target(arguments.upload, arguments.public)
@@ -206,6 +197,16 @@ def _export(arguments: argparse.Namespace) -> Outcome:
     if target is not None:
         _uploaded(upload_model(result.folder, target))
     return result, 0
+
+
+def _check_export(arguments: argparse.Namespace, *, merges: bool) -> None:
+    """Raise `InputError` for options that do not belong together."""
+    if merges and arguments.upload is not None:
+        raise InputError("--upload: is for one result. Export the merged model that you choose.")
+    if arguments.copies and arguments.prove is None and not merges:
+        raise InputError("--copy: is for --prove only.")
+    if arguments.public and arguments.upload is None:
+        raise InputError("--public: is for --upload only.")
 
 
 def _uploaded(address: str) -> dict[str, str]:

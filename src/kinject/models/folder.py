@@ -117,7 +117,9 @@ def check_files(folder: Path) -> None:
         check_regular(folder / name)
         if name in _OBJECTS:
             value = read_object(folder / name)
-            for key in _NUMBERS & value.keys() if name == GENERATION_CONFIG else ():
+            numbers = _NUMBERS & value.keys() if name == GENERATION_CONFIG else set[str]()
+            for key in numbers:
+                # A bool is an int to isinstance, and no number here.
                 if value[key] is not None and type(value[key]) not in (int, float):
                     raise InputError(
                         f"{folder / name}: {key}: found {value[key]!r:.60}, a number is needed. "
@@ -235,10 +237,8 @@ def read_header(path: Path) -> Header:
 
     check_regular(path)
     try:
-        with (
-            safe_open(path, framework="numpy"),
-            open(path, "rb") as file,
-        ):  # the library checks the header
+        # The library checks the header.
+        with safe_open(path, framework="numpy"), open(path, "rb") as file:
             entries: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
         raise InputError(
@@ -319,7 +319,7 @@ def first_line(error: BaseException) -> str:
     return text[:200].rstrip(".")
 
 
-def check_buffers(model: Any, location: str, source: str) -> None:
+def check_buffers(model: torch.nn.Module, location: str, source: str) -> None:
     """Raise `InputError` if a tensor that is computed from the config holds a NaN or +inf (a mask
     may hold -inf).
 
@@ -352,14 +352,12 @@ def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         values = own_part(tensor)
         if not values.is_floating_point() or values.is_meta or not values.numel():
             continue
-        values = (
-            values.to(torch.float16) if values.element_size() == 1 else values
-        )  # float8 cannot be summed
+        if values.element_size() == 1:
+            values = values.to(torch.float16)  # float8 cannot be summed
         if bool(values.sum().isfinite()):
             continue
-        if not all(
-            bool(value.isfinite()) for value in torch.aminmax(values)
-        ):  # finite values may overflow in a sum
+        # Finite values may overflow in a sum.
+        if not all(bool(value.isfinite()) for value in torch.aminmax(values)):
             return name
     return ""
 
@@ -398,7 +396,7 @@ def check_finite_in(folder: Path) -> None:
         )
 
 
-def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def saved_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters and the saved buffers of `model` with their names, tied ones once."""
     yield from model.named_parameters()
     for prefix, module in model.named_modules():

@@ -70,11 +70,13 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     `model` may be that config itself.
     """
     configured = getattr(model, "generation_config", model).eos_token_id
-    ends = [configured] if isinstance(configured, int) else configured or ()
-    return list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None))
+    if isinstance(configured, int):
+        configured = [configured]
+    ends = (*(configured or ()), tokenizer.eos_token_id)
+    return list(dict.fromkeys(end for end in ends if end is not None))
 
 
-def generation_settings(model: Any) -> dict[str, Any]:
+def generation_settings(model: PreTrainedModel) -> dict[str, Any]:
     """Return the settings of the model's own generation_config.json that shape a text, {} for plain
     greedy search.
 
@@ -82,7 +84,7 @@ def generation_settings(model: Any) -> dict[str, Any]:
     it does not sample.
     """
     config = model.generation_config
-    names = (*_SEARCH, *(_SAMPLING if config.do_sample else ()))
+    names = (*_SEARCH, *_SAMPLING) if config.do_sample else _SEARCH
     values = {name: getattr(config, name, None) for name in names}
     return {
         name: value
@@ -144,7 +146,7 @@ def generate(
 
 
 @contextlib.contextmanager
-def without_defaults(model: Any) -> Iterator[None]:
+def without_defaults(model: PreTrainedModel) -> Iterator[None]:
     """Ignore the model's own settings of generation (such as penalties) inside the block."""
     from transformers import GenerationConfig
 

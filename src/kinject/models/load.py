@@ -75,7 +75,7 @@ def check_model(path: str | Path) -> None:
     if not path_exists(Path(path)):
         return
     file = gguf_file(path)
-    folder = Path(path) if file is None else converted_folder(file)
+    folder = converted_folder(file) if file is not None else Path(path)
     check_files(folder)
     if (folder / ADAPTER_CONFIG).exists():
         read_header(_adapter_weights(folder))
@@ -95,13 +95,11 @@ def check_model(path: str | Path) -> None:
     if sum(weights.stat().st_size for weights in weight_files(folder)) <= _HASHED:
         verified_hashes(folder)
     load_config(str(folder))  # its fields, before the tokenizer reads them too
-    has_tokenizer = any(
-        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")
-    )
-    tokenizer = load_tokenizer(str(folder)) if has_tokenizer else None
-    if (
-        config.get("quantization_config") is None and hardware.zero3_dtype() is None
-    ):  # DeepSpeed takes no device_map
+    tokenizer = None
+    if any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        tokenizer = load_tokenizer(str(folder))
+    # DeepSpeed takes no device_map.
+    if config.get("quantization_config") is None and hardware.zero3_dtype() is None:
         model = _load_full_model(str(folder), {"device_map": "meta"})
         if tokenizer is not None:
             _check_vocabulary(str(folder), model, tokenizer)
@@ -115,9 +113,9 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     location = path
     if Path(source).exists():
         check_files(Path(source))
-        location = next(
-            (str(file) for file in (Path(source) / "tokenizer.json",) if file.exists()), path
-        )
+        file = Path(source) / "tokenizer.json"
+        if file.exists():
+            location = str(file)
     with _raising_input_error(location, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
@@ -138,7 +136,9 @@ def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     templates = tokenizer.chat_template
-    for template in templates.values() if isinstance(templates, dict) else [templates]:
+    if not isinstance(templates, dict):
+        templates = {"default": templates}
+    for template in templates.values():
         if template is None:
             continue
         try:
@@ -147,9 +147,8 @@ def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
             raise InputError(f"{path}: chat_template: {error}") from error
         try:
             _compile_jinja_template(template)
-        except (
-            Exception
-        ) as error:  # jinja2's own errors, and any other for a template that is no text
+        # jinja2's own errors, and any other for a template that is no text
+        except Exception as error:
             raise InputError(
                 f"{path}: chat_template (chat_template.jinja or tokenizer_config.json): not a "
                 "Jinja template "
@@ -318,7 +317,9 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
     # Its bars count shards in memory; one line of our own describes the loaded model.
     disable_progress_bar()
 
-    header = read_headers(Path(path)) if Path(path).is_dir() else None
+    header = None
+    if Path(path).is_dir():
+        header = read_headers(Path(path))
     with _raising_input_error(path, "model"):
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
@@ -345,6 +346,7 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
         raise InputError(
             f"{path}: weights missing for {', '.join(missing[:3])}. {_fix(path, 'model')}"
         )
+    # A quantised checkpoint stores scales beside its weights.
     if header is not None and getattr(model.config, "quantization_config", None) is None:
         extra = _unread_weights(model, info["unexpected_keys"], header)
         if extra:
@@ -428,9 +430,8 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
     stored = read_header(weights).keys()
     model = _load_full_model(base, options)
     with _raising_input_error(str(folder), "adapter"), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # of missing weights, which the next lines refuse
+        # Of missing weights, which the next lines refuse.
+        warnings.simplefilter("ignore", UserWarning)
         tuned: PreTrainedModel = PeftModel.from_pretrained(model, str(folder))
         needed = get_peft_model_state_dict(tuned, save_embedding_layers=False).keys()
         if tuned.active_peft_config.peft_type.value.lower() == CARTRIDGE:
@@ -450,8 +451,9 @@ def _check_finite(folders: Sequence[Path], model: PreTrainedModel, *, quantized:
     read instead."""
     folder = folders[0]
     name = not_finite(saved_tensors(model))
-    for weights in folders if name or quantized else ():
-        check_finite_in(weights)
+    if name or quantized:
+        for weights in folders:
+            check_finite_in(weights)
     if name:
         dtype = str(model.dtype).removeprefix("torch.")
         raise InputError(
@@ -531,16 +533,14 @@ def _raising_input_error(path: str, kind: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # damaged files make transformers, tokenizers and safetensors raise any exception
+    # Damaged files make transformers, tokenizers and safetensors raise any exception.
+    except Exception as error:
         raise InputError(
             f"{path}: no usable {kind} ({_reason(error)}). {_fix(path, kind)}"
         ) from error
     except BaseException as error:
-        if (
-            type(error).__name__ != "PanicException"
-        ):  # a failed assertion of tokenizers, which is written in Rust
+        # A failed assertion of tokenizers, which is written in Rust.
+        if type(error).__name__ != "PanicException":
             raise
         raise InputError(
             f"{path}: no usable {kind} ({first_line(error)}). {_fix(path, kind)}"
