@@ -47,6 +47,22 @@ def test_a_missing_input_is_a_problem_with_its_line(here: Path, tiny_model: Path
     assert not check.problems
 
 
+def test_a_missing_input_is_a_problem_with_the_command_that_makes_it(
+    here: Path, tiny_model: Path
+) -> None:
+    commands = {
+        "runs/augment/corpus.jsonl": "kinject augment recipes/augment.yaml",
+        "data/general.jsonl": "kinject recipes data get replay",
+        "data/sandbox/first.jsonl": "kinject sandbox build",
+    }
+    for path, command in commands.items():
+        recipe = _train({"path": str(tiny_model)}, path)
+        (check,) = doctor.check_recipes([_write("train.yaml", run_dir="runs/t", **recipe)])
+        (problem,) = check.problems
+        assert problem.endswith(f"Make it first: {command}")
+        assert "heck the path" not in problem
+
+
 def test_what_this_machine_lacks_for_a_training_is_a_problem(here: Path, tiny_model: Path) -> None:
     Path("c.jsonl").write_text('{"text": "a"}\n')
     model = {"path": str(tiny_model), "device": "cpu", "attention": "flash_attention_2"}

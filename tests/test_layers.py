@@ -20,12 +20,12 @@ SOURCE = ROOT / "src" / "kinject"
 
 LAYER = {
     "types": 0, "results": 0, "question_formats": 0,
-    "errors": 0, "version": 0, "terminal": 0, "secrets": 0, "process": 1, "disk": 1, "gguf": 1, "hub": 1,
+    "errors": 0, "version": 0, "terminal": 0, "secrets": 0, "process": 1, "disk": 1, "gguf": 1, "hub": 1, "hub_data": 1,
     "manifests": 1,
     "recipe": 1, "stats": 2, "executors": 2, "llm": 2, "models": 2, "documents": 2, "corpus": 2,
     "sandbox": 2, "language": 2,
     "augment": 3, "train": 3, "eval": 3, "report": 4, "plan": 5,
-    "tune": 5, "doctor": 5, "export": 5, "study": 5, "view": 5, "api": 6, "demo": 6, "cli": 7,
+    "tune": 5, "doctor": 5, "export": 5, "upload": 5, "study": 5, "view": 5, "api": 6, "demo": 6, "cli": 7,
 }  # fmt: skip
 SIDEWAYS = {
     ("errors", "secrets"),  # no error and nothing printed holds a part of a key
@@ -36,6 +36,9 @@ SIDEWAYS = {
     ("gguf", "disk"),
     ("manifests", "disk"),
     ("hub", "gguf"),  # a model's path may be a GGUF file
+    ("hub_data", "hub"),
+    ("hub_data", "disk"),
+    ("recipe", "hub_data"),  # a path may be the name of a data set
     ("documents", "language"),  # the language of a document
     ("documents", "executors"),  # files are parsed in worker processes
     ("corpus", "documents"),  # tables of questions, and public data, are read by the readers

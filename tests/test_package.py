@@ -13,7 +13,6 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ import kinject.plan.estimate
 import kinject.report.files
 import kinject.train.checkpoints
 import kinject.train.run
-from kinject.train import render_summary
+from kinject.train.run import run
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,10 +50,9 @@ def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
         assert pydoc.render_doc(verb, renderer=pydoc.plaintext)
     with pytest.raises(TypeError, match="recipe"):
         kinject.train()  # type: ignore[call-arg]
-    modules: Any = kinject.train
-    assert modules.run.run.__module__ == "kinject.train.run"
-    assert modules.checkpoints is sys.modules["kinject.train.checkpoints"]
-    assert modules.render_summary is render_summary
+    assert kinject.train.__module__ == "kinject.api"
+    assert run.__module__ == "kinject.train.run"
+    assert vars(kinject.train) == {}
     assert kinject.Recipe.__name__ == "Recipe"
 
 

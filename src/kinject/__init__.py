@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kinject.api import (
@@ -55,24 +55,41 @@ leave_out_noise()  # before a library is imported, in a notebook and in a worker
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # trl would report each training to the hub
 
 __all__ = [
-    "KinjectError", "Recipe", "augment", "check", "compare", "demo", "doctor", "documents", "evaluate", "export",
-    "find_batch", "find_lr", "merge", "plan", "questions", "read_recipe", "read_report", "report", "runs", "study", "styles",
-    "train", "try_",
-]  # fmt: skip
+    "KinjectError",
+    "Recipe",
+    "augment",
+    "check",
+    "compare",
+    "demo",
+    "doctor",
+    "documents",
+    "evaluate",
+    "export",
+    "find_batch",
+    "find_lr",
+    "merge",
+    "plan",
+    "questions",
+    "read_recipe",
+    "read_report",
+    "report",
+    "runs",
+    "study",
+    "styles",
+    "train",
+    "try_",
+]
 
 
 class _Package(ModuleType):
     """This package, in which a verb stays a function when the subpackage of its name is imported.
 
-    The function then has the subpackage's attributes, so that ``kinject.train.run`` is found as
-    well.
+    The import system sets ``kinject.train`` to the subpackage when a verb imports it first. What is
+    in there is imported by name: ``from kinject.train.run import run``.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        verb = self.__dict__.get(name)
-        if isinstance(value, ModuleType) and isinstance(verb, FunctionType):
-            verb.__dict__ = value.__dict__
-        else:
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in __all__ and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

@@ -261,7 +261,7 @@ def plan(recipe: TrainRecipe | str | Path, **options: Any) -> Plan:
 
 def find_lr(
     recipe: TrainRecipe | str | Path, *, low: float = 1e-6, high: float = 1.0, steps: int = 100
-) -> RangeTest:  # fmt: skip
+) -> RangeTest:
     """Find a learning rate by a range test from `low` to `high`; write its plot, find-lr/lr.png in
     the run folder.
 

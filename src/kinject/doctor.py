@@ -23,13 +23,25 @@ from kinject.terminal import aligned
 from kinject.types import Tabular
 
 _PACKAGES = (
-    "torch", "transformers", "trl", "peft", "accelerate", "datasets", "flash-attn", "bitsandbytes", "sentence-transformers",
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "flash-attn",
+    "bitsandbytes",
+    "sentence-transformers",
     "deepspeed",
-)  # fmt: skip
+)
 _MIN_FREE_DISK = 5 * 2**30
 _SECTION: Mapping[str, Verb] = {
-    "augment": "augment", "questions": "questions", "eval": "eval", "study": "study", "trainer": "train",
-}  # fmt: skip
+    "augment": "augment",
+    "questions": "questions",
+    "eval": "eval",
+    "study": "study",
+    "trainer": "train",
+}
 """Section -> the verb that needs it."""
 
 
@@ -79,7 +91,10 @@ def examine(recipes: Sequence[Path], *, offline: bool) -> Checkup:
 def _check_machine() -> Iterator[Check]:
     import torch
 
-    system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {core_count()} cores"
+    system = (
+        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, "
+        f"{core_count()} cores"
+    )
     yield Check("system", system)
     yield Check("memory", f"{machine_memory() / 2**30:.1f} GiB")
     free = shutil.disk_usage(".").free
@@ -91,7 +106,10 @@ def _check_machine() -> Iterator[Check]:
         yield Check(f"GPU {index}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
     device = choose_device("auto")
     bf16 = "yes" if has_fast_bf16(device) else "no"
-    unseen = "this machine has an NVIDIA driver, but torch sees no GPU. Install a torch that is built for CUDA."
+    unseen = (
+        "this machine has an NVIDIA driver, but torch sees no GPU. Install a torch that is built "
+        "for CUDA."
+    )
     problems = (unseen,) if device == "cpu" and shutil.which("nvidia-smi") else ()
     yield Check("device", f"{device}; bfloat16 multiplied in hardware: {bf16}", problems)
     yield Check("attention", f"auto tries {', '.join((*fastest_attention(device), 'sdpa'))}")

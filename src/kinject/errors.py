@@ -1,14 +1,15 @@
 """The errors of kinject, as one tree::
 
-    KinjectError                 an error of the input or the system, reported in one line; exit code 2
-    ├── RecipeError              problems of a recipe, all of them at once, each with file:line
-    ├── InputError               a document, corpus, question or model folder that cannot be used
-    ├── DiskError                a file that cannot be read or written, or that another process holds
-    ├── EndpointError            a language-model endpoint that refuses or fails
-    └── TrainingError            a run that must not continue (lost text, a loss that is not finite, ...)
+    KinjectError         an error of the input or the system, reported in one line; exit code 2
+    ├── RecipeError      problems of a recipe, all of them at once, each with file:line
+    ├── InputError       a document, corpus, question or model folder that cannot be used
+    ├── DiskError        a file that cannot be read or written, or that another process holds
+    ├── EndpointError    a language-model endpoint that refuses or fails
+    └── TrainingError    a run that must not continue (lost text, a loss that is not finite, ...)
 
-    KeyboardInterrupt            Ctrl-C (SIGINT); exit code 130
-    └── Terminated               the system ends the process (SIGTERM, SIGHUP, SIGQUIT, SIGUSR1); exit code 143, 129, 131, 138
+    KeyboardInterrupt    Ctrl-C (SIGINT); exit code 130
+    └── Terminated       the system ends the process (SIGTERM, SIGHUP, SIGQUIT, SIGUSR1);
+                         exit code 143, 129, 131, 138
 
 Each message names the place, the value found, the values allowed, and a fix. Any other exception is
 a bug in kinject: it keeps its traceback, and its exit code is 70.
@@ -101,7 +102,8 @@ class Problem:
 
 
 class RecipeError(KinjectError):
-    """A recipe has problems; `problems` holds all of them, and the message has one line for each."""
+    """A recipe has problems; `problems` holds all of them, and the message has one line for
+    each."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))

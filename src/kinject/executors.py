@@ -265,15 +265,14 @@ def _run_logged(task: Task) -> tuple[Mapping[str, Any] | None, str]:
             except KinjectError as error:
                 show(error, file=sys.stderr, flush=True)
                 return None, error_line(error)
-            except Exception as error:  # noqa: BLE001 - a bug in one arm must not end the study; its log has the traceback
+            except Exception as error:  # noqa: BLE001
+                # A bug in one arm must not end the study; its log has the traceback.
                 show(traceback.format_exc(), file=sys.stderr, flush=True)
                 if is_shortage(error):
                     return None, f"{error_line(error)} (too little memory, threads or open files)"
                 if failure := system_failure(error):
-                    return (
-                        None,
-                        f"{failure.filename or task.folder}: {failure.strerror}. {fix_for(failure)}",
-                    )
+                    path = failure.filename or task.folder
+                    return None, f"{path}: {failure.strerror}. {fix_for(failure)}"
                 return None, f"{error_line(error)} (a bug; the traceback is in {log_path})"
     except OSError as error:
         return None, f"{task.folder}: {error.strerror}"

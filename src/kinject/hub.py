@@ -11,14 +11,14 @@ import os
 import socket
 import threading
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from kinject.errors import InputError
 from kinject.gguf import converted_folder, gguf_file
 
 _SECONDS = 1.5
-_OFFLINE = "the hub is switched off (HF_HUB_OFFLINE)"
+OFFLINE = "the hub is switched off (HF_HUB_OFFLINE)"
 _CACHED = (
     "config.json",
     "adapter_config.json",
@@ -47,7 +47,8 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
         validate_repo_id(name)
     except ValueError as error:
         raise InputError(
-            f"{name[:300]!r}: no such folder, and no name of a {kind} on the hub (OWNER/NAME). Check the path."
+            f"{name[:300]!r}: no such folder, and no name of a {kind} on the hub (OWNER/NAME). "
+            "Check the path."
         ) from error
     reason = unreachable_reason()
     if not reason:
@@ -55,7 +56,8 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
     folder = _cached_folder(name, revision)
     if folder is None:
         raise InputError(
-            f"{name}: no {kind} of this name: no such folder, not in the local cache of the hub, and {reason}. Check the "
+            f"{name}: no {kind} of this name: no such folder, not in the local cache of the hub, "
+            f"and {reason}. Check the "
             f"name, give a folder, or download it where there is a network: hf download {name}"
         )
     return folder
@@ -73,22 +75,13 @@ def local_folder(name: str, revision: str | None = None) -> Path:
     return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
 
 
-def check_data_set(name: str) -> None:
-    """Raise `InputError` if the hub, from which the data set `name` is streamed, cannot be reached."""
-    reason = unreachable_reason()
-    if reason:
-        raise InputError(
-            f"{name}: no such file or folder, and {reason}. Check the path, or give documents in a file."
-        )
-
-
 def upload_fault() -> str:
     """Return why nothing can be uploaded, without a connection to the hub; "" if nothing is known
     against it."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:
-        return _OFFLINE
+        return OFFLINE
     return "" if get_token() is not None else "there is no token"
 
 
@@ -97,16 +90,33 @@ def unreachable_reason() -> str:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return _OFFLINE
+        return OFFLINE
     endpoint = urlsplit(constants.ENDPOINT)
-    host = endpoint.hostname or ""
-    proxy = (
-        None if proxy_bypass(host) else getproxies().get(endpoint.scheme) or getproxies().get("all")
-    )
-    target = urlsplit(proxy if not proxy or "//" in proxy else f"//{proxy}") if proxy else endpoint
-    seconds = (
-        float(constants.HF_HUB_ETAG_TIMEOUT) if os.environ.get("HF_HUB_ETAG_TIMEOUT") else _SECONDS
-    )
+    proxy = _proxy_for(endpoint)
+    seconds = _SECONDS
+    if os.environ.get("HF_HUB_ETAG_TIMEOUT"):
+        seconds = float(constants.HF_HUB_ETAG_TIMEOUT)
+    fault = _connection_fault(proxy or endpoint, seconds)
+    if not fault:
+        return ""
+    via = "" if proxy is None else f" through the proxy {proxy.hostname}"
+    return f"the hub ({endpoint.hostname or ''}) cannot be reached{via} ({fault})"
+
+
+def _proxy_for(endpoint: SplitResult) -> SplitResult | None:
+    """Return the proxy that the environment sets for `endpoint`, None if it sets none."""
+    if proxy_bypass(endpoint.hostname or ""):
+        return None
+    proxies = getproxies()
+    address = proxies.get(endpoint.scheme) or proxies.get("all")
+    if not address:
+        return None
+    # Proxies are often set without a scheme, as HOST:PORT.
+    return urlsplit(address if "//" in address else f"//{address}")
+
+
+def _connection_fault(target: SplitResult, seconds: float) -> str:
+    """Return why no connection to `target` can be made within so many seconds, "" if it can."""
     faults = ["no answer"]
 
     def connect() -> None:
@@ -117,17 +127,16 @@ def unreachable_reason() -> str:
         except (OSError, ValueError, OverflowError) as error:
             faults[:] = [getattr(error, "strerror", None) or str(error) or "no answer"]
 
-    thread = threading.Thread(
-        target=connect, daemon=True
-    )  # looking up a name has no limit of its own
+    # In a thread, since looking up a name has no limit of its own.
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(seconds)
-    via = f" through the proxy {target.hostname}" if proxy else ""
-    return f"the hub ({host}) cannot be reached{via} ({faults[0]})" if faults else ""
+    return faults[0] if faults else ""
 
 
 def _cached_folder(name: str, revision: str | None) -> str | None:
     from huggingface_hub import try_to_load_from_cache
 
     cached = (try_to_load_from_cache(name, file, revision=revision) for file in _CACHED)
+    # A path where the file is cached, else None or a mark of its absence.
     return next((str(Path(path).parent) for path in cached if isinstance(path, str)), None)

@@ -1,9 +1,11 @@
-"""This process: its environment, its rank in a launch, its cores and memory, its signals as exceptions. Imports no torch.
+"""This process: its environment, its rank in a launch, its cores and memory, its signals as
+exceptions. Imports no torch.
 
-SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone), SIGQUIT (Ctrl-\\) and SIGUSR1 (a batch system's warning) end a
-verb the same way. None is lost if it arrives while Python ignores exceptions. A signal that was ignored when the process
-started stays ignored, as under nohup or in the background of a script; SIGTERM and SIGUSR1 never are, so that a batch
-script may let its launcher ignore them.
+SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone), SIGQUIT (Ctrl-\\) and SIGUSR1 (a batch
+system's warning) end a verb the same way. None is lost if it arrives while Python ignores
+exceptions. A signal that was ignored when the process started stays ignored, as under nohup or in
+the background of a script; SIGTERM and SIGUSR1 never are, so that a batch script may let its
+launcher ignore them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from kinject.errors import InputError, KinjectError, Terminated
 _Made = TypeVar("_Made")
 
 _SHORTAGE = re.compile(
-    r"out of memory|failed to map segment|(can't|cannot|unable to) allocate|bad_alloc|start new thread|too many open files",
+    r"out of memory|failed to map segment|(can't|cannot|unable to) allocate|bad_alloc|"
+    r"start new thread|too many open files",
     re.IGNORECASE,
 )
 
@@ -103,12 +106,14 @@ def is_fsdp_launch() -> bool:
 
 
 def what_shards() -> str:
-    """Return FSDP or DeepSpeed if the launcher shards weights, "" if each process is to hold all."""
+    """Return FSDP or DeepSpeed if the launcher shards weights, "" if each process is to hold
+    all."""
     return "FSDP" if is_fsdp_launch() else "DeepSpeed" if is_yes("ACCELERATE_USE_DEEPSPEED") else ""
 
 
 def rank() -> int:
-    """Return the number of this process among those of its launcher, from 0; 0 without a launcher."""
+    """Return the number of this process among those of its launcher, from 0; 0 without a
+    launcher."""
     return int(os.environ.get("RANK", "0"))
 
 

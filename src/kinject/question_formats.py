@@ -18,7 +18,8 @@ _ASKS_FOR_LETTER = "Answer with the letter of the correct option."
 
 
 def question_prompt(question: str) -> str:
-    """Return the plain prompt of a question, ``Question: ...\\nAnswer:``; an answer follows after a space."""
+    """Return the plain prompt of a question, ``Question: ...\\nAnswer:``; an answer follows after
+    a space."""
     return f"Question: {question}\nAnswer:"
 
 

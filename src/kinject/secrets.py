@@ -31,7 +31,8 @@ def secret_in(value: str, kind: str) -> str:
         if _VARIABLE.match(value) and len(value) <= _LONGEST_VARIABLE:
             return ""
         return (
-            "this is no name of an environment variable. Put the key into a variable, and the variable's name here, for "
+            "this is no name of an environment variable. Put the key into a variable, and the "
+            "variable's name here, for "
             "example OPENAI_API_KEY. (The value found is not repeated: it may be the key.)"
         )
     try:
@@ -40,11 +41,20 @@ def secret_in(value: str, kind: str) -> str:
     except ValueError:
         is_address = False
     if not is_address:
-        return "this is no address of an endpoint: it begins with http:// or https://, as in http://127.0.0.1:8000/v1."
+        return (
+            "this is no address of an endpoint: it begins with http:// or https://, as in "
+            "http://127.0.0.1:8000/v1."
+        )
     if "@" in parts.netloc:
-        return "the URL holds a name or password before its host. Take it out, and put the key into api_key_env's variable."
+        return (
+            "the URL holds a name or password before its host. Take it out, and put the key into "
+            "api_key_env's variable."
+        )
     if parts.query or parts.fragment:
-        return "the URL holds more than an address (behind ? or #). Take it out; a key goes into api_key_env's variable."
+        return (
+            "the URL holds more than an address (behind ? or #). Take it out; a key goes into "
+            "api_key_env's variable."
+        )
     return ""
 
 

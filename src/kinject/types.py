@@ -45,7 +45,8 @@ class Tabular:
         rows = self.to_rows()
         head = "".join(f"<th>{escape(str(column))}</th>" for column in (rows[0] if rows else ()))
         lines = ("".join(f"<td>{_cell(value)}</td>" for value in row.values()) for row in rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody></table>"
+        body = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _attribute(item: object, name: str) -> Any:
@@ -62,7 +63,8 @@ def _cell(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One source text. `source` is its origin (file and line, or URL); `meta` is passed on unread."""
+    """One source text. `source` is its origin (file and line, or URL); `meta` is passed on
+    unread."""
 
     id: str
     title: str
@@ -314,10 +316,17 @@ class TrainResult(Tabular):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row."""
-        return [{
-            "run": self.run_dir, "steps": self.n_steps, "epochs": self.n_epochs, "loss": self.final_loss,
-            "tokens learned": self.n_learned, "seconds": self.seconds, "model": self.model_dir,
-        }]  # fmt: skip
+        return [
+            {
+                "run": self.run_dir,
+                "steps": self.n_steps,
+                "epochs": self.n_epochs,
+                "loss": self.final_loss,
+                "tokens learned": self.n_learned,
+                "seconds": self.seconds,
+                "model": self.model_dir,
+            }
+        ]
 
 
 RAG = "rag"
@@ -325,7 +334,8 @@ RAG = "rag"
 
 
 class ArmName(NamedTuple):
-    """The name ARM, or ARM+RETRIEVAL of an arm that is asked with the passages of that retrieval."""
+    """The name ARM, or ARM+RETRIEVAL of an arm that is asked with the passages of that
+    retrieval."""
 
     arm: str
     retrieval: str = ""

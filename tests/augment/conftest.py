@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def make_recipe(tmp_path: Path, documents: Path) -> Callable[..., Recipe]:
 @pytest.fixture
 def exact_copies_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only exact copies count as echoes, so that a run of the sandbox's short entries refuses none by chance."""
-    monkeypatch.setattr("kinject.augment.checks.checker.MAX_OVERLAP", 0.99)
+    monkeypatch.setattr(import_module("kinject.augment.checks.checker"), "MAX_OVERLAP", 0.99)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -46,7 +47,7 @@ class Model:
 def model(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Model]:
     def install() -> Model:
         made = Model()
-        monkeypatch.setattr("kinject.augment.sandbox.generate_rewriting", made)
+        monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_rewriting", made)
         return made
 
     return install
@@ -86,9 +87,9 @@ def test_a_rewording_that_loses_the_number_of_its_fact_is_refused(
             else Completion(re.sub(r"19\d\d", "then", completion.text))
         )
 
-    model_of = "kinject.augment.sandbox.generate_rewriting"
+    sandbox = import_module("kinject.augment.sandbox")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_of, forget)
+        patch.setattr(sandbox, "generate_rewriting", forget)
         result = augment(make_recipe(styles={"atomic_facts": 1}, max_attempts=2))
     assert result.asked - result.got == 12
     assert {row["reason"] for row in rows(result.rejected_path)} <= {"number", "date", "duplicate"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         )
         return Completion(f"{kept}.", usage=Usage(10, 100))
 
-    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer)
+    monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_answer", answer)
     return prompts
 
 
@@ -117,7 +118,7 @@ def test_texts_that_bring_nothing_are_counted_and_a_rerun_takes_no_copy_of_what_
         verdict = Checker(PASSAGE).check(text)
         assert (verdict.reason, "has none of its 7 facts" in verdict.detail) == ("wrapper", True)
         assert Checker("The text tells of the paraphrase of a law.").check(text).accepted
-    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", lambda messages, seed: Completion(
+    monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_answer", lambda messages, seed: Completion(
         passage_of(messages).removesuffix(".") + ", they say." if "left some" in messages[-1]["content"] else "It is long ago.",
         usage=Usage(10, 100),
     ))  # fmt: skip
@@ -154,7 +155,7 @@ def test_texts_over_two_documents_that_share_a_name(
         prompts.append(messages[-1]["content"])
         return Completion("What Mara Lind had built, the Falk Bridge, is no more since it burned.")
 
-    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer)
+    monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_answer", answer)
     recipe = read_recipe(path, verb="augment")
     assert preview(recipe).n_requests == 1
     result = augment(recipe)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ SOURCE = "Arden was born in Lowmere in 1987, 5 km from Farrow."
 
 def test_every_reader_of_answers_takes_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not timed: of 100,000 characters a reader that is not linear takes minutes to ages, and the run ends nowhere.
-    monkeypatch.setattr("kinject.augment.checks.checker._ALWAYS_READ", 10**6)
+    monkeypatch.setattr(import_module("kinject.augment.checks.checker"), "_ALWAYS_READ", 10**6)
     judge = Judge(
         Sender(
             [Generator("test", {}, True, lambda m, s: asyncio.sleep(0, Completion(answer)))],

@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 from random import Random
@@ -69,7 +70,7 @@ def write(monkeypatch: pytest.MonkeyPatch, documents: Path) -> Callable[..., Wri
     def install(text: str = TEXT, **answers: str | Callable[[str], str]) -> Writer:
         documents.write_text(json.dumps({"id": "d", "title": "Bridges", "text": text}))
         writer = Writer(**answers)
-        monkeypatch.setattr("kinject.augment.sandbox.generate_answer", writer)
+        monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_answer", writer)
         return writer
 
     return install
@@ -136,7 +137,7 @@ def test_a_document_above_the_limit_counts_as_several(
     make_recipe: Make, write: Callable[..., Writer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = write(entities="Mara Lind\nArvika\nOslo")
-    monkeypatch.setattr("kinject.augment.groups.LONGEST_DOCUMENT", 30)
+    monkeypatch.setattr(import_module("kinject.augment.groups"), "LONGEST_DOCUMENT", 30)
     augment(make_recipe(styles={"entigraph": 1}))
     shown = [
         passage_of([{"role": "user", "content": prompt}])

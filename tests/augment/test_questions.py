@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def question_server(
             completion = answer_as_sandbox(messages, seed)
             return completion if answer is None else Completion(answer(messages, completion))
 
-        monkeypatch.setattr("kinject.augment.sandbox.generate_answer", reply)
+        monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_answer", reply)
         return serving(**options)
 
     return start

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -187,7 +188,7 @@ class Model:
 def model(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Model]:
     def install(**replies: Callable[[str, Random], str]) -> Model:
         made = Model(replies)
-        monkeypatch.setattr("kinject.augment.sandbox.generate_rewriting", made)
+        monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_rewriting", made)
         return made
 
     return install
@@ -273,7 +274,7 @@ def test_a_conclusion_is_inconsistent_only_if_the_model_answers_so(
             raise EndpointError("answered 400 (too long).")
         return Completion("", "length")
 
-    monkeypatch.setattr("kinject.augment.sandbox.generate_rewriting", answer)
+    monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_rewriting", answer)
     result = augment(make_recipe(max_attempts=1, styles={"implications": 1}))
     assert result.got == 0
     assert result.refused == ({reason: 12} if reason else {})

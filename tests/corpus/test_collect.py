@@ -13,6 +13,7 @@ import shutil
 import signal
 import zlib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
         "/proc/self/status"
     ).read_text()  # the worker is forked from this process, which has the libraries
     data = int(re.search(r"VmData:\s+(\d+) kB", status)[1]) / 2**20  # type: ignore[index]
-    monkeypatch.setattr("kinject.documents.parse.MEMORY", 3 + round(data))
+    monkeypatch.setattr(import_module("kinject.documents.parse"), "MEMORY", 3 + round(data))
     names = ["a", "b-crash", "c", "d-hang", "e-eat", "f-bug", "g"]
     for number, name in enumerate(names):
         (heap / f"{name}.txt").write_text(prose(number))

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from kinject.corpus.passages import split_passages, word_spans
-from kinject.documents import document_hashes, is_hub_name, read_documents
+from kinject.documents import document_hashes, read_documents
 from kinject.errors import DiskError, InputError
+from kinject.hub_data import find_data_set
 
 ROWS = [
     {"id": "a", "title": "One", "text": "First, \"quoted\".\nSecond line.", "source": "s", "year": 1931},
@@ -177,7 +178,7 @@ def test_a_missing_path_is_not_taken_for_a_name_on_the_hub(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for name in ("absent.jsonl", "absent", "data/absent", "org/absent.pdf"):
-        assert not is_hub_name(Path(name))
+        assert find_data_set(name) is None
         with pytest.raises(DiskError, match="nothing is there"):
             list(read_documents(Path(name)))
 

@@ -318,8 +318,8 @@ def diverge(monkeypatch):
     """A function that makes every model from now on one whose log-probs are NaN, or all equal."""
 
     def break_models(weight):
-        def load(path, **options):
-            loaded = load_model(path, **options)
+        def load(path, options, **others):
+            loaded = load_model(path, options, **others)
             loaded.model.model.norm.weight.data[:] = weight
             return loaded
 

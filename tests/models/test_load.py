@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from kinject.errors import InputError
 from kinject.models import (
+    LoadOptions,
     check_config,
     load_model,
     load_tokenizer,
@@ -65,10 +66,10 @@ def test_a_broken_folder_is_one_clear_line(tiny_model: Path, damage: str) -> Non
 
 def test_what_is_not_there_is_an_error_that_says_what_to_do(tiny_model: Path) -> None:
     with pytest.raises(InputError, match=r"needs an NVIDIA GPU|pip install"):
-        load_model(str(tiny_model), attention="flash_attention_2")
+        load_model(str(tiny_model), LoadOptions(attention="flash_attention_2"))
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="this machine has cpu"):
-            load_model(str(tiny_model), device="cuda")
+            load_model(str(tiny_model), LoadOptions(device="cuda"))
 
 
 def test_a_trained_tokenizer_keeps_bos_digits_and_text(tmp_path: Path) -> None:
@@ -175,11 +176,11 @@ def test_a_weight_that_is_not_finite_is_refused_with_its_file_and_tensor(
 def test_large_weights_are_finite_and_those_beyond_the_dtype_are_named(tiny_model: Path) -> None:
     for index in range(9):
         _change(tiny_model, "model.embed_tokens.weight", index, 3e38)  # their sum is infinite
-    assert load_model(str(tiny_model), dtype="float32").dtype == torch.float32
+    assert load_model(str(tiny_model), LoadOptions(dtype="float32")).dtype == torch.float32
     with pytest.raises(
         InputError, match=r"model\.embed_tokens\.weight holds a value that is not finite in float16"
     ):
-        load_model(str(tiny_model), dtype="float16")
+        load_model(str(tiny_model), LoadOptions(dtype="float16"))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -23,7 +24,6 @@ import pytest
 from study_results import make_study
 from study_samples import first, log_entries, make_evaluation, make_result, write_log
 
-import kinject.report
 from kinject.disk import write_jsonl
 from kinject.report.files import write_report
 from kinject.results import Perplexity, Recall
@@ -157,7 +157,7 @@ class Page(HTMLParser):
             self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
 
 
-SCRIPT = (Path(kinject.report.__file__).parent / "templates" / "report.js").read_text("utf-8")
+SCRIPT = (files("kinject.report") / "templates" / "report.js").read_text("utf-8")
 
 
 def hash_of(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,9 @@ def test_training_finds_it_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     corpus = tmp_path / "runs/sandbox/base-corpus.jsonl"
     corpus.write_text("{}\n")
     digest = _manifest(BASE)["inputs"]["corpus"]
-    monkeypatch.setattr("kinject.train.run.check_output", lambda path, fix: digest)
+    monkeypatch.setattr(
+        import_module("kinject.train.run"), "check_output", lambda path, fix: digest
+    )
     recipe = read_recipe(ROOT / "recipes/sandbox/base.yaml", verb="train")
     result = train(recipe, resume=False, overwrite=False)
     assert result.already_done

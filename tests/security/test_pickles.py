@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from kinject.errors import InputError, KinjectError, TrainingError
 from kinject.eval.retrieval import DenseRetriever
-from kinject.models import load_model, load_tokenizer
+from kinject.models import LoadOptions, load_model, load_tokenizer
 from kinject.recipe import read_recipe, yaml_lines
 from kinject.recipe.sections import RetrievalSection
 from kinject.train import train
@@ -51,7 +51,7 @@ def test_a_model_whose_weights_are_a_pickle_is_refused_by_name(
     (tiny_model / "model.safetensors").unlink()
     (tiny_model / name).write_bytes(torch_trap(sprung))
     with pytest.raises(InputError, match=rf"no \*\.safetensors.*{name}, a pickle"):
-        load_model(str(tiny_model), device="cpu")
+        load_model(str(tiny_model), LoadOptions(device="cpu"))
     assert not sprung.exists()
 
 
@@ -66,7 +66,7 @@ def test_pickles_beside_safetensors_are_not_looked_at(tiny_model: Path, sprung: 
     )
     for name in names:
         (tiny_model / name).write_bytes(torch_trap(sprung))
-    load_model(str(tiny_model), device="cpu")
+    load_model(str(tiny_model), LoadOptions(device="cpu"))
     load_tokenizer(str(tiny_model))
     assert not sprung.exists()
 
@@ -80,7 +80,7 @@ def test_an_index_that_names_pickles_is_refused(tiny_model: Path, sprung: Path) 
         json.dumps({"metadata": {}, "weight_map": named})
     )
     with pytest.raises(InputError, match="some of its weights are pickles"):
-        load_model(str(tiny_model), device="cpu")
+        load_model(str(tiny_model), LoadOptions(device="cpu"))
     assert not sprung.exists()
 
 
@@ -90,7 +90,7 @@ def test_an_adapter_that_is_a_pickle_is_refused(
     from peft import LoraConfig, get_peft_model
 
     adapter = tmp_path / "adapter"
-    base = load_model(str(tiny_model), device="cpu").model
+    base = load_model(str(tiny_model), LoadOptions(device="cpu")).model
     get_peft_model(
         base, LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"])
     ).save_pretrained(adapter)
@@ -103,7 +103,7 @@ def test_an_adapter_that_is_a_pickle_is_refused(
     with pytest.raises(
         InputError, match=r"no adapter_model\.safetensors.*adapter_model\.bin, a pickle"
     ):
-        load_model(str(adapter), device="cpu")
+        load_model(str(adapter), LoadOptions(device="cpu"))
     assert not sprung.exists()
 
 

@@ -7,6 +7,7 @@ import math
 import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -219,7 +220,9 @@ def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_mo
                                       "rag": False}},
     )  # fmt: skip
     clock = iter([0.0, 2.0, 10.0, 16.0, 20.0, 22.0])  # begun, ended: ft takes 2 seconds, slow 6
-    monkeypatch.setattr("kinject.train.checkpoints.work_seconds", lambda device: next(clock))
+    monkeypatch.setattr(
+        import_module("kinject.train.checkpoints"), "work_seconds", lambda device: next(clock)
+    )
     result, executor = go(path)
     steps = {name: manifest_of(train_folder_of_arm(executor, f"{name}, seed 0"))["counts"]["steps"]
              for name in ("ft", "slow", "slow in its seconds")}  # fmt: skip

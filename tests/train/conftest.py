@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def cpu_scaler(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             scalers[-1].order.append("clip")
             return clip(*arguments, **options)
 
-        monkeypatch.setattr("kinject.train.config.find_problems", lambda *_: [])
+        monkeypatch.setattr(import_module("kinject.train.config"), "find_problems", lambda *_: [])
         monkeypatch.setattr(KnowledgeTrainer, "train", _train)
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", _clip)
         return scalers

@@ -18,7 +18,7 @@ from kinject.cli import main
 from kinject.corpus.tokenize import begins_with_bos
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
-from kinject.models import load_model
+from kinject.models import LoadOptions, load_model
 from kinject.recipe import Recipe
 from kinject.recipe.library_fields import INITS_REFUSED, adapter_types
 from kinject.train import train
@@ -55,7 +55,7 @@ MIXED: dict[str, dict[str, Any]] = {
 
 def _mean_loss(folder: Path, texts: Path) -> float:
     """The mean loss of the tokens of a corpus in float64, by a model that is loaded anew."""
-    loaded = load_model(str(folder), dtype="float32", device="cpu")
+    loaded = load_model(str(folder), LoadOptions(dtype="float32", device="cpu"))
     losses = []
     for _, row in read_jsonl(texts):
         ids = loaded.tokenizer(row["text"], add_special_tokens=False)["input_ids"]
@@ -246,10 +246,10 @@ def test_every_type_is_loaded_and_folded_as_it_was(
     tuned = _trained_by_chance(biased_model, adapter, tmp_path / "adapter", tiny_tokenizer)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     torch.manual_seed(8)
-    loaded = load_model(str(tmp_path / "adapter"), dtype="float32").model
+    loaded = load_model(str(tmp_path / "adapter"), LoadOptions(dtype="float32")).model
     (tmp_path / "folded").mkdir()
     merge_adapter(tmp_path / "adapter", tmp_path / "folded", "float32")
-    folded = load_model(str(tmp_path / "folded"), dtype="float32").model
+    folded = load_model(str(tmp_path / "folded"), LoadOptions(dtype="float32")).model
     with torch.no_grad():
         wanted = tuned(ids).logits
         assert torch.allclose(loaded(ids).logits, wanted, atol=1e-5)
@@ -264,7 +264,7 @@ def test_replicated_layers_have_weights_of_their_own_once_folded(
     tuned = _trained_by_chance(biased_model, adapter, tmp_path / "adapter", tiny_tokenizer)
     (tmp_path / "folded").mkdir()
     merge_adapter(tmp_path / "adapter", tmp_path / "folded", "float32")
-    folded = load_model(str(tmp_path / "folded"), dtype="float32").model
+    folded = load_model(str(tmp_path / "folded"), LoadOptions(dtype="float32")).model
     assert folded.config.num_hidden_layers == 4
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     with torch.no_grad():

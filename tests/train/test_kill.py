@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,12 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_resuming_changes_nothing(
                 if state.global_step == moment[0]:
                     os.kill(os.getpid(), moment[1])
 
-            monkeypatch.setattr("kinject.train.callbacks.Screen.on_step_begin", kill, raising=False)
+            monkeypatch.setattr(
+                import_module("kinject.train.callbacks").Screen,
+                "on_step_begin",
+                kill,
+                raising=False,
+            )
             with pytest.raises(
                 KeyboardInterrupt if number == signal.SIGINT else Terminated
             ) as stopped:

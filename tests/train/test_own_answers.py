@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from kinject.errors import InputError
-from kinject.models import load_model
+from kinject.models import LoadOptions, load_model
 from kinject.models.generate import ends_of, generate
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.train import train
@@ -59,7 +60,7 @@ def by_hand(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_an_answer_is_the_same_whatever_the_batch(tiny_model: Path, temperature: float) -> None:
-    loaded = load_model(str(tiny_model), device="cpu", dtype="float32")
+    loaded = load_model(str(tiny_model), LoadOptions(device="cpu", dtype="float32"))
     prompts = [loaded.tokenizer(text)["input_ids"] for text in PROMPTS]
     section = GeneratorSection(kind="transformers", model="", temperature=temperature, max_tokens=N)
     ends, seeds = ends_of(loaded.model, loaded.tokenizer, "tiny"), list(range(4))
@@ -75,7 +76,9 @@ def test_a_base_model_answers_the_questions_of_a_corpus(
     make_recipe: MakeRecipe, write_rows: WriteRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([2.0, 3.5])
-    monkeypatch.setattr("kinject.train.own_answers.work_seconds", lambda device: next(clock))
+    monkeypatch.setattr(
+        import_module("kinject.train.own_answers"), "work_seconds", lambda device: next(clock)
+    )
     answered = [
         {"prompt": "Question: Where?\nAnswer:", "completion": " Kelm"},
         {"prompt": "Who?", "completion": " Person 3"},
@@ -96,7 +99,7 @@ def test_a_base_model_answers_the_questions_of_a_corpus(
     result = train(recipe)
     (written,) = (tmp_path / "tokens").glob("own-answers-*.jsonl")
     rows = [json.loads(line) for line in written.read_text().splitlines()]
-    loaded, n_tokens = load_model(model, device="cpu"), 0
+    loaded, n_tokens = load_model(model, LoadOptions(device="cpu")), 0
     line_break = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
     for row, prompt in zip(
         rows[1:], ["Question: Where?\nAnswer:", "Question: Who?\nAnswer:"], strict=True

@@ -17,7 +17,7 @@ from kinject.corpus.rows import CorpusFile
 from kinject.disk import read_jsonl, write_jsonl
 from kinject.errors import InputError
 from kinject.llm import request_seed
-from kinject.models import load_model
+from kinject.models import LoadOptions, load_model
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.train import train
 from kinject.train.config import make_configs
@@ -62,7 +62,10 @@ def by_hand(model: Any, prompt: list[int], seed: int, end: int) -> list[int]:
 
 def chances(folder: str | Path) -> list[float]:
     """Return the probability of each row's own answer at the temperature of the practice."""
-    loaded, found = load_model(str(folder), device="cpu", dtype="float32"), list[float]()
+    loaded, found = (
+        load_model(str(folder), LoadOptions(device="cpu", dtype="float32")),
+        list[float](),
+    )
     for row in ROWS:
         prompt, whole = (
             loaded.tokenizer(row["prompt"] + end)["input_ids"] for end in ("", row["completion"])
@@ -80,7 +83,10 @@ def chances(folder: str | Path) -> list[float]:
 def test_what_is_answered_correctly_now_and_then_is_practised_and_becomes_likelier(
     tmp_path: Path,
 ) -> None:
-    recipe, loaded = recall_recipe(tmp_path), load_model(str(BASE), device="cpu", dtype="float32")
+    recipe, loaded = (
+        recall_recipe(tmp_path),
+        load_model(str(BASE), LoadOptions(device="cpu", dtype="float32")),
+    )
     rows, tokenizer = list(CorpusFile(tmp_path / "questions.jsonl")), loaded.tokenizer
     practice, note = choose_practice(recipe, rows, loaded.model, tokenizer, make_configs(recipe)[0])
     prompts, counts, model = (

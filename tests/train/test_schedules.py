@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,9 @@ def test_reduce_on_plateau_halves_the_rate_after_evaluations_that_are_no_better(
         )
         return metrics
 
-    monkeypatch.setattr("kinject.train.trainer.KnowledgeTrainer.evaluate", _evaluate)
+    monkeypatch.setattr(
+        import_module("kinject.train.trainer").KnowledgeTrainer, "evaluate", _evaluate
+    )
     recipe = _recipe(
         make_recipe, "reduce_lr_on_plateau", {"factor": 0.5, "patience": 1}, 0, eval_strategy="steps", eval_steps=1,
         sections=watched,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -104,7 +105,7 @@ def test_histograms_hold_the_clipped_gradient_and_the_weight_it_is_applied_to(
         honest(self, every, lambda: [*trackers(), boards, wandb])
 
     monkeypatch.setattr(Histograms, "__init__", _with_trackers)
-    monkeypatch.setattr("kinject.train.config.find_problems", lambda *_: [])
+    monkeypatch.setattr(import_module("kinject.train.config"), "find_problems", lambda *_: [])
     options = {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.2, "max_steps": 5,
                "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}  # fmt: skip
     train(make_recipe(trainer=options, techniques={"histogram_steps": 1}))

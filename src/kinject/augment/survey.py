@@ -27,11 +27,11 @@ from kinject.augment.preview import Preview, preview, render_preview
 from kinject.corpus.choices import with_shared_choices
 from kinject.corpus.passages import sentences, split_passages, word_spans
 from kinject.disk import Row, content_id, file_name, path_exists, write_jsonl
-from kinject.documents import is_hub_name, read_documents
+from kinject.documents import read_documents
 from kinject.documents.collect import DocumentsResult, collect, render_documents
-from kinject.documents.rows import is_saved_dataset
 from kinject.documents.write import read_rows
 from kinject.errors import DiskError, EndpointError
+from kinject.hub_data import find_data_set, is_saved
 from kinject.language import language_name
 from kinject.language.tables import language_of
 from kinject.recipe import read_recipe
@@ -106,7 +106,7 @@ def try_documents(
     there stay. An `endpoint` writes (asked for the name of its model, no more), and `model` learns.
     Raises as `collect`, and `EndpointError`.
     """
-    if not path_exists(path) and not is_hub_name(path):
+    if not path_exists(path) and find_data_set(str(path)) is None:
         raise DiskError(f"{path}: nothing is there. Check the path.")
     name = path.resolve().name
     if path.is_file():
@@ -114,7 +114,7 @@ def try_documents(
     name = file_name(name)
     folder = root / "runs" / name
     given = path
-    if is_hub_name(path) or is_saved_dataset(path):
+    if find_data_set(str(path)) is not None or is_saved(path):
         given = folder / "rows.jsonl"
         write_jsonl(given, read_documents(path))
     documents = collect([given], folder=folder / "documents")

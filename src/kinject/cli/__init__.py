@@ -1,4 +1,5 @@
-"""The command line: parse, call one function, print. Nothing here imports torch before a verb runs."""
+"""The command line: parse, call one function, print. Nothing here imports torch before a verb
+runs."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ Turn documents into knowledge that a language model demonstrably has.
 
 _EPILOG = """\
 exit codes: 0 done, 1 finished but incomplete (the output names what is missing), 2 unusable input,
-70 a bug in kinject, with a traceback. Stopped by a signal: 128 + its number, and the last line is the
+70 a bug in kinject, with a traceback. Stopped by a signal: 128 + its number, and the last line is \
+the
 command that resumes
 
 examples:
@@ -91,19 +93,25 @@ examples:
   kinject train recipes/cpt.yaml trainer.learning_rate=1e-4 run_dir=runs/cpt-slow"""
 
 
-_BUG = """\
-kinject {verb}: this {error} is a bug in kinject, not in your input. Finished work is kept. Please report it to the developers
-of kinject, with the lines above, the recipe and the output of kinject doctor."""
+_BUG = (
+    "kinject {verb}: this {error} is a bug in kinject, not in your input. Finished work is kept. "
+    "Please report it to the developers\nof kinject, with the lines above, the recipe and the "
+    "output of kinject doctor."
+)
 
 _SHORTAGE = (
-    "this machine, or a limit on it (ulimit -a), has too little for this run: {}. Free some, or make the run smaller: "
+    "this machine, or a limit on it (ulimit -a), has too little for this run: {}. Free some, or "
+    "make the run smaller: "
     "kinject plan and kinject find-lr --batch estimate what fits."
 )
 
 _STOPPED = {
-    signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up", signal.SIGQUIT: "quit",
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "hung up",
+    signal.SIGQUIT: "quit",
     signal.SIGUSR1: "stopped by SIGUSR1",
-}  # fmt: skip
+}
 
 _PATH_FAULTS = (
     FileNotFoundError,
@@ -131,7 +139,8 @@ def program() -> int:
         code = exit_code(stop)
     except SystemExit as end:  # argparse
         code = end.code if isinstance(end.code, int) else 0
-    except BaseException as error:  # noqa: BLE001 (a bug, or a library's panic: it must not end as "finished but incomplete")
+    except BaseException as error:  # noqa: BLE001
+        # A bug, or a library's panic: its exit code must not be that of "finished but incomplete".
         traceback.print_exc()
         show(_BUG.format(verb=_verb(sys.argv[1:]), error=type(error).__name__), file=sys.stderr)
         code = 70
@@ -167,7 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def answer(words: Sequence[str], value: Mapping[str, Any], file: TextIO | None = None) -> None:
-    """Print the one JSON object of a command with --json: its result and exit code, or its error."""
+    """Print the one JSON object of a command with --json: its result and exit code, or its
+    error."""
     if "--json" in words and is_first_process():
         from pydantic_core import to_jsonable_python
 
@@ -178,7 +188,9 @@ def answer(words: Sequence[str], value: Mapping[str, Any], file: TextIO | None =
 
 
 def _as_json(value: object) -> object:
-    return dict(value) if isinstance(value, Mapping) else str(value)
+    if isinstance(value, Mapping):  # a read-only one, which pydantic does not know
+        return dict(value)
+    return str(value)
 
 
 def _verb(words: Sequence[str]) -> str:
@@ -187,47 +199,50 @@ def _verb(words: Sequence[str]) -> str:
 
 def _report_errors(words: Sequence[str]) -> int:
     """Run a command; print an error that a user can fix. Return the exit code."""
+    verb = _verb(words)
     try:
         return _run(words)
     except KinjectError as error:
         message = str(error)
-        show(
-            f"kinject {_verb(words)}: {message}" if "\n" not in message else message,
-            file=sys.stderr,
-        )
-        paths = [
-            path for path in re.findall(r"\bdata/[\w./-]+", str(error)) if not Path(path).exists()
-        ]
-        for command in dict.fromkeys(map(_fetching, paths)):
-            show(command, end="", file=sys.stderr)
+        # Several lines are a list of problems, each with its place.
+        show(message if "\n" in message else f"kinject {verb}: {message}", file=sys.stderr)
+        for command in _fetching(message):
+            show(f"This public data is fetched by: {command}", file=sys.stderr)
     except Exception as error:
-        failure = system_failure(error)
-        moved = next(
-            (seen for seen in causes(error) if isinstance(seen, _PATH_FAULTS) and seen.filename),
-            None,
-        )
-        if failure is not None:
-            message = f"{f'{failure.filename}: ' if failure.filename else ''}{failure.strerror}. {fix_for(failure)}"
-        elif moved is not None:
-            message = f"{moved.filename}: {moved.strerror}. Something moved, deleted or replaced it meanwhile. Check it."
-        elif is_shortage(error):
-            message = _SHORTAGE.format(
-                str(error).strip().partition("\n")[0][:500] or "out of memory"
-            )
-        else:
+        message = _about_system(error)
+        if not message:
             raise
-        show(f"kinject {_verb(words)}: {message}", file=sys.stderr)
+        show(f"kinject {verb}: {message}", file=sys.stderr)
     answer(words, {"error": message, "exit": 2})
     return 2
 
 
-def _fetching(path: str) -> str:
-    """Return a line with the command that fetches public data at `path`, "" if it is none that a
-    recipe names."""
-    from kinject.corpus.public_data import command_for
+def _about_system(error: Exception) -> str:
+    """Return the message for a fault of the system or its files, "" for a bug."""
+    failure = system_failure(error)
+    if failure is not None:
+        place = f"{failure.filename}: " if failure.filename else ""
+        return f"{place}{failure.strerror}. {fix_for(failure)}"
+    for cause in causes(error):
+        if isinstance(cause, _PATH_FAULTS) and cause.filename:
+            return (
+                f"{cause.filename}: {cause.strerror}. Something moved, deleted or replaced it "
+                "meanwhile. Check it."
+            )
+    if is_shortage(error):
+        return _SHORTAGE.format(str(error).strip().partition("\n")[0][:500] or "out of memory")
+    return ""
 
-    command = command_for(path)
-    return f"This public data is fetched by: {command}\n" if command else ""
+
+def _fetching(message: str) -> list[str]:
+    """Return the commands that fetch the public data that `message` names, is missing, and for
+    which the message names none."""
+    from kinject.recipe.makers import command_for
+
+    paths = [path for path in re.findall(r"\bdata/[\w./-]+", message) if not Path(path).exists()]
+    commands = dict.fromkeys(map(command_for, paths))
+    fetching = [command for command in commands if command.startswith("kinject recipes data get")]
+    return [command for command in fetching if command not in message]
 
 
 def _run(words: Sequence[str]) -> int:
@@ -242,15 +257,17 @@ def _run(words: Sequence[str]) -> int:
     if overrides:  # argparse takes no overrides after an option
         arguments.arguments = [*arguments.arguments, *overrides]
     _quieten_libraries()
-    arguments.announce = lambda value: answer(
-        words, {"result": value, "exit": 0}, out
-    )  # of what serves until it is stopped
+
+    def announce(value: object) -> None:
+        answer(words, {"result": value, "exit": 0}, out)
+
+    arguments.announce = announce  # for what serves until it is stopped
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         if arguments.verb is None:
             show(render_next_step())
-        value, code = (
-            ({"runs": find_runs()}, 0) if arguments.verb is None else arguments.run(arguments)
-        )
+            value, code = {"runs": find_runs()}, 0
+        else:
+            value, code = arguments.run(arguments)
     if value is not None:
         answer(words, {"result": value, "exit": code})
     sys.stdout.flush()
@@ -265,16 +282,24 @@ def _quieten_libraries() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[on_screen], force=True)
     logging.getLogger("torch").setLevel(logging.WARNING)  # its import logs at its end
     for noisy in (
-        "httpx", "httpx2", "httpcore", "openai", "datasets", "bitsandbytes", "bm25s", "matplotlib", "fontTools", "urllib3",
+        "httpx",
+        "httpx2",
+        "httpcore",
+        "openai",
+        "datasets",
+        "bitsandbytes",
+        "bm25s",
+        "matplotlib",
+        "fontTools",
+        "urllib3",
         "huggingface_hub",
-    ):  # fmt: skip
+    ):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     for library in ("transformers", "peft", "trl", "accelerate", "datasets", "torch"):
         for category in (FutureWarning, DeprecationWarning):  # they concern other libraries
             warnings.filterwarnings("ignore", category=category, module=library)
-    os.environ.setdefault(
-        "GOMP_SPINCOUNT", "10000"
-    )  # threads that spin long slow each other down on a busy machine
+    # Threads that spin long slow each other down on a busy machine.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ["MPLBACKEND"] = "agg"  # figures go to files
 
@@ -294,46 +319,48 @@ def render_resume_hint(verb: str, words: Sequence[str], stop: KeyboardInterrupt)
 def render_next_step() -> str:
     """Return the runs of this folder with the command that continues each, and the next step."""
     lines = [
-        _DESCRIPTION, "",
-        "verbs: kinject --help    one verb: kinject VERB --help    shipped recipes: kinject recipes", "",
-    ]  # fmt: skip
+        _DESCRIPTION,
+        "",
+        "verbs: kinject --help    one verb: kinject VERB --help    "
+        "shipped recipes: kinject recipes",
+        "",
+    ]
     runs = [run for run in find_runs() if run.state != "not started" or _is_own(run)]
     if not runs:
-        return "\n".join([
-            *lines,
+        lines += [
             "Next: kinject demo                the whole job on embedded documents: 2 minutes",
             "  or: kinject try FOLDER          looks at your documents, writes recipes",
             "  or: kinject recipes copy eval   the recipes and data of the demo, to change",
-        ])  # fmt: skip
-    order = ("augment", "questions", "train", "eval")
-    runs.sort(
-        key=lambda run: (
-            run.run_dir.parent.name != "pilot",  # a pilot first
-            run.run_dir.parent,
-            order.index(run.verb) if run.verb in order else 9,
-        ),
-    )
-    following = next((run for run in runs if run.state == "unfinished" and run.command), None)
-    following = following or next((run for run in runs if run.state == "not started"), None)
-    lines += ["Your runs in this folder:"]
-    lines += [
-        aligned(
-            [(run.state, str(run.run_dir), run.command) for run in runs[:_MOST_RUNS]], frozenset()
-        )
-    ]
+        ]
+        return "\n".join(lines)
+    runs.sort(key=_order)
+    rows = [(run.state, str(run.run_dir), run.command) for run in runs[:_MOST_RUNS]]
+    lines += ["Your runs in this folder:", aligned(rows, frozenset())]
     if len(runs) > _MOST_RUNS:
         lines.append(f"  and {len(runs) - _MOST_RUNS} more")
     if any(run.state == "short" for run in runs):
         lines.append(
             "short: some requested texts are missing; the same command requests them again."
         )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Next: {following.command if following else 'kinject try FOLDER, for your documents'}",
-        ]
-    )
+    return "\n".join([*lines, "", f"Next: {_next_command(runs)}"])
+
+
+def _order(run: FoundRun) -> tuple[bool, Path, int]:
+    """Return the sort key of a run: a pilot first, then by folder, each in the order of the job."""
+    verbs = ("augment", "questions", "train", "eval")
+    position = verbs.index(run.verb) if run.verb in verbs else len(verbs)
+    return run.run_dir.parent.name != "pilot", run.run_dir.parent, position
+
+
+def _next_command(runs: Sequence[FoundRun]) -> str:
+    """Return the command of the first unfinished run, else of the first that has not begun."""
+    for run in runs:
+        if run.state == "unfinished" and run.command:
+            return run.command
+    for run in runs:
+        if run.state == "not started":
+            return run.command
+    return "kinject try FOLDER, for your documents"
 
 
 def _is_own(run: FoundRun) -> bool:
@@ -354,11 +381,13 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
     overrides = [word for word in arguments.arguments if "=" in word]
     if len(files) > 1:
         raise InputError(
-            f"found {len(files)} recipes ({', '.join(files)}); give one, then section.key=value overrides."
+            f"found {len(files)} recipes ({', '.join(files)}); give one, then section.key=value "
+            "overrides."
         )
-    if not files and arguments.default_recipe is None:
+    files = files or [arguments.default_recipe]
+    if files[0] is None:
         raise InputError(f"no recipe given. For example: kinject {verb} recipes/cpt.yaml")
-    path = Path(files[0] if files else arguments.default_recipe)
+    path = Path(files[0])
     if not path.exists():
         from kinject.recipe.shipped import read_shipped
 
@@ -441,9 +470,11 @@ def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None)
     [section.key=value ...]``."""
     if recipe is not None:
         parser.add_argument(
-            "arguments", nargs="*", metavar="[RECIPE] [section.key=value ...]",
+            "arguments",
+            nargs="*",
+            metavar="[RECIPE] [section.key=value ...]",
             help=f"recipe file{recipe and f' (default: {recipe})'}; then overrides, values in YAML",
-        )  # fmt: skip
+        )
         parser.set_defaults(default_recipe=recipe or None)
     options, run = _RUNS.get(name, ((), {}))
     groups: dict[str, Any] = {}
@@ -454,9 +485,9 @@ def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None)
             groups[title] = parser.add_argument_group(title)
         if settings.get("either") and "either" not in groups:
             groups["either"] = parser.add_mutually_exclusive_group()
-        groups.get("either" if settings.get("either") else title, parser).add_argument(
-            *names, **plain
-        )
+        if settings.get("either"):
+            title = "either"
+        groups.get(title, parser).add_argument(*names, **plain)
     parser.set_defaults(**run)
 
 
@@ -489,5 +520,6 @@ class _Parser(_VerbParser):
         wrong = re.search(r"argument VERB: invalid choice: '(.*?)'", message)
         if wrong:
             near = difflib.get_close_matches(wrong[1], _VERBS, 1)
-            message = f"{wrong[1]}: no such command.{f' Did you mean {near[0]}?' if near else ''} All: kinject --help"
+            meant = f" Did you mean {near[0]}?" if near else ""
+            message = f"{wrong[1]}: no such command.{meant} All: kinject --help"
         super().error(message)

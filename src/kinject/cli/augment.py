@@ -41,7 +41,8 @@ def _try(arguments: argparse.Namespace) -> Outcome:
         "arguments",
         nargs="+",
         metavar="PATH [documents.key=value ...]",
-        help="folder, pattern or file; run_dir=FOLDER sets the run folder (default: runs/NAME/documents)",
+        help="folder, pattern or file; run_dir=FOLDER sets the run folder (default: "
+        "runs/NAME/documents)",
     ),
     option(
         "--recipe",
@@ -55,20 +56,17 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     from kinject.documents.collect import render_documents
     from kinject.recipe.read import read_section
 
-    is_setting = [
-        word.startswith(("documents.", "run_dir=")) and "=" in word for word in arguments.arguments
-    ]
-    paths = [
-        word for word, setting in zip(arguments.arguments, is_setting, strict=True) if not setting
-    ]
-    settings = [
-        word for word, setting in zip(arguments.arguments, is_setting, strict=True) if setting
-    ]
-    folders = [word.partition("=")[2] for word in settings if word.startswith("run_dir=")]
-    options = read_section(
-        arguments.recipe_file, [word for word in settings if not word.startswith("run_dir=")]
-    )
-    result = documents(*map(Path, paths), run_dir=folders[-1] if folders else None, options=options)
+    paths, settings, run_dir = list[Path](), list[str](), None
+    for word in arguments.arguments:
+        key, equals, value = word.partition("=")
+        if equals and key == "run_dir":
+            run_dir = value
+        elif equals and key.startswith("documents."):
+            settings.append(word)
+        else:
+            paths.append(Path(word))
+    options = read_section(arguments.recipe_file, settings)
+    result = documents(*paths, run_dir=run_dir, options=options)
     show(render_documents(result))
     return result, 1 if result.n_skipped else 0
 
@@ -82,9 +80,8 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     ),
 )
 def _augment(arguments: argparse.Namespace) -> Outcome:
-    gc.set_threshold(
-        20_000, 10, 10
-    )  # requests make few cycles; the search for them took an eighth of the time
+    # Requests make few cycles; the search for them took an eighth of the time.
+    gc.set_threshold(20_000, 10, 10)
     recipe = recipe_of(arguments, "augment")
     if arguments.dry_run:
         from kinject.augment.preview import preview, render_preview
@@ -111,7 +108,8 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
     option(
         "--retention",
         action="store_true",
-        help="questions on well-known neighbours of the documents that the model answers, to measure what training "
+        help="questions on well-known neighbours of the documents that the model answers, to "
+        "measure what training "
         "forgets, in the folder retention of the run's",
     ),
     option(
@@ -147,17 +145,20 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
 
     if arguments.arguments:
         raise InputError(
-            f"--drop-known: takes no recipe; found {arguments.arguments[0]!r}. Name the evaluation's folder alone."
+            f"--drop-known: takes no recipe; found {arguments.arguments[0]!r}. Name the "
+            "evaluation's folder alone."
         )
     parts = split_known(arguments.drop_known)
     for part in parts:
         n = part.n_known + part.n_unknown
         chosen, measured = ", ".join(part.chosen_by), ", ".join(part.measure_with)
         show(
-            f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by {chosen}"
+            f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by "
+            f"{chosen}"
         )
         show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")
         show(
-            f"  Ask the known ones by {measured}, which chose none of them: so the base answers {part.kept:.1%}."
+            f"  Ask the known ones by {measured}, which chose none of them: so the base answers "
+            f"{part.kept:.1%}."
         )
     return parts, 0

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         "--show",
         type=int,
         metavar="N",
-        help="print the first N prompts of each set and arm as tokenised, store nothing; an endpoint is not asked",
+        help="print the first N prompts of each set and arm as tokenised, store nothing; an "
+        "endpoint is not asked",
     ),
     option(
         "--dry-run",
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
         "--require",
         action="append",
         metavar="[ARM:]SET>=NUMBER",
-        help="an accuracy (0.8) or a change from the base (-0.02) that the 95%% interval must hold, or exit code 1; "
+        help="an accuracy (0.8) or a change from the base (-0.02) that the 95%% interval must "
+        "hold, or exit code 1; "
         "requirements.json and .xml (JUnit) have the checks",
     ),
 )
@@ -209,9 +211,13 @@ def _chat(arguments: argparse.Namespace) -> Outcome:
         raise InputError(f"--temperature: found {arguments.temperature:g}, allowed: 0 to 10.")
     models = find_models(arguments.model, arguments.base)
     setup = ChatSetup(
-        models, tuple(arguments.documents), arguments.k, arguments.system, arguments.max_new_tokens,
+        models,
+        tuple(arguments.documents),
+        arguments.k,
+        arguments.system,
+        arguments.max_new_tokens,
         arguments.temperature,
-    )  # fmt: skip
+    )
     chat, turns = open_chat(setup), list[dict[str, Any]]()
     is_terminal = sys.stdin.isatty()
     if is_terminal:

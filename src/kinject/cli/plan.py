@@ -30,7 +30,8 @@ from kinject.terminal import show
         "--link",
         metavar="GBPS",
         type=float,
-        help="gigabytes a second of the slowest link: of a machine's network with --nodes, else between two devices",
+        help="gigabytes a second of the slowest link: of a machine's network with --nodes, else "
+        "between two devices",
     ),
     option("--no-calibration", action="store_true", help="time no real steps"),
     option(
@@ -51,11 +52,18 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
     from kinject.plan.run import draw_rates, plan, render_plan
     from kinject.plan.ways import parse_memory
 
+    memory = None
+    if arguments.memory is not None:
+        memory = parse_memory(arguments.memory)
     result = plan(
-        recipe, memory=parse_memory(arguments.memory) if arguments.memory is not None else None,
-        n_devices=arguments.devices, nodes=arguments.nodes, link=arguments.link and arguments.link * 1e9,
-        gpu=arguments.gpu, calibration=not arguments.no_calibration,
-    )  # fmt: skip
+        recipe,
+        memory=memory,
+        n_devices=arguments.devices,
+        nodes=arguments.nodes,
+        link=arguments.link and arguments.link * 1e9,
+        gpu=arguments.gpu,
+        calibration=not arguments.no_calibration,
+    )
     show(render_plan(result))
     if arguments.figure is not None:
         draw_rates(result, arguments.figure)
@@ -77,7 +85,9 @@ def _doctor(arguments: argparse.Namespace) -> Outcome:
     from kinject.doctor import render
     from kinject.errors import InputError
 
-    paths = arguments.recipes or [path for path in (Path("recipes"),) if path.is_dir()]
+    paths = arguments.recipes
+    if not paths and Path("recipes").is_dir():
+        paths = [Path("recipes")]
     for path in paths:
         if not path.exists():
             raise InputError(f"{path}: does not exist. Give recipe files or folders.")

@@ -25,7 +25,7 @@ def _list(arguments: argparse.Namespace) -> Outcome:
     from kinject.recipe.shipped import find_recipes, read_shipped
 
     shipped = read_shipped()
-    recipes = find_recipes(arguments.names, shipped) if arguments.names else list(shipped.values())
+    recipes = find_recipes(arguments.names or list(shipped), shipped)
     width = min(shutil.get_terminal_size().columns, 140)
     for kind in dict.fromkeys(recipe.verb for recipe in recipes):
         show(f"kinject {kind}" if kind != "accelerate" else "accelerate launch --config_file")
@@ -72,9 +72,8 @@ def _copy(arguments: argparse.Namespace) -> Outcome:
     for path in copied.written:
         show(arguments.out / path)
     if copied.unchanged:
-        show(
-            f"{len(copied.unchanged)} more {'was' if len(copied.unchanged) == 1 else 'were'} there already, the same"
-        )
+        were = "was" if len(copied.unchanged) == 1 else "were"
+        show(f"{len(copied.unchanged)} more {were} there already, the same")
     for recipe in recipes:
         show(f"\n{recipe.path}: {recipe.purpose}")
         for label, text in (("needs", recipe.needs), ("run", recipe.run)):
@@ -135,7 +134,8 @@ def _styles(arguments: argparse.Namespace) -> Outcome:
         return {"text": text}, 0
     width = max(map(len, STYLES))
     for name, style in STYLES.items():
-        show(f"{name:{width}}  {style.about}" + (f" ({style.source})" if style.source else ""))
+        source = f" ({style.source})" if style.source else ""
+        show(f"{name:{width}}  {style.about}{source}")
     return {name: style.about for name, style in STYLES.items()}, 0
 
 
@@ -163,5 +163,6 @@ def _data_get(arguments: argparse.Namespace) -> Outcome:
     for data in find_data(arguments.names):
         show("\n".join(describe(data, arguments.out)), flush=True)
         fetched[data.name] = paths = get_data(data, arguments.out)
-        show(f"{data.name}: {f'{len(paths):,} files written' if paths else 'was there already'}")
+        state = f"{len(paths):,} files written" if paths else "was there already"
+        show(f"{data.name}: {state}")
     return fetched, 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from kinject.cli import Outcome, option, serve, verb
@@ -60,13 +61,12 @@ def _model(arguments: argparse.Namespace) -> Outcome:
 
     run = INSTRUCT if arguments.action == "instruct" else BASE
     folder = arguments.out or run.run_dir
-    written = run.write(folder)
-    model = (
-        f"the {run.name} model that ships"
-        if run.is_in(folder)
-        else f"a model of {run.recipe} that was trained here"
-    )
-    return _show_paths([folder / "model"], f": {'' if written else 'already there: '}{model}")
+    text = ": " if run.write(folder) else ": already there: "
+    if run.is_in(folder):
+        text += f"the {run.name} model that ships"
+    else:
+        text += f"a model of {run.recipe} that was trained here"
+    return _show_paths([folder / "model"], text)
 
 
 @verb(
@@ -86,7 +86,7 @@ def _sentences(arguments: argparse.Namespace) -> Outcome:
 def _serve(arguments: argparse.Namespace) -> Outcome:
     from kinject.augment.sandbox import SandboxServer
 
-    return serve(lambda: SandboxServer(arguments.port), arguments, "listening")
+    return serve(partial(SandboxServer, arguments.port), arguments, "listening")
 
 
 @verb(

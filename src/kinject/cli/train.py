@@ -61,7 +61,8 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
         raise InputError(f"kinject export: found {' and '.join(used)}. Give one of them.")
     if (arguments.add is None) != (arguments.minus is None):
         raise InputError(
-            "--add and --minus belong together: an instruct model, and the base that it was made from."
+            "--add and --minus belong together: an instruct model, and the base that it was made "
+            "from."
         )
     for flag, value, form in (
         ("--alpha", arguments.alpha, "--average-with"),
@@ -81,6 +82,10 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     for name, folder in folders.items():
         show(f"{name}: {folder}")
     return list(folders.values())
+
+
+_OF_MERGE = ("average_with", "alpha", "add", "minus", "scale")
+"""Options of export that merge models."""
 
 
 @verb(
@@ -128,9 +133,16 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     option(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is stored)",
+        help="dtype of the weights (auto: as they are stored; of an adapter's base, as it is "
+        "stored)",
     ),
     option("--license", metavar="ID", help="licence in the card, as apache-2.0"),
+    option(
+        "--upload",
+        metavar="OWNER/NAME",
+        help="upload the result to the hub; of a run of kinject augment, its corpus as a data set",
+    ),
+    option("--public", action="store_true", help="make a new repository public (default: private)"),
     option("--gguf", choices=tuple(KINDS), help="write a GGUF file for llama.cpp, too"),
     option(
         "--prove",
@@ -138,7 +150,8 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
         metavar="RUN",
         nargs="?",
         const=Path(),
-        help="ask the questions of an evaluation (recipe or run; default: --report, else the run's probes) of the result and "
+        help="ask the questions of an evaluation (recipe or run; default: --report, else the "
+        "run's probes) of the result and "
         "each copy; exit code 1 if one differs from the trained model",
     ),
     option(
@@ -147,41 +160,69 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
         default=[],
         metavar="COPY",
         dest="copies",
-        help="further copies to prove: a model folder, a .gguf file, a server's address (http://HOST/v1)",
+        help="further copies to prove: a model folder, a .gguf file, a server's address "
+        "(http://HOST/v1)",
     ),
 )
 def _export(arguments: argparse.Namespace) -> Outcome:
-    if any(
-        (arguments.average_with, arguments.alpha, arguments.add, arguments.minus, arguments.scale)
-    ):
+    merges = any(getattr(arguments, name) for name in _OF_MERGE)
+    _check_export(arguments, merges=merges)
+    if merges:
         return {"folders": _merge(arguments)}, 0
     from kinject.export import ExportOptions, export
+    from kinject.upload import Target, is_corpus, upload_corpus, upload_model
 
+    target = None
+    if arguments.upload is not None:
+        target = Target(arguments.upload, arguments.public)
+        target.check()
+        if is_corpus(arguments.folder):
+            return _uploaded(upload_corpus(arguments.folder, target, arguments.license)), 0
     values = {
         key: value
         for key, value in vars(arguments).items()
         if key in ExportOptions.__dataclass_fields__
     }
-    if arguments.copies and arguments.prove is None:
-        raise InputError("--copy: is for --prove only.")
     if arguments.prove == Path():
         values["prove"] = arguments.report or arguments.folder
     result = export(ExportOptions(**{**values, "copies": tuple(arguments.copies)}))
-    for path in (result.folder, *([result.gguf] if result.gguf else [])):
-        show(f"{path}: written")
+    for path in (result.folder, result.gguf):
+        if path is not None:
+            show(f"{path}: written")
     for proof in result.proofs:
         show("\n".join(proof.lines()))
     show("\nUse it:\n  " + "\n  ".join(result.commands))
-    return result, 0 if all(proof.holds for proof in result.proofs) else 1
+    if not all(proof.holds for proof in result.proofs):
+        return result, 1  # what differs from the trained model is not uploaded
+    if target is not None:
+        _uploaded(upload_model(result.folder, target))
+    return result, 0
+
+
+def _check_export(arguments: argparse.Namespace, *, merges: bool) -> None:
+    """Raise `InputError` for options that do not belong together."""
+    if merges and arguments.upload is not None:
+        raise InputError("--upload: is for one result. Export the merged model that you choose.")
+    if arguments.copies and arguments.prove is None and not merges:
+        raise InputError("--copy: is for --prove only.")
+    if arguments.public and arguments.upload is None:
+        raise InputError("--public: is for --upload only.")
+
+
+def _uploaded(address: str) -> dict[str, str]:
+    show(f"uploaded: {address}")
+    return {"uploaded": address}
 
 
 def render_job(kind: str, words: list[str]) -> str:
     """Return the job file of `kind`, a file of cli/jobs/, that trains the recipe and overrides
     `words` in this folder."""
     values = {
-        "name": Path(words[0]).stem.replace(" ", "-"), "folder": shlex.quote(str(Path.cwd())), "words": shlex.join(words),
+        "name": Path(words[0]).stem.replace(" ", "-"),
+        "folder": shlex.quote(str(Path.cwd())),
+        "words": shlex.join(words),
         "python": shlex.quote(sys.executable),
-    }  # fmt: skip
+    }
     text = (files("kinject.cli") / "jobs" / kind).read_text("utf-8")
     for key, value in values.items():
         text = text.replace(f"{{{key}}}", value)

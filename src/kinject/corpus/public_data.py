@@ -25,12 +25,14 @@ from kinject.disk import (
 from kinject.errors import InputError
 from kinject.hub import unreachable_reason
 from kinject.recipe.check import suggestion
+from kinject.recipe.makers import PUBLIC_FILES
 
 RECORDS = "sources"
 """Folder, beside the data, of the records: NAME.json has revision, licence and the hash of every
 file written."""
 _SPLITS = {"dev": "dev", "validation": "val", "test": "test"}
-_PAGES = {"general-held-out.jsonl": 500, "general.jsonl": 20_000}
+_PAGES = dict(zip(PUBLIC_FILES["replay"], (500, 20_000), strict=True))
+"""File of general text -> pages in it."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,6 @@ def find_data(names: Sequence[str]) -> list[DataSet]:
         if name not in DATA_SETS:
             raise InputError(f"found {name!r}.{suggestion(name, DATA_SETS)}")
     return [DATA_SETS[name] for name in dict.fromkeys(names)]
-
-
-def command_for(path: str) -> str:
-    """Return the command that fetches the public data at `path`, "" if it is none that a shipped
-    recipe names."""
-    outputs = ((name, output) for name, data in DATA_SETS.items() for output in data.outputs)
-    names = [name for name, output in outputs if Path(path).is_relative_to(f"data/{output}")]
-    return f"kinject recipes data get {names[0]}" if names else ""
 
 
 def get_data(data: DataSet, folder: Path) -> list[Path]:
@@ -155,17 +149,17 @@ DATA_SETS: Mapping[str, DataSet] = {
         DataSet(
             "mmlu", "four-choice questions on 57 subjects: five examples, validation and test of each", "MIT",
             "4 MB from the hub, 8 MB written", "cais/mmlu", "all", "c30699e8356da336a370243923dbaf21066bb9fe",
-            ("mmlu",), _write_mmlu,
+            PUBLIC_FILES["mmlu"], _write_mmlu,
         ),
         DataSet(
             "instructions", "15,000 instructions with answers by people, for the arm of instruction tuning",
             "CC BY-SA 3.0 (name Databricks, share alike)", "13 MB from the hub", "databricks/databricks-dolly-15k",
-            None, "bdd27f4d94b9c1f951818a7da7fd7aeea5dbff1a", ("instructions.jsonl",), _write_instructions,
+            None, "bdd27f4d94b9c1f951818a7da7fd7aeea5dbff1a", PUBLIC_FILES["instructions"], _write_instructions,
         ),
         DataSet(
             "replay", "general text: 20,000 web pages to replay, 500 others to measure forgetting",
             "ODC-By 1.0 (name the source)", "100 MB from the hub", "HuggingFaceFW/fineweb-edu", "sample-10BT",
-            "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9", tuple(_PAGES), _write_replay,
+            "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9", PUBLIC_FILES["replay"], _write_replay,
         ),
     )
 }  # fmt: skip

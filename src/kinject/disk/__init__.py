@@ -1,4 +1,5 @@
-"""Files as kinject writes them: atomic, one process per run folder, a manifest beside each output."""
+"""Files as kinject writes them: atomic, one process per run folder, a manifest beside each
+output."""
 
 from kinject.disk.files import (
     LARGEST_FILE,

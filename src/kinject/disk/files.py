@@ -96,7 +96,8 @@ def system_failure(error: BaseException) -> OSError | None:
 
 
 def unwritable(path: Path, error: OSError, doing: str = "written") -> DiskError:
-    """Return the error to raise if `path` cannot be written, with the system's message and a fix."""
+    """Return the error to raise if `path` cannot be written, with the system's message and a
+    fix."""
     return DiskError(f"{path}: cannot be {doing}: {error.strerror or error}. {fix_for(error)}")
 
 
@@ -226,7 +227,8 @@ def refuse_existing(paths: Iterable[Path]) -> None:
     for path in paths:
         if path.exists():
             raise InputError(
-                f"{path}: is there already, and nothing is written over. Move it away, or give another --out."
+                f"{path}: is there already, and nothing is written over. Move it away, or give "
+                "another --out."
             )
 
 
@@ -242,7 +244,8 @@ def _refuse_unless_regular(path: Path, status: os.stat_result) -> None:
     if kind := kind_of(status.st_mode):
         fix = "Save its content as a file and give that: it is read more than once."
         raise DiskError(
-            f"{path}: found {kind}, expected a file. {'Check the path.' if kind == 'a folder' else fix}"
+            f"{path}: found {kind}, expected a file. "
+            f"{'Check the path.' if kind == 'a folder' else fix}"
         )
 
 
@@ -287,7 +290,8 @@ def read_lines(path: Path, stream: BinaryIO | None = None) -> Iterator[tuple[int
                 raise unreadable(path, error) from error
             if len(line) > LONGEST_LINE:
                 raise InputError(
-                    f"{path}:{number}: a line longer than {format_size(LONGEST_LINE)}. Split the document, one row each."
+                    f"{path}:{number}: a line longer than {format_size(LONGEST_LINE)}. Split the "
+                    "document, one row each."
                 )
             if not line:
                 return
@@ -321,7 +325,8 @@ def file_hash(path: Path) -> str:
 
 
 def file_hashes(paths: Sequence[Path]) -> list[str]:
-    """Return `file_hash` of each of several files, read in parallel. Raises `DiskError` as it does."""
+    """Return `file_hash` of each of several files, read in parallel. Raises `DiskError` as it
+    does."""
     n_threads = min(_MOST_THREADS, os.cpu_count() or 1, max(1, len(paths)))
     with ThreadPoolExecutor(n_threads) as threads:
         return list(threads.map(file_hash, paths))
@@ -395,8 +400,6 @@ def check_sha256sums(folder: Path) -> tuple[dict[str, str], str]:
     present = dict(zip(expected, file_hashes([folder / name for name in expected]), strict=True))
     changed = next((name for name, digest in present.items() if digest != expected[name]), None)
     if changed is not None:
-        return (
-            present,
-            f"{folder / changed}: its bytes are not those that were written ({SHA256SUMS} beside it)",
-        )
+        fault = f"its bytes are not those that were written ({SHA256SUMS} beside it)"
+        return present, f"{folder / changed}: {fault}"
     return present, ""

@@ -92,7 +92,8 @@ class Journal:
             is_same = False
         if not is_same:
             raise DiskError(
-                f"{self.path}: was deleted or replaced while this run was writing it. Leave run folders alone while they "
+                f"{self.path}: was deleted or replaced while this run was writing it. Leave run "
+                "folders alone while they "
                 "are in use; the same command makes again what is missing."
             )
 

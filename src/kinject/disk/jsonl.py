@@ -31,12 +31,14 @@ def check_version(version: object, location: str) -> None:
     reads."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(
-            f"{location}: damaged: format_version is {version!r:.40}, a whole number from 1 is needed. Restore it from a copy, "
+            f"{location}: damaged: format_version is {version!r:.40}, a whole number from 1 is "
+            "needed. Restore it from a copy, "
             "or choose another run folder."
         )
     if version > FORMAT_VERSION:
         raise InputError(
-            f"{location}: written by a newer kinject (format {version}; this one reads up to {FORMAT_VERSION}). Update kinject, "
+            f"{location}: written by a newer kinject (format {version}; this one reads up to "
+            f"{FORMAT_VERSION}). Update kinject, "
             "or choose another run folder."
         )
 
@@ -175,7 +177,8 @@ def parse_row(line: bytes, location: str) -> Row:
 
 def _too_deep(location: str) -> InputError:
     return InputError(
-        f"{location}: nested more than {DEEPEST} levels deep. Each line must hold one plain JSON object."
+        f"{location}: nested more than {DEEPEST} levels deep. Each line must hold one plain JSON "
+        "object."
     )
 
 
@@ -198,7 +201,8 @@ def _check_surrogates(value: Row, location: str) -> None:
     except UnicodeEncodeError as error:
         escape = f"\\u{ord(text[error.start]):04x}"
         raise InputError(
-            f"{location}: half a surrogate pair ({escape}), which is no character. Write both halves, or take it out."
+            f"{location}: half a surrogate pair ({escape}), which is no character. Write both "
+            "halves, or take it out."
         ) from error
 
 

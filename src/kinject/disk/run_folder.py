@@ -45,9 +45,13 @@ _MOST_NAME_BYTES = 100
 State = Literal["done", "short", "unfinished", "running", "not started"]
 MANIFEST_FIX = "Delete it and run the same command again (kinject train: with --resume)."
 _LAST_FILES: Mapping[str, str] = {
-    "study": "report.html", "train": "model", "eval": "report.html", "documents": "documents.jsonl",
-    "augment": "corpus.jsonl", "questions": "questions.jsonl",
-}  # fmt: skip
+    "study": "report.html",
+    "train": "model",
+    "eval": "report.html",
+    "documents": "documents.jsonl",
+    "augment": "corpus.jsonl",
+    "questions": "questions.jsonl",
+}
 """Verb -> its last file."""
 _SECTIONS = {
     "study": "study",
@@ -151,7 +155,8 @@ def refuse_outside_links(folder: Path) -> None:
             path = os.path.join(parent, name)
             if os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(root):
                 raise DiskError(
-                    f"{path}: a link that leads out of the run folder. Remove it, or give its target as run_dir."
+                    f"{path}: a link that leads out of the run folder. Remove it, or give its "
+                    "target as run_dir."
                 )
         for name in files:
             with contextlib.suppress(
@@ -165,9 +170,19 @@ def refuse_outside_links(folder: Path) -> None:
 
 
 _PACKAGES = (
-    "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy", "scipy",
-    "bm25s", "openai",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "bitsandbytes",
+    "numpy",
+    "scipy",
+    "bm25s",
+    "openai",
+)
 """Packages that decide a number, and the client of endpoints."""
 
 
@@ -185,22 +200,40 @@ def _versions() -> Mapping[str, str]:
 
 
 def write_manifest(
-    path: Path, *, stage: str, inputs: Mapping[str, str], recipe: Mapping[str, Any], counts: Mapping[str, Any],
+    path: Path,
+    *,
+    stage: str,
+    inputs: Mapping[str, str],
+    recipe: Mapping[str, Any],
+    counts: Mapping[str, Any],
     outputs: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Write the manifest of `stage`: inputs (name -> hash), recipe, versions, counts, and the
     hashes of `outputs`.
 
     `outputs` are finished files beside `path`; `check_output` finds out whether one has changed
     since.
     """
-    write_json(path, {
-        "format_version": FORMAT_VERSION, "stage": stage, "written": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": ["kinject", *(without_secrets(word) for word in sys.argv[1:] if word != "--json")],
-        "inputs": dict(inputs), "recipe": dict(recipe), "versions": _versions(),
-        "machine": {"system": platform.system(), "processor": platform.machine()}, "counts": dict(counts),
-        "outputs": dict(zip(outputs, file_hashes([path.parent / name for name in outputs]), strict=True)),
-    })  # fmt: skip
+    write_json(
+        path,
+        {
+            "format_version": FORMAT_VERSION,
+            "stage": stage,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": [
+                "kinject",
+                *(without_secrets(word) for word in sys.argv[1:] if word != "--json"),
+            ],
+            "inputs": dict(inputs),
+            "recipe": dict(recipe),
+            "versions": _versions(),
+            "machine": {"system": platform.system(), "processor": platform.machine()},
+            "counts": dict(counts),
+            "outputs": dict(
+                zip(outputs, file_hashes([path.parent / name for name in outputs]), strict=True)
+            ),
+        },
+    )
 
 
 def read_manifest_fields(path: Path) -> dict[str, Any] | None:
@@ -216,7 +249,8 @@ def read_manifest_fields(path: Path) -> dict[str, Any] | None:
         isinstance(value.get(key), dict) for key in ("inputs", "counts")
     ):
         raise InputError(
-            f"{path}: damaged: format_version, inputs or counts are missing or of another shape. {MANIFEST_FIX}"
+            f"{path}: damaged: format_version, inputs or counts are missing or of another shape. "
+            f"{MANIFEST_FIX}"
         )
     check_version(value["format_version"], str(path))
     return value
@@ -233,7 +267,8 @@ def check_output(path: Path, fix: str) -> str:
     outputs = None if manifest is None else manifest.get("outputs")
     if isinstance(outputs, dict) and outputs.get(path.name, sha256) != sha256:
         raise InputError(
-            f"{path}: its bytes are not those that were written (manifest.json beside it has their hash). {fix}"
+            f"{path}: its bytes are not those that were written (manifest.json beside it has their "
+            f"hash). {fix}"
         )
     return sha256
 

@@ -5,22 +5,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from glob import has_magic
 from pathlib import Path
 
 from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists
 from kinject.documents.collect import collect, collected_fingerprint
 from kinject.documents.parse import is_heap
-from kinject.documents.readers import SUFFIXES, LocatedDocument, fault_of, read_file
-from kinject.documents.rows import (
-    HUB_NAME,
-    hub_revision,
-    is_saved_dataset,
-    read_hub,
-    read_saved_dataset,
-)
+from kinject.documents.readers import LocatedDocument, fault_of, read_file
+from kinject.documents.rows import read_data_set, read_saved_dataset
 from kinject.documents.write import read_rows
 from kinject.errors import DiskError, InputError
+from kinject.hub_data import find_data_set, is_saved
 from kinject.recipe import DocumentsSection
 from kinject.types import Document
 
@@ -65,16 +59,12 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
 
 
 def _read_located(path: Path) -> Iterator[LocatedDocument]:
-    if is_hub_name(path) or is_saved_dataset(path):
-        for location, document in (
-            read_hub(str(path)) if is_hub_name(path) else read_saved_dataset(path)
-        ):
-            yield (
-                location,
-                document
-                if isinstance(document, InputError)
-                else fault_of(document, location) or document,
-            )
+    data = find_data_set(str(path))
+    if data is not None or is_saved(path):
+        read = read_saved_dataset(path) if data is None else read_data_set(str(path), data)
+        for location, document in read:
+            fault = None if isinstance(document, InputError) else fault_of(document, location)
+            yield location, fault or document
         return
     if not path_exists(path):
         raise DiskError(f"{path}: nothing is there. Check the path.")
@@ -90,25 +80,15 @@ def document_hashes(path: Path, section: DocumentsSection | None = None) -> dict
     """
     if _is_collected(path):
         return {str(path): collected_fingerprint([path], section)}
-    if is_hub_name(path):
-        return {str(path): hub_revision(str(path))}
-    if is_saved_dataset(path):
+    data = find_data_set(str(path))
+    if data is not None:
+        digest = folder_hash(Path(data.name)) if data.is_folder else data.commit()
+        return {str(path): digest}
+    if is_saved(path):
         return {str(path): folder_hash(path)}
     return {str(path): file_hash(path)}
 
 
 def _is_collected(path: Path) -> bool:
     """Return whether `path` is a heap, rather than one file or data set."""
-    return not is_saved_dataset(path) and is_heap(path)
-
-
-def is_hub_name(path: Path) -> bool:
-    """Return whether `path` can only be the name of a data set on the hub."""
-    if (
-        path_exists(path)
-        or has_magic(str(path))
-        or path.suffix.lower() in SUFFIXES
-        or (path.parent != Path() and path.parent.is_dir())
-    ):
-        return False
-    return HUB_NAME.fullmatch(str(path)) is not None
+    return not is_saved(path) and find_data_set(str(path)) is None and is_heap(path)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -25,17 +24,9 @@ from kinject.disk import (
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import decode, markdown_table, whole_file
 from kinject.errors import InputError
-from kinject.hub import check_data_set
+from kinject.hub_data import HubDataSet
 from kinject.types import Document
 
-HUB_NAME = re.compile(
-    r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w.-]+))?(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+))?"
-)
-"""``owner/name``, ``owner/name:config`` or ``owner/name:config:split`` (``train`` if it is left
-out).
-
-After the name, ``@`` and a commit, tag or branch pin its revision.
-"""
 _NAMES = {
     "text": ("text", "content", "body", "article", "passage", "Text", "Content", "Body"),
     "title": ("title", "headline", "subject", "Title", "Subject"),
@@ -331,12 +322,6 @@ def _table_row(row: Row, location: str, options: ReadOptions) -> LocatedDocument
     )
 
 
-def is_saved_dataset(path: Path) -> bool:
-    """Return whether `path` is a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk`
-    wrote."""
-    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
-
-
 def read_saved_dataset(path: Path) -> Iterator[LocatedDocument]:
     """Yield the documents of a folder that `datasets` saved; of all its splits, one after the
     other."""
@@ -358,53 +343,25 @@ def read_saved_dataset(path: Path) -> Iterator[LocatedDocument]:
                 yield _table_row(row, f"{path / name if name else path}:{number}", ReadOptions())
 
 
-def read_hub(name: str) -> Iterator[LocatedDocument]:
-    """Yield the documents of a data set on the hub, streamed (`HUB_NAME` is the form of the name)."""
-    import datasets
+def read_data_set(name: str, data: HubDataSet) -> Iterator[LocatedDocument]:
+    """Yield the documents of a data set, which a recipe calls `name`, streamed.
 
-    parts = _name_parts(name)
-    config, split = parts["config"] or None, parts["split"] or "train"
-    number = 0
-    check_data_set(name)
-    try:
-        rows: Any = datasets.load_dataset(
-            parts["name"], config, split=split, streaming=True, revision=parts["revision"]
-        )
-        for number, row in enumerate(rows, start=1):
-            yield _table_row(dict(row), f"{name}:{number}", ReadOptions())
-    except InputError:
-        raise
-    except (
-        Exception
-    ) as error:  # the library raises many kinds: no network, no such name, no such configuration
-        raise InputError(
-            f"{name}: no such file or folder, and as a data set on the hub, split {split!r}, it cannot be read after "
-            f"{number} rows ({_first_line(error)}). "
-            "Write it as OWNER/NAME, or with :CONFIGURATION or :CONFIGURATION:SPLIT behind."
-        ) from error
-
-
-def hub_revision(name: str) -> str:
-    """Return the commit of a data set on the hub. Raises `InputError` when the hub cannot be
-    reached."""
-    from huggingface_hub import HfApi
-
-    check_data_set(name)
-    try:
-        parts = _name_parts(name)
-        return str(HfApi().dataset_info(parts["name"], revision=parts["revision"]).sha)
-    except Exception as error:  # as above
-        raise InputError(
-            f"{name}: the hub does not report its revision ({_first_line(error)})."
-        ) from error
-
-
-def _name_parts(name: str) -> re.Match[str]:
-    """Return the parts of a name that `HUB_NAME` matches."""
-    match = HUB_NAME.fullmatch(name)
-    if match is None:
-        raise InputError(f"{name}: not the name of a data set on the hub (OWNER/NAME).")
-    return match
+    Rows without text are left out, and of equal rows without an id the later ones: public data sets
+    have many of both. Raises `InputError` if it cannot be read.
+    """
+    options = ReadOptions(text_field=data.column or None)
+    without_id = set[str]()
+    for number, row in enumerate(data.rows(), start=1):
+        plain = with_plain_names(row, options)
+        text = plain.get("text", "?")
+        if isinstance(text, str) and not text.strip():
+            continue
+        location, document = _table_row(row, f"{name}:{number}", options)
+        if isinstance(document, Document) and plain.get("id") is None:
+            if document.id in without_id:
+                continue
+            without_id.add(document.id)
+        yield location, document
 
 
 def _first_line(error: Exception) -> str:

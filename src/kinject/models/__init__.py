@@ -50,12 +50,10 @@ from kinject.models.hardware import (
 )
 from kinject.models.load import (
     LoadedModel,
-    check_config,
+    LoadOptions,
     check_model,
     load_config,
     load_model,
     load_tokenizer,
-    new_config,
-    new_model,
-    train_tokenizer,
 )
+from kinject.models.new import check_config, new_config, new_model, train_tokenizer

@@ -7,7 +7,7 @@ training loss and its log-probs mean nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kinject.errors import InputError
 from kinject.models.folder import first_line
@@ -15,9 +15,11 @@ from kinject.models.hardware import choose_precision
 from kinject.process import is_fsdp_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
+    from peft import PeftModel, PromptLearningConfig
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 CARTRIDGE = "cartridge"
 """The attention of a model with a cartridge; peft's type of adapter, in small letters."""
@@ -28,7 +30,7 @@ _EXACT, _ROUNDED = 1e-3, 0.1
 change the last digit."""
 
 
-def window_of(config: Any) -> int | None:
+def window_of(config: PretrainedConfig) -> int | None:
     """Return the most tokens that a model of a transformers `config` reads at once, None if the
     config sets no bound."""
     text = config.get_text_config()
@@ -39,7 +41,7 @@ def window_of(config: Any) -> int | None:
     return None
 
 
-def text_start(tokenizer: Any) -> int | None:
+def text_start(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the token behind which a document begins, as in pretraining; None if the tokenizer has
     none.
 
@@ -55,7 +57,7 @@ def text_start(tokenizer: Any) -> int | None:
     return next((token for token in candidates if token is not None), None)
 
 
-def is_runnable(model: Any) -> bool:
+def is_runnable(model: torch.nn.Module) -> bool:
     """Return whether `model` can read a row here and now.
 
     It cannot if this process does not hold its weights (they are sharded), or if they are still in
@@ -66,14 +68,11 @@ def is_runnable(model: Any) -> bool:
         return False
     if not is_fsdp_launch() or parameters[0].device.type != "cpu":
         return True
-    return getattr(getattr(model, "config", None), "_attn_implementation", None) in (
-        None,
-        "eager",
-        "sdpa",
-    )
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return attention in (None, "eager", "sdpa")
 
 
-def reads_later_tokens(model: Any) -> bool:
+def reads_later_tokens(model: PreTrainedModel) -> bool:
     """Return whether other tokens in the second half of a short row move the model's logits in the
     first half.
 
@@ -96,29 +95,29 @@ def reads_later_tokens(model: Any) -> bool:
     model.train(was_training)
     change = (logits[0] - logits[1]).abs()
     is_exact = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
-    return bool(change[:half].max() > (_EXACT if is_exact else _ROUNDED) * change[half:].max())
+    limit = _EXACT if is_exact else _ROUNDED
+    return bool(change[:half].max() > limit * change[half:].max())
 
 
-def not_causal(config: Any) -> str:
+def not_causal(config: PretrainedConfig) -> str:
     """Return the fault of a model of a transformers `config` that reads later tokens."""
-    set_decoder = (
-        " Set is_decoder: true in its config, and train it."
-        if hasattr(config, "is_decoder")
-        else ""
-    )
+    set_decoder = ""
+    if hasattr(config, "is_decoder"):
+        set_decoder = " Set is_decoder: true in its config, and train it."
     return (
-        f"{config.model_type} is no causal language model as configured: it reads later tokens (another token at the end of a "
+        f"{config.model_type} is no causal language model as configured: it reads later tokens "
+        "(another token at the end of a "
         f"row moves the logits before it). Take a causal model.{set_decoder}"
     )
 
 
-def check_causal(model: Any, name: str) -> None:
+def check_causal(model: PreTrainedModel, name: str) -> None:
     """Raise `InputError` if the model `name` is not causal."""
     if reads_later_tokens(model):
         raise InputError(f"{name}: {not_causal(model.config)}")
 
 
-def causal_fault(config: Any) -> str:
+def causal_fault(config: PretrainedConfig) -> str:
     """Return why a model of a transformers `config` is no causal language model; "" if none is
     known.
 
@@ -132,14 +131,13 @@ def causal_fault(config: Any) -> str:
         config.model_type in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
         and not config.is_encoder_decoder
     )
-    if (
-        is_masked and getattr(config, "is_decoder", None) is False
-    ):  # false alone says nothing: GPT-NeoX has it too
+    # False alone says nothing: GPT-NeoX has it too.
+    if is_masked and getattr(config, "is_decoder", None) is False:
         return not_causal(config)
     return ""
 
 
-def try_attention(model: Any, name: str) -> str:
+def try_attention(model: PreTrainedModel, name: str) -> str:
     """Switch `model` from its attention to `name` and return ""; if that fails or differs, keep it
     and return the reason.
 
@@ -159,7 +157,9 @@ def try_attention(model: Any, name: str) -> str:
 
     def read() -> torch.Tensor:
         with torch.no_grad(), torch.autocast(device.type, half):
-            return model(input_ids=ids, position_ids=positions, use_cache=False).logits.float()  # type: ignore[no-any-return]
+            output = model(input_ids=ids, position_ids=positions, use_cache=False)
+            logits: torch.Tensor = output.logits.float()
+            return logits
 
     try:
         expected = read()
@@ -168,14 +168,17 @@ def try_attention(model: Any, name: str) -> str:
         reason = (
             "" if gap < 0.1 else f"its logits differ from {before}'s by {gap:.2g} of their length"
         )
-    except Exception as error:  # noqa: BLE001 - kernels and compilers raise what they like; `auto` has another attention
+    except Exception as error:  # noqa: BLE001
+        # Kernels and compilers raise what they like; `auto` has another attention.
         reason = first_line(error)[:120] or type(error).__name__
     if reason:
         model.set_attn_implementation(before)
     return reason
 
 
-def new_cartridge(model: Any, config: Any, ids: Sequence[int]) -> Any:
+def new_cartridge(
+    model: PreTrainedModel, config: PromptLearningConfig, ids: Sequence[int]
+) -> PeftModel:
     """Return `model` with a new cartridge of a peft `config`: the keys and values of the first
     tokens of `ids`.
 
@@ -196,7 +199,7 @@ def new_cartridge(model: Any, config: Any, ids: Sequence[int]) -> Any:
     return tuned
 
 
-def attend_to_cartridge(tuned: Any) -> None:
+def attend_to_cartridge(tuned: PeftModel) -> None:
     """Let the layers of a peft model read its cartridge themselves, so that rows may be packed and
     trees of tokens read.
 
@@ -219,11 +222,11 @@ def attend_to_cartridge(tuned: Any) -> None:
     n, n_layers = tuned.active_peft_config.num_virtual_tokens, tuned.active_peft_config.num_layers
     if len(rotary) != 1 or len(layers) != n_layers or getattr(base.config, "sliding_window", None):
         raise InputError(
-            f"{base.config.model_type}: a cartridge needs rotary positions and full attention in every layer."
+            f"{base.config.model_type}: a cartridge needs rotary positions and full attention in "
+            "every layer."
         )
-    held: list[
-        Any
-    ] = []  # of the pass under way, a pair of each layer; none while the adapter is switched off
+    # Of the pass under way, a pair for each layer; none while the adapter is switched off.
+    held: list[Any] = []
 
     def begin(
         _: Any, arguments: tuple[Any, ...], options: dict[str, Any]
@@ -246,24 +249,38 @@ def attend_to_cartridge(tuned: Any) -> None:
     tuned.forward, tuned.generate = base.forward, base.generate
 
 
-def _attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+class _Layer(Protocol):
+    """An attention layer of a model with a cartridge: keys and values by layer, and its number."""
+
+    cartridge: list[torch.Tensor]
+    layer_idx: int
+
+
+def _attend(
+    module: _Layer,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
     """Return the attention of a layer, sdpa's, to its cartridge and to the row."""
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    sdpa = cast("Callable[..., tuple[torch.Tensor, None]]", sdpa_attention_forward)
     if not module.cartridge:
-        return sdpa_attention_forward(module, query, key, value, mask, **options)
-    before = (
-        module.cartridge[module.layer_idx].to(key.dtype)[:, None].expand(-1, len(key), -1, -1, -1)
-    )
+        return sdpa(module, query, key, value, mask, **options)
+    of_layer = module.cartridge[module.layer_idx].to(key.dtype)
+    before = of_layer[:, None].expand(-1, len(key), -1, -1, -1)
     key, value = torch.cat([before[0], key], 2), torch.cat([before[1], value], 2)
     if mask is None:
-        shape = query.shape[2], key.shape[2]
-        mask = torch.ones(shape, dtype=torch.bool, device=key.device).tril(shape[1] - shape[0])[
-            None, None
-        ]
+        n_queries, n_keys = query.shape[2], key.shape[2]
+        mask = torch.ones((n_queries, n_keys), dtype=torch.bool, device=key.device)
+        mask = mask.tril(n_keys - n_queries)[None, None]
     else:
-        mask = torch.nn.functional.pad(mask, (before.shape[3], 0), value=mask.dtype == torch.bool)
-    return sdpa_attention_forward(
-        module, query, key, value, mask, **{**options, "is_causal": False}
-    )
+        # Every token sees the cartridge: True in a mask of bools, 0 in one that is added.
+        is_bool = mask.dtype == torch.bool
+        mask = torch.nn.functional.pad(mask, (before.shape[3], 0), value=is_bool)
+    # The mask holds what causal attention needs; sdpa's own would be aligned at the first key.
+    return sdpa(module, query, key, value, mask, **{**options, "is_causal": False})

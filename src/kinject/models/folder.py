@@ -32,13 +32,26 @@ ADAPTER_CONFIG = "adapter_config.json"
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 _WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OBJECTS = (
-    CONFIG, GENERATION_CONFIG, ADAPTER_CONFIG, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-)  # fmt: skip
+    CONFIG,
+    GENERATION_CONFIG,
+    ADAPTER_CONFIG,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 """Files that hold one JSON object, read by every library that loads the folder."""
 _OTHERS = (
-    "adapter_model.safetensors", "tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
-    "chat_template.json", "tekken.json", "processor_config.json", "preprocessor_config.json",
-)  # fmt: skip
+    "adapter_model.safetensors",
+    "tokenizer.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tekken.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+)
 _SUFFIXES = (".model", ".tiktoken")
 """Of tokenizers, under any name."""
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -60,7 +73,9 @@ resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 def refuse(text):
     raise ValueError(text)
-environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+environment = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+)
 environment.globals.update(raise_exception=refuse, strftime_now=lambda form: form)
 turns = [dict(role=role, content="Hello.") for role in ("system", "user", "assistant", "user")]
 values = dict(add_generation_prompt=True, bos_token="", eos_token="")
@@ -102,10 +117,13 @@ def check_files(folder: Path) -> None:
         check_regular(folder / name)
         if name in _OBJECTS:
             value = read_object(folder / name)
-            for key in _NUMBERS & value.keys() if name == GENERATION_CONFIG else ():
+            numbers = _NUMBERS & value.keys() if name == GENERATION_CONFIG else set[str]()
+            for key in numbers:
+                # A bool is an int to isinstance, and no number here.
                 if value[key] is not None and type(value[key]) not in (int, float):
                     raise InputError(
-                        f"{folder / name}: {key}: found {value[key]!r:.60}, a number is needed. {_FIX}"
+                        f"{folder / name}: {key}: found {value[key]!r:.60}, a number is needed. "
+                        f"{_FIX}"
                     )
 
 
@@ -164,16 +182,19 @@ def weight_files(folder: Path) -> list[Path]:
         or not all(isinstance(name, str) for name in names.values())
     ):
         raise InputError(
-            f"{index}: weight_map: expected an object of tensors and the files that hold them. {_FIX}"
+            f"{index}: weight_map: expected an object of tensors and the files that hold them. "
+            f"{_FIX}"
         )
     for tensor, name in names.items():
         if name.endswith(_PICKLES):
             raise InputError(
-                f"{index}: some of its weights are pickles ({name[:80]}), which can run code as they load. {_FIX}"
+                f"{index}: some of its weights are pickles ({name[:80]}), which can run code as "
+                f"they load. {_FIX}"
             )
         if name != os.path.basename(name) or not name.endswith(".safetensors"):
             raise InputError(
-                f"{index}: {tensor}: names {name!r:.80}, which is no safetensors file in this folder. {_FIX}"
+                f"{index}: {tensor}: names {name!r:.80}, which is no safetensors file in this "
+                f"folder. {_FIX}"
             )
         if not (folder / name).exists():
             raise InputError(
@@ -210,15 +231,14 @@ def read_headers(folder: Path) -> Header:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of each tensor in a safetensors file. Raises `InputError` if it is damaged."""
+    """Return the header of each tensor in a safetensors file. Raises `InputError` if it is
+    damaged."""
     from safetensors import SafetensorError, safe_open
 
     check_regular(path)
     try:
-        with (
-            safe_open(path, framework="numpy"),
-            open(path, "rb") as file,
-        ):  # the library checks the header
+        # The library checks the header.
+        with safe_open(path, framework="numpy"), open(path, "rb") as file:
             entries: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     except (SafetensorError, OSError, ValueError, MemoryError) as error:
         raise InputError(
@@ -233,20 +253,23 @@ def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> Non
     n_layers = config.get("num_hidden_layers")
     if isinstance(n_layers, int) and n_layers > len(header):
         raise InputError(
-            f"{path}: num_hidden_layers: declares {n_layers:.3g} layers, the files hold {len(header)} weights. {_FIX}"
+            f"{path}: num_hidden_layers: declares {n_layers:.3g} layers, the files hold "
+            f"{len(header)} weights. {_FIX}"
         )
     stored = {tensor.dtype for tensor in header.values()}
     if config.get("quantization_config") is not None:
         if stored <= _FLOATS:
             raise InputError(
-                f"{path}: quantization_config: declares quantised weights, but the files hold plain {', '.join(sorted(stored))}. "
+                f"{path}: quantization_config: declares quantised weights, but the files hold "
+                f"plain {', '.join(sorted(stored))}. "
                 "Take the key out; model.quantization of a recipe quantises a plain model."
             )
         return
     for name, (dtype, *_) in header.items():
         if name.endswith(".weight") and dtype not in _FLOATS:
             raise InputError(
-                f"{path.parent}: {name} is stored as {dtype}, but {path.name} has no quantization_config. Expected "
+                f"{path.parent}: {name} is stored as {dtype}, but {path.name} has no "
+                "quantization_config. Expected "
                 f"{', '.join(sorted(_FLOATS))}. {_FIX}"
             )
 
@@ -283,7 +306,8 @@ def pickle_fix(folder: Path) -> str:
     if not pickles:
         return ""
     return (
-        f"It has {pickles[0]}, a pickle, which can run code as it loads: kinject reads safetensors only. Ask its author "
+        f"It has {pickles[0]}, a pickle, which can run code as it loads: kinject reads safetensors "
+        "only. Ask its author "
         "for safetensors, or convert it on a machine where nothing is at stake."
     )
 
@@ -295,7 +319,7 @@ def first_line(error: BaseException) -> str:
     return text[:200].rstrip(".")
 
 
-def check_buffers(model: Any, location: str, source: str) -> None:
+def check_buffers(model: torch.nn.Module, location: str, source: str) -> None:
     """Raise `InputError` if a tensor that is computed from the config holds a NaN or +inf (a mask
     may hold -inf).
 
@@ -309,7 +333,8 @@ def check_buffers(model: Any, location: str, source: str) -> None:
             and not bool((buffer.float() < math.inf).all())
         ):
             raise InputError(
-                f"{location}: {name}, which is computed from {source}, is not finite. Check the numbers there (rope_theta, "
+                f"{location}: {name}, which is computed from {source}, is not finite. Check the "
+                "numbers there (rope_theta, "
                 "rope_parameters, scaling factors)."
             )
 
@@ -327,14 +352,12 @@ def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
         values = own_part(tensor)
         if not values.is_floating_point() or values.is_meta or not values.numel():
             continue
-        values = (
-            values.to(torch.float16) if values.element_size() == 1 else values
-        )  # float8 cannot be summed
+        if values.element_size() == 1:
+            values = values.to(torch.float16)  # float8 cannot be summed
         if bool(values.sum().isfinite()):
             continue
-        if not all(
-            bool(value.isfinite()) for value in torch.aminmax(values)
-        ):  # finite values may overflow in a sum
+        # Finite values may overflow in a sum.
+        if not all(bool(value.isfinite()) for value in torch.aminmax(values)):
             return name
     return ""
 
@@ -350,7 +373,8 @@ def not_finite_in(folder: Path) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
-                name = not_finite((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118 - no mapping
+                names = file.keys()  # the file itself is no mapping
+                name = not_finite((key, file.get_tensor(key)) for key in names)
         except (SafetensorError, OSError) as error:
             raise InputError(
                 f"{path}: cannot be read ({first_line(error)}). Make the model again."
@@ -366,12 +390,13 @@ def check_finite_in(folder: Path) -> None:
     fault = not_finite_in(folder)
     if fault:
         raise InputError(
-            f"{fault} holds a value that is not finite (NaN or an infinity), so no output of this model is a number. "
+            f"{fault} holds a value that is not finite (NaN or an infinity), so no output of this "
+            "model is a number. "
             "Make the model again, or take another copy."
         )
 
 
-def saved_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def saved_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the parameters and the saved buffers of `model` with their names, tied ones once."""
     yield from model.named_parameters()
     for prefix, module in model.named_modules():
@@ -388,7 +413,8 @@ def check_cost(source: str) -> None:
     """
     if not _ends_well(source):
         raise InputError(
-            f"template: takes more than {_CHAT_SECONDS} s, {_CHAT_MEMORY >> 20:,} MiB or {_LONGEST_CHAT:,} characters for a "
+            f"template: takes more than {_CHAT_SECONDS} s, {_CHAT_MEMORY >> 20:,} MiB or "
+            f"{_LONGEST_CHAT:,} characters for a "
             f"short chat. Shorten it. Source: {source[:120]!r}"
         )
 
@@ -399,9 +425,13 @@ def _ends_well(source: str) -> bool:
     job = json.dumps([source, _LONGEST_CHAT, _CHAT_MEMORY, _CHAT_SECONDS, _CHAT_REFUSED])
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _RENDER], input=job, text=True, capture_output=True, timeout=10 * _CHAT_SECONDS,
+            [sys.executable, "-I", "-c", _RENDER],
+            input=job,
+            text=True,
+            capture_output=True,
+            timeout=10 * _CHAT_SECONDS,
             check=False,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         return False
     return done.returncode != _CHAT_REFUSED and done.returncode >= 0

@@ -34,13 +34,31 @@ _SAMPLING = (
     "eta_cutoff",
 )
 _SEARCH = (
-    "num_beams", "length_penalty", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "sequence_bias",
-    "suppress_tokens", "begin_suppress_tokens", "exponential_decay_length_penalty", "guidance_scale", "stop_strings",
-)  # fmt: skip
+    "num_beams",
+    "length_penalty",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "exponential_decay_length_penalty",
+    "guidance_scale",
+    "stop_strings",
+)
 _NEUTRAL = {
-    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "num_beams": 1,
-    "length_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "guidance_scale": 1.0,
-}  # fmt: skip
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "num_beams": 1,
+    "length_penalty": 1.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "guidance_scale": 1.0,
+}
 """Fields of transformers' GenerationConfig that shape a text, and the values that change nothing.
 """
 
@@ -52,11 +70,13 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     `model` may be that config itself.
     """
     configured = getattr(model, "generation_config", model).eos_token_id
-    ends = [configured] if isinstance(configured, int) else configured or ()
-    return list(dict.fromkeys(end for end in (*ends, tokenizer.eos_token_id) if end is not None))
+    if isinstance(configured, int):
+        configured = [configured]
+    ends = (*(configured or ()), tokenizer.eos_token_id)
+    return list(dict.fromkeys(end for end in ends if end is not None))
 
 
-def generation_settings(model: Any) -> dict[str, Any]:
+def generation_settings(model: PreTrainedModel) -> dict[str, Any]:
     """Return the settings of the model's own generation_config.json that shape a text, {} for plain
     greedy search.
 
@@ -64,7 +84,7 @@ def generation_settings(model: Any) -> dict[str, Any]:
     it does not sample.
     """
     config = model.generation_config
-    names = (*_SEARCH, *(_SAMPLING if config.do_sample else ()))
+    names = (*_SEARCH, *_SAMPLING) if config.do_sample else _SEARCH
     values = {name: getattr(config, name, None) for name in names}
     return {
         name: value
@@ -83,9 +103,14 @@ def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: st
 
 
 def generate(
-    model: PreTrainedModel, settings: GeneratorSection, prompts: Sequence[Sequence[int]], seeds: Sequence[int],
-    ends: Sequence[int], *, has_ended: OfStep | None = None,
-) -> list[list[int]]:  # fmt: skip
+    model: PreTrainedModel,
+    settings: GeneratorSection,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    ends: Sequence[int],
+    *,
+    has_ended: OfStep | None = None,
+) -> list[list[int]]:
     """Return the tokens that `model` writes after each of `prompts`, up to and including the first
     of `ends`.
 
@@ -111,15 +136,17 @@ def generate(
     mask = [[0] * n + [1] * (longest - n) for n in n_pads]
     with torch.inference_mode(), without_defaults(model):
         output = model.generate(
-            torch.tensor(ids, device=model.device), attention_mask=torch.tensor(mask, device=model.device),
-            generation_config=config, logits_processor=LogitsProcessorList([sampler]),
+            torch.tensor(ids, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            generation_config=config,
+            logits_processor=LogitsProcessorList([sampler]),
             stopping_criteria=StoppingCriteriaList([has_ended] if has_ended else []),
-        )  # fmt: skip
+        )
     return [_until(tokens, ends) for tokens in output[:, longest:].tolist()]
 
 
 @contextlib.contextmanager
-def without_defaults(model: Any) -> Iterator[None]:
+def without_defaults(model: PreTrainedModel) -> Iterator[None]:
     """Ignore the model's own settings of generation (such as penalties) inside the block."""
     from transformers import GenerationConfig
 

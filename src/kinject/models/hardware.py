@@ -42,7 +42,8 @@ def choose_device(requested: str) -> str:
         return devices[0]
     if requested not in devices:
         raise InputError(
-            f"model.device: {requested} requested, but this machine has {', '.join(devices)}. Set model.device: auto."
+            f"model.device: {requested} requested, but this machine has {', '.join(devices)}. Set "
+            "model.device: auto."
         )
     return requested
 
@@ -80,13 +81,12 @@ def choose_dtype(requested: str, device: str, section: str = "model") -> torch.d
     import torch
 
     if requested == "auto":
-        names = {"bf16": "bfloat16", "fp16": "float16", "no": "float32"}
-        return cast(
-            torch.dtype,
-            getattr(torch, names[choose_precision(device)] if device == "cuda" else "float32"),
-        )
-    fault = emulated_bf16(device) if requested == "bfloat16" else ""
-    if fault:
+        if device != "cuda":
+            return torch.float32
+        halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        return halves.get(choose_precision(device), torch.float32)
+    fault = emulated_bf16(device)
+    if fault and requested == "bfloat16":
         raise InputError(
             f"{section}.dtype: {fault} Set {section}.dtype: float16 (scoring, adapters) or float32."
         )
@@ -110,12 +110,20 @@ def emulated_bf16(device: str) -> str:
 
     major, minor = torch.cuda.get_device_capability()
     name = torch.cuda.get_device_name()
-    return f"{name} (compute capability {major}.{minor}) only emulates bfloat16, many times slower than float16."
+    return (
+        f"{name} (compute capability {major}.{minor}) only emulates bfloat16, many times slower "
+        "than float16."
+    )
 
 
+_NEWEST = 99
+"""Later than any compute capability there is: no GPU is too new."""
 _CAPABILITY = {
-    "flash_attention_2": (8, 99), "flash_attention_3": (8, 9), "flash_attention_4": (9, 99), "flex_attention": (8, 99)
-}  # fmt: skip
+    "flash_attention_2": (8, _NEWEST),
+    "flash_attention_3": (8, 9),
+    "flash_attention_4": (9, _NEWEST),
+    "flex_attention": (8, _NEWEST),
+}
 """Attention -> lowest and highest major compute capability of the NVIDIA GPUs that run it."""
 _FASTEST = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
 
@@ -149,9 +157,10 @@ def fastest_attention(device: str) -> tuple[str, ...]:
     if device != "cuda" or torch.version.hip is not None:
         return ()
     installed = {
-        "flash_attention_2": import_utils.is_flash_attn_2_available, "flash_attention_3": import_utils.is_flash_attn_3_available,
+        "flash_attention_2": import_utils.is_flash_attn_2_available,
+        "flash_attention_3": import_utils.is_flash_attn_3_available,
         "flash_attention_4": import_utils.is_flash_attn_4_available,
-    }  # fmt: skip
+    }
     names = (name for name in _FASTEST if installed[name]() or import_utils.is_kernels_available())
     return tuple(name for name in names if not attention_fault(name, device))
 
@@ -171,8 +180,11 @@ def attention_fault(name: str, device: str) -> str:
     major, minor = torch.cuda.get_device_capability()
     lowest, highest = _CAPABILITY[name]
     if torch.version.hip is None and not lowest <= major <= highest:
-        limit = f"{lowest}.0 or newer" if highest == 99 else f"{lowest}.0 to {highest}.x"
-        return f"needs a GPU of compute capability {limit}, and {torch.cuda.get_device_name()} has {major}.{minor}"
+        limit = f"{lowest}.0 or newer" if highest == _NEWEST else f"{lowest}.0 to {highest}.x"
+        return (
+            f"needs a GPU of compute capability {limit}, and {torch.cuda.get_device_name()} has "
+            f"{major}.{minor}"
+        )
     return ""
 
 
@@ -184,7 +196,8 @@ def quantization_config(kind: str, dtype: torch.dtype, section: str = "model") -
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         raise InputError(
-            f"{section}.quantization: needs the package bitsandbytes. Install it: pip install bitsandbytes."
+            f"{section}.quantization: needs the package bitsandbytes. Install it: pip install "
+            "bitsandbytes."
         )
     import torch
     from transformers import BitsAndBytesConfig
@@ -192,9 +205,12 @@ def quantization_config(kind: str, dtype: torch.dtype, section: str = "model") -
     if kind == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_use_double_quant=True,
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=True,
         bnb_4bit_quant_storage=dtype if is_fsdp_launch() else torch.uint8,
-    )  # fmt: skip
+    )
 
 
 _REQUESTS = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG")
@@ -217,10 +233,14 @@ class Sharding:
 
     def describe(self) -> str:
         """Return the sharding in words."""
-        parts = [f"FSDP2 over {self.shards}"] if self.shards > 1 else []
-        parts += [f"tensor parallel over {self.tensor}"] if self.tensor > 1 else []
-        copies = f", {self.replicas} replicas" if self.replicas > 1 else ""
-        return f"sharded over processes ({', '.join(parts)}{copies})"
+        parts = []
+        if self.shards > 1:
+            parts.append(f"FSDP2 over {self.shards}")
+        if self.tensor > 1:
+            parts.append(f"tensor parallel over {self.tensor}")
+        if self.replicas > 1:
+            parts.append(f"{self.replicas} replicas")
+        return f"sharded over processes ({', '.join(parts)})"
 
     def of(self, config: PretrainedConfig) -> DistributedConfig:
         """Return transformers' form of this sharding for a model of `config`: one unit for each
@@ -229,9 +249,22 @@ class Sharding:
 
         plan = _units(config) if self.shards * self.replicas > 1 else None
         return DistributedConfig(
-            fsdp_size=self.shards, dp_replicate_size=self.replicas, tp_size=self.tensor, fsdp_plan=plan,
+            fsdp_size=self.shards,
+            dp_replicate_size=self.replicas,
+            tp_size=self.tensor,
+            fsdp_plan=plan,
             fsdp_mixed_precision=self.bf16,
-        )  # fmt: skip
+        )
+
+
+def _parallelism_sizes() -> dict[str, int]:
+    """Return the sizes of parallelism_config that `accelerate launch` sets; {} for none."""
+    if not is_yes("ACCELERATE_USE_PARALLELISM_CONFIG"):
+        return {}
+    return {
+        name: int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
+        for name in ("DP_REPLICATE", "DP_SHARD", "TP", "CP", "SP")
+    }
 
 
 def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Sharding | None:
@@ -242,10 +275,7 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
     memory (offload), context parallelism, FSDP1, and weights that stay whole after a forward pass.
     Raises `InputError` for sizes that do not make up the processes.
     """
-    sizes = {
-        name: int(os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
-        for name in ("DP_REPLICATE", "DP_SHARD", "TP", "CP", "SP")
-    } if is_yes("ACCELERATE_USE_PARALLELISM_CONFIG") else {}  # fmt: skip
+    sizes = _parallelism_sizes()
     tensor, replicas = sizes.get("TP", 1), sizes.get("DP_REPLICATE", 1)
     wants_fsdp = is_yes("ACCELERATE_USE_FSDP") or fsdp_config is not None
     offloads = is_yes("FSDP_OFFLOAD_PARAMS") or bool((fsdp_config or {}).get("cpu_offload"))
@@ -263,8 +293,9 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
         return None
     shards = n // (replicas * tensor) if wants_fsdp else 1
     n_requested = max(sizes.get("DP_SHARD", 1), 1)
+    # 1 is accelerate's default: the launch left the number of shards open.
     if shards * replicas * tensor != n or n_requested not in (1, shards):
-        shown = n_requested if n_requested > 1 else shards
+        shown = shards if n_requested == 1 else n_requested
         raise InputError(
             f"parallelism_config: {replicas} replicas x {shown} shards x {tensor} tensor parallel "
             f"are not the {n} processes of this launch. Correct the sizes, or --num_processes."
@@ -276,11 +307,9 @@ def read_sharding(fsdp_config: Mapping[str, Any] | None, *, bf16: bool) -> Shard
 def sharded_by_transformers(sharding: Sharding | None) -> Iterator[None]:
     """Keep accelerate from sharding a model that transformers has sharded already, while a trainer
     is made."""
-    saved = (
-        {name: os.environ[name] for name in _REQUESTS if name in os.environ}
-        if sharding is not None
-        else {}
-    )
+    saved = {name: os.environ[name] for name in _REQUESTS if name in os.environ}
+    if sharding is None:
+        saved = {}
     os.environ.update(dict.fromkeys(saved, "false"))
     try:
         yield
@@ -333,8 +362,10 @@ def release_whole(model: PreTrainedModel) -> PreTrainedModel:
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a parameter or buffer that this process holds, without its graph: the
     whole of one not sharded."""
-    part = getattr(tensor, "ds_tensor", tensor).detach()
-    return part.to_local() if hasattr(part, "to_local") else part
+    part: torch.Tensor = getattr(tensor, "ds_tensor", tensor).detach()
+    if hasattr(part, "to_local"):  # a DTensor
+        part = part.to_local()
+    return part
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -351,10 +382,12 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values of a tensor, those of all processes if FSDP2 or tensor parallelism shards
     it; then all call this."""
     values = tensor.detach()
-    return values.full_tensor() if hasattr(values, "full_tensor") else values
+    if hasattr(values, "full_tensor"):  # a DTensor
+        values = values.full_tensor()
+    return values
 
 
-def copy_weights(source: Any, target: Any) -> None:
+def copy_weights(source: torch.nn.Module, target: torch.nn.Module) -> None:
     """Copy the weights and buffers of `source` into `target`, a model of the same kind and
     sharding."""
     import torch
@@ -373,14 +406,12 @@ def _units(config: PretrainedConfig) -> dict[str, str]:
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    lists = {
-        name: module
+    sizes = {
+        name: sum(parameter.numel() for parameter in module.parameters())
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.ModuleList)
     }
-    layers = max(
-        lists, key=lambda name: sum(parameter.numel() for parameter in lists[name].parameters())
-    )
+    layers = max(sizes, key=sizes.__getitem__)
     plan = {f"{layers}.*": "free_full_weight"}
     names = {id(module): name for name, module in model.named_modules()}
     ends = (model.get_input_embeddings(), model.get_output_embeddings())

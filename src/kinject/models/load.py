@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -35,15 +35,15 @@ from kinject.models.folder import (
     saved_tensors,
     weight_files,
 )
-from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
-_MAX_LAYERS = 2_000
-_OWN_CODE = "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a model"
+_OWN_CODE = (
+    "it comes with Python code of its own (auto_map), and kinject runs no code that comes with a "
+    "model"
+)
 _HASHED = 2**30
 """Bytes of weights that `check_model` hashes."""
 
@@ -75,7 +75,7 @@ def check_model(path: str | Path) -> None:
     if not path_exists(Path(path)):
         return
     file = gguf_file(path)
-    folder = Path(path) if file is None else converted_folder(file)
+    folder = converted_folder(file) if file is not None else Path(path)
     check_files(folder)
     if (folder / ADAPTER_CONFIG).exists():
         read_header(_adapter_weights(folder))
@@ -88,19 +88,18 @@ def check_model(path: str | Path) -> None:
     config = read_object(folder / CONFIG)
     if config.get("auto_map"):
         raise InputError(
-            f"{folder / CONFIG}: auto_map: {_OWN_CODE}. Take the key out if transformers has this type."
+            f"{folder / CONFIG}: auto_map: {_OWN_CODE}. Take the key out if transformers has this "
+            "type."
         )
     read_headers(folder)
     if sum(weights.stat().st_size for weights in weight_files(folder)) <= _HASHED:
         verified_hashes(folder)
     load_config(str(folder))  # its fields, before the tokenizer reads them too
-    has_tokenizer = any(
-        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")
-    )
-    tokenizer = load_tokenizer(str(folder)) if has_tokenizer else None
-    if (
-        config.get("quantization_config") is None and hardware.zero3_dtype() is None
-    ):  # DeepSpeed takes no device_map
+    tokenizer = None
+    if any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        tokenizer = load_tokenizer(str(folder))
+    # DeepSpeed takes no device_map.
+    if config.get("quantization_config") is None and hardware.zero3_dtype() is None:
         model = _load_full_model(str(folder), {"device_map": "meta"})
         if tokenizer is not None:
             _check_vocabulary(str(folder), model, tokenizer)
@@ -114,9 +113,9 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     location = path
     if Path(source).exists():
         check_files(Path(source))
-        location = next(
-            (str(file) for file in (Path(source) / "tokenizer.json",) if file.exists()), path
-        )
+        file = Path(source) / "tokenizer.json"
+        if file.exists():
+            location = str(file)
     with _raising_input_error(location, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
@@ -125,7 +124,8 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
         ids = tokenizer("a b", add_special_tokens=False)["input_ids"]
     if not ids:
         raise InputError(
-            f"{location}: no usable tokenizer (it makes no tokens of 'a b'). {_fix(location, 'tokenizer')}"
+            f"{location}: no usable tokenizer (it makes no tokens of 'a b'). "
+            f"{_fix(location, 'tokenizer')}"
         )
     _check_template(path, tokenizer)
     return tokenizer
@@ -136,7 +136,9 @@ def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     templates = tokenizer.chat_template
-    for template in templates.values() if isinstance(templates, dict) else [templates]:
+    if not isinstance(templates, dict):
+        templates = {"default": templates}
+    for template in templates.values():
         if template is None:
             continue
         try:
@@ -145,11 +147,11 @@ def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
             raise InputError(f"{path}: chat_template: {error}") from error
         try:
             _compile_jinja_template(template)
-        except (
-            Exception
-        ) as error:  # jinja2's own errors, and any other for a template that is no text
+        # jinja2's own errors, and any other for a template that is no text
+        except Exception as error:
             raise InputError(
-                f"{path}: chat_template (chat_template.jinja or tokenizer_config.json): not a Jinja template "
+                f"{path}: chat_template (chat_template.jinja or tokenizer_config.json): not a "
+                "Jinja template "
                 f"({first_line(error)}). Repair it, or take it out."
             ) from error
 
@@ -172,106 +174,168 @@ def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded.
+
+    `dtype`, `attention`, `device`, `quantization` and `device_map` are as in a recipe; `revision`
+    is that on the hub. With `sharding` each process reads its part of the weights; with
+    `device_map` accelerate spreads the layers over the GPUs. Without `move` the weights stay in
+    memory, for accelerate to shard. `section` is the recipe's, for messages.
+    """
+
+    dtype: str = "auto"
+    attention: str = "auto"
+    device: str = "auto"
+    quantization: str = "none"
+    device_map: str = "none"
+    revision: str | None = None
+    sharding: hardware.Sharding | None = None
+    move: bool = True
+    section: str = "model"
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether bitsandbytes packs the weights."""
+        return self.quantization != "none"
+
+    def torch_dtype(self, device: str) -> torch.dtype:
+        """Return the dtype of the weights on `device`. Raises as `hardware.choose_dtype`."""
+        if not self.is_quantized:
+            set_by_deepspeed = hardware.zero3_dtype()
+            if set_by_deepspeed is not None:
+                return set_by_deepspeed
+        return hardware.choose_dtype(self.dtype, device, self.section)
+
+    def arguments(self, dtype: torch.dtype, attention: str | None) -> dict[str, Any]:
+        """Return arguments of from_pretrained. Raises `InputError` if a package for them is
+        missing."""
+        arguments: dict[str, Any] = {"dtype": dtype}
+        if self.device_map != "none":
+            arguments["device_map"] = self.device_map
+        if attention is not None:
+            arguments["attn_implementation"] = attention
+        if self.is_quantized:
+            arguments["quantization_config"] = hardware.quantization_config(
+                self.quantization, dtype, self.section
+            )
+        return arguments
+
+
+_DEFAULTS = LoadOptions()
+
+
 def load_model(
     path: str,
+    options: LoadOptions = _DEFAULTS,
     *,
-    dtype: str = "auto",
-    attention: str = "auto",
-    device: str = "auto",
-    revision: str | None = None,
-    quantization: str = "none",
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    move: bool = True,
-    sharding: hardware.Sharding | None = None,
     adapter: str | None = None,
-    device_map: str = "none",
-    section: str = "model",
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer from a folder or the hub.
 
     A folder with a peft adapter is loaded on top of the base model that the adapter names;
     `adapter`, a folder or a name on the hub, on top of the model in `path`. Weights are read from
     safetensors only and no remote code is run. `tokenizer` is the folder's own if it is loaded
-    already. With `sharding` each process reads its part of the weights; with `device_map`
-    accelerate spreads the layers over the GPUs. Without `move` they stay in memory, for accelerate
-    to shard. `section` is the recipe's, for messages. Raises `InputError` when the folder cannot be
-    used.
+    already. Raises `InputError` when the folder cannot be used.
     """
-    device = hardware.choose_device(device)
-    torch_dtype = (
-        hardware.zero3_dtype() if quantization == "none" else None
-    ) or hardware.choose_dtype(dtype, device, section)
-    implementation = hardware.choose_attention(attention, device, section)
-    source = find_source(path, "model", revision)
+    device = hardware.choose_device(options.device)
+    dtype = options.torch_dtype(device)
+    attention = hardware.choose_attention(options.attention, device, options.section)
+    source = find_source(path, "model", options.revision)
     check_model(source)
     on_top, base = _find_adapter(source, adapter)
-    options = _options(torch_dtype, implementation, quantization, device_map, section)
-    options["revision"] = revision if base == source else None
-    if sharding is not None:
-        options["distributed_config"] = sharding.of(load_config(path, revision))
-    model = (
-        _load_full_model(base, options) if on_top is None else _load_adapter(on_top, base, options)
-    )
-    if sharding is not None:
-        hardware.release_whole(model if on_top is None else model.base_model.model)
-    elif quantization == "none" and device_map == "none" and move:
-        model = model.to(device)
+    arguments = options.arguments(dtype, attention)
+    # The revision is that of `path`: an adapter's base has its own.
+    arguments["revision"] = options.revision if base == source else None
+    if options.sharding is not None:
+        arguments["distributed_config"] = options.sharding.of(load_config(path, options.revision))
+    model = _load(base, on_top, arguments)
+    model = _place(model, options, device, is_adapter=on_top is not None)
     model.eval()
     if gguf_file(path) is not None:
-        model.name_or_path = model.config._name_or_path = (
-            path  # the base that an adapter names: the cache may be emptied
-        )
-    _check_finite([on_top or Path(base), Path(base)], model, quantized=quantization != "none")
-    implementation = str(model.config._attn_implementation)
-    name = f"{path}{f'@{revision}' if revision else ''}{f' with {adapter}' if adapter else ''}"
-    used = sorted({str(parameter.device) for parameter in model.parameters()})
-    location = ", ".join(used) if device_map != "none" else device
-    if sharding is not None or not move:
-        location += f", {sharding.describe()}" if sharding is not None else " once it is sharded"
-    arithmetic = f"{str(torch_dtype).removeprefix('torch.')}{f' in {quantization}' if quantization != 'none' else ''}"
-    note = f"{name}: {_parameter_count(model)} parameters, {arithmetic}, {implementation} attention, on {location}"
+        # Adapters name their base by this, and the cache of conversions may be emptied.
+        model.name_or_path = model.config._name_or_path = path
+    _check_finite([on_top or Path(base), Path(base)], model, quantized=options.is_quantized)
     if tokenizer is None:
-        has_own = on_top is not None and (on_top / "tokenizer_config.json").exists()
-        tokenizer = (
-            load_tokenizer(str(on_top))
-            if has_own and adapter
-            else load_tokenizer(path, revision=revision)
-        )
-    older = hardware.emulated_bf16(device) if dtype == "auto" else ""
-    notes = (f"{note}; {older}" if older else note, *_check_vocabulary(path, model, tokenizer))
-    return LoadedModel(model, tokenizer, torch_dtype, implementation, device, notes)
+        tokenizer = _tokenizer_of(path, options.revision, on_top if adapter else None)
+    name = path
+    if options.revision:
+        name += f"@{options.revision}"
+    if adapter:
+        name += f" with {adapter}"
+    notes = (_note(name, model, options, dtype, device), *_check_vocabulary(path, model, tokenizer))
+    attention = str(model.config._attn_implementation)
+    return LoadedModel(model, tokenizer, dtype, attention, device, notes)
 
 
-def _options(
-    dtype: torch.dtype, attention: str | None, quantization: str, device_map: str, section: str
-) -> dict[str, Any]:
-    """Return the arguments of from_pretrained. Raises `InputError` if a package for them is
-    missing."""
-    options: dict[str, Any] = {"dtype": dtype}
-    if device_map != "none":
-        options["device_map"] = device_map
-    if attention is not None:
-        options["attn_implementation"] = attention
-    if quantization != "none":
-        options["quantization_config"] = hardware.quantization_config(quantization, dtype, section)
-    return options
+def _place(
+    model: PreTrainedModel, options: LoadOptions, device: str, *, is_adapter: bool
+) -> PreTrainedModel:
+    """Return `model` on `device`, unless something else places its weights."""
+    if options.sharding is not None:
+        hardware.release_whole(model.base_model.model if is_adapter else model)
+        return model
+    is_placed = options.is_quantized or options.device_map != "none"
+    return model.to(device) if options.move and not is_placed else model
+
+
+def _tokenizer_of(path: str, revision: str | None, adapter: Path | None) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the folder `adapter` if it has one, else of the model in `path`."""
+    if adapter is not None and (adapter / "tokenizer_config.json").exists():
+        return load_tokenizer(str(adapter))
+    return load_tokenizer(path, revision=revision)
+
+
+def _note(
+    name: str, model: PreTrainedModel, options: LoadOptions, dtype: torch.dtype, device: str
+) -> str:
+    """Return what was loaded and where, in words."""
+    location = device
+    if options.device_map != "none":
+        location = ", ".join(sorted({str(weight.device) for weight in model.parameters()}))
+    if options.sharding is not None:
+        location += f", {options.sharding.describe()}"
+    elif not options.move:
+        location += " once it is sharded"
+    arithmetic = str(dtype).removeprefix("torch.")
+    if options.is_quantized:
+        arithmetic += f" in {options.quantization}"
+    attention = model.config._attn_implementation
+    note = (
+        f"{name}: {_parameter_count(model)} parameters, {arithmetic}, {attention} attention, on "
+        f"{location}"
+    )
+    older = hardware.emulated_bf16(device) if options.dtype == "auto" else ""
+    return f"{note}; {older}" if older else note
 
 
 def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # its bars count shards in memory; one line of our own describes the loaded model
+    # Its bars count shards in memory; one line of our own describes the loaded model.
+    disable_progress_bar()
 
-    header = read_headers(Path(path)) if Path(path).is_dir() else None
+    header = None
+    if Path(path).is_dir():
+        header = read_headers(Path(path))
     with _raising_input_error(path, "model"):
         model, info = AutoModelForCausalLM.from_pretrained(
-            path, **options, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
-            ignore_mismatched_sizes=True, return_dict=True, output_hidden_states=False, output_attentions=False,
-        )  # fmt: skip
+            path,
+            **options,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            return_dict=True,
+            output_hidden_states=False,
+            output_attentions=False,
+        )
     for name, stored, needed in sorted(info["mismatched_keys"]):
         raise InputError(
-            f"{path}: {name} has the shape {list(stored)}, but {CONFIG} asks for {list(needed)}. {_fix(path, 'model')}"
+            f"{path}: {name} has the shape {list(stored)}, but {CONFIG} asks for {list(needed)}. "
+            f"{_fix(path, 'model')}"
         )
     if model.config.is_encoder_decoder:
         raise InputError(
@@ -282,11 +346,13 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
         raise InputError(
             f"{path}: weights missing for {', '.join(missing[:3])}. {_fix(path, 'model')}"
         )
+    # A quantised checkpoint stores scales beside its weights.
     if header is not None and getattr(model.config, "quantization_config", None) is None:
         extra = _unread_weights(model, info["unexpected_keys"], header)
         if extra:
             raise InputError(
-                f"{path}: the files hold {', '.join(extra[:3])}, which {CONFIG} leaves out of the model. {_fix(path, 'model')}"
+                f"{path}: the files hold {', '.join(extra[:3])}, which {CONFIG} leaves out of the "
+                f"model. {_fix(path, 'model')}"
             )
     return model
 
@@ -327,11 +393,13 @@ def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
     check_files(folder)
     if not (folder / ADAPTER_CONFIG).exists():
         raise InputError(
-            f"{folder}: no {ADAPTER_CONFIG} in this folder, so it is no adapter. Give it as path instead."
+            f"{folder}: no {ADAPTER_CONFIG} in this folder, so it is no adapter. Give it as path "
+            "instead."
         )
     if is_adapter:
         raise InputError(
-            f"{source}: an adapter itself, so no other goes on top. Give its base as path, or merge."
+            f"{source}: an adapter itself, so no other goes on top. Give its base as path, or "
+            "merge."
         )
     return folder, source
 
@@ -346,25 +414,35 @@ def _adapter_weights(folder: Path) -> Path:
     return weights
 
 
+def _load(base: str, adapter: Path | None, arguments: dict[str, Any]) -> PreTrainedModel:
+    """Return the model in `base`, a folder or a name on the hub, with the adapter on top if there
+    is one."""
+    if adapter is None:
+        return _load_full_model(base, arguments)
+    return _load_adapter(adapter, base, arguments)
+
+
 def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTrainedModel:
-    """Return the adapter in `folder` on top of the model in `base`, a folder or a name on the hub."""
+    """Return the adapter in `folder` on top of the model in `base`."""
     from peft import PeftModel, get_peft_model_state_dict
 
     weights = _adapter_weights(folder)
     stored = read_header(weights).keys()
     model = _load_full_model(base, options)
     with _raising_input_error(str(folder), "adapter"), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # of missing weights, which the next lines refuse
+        # Of missing weights, which the next lines refuse.
+        warnings.simplefilter("ignore", UserWarning)
         tuned: PreTrainedModel = PeftModel.from_pretrained(model, str(folder))
         needed = get_peft_model_state_dict(tuned, save_embedding_layers=False).keys()
         if tuned.active_peft_config.peft_type.value.lower() == CARTRIDGE:
             attend_to_cartridge(tuned)
     lacking = sorted(needed - stored) or sorted(name for name in stored - needed if "lora_" in name)
     if lacking:
-        raise InputError(f"{weights}: {lacking[0]} is not both here and in {base} as {ADAPTER_CONFIG} adapts it. "
-                         f"{_fix(str(folder), 'adapter')}")  # fmt: skip
+        raise InputError(
+            f"{weights}: {lacking[0]} is not both here and in {base} as {ADAPTER_CONFIG} adapts "
+            "it. "
+            f"{_fix(str(folder), 'adapter')}"
+        )
     return tuned
 
 
@@ -373,12 +451,14 @@ def _check_finite(folders: Sequence[Path], model: PreTrainedModel, *, quantized:
     read instead."""
     folder = folders[0]
     name = not_finite(saved_tensors(model))
-    for weights in folders if name or quantized else ():
-        check_finite_in(weights)
+    if name or quantized:
+        for weights in folders:
+            check_finite_in(weights)
     if name:
         dtype = str(model.dtype).removeprefix("torch.")
         raise InputError(
-            f"{folder}: {name} holds a value that is not finite in {dtype}. If its file holds a number, that is out of "
+            f"{folder}: {name} holds a value that is not finite in {dtype}. If its file holds a "
+            "number, that is out of "
             f"{dtype}'s range: load it as float32 (model.dtype). If not, make the model again."
         )
     check_buffers(model, str(folder), CONFIG)
@@ -409,8 +489,10 @@ def _check_vocabulary(
     if refused:
         highest = max(refused)
         raise InputError(
-            f"{path}: the tokenizer has token ids up to {highest:,} ({refused[highest][:40]!r}), the model's embedding has "
-            f"{n_rows:,} rows. They belong to different models, or tokens were added to one alone (resize_token_embeddings): "
+            f"{path}: the tokenizer has token ids up to {highest:,} ({refused[highest][:40]!r}), "
+            "the model's embedding has "
+            f"{n_rows:,} rows. They belong to different models, or tokens were added to one alone "
+            "(resize_token_embeddings): "
             "make the folder again."
         )
     if not missing:
@@ -420,15 +502,19 @@ def _check_vocabulary(
         number = int(inputs[0].max()) if inputs and inputs[0].numel() else 0
         if number >= n_rows:
             raise InputError(
-                f"{path}: a text holds {missing.get(number, '')[:40]!r}, an added token (id {number:,}) without a row in the "
-                f"model's embedding ({n_rows:,} rows). Take it out of the text, or resize the embedding."
+                f"{path}: a text holds {missing.get(number, '')[:40]!r}, an added token (id "
+                f"{number:,}) without a row in the "
+                f"model's embedding ({n_rows:,} rows). Take it out of the text, or resize the "
+                "embedding."
             )
 
     embedding.register_forward_pre_hook(refuse)
     names = ", ".join(repr(missing[number][:40]) for number in sorted(missing)[:3])
-    return (
-        f"{path}: {len(missing):,} added tokens have no row in the embedding and are refused in texts: {names}",
+    note = (
+        f"{path}: {len(missing):,} added tokens have no row in the embedding and are refused in "
+        f"texts: {names}"
     )
+    return (note,)
 
 
 def _parameter_count(model: PreTrainedModel) -> str:
@@ -447,16 +533,14 @@ def _raising_input_error(path: str, kind: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (
-        Exception
-    ) as error:  # damaged files make transformers, tokenizers and safetensors raise any exception
+    # Damaged files make transformers, tokenizers and safetensors raise any exception.
+    except Exception as error:
         raise InputError(
             f"{path}: no usable {kind} ({_reason(error)}). {_fix(path, kind)}"
         ) from error
     except BaseException as error:
-        if (
-            type(error).__name__ != "PanicException"
-        ):  # a failed assertion of tokenizers, which is written in Rust
+        # A failed assertion of tokenizers, which is written in Rust.
+        if type(error).__name__ != "PanicException":
             raise
         raise InputError(
             f"{path}: no usable {kind} ({first_line(error)}). {_fix(path, kind)}"
@@ -469,7 +553,10 @@ def _reason(error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return _OWN_CODE
     if isinstance(error, UnpicklingError):
-        return "some of its weights are pickles, which can run code as they load; kinject reads safetensors only"
+        return (
+            "some of its weights are pickles, which can run code as they load; kinject reads "
+            "safetensors only"
+        )
     return first_line(error)
 
 
@@ -477,116 +564,3 @@ def _fix(path: str, kind: str) -> str:
     if path_exists(Path(path)):
         return f"It must be a folder that save_pretrained wrote; make the {kind} again."
     return f"Give a folder, or the name of a {kind} on the hub that this machine can reach."
-
-
-def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (key, fault) for each key of `config` that its `model_type` does not know, and for too
-    many layers.
-
-    Building the model shows what else is wrong (`kinject.train.load.check_model`).
-    """
-    from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    model_type = config.get("model_type")
-    if model_type not in CONFIG_MAPPING:
-        return [
-            ("model_type", f"found {model_type!r}.{suggestion(model_type, CONFIG_MAPPING.keys())}")
-        ]
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return [
-            (
-                "model_type",
-                f"found {model_type!r}, which is no causal language model. Take llama, for example.",
-            )
-        ]
-    known = set(CONFIG_MAPPING[model_type]().to_dict()) - {
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-    }
-    faults = [(key, f"unknown key.{suggestion(key, known)}") for key in config if key not in known]
-    n_layers = config.get("num_hidden_layers")
-    if isinstance(n_layers, int) and n_layers > _MAX_LAYERS:
-        faults.append(("num_hidden_layers", f"found {n_layers}, allowed: up to {_MAX_LAYERS:,}."))
-    return faults
-
-
-def new_config(values: Mapping[str, Any], vocab_size: int = 300) -> PretrainedConfig:
-    """Return transformers' config of `model.new`, for a tokenizer with `vocab_size` entries unless
-    the values name more."""
-    from transformers import CONFIG_MAPPING
-
-    options = {key: value for key, value in values.items() if key != "model_type"}
-    return CONFIG_MAPPING[values["model_type"]](**{"vocab_size": vocab_size, **options})
-
-
-def new_model(
-    config: Mapping[str, Any],
-    tokenizer: PreTrainedTokenizerBase,
-    seed: int,
-    attention: str | None = None,
-    dtype: str = "float32",
-) -> PreTrainedModel:
-    """Return a model of `config` with random weights drawn from `seed`, for the vocabulary of
-    `tokenizer`.
-
-    `vocab_size` in `config` may exceed the tokenizer's (the shape of a larger model, a round
-    number): the extra rows belong to no token. Raises `InputError` if it is smaller.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    vocab_size = config.get("vocab_size", len(tokenizer))
-    if vocab_size < len(tokenizer):
-        raise InputError(
-            f"model.new.vocab_size: found {vocab_size}, but the tokenizer has {len(tokenizer)} tokens. "
-            "Set at least as many."
-        )
-    tokens = {
-        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        new_config({**config, **tokens}, len(tokenizer)),
-        dtype=getattr(torch, dtype),
-        attn_implementation=attention,
-    )
-    check_buffers(model, "model.new", "this section")
-    return model
-
-
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
-    """Return a byte-level BPE tokenizer of `vocab_size` tokens; each digit is a token, and a text
-    begins with BOS."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[BOS, EOS, PAD],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    bpe.post_processor = processors.Sequence(
-        [
-            processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(
-                single=f"{BOS} $A",
-                pair=f"{BOS} $A $B",
-                special_tokens=[(BOS, bpe.token_to_id(BOS))],
-            ),
-        ]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token=BOS, eos_token=EOS, pad_token=PAD
-    )

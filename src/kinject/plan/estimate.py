@@ -23,6 +23,7 @@ from kinject.disk import path_exists
 from kinject.errors import InputError
 from kinject.models import check_model, first_line, load_config, new_config
 from kinject.recipe import is_model
+from kinject.recipe.makers import command_for
 from kinject.train.config import adapter_config
 from kinject.train.updates.rules import is_muon_matrix
 
@@ -362,9 +363,9 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
     name_or_path is empty. Raises `InputError` if there is none or the hub does not answer.
     """
     if not is_model(path):
-        raise InputError(
-            f"{path}: there is no model yet. Run the recipe that makes it first, or check the path."
-        )
+        command = command_for(path)
+        fix = f"Make it first: {command}" if command else "Check the path."
+        raise InputError(f"{path}: there is no model yet. {fix}")
     if any(Path(path).glob("*.safetensors")):
         check_model(path)
     try:

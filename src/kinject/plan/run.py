@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from kinject.corpus.fetched import with_local_corpora
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import is_file, is_folder
 from kinject.errors import InputError, KinjectError, fault
@@ -278,6 +279,8 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
 
     Raises as `measure_length`.
     """
+    # A plan downloads nothing: a data set counts once a training has fetched it.
+    recipe = with_local_corpora(recipe, fetch=False)
     paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
     paths += (
         [recipe.corpus.validation_corpus] if recipe.corpus.validation_corpus is not None else []

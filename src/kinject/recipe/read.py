@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Problem, RecipeError
+from kinject.hub_data import find_data_set, is_saved
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
 from kinject.recipe.library_fields import (
     REFUSED,
@@ -24,6 +25,7 @@ from kinject.recipe.library_fields import (
     check_trainer,
     with_adapter_type,
 )
+from kinject.recipe.makers import command_for
 from kinject.recipe.sections import (
     AugmentSection,
     CorpusSection,
@@ -60,7 +62,6 @@ _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w
 _LONGEST_NAME = 255
 """Bytes of a file's or folder's name; names on the hub are shorter."""
 _NOT_THERE = ", but nothing is there."
-_HUB_DATA = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]*){0,2}$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -454,6 +455,7 @@ def _about_input(value: str, kind: str, *, must_exist: bool) -> str:
     if must_exist and not _is_input(value, kind):
         return f"found {value!r}{_NOT_THERE}{_hint_at_path(value)}"
     may_be_folder = kind in ("documents", "files") and is_folder(value)
+    may_be_folder = may_be_folder or (kind == "corpus" and is_saved(Path(value)))
     if must_exist and kind != "model" and path_exists(Path(value)) and not may_be_folder:
         try:
             check_regular(Path(value))
@@ -468,11 +470,10 @@ def _is_input(value: str, kind: str) -> bool:
     path = Path(value)
     if path_exists(path):
         return True
+    if kind in ("documents", "corpus") and find_data_set(value) is not None:
+        return True
     if kind in ("documents", "files") and has_magic(value):
         return next(iglob(value, recursive=True), None) is not None
-    if kind == "documents":  # a misspelt file, or one in an existing folder, is no name on the hub
-        is_local = path.suffix[1:].isalpha() or (path.parent != Path() and is_folder(path.parent))
-        return not is_local and _HUB_DATA.match(value) is not None
     return kind == "model" and _HUB_NAME.match(value) is not None
 
 
@@ -492,7 +493,5 @@ def _hint_at_path(entry: str) -> str:
     else:
         near = suggestion(Path(entry).name, (child.name for child in parent.glob("*")))
         hint = near if "Did you mean" in near else ""
-    fix = (
-        " Run the recipe that makes it first." if entry.startswith("runs/") else " Check the path."
-    )
-    return hint + fix
+    command = command_for(entry)
+    return f"{hint} Make it first: {command}" if command else f"{hint} Check the path."

@@ -66,6 +66,10 @@ class ShippedRecipe:
         """Its path, relative to the folder that kinject runs in."""
         return Path("recipes") / f"{self.name}.yaml"
 
+    def copies(self, path: Path) -> bool:
+        """Return whether a copy of this recipe (`copy_recipes`) brings the data at `path`."""
+        return str(path) in _DATA.findall(self.text)
+
 
 @dataclass(frozen=True)
 class CopiedRecipes:

@@ -29,6 +29,7 @@ from kinject.eval.judge import read_accuracy
 from kinject.eval.plan import role_of
 from kinject.executors import LOG, LocalExecutor
 from kinject.recipe import StudyRecipe, is_model
+from kinject.recipe.makers import command_for
 from kinject.recipe.sections import ClaimSection, StudySection
 from kinject.report.files import write_report
 from kinject.results import Choice, Claim, Price, Report, Role, Sweep, UnscoredResult, to_json
@@ -218,7 +219,9 @@ def _set_up(study: Study) -> None:
     for name in study.recipe.study.models:
         path = study.planner.model_dir(name)
         if not is_model(path):
-            message = f"found {path!r}, but nothing is there. Check the path."
+            command = command_for(path)
+            fix = f"Make it first: {command}" if command else "Check the path."
+            message = f"found {path!r}, but nothing is there. {fix}"
             study.recipe.raise_any([Problem(("study", "models", name), message)])
 
 

@@ -78,11 +78,16 @@ def load_training_model(
             f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention",
             *chosen,
         ]
-    loaded = models.load_model(
-        path or str(section.path), dtype=dtype, attention=section.attention, device=device,
-        revision=None if path else section.revision, quantization=section.quantization, tokenizer=tokenizer,
-        move=not is_fsdp_launch(), sharding=sharding,
-    )  # fmt: skip
+    options = models.LoadOptions(
+        dtype=dtype,
+        attention=section.attention,
+        device=device,
+        quantization=section.quantization,
+        revision=None if path else section.revision,
+        sharding=sharding,
+        move=not is_fsdp_launch(),
+    )
+    loaded = models.load_model(path or str(section.path), options, tokenizer=tokenizer)
     notes = [*loaded.notes, *_use_fastest(loaded.model, section.attention, loaded.device)]
     if section.quantization == "4bit":
         _keep_gradients(loaded.model)

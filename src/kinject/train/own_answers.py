@@ -150,10 +150,13 @@ def _last_answer(turns: Sequence[Row]) -> int:
 
 def _load_writer(recipe: TrainRecipe, part: str, generator: GeneratorSection) -> Writer:
     model = recipe.model
-    loaded = models.load_model(
-        str(model.path), dtype=model.dtype, device=recipe.device, revision=model.revision,
+    options = models.LoadOptions(
+        dtype=model.dtype,
+        device=recipe.device,
         quantization=model.quantization,
-    )  # fmt: skip
+        revision=model.revision,
+    )
+    loaded = models.load_model(str(model.path), options)
     set_chat_template(recipe.corpus, recipe.trainer, loaded.tokenizer)
     window = models.window_of(loaded.model.config)
     most = min(MOST_TOKENS, (window or 2 * _WINDOW) // 2)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from kinject.corpus.fetched import with_local_corpora
 from kinject.disk import (
     SHA256SUMS,
     check_output,
@@ -57,6 +58,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     from kinject.train.setup import check_training, make_trainer
 
     configs = check_training(recipe)  # its problems, before the folder changes
+    recipe = with_local_corpora(recipe)
     inputs = made_by_first_process(lambda: hash_inputs(recipe))
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
         finished = _check_folder(recipe.run_dir, inputs, resume=resume, overwrite=overwrite)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject import models
+from kinject.corpus.fetched import with_local_corpora
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import TokenAccount
 from kinject.errors import Problem, RecipeError, fault
@@ -135,6 +136,7 @@ def make_trainer(
     packed documents would see each other.
     """
     config, adapter = configs or check_training(recipe)
+    recipe = with_local_corpora(recipe)
     with recipe.locating():
         sharding = take_over_sharding(config, recipe.model.quantization)
         with models.sharded_by_transformers(sharding):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -164,7 +165,7 @@ def test_what_the_judge_refuses_is_put_aside_with_its_reason_and_its_score_is_ke
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "kinject.augment.checks.checker.find_addition", lambda *_: None
+        import_module("kinject.augment.checks.checker"), "find_addition", lambda *_: None
     )  # leave it all to the judge
     server, second = serving(faults={"changed": 0.3}), serving()
     model = {"kind": "openai", "model": "sandbox", "base_url": second.url}

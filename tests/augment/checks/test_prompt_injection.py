@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -161,7 +162,7 @@ def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             )
         return Completion(followed or HONEST)
 
-    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer)
+    monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_answer", answer)
     return path
 
 
@@ -241,7 +242,7 @@ def test_no_question_is_kept_because_of_an_injection(
             return Completion(f"{letter[1]} 9" if verified == "as it is" else verified)
         return Completion("X")
 
-    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer)
+    monkeypatch.setattr(import_module("kinject.augment.sandbox"), "generate_answer", answer)
     documents = tmp_path / "documents.jsonl"
     documents.write_text(json.dumps({"id": "d", "title": "Mill", "text": text}) + "\n")
     recipe = tmp_path / "recipe.yaml"

@@ -12,7 +12,7 @@ import torch
 from kinject.augment import augment
 from kinject.errors import InputError
 from kinject.llm.transformers import LocalModel, weights_identity
-from kinject.models import load_model
+from kinject.models import LoadOptions, load_model
 from kinject.models.generate import _Sampler
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.types import Completion, Message
@@ -48,7 +48,7 @@ def answers(section: GeneratorSection, requests: list[tuple[list[Message], int]]
 def test_without_temperature_a_batch_writes_what_transformers_writes_for_each_alone(
     chat_model: Path,
 ) -> None:
-    loaded = load_model(str(chat_model), device="cpu")
+    loaded = load_model(str(chat_model), LoadOptions(device="cpu"))
     answer = answers(section(chat_model, temperature=0.0), [(messages, 1) for messages in ASKED])
     for messages, completion in zip(ASKED, answer, strict=True):
         ids = loaded.tokenizer(

@@ -28,6 +28,7 @@ from kinject.eval.scoring.scorer import Scorer
 from kinject.hub import local_folder
 from kinject.models import (
     LoadedModel,
+    LoadOptions,
     check_causal,
     choose_device,
     has_fast_bf16,
@@ -131,11 +132,16 @@ def load_scorer(
     """
     dtype, device = table.dtype or "auto", choose_device(device)
     is_emulated = dtype == "bfloat16" and device == "cpu" and not has_fast_bf16("cpu")
-    loaded = load_model(
-        table.path, dtype="float32" if is_emulated else dtype, attention=table.attention or "auto", device=device,
-        revision=table.revision, quantization=table.quantization or "none", adapter=table.adapter,
-        device_map=table.device_map or "none", section=f"eval.models.{name}",
-    )  # fmt: skip
+    options = LoadOptions(
+        dtype="float32" if is_emulated else dtype,
+        attention=table.attention or "auto",
+        device=device,
+        quantization=table.quantization or "none",
+        device_map=table.device_map or "none",
+        revision=table.revision,
+        section=f"eval.models.{name}",
+    )
+    loaded = load_model(table.path, options, adapter=table.adapter)
     check_causal(loaded.model, table.path)
     model = LoadedScorer(
         name,

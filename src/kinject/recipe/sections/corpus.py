@@ -32,6 +32,7 @@ class DocumentsSection:
     )
 
 
+_CORPUS_HELP = "Corpus (JSONL), or a data set: OWNER/NAME:CONFIGURATION:SPLIT:COLUMN."
 _ANSWERS_HELP = "own: the model answers the last turn of each row itself before it is trained (self-distillation)"
 
 
@@ -40,7 +41,7 @@ class MixedCorpusSection:
     """A further corpus, mixed in by fraction of tokens: replay against forgetting, instructions
     among documents."""
 
-    path: str = option(help="Corpus (JSONL).", path="file")
+    path: str = option(help=_CORPUS_HELP, path="corpus")
     fraction: float = option(help="Fraction of the mixture's tokens.", min=0.0, max=0.95)
     answers: Literal["given", "own"] = option("given", help=_ANSWERS_HELP)
 
@@ -49,7 +50,7 @@ class MixedCorpusSection:
 class CorpusSection:
     """The training corpus: rows with `text`, `messages`, or `prompt` and `completion`."""
 
-    path: str = option(help="Corpus (JSONL).", path="file")
+    path: str = option(help=_CORPUS_HELP, path="corpus")
     answers: Literal["given", "own"] = option("given", help=_ANSWERS_HELP)
     replay: MixedCorpusSection | None = option(None, help="Second corpus, mixed in.")
     mix: Mapping[str, MixedCorpusSection] | None = option(
@@ -57,8 +58,8 @@ class CorpusSection:
     )
     validation_corpus: str | None = option(
         None,
-        help="Corpus (JSONL) of the validation loss; trainer.eval_strategy sets when it is computed.",
-        path="file",
+        help="Corpus, as path, of the validation loss; trainer.eval_strategy sets when it is computed.",
+        path="corpus",
     )
     general_text: bool = option(
         True,

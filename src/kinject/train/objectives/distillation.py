@@ -455,9 +455,10 @@ def _load_teacher(path: str | None, base: ModelSection, model: Any) -> Any:
     """Return the model at `path`, where `model` is; without a path `model` itself."""
     if path is None:
         return model
-    return models.load_model(
-        path, dtype=base.dtype, device=model.device.type, quantization=base.quantization
-    ).model
+    options = models.LoadOptions(
+        dtype=base.dtype, device=model.device.type, quantization=base.quantization
+    )
+    return models.load_model(path, options).model
 
 
 def _identity(teacher: str | None, base: ModelSection, model: Any) -> str:
