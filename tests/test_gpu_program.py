@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks/gpu"
-MODULES = ("run", "measures", "training", "page", "packages")
+MODULES = ("run", "measures", "proofs", "real", "training", "page", "packages")
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
@@ -199,7 +199,7 @@ def test_a_table_of_results_is_computed_from_the_figures(program: Any) -> None:
     )  # 9,000 x 4.8e10 of 989e12
     assert "| 8B full | SFTTrainer | sdpa | 2 | 6,000 | 29% | 100.0 | 1.50 |" in page
     assert "| 8B full | 95.0 | 100.0 | 0.95 |" in page
-    assert "3 of 47 cases are measured" in page
+    assert "3 of 55 cases are measured" in page
 
 
 def test_the_operations_of_a_token_are_those_of_its_products(

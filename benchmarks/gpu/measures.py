@@ -14,6 +14,8 @@ from functools import partial
 from importlib import metadata
 from typing import Any
 
+import proofs
+import real
 import training
 from training import SHAPES, Setting, make_batch, make_model, peak, reset_peak
 
@@ -323,6 +325,16 @@ def _training_cases(shape: str, methods: tuple[str, ...], about: float) -> dict[
 
 CASES: dict[str, Case] = {
     "machine": Case("machine", describe_machine, 10, 120),
+    "proof/devices": Case("proofs", proofs.compare_devices, 15, 90),
+    **{
+        f"proof/packing {name}": Case(
+            "proofs", partial(proofs.compare_packing, attention=name), 15, 90
+        )
+        for name in ("sdpa", "flex_attention", "auto")
+    },
+    "proof/resume": Case("proofs", proofs.resume_training, 20, 120),
+    "proof/sandbox": Case("proofs", proofs.run_sandbox, 30, 120),
+    "shipped/8B": Case("training", proofs.train_shipped, 50, 150),
     **{
         f"attention/{name}": Case("attention", partial(compare_attention, name=name), 12, 150)
         for name in ATTENTION
@@ -334,5 +346,6 @@ CASES: dict[str, Case] = {
     **{f"option/{name}": Case("options", partial(_option, name=name), 25, 200) for name in OPTIONS},
     **_training_cases("0.5B", ("full", "LoRA", "QLoRA"), 20),
     **_training_cases("1B", ("QLoRA",), 25),
+    "real": Case("real", real.run_study, 120, 3000),
 }
-assert set(SHAPES) == {"0.5B", "1B", "8B"}
+assert set(SHAPES) == {"0.5B", "1B", "8B", "Qwen3-8B"}

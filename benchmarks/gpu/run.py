@@ -27,6 +27,7 @@ import time
 import traceback
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def _import_faults() -> list[str]:
     code = f"import {', '.join(name for name in PRELOADED if name.startswith('kinject'))}"
     done = subprocess.run(
         [sys.executable, "-c", f"import kinject; {code}"],
-        capture_output=True, text=True, check=False, timeout=300,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode == 0:
         return []
@@ -269,7 +270,8 @@ def _spawn(name: str, setting: Any, results: Path, output: int) -> int:
         str(results.parent),
         "--scratch",
     ]
-    command += [str(setting.scratch), *(["--tiny"] if setting.tiny else [])]
+    command += [str(setting.scratch), "--seconds", str(setting.seconds)]
+    command += ["--tiny"] if setting.tiny else []
     streams = [(os.POSIX_SPAWN_DUP2, output, stream) for stream in (1, 2)]
     return os.posix_spawn(sys.executable, command, os.environ, file_actions=streams, setsid=True)
 
@@ -292,7 +294,7 @@ def run_cases(
             5 if setting.tiny else 1
         )  # a dry run shares its cores with others; a GPU is rented
         limit = min(most, left)
-        fault = run_case(name, setting, results, limit, forked=forked)
+        fault = run_case(name, replace(setting, seconds=limit), results, limit, forked=forked)
         if fault and limit < most and "longer" in fault:
             waiting.append(name)  # the time of this run was up, not the case's own
             print("stopped: the minutes are up")
@@ -368,6 +370,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--tiny", action="store_true", help="a dry run on the CPU")
     parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=600.0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if sys.version_info < (3, 11):  # noqa: UP036 (the machine's own Python runs this, whatever it is)
         parser.error(
@@ -383,7 +386,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         measure(
             options.case,
-            Setting("cpu" if options.tiny else "cuda", options.scratch, options.tiny),
+            Setting(
+                "cpu" if options.tiny else "cuda",
+                options.scratch,
+                options.tiny,
+                options.results.resolve(),
+                options.seconds,
+            ),
             results,
         )
         return 0
@@ -423,7 +432,7 @@ def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: fl
     preload()
     from training import Setting
 
-    setting = Setting(device, scratch, options.tiny)
+    setting = Setting(device, scratch, options.tiny, results.parent.resolve())
     names = choose(options.only, read_results(results), retry=options.retry)
     forked = device == "cpu" or _can_fork(setting, results)
     waiting = run_cases(names, setting, results, deadline, forked=forked)

@@ -51,18 +51,34 @@ SHAPES = {
         {"full": 2, "LoRA": 4, "QLoRA": 4},
         full_dtype="bfloat16",
     ),
+    "Qwen3-8B": Shape(
+        {
+            **_llama(4096, 12_288, 36, 32, 8, 151_936, False),
+            "model_type": "qwen3",
+            "head_dim": 128,
+        },
+        {"full": 1},
+        full_dtype="bfloat16",
+    ),
 }
-"""The shapes of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B. At 8B all weights are trained in bfloat16."""
+"""The shapes of Qwen2.5-0.5B, Llama-3.2-1B, Llama-3.1-8B and Qwen3-8B. At 8B all weights are trained in bfloat16."""
+SMALL_GPU = 100.0
+"""GiB below which 8B in full takes gradient checkpointing: weights, gradients and AdamW's states alone are 64."""
 TINY = Shape(_llama(32, 64, 2, 4, 2, 600, True), {"full": 2, "LoRA": 2, "QLoRA": 2}, block=128)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a case runs: the device, a scratch folder, and whether everything is tiny (a dry run on a CPU)."""
+    """Where a case runs: the device, a scratch folder, and whether everything is tiny (a dry run on a CPU).
+
+    `results` is the folder of results, for a case that brings files back; `seconds` after it began a case is ended.
+    """
 
     device: str
     scratch: Path
     tiny: bool
+    results: Path = Path("runs/gpu")
+    seconds: float = 600.0
 
     def shape(self, name: str) -> Shape:
         """Return a shape, or the tiny one."""
@@ -72,6 +88,14 @@ class Setting:
     def steps(self) -> int:
         """The most steps that are timed."""
         return 2 if self.tiny else STEPS
+
+    def checkpoints(self, name: str, method: str) -> bool:
+        """Return whether activations are computed again, in all programs alike."""
+        if self.device != "cuda" or (name, method) != ("8B", "full"):
+            return False
+        import torch
+
+        return bool(torch.cuda.get_device_properties(0).total_memory / 2**30 < SMALL_GPU)
 
     def rows(self, name: str, method: str) -> int:
         """Return the rows of a step, fewer on a GPU with less memory."""
@@ -221,7 +245,8 @@ def recipe_of(
         },
         "trainer": {
             "packing": True, "packing_strategy": "bfd_split", "max_length": shape.block, "save_strategy": "no",
-            "per_device_train_batch_size": rows, "gradient_checkpointing": False, "logging_steps": 4,
+            "per_device_train_batch_size": rows, "logging_steps": 4,
+            "gradient_checkpointing": setting.checkpoints(name, method),
             "learning_rate": 1e-4, "max_steps": WARM_UP + setting.steps, "optim": "adamw_torch_fused",
             "use_cpu": setting.device == "cpu",
         },
@@ -351,6 +376,8 @@ def train_bare(setting: Setting, name: str, method: str) -> dict[str, Any]:
     attention = next(iter(models.fastest_attention(setting.device)), "sdpa")
     model = load(setting, name, method, attention)
     model.train()
+    if setting.checkpoints(name, method):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=1e-4, fused=True)
     rows, clock = setting.rows(name, method), Clock(setting)
@@ -398,7 +425,8 @@ def train_sft(setting: Setting, name: str, method: str) -> dict[str, Any]:
     corpus = make_corpus(setting, (WARM_UP + setting.steps + 1) * rows * shape.block)
     config = SFTConfig(
         output_dir=str(setting.scratch / "sft"), packing=True, packing_strategy="bfd_split", max_length=shape.block,
-        per_device_train_batch_size=rows, gradient_checkpointing=False, report_to="none", disable_tqdm=True,
+        per_device_train_batch_size=rows, gradient_checkpointing=setting.checkpoints(name, method), report_to="none",
+        disable_tqdm=True,
         save_strategy="no", use_cpu=setting.device == "cpu", logging_steps=4, learning_rate=1e-4,
         max_steps=WARM_UP + setting.steps, optim="adamw_torch_fused", bf16=not setting.tiny,
     )  # fmt: skip
