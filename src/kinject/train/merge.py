@@ -412,9 +412,7 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     # rounding to one dtype would lose weights that are kept in float32, as routers' and norms'
     is_mixed = dtype == "auto" and len(_stored_dtypes(base)) > 1
     loaded_as = "float32" if is_mixed else kept
-    loaded = load_model(
-        str(base), LoadOptions(dtype=loaded_as, device="cpu"), adapter=str(adapter)
-    )
+    loaded = load_model(str(base), LoadOptions(dtype=loaded_as, device="cpu"), adapter=str(adapter))
     fold(loaded.model).save_pretrained(out)
     if is_mixed:
         save_as(out, "auto", str(base))
