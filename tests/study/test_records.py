@@ -51,7 +51,7 @@ def test_a_seed_that_diverged_is_no_seed_and_a_question_it_has_no_score_for_is_l
 
 def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_setting(tmp_path):
     records, setting = Records(["sum"]), AskSetting("set", "texts", 0, 0)
-    right = {"a": (12, 13, 11), "b": (10, 13, 7), "alone": (12,)}
+    right = {"a": (12, 13, 11), "b": (10, 13, 7), "c": (10, 12, 8), "alone": (12,)}
     for arm, counts in right.items():
         for seed, n_right in enumerate(counts):
             folder = tmp_path / f"{arm}-{seed}"
@@ -66,8 +66,9 @@ def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_se
                         ),
                     )
             records.read("m", arm, seed, folder)
-    a, b, alone = (records.matrix("m", arm, setting) for arm in right)
-    assert [a.pooled, b.pooled] == family_variances([a.seed_variance, b.seed_variance])
+    a, b, c, alone = (records.matrix("m", arm, setting) for arm in right)
+    own = [of.seed_variance for of in (a, b, c)]
+    assert [a.pooled, b.pooled, c.pooled] == family_variances(own)
     assert a.seed_variance[0] < a.pooled[0] == b.pooled[0] < b.seed_variance[0]
     assert alone.pooled is None
     assert a.chances == (0.5,) * 20

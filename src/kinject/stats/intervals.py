@@ -198,7 +198,8 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
     residuals = sums - sums.sum() / counts.sum() * counts
     documents = n / (n - 1) / float(counts.sum()) ** 2 * float(residuals @ residuals)
     seeds, most = 0.0, math.inf
-    parts = [(documents, max(n - 1, 1.0))]
+    document_df = _document_df(weighted, residuals)
+    parts = [(documents, document_df)]
     for weight, matrix in weighted:
         if matrix.n_seeds == 1:
             continue
@@ -208,8 +209,32 @@ def variance_of(weighted: Sequence[tuple[float, CorrectnessMatrix]]) -> Variance
         if of_arm.alone:
             most = min(most, of_arm.df)
     if documents + seeds < _ROUNDING**2:
-        return Variance(0.0, 0.0, max(n - 1, 1.0))
+        return Variance(0.0, 0.0, document_df)
     return Variance(documents, seeds, min(cochran_df(parts), most))
+
+
+def _document_df(weighted: Sequence[tuple[float, CorrectnessMatrix]], residuals: Floats) -> float:
+    """Return the degrees of freedom of the variance between documents, whose sums differ from their
+    expectation by `residuals` [documents].
+
+    Satterthwaite's (1946), less one, for sums whose variance grows with the size of a document as
+    far as answers on it go together: between the number by Kish, where they do not, and that of the
+    large documents, where all answers on one are alike. Of documents of one size it is their
+    number.
+    """
+    import numpy as np
+
+    first = weighted[0][1]
+    counts = first.per_cluster[1]
+    changes = sum(weight * matrix.correct.mean(0) for weight, matrix in weighted)
+    squares = (changes - changes.mean()) ** 2
+    n_pairs = float((counts * (counts - 1)).sum())
+    together = 0.0
+    if n_pairs and squares.sum() > _ROUNDING:
+        products = float(residuals @ residuals - squares.sum()) / n_pairs
+        together = min(1.0, max(0.0, products / float(squares.mean())))
+    of_sums = counts * (1 + (counts - 1) * together)
+    return max(1.0, float(np.sum(of_sums) ** 2 / np.sum(of_sums**2)) - 1)
 
 
 _TAIL = 0.025
