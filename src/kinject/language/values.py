@@ -4,7 +4,7 @@ km = 5 kilometres."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -499,7 +499,7 @@ def is_value(text: str, code: str) -> bool:
     language = grammar.language
     if language.is_unspaced:
         return not _NO_VALUE.search(text)
-    known: tuple[Iterable[str], ...] = (
+    known: tuple[Container[str], ...] = (
         language.months,
         language.unit_words,
         language.joins,
@@ -507,7 +507,11 @@ def is_value(text: str, code: str) -> bool:
     )
     words = _WORD.findall(text.lower())
     others = [word for word in words if not grammar.is_number(word)]
-    return all(map(set().union(*known).__contains__, others))
+    return all(_is_in(word, known) for word in others)
+
+
+def _is_in(word: str, tables: Iterable[Container[str]]) -> bool:
+    return any(word in table for table in tables)
 
 
 _NO_VALUE = re.compile(r"[^\d\s,.%年月日号號零〇一二三四五六七八九十百千万萬亿億兆两兩個个人名]")
