@@ -72,7 +72,8 @@ def language_name(code: str) -> str:
     """Return the English name of a language by its code of `detect_language`, "" for ""."""
     if code == "nn":
         return "Norwegian Nynorsk"
-    return _NAMES.get(code, "").title().replace("_", " ")
+    name: str = _NAMES.get(code, "")
+    return name.title().replace("_", " ")
 
 
 def guess_language(text: str) -> str:
