@@ -39,13 +39,16 @@ elsewhere it is a common word."""
 
 _ABSTAINS = re.compile(
     r"""\b(?:
-    (?:i|we)\s(?:do\snot|don'?t|cannot|can'?t|could\snot|couldn'?t)\s(?:really\s)?(?:know|tell|say|find|answer|determine)
-    | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable) | unknown | unanswerable | not\s(?:stated|mentioned|given|known|specified)
+    (?:i|we)\s(?:do\snot|don'?t|cannot|can'?t|could\snot|couldn'?t)
+      \s(?:really\s)?(?:know|tell|say|find|answer|determine)
+    | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable) | unknown | unanswerable
+    | not\s(?:stated|mentioned|given|known|specified)
     | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known) | n/a
     | ich\sweiß\s(?:es\s)?nicht | (?:nicht|un)\s?bekannt | keine\s(?:angabe|antwort|information)
     | je\sne\ssais\spas | inconnue?s? | aucune\s(?:réponse|information)
     | no\s(?:lo\s)?s[eé] | desconocid[oa]s? | sin\srespuesta | non\s(?:lo\s)?so | sconosciut[oa]
-    | não\ssei | desconhecid[oa]s? | (?:ik\s)?weet\s(?:ik\s|het\s)*niet | onbekend | nie\swiem | nieznan[yae]
+    | não\ssei | desconhecid[oa]s? | (?:ik\s)?weet\s(?:ik\s|het\s)*niet | onbekend
+    | nie\swiem | nieznan[yae]
     | (?:я\s)?не\sзнаю | неизвестн[оаы]
     )(?!\w) | 不知道 | 不清楚 | 无法确定 | 未知 | 分かりません | わかりません | 不明 | 모르겠 | 알\s?수\s?없
     """,
@@ -266,8 +269,10 @@ def _has_wide_value(part: str, written: str, codes: Sequence[str]) -> bool:
 
 
 TEXT_SCORES: Mapping[str, TextGrader] = {
-    "match": matches, "exact": exact_match, "contains": contains,
-}  # fmt: skip
+    "match": matches,
+    "exact": exact_match,
+    "contains": contains,
+}
 """Name of a score -> whether a text is correct by it. The first one is the default."""
 
 
@@ -462,14 +467,16 @@ def passes(text: str, checks: Mapping[str, Any]) -> bool:
 
 
 _SAYS = r"""(?:
-    \b(?:answer|choice|option|solution|letter|antwort|lösung|réponse|choix|respuesta|opción|risposta|opzione|resposta|opção
-    |alternativa|antwoord|odpowiedź|ответ|вариант|cevap|yanıt|الإجابة|الجواب)\b [^.\n:]{0,60}?
-    (?:\b(?:is|was|(?:would|must|should)\sbe|ist|lautet|wäre|est|serait|es|sería|è|sarebbe|é|seria|to|это|هي|هو)\b|[=:—–])
+    \b(?:answer|choice|option|solution|letter|antwort|lösung|réponse|choix|respuesta
+    |opción|risposta|opzione|resposta|opção|alternativa|antwoord|odpowiedź|ответ|вариант|cevap|yanıt|الإجابة|الجواب)\b
+    [^.\n:]{0,60}?
+    (?:\b(?:is|was|(?:would|must|should)\sbe|ist|lautet|wäre|est|serait|es|sería|è|sarebbe|é|seria
+    |to|это|هي|هو)\b|[=:—–])
     | \b(?:choose|pick|select|go\swith|richtig\sist)\b
     | (?:答案|选项|选|選|正解|答え|解答|選択肢|正답|정답|답)\s*(?:应该)?(?:是|为|為|は|은|는|择|擇)?
     )\s*:?\s*"""
-_BETWEEN = r"""(?:(?:the|letter|option|choice|a|la|le|el|die|der|den|lettre|letra|lettera|opción|opzione|opção|buchstabe|буква
-    |clearly|likely|most|probably|therefore|thus|definitely|:)\s+){0,3}"""
+_BETWEEN = r"""(?:(?:the|letter|option|choice|a|la|le|el|die|der|den|lettre|letra|lettera|opción
+    |opzione|opção|buchstabe|буква|clearly|likely|most|probably|therefore|thus|definitely|:)\s+){0,3}"""
 _WORD = r"A-Za-zÀ-ɏЀ-ӿ0-9'’"
 _AND = r"(?:,|/|&|\b(?:and|or|und|oder|et|ou|y|o|e|и|или)\b|和|或|と)"
 _ALONE = rf"(?![{_WORD}])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))"
@@ -477,11 +484,14 @@ _ALONE = rf"(?![{_WORD}])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))"
 _BEGINS = rf"[(\[\"“「]*([A-Za-z]){_ALONE}"
 _STATES = re.compile(rf"{_SAYS}{_BETWEEN}{_BEGINS}", re.IGNORECASE | re.VERBOSE)
 _IS_RIGHT = re.compile(
-    rf"""(?<![{_WORD}])[(\[]?([A-Z]){_ALONE}[)\]]?\s+(?:is|ist|est|es|è|é)\s+(?:(?:the|die|la|le|a)\s+)?
-    (?:correct|right|answer|richtig|correcte?|correcta|corretta|correta|juste)""", re.VERBOSE,
-)  # fmt: skip
+    rf"""(?<![{_WORD}])[(\[]?([A-Z]){_ALONE}[)\]]?
+    \s+(?:is|ist|est|es|è|é)\s+(?:(?:the|die|la|le|a)\s+)?
+    (?:correct|right|answer|richtig|correcte?|correcta|corretta|correta|juste)""",
+    re.VERBOSE,
+)
 _LINE = re.compile(
-    rf"[(\[\"“「]*([A-Za-z]){_ALONE}[\"”」]*(?:[)\]][\s.:]|[.):,;、。:](?![{_WORD}])|\s[-–—]\s|[)\]]?\s*$)"
+    rf"[(\[\"“「]*([A-Za-z]){_ALONE}[\"”」]*"
+    rf"(?:[)\]][\s.:]|[.):,;、。:](?![{_WORD}])|\s[-–—]\s|[)\]]?\s*$)"
 )
 _WORD_LETTERS = frozenset("AEIOaeiouy")
 _GOES_ON = re.compile(

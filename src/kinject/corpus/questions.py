@@ -68,7 +68,8 @@ def read_questions(
     faults.raise_if_any()
     if not questions:
         raise InputError(
-            f"{path}: holds no questions. Each row needs question, and choices and answer, or answers."
+            f"{path}: holds no questions. "
+            "Each row needs question, and choices and answer, or answers."
         )
     if n_repeated:
         _warn_of_repeated(path, n_repeated)
@@ -76,14 +77,13 @@ def read_questions(
 
 
 def _check_id(question: Question, number: int, lines: dict[str, int], *, has_id: bool) -> None:
-    """Raise `InputError` if another line has the id; `lines` are those of earlier questions by id."""
+    """Raise `InputError` if another line has the id; `lines` are those of earlier questions by
+    id."""
     first = lines.setdefault(question.id, number)
     if first != number:
-        problem = (
-            f"two questions have the id {question.id!r}"
-            if has_id
-            else "the same question occurs twice"
-        )
+        problem = "the same question occurs twice"
+        if has_id:
+            problem = f"two questions have the id {question.id!r}"
         raise InputError(f"{problem}, the first on line {first}. Each needs an id of its own.")
 
 
