@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from contextlib import AbstractAsyncContextManager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import socket
 from typing import Any
@@ -17,9 +18,10 @@ from kinject.augment.prompts import first_words, passage_of, rewriting_of, share
 from kinject.augment.styles import STYLES
 from kinject.corpus.passages import sentences
 from kinject.errors import DiskError, InputError
-from kinject.llm import sender
+from kinject.llm import Generator, sender
 from kinject.llm.endpoint import is_loopback
 from kinject.llm.judges import graded_in
+from kinject.recipe import GeneratorSection
 from kinject.sandbox.grammar import (
     SENTENCES,
     paraphrase,
@@ -62,8 +64,9 @@ def generate_answer(messages: list[Message], seed: int) -> Completion:
     return Completion("FAITHFUL")
 
 
-open_generator = partial(sender.open_generator, sandbox=generate_answer)
-"""Opens the generator of a section, this one for kind sandbox."""
+def open_generator(section: GeneratorSection) -> AbstractAsyncContextManager[Generator]:
+    """Open the generator of a section, this one for kind sandbox. Raises as that of the sender."""
+    return sender.open_generator(section, generate_answer)
 
 
 def generate_rewriting(messages: list[Message], seed: int) -> Completion:

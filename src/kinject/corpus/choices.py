@@ -209,7 +209,9 @@ def _is_wrong(other: Answer, answer: Answer) -> bool:
 def _magnitude(text: str) -> float:
     """Return the logarithm of the first number in a text; 0 without one."""
     match = _NUMBER.search(text)
-    digits = re.sub(r"[^\d.]", "", match[0].replace(":", ".")) if match else ""
+    if match is None:
+        return 0.0
+    digits = re.sub(r"[^\d.]", "", match[0].replace(":", "."))
     try:
         return math.log1p(float(digits))
     except ValueError:
@@ -264,7 +266,8 @@ def _shortcuts(
 
 
 def _accuracy(questions: Sequence[Question], values_of: Mapping[str, float]) -> float:
-    """Return the expected accuracy of picking the choice of the highest value, any of equal ones."""
+    """Return the expected accuracy of picking the choice of the highest value, any of equal
+    ones."""
     total = 0.0
     for question in questions:
         values = [values_of.get(choice, 0.0) for choice in question.choices]

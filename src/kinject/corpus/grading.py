@@ -39,13 +39,16 @@ elsewhere it is a common word."""
 
 _ABSTAINS = re.compile(
     r"""\b(?:
-    (?:i|we)\s(?:do\snot|don'?t|cannot|can'?t|could\snot|couldn'?t)\s(?:really\s)?(?:know|tell|say|find|answer|determine)
-    | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable) | unknown | unanswerable | not\s(?:stated|mentioned|given|known|specified)
+    (?:i|we)\s(?:do\snot|don'?t|cannot|can'?t|could\snot|couldn'?t)
+      \s(?:really\s)?(?:know|tell|say|find|answer|determine)
+    | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable) | unknown | unanswerable
+    | not\s(?:stated|mentioned|given|known|specified)
     | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known) | n/a
     | ich\sweiß\s(?:es\s)?nicht | (?:nicht|un)\s?bekannt | keine\s(?:angabe|antwort|information)
     | je\sne\ssais\spas | inconnue?s? | aucune\s(?:réponse|information)
     | no\s(?:lo\s)?s[eé] | desconocid[oa]s? | sin\srespuesta | non\s(?:lo\s)?so | sconosciut[oa]
-    | não\ssei | desconhecid[oa]s? | (?:ik\s)?weet\s(?:ik\s|het\s)*niet | onbekend | nie\swiem | nieznan[yae]
+    | não\ssei | desconhecid[oa]s? | (?:ik\s)?weet\s(?:ik\s|het\s)*niet | onbekend
+    | nie\swiem | nieznan[yae]
     | (?:я\s)?не\sзнаю | неизвестн[оаы]
     )(?!\w) | 不知道 | 不清楚 | 无法确定 | 未知 | 分かりません | わかりません | 不明 | 모르겠 | 알\s?수\s?없
     """,
@@ -83,7 +86,8 @@ def _golds(accepted: Sequence[str]) -> list[str]:
 
 
 def f1(text: str, accepted: Sequence[str]) -> float:
-    """Return SQuAD's F1 of the words in common with an accepted text, the largest over `accepted`."""
+    """Return SQuAD's F1 of the words in common with an accepted text, the largest over
+    `accepted`."""
     words = normalize_answer(text).split()
     return max(_f1(words, gold.split()) for gold in _golds(accepted))
 
@@ -99,11 +103,10 @@ def contains(text: str, accepted: Sequence[str]) -> bool:
     """Return whether `text` has one of the `accepted` texts in it, word by word; Chinese, Japanese
     and Korean by letters."""
     normalized = normalize_answer(text)
-    parts = [part for part in map(normalize_answer, accepted) if part]
-    return any(
-        part in normalized if _WIDE.search(part) else f" {part} " in f" {normalized} "
-        for part in parts
-    )
+    for part in filter(None, map(normalize_answer, accepted)):
+        if f" {part} " in f" {normalized} " or (_WIDE.search(part) and part in normalized):
+            return True
+    return False
 
 
 def abstains(text: str) -> bool:
@@ -266,8 +269,10 @@ def _has_wide_value(part: str, written: str, codes: Sequence[str]) -> bool:
 
 
 TEXT_SCORES: Mapping[str, TextGrader] = {
-    "match": matches, "exact": exact_match, "contains": contains,
-}  # fmt: skip
+    "match": matches,
+    "exact": exact_match,
+    "contains": contains,
+}
 """Name of a score -> whether a text is correct by it. The first one is the default."""
 
 
@@ -286,14 +291,12 @@ class GoldIndex:
         different questions.
         """
         is_open = not question.choices
-        gold = (
-            plain_text(question.choices[question.answer])
-            if question.choices
-            else (*question.answers, "no answer")[0]
-        )
-        offered = frozenset(
-            plain_text(text) for text in question.choices or map(str.lower, question.answers)
-        )
+        if is_open:
+            key, gold = "answers", (*question.answers, "no answer")[0]
+            offered = frozenset(plain_text(text.lower()) for text in question.answers)
+        else:
+            key, gold = "answer", plain_text(question.choices[question.answer])
+            offered = frozenset(map(plain_text, question.choices))
         same = self._by_text.setdefault(plain_text(question.question), [])
         for earlier, document, other, others in same:
             if question.document_id and document and question.document_id != document:
@@ -302,9 +305,9 @@ class GoldIndex:
             if is_open:
                 differs = offered.isdisjoint(others) and bool(offered or others)
             if differs:
-                key = "answers" if is_open else "answer"
                 raise InputError(
-                    f"{key}: {gold!r:.80}, but {other!r:.80} at {earlier}, where the question is the same. Keep one."
+                    f"{key}: {gold!r:.80}, but {other!r:.80} at {earlier}, "
+                    "where the question is the same. Keep one."
                 )
         same.append((location, question.document_id, gold, offered))
 
@@ -320,6 +323,8 @@ def plain_text(text: str) -> str:
 
 _SENTENCE = re.compile(r"[^.!?。！？\n]*\w[^.!?。！？\n]*(?:[.!?。！？]+(?=\s|$|[\"'”’)])|\n|$)")
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE)
+_PARAGRAPH = re.compile(r"\S(?:.|\n(?!\s*\n))*")
+_QUOTED = re.compile(r'\s*["“].+["”]\s*', re.DOTALL)
 _FENCE = re.compile(r"^```\w*\n(.*?)\n?```$", re.DOTALL)
 
 
@@ -332,23 +337,73 @@ class Check:
     holds: Callable[[str, Any], bool]
 
 
-def _words(text: str) -> int:
-    return len(text.split())
-
-
 def _json(text: str, keys: list[str]) -> bool:
     """Return whether `text` is a JSON object with `keys`, alone or in a block of code; without keys
     any JSON will do."""
     fenced = _FENCE.match(text.strip())
+    if fenced:
+        text = fenced[1]
     try:
-        value = json.loads(fenced[1] if fenced else text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return False
     return not keys or (isinstance(value, dict) and all(key in value for key in keys))
 
 
-def _has(text: str, part: str) -> bool:
-    return contains(text, [part])
+def _has_all(text: str, parts: Sequence[str]) -> bool:
+    return all(contains(text, [part]) for part in parts)
+
+
+def _has_any(text: str, parts: Sequence[str]) -> bool:
+    return any(contains(text, [part]) for part in parts)
+
+
+def _has_none(text: str, parts: Sequence[str]) -> bool:
+    return not _has_any(text, parts)
+
+
+def _has_no_characters(text: str, characters: str) -> bool:
+    return set(text).isdisjoint(characters)
+
+
+def _has_enough_words(text: str, least: int) -> bool:
+    return len(text.split()) >= least
+
+
+def _is_short(text: str, most: int) -> bool:
+    return 0 < len(text.split()) <= most
+
+
+def _has_sentences(text: str, n: int) -> bool:
+    return len(_SENTENCE.findall(text.strip())) == n
+
+
+def _has_paragraphs(text: str, n: int) -> bool:
+    return len(_PARAGRAPH.findall(text)) == n
+
+
+def _has_bullets(text: str, n: int) -> bool:
+    return len(_BULLET.findall(text)) == n
+
+
+def _starts_with(text: str, start: str) -> bool:
+    return text.lstrip().startswith(start)
+
+
+def _ends_with(text: str, end: str) -> bool:
+    return text.rstrip().endswith(end)
+
+
+def _is_upper(text: str, _: bool) -> bool:
+    return text.upper() == text
+
+
+def _is_lower(text: str, _: bool) -> bool:
+    return text.lower() == text
+
+
+def _is_quoted(text: str, _: bool) -> bool:
+    return _QUOTED.fullmatch(text) is not None
 
 
 def _language(text: str, code: str) -> bool:
@@ -357,27 +412,29 @@ def _language(text: str, code: str) -> bool:
     return code in (detect_language(text), guess_language(text))
 
 
+def _refuses(text: str, _: bool) -> bool:
+    return abstains(text)
+
+
 CHECKS: Mapping[str, Check] = {
-    "contains": Check(list, lambda text, parts: all(_has(text, part) for part in parts)),
-    "contains_any": Check(list, lambda text, parts: any(_has(text, part) for part in parts)),
-    "forbids": Check(list, lambda text, parts: not any(_has(text, part) for part in parts)),
-    "forbids_characters": Check(str, lambda text, characters: not set(text) & set(characters)),
+    "contains": Check(list, _has_all),
+    "contains_any": Check(list, _has_any),
+    "forbids": Check(list, _has_none),
+    "forbids_characters": Check(str, _has_no_characters),
     "equals": Check(list, exact_match),
-    "min_words": Check(int, lambda text, n: _words(text) >= n),
-    "max_words": Check(int, lambda text, n: 0 < _words(text) <= n),
-    "sentences": Check(int, lambda text, n: len(_SENTENCE.findall(text.strip())) == n),
-    "paragraphs": Check(int, lambda text, n: len(re.findall(r"\S(?:.|\n(?!\s*\n))*", text)) == n),
-    "bullets": Check(int, lambda text, n: len(_BULLET.findall(text)) == n),
-    "starts_with": Check(str, lambda text, start: text.lstrip().startswith(start)),
-    "ends_with": Check(str, lambda text, end: text.rstrip().endswith(end)),
-    "upper": Check(bool, lambda text, _: text.upper() == text),
-    "lower": Check(bool, lambda text, _: text.lower() == text),
-    "quoted": Check(
-        bool, lambda text, _: re.fullmatch(r'\s*["“].+["”]\s*', text, re.DOTALL) is not None
-    ),
+    "min_words": Check(int, _has_enough_words),
+    "max_words": Check(int, _is_short),
+    "sentences": Check(int, _has_sentences),
+    "paragraphs": Check(int, _has_paragraphs),
+    "bullets": Check(int, _has_bullets),
+    "starts_with": Check(str, _starts_with),
+    "ends_with": Check(str, _ends_with),
+    "upper": Check(bool, _is_upper),
+    "lower": Check(bool, _is_lower),
+    "quoted": Check(bool, _is_quoted),
     "json": Check(list, _json),
     "language": Check(str, _language),
-    "refuses": Check(bool, lambda text, _: abstains(text)),
+    "refuses": Check(bool, _refuses),
 }
 """Name of a check -> the type of its argument, and what it verifies. Texts are found whatever their
 case, as whole words."""
@@ -410,14 +467,16 @@ def passes(text: str, checks: Mapping[str, Any]) -> bool:
 
 
 _SAYS = r"""(?:
-    \b(?:answer|choice|option|solution|letter|antwort|lösung|réponse|choix|respuesta|opción|risposta|opzione|resposta|opção
-    |alternativa|antwoord|odpowiedź|ответ|вариант|cevap|yanıt|الإجابة|الجواب)\b [^.\n:]{0,60}?
-    (?:\b(?:is|was|(?:would|must|should)\sbe|ist|lautet|wäre|est|serait|es|sería|è|sarebbe|é|seria|to|это|هي|هو)\b|[=:—–])
+    \b(?:answer|choice|option|solution|letter|antwort|lösung|réponse|choix|respuesta
+    |opción|risposta|opzione|resposta|opção|alternativa|antwoord|odpowiedź|ответ|вариант|cevap|yanıt|الإجابة|الجواب)\b
+    [^.\n:]{0,60}?
+    (?:\b(?:is|was|(?:would|must|should)\sbe|ist|lautet|wäre|est|serait|es|sería|è|sarebbe|é|seria
+    |to|это|هي|هو)\b|[=:—–])
     | \b(?:choose|pick|select|go\swith|richtig\sist)\b
     | (?:答案|选项|选|選|正解|答え|解答|選択肢|正답|정답|답)\s*(?:应该)?(?:是|为|為|は|은|는|择|擇)?
     )\s*:?\s*"""
-_BETWEEN = r"""(?:(?:the|letter|option|choice|a|la|le|el|die|der|den|lettre|letra|lettera|opción|opzione|opção|buchstabe|буква
-    |clearly|likely|most|probably|therefore|thus|definitely|:)\s+){0,3}"""
+_BETWEEN = r"""(?:(?:the|letter|option|choice|a|la|le|el|die|der|den|lettre|letra|lettera|opción
+    |opzione|opção|buchstabe|буква|clearly|likely|most|probably|therefore|thus|definitely|:)\s+){0,3}"""
 _WORD = r"A-Za-zÀ-ɏЀ-ӿ0-9'’"
 _AND = r"(?:,|/|&|\b(?:and|or|und|oder|et|ou|y|o|e|и|или)\b|和|或|と)"
 _ALONE = rf"(?![{_WORD}])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))"
@@ -425,11 +484,14 @@ _ALONE = rf"(?![{_WORD}])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))"
 _BEGINS = rf"[(\[\"“「]*([A-Za-z]){_ALONE}"
 _STATES = re.compile(rf"{_SAYS}{_BETWEEN}{_BEGINS}", re.IGNORECASE | re.VERBOSE)
 _IS_RIGHT = re.compile(
-    rf"""(?<![{_WORD}])[(\[]?([A-Z]){_ALONE}[)\]]?\s+(?:is|ist|est|es|è|é)\s+(?:(?:the|die|la|le|a)\s+)?
-    (?:correct|right|answer|richtig|correcte?|correcta|corretta|correta|juste)""", re.VERBOSE,
-)  # fmt: skip
+    rf"""(?<![{_WORD}])[(\[]?([A-Z]){_ALONE}[)\]]?
+    \s+(?:is|ist|est|es|è|é)\s+(?:(?:the|die|la|le|a)\s+)?
+    (?:correct|right|answer|richtig|correcte?|correcta|corretta|correta|juste)""",
+    re.VERBOSE,
+)
 _LINE = re.compile(
-    rf"[(\[\"“「]*([A-Za-z]){_ALONE}[\"”」]*(?:[)\]][\s.:]|[.):,;、。:](?![{_WORD}])|\s[-–—]\s|[)\]]?\s*$)"
+    rf"[(\[\"“「]*([A-Za-z]){_ALONE}[\"”」]*"
+    rf"(?:[)\]][\s.:]|[.):,;、。:](?![{_WORD}])|\s[-–—]\s|[)\]]?\s*$)"
 )
 _WORD_LETTERS = frozenset("AEIOaeiouy")
 _GOES_ON = re.compile(
@@ -455,15 +517,18 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     )
     texts = [normalize_answer(choice) for choice in choices]
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    last_line = "".join(lines[-1:])
     for named in (
         _stated(plain, texts),
-        _stated(lines[-1] if lines else "", texts),
+        _stated(last_line, texts),
         _at_line_starts(lines, texts),
     ):
         if len(named) == 1:
             return next((index for index in named if index >= 0), None)
     normalized = normalize_answer(plain)
-    return texts.index(normalized) if texts.count(normalized) == 1 else None
+    if texts.count(normalized) != 1:
+        return None
+    return texts.index(normalized)
 
 
 def _stated(text: str, choices: list[str]) -> set[int]:
@@ -477,7 +542,8 @@ def _stated(text: str, choices: list[str]) -> set[int]:
             named.add(_index(letter, rest, choices))
     for match in _STATES_TEXT.finditer(text):
         value = normalize_answer(match[1])
-        named |= {choices.index(value)} if choices.count(value) == 1 and len(value) > 1 else set()
+        if choices.count(value) == 1 and len(value) > 1:
+            named.add(choices.index(value))
     return named
 
 

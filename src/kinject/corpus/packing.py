@@ -3,10 +3,12 @@ another.
 
 Three strategies, named as SFTConfig names them:
 
-* ``bfd_split``: documents packed whole by best-fit decreasing; one longer than the block is split into blocks. Positions
-  restart at each document, so that attention (with the KV cache off) stays inside it.
+* ``bfd_split``: documents packed whole by best-fit decreasing; one longer than the block is split
+  into blocks. Positions restart at each document, so that attention (with the KV cache off) stays
+  inside it.
 * ``bfd``: the same, but tokens beyond the block are cut off and counted as truncated.
-* ``wrapped``: all documents joined and cut every block tokens: the plain chunks of arXiv 2312.05934. Documents see each other.
+* ``wrapped``: all documents joined and cut every block tokens: the plain chunks of arXiv
+  2312.05934. Documents see each other.
 
 Without packing each document is a row of its own, cut at max_length.
 """
@@ -16,8 +18,10 @@ from __future__ import annotations
 import random
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -81,7 +85,8 @@ class ConcatRows(LazyRows[TokenRow]):
 
     def __init__(self, parts: Sequence[Sequence[TokenRow]]) -> None:
         self.parts = [part for part in parts if len(part)]
-        self._starts = [sum(len(part) for part in self.parts[:n]) for n in range(len(self.parts))]
+        lengths = map(len, self.parts[:-1])
+        self._starts = [0, *accumulate(lengths)]
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
@@ -143,7 +148,7 @@ class PackedRows(LazyRows[TrainingRow]):
     def segments(self, index: int) -> list[tuple[int, int, int]]:
         """Return (row of the source, start, end) of each segment of one row."""
         index = range(len(self))[index]
-        first = self._ends[index - 1] if index else 0
+        first = self._ends[index - 1] if index > 0 else 0
         values = self._segments[3 * first : 3 * self._ends[index]]
         return list(zip(values[::3], values[1::3], values[2::3], strict=True))
 
@@ -159,14 +164,16 @@ class PackedRows(LazyRows[TrainingRow]):
             ids = np.asarray(text.input_ids[start:end]).tolist()
             learned = np.asarray(text.learned[start:end]).tolist()
             if not self.joined or not row.input_ids:
-                learned[0] = False
-            position = len(row.input_ids) if self.joined else 0
+                learned[0] = False  # nothing is before it, from which it could be predicted
+            position = 0
+            if self.joined:
+                position = len(row.input_ids)
             row.input_ids.extend(ids)
-            row.labels.extend(
-                token if in_loss else IGNORED for token, in_loss in zip(ids, learned, strict=True)
-            )
+            for token, in_loss in zip(ids, learned, strict=True):
+                row.labels.append(token if in_loss else IGNORED)
             row.position_ids.extend(range(position, position + len(ids)))
-            row.replayed.extend(learned if text.origin == "replay" else [False] * len(ids))
+            is_replayed = text.origin == "replay"
+            row.replayed.extend(is_replayed and in_loss for in_loss in learned)
         return row
 
 
@@ -182,12 +189,12 @@ def pack(
     random.Random(seed).shuffle(order)
     account = TokenAccount()
     joined = config.strategy == "wrapped"
+    divide = _chunks if joined else _windows
     packed = PackedRows(rows, joined=joined)
     for number, part in enumerate(_rounds(rows, order, config, seed)):
-        for segments in (_chunks if joined else _windows)(rows, part, config, account):
-            packed.append(
-                [(segment.row, segment.start, segment.end) for segment in segments], number
-            )
+        for segments in divide(rows, part, config, account):
+            spans = [(segment.row, segment.start, segment.end) for segment in segments]
+            packed.append(spans, number)
     account.masked = account.source - account.trained - account.lost
     return packed, account
 
@@ -197,10 +204,9 @@ def _windows(
 ) -> Iterator[list[Segment]]:
     """Yield the packed rows of a round; memory does not grow with its size."""
     for start in range(0, len(part), _WINDOW):
-        indices = part[start : start + _WINDOW]
-        segments = [
-            segment for index in indices for segment in cut(rows[index], index, config, account)
-        ]
+        segments: list[Segment] = []
+        for index in part[start : start + _WINDOW]:
+            segments += cut(rows[index], index, config, account)
         if config.strategy is None or config.block is None:
             yield from ([segment] for segment in segments)
         else:
@@ -219,19 +225,17 @@ def _rounds(
     if config.strategy == "wrapped":
         return [order]
     numbers: dict[str, int] = {}
-    documents, counts = (
-        array("q"),
-        array("q"),
-    )  # each row's document by number, -1 for none; rows of each document
+    documents = array("q")  # each row's document by number, -1 for none
+    counts = array("q")  # rows of each document
     n_tokens = longest = 0
     for row in rows:
-        documents.append(
-            numbers.setdefault(row.document_id, len(counts)) if row.document_id else -1
-        )
-        if documents[-1] == len(counts):
-            counts.append(0)
+        document = -1
         if row.document_id:
-            counts[documents[-1]] += 1
+            document = numbers.setdefault(row.document_id, len(counts))
+            if document == len(counts):
+                counts.append(0)
+            counts[document] += 1
+        documents.append(document)
         n_tokens += len(row.input_ids)
         longest = max(longest, len(row.input_ids))
     del numbers
@@ -293,19 +297,18 @@ def _chunks(
     n_kept = reached = 0
     for start in range(0, max(ends[-1] - 1, 1), max(size - 1, 1)):
         end = min(start + size, ends[-1])
-        segments, n_learned = [], 0
+        segments: list[Segment] = []
+        n_learned = 0
         for i in range(bisect_right(ends, start) - 1, bisect_left(ends, end)):
-            row, low, high = (
-                rows[order[i]],
-                max(start - ends[i], 0),
-                min(end - ends[i], ends[i + 1] - ends[i]),
-            )
+            row = rows[order[i]]
+            low, high = max(start - ends[i], 0), min(end, ends[i + 1]) - ends[i]
             if low < high:
+                first = low
+                if not segments:  # the first token of a chunk is not learned
+                    first = low + 1
                 segments.append(Segment(order[i], low, high, row.document_id))
-                first = low + 1 if len(segments) == 1 else low
-                n_learned += int(
-                    np.count_nonzero(np.asarray(row.learned[first:high], dtype=np.bool_))
-                )
+                learned = np.asarray(row.learned[first:high], dtype=np.bool_)
+                n_learned += int(np.count_nonzero(learned))
         if n_learned:
             account.trained += n_learned
             n_kept += end - max(start, reached)
@@ -325,33 +328,39 @@ def _best_fit(segments: Sequence[Segment], block: int) -> list[list[Segment]]:
     documents: list[set[str]] = []  # of each bin
     by_room: dict[int, list[int]] = {}
     rooms: list[int] = []
-    for segment in sorted(segments, key=lambda segment: -segment.size):
-        document = segment.document
-        match = next(
-            (
-                (i, j)
-                for i in range(bisect_left(rooms, segment.size), len(rooms))
-                for j in reversed(range(len(by_room[rooms[i]])))
-                if not document or document not in documents[by_room[rooms[i]][j]]
-            ),
-            None,
-        )
-        if match is None:
+    for segment in sorted(segments, key=attrgetter("size"), reverse=True):
+        found = _find_room(segment, rooms, by_room, documents)
+        if found is None:
             bins.append([])
             documents.append(set())
             index, room = len(bins) - 1, block
         else:
-            i, j = match
+            i, j = found
             room = rooms[i]
-            index = by_room[room].pop(
-                j
-            )  # near the end as a rule: removing by value would search from the front
+            # `j` is near the end as a rule: removing by value would search from the front.
+            index = by_room[room].pop(j)
             if not by_room[room]:
                 rooms.pop(i)
         bins[index].append(segment)
-        documents[index].add(document)
+        documents[index].add(segment.document)
         _add_room(by_room, rooms, room - segment.size, index)
     return bins
+
+
+def _find_room(
+    segment: Segment,
+    rooms: Sequence[int],
+    by_room: Mapping[int, Sequence[int]],
+    documents: Sequence[set[str]],
+) -> tuple[int, int] | None:
+    """Return where the fullest bin is that has room for a segment and nothing of its document:
+    (index in `rooms`, index in the stack of that room); None if there is none."""
+    for i in range(bisect_left(rooms, segment.size), len(rooms)):
+        stack = by_room[rooms[i]]
+        for j in reversed(range(len(stack))):
+            if not segment.document or segment.document not in documents[stack[j]]:
+                return i, j
+    return None
 
 
 def _add_room(by_room: dict[int, list[int]], rooms: list[int], room: int, index: int) -> None:

@@ -25,12 +25,14 @@ TokenSpans = Callable[[str], Sequence[tuple[int, int]]]
 """text -> (start, end) in characters of each token, in order."""
 
 _CJK = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff"
-# A run of letters without spaces (an encoded blob, a language that writes none) must not count as one token.
+# A run of letters without spaces (an encoded blob, a language that writes none) must not count as
+# one token.
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,32}}|[^\w\s]")
 _ASCII_WORD = re.compile(r"[A-Za-z0-9_]{1,32}|[^\w\s]")
 """`_WORD` for a text of ASCII characters, where it finds the same faster."""
 _MARKUP = re.compile(
-    r"^(?:(?P<level>#{1,6})[ \t]+(?P<name>\S.*)|[ \t]*(?:(?P<fence>`{3,}|~{3,})(?P<info>.*)|(?P<row>\|.*)"
+    r"^(?:(?P<level>#{1,6})[ \t]+(?P<name>\S.*)"
+    r"|[ \t]*(?:(?P<fence>`{3,}|~{3,})(?P<info>.*)|(?P<row>\|.*)"
     r"|(?P<item>(?:[-*+•]|\d{1,3}[.)])(?=[ \t]+\S)).*))$",
     re.MULTILINE,
 )
@@ -41,7 +43,9 @@ _DELIMITERS = re.compile(r"[\s:|-]*-[\s:|-]*")
 _LINE_END = re.compile(r"(?<=\S)[ \t]*\n")
 _END = re.compile(r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
 _ABBREVIATION = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)|\b[A-Z](?:\.[A-Z])*)\.$"
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd"
+    r"|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)"
+    r"|\b[A-Z](?:\.[A-Z])*)\.$"
 )
 
 
@@ -74,9 +78,10 @@ class _Splitter:
     def passages(self, n_tokens: int) -> list[Passage]:
         """Return the passages of the document."""
         text = self._text
+        if not text.strip():
+            return []
         if len(self._tokens) <= n_tokens:  # most documents of a corpus of short texts
-            span = (*_trim(text, 0, len(text)), False)
-            return [self._passage(span, (), "")] if text.strip() else []
+            return [self._passage((*_trim(text, 0, len(text)), False), (), "")]
         self._indices, self._starts = _boundaries(self._tokens, len(text))
         cuts, is_cut = self._cuts(0, len(self._starts), n_tokens)
         starts = [0, *(self._starts[cut] for cut in cuts[1:])]
@@ -85,15 +90,10 @@ class _Splitter:
             for start, stop, cut in zip(starts, [*starts[1:], len(text)], is_cut, strict=True)
             if text[start:stop].strip()
         ]
-        undivided = len(cuts) == 1
-        paths = (
-            [()] * len(spans) if undivided else self._layout.paths(start for start, _, _ in spans)
-        )
-        headers = (
-            [""] * len(spans)
-            if undivided
-            else [self._header(start, n_tokens)[1] for start, _, _ in spans]
-        )
+        if len(cuts) == 1:
+            return [self._passage(span, (), "") for span in spans]
+        paths = self._layout.paths(start for start, _, _ in spans)
+        headers = (self._header(start, n_tokens)[1] for start, _, _ in spans)
         return [self._passage(*item) for item in zip(spans, paths, headers, strict=True)]
 
     def _cuts(self, first: int, last: int, n_tokens: int) -> tuple[list[int], list[bool]]:
@@ -101,13 +101,15 @@ class _Splitter:
         ends inside a unit."""
         cuts: list[int] = [first]
         is_cut: list[bool] = []
-        end = self._indices[last] if last < len(self._indices) else len(self._tokens)
-        while first + 1 < last and end - self._indices[first] > (
-            budget := self._budget(first, n_tokens)
-        ):
-            beyond = min(
-                last, max(bisect_right(self._indices, self._indices[first] + budget), first + 2)
-            )
+        end = len(self._tokens)
+        if last < len(self._indices):
+            end = self._indices[last]
+        while first + 1 < last:
+            budget = self._budget(first, n_tokens)
+            if end - self._indices[first] <= budget:
+                break
+            beyond = bisect_right(self._indices, self._indices[first] + budget)
+            beyond = min(last, max(beyond, first + 2))
             first, cut = self._best_cut(first + 1, beyond)
             cuts.append(first)
             is_cut.append(cut)
@@ -128,7 +130,9 @@ class _Splitter:
             while i >= 0 and ends[i] > starts[low - 1]:
                 cut = bisect_left(starts, ends[i], low, high)
                 if cut < high and not text[ends[i] : starts[cut]].strip():
-                    return cut, _goes_on(text, starts[cut]) if cuts_unit is None else cuts_unit
+                    if cuts_unit is None:
+                        return cut, _goes_on(text, starts[cut])
+                    return cut, cuts_unit
                 i -= 1
         for cut in range(high - 1, low - 1, -1):
             if text[starts[cut]].isspace() or text[starts[cut] - 1].isspace():
@@ -144,19 +148,25 @@ class _Splitter:
         if head is None:
             return 0, ""
         low, high = (bisect_left(self._tokens, index, key=itemgetter(0)) for index in head)
-        return (
-            (high - low, self._text[slice(*head)].rstrip())
-            if 2 * (high - low) <= n_tokens
-            else (0, "")
-        )
+        if 2 * (high - low) > n_tokens:
+            return 0, ""
+        return high - low, self._text[slice(*head)].rstrip()
 
     def _passage(self, span: tuple[int, int, bool], path: tuple[str, ...], header: str) -> Passage:
         document, (start, end, cut) = self._document, span
         text, title = self._text[start:end], document.title.strip()
+        if title and path[:1] != (title,):
+            path = (title, *path)
         return Passage(
-            content_id("passage", document.id, start, end, text), document.id, start, end, text,
-            path=(title, *path[path[:1] == (title,) :]) if title else path, header=header, cut=cut,
-        )  # fmt: skip
+            id=content_id("passage", document.id, start, end, text),
+            document_id=document.id,
+            start=start,
+            end=end,
+            text=text,
+            path=path,
+            header=header,
+            cut=cut,
+        )
 
 
 def _boundaries(
@@ -211,7 +221,9 @@ class _Layout:
     def table_head(self, start: int) -> tuple[int, int] | None:
         """Return the span of the head of the table in whose body `start` is."""
         i = bisect_right(self.tables, start, key=itemgetter(1)) - 1
-        return self.tables[i][:2] if i >= 0 and start < self.tables[i][2] else None
+        if i < 0 or start >= self.tables[i][2]:
+            return None
+        return self.tables[i][:2]
 
 
 @dataclass
@@ -241,37 +253,28 @@ def _read_layout(text: str) -> _Layout:
             markup.never |= {rows[0][1], rows[1][1]}
             if len(rows) > 2:
                 tables.append((rows[0][0], rows[2][0], rows[-1][1]))
-    opens = sorted(
-        _trim_end(text, start)
-        for start in (*(a for a, _ in markup.code), *(rows[0][0] for rows in groups))
-    )
+    begins = [begin for begin, _ in markup.code] + [rows[0][0] for rows in groups]
+    opens = sorted(_trim_end(text, begin) for begin in begins)
     every, blocks = sentence_ends(text), markup.blocks
-    ends = {end for end in every if not _is_inside(blocks, end)} if blocks else set(every)
-    ends |= {
-        *(end for _, end in blocks),
-        *(_trim_end(text, start) for start in markup.items),
-        *opens,
-    }
+
+    def outside(ends: Iterable[int]) -> list[int]:
+        return [end for end in ends if not _is_inside(blocks, end)]
+
+    def in_code(ends: Iterable[int]) -> list[int]:
+        return [end for end in ends if _is_inside(markup.code, end)]
+
+    ends = {*outside(every), *opens, *(end for _, end in blocks)}
+    ends.update(_trim_end(text, begin) for begin in markup.items)
+    # A text that ends with a colon announces what follows.
     best = sorted(end for end in ends - markup.never if end and text[end - 1] not in ":：")
     lines = [match.start() for match in _LINE_END.finditer(text)]
-    endings: list[tuple[list[int], bool | None]] = [(best, False)]
-    endings.append(
-        ([end for end in lines if end not in markup.never and not _is_inside(blocks, end)], None)
-    )
+    outer_lines = [end for end in outside(lines) if end not in markup.never]
+    endings: list[tuple[list[int], bool | None]] = [(best, False), (outer_lines, None)]
     if blocks:
         endings.append((sorted([*opens, *markup.ends]), False))
     if markup.code:
-        endings.append(
-            (
-                [
-                    end
-                    for end in every
-                    if text[end : end + 1] == "\n" and _is_inside(markup.code, end)
-                ],
-                True,
-            )
-        )
-        endings.append(([end for end in lines if _is_inside(markup.code, end)], True))
+        blank = [end for end in every if text[end : end + 1] == "\n"]
+        endings += [(in_code(blank), True), (in_code(lines), True)]
     return _Layout(text, tuple(endings), markup.headings, tables, blocks)
 
 
@@ -312,10 +315,12 @@ def _group_rows(text: str, rows: Sequence[tuple[int, int]]) -> list[list[tuple[i
     """Return the rows of each table: those on lines without another between them."""
     groups: list[list[tuple[int, int]]] = []
     for start, end in rows:
-        between = text[groups[-1][-1][1] : start] if groups else "-"
-        if between.strip() or between.count("\n") != 1:
-            groups.append([])
-        groups[-1].append((start, end))
+        if groups:
+            between = text[groups[-1][-1][1] : start]
+            if not between.strip() and between.count("\n") == 1:
+                groups[-1].append((start, end))
+                continue
+        groups.append([(start, end)])
     return groups
 
 
@@ -394,7 +399,8 @@ def sentences(text: str) -> list[str]:
 def word_spans(text: str) -> list[tuple[int, int]]:
     """Return the (start, end) of each word and punctuation mark; a word of over 32 letters counts
     as several."""
-    return [match.span() for match in (_ASCII_WORD if text.isascii() else _WORD).finditer(text)]
+    pattern = _ASCII_WORD if text.isascii() else _WORD
+    return [match.span() for match in pattern.finditer(text)]
 
 
 # Passages in front of a question, the same for training rows and for evaluation.
@@ -429,11 +435,14 @@ def best_of(scores: npt.NDArray[np.float64], k: int, least: float | None = None)
     import numpy as np
 
     indices: list[int] = np.argsort(-scores, kind="stable")[:k].tolist()
-    return indices if least is None else [index for index in indices if scores[index] >= least]
+    if least is None:
+        return indices
+    return [index for index in indices if scores[index] >= least]
 
 
 class Bm25:
-    """BM25 (Lucene's variant, k1 = 1.5, b = 0.75, through bm25s) over texts, each split into terms."""
+    """BM25 (Lucene's variant, k1 = 1.5, b = 0.75, through bm25s) over texts, each split into
+    terms."""
 
     def __init__(self, texts: Sequence[str], terms: Callable[[str], list[str]] = words_of) -> None:
         import bm25s

@@ -65,10 +65,8 @@ def get_data(data: DataSet, folder: Path) -> list[Path]:
 
     Raises `InputError` if other files are in the way or the hub does not give it, and `DiskError`.
     """
-    record, outputs = (
-        folder / RECORDS / f"{data.name}.json",
-        [folder / name for name in data.outputs],
-    )
+    record = folder / RECORDS / f"{data.name}.json"
+    outputs = [folder / name for name in data.outputs]
     with lock_dir(folder / RECORDS):
         if record.exists():
             return []
@@ -77,9 +75,9 @@ def get_data(data: DataSet, folder: Path) -> list[Path]:
             data.write(data, Path(made))
             for path in outputs:
                 os.replace(Path(made) / path.name, path)
-        written = [
-            file for path in outputs for file in sorted([path, *path.rglob("*")]) if file.is_file()
-        ]
+        written: list[Path] = []
+        for path in outputs:
+            written += filter(Path.is_file, sorted([path, *path.rglob("*")]))
         hashes = {str(path.relative_to(folder)): file_hash(path) for path in written}
         about = {
             "name": data.name,
@@ -103,7 +101,8 @@ def _rows(data: DataSet, split: str, *, streaming: bool = False) -> Iterator[Row
     except Exception as error:  # the library raises whatever its readers and the network raise
         reason = unreachable_reason() or " ".join(str(error).split())[:200]
         raise InputError(
-            f"{data.source}: {reason}. Fetch it where there is a network, or copy the hub's cache (HF_HOME) from there."
+            f"{data.source}: {reason}. Fetch it where there is a network, "
+            "or copy the hub's cache (HF_HOME) from there."
         ) from error
 
 
@@ -125,12 +124,16 @@ def _write_mmlu(data: DataSet, folder: Path) -> None:
 def _write_instructions(data: DataSet, folder: Path) -> None:
     """Write rows of prompt and completion: an instruction, the text that it is about, and its
     answer."""
-    rows = (
-        {"prompt": "\n\n".join(filter(None, (row["instruction"].strip(), row["context"].strip()))) + "\n\n",
-         "completion": row["response"].strip()}
-        for row in _rows(data, "train") if row["instruction"].strip() and row["response"].strip()
-    )  # fmt: skip
-    write_jsonl(folder / "instructions.jsonl", rows)
+    write_jsonl(folder / "instructions.jsonl", _instructions(data))
+
+
+def _instructions(data: DataSet) -> Iterator[Row]:
+    for row in _rows(data, "train"):
+        task, context = row["instruction"].strip(), row["context"].strip()
+        answer = row["response"].strip()
+        if task and answer:
+            prompt = "\n\n".join(filter(None, (task, context)))
+            yield {"prompt": f"{prompt}\n\n", "completion": answer}
 
 
 def _write_replay(data: DataSet, folder: Path) -> None:
@@ -143,35 +146,56 @@ def _write_replay(data: DataSet, folder: Path) -> None:
         write_jsonl(folder / name, pages)
 
 
-DATA_SETS: Mapping[str, DataSet] = {
-    data.name: data
-    for data in (
-        DataSet(
-            "mmlu", "four-choice questions on 57 subjects: five examples, validation and test of each", "MIT",
-            "4 MB from the hub, 8 MB written", "cais/mmlu", "all", "c30699e8356da336a370243923dbaf21066bb9fe",
-            PUBLIC_FILES["mmlu"], _write_mmlu,
-        ),
-        DataSet(
-            "instructions", "15,000 instructions with answers by people, for the arm of instruction tuning",
-            "CC BY-SA 3.0 (name Databricks, share alike)", "13 MB from the hub", "databricks/databricks-dolly-15k",
-            None, "bdd27f4d94b9c1f951818a7da7fd7aeea5dbff1a", PUBLIC_FILES["instructions"], _write_instructions,
-        ),
-        DataSet(
-            "replay", "general text: 20,000 web pages to replay, 500 others to measure forgetting",
-            "ODC-By 1.0 (name the source)", "100 MB from the hub", "HuggingFaceFW/fineweb-edu", "sample-10BT",
-            "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9", PUBLIC_FILES["replay"], _write_replay,
-        ),
-    )
-}  # fmt: skip
+_DATA_SETS = (
+    DataSet(
+        name="mmlu",
+        about="four-choice questions on 57 subjects: five examples, validation and test of each",
+        licence="MIT",
+        size="4 MB from the hub, 8 MB written",
+        source="cais/mmlu",
+        config="all",
+        revision="c30699e8356da336a370243923dbaf21066bb9fe",
+        outputs=PUBLIC_FILES["mmlu"],
+        write=_write_mmlu,
+    ),
+    DataSet(
+        name="instructions",
+        about="15,000 instructions with answers by people, for the arm of instruction tuning",
+        licence="CC BY-SA 3.0 (name Databricks, share alike)",
+        size="13 MB from the hub",
+        source="databricks/databricks-dolly-15k",
+        config=None,
+        revision="bdd27f4d94b9c1f951818a7da7fd7aeea5dbff1a",
+        outputs=PUBLIC_FILES["instructions"],
+        write=_write_instructions,
+    ),
+    DataSet(
+        name="replay",
+        about="general text: 20,000 web pages to replay, 500 others to measure forgetting",
+        licence="ODC-By 1.0 (name the source)",
+        size="100 MB from the hub",
+        source="HuggingFaceFW/fineweb-edu",
+        config="sample-10BT",
+        revision="87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
+        outputs=PUBLIC_FILES["replay"],
+        write=_write_replay,
+    ),
+)
+DATA_SETS: Mapping[str, DataSet] = {data.name: data for data in _DATA_SETS}
 """Public data that the shipped recipes name, by name."""
 
 
 def describe(data: DataSet, folder: Path) -> list[str]:
     """Return the description of a data set before it is fetched: source, size, licence, revision,
     files."""
-    state = "is there" if (folder / RECORDS / f"{data.name}.json").exists() else "writes"
+    state = "writes"
+    if (folder / RECORDS / f"{data.name}.json").exists():
+        state = "is there"
+    files = ", ".join(str(folder / name) for name in data.outputs)
     return [
-        f"{data.name}: {data.about}", f"  licence   {data.licence}", f"  size      {data.size}",
+        f"{data.name}: {data.about}",
+        f"  licence   {data.licence}",
+        f"  size      {data.size}",
         f"  source    {data.source}, revision {data.revision}",
-        f"  {state:<9} {', '.join(str(folder / name) for name in data.outputs)}",
-    ]  # fmt: skip
+        f"  {state:<9} {files}",
+    ]

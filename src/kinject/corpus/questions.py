@@ -68,7 +68,8 @@ def read_questions(
     faults.raise_if_any()
     if not questions:
         raise InputError(
-            f"{path}: holds no questions. Each row needs question, and choices and answer, or answers."
+            f"{path}: holds no questions. "
+            "Each row needs question, and choices and answer, or answers."
         )
     if n_repeated:
         _warn_of_repeated(path, n_repeated)
@@ -76,14 +77,13 @@ def read_questions(
 
 
 def _check_id(question: Question, number: int, lines: dict[str, int], *, has_id: bool) -> None:
-    """Raise `InputError` if another line has the id; `lines` are those of earlier questions by id."""
+    """Raise `InputError` if another line has the id; `lines` are those of earlier questions by
+    id."""
     first = lines.setdefault(question.id, number)
     if first != number:
-        problem = (
-            f"two questions have the id {question.id!r}"
-            if has_id
-            else "the same question occurs twice"
-        )
+        problem = "the same question occurs twice"
+        if has_id:
+            problem = f"two questions have the id {question.id!r}"
         raise InputError(f"{problem}, the first on line {first}. Each needs an id of its own.")
 
 
@@ -96,24 +96,47 @@ def _question(row: Row) -> Question:
     question = _text(row, "question")
     if not plain_text(question):
         raise InputError("question: is empty. It must hold the question.")
-    accepted = None if row.get("answers") is None else list(dict.fromkeys(_answers(row)))
+    accepted: list[str] | None = None
+    if row.get("answers") is not None:
+        accepted = list(dict.fromkeys(_answers(row)))
     checks, before = _checks(row), _turns(row)
-    is_open = (accepted is not None or bool(checks)) and row.get("choices") is None
-    choices = [] if is_open else _choices(row)
-    answer = 0 if is_open else _answer(row, len(choices))
-    row_id = row.get("id")
-    if isinstance(row_id, int) and not isinstance(row_id, bool):
-        row = {**row, "id": str(row_id)}
-    identity = (
-        _text(row, "id") if row_id is not None
-        else content_id("question", question, choices, accepted if is_open else answer, *((checks, before) if checks else ()))
-    )  # fmt: skip
-    if not identity:
-        raise InputError("id: is empty. Give it a text, or leave it out.")
+    choices: list[str] = []
+    answer = 0
+    gold: list[str] | int | None = accepted
+    if row.get("choices") is not None or (accepted is None and not checks):
+        choices = _choices(row)
+        gold = answer = _answer(row, len(choices))
+    identity = _identity(row, question, choices, gold, (checks, before) if checks else ())
     labels = {key: _text(row, key) for key in ("subject", "document_id", "fact_id")}
     return Question(
-        identity, question, tuple(choices), answer, **labels, answers=tuple(accepted or ()), checks=checks, messages=before
-    )  # fmt: skip
+        id=identity,
+        question=question,
+        choices=tuple(choices),
+        answer=answer,
+        **labels,
+        answers=tuple(accepted or ()),
+        checks=checks,
+        messages=before,
+    )
+
+
+def _identity(
+    row: Row,
+    question: str,
+    choices: Sequence[str],
+    gold: Sequence[str] | int | None,
+    checked: tuple[Any, ...],
+) -> str:
+    """Return the id in a row, a number as text; without one the hash of the question's content."""
+    row_id = row.get("id")
+    if row_id is None:
+        return content_id("question", question, choices, gold, *checked)
+    if isinstance(row_id, int) and not isinstance(row_id, bool):
+        return str(row_id)
+    identity = _text(row, "id")
+    if not identity:
+        raise InputError("id: is empty. Give it a text, or leave it out.")
+    return identity
 
 
 def _content(question: Question) -> Any:
@@ -174,11 +197,13 @@ def _turns(row: Row) -> tuple[Message, ...]:
         for turn in turns
         if isinstance(turn, dict) and isinstance(turn.get("content"), str)
     ]
-    talk = roles[1:] if roles[:1] == ["system"] else roles
+    talk = list(roles)
+    if roles[:1] == ["system"]:
+        del talk[0]
     if not roles or len(roles) != len(turns) or talk != ["user", "assistant"] * (len(talk) // 2):
         raise InputError(
-            "messages: expected the turns before the question, as {role, content}: system, if any, then user and assistant in "
-            "turn; the question itself is the last turn of the user."
+            "messages: expected the turns before the question, as {role, content}: system, if any, "
+            "then user and assistant in turn; the question itself is the last turn of the user."
         )
     return tuple({"role": turn["role"], "content": turn["content"]} for turn in turns)
 
@@ -192,7 +217,8 @@ def _choices(row: Row) -> list[str]:
         raise InputError(f"choices: found {value!r:.80}, expected a list of at least two texts.")
     if len(value) < 2:
         raise InputError(
-            f"choices: found {len(value)}, expected at least two; a question with fewer measures nothing."
+            f"choices: found {len(value)}, expected at least two; "
+            "a question with fewer measures nothing."
         )
     seen: set[str] = set()
     for index, choice in enumerate(value):
@@ -238,7 +264,8 @@ def _rows(path: Path, layout: Layout, faults: LineFaults) -> Iterator[tuple[int,
     answer.
     """
     answered: list[tuple[int, Row, list[str]]] = []
-    for number, row in _csv_rows(path) if path.suffix.lower() == ".csv" else _flat_rows(path):
+    read = _csv_rows if path.suffix.lower() == ".csv" else _flat_rows
+    for number, row in read(path):
         try:
             if "answerKey" in row:
                 row = _from_arc(row)
@@ -272,7 +299,8 @@ def _flat_rows(path: Path) -> Iterator[tuple[int, Row]]:
                             {"document_id": f"{article.get('title', '')}#{index}", **question},
                         )
         except (KeyError, TypeError) as error:
-            fault = f"data: not SQuAD's layout, data: [{{title, paragraphs: [{{qas: [...]}}]}}] ({error!r:.60})"
+            layout = "data: [{title, paragraphs: [{qas: [...]}]}]"
+            fault = f"data: not SQuAD's layout, {layout} ({error!r:.60})"
             raise InputError(f"{path}:{number}: {fault}.") from error
 
 
@@ -283,7 +311,10 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
     for number, cells in csv_rows(path):
         if len(cells) < 4 or not _is_letter(cells[-1].strip(), len(cells) - 2):
             actual = f"found {len(cells)} cells, the last {cells[-1:]!r:.80}"
-            expected = "expected question, options, and the letter of the correct one, between commas, without a header"
+            expected = (
+                "expected question, options, and the letter of the correct one, "
+                "between commas, without a header"
+            )
             raise InputError(f"{path}:{number}: {actual}, {expected}.")
         question, *choices = (cell.replace("\r\n", "\n") for cell in cells[:-1])
         gold = ord(cells[-1].strip()) - ord("A")
@@ -298,18 +329,15 @@ def _with_index(row: Row) -> Row:
     """Return `row` with a letter as `answer` replaced by its index, unless another choice is that
     very letter."""
     answer, choices = row.get("answer"), row.get("choices")
-    if (
-        isinstance(answer, str)
-        and isinstance(choices, list)
-        and _is_letter(answer.strip(), len(choices))
-    ):
-        index = ord(answer.strip()) - ord("A")
-        return (
-            row
-            if answer.strip() in choices[:index] + choices[index + 1 :]
-            else {**row, "answer": index}
-        )
-    return row
+    if not isinstance(answer, str) or not isinstance(choices, list):
+        return row
+    letter = answer.strip()
+    if not _is_letter(letter, len(choices)):
+        return row
+    index = ord(letter) - ord("A")
+    if letter in choices[:index] + choices[index + 1 :]:
+        return row
+    return {**row, "answer": index}
 
 
 def _from_arc(row: Row) -> Row:
@@ -353,8 +381,10 @@ def _with_distractors(
             first_line, correct = of_question.setdefault(_same_question(row), (number, set()))
             new = {plain_text(text).lower() for text in texts}
             if correct and not correct & new:
-                fault = f"answers: {texts[0]!r:.80} is not among those on line {first_line}, where the question is the same"
-                raise InputError(f"{path}:{number}: {fault}. Keep one.")
+                raise InputError(
+                    f"{path}:{number}: answers: {texts[0]!r:.80} is not among those on line "
+                    f"{first_line}, where the question is the same. Keep one."
+                )
             correct |= new
     everywhere = list(dict.fromkeys(texts[0] for _, _, texts in rows if texts))
     by_document = {document: list(dict.fromkeys(texts)) for document, texts in by_document.items()}
@@ -374,10 +404,9 @@ def _with_distractors(
         choices = [first, *list(wrong.values())[: _N_CHOICES - 1]]
         rng.shuffle(choices)
         labels = {key: row[key] for key in _LABELS if key in row}
-        yield number, {
-            "document_id": _document(row), **labels,
-            "question": row.get("question"), "choices": choices, "answer": choices.index(first), "answers": texts,
-        }  # fmt: skip
+        made = {"choices": choices, "answer": choices.index(first), "answers": texts}
+        question = row.get("question")
+        yield number, {"document_id": _document(row), **labels, "question": question, **made}
 
 
 def _shuffled(texts: Sequence[str], rng: random.Random, n_needed: int) -> list[str]:
@@ -405,8 +434,8 @@ def _answers(row: Row) -> list[str]:
             f"answers: found {wrong[0]!r:.60}, expected texts. Leave the list empty for no answer."
         )
     if "choices" not in row and row.get("answer") is not None and row["answer"] not in texts:
-        fault = f"answer: found {row['answer']!r:.60}, which is not in answers. Are those the choices? Call them so"
-        raise InputError(f"{fault}.")
+        fault = f"answer: found {row['answer']!r:.60}, which is not in answers"
+        raise InputError(f"{fault}. Are those the choices? Call them so.")
     return texts
 
 
@@ -419,7 +448,9 @@ def _from_open(row: Row) -> Row:
         answer: Any = row.get("answer")
         if isinstance(answer, dict):
             answer = [answer.get("value"), *(answer.get("aliases") or ())]
-        row = {**row, "answers": [answer] if isinstance(answer, str) else answer, "answer": None}
+        if isinstance(answer, str):
+            answer = [answer]
+        row = {**row, "answers": answer, "answer": None}
     labels = {key: row[key] for key in _LABELS if key in row}
     return {
         "document_id": _document(row),

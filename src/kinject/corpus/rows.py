@@ -15,23 +15,49 @@ from kinject.disk import Row, content_id, file_hash, open_to_read, parse_row, re
 from kinject.errors import InputError
 
 Item = TypeVar("Item")
+JsonValue = dict[str, Any] | list[Any] | str | float | bool | None
+"""What a row may hold where kinject has not looked yet."""
 Shape = Literal["text", "messages", "completion"]
 _SHAPES: dict[Shape, tuple[str, ...]] = {
-    "text": ("text",), "messages": ("messages",), "completion": ("prompt", "completion"),
-}  # fmt: skip
+    "text": ("text",),
+    "messages": ("messages",),
+    "completion": ("prompt", "completion"),
+}
 """Shape -> the keys that a row of it holds."""
 _BESIDE = frozenset(
     {"id", "document_id", "origin", "source", "licence", "license", "title", "meta", "facts"}
 )
 _OF_CHAT = ("tools", "chat_template_kwargs")
 _OF_MESSAGE = (
-    "role", "content", "name", "reasoning_content", "reasoning", "thinking", "tool_calls", "tool_call_id",
-)  # fmt: skip
-RESERVED_KWARGS = frozenset({
-    "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message",
-    "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-    "tokenizer_kwargs", "sanitize_control_tokens",
-})  # fmt: skip
+    "role",
+    "content",
+    "name",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "tool_calls",
+    "tool_call_id",
+)
+RESERVED_KWARGS = frozenset(
+    {
+        "conversation",
+        "messages",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "sanitize_control_tokens",
+    }
+)
 """Arguments of apply_chat_template that are no arguments of a template."""
 _MAX_FAULTS = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -174,13 +200,15 @@ class CorpusFile(LazyRows[CorpusRow]):
     def _require_rows(self, n_rows: int) -> None:
         if not n_rows:
             raise InputError(
-                f"{self.path}: no rows. A corpus holds one JSON object a line, with text, messages, or prompt and "
-                "completion."
+                f"{self.path}: no rows. A corpus holds one JSON object a line, "
+                "with text, messages, or prompt and completion."
             )
 
 
 def _strip_mark(line: bytes, number: int) -> bytes:
-    return line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+    if number > 1:
+        return line
+    return line.removeprefix(_BYTE_ORDER_MARK)
 
 
 class LineFaults:
@@ -201,10 +229,14 @@ class LineFaults:
 
     def raise_if_any(self, hint: str = "") -> None:
         """Raise `InputError` with the faults, and `hint` below them."""
-        if self._n:
-            n_more = self._n - len(self._messages)
-            more = [f"... and {n_more} more faulty lines."] if n_more else []
-            raise InputError("\n".join([*self._messages, *more, *filter(None, [hint])]))
+        if not self._n:
+            return
+        lines, n_more = list(self._messages), self._n - len(self._messages)
+        if n_more:
+            lines.append(f"... and {n_more} more faulty lines.")
+        if hint:
+            lines.append(hint)
+        raise InputError("\n".join(lines))
 
 
 def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = "") -> CorpusRow:
@@ -213,11 +245,12 @@ def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = ""
 
     Beside `messages`, only keys that are known are allowed, and `column` with the fields of it.
     """
-    shapes = [name for name, keys in _SHAPES.items() if all(key in raw for key in keys)]
+    shapes = [name for name, keys in _SHAPES.items() if raw.keys() >= set(keys)]
     if len(shapes) != 1:
         keys = ", ".join(raw) or "nothing"
         raise InputError(
-            f"found the keys {keys:.200}; each row must hold text, or messages, or prompt and completion."
+            f"found the keys {keys:.200}; each row must hold text, or messages, "
+            "or prompt and completion."
         )
     shape: Shape = shapes[0]
     if shape == "messages":
@@ -236,7 +269,8 @@ def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = ""
         identity = row_id if isinstance(row_id, str) and row_id else content_id(fields)
     except ValueError:
         raise InputError(
-            "found NaN or Infinity in tools, tool_calls or chat_template_kwargs. JSON has no such number."
+            "found NaN or Infinity in tools, tool_calls or chat_template_kwargs. "
+            "JSON has no such number."
         ) from None
     origin = origin or str(raw.get("origin", "original"))
     return CorpusRow(
@@ -257,9 +291,10 @@ def _conversation(raw: Row, known: set[str]) -> dict[str, Any]:
     """Return messages, tools and template_kwargs of a row, without those that it lacks."""
     unknown = [key for key in raw if key not in known]
     if unknown:
+        allowed = ", ".join([*sorted(_BESIDE), *_OF_CHAT])
         raise InputError(
-            f"found the unknown key {unknown[0]!r:.80} beside messages. Allowed: {', '.join(sorted(_BESIDE))}, "
-            f"{', '.join(_OF_CHAT)}. Move it into meta, or remove it."
+            f"found the unknown key {unknown[0]!r:.80} beside messages. Allowed: {allowed}. "
+            "Move it into meta, or remove it."
         )
     messages = raw["messages"]
     if (
@@ -304,29 +339,31 @@ def _check_message(message: Row) -> None:
         if not isinstance(message.get(key), str | None):
             raise InputError(f"{key}: found {type(message[key]).__name__}, expected text.")
     if isinstance(content, list):
-        for block in content:
-            if (
-                not isinstance(block, dict)
-                or block.get("type") != "text"
-                or not isinstance(block.get("text"), str)
-            ):
-                raise InputError(
-                    'content: kinject trains on text. Expected text, or a list of {"type": "text", "text": ...}.'
-                )
+        if not all(map(_is_text_block, content)):
+            raise InputError(
+                "content: kinject trains on text. "
+                'Expected text, or a list of {"type": "text", "text": ...}.'
+            )
     elif not isinstance(content, str) and not (content is None and calls):
         raise InputError(f"content: found {type(content).__name__}, expected text.")
     if calls is not None:
         if message["role"] != "assistant":
             raise InputError(
-                f"tool_calls: found in a turn of {message['role']!r:.40}; only the assistant calls tools."
+                f"tool_calls: found in a turn of {message['role']!r:.40}; "
+                "only the assistant calls tools."
             )
-        if not isinstance(calls, list) or not all(_function_name(call) for call in calls):
-            raise InputError(
-                'tool_calls: expected a list of {"type": "function", "function": {"name": ..., "arguments": {...}}}.'
-            )
+        if not isinstance(calls, list) or not all(map(_function_name, calls)):
+            form = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
+            raise InputError(f"tool_calls: expected a list of {form}.")
 
 
-def _tools(value: Any) -> list[Row]:
+def _is_text_block(block: JsonValue) -> bool:
+    if not isinstance(block, dict) or block.get("type") != "text":
+        return False
+    return isinstance(block.get("text"), str)
+
+
+def _tools(value: JsonValue) -> list[Row]:
     """Return the tools of a row: a list, or the JSON text of one, as data sets with columns hold
     it."""
     if isinstance(value, str):
@@ -341,8 +378,11 @@ def _tools(value: Any) -> list[Row]:
     return value
 
 
-def _function_name(value: Any) -> str:
+def _function_name(value: JsonValue) -> str:
     """Return the name of a tool or tool call, "" if it has none."""
-    function = value.get("function", value) if isinstance(value, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else ""
+    if not isinstance(value, dict):
+        return ""
+    function = value.get("function", value)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return ""
+    return str(function["name"])

@@ -8,11 +8,17 @@ from functools import lru_cache
 import pycld2
 
 _SCRIPTS = (
-    ("Latin", "a-zA-Z\u00c0-\u024f\u1e00-\u1eff"), ("Cyrillic", "\u0400-\u052f"),
-    ("Greek", "\u0370-\u03ff\u1f00-\u1fff"), ("Arabic", "\u0600-\u06ff"), ("Hebrew", "\u0590-\u05ff"),
-    ("Devanagari", "\u0900-\u097f"), ("Thai", "\u0e00-\u0e7f"), ("Japanese", "\u3040-\u30ff"),
-    ("Chinese", "\u4e00-\u9fff"), ("Korean", "\uac00-\ud7af"),
-)  # fmt: skip
+    ("Latin", "a-zA-Z\u00c0-\u024f\u1e00-\u1eff"),
+    ("Cyrillic", "\u0400-\u052f"),
+    ("Greek", "\u0370-\u03ff\u1f00-\u1fff"),
+    ("Arabic", "\u0600-\u06ff"),
+    ("Hebrew", "\u0590-\u05ff"),
+    ("Devanagari", "\u0900-\u097f"),
+    ("Thai", "\u0e00-\u0e7f"),
+    ("Japanese", "\u3040-\u30ff"),
+    ("Chinese", "\u4e00-\u9fff"),
+    ("Korean", "\uac00-\ud7af"),
+)
 _SCRIPT_PATTERNS = tuple((name, re.compile(f"[{letters}]")) for name, letters in _SCRIPTS)
 _ASCII_LETTER = re.compile("[a-zA-Z]")
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -32,9 +38,18 @@ _WIDE = re.compile("[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
 
 
 _CLOSE = (
-    {"es", "gl"}, {"pt", "gl"}, {"es", "ca"}, {"da", "no", "nn"}, {"cs", "sk"}, {"hr", "sr", "bs"}, {"id", "ms"},
-    {"nl", "af"}, {"de", "lb"}, {"bg", "mk"}, {"en", "sco"},
-)  # fmt: skip
+    {"es", "gl"},
+    {"pt", "gl"},
+    {"es", "ca"},
+    {"da", "no", "nn"},
+    {"cs", "sk"},
+    {"hr", "sr", "bs"},
+    {"id", "ms"},
+    {"nl", "af"},
+    {"de", "lb"},
+    {"bg", "mk"},
+    {"en", "sco"},
+)
 """Languages that the detector confuses in short texts: one for the other is no change."""
 
 
@@ -45,11 +60,9 @@ def detect_language(text: str) -> str:
     On extracts of 20 words in 28 languages 97.4% get their own code, 2.3% none or (Indonesian) that
     of Malay, 0.3% a wrong one.
     """
-    n_wide = 0 if text.isascii() else len(_WIDE.findall(text))
-    if len(text) < _MIN_LETTERS and n_wide < _MIN_WIDE_LETTERS:
+    if len(text) < _MIN_LETTERS and len(_WIDE.findall(text)) < _MIN_WIDE_LETTERS:
         return ""
-    readable = text if text.isprintable() else _UNREADABLE.sub(" ", text)
-    reliable, _, ((_, code, percent, _), *_) = pycld2.detect(readable)
+    reliable, _, ((_, code, percent, _), *_) = pycld2.detect(_readable(text))
     if not reliable or code == "un" or percent < _MIN_PERCENT:
         return ""
     return str(_CODES.get(code, code))
@@ -57,34 +70,51 @@ def detect_language(text: str) -> str:
 
 def language_name(code: str) -> str:
     """Return the English name of a language by its code of `detect_language`, "" for ""."""
-    return "Norwegian Nynorsk" if code == "nn" else _NAMES.get(code, "").title().replace("_", " ")
+    if code == "nn":
+        return "Norwegian Nynorsk"
+    name: str = _NAMES.get(code, "")
+    return name.title().replace("_", " ")
 
 
 def guess_language(text: str) -> str:
     """Return the most likely language of a text whose language is not clear, "" if nothing speaks
     for one."""
-    readable = text if text.isprintable() else _UNREADABLE.sub(" ", text)
-    _, _, ((_, code, _, _), *_) = pycld2.detect(readable, bestEffort=True)
-    return "" if code == "un" else str(_CODES.get(code, code))
+    _, _, ((_, code, _, _), *_) = pycld2.detect(_readable(text), bestEffort=True)
+    if code == "un":
+        return ""
+    return str(_CODES.get(code, code))
+
+
+def _readable(text: str) -> str:
+    if text.isprintable():  # faster than the search
+        return text
+    return _UNREADABLE.sub(" ", text)
 
 
 def find_script(text: str) -> str:
     """Return the script of most letters, "" without letters. Chinese characters with some kana are
     Japanese."""
     if text.isascii():
-        return "Latin" if _ASCII_LETTER.search(text) else ""
+        if _ASCII_LETTER.search(text):
+            return "Latin"
+        return ""
     counts = {name: len(pattern.findall(text)) for name, pattern in _SCRIPT_PATTERNS}
     if counts["Japanese"] * 10 > counts["Chinese"]:
         counts["Japanese"] += counts["Chinese"]
-    best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] else ""
+    best = max(counts, key=counts.__getitem__)
+    if not counts[best]:
+        return ""
+    return best
 
 
 def compare_languages(source: str, variant: str) -> str:
-    """Return the change of script or language ("fr for en"), "" if there is none or it is unknown."""
+    """Return the change of script or language ("fr for en"), "" if there is none or it is
+    unknown."""
     old, new = detect_language(source), detect_language(variant)
     if not (old and new) or min(len(source), len(variant)) < _MIN_TO_COMPARE:
         old, new = find_script(source), find_script(variant)
     if any(old in group and new in group for group in _CLOSE):
         return ""
-    return f"{new} for {old}" if old and new and old != new else ""
+    if not old or not new or old == new:
+        return ""
+    return f"{new} for {old}"

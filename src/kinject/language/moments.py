@@ -144,7 +144,9 @@ def _take_day_in_digits(reader: Reader, match: re.Match[str]) -> None:
         order = (first, second)
         readings = [replace(month_first, order=order), replace(day_first, order=order)]
         reader.take(*match.span(), *readings, parts=[Number(Fraction(year), digits=match[4])])
-    elif day := day_first or month_first:
+        return
+    day = day_first or month_first
+    if day:
         reader.take(*match.span(), day, parts=_parts(day))
 
 

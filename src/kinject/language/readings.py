@@ -126,15 +126,19 @@ def _read_before(reader: Reader, start: int, number: Number) -> tuple[int, Numbe
         number = replace(number, value=-number.value)
     before = reader.before(begin)
     name = _NAME_BEFORE.search(reader.folded[max(0, begin - 24) : begin])
-    if version := _VERSION_BEFORE.search(before):
+    version = _VERSION_BEFORE.search(before)
+    if version:
         # the engine V8 is no version
         if "." in number.digits or not version[0].startswith("v") or len(version[0]) > 2:
             return begin - len(version[0]), replace(number, is_version=True)
-    elif rank := _RANK_BEFORE.search(before):
+        return begin, number
+    rank = _RANK_BEFORE.search(before)
+    if rank:
         return begin - len(rank[0]), number
-    elif era := _AD_BEFORE.search(before):
+    era = _AD_BEFORE.search(before)
+    if era:
         return begin - len(era[0]), replace(number, unit="ad")
-    elif name and name["name"][0].isupper():
+    if name and name["name"][0].isupper():
         is_common = name["name"].lower() in reader.grammar.language.frequent
         return begin, replace(number, is_version=not is_common)
     return begin, number
@@ -144,9 +148,10 @@ def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     """Return where a number ends with its rank, scale and unit, and the number with them."""
     text, grammar, code = reader.rest, reader.grammar, reader.grammar.language.code
     if number.digits:
-        if ordinal := _ordinal_pattern(code).match(text, end):
+        ordinal, decade = _ordinal_pattern(code).match(text, end), _DECADE_AFTER.match(text, end)
+        if ordinal:
             end, number = ordinal.end(), replace(number, is_ordinal=True)
-        elif decade := _DECADE_AFTER.match(text, end):
+        elif decade:
             return decade.end(), replace(number, unit="s")
     era = _ERA_AFTER.match(text, end)
     # "5 ce soir" is French
@@ -164,7 +169,8 @@ def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
         if spelling in ("pound", "pounds"):
             unit = "pound"
         end, number = unit_end, replace(number, unit=number.unit or unit)
-    if below := _BELOW_ZERO.match(text, end):
+    below = _BELOW_ZERO.match(text, end)
+    if below:
         return below.end(), replace(number, value=-number.value)
     return end, number
 
@@ -201,7 +207,8 @@ def _take_versions(reader: Reader) -> None:
     for match in _VERSION.finditer(reader.rest):
         if not _THOUSANDS.fullmatch(match[1]):
             begin = match.start()
-            if marker := _VERSION_BEFORE.search(reader.before(begin)):
+            marker = _VERSION_BEFORE.search(reader.before(begin))
+            if marker:
                 begin -= len(marker[0])
             reader.take(begin, match.end(), Version(short_version(match[1])))
 
@@ -249,7 +256,8 @@ def _take_part_in_words(reader: Reader, match: re.Match[str]) -> None:
         return
     value = Fraction(count or 1, _DENOMINATORS[match["part"]])
     start = match.start()
-    if whole := _WHOLE_BEFORE.search(reader.before(start)):
+    whole = _WHOLE_BEFORE.search(reader.before(start))
+    if whole:
         value += _count(whole["whole"])
         start -= len(whole[0])
     # only what has digits is multiplied by a million behind it

@@ -12,8 +12,9 @@ import gzip
 import importlib.util
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,9 @@ spaces between words (Chinese, Japanese, Thai); it has spaces and no capitals (A
 Korean)."""
 
 _UNSPACED = frozenset(("zh", "ja", "th", "km", "lo", "my"))
-_CASELESS = frozenset("ar he fa ur hi bn ta te ka am ko mr pa gu kn ml si ne yi".split())  # noqa: SIM905 - a line of words
+_CASELESS = frozenset(("ar", "he", "fa", "ur", "hi", "bn", "ta", "te", "ka", "am")).union(
+    ("ko", "mr", "pa", "gu", "kn", "ml", "si", "ne", "yi")
+)
 _SCALE = re.compile(r"0[\s\u00a0](?P<word>[^\W\d_]{2,})\.?")
 _NUMBER = re.compile(r"[\d\u200e\u200f\u061c\u00a0\u202f]+")
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -47,11 +50,20 @@ def _entries() -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def shared_units() -> dict[str, str]:
     """Return spelling -> unit, in every language."""
-    return {
-        spelling: unit
-        for unit, text in _entries()["symbols"].items()
-        for spelling in text.split("|")
-    }
+    units: dict[str, str] = {}
+    for unit, spellings in _entries()["symbols"].items():
+        units |= dict.fromkeys(spellings.split("|"), unit)
+    return units
+
+
+def _family_of(code: str) -> Family:
+    if code in ("de", "lb"):
+        return "nouns"
+    if code in _UNSPACED:
+        return "unspaced"
+    if code in _CASELESS:
+        return "caseless"
+    return "capitals"
 
 
 class Language:
@@ -68,16 +80,7 @@ class Language:
         self.ambiguous = frozenset(entry.get("ambiguous", ()))
         """Number words with another, common meaning."""
         self.ordinal = str(entry.get("ordinal", ""))
-        nouns = code in ("de", "lb")
-        self.family: Family = (
-            "nouns"
-            if nouns
-            else "unspaced"
-            if code in _UNSPACED
-            else "caseless"
-            if code in _CASELESS
-            else "capitals"
-        )
+        self.family = _family_of(code)
 
     @property
     def is_unspaced(self) -> bool:
@@ -88,11 +91,14 @@ class Language:
     def not_checked(self) -> tuple[str, ...]:
         """The checks that are off in this language, for the manifest and the summary."""
         han = self.code in ("zh", "ja")
-        names = (
-            "names of persons in Chinese characters" if han else "names in letters other than Latin"
-        )
-        numbers = () if self.number_words or han else ("numbers in words",)
-        return ((names,) if han or self.family == "caseless" else ()) + numbers
+        checks: tuple[str, ...] = ()
+        if han:
+            checks = ("names of persons in Chinese characters",)
+        elif self.family == "caseless":
+            checks = ("names in letters other than Latin",)
+        if not self.number_words and not han:
+            checks += ("numbers in words",)
+        return checks
 
     @cached_property
     def number_words(self) -> dict[str, int]:
@@ -117,22 +123,26 @@ class Language:
         """Words for a quantity without a number: half, the rest, the next year. They may stand for
         a number of another text."""
         words = "|".join(str(self._entry.get("vague", "")).split()) or r"\Z."
-        return re.compile(words if self.is_unspaced else rf"\b(?:{words})\b", re.IGNORECASE)
+        if not self.is_unspaced:
+            words = rf"\b(?:{words})\b"
+        return re.compile(words, re.IGNORECASE)
 
     def _pairs(self, key: str) -> Iterator[tuple[str, str]]:
         """Yield (value, word) of a table ``value word word ...; ...``; ~ takes each of the endings,
         _ is a space."""
-        endings = self._entry.get("endings", ())
-        for entry in filter(
-            None, (part.split() for part in str(self._entry.get(key, "")).split(";"))
-        ):
-            for word in entry[1:]:
-                for ending in endings if word.endswith("~") else ("",):
-                    yield entry[0], word.removesuffix("~").replace("_", " ") + ending
+        for entry in str(self._entry.get(key, "")).split(";"):
+            value, *words = entry.split() or [""]
+            for word in words:
+                endings: Sequence[str] = ("",)
+                if word.endswith("~"):
+                    endings = self._entry.get("endings", ())
+                for ending in endings:
+                    yield value, word.removesuffix("~").replace("_", " ") + ending
 
     @cached_property
     def _locale(self) -> Any:
-        """CLDR's data, None for an unknown language. Babel takes a quarter of a second to import."""
+        """CLDR's data, None for an unknown language."""
+        # Babel takes a quarter of a second to import.
         from babel import Locale, UnknownLocaleError
 
         try:
@@ -144,15 +154,13 @@ class Language:
     def digit_scales(self) -> dict[str, int]:
         """Word or abbreviation after a number in digits -> factor: 3 Mio., 654 тысячи."""
         scales = {}
-        for forms in (
-            self._locale.compact_decimal_formats.values()
-            if self._locale and self.code != "en"
-            else ()
-        ):
-            for patterns in forms.values():
-                for factor, pattern in patterns.items():
-                    if match := _SCALE.fullmatch(pattern.pattern.replace("'", "")):
-                        scales[match["word"].lower()] = int(factor)
+        if self._locale and self.code != "en":
+            for forms in self._locale.compact_decimal_formats.values():
+                for patterns in forms.values():
+                    for factor, pattern in patterns.items():
+                        match = _SCALE.fullmatch(pattern.pattern.replace("'", ""))
+                        if match:
+                            scales[match["word"].lower()] = int(factor)
         return scales | self.scale_words
 
     @cached_property
@@ -163,46 +171,56 @@ class Language:
     @cached_property
     def months(self) -> dict[str, int]:
         """Name or abbreviation of a month in lower case -> 1 to 12."""
-        return (
-            self._months("abbreviated")
-            | self.month_names
-            | ({"sept": 9} if self.code == "en" else {})
-        )
+        months = self._months("abbreviated") | self.month_names
+        if self.code == "en":
+            months["sept"] = 9
+        return months
 
     def _months(self, width: str) -> dict[str, int]:
-        names = self._locale.months["format"][width] if self._locale else {}
-        return {
-            name.lower().rstrip("."): number
-            for number, name in names.items()
-            if not name[0].isdigit()
-        }
+        if not self._locale:
+            return {}
+        months = {}
+        for number, name in self._locale.months["format"][width].items():
+            if not name[0].isdigit():
+                months[name.lower().rstrip(".")] = number
+        return months
 
     @cached_property
     def decimal_sign(self) -> str:
         """The sign before the decimals."""
-        return str(self._locale.number_symbols["latn"]["decimal"]) if self._locale else "."
+        if not self._locale:
+            return "."
+        return str(self._locale.number_symbols["latn"]["decimal"])
 
     @cached_property
     def unit_of(self) -> dict[str, str]:
         """Spelling of a unit in lower case -> unit."""
         spellings = dict(shared_units())
-        for unit, word in self._cldr_units() if self.code != "en" else ():
-            # "m." is a month in French, and a metre at the end of a sentence; "in" is a German inch, and a preposition.
-            if len(word) == 2 and word not in shared_units() and word in self.frequent:
-                continue
-            if (
-                len(word) > 1 and shared_units().get(word.rstrip("."), unit) == unit
-            ) or self.is_unspaced:
+        if self.code != "en":
+            for unit, word in self._cldr_units():
+                if not self._is_spelling(word, unit):
+                    continue
                 spellings.setdefault(word, unit)
                 if self.family == "nouns" and len(word) > 3:  # the dative plural: mit 5 Kilometern
                     spellings.setdefault(f"{word}n", unit)
         for unit, words in self._entry.get("units", {}).items():
             spellings.update(dict.fromkeys(words.split("|"), unit))
-        spellings.update(
-            {word.replace("’", "'"): unit for word, unit in spellings.items() if "’" in word}
-        )
+        for word, unit in list(spellings.items()):
+            if "’" in word:
+                spellings[word.replace("’", "'")] = unit
         spellings.pop("", None)
         return spellings
+
+    def _is_spelling(self, word: str, unit: str) -> bool:
+        """Return whether CLDR's spelling of a unit is taken for it in a text."""
+        units = shared_units()
+        # "m." is a month in French, and a metre at the end of a sentence; "in" is a German inch,
+        # and a preposition.
+        if len(word) == 2 and word not in units and word in self.frequent:
+            return False
+        if self.is_unspaced:
+            return True
+        return len(word) > 1 and units.get(word.rstrip("."), unit) == unit
 
     def _cldr_units(self) -> Iterator[tuple[str, str]]:
         """Yield (unit, spelling in lower case)."""
@@ -212,9 +230,8 @@ class Language:
 
         for key, unit in _entries()["cldr_units"].items():
             for number in (1, 2, 5):
-                with contextlib.suppress(
-                    UnknownUnitError
-                ):  # CLDR lacks some units in some languages
+                # CLDR lacks some units in some languages.
+                with contextlib.suppress(UnknownUnitError):
                     for length in ("long", "short"):
                         text = format_unit(number, key, length, locale=self._locale)
                         yield unit, _NUMBER.sub("", text).strip().lower()
@@ -222,9 +239,7 @@ class Language:
     @cached_property
     def unit_words(self) -> frozenset[str]:
         """Words of the spellings of units, and of a million and the like."""
-        return frozenset(
-            word for spelling in (*self.unit_of, *self.digit_scales) for word in spelling.split()
-        )
+        return frozenset(" ".join((*self.unit_of, *self.digit_scales)).split())
 
     @cached_property
     def places(self) -> frozenset[str]:
@@ -237,10 +252,8 @@ class Language:
         names += [name for code, name in self._locale.languages.items() if len(code) == 2]
         names += [zone["city"] for zone in self._locale.time_zones.values() if "city" in zone]
         names += str(self._entry.get("regions", "")).split()
-        if self.family in (
-            "capitals",
-            "nouns",
-        ):  # CLDR names a city only where a language has a name of its own for it
+        if self.family in ("capitals", "nouns"):
+            # CLDR names a city only where a language has a name of its own for it.
             from babel.core import get_global
 
             names += [zone.rpartition("/")[2] for zone in get_global("zone_territories")]
@@ -310,7 +323,7 @@ def _word_list(code: str) -> list[str]:
         return []
     with gzip.open(path) as file:
         _, *buckets = msgpack.load(file, raw=False)
-    return [word for bucket in buckets for word in bucket]
+    return list(chain.from_iterable(buckets))
 
 
 @lru_cache(maxsize=65536)

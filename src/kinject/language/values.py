@@ -4,7 +4,7 @@ km = 5 kilometres."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -49,7 +49,8 @@ _HAN_SCALES = {
 }
 _HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
 _HAN_NUMBER = re.compile(
-    rf"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])(?P<number>\d+(?:,\d{{3}})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*"
+    r"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])"
+    r"(?P<number>\d+(?:,\d{3})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*"
     rf"(?:\d+[千万萬億亿])*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{_HAN}]+)"
 )
 _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
@@ -90,8 +91,11 @@ class Values:
 
     def add(self, number: str, unit: str = "", *, certain: bool = True) -> None:
         """Add `number` with its `unit`."""
-        self.numbers.setdefault(number, set()).update([unit] if unit else [])
-        self.certain.update([number] if certain else [])
+        units = self.numbers.setdefault(number, set())
+        if unit:
+            units.add(unit)
+        if certain:
+            self.certain.add(number)
 
     def add_day(self, month: int, day: int) -> None:
         """Add a date."""
@@ -100,37 +104,57 @@ class Values:
             self.months.add(month)
 
 
+_NEVER = r"\Z."
+"""A pattern without a match."""
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """Return the pattern of any of `words`, a long one before one that it begins with."""
+    return "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or _NEVER
+
+
+def _unit_pattern(language: Language) -> re.Pattern[str]:
+    spellings = "|".join(sorted(map(re.escape, language.unit_of), key=len, reverse=True))
+    if language.is_unspaced:
+        return re.compile(f" ?(?P<unit>{spellings})")
+    gap, end = r"[\s\-\u00a0\u202f]{0,2}", rf"(?![^\W{_WIDE_LETTERS}]|°)"
+    return re.compile(f"{gap}(?P<unit>{spellings}){end}")
+
+
+def _digits_pattern(language: Language) -> re.Pattern[str]:
+    """Return the pattern of a number in digits, with its groups, decimals, ending and scale."""
+    group, mark, decimal = r",\u00a0\u202f'’٬", ".", "."
+    if language.decimal_sign == ",":
+        group, mark, decimal = r".\u00a0\u202f ٬'’", ",", ".,"
+    decade = _NEVER
+    if language.code == "en":
+        decade = r"s\b"
+    scales = _any_of(language.digit_scales)
+    return re.compile(
+        rf"(?P<digits>\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)"
+        rf"|\d+(?:[{decimal}٫]\d+)?)(?P<decade>{decade})?"
+        rf"(?P<ordinal>{language.ordinal or _NEVER})?"
+        rf"(?:\s?(?P<scale>{scales}|k)\b(?:\.(?=\s))?)?"
+    )
+
+
 class Grammar:
     """How a language writes numbers, dates and units: patterns made from its tables."""
 
     def __init__(self, language: Language) -> None:
         self.language = language
         self.units = language.unit_of
-        spellings = "|".join(sorted(map(re.escape, self.units), key=len, reverse=True))
-        gap = r"[\s\-\u00a0\u202f]{0,2}" if not language.is_unspaced else " ?"
-        end = "" if language.is_unspaced else rf"(?![^\W{_WIDE_LETTERS}]|°)"
-        self._unit = re.compile(f"{gap}(?P<unit>{spellings}){end}")
-        comma = language.decimal_sign == ","
-        group, mark = (r".\u00a0\u202f ٬'’", ",") if comma else (r",\u00a0\u202f'’٬", ".")
-        never = r"\Z."
-        scales = (
-            "|".join(sorted(map(re.escape, language.digit_scales), key=len, reverse=True)) or never
-        )
-        english = language.code == "en"
-        self.number = re.compile(
-            rf"(?P<digits>\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)"
-            rf"|\d+(?:[{'.,' if comma else '.'}٫]\d+)?)(?P<decade>{r's' + chr(92) + 'b' if english else never})?"
-            rf"(?P<ordinal>{language.ordinal or never})?(?:\s?(?P<scale>{scales}|k)\b(?:\.(?=\s))?)?"
-        )
+        self._unit = _unit_pattern(language)
+        self.number = _digits_pattern(language)
         words = [*language.number_words, *language.scale_words]
-        joins = "|".join(sorted(language.joins)) or never
-        any_word = "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or never
+        joins = "|".join(sorted(language.joins)) or _NEVER
+        any_word = _any_of(words)
         self._numbers = frozenset(words)
         self._word = re.compile(any_word)
         self._compound = re.compile(f"(?:{any_word}|{joins})+")
-        number_word = f"(?:{any_word})" + (
-            f"(?:(?:{joins})?(?:{any_word}))*" if language.compound else ""
-        )
+        number_word = f"(?:{any_word})"
+        if language.compound:
+            number_word += f"(?:(?:{joins})?(?:{any_word}))*"
         between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
         self.in_words = re.compile(rf"(?<!\w){number_word}(?:{between}{number_word})*\b")
         day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
@@ -139,8 +163,10 @@ class Grammar:
         )
         self.day_before = re.compile(rf"\b{days}\s*(?:of\s+|de\s+|del\s+|d[’'])?\Z", re.IGNORECASE)
         # "March 3" is English order; "mars 3" is not French.
-        after = rf"\.?\s+(?:the\s+)?{days}(?!\d|:\d|\.\d|,\d{{3}})"
-        self.day_after = re.compile(after if english else never, re.IGNORECASE)
+        after = _NEVER
+        if language.code == "en":
+            after = rf"\.?\s+(?:the\s+)?{days}(?!\d|:\d|\.\d|,\d{{3}})"
+        self.day_after = re.compile(after, re.IGNORECASE)
 
     def is_number(self, word: str) -> bool:
         """Return whether a word in lower case is a number, or several written as one."""
@@ -171,17 +197,22 @@ class Grammar:
     def parse_words(self, text: str) -> list[int]:
         """Return the numbers in words: five thousand and two; nineteen ninety-five; two, then
         three; dreiundzwanzig."""
+        if self.language.code != "en":
+            return self._parse_number_words(text)
+        numbers: list[int] = []
+        for clause in _ENGLISH_AND.split(text):  # thirteen and seventeen
+            numbers += self._parse_number_words(clause)
+        return numbers
+
+    def _parse_number_words(self, text: str) -> list[int]:
         language = self.language
-        if (
-            language.code == "en" and len(parts := _ENGLISH_AND.split(text)) > 1
-        ):  # thirteen and seventeen
-            return [number for clause in parts for number in self.parse_words(clause)]
         numbers: list[int] = []
         total = part = 0  # of the current number: whole thousands, and the rest so far
         room = 0  # a value below this can be added to `part`
         started = False
         for word in self._word.findall(text):
             scale, value = language.scale_words.get(word), language.number_words.get(word, 0)
+            is_ten = value >= 20 and value % 10 == 0
             if scale == 100:
                 part, room, started = (part or 1) * 100, 100, True
             elif scale:
@@ -193,18 +224,10 @@ class Grammar:
             elif 0 < value < room:
                 part += value
                 room = self._room(value)
-            elif (
-                value >= 20
-                and value % 10 == 0
-                and 0 < part % 100 < 10
-                and language.compound
-                and started
-            ):
+            elif is_ten and 0 < part % 100 < 10 and language.compound and started:
                 part, room = part + value, 0  # drei-und-zwanzig
-            elif (
-                total == 0 and 10 <= part < 100 and value >= 10 and language.code == "en"
-            ):  # nineteen ninety
-                part, room = part * 100 + value, self._room(value)
+            elif total == 0 and 10 <= part < 100 and value >= 10 and language.code == "en":
+                part, room = part * 100 + value, self._room(value)  # nineteen ninety
             else:
                 if started:
                     numbers.append(total + part)
@@ -212,7 +235,12 @@ class Grammar:
         return [*numbers, total + part]
 
     def _room(self, value: int) -> int:
-        return 100 if value >= 100 else 10 if value >= 20 else 0
+        """Return the limit of what a word may add to `value`: twenty-one, but not eleven-one."""
+        if value >= 100:
+            return 100
+        if value >= 20:
+            return 10
+        return 0
 
 
 @lru_cache(maxsize=128)
@@ -226,16 +254,19 @@ def read_values(text: str, code: str = "en") -> Values:
     """Return the numbers, units and dates in a text of the language `code`. Nobody may change the
     result: it is kept."""
     grammar, values = grammar_of(code), Values()
-    text = text.translate(_WIDE) if grammar.language.is_unspaced else text
-    if is_composed := _COMPOSED.search(text) is not None:
-        text = _CLOCK.sub(lambda match: f"{match[1]}:{match[2] or match[3]}", text)
+    if grammar.language.is_unspaced:
+        text = text.translate(_WIDE)
+    is_composed = _COMPOSED.search(text) is not None
+    if is_composed:
+        text = _CLOCK.sub(_with_colon, text)
         for match in _TIME.finditer(text):
             values.add(f"{int(match[1])}:{match[2]}")
         text = _TIME.sub(" ", text)
     if grammar.language.is_unspaced:
         _read_unspaced(_YEAR_AND_MONTH.sub(r"\1年\2月", text.lower()), grammar, values)
         return values
-    text = _take_dates(_RANGE_END.sub(r"\1\2–\1\3", text), code, values) if is_composed else text
+    if is_composed:
+        text = _take_dates(_RANGE_END.sub(r"\1\2–\1\3", text), code, values)
     lower = text.lower()
     words = set(_WORD.findall(lower))
     ends = _add_digits(lower, grammar, values)
@@ -247,15 +278,24 @@ def read_values(text: str, code: str = "en") -> Values:
     return values
 
 
+def _with_colon(clock: re.Match[str]) -> str:
+    return f"{clock[1]}:{clock[2] or clock[3]}"
+
+
+def _day_first(iso: re.Match[str]) -> str:
+    return f" {int(iso[3])}.{int(iso[2])}.{iso[1]} "
+
+
 def _take_dates(text: str, code: str, values: Values) -> str:
     """Add dates such as 12.6.1931 and 1931-06-12; return `text` without them."""
-    text = _ISO.sub(lambda match: f" {int(match[3])}.{int(match[2])}.{match[1]} ", text)
+    text = _ISO.sub(_day_first, text)
     for match in _DAY_FIRST.finditer(text):
         day, month = int(match[1]), int(match[3])
         values.add(match[4])
         if code == "en" and match[2] == "/" and day <= 12 and month <= 12 and day != month:
             continue  # 3/4/1999 may be either
-        day, month = (day, month) if month <= 12 else (month, day)
+        if month > 12:
+            day, month = month, day
         values.add_day(month, day)
         values.add(str(day))
     return _DAY_FIRST.sub(" ", text)
@@ -267,15 +307,20 @@ def _add_digits(lower: str, grammar: Grammar, values: Values) -> set[int]:
     ends, end = set[int](), 0
     for run in _DIGITS.finditer(lower):
         start = run.start()
-        before = lower[start - 1] if start else " "
+        before = lower[start - 1 : start] or " "
         if start < end or before in "._" or (before.isalnum() and not _WIDE_LETTER.match(before)):
             continue
         match = grammar.number.match(lower, start)
         if match is None:
             continue
         end = match.end()
-        ends.add(match.end("scale") if match["scale"] else end)
-        sign = before if before != " " else lower[max(0, start - 2) : start - 1]
+        ends.add(end)
+        if match["scale"]:
+            ends.remove(end)
+            ends.add(match.end("scale"))
+        sign = before
+        if before == " ":  # a currency may stand apart: € 5
+            sign = lower[max(0, start - 2) : start - 1]
         unit = _SIGNS.get(sign) or grammar.unit_after(lower, end, in_digits=True)
         values.add(_decimal(match, grammar), unit)
     return ends
@@ -293,85 +338,104 @@ def _add_words(lower: str, digit_ends: set[int], grammar: Grammar, values: Value
         last_unit = grammar.unit_after(lower, match.end(), in_digits=False)
         for value in (*earlier, last):
             unit = last_unit if value == last else ""
-            # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or a pair.
+            # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or
+            # a pair.
             certain = (value > 2 and words not in language.ambiguous) or (value >= 2 and bool(unit))
             values.add(str(value), unit, certain=certain)
             if value <= MAX_COUNT and not unit:
                 following = _WORD.search(lower, match.end())
-                values.counted.setdefault(str(value), set()).add(following[0] if following else "")
+                words_after = values.counted.setdefault(str(value), set())
+                words_after.add(following[0] if following else "")
 
 
 def _add_dates(text: str, lower: str, month: str, grammar: Grammar, values: Values) -> None:
     """Add the dates with one name of a month. An abbreviation is a month beside a day only."""
     language = grammar.language
     number = language.months[month]
-    is_verb = language.code == "en" and month in (
-        "march",
-        "may",
-    )  # "the 14 may learn": a verb has no capital
-    name = f"M(?i:{month[1:]})" if is_verb else re.escape(month)
-    for found in re.finditer(rf"(?<!\w){name}(?!\w)", text if is_verb else lower):
+    name, searched = re.escape(month), lower
+    # "the 14 may learn": a verb has no capital.
+    is_verb = language.code == "en" and month in ("march", "may")
+    if is_verb:
+        name, searched = f"M(?i:{month[1:]})", text
+    for found in re.finditer(rf"(?<!\w){name}(?!\w)", searched):
         start, end = found.span()
-        match = grammar.day_before.search(
-            text[max(0, start - 40) : start]
-        ) or grammar.day_after.match(text, end)
+        match = grammar.day_before.search(text[max(0, start - 40) : start])
+        match = match or grammar.day_after.match(text, end)
         if match:
             values.months.add(number)
             for day in re.findall(r"\d+", match["days"]):
                 values.add_day(number, int(day))
         elif language.code == "en" and not text[start].isupper():
             continue
-        elif month not in language.month_names or is_verb:
-            sure = _YEAR_AFTER.match(text, end) or _BEFORE_MONTH.search(
-                text[max(0, start - 8) : start]
-            )
-            (
-                values.months if sure and month in language.month_names else values.possible_months
-            ).add(number)
-        else:
+        elif month in language.month_names and not is_verb:
             values.months.add(number)
+        else:
+            before = text[max(0, start - 8) : start]
+            is_dated = _YEAR_AFTER.match(text, end) or _BEFORE_MONTH.search(before)
+            if is_dated and month in language.month_names:
+                values.months.add(number)
+            else:
+                values.possible_months.add(number)
 
 
 def _read_unspaced(text: str, grammar: Grammar, values: Values) -> None:
-    """Add the numbers and dates of a Chinese or Japanese text, in digits and in Chinese numerals."""
+    """Add the numbers and dates of a Chinese or Japanese text, in digits and in Chinese
+    numerals."""
     text = _HAN_PERCENT.sub(r"\1%", text)
-    if tenths := _TENTHS.get(grammar.language.code):
-        text = tenths.sub(
-            lambda match: f"{han_value(match[1])}{han_value(match[2]) if match[2] else 0}%", text
-        )
+    tenths = _TENTHS.get(grammar.language.code)
+    if tenths:
+        text = tenths.sub(_as_percent, text)
     month = 0
     for match in _HAN_NUMBER.finditer(text):
-        run = match["number"]
-        in_digits = run[0].isdigit()
-        number = han_value(run)
-        unit = _SIGNS.get(match["symbol"] or "") or grammar.unit_after(
-            text, match.end(), in_digits=True
-        )
-        counted = unit or text[match.end() : match.end() + 1] in _COUNTERS
-        in_date = number == "10" and unit in ("month", "day")
-        part_of_words = number in ("0", "1", "10", "100", "1000", "10000") and not in_date
-        if not in_digits and len(run) == 1 and (part_of_words or not counted):
-            # 一 and 十 are parts of many words; a single numeral is a number before a unit only.
-            values.implied.add(number)
-            continue
-        certain = in_digits or len(run) > 1 or (bool(counted) and number not in ("1", "2"))
-        values.add(number, unit, certain=certain)
-        if not in_digits and not unit and len(number) < 3 and int(number) <= MAX_COUNT:
-            values.counted.setdefault(number, set()).add(text[match.end() : match.end() + 1])
-        following = text[match.end() : match.end() + 1]
-        if following == "月" and number.isdecimal() and 1 <= int(number) <= 12:
-            month = int(number)
-            values.months.add(month)
-        elif (
-            following in ("日", "号")
-            and month
-            and number.isdecimal()
-            and text[match.start() - 1] == "月"
-        ):
-            values.add_day(month, int(number))
+        if _add_han_number(match, grammar, values):
+            month = _add_han_date(match, month, values)
     for word, numbers in grammar.language.implied.items():
         if word in text:
             values.implied |= numbers
+
+
+def _as_percent(tenths: re.Match[str]) -> str:
+    hundredths = "0"
+    if tenths[2]:
+        hundredths = han_value(tenths[2])
+    return f"{han_value(tenths[1])}{hundredths}%"
+
+
+def _add_han_number(match: re.Match[str], grammar: Grammar, values: Values) -> bool:
+    """Add a number with its unit; return False for a numeral that may be a part of a word."""
+    text, run = match.string, match["number"]
+    in_digits = run[0].isdigit()
+    number = han_value(run)
+    unit = _SIGNS.get(match["symbol"] or "")
+    unit = unit or grammar.unit_after(text, match.end(), in_digits=True)
+    following = text[match.end() : match.end() + 1]
+    is_counted = bool(unit) or following in _COUNTERS
+    in_date = number == "10" and unit in ("month", "day")
+    part_of_words = number in ("0", "1", "10", "100", "1000", "10000") and not in_date
+    if not in_digits and len(run) == 1 and (part_of_words or not is_counted):
+        # 一 and 十 are parts of many words; a single numeral is a number before a unit only.
+        values.implied.add(number)
+        return False
+    certain = in_digits or len(run) > 1 or (is_counted and number not in ("1", "2"))
+    values.add(number, unit, certain=certain)
+    if not in_digits and not unit and len(number) < 3 and int(number) <= MAX_COUNT:
+        values.counted.setdefault(number, set()).add(following)
+    return True
+
+
+def _add_han_date(match: re.Match[str], month: int, values: Values) -> int:
+    """Add the month or the day that a number names, a day after its `month`; return the month of
+    the next day."""
+    number, text = han_value(match["number"]), match.string
+    following = text[match.end() : match.end() + 1]
+    if not number.isdecimal():
+        return month
+    if following == "月" and 1 <= int(number) <= 12:
+        values.months.add(int(number))
+        return int(number)
+    if following in ("日", "号") and month and text[match.start() - 1] == "月":
+        values.add_day(month, int(number))
+    return month
 
 
 def han_value(run: str) -> str:
@@ -396,29 +460,37 @@ def han_value(run: str) -> str:
     return _format(total + section + current)
 
 
+_COMMA_NUMBER = re.compile(r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?")
+"""A number in a language whose decimals follow a comma, with its thousands parted."""
+
+
 def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     """Return a number in digits as a plain decimal; "1990s" keeps its s."""
     digits = match["digits"]
     if grammar.language.decimal_sign == ".":
         digits = re.sub(r"[,\u00a0\u202f'’٬]", "", digits.replace("٫", "."))
-    elif re.fullmatch(
-        r"\d{1,3}(?:[.\u00a0\u202f ٬'’]\d{3})+(?:,\d+)?", digits
-    ) and not digits.startswith("0"):
+    elif _COMMA_NUMBER.fullmatch(digits) and not digits.startswith("0"):
         digits = re.sub(r"[.\u00a0\u202f ٬'’]", "", digits).replace(",", ".")
     else:
         digits = re.sub(r"[\u00a0\u202f ٬'’]", "", digits).replace("٫", ".").replace(",", ".")
         digits = digits.replace(".", "", digits.count(".") - 1)
     value = Decimal(digits)
-    scale = match["scale"] or ""
-    if scale:
-        value *= 1000 if scale == "k" else grammar.language.digit_scales[scale]
-    return _format(value) + ("s" if match["decade"] else "")
+    if match["scale"] == "k":
+        value *= 1000
+    elif match["scale"]:
+        value *= grammar.language.digit_scales[match["scale"]]
+    text = _format(value)
+    if match["decade"]:
+        text += "s"
+    return text
 
 
 def _format(value: Decimal) -> str:
     """Return `value` without exponent or trailing zeros."""
     text = f"{value:f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text.lstrip("0") or "0"
+    if "." in text:
+        return text.rstrip("0").rstrip(".")
+    return text.lstrip("0") or "0"
 
 
 def is_value(text: str, code: str) -> bool:
@@ -427,17 +499,22 @@ def is_value(text: str, code: str) -> bool:
     language = grammar.language
     if language.is_unspaced:
         return not _NO_VALUE.search(text)
-    known: tuple[Iterable[str], ...] = (
+    known: tuple[Container[str], ...] = (
         language.months,
         language.unit_words,
         language.joins,
         _BESIDE_DATES,
     )
-    return all(
-        grammar.is_number(word) or any(word in table for table in known)
-        for word in _WORD.findall(text.lower())
-    )
+    words = _WORD.findall(text.lower())
+    others = [word for word in words if not grammar.is_number(word)]
+    return all(_is_in(word, known) for word in others)
+
+
+def _is_in(word: str, tables: Iterable[Container[str]]) -> bool:
+    return any(word in table for table in tables)
 
 
 _NO_VALUE = re.compile(r"[^\d\s,.%年月日号號零〇一二三四五六七八九十百千万萬亿億兆两兩個个人名]")
-_BESIDE_DATES = frozenset("of the st nd rd th de le el den der del du il am au".split())  # noqa: SIM905 - a line of words
+_BESIDE_DATES = frozenset(
+    ("of", "the", "st", "nd", "rd", "th", "de", "le", "el", "den", "der", "del", "du", "il")
+).union(("am", "au"))
