@@ -107,7 +107,8 @@ def protect_streams() -> None:
 
 def _protect_input() -> None:
     target = _target(0, sys.stdin)
-    sys.stdin = sys.stdin or open(target, encoding="utf-8", closefd=False)  # noqa: SIM115 (to the end)
+    if sys.stdin is None:
+        sys.stdin = open(target, encoding="utf-8", closefd=False)  # noqa: SIM115 (to the end)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
 
@@ -180,7 +181,7 @@ def show(
 
 
 def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
-    """Return `rows` as columns, those in `right` aligned to the right; two spaces before each line."""
+    """Return `rows` as columns, those in `right` aligned to the right, each line indented by two."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -303,7 +304,7 @@ class Progress:
             show(line, file=sys.stderr, flush=True)
 
     def _show_in_cell(self) -> None:
-        """Draw the line again in its place in a notebook, of which a saved notebook has the last."""
+        """Draw the line again in its place in a notebook; a saved one has the last."""
         from IPython.display import display  # a notebook has it
 
         line = {"text/plain": self.line(_NOTEBOOK_COLUMNS)}
