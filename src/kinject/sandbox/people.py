@@ -81,7 +81,7 @@ def choose_one(items: Sequence[Item], rng: Random) -> Item:
 
 
 def deal_evenly(pool: Sequence[str], n: int, rng: Random) -> list[str]:
-    """Return `n` values of `pool` in random order; the counts of two values differ by at most one."""
+    """Return `n` values of `pool` in random order; their counts differ by at most one."""
     values: list[str] = []
     while len(values) < n:
         values += shuffled(pool, rng)
