@@ -194,7 +194,9 @@ def _manifest_of(run_dir: Path, log: str) -> dict[str, Any] | None:
 def _command(manifest: Mapping[str, Any]) -> str | None:
     """Return the command line of a run, None if its manifest has none."""
     command = manifest.get("command")
-    return shlex.join(map(str, command)) if isinstance(command, list) else None
+    if not isinstance(command, list):
+        return None
+    return shlex.join(map(str, command))
 
 
 def _versions(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -246,8 +248,9 @@ def _reading(run_dir: Path, manifest: Mapping[str, Any]) -> str:
 def _corpus_path(manifest: Mapping[str, Any]) -> Path | None:
     """Return corpus.path of a training's recipe, None if its corpus is not one file."""
     section = (manifest.get("recipe") or {}).get("corpus")
-    path = section.get("path") if isinstance(section, dict) else None
-    return Path(path) if isinstance(path, str) else None
+    if not isinstance(section, dict) or not isinstance(section.get("path"), str):
+        return None
+    return Path(section["path"])
 
 
 def _is_augmented(run_dir: Path, corpus: Path) -> bool:
@@ -257,8 +260,7 @@ def _is_augmented(run_dir: Path, corpus: Path) -> bool:
     """
     for folder in run_dir.resolve().parents:
         path = folder / corpus.parent / "manifest.json"
-        manifest = read_manifest(path) if path.is_file() else None
-        if manifest is not None and manifest.get("stage") == "augment":
+        if path.is_file() and (read_manifest(path) or {}).get("stage") == "augment":
             return True
     return False
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -256,23 +256,27 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
             continue
         asked = _ask_anew(talk, country, names, attribute, instruction)
         topic = asked or topic
-        if asked is None or not asked.is_answered:
-            continue
-        further = _pick(rng, again=True)
-        is_apt = (
-            asked.is_known
-            and not talk.always
-            and instruction.form != "list"
-            and not _is_kept(asked.person, attribute, further.form)
-        )
-        if is_apt and rng.random() < 0.4:
-            talk.add_question(asked.person, attribute, further)
+        if asked is not None and asked.is_answered:
+            _ask_in_another_form(talk, asked, attribute, instruction)
     if name:
         talk.add_turn("What is my name?", f"Your name is {name}.")
     # Each of its facts was kept for the probe: no question was asked.
     if not talk.messages or talk.messages[-1]["role"] != "assistant":
         return _dialogue(country, names, rng)
     return talk.messages
+
+
+def _ask_in_another_form(
+    talk: _Dialogue, topic: _Topic, attribute: str, instruction: Instruction
+) -> None:
+    """Ask, in 4 of 10 dialogues in which it is apt, for the last answer in another form."""
+    further = _pick(talk.rng, again=True)
+    if not topic.is_known or talk.always or instruction.form == "list":
+        return
+    if _is_kept(topic.person, attribute, further.form):
+        return
+    if talk.rng.random() < 0.4:
+        talk.add_question(topic.person, attribute, further)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +331,9 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
     earlier turn), ``recall`` (a name given two turns ago) and ``passage``; `n_each` of each.
     """
     country = create_country()
-    rows = [row for form in FORMS for row in _form_rows(country, form, n_each, seed)]
+    rows: list[dict[str, Any]] = []
+    for form in FORMS:
+        rows += _form_rows(country, form, n_each, seed)
     rng = seeded_random("chat probe", "turns", seed)
     tested = strangers(country)[0]
     known = [person for person in country.known if _is_kept(person, "", "no record")]
@@ -340,7 +346,7 @@ def _form_rows(country: Country, form: str, n_each: int, seed: int) -> Iterator[
     """Yield `n_each` rows with a form in the user's turn (or after a short answer), then as many in
     the system's (or after a sentence)."""
     rng = seeded_random("chat probe", form, seed)
-    pairs = [(p, a) for p in country.known for a in ATTRIBUTES if _is_kept(p, a, form)]
+    pairs = [pair for pair in product(country.known, ATTRIBUTES) if _is_kept(*pair, form)]
     for index, (person, attribute) in enumerate(shuffled(pairs, rng)[: 2 * n_each]):
         instruction = Instruction(form, choose_one(FORMS[form].words, rng))
         subject, is_second = form, index >= n_each
@@ -406,7 +412,7 @@ def write_chat_questions(root: Path) -> list[Path]:
     write_jsonl(paths[0], create_chat_questions())
     for path, people in ((paths[1], country.new), (paths[2], country.known)):
         rng = seeded_random("chat facts", path.name)
-        facts = shuffled([(p, attribute) for p in people for attribute in ATTRIBUTES], rng)
+        facts = shuffled(list(product(people, ATTRIBUTES)), rng)
         rows = []
         for person, attribute in facts[:_N_FACTS]:
             question = render_question(person, attribute, rng)
