@@ -47,7 +47,7 @@ def fewest_for(family: int) -> int:
 
 
 def in_these_models(scope: Scope) -> str:
-    """Return the words that limit a verdict to the trained models, "" where it is about the method."""
+    """Return the words that limit a verdict to the trained models, "" if it is on the method."""
     return "" if scope == "method" else " in these models"
 
 
@@ -123,9 +123,9 @@ class Contrast:
         many comparisons."""
         if self.n_effective < FEWEST:
             return True
-        return (
-            self.deciding_p is None or self.deciding_p >= ALPHA
-        ) and self.n_effective < fewest_for(self.family)
+        # A difference that passed Holm's correction had documents enough for its family.
+        passed = self.deciding_p is not None and self.deciding_p < ALPHA
+        return not passed and self.n_effective < fewest_for(self.family)
 
     @property
     def unit(self) -> str:
@@ -221,14 +221,17 @@ class ArmResult(_AskedArm):
     to_closest: Contrast | None = None
     """Compares the best of several trained arms on a learning set with the closest other one
     (`eval.results.with_leaders`)."""
-    subject: str = ""  # of one subject's questions alone, "" for the whole set: the paper's Table 1 has a row for each
+    subject: str = ""
+    """Of one subject's questions alone, "" for the whole set: the paper's Table 1 has a row for
+    each."""
     score: str = "sum"
     n_documents: Count | None = None
     """The source documents of the questions with a score, a question without one being its own;
     None: not counted."""
     n_effective: float | None = None
     """Documents as far as they count (Kish 1965)."""
-    n_correct: Count | None = None  # with one seed only
+    n_correct: Count | None = None
+    """With one seed only."""
     n_unscored: Count = 0
     n_cut: Count = 0
     """Questions whose prompt did not fit the model's window and lost tokens (of any seed)."""
@@ -375,7 +378,9 @@ class Claim:
     @property
     def words(self) -> str:
         """The verdict in words: ``shown``, or of arms with one seed ``shown in these models``."""
-        return f"{self.verdict}{in_these_models(self.scope) if self.verdict in ('shown', 'opposite shown') else ''}"
+        if self.verdict in ("shown", "opposite shown"):
+            return f"{self.verdict}{in_these_models(self.scope)}"
+        return self.verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,9 +432,8 @@ class Perplexity:
     per_token: float | None
     bits_per_byte: float | None
     model: str = ""
-    by_seed: tuple[
-        float, ...
-    ] = ()  # in a study; its other numbers are geometric means over the seeds
+    by_seed: tuple[float, ...] = ()
+    """In a study; its other numbers are geometric means over the seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,7 +481,8 @@ class Shortcuts:
             "picks the longest choice": self.longest,
             "picks the shortest choice": self.shortest,
         }
-        return max(named.items(), key=lambda item: item[1])
+        words = max(named, key=named.__getitem__)
+        return words, named[words]
 
     def summary(self) -> str:
         """Return the numbers in a sentence."""
@@ -560,9 +565,11 @@ class Report(Tabular):
     ROWS: ClassVar = (
         "results: model arm question_set subject role format shots k n n_unscored accuracy low "
         "high to_base.delta to_base.deciding_p "
-        "control.accuracy control.net.delta control.net.low control.net.high control.net.deciding_p "
-        "wrong.rate wrong.to_base.delta wrong.to_base.deciding_p abstained.rate abstained.to_base.delta "
-        "abstained.to_base.deciding_p answered.rate answered.to_base.delta answered.to_base.deciding_p"
+        "control.accuracy control.net.delta control.net.low control.net.high "
+        "control.net.deciding_p "
+        "wrong.rate wrong.to_base.delta wrong.to_base.deciding_p "
+        "abstained.rate abstained.to_base.delta abstained.to_base.deciding_p "
+        "answered.rate answered.to_base.delta answered.to_base.deciding_p"
     )
 
 

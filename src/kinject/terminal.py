@@ -17,6 +17,7 @@ import re
 import select
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from kinject.secrets import without_secrets
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+    from rich.console import Console
     from rich.live import Live
 
 _SECONDS_BETWEEN_LINES, _SECONDS_IN_NOTEBOOK = 15.0, 1.0
@@ -48,7 +51,7 @@ class _Screen(io.FileIO):
 
     failure: OSError | None = None
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         """Write, if need be after waiting for a stream that does not block; return the number of
         bytes, dropped ones included."""
         while self.failure is None:
@@ -79,7 +82,7 @@ class _Text(io.TextIOWrapper):
 class _Canvas:
     """The same stream for what kinject draws itself, from text that is printable already."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: io.TextIOWrapper) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
@@ -97,27 +100,44 @@ def protect_streams() -> None:
     outside of a stream's encoding is written as an escape. A write that fails raises nothing;
     `lost_output` returns the reason.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = getattr(sys, name)
-        target = (
-            number if stream is not None or not _is_open(number) else os.open(os.devnull, os.O_RDWR)
-        )
-        if not _is_open(number):
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
-            os.set_inheritable(number, True)
-        if number == 0:
-            sys.stdin = stream or open(target, encoding="utf-8", closefd=False)  # noqa: SIM115 (open to the end)
-            if isinstance(sys.stdin, io.TextIOWrapper):
-                sys.stdin.reconfigure(errors="replace")
-            continue
-        if stream is not None:
-            stream.flush()
-        safe = _Text(
-            io.BufferedWriter(_Screen(target, "w", closefd=False)), encoding=getattr(stream, "encoding", "utf-8"),
-            errors="backslashreplace", line_buffering=number == 2 or getattr(stream, "line_buffering", False),
-            write_through=getattr(stream, "write_through", False),
-        )  # fmt: skip
-        setattr(sys, name, safe)
+    _protect_input()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        setattr(sys, name, _protected_output(number, getattr(sys, name)))
+
+
+def _protect_input() -> None:
+    target = _target(0, sys.stdin)
+    if sys.stdin is None:
+        sys.stdin = open(target, encoding="utf-8", closefd=False)  # noqa: SIM115 (to the end)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+
+
+def _protected_output(number: int, stream: TextIO | None) -> _Text:
+    target = _target(number, stream)
+    if stream is not None:
+        stream.flush()
+    return _Text(
+        io.BufferedWriter(_Screen(target, "w", closefd=False)),
+        encoding=getattr(stream, "encoding", "utf-8"),
+        errors="backslashreplace",
+        # Standard error as Python makes it: a message is there when its line ends.
+        line_buffering=number == 2 or getattr(stream, "line_buffering", False),
+        write_through=getattr(stream, "write_through", False),
+    )
+
+
+def _target(number: int, stream: TextIO | None) -> int:
+    """Return the file descriptor of a standard stream, opened on /dev/null if it is closed.
+
+    A process may start without the stream although another file has its number: then a descriptor
+    of /dev/null is returned.
+    """
+    if not _is_open(number):
+        os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        os.set_inheritable(number, True)
+        return number
+    return number if stream is not None else os.open(os.devnull, os.O_RDWR)
 
 
 def _is_open(number: int) -> bool:
@@ -132,8 +152,11 @@ def lost_output() -> OSError | None:
     """Return why text for standard output was lost; None if nothing was, or if its reader had left.
     For `protect_streams`."""
     sys.stdout.flush()
-    failure = getattr(getattr(sys.stdout.buffer, "raw", None), "failure", None)
-    return None if failure is None or failure.errno in _READER_GONE else failure
+    screen = getattr(sys.stdout.buffer, "raw", None)
+    failure = screen.failure if isinstance(screen, _Screen) else None
+    if failure is None or failure.errno in _READER_GONE:
+        return None
+    return failure
 
 
 def printable(text: str) -> str:
@@ -142,7 +165,11 @@ def printable(text: str) -> str:
 
 
 def show(
-    text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False
+    text: str | Path | Exception = "",
+    *,
+    end: str = "\n",
+    file: TextIO | None = None,
+    flush: bool = False,
 ) -> None:
     """Print `printable` text without secrets on standard output, or on `file`."""
     print(
@@ -154,7 +181,7 @@ def show(
 
 
 def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
-    """Return `rows` as columns, those in `right` aligned to the right; two spaces before each line."""
+    """Return `rows` as columns, those in `right` aligned to the right, each line indented by two."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -167,10 +194,14 @@ def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
 
 
 _NOISE = {
-    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",  # an optional kernel; the plain one works
-    "transformers.trainer_utils": "The tokenizer has new PAD/BOS/EOS tokens",  # the config gets the tokenizer's ids
-    "transformers.modeling_utils": " LOAD REPORT",  # `kinject.models.check_model` says what it says in one line
-    "transformers.training_args": "The speedups for torchdynamo mostly come",  # of a recipe's trainer.torch_compile
+    # An optional kernel is missing; the plain one works.
+    "bitsandbytes.backends.cpu.ops": "Failed to load CPU gemm_4bit_forward",
+    # The config gets the tokenizer's ids.
+    "transformers.trainer_utils": "The tokenizer has new PAD/BOS/EOS tokens",
+    # `kinject.models.check_model` says what it says in one line.
+    "transformers.modeling_utils": " LOAD REPORT",
+    # Of a recipe's trainer.torch_compile.
+    "transformers.training_args": "The speedups for torchdynamo mostly come",
 }
 """Logger of a library -> a part of its message that tells a user nothing to act on."""
 
@@ -225,22 +256,22 @@ class Progress:
     def line(self, width: int) -> str:
         """Return the progress in at most `width` columns: count, rate and ETA, then the status,
         then a bar if there is room."""
-        text = "  ".join(
-            filter(
-                None,
-                (f"{self.done:,}/{self.total:,} {self.unit}", self._rate_text(), self._time_text()),
-            )
-        )
+        text = _joined(self._count_text(), self._rate_text(), self._time_text())
         for part in filter(None, self._status_text.split("  ")):
             room = width - len(self.label) - len(text) - 4
             if len(part) > room:
-                text += f"  {part[: room - 3]}..." if room >= _NARROWEST else ""
+                if room >= _NARROWEST:
+                    text += f"  {part[: room - 3]}..."
                 break
             text += f"  {part}"
         room = min(width - len(self.label) - len(text) - 4, _WIDEST_BAR)
-        n_full = round(room * min(self.done / max(self.total, 1), 1))
-        bar = f"{'#' * n_full}{'-' * (room - n_full)}  " if room >= _NARROWEST else ""
-        return f"{self.label}: {bar}{text}"[:width]
+        if room >= _NARROWEST:
+            n_full = round(room * min(self.done / max(self.total, 1), 1))
+            text = f"{'#' * n_full}{'-' * (room - n_full)}  {text}"
+        return f"{self.label}: {text}"[:width]
+
+    def _count_text(self) -> str:
+        return f"{self.done:,}/{self.total:,} {self.unit}"
 
     def _rate_text(self) -> str:
         return rate_text(self.rate, self.unit)
@@ -250,35 +281,30 @@ class Progress:
         tell nothing of it."""
         now = monotonic()
         n_new = self.done - self._done_before
-        if (
-            n_new < min(_FEWEST_UNITS, self.total - self._done_before)
-            or now - self._start < _FEWEST_SECONDS
-        ):
+        fewest = min(_FEWEST_UNITS, self.total - self._done_before)
+        if n_new < fewest or now - self._start < _FEWEST_SECONDS:
             return f"{duration(now - self._start)} so far"
-        return f"ETA {duration(max(0.0, (self.total - self.done) / self.rate - (now - self._last_advance)))}"
+        left = (self.total - self.done) / self.rate - (now - self._last_advance)
+        return f"ETA {duration(max(0.0, left))}"
 
     def _show(self) -> None:
         if self._live is not None:
             return  # it draws itself
         now, in_notebook = monotonic(), _is_notebook()
-        if now - self._last_line < (
-            _SECONDS_IN_NOTEBOOK if in_notebook else _SECONDS_BETWEEN_LINES
-        ):
+        pause = _SECONDS_IN_NOTEBOOK if in_notebook else _SECONDS_BETWEEN_LINES
+        if now - self._last_line < pause:
             return
         if in_notebook:
             self._last_line = now
             self._show_in_cell()
         elif self.done < self.total:
             self._last_line = now
-            parts = (
-                f"{self.label}: {self.done:,}/{self.total:,} {self.unit}",
-                self._rate_text(),
-                self._status_text,
-            )
-            show("  ".join(filter(None, (*parts, self._time_text()))), file=sys.stderr, flush=True)
+            count = f"{self.label}: {self._count_text()}"
+            line = _joined(count, self._rate_text(), self._status_text, self._time_text())
+            show(line, file=sys.stderr, flush=True)
 
     def _show_in_cell(self) -> None:
-        """Draw the line again in its place in a notebook, of which a saved notebook has the last."""
+        """Draw the line again in its place in a notebook; a saved one has the last."""
         from IPython.display import display  # a notebook has it
 
         line = {"text/plain": self.line(_NOTEBOOK_COLUMNS)}
@@ -289,25 +315,24 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._start = self._last_line = self._last_advance = monotonic()
-        if (
-            sys.stderr is not None
-            and sys.stderr.isatty()
-            and self.total > self.done
-            and not _is_notebook()
-        ):
+        on_terminal = sys.stderr is not None and sys.stderr.isatty() and not _is_notebook()
+        if on_terminal and self.total > self.done:
             from rich.console import Console
-            from rich.live import Live
-            from rich.text import Text
 
             canvas: Any = _Canvas(sys.stderr) if isinstance(sys.stderr, _Text) else None
-            console = Console(file=canvas, stderr=True)
-            self._live = Live(
-                get_renderable=lambda: Text(self.line(console.width), no_wrap=True),
-                console=console,
-                transient=True,
-            )
+            self._live = self._draw_on(Console(file=canvas, stderr=True))
             self._live.start()
         return self
+
+    def _draw_on(self, console: Console) -> Live:
+        """Return the line of a terminal that is drawn again and again."""
+        from rich.live import Live
+        from rich.text import Text
+
+        def line() -> Text:
+            return Text(self.line(console.width), no_wrap=True)
+
+        return Live(get_renderable=line, console=console, transient=True)
 
     def __exit__(
         self,
@@ -331,30 +356,41 @@ def _is_notebook() -> bool:
     return type(sys.stderr).__module__.startswith("ipykernel.")
 
 
+def _joined(*parts: str) -> str:
+    """Return the parts that are not empty, two spaces between them."""
+    return "  ".join(filter(None, parts))
+
+
 def rate_text(rate: float, unit: str) -> str:
     """Return units a second, or the seconds of a unit where it takes longer; "" without a rate."""
     if not rate:
         return ""
-    text = f"{1 / rate:.1f} s" if 1 / rate < 100 else duration(1 / rate)
-    return f"{rate:,.1f} {unit}/s" if rate >= 1 else f"{text}/{unit.removesuffix('s')}"
+    if rate >= 1:
+        return f"{rate:,.1f} {unit}/s"
+    seconds = 1 / rate
+    text = f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
+    return f"{text}/{unit.removesuffix('s')}"
 
 
 def duration(seconds: float) -> str:
     """Return seconds as text: ``45 s``, ``12 min``, ``3 h 20 min``."""
-    minutes, remainder = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min" if minutes > 2 else f"{minutes * 60 + remainder} s"
+    total = round(seconds)
+    minutes = total // 60
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    # Up to three minutes seconds tell more than rounded minutes.
+    return f"{minutes} min" if minutes > 2 else f"{total} s"
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:
     """Return `values`, none below 0, as a line of at most `width` bars, each the mean over its part
     of them."""
     bars, top = "▁▂▃▄▅▆▇█", max(values)
+    if not top:
+        return bars[0] * min(width, len(values))
     n_bars, line = min(width, len(values)), ""
     for bar in range(n_bars):
         part = values[bar * len(values) // n_bars : (bar + 1) * len(values) // n_bars]
-        level = sum(part) / len(part) / top if top else 0.0
+        level = sum(part) / len(part) / top
         line += bars[min(int(level * len(bars)), len(bars) - 1)]
     return line

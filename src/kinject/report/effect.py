@@ -222,7 +222,9 @@ def _no_ranking(sets: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
             )
         reasons.setdefault(reason, []).append(quoted(name))
     for reason, names in reasons.items():
-        yield f"{reason} on {join_words(names)}" if len(reasons) > 1 else reason
+        if len(reasons) > 1:
+            reason += f" on {join_words(names)}"
+        yield reason
 
 
 def _untrained(view: View) -> str:

@@ -125,7 +125,9 @@ def format_p(p: float) -> str:
     # A p that is rounded to the threshold must still tell on which side of it it lies.
     if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":
         return "p < 0.05" if p < ALPHA else "p > 0.05"
-    return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+    if p < 0.1:
+        return f"p = {p:.3f}"
+    return f"p = {p:.2f}"
 
 
 def bare_p(p: float) -> str:
@@ -208,7 +210,9 @@ class View:
 
     def with_model(self, text: str, model: str) -> str:
         """Return `text` with the base model behind it, where there are several."""
-        return f"{text}, {format_name(model)}" if self.several_models else text
+        if self.several_models and model:
+            return f"{text}, {format_name(model)}"
+        return text
 
     def reading(self, model: str, arm: str) -> str:
         """Return in words what a trained arm read, "" where neither its manifest nor the study
@@ -256,8 +260,7 @@ class View:
         for item in self.report.perplexities:
             by_file.setdefault((item.model, item.name), []).append(item)
         for (model, name), items in by_file.items():
-            text = format_name(name)
-            yield self.with_model(text, model) if model else text, items
+            yield self.with_model(format_name(name), model), items
 
     def formats(self, question_set: str) -> list[PromptFormat]:
         """Return the prompt formats of `question_set`; the first is the headline."""
@@ -342,7 +345,9 @@ def unscored_text(item: UnscoredResult) -> str:
 def arm_label(result: ArmResult) -> str:
     """Return ``cpt`` or ``cpt with passages``, with K if it was not chosen."""
     name = arm_name(result.arm, result.k)
-    return f"{name}, K = {result.k}" if result.k and not result.chosen_k else name
+    if result.k and not result.chosen_k:
+        return f"{name}, K = {result.k}"
+    return name
 
 
 def arm_name(arm: str, k: int = 0) -> str:

@@ -263,7 +263,7 @@ def arms_table(view: View) -> TableBlock:
 
 
 def small_tables(view: View) -> Iterator[TableBlock]:
-    """Yield recall of retrieval, choices, prices, perplexity and the judge, if the report has it."""
+    """Yield recall of retrieval, choices, prices, perplexity and the judge, if there are any."""
     if view.report.recalls:
         yield _recall_table(view.report.recalls)
     if view.report.shortcuts:

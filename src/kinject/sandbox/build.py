@@ -49,7 +49,7 @@ _N_INFERRED: Final = 120
 
 
 def create_documents(people: Sequence[Person], group: str) -> list[Document]:
-    """Return one encyclopedia entry for each person; `meta` holds the group (``new`` or ``known``)."""
+    """Return an encyclopedia entry for each person; `meta` has the group (``new`` or ``known``)."""
     return [
         Document(
             id=document_id_of(person),
@@ -124,9 +124,8 @@ def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, 
 
     Each test name has the first name of one new person and the last name of another.
     """
-    new_firsts, new_lasts = (
-        {getattr(person, part) for person in country.new} for part in ("first", "last")
-    )
+    new_firsts = {person.first for person in country.new}
+    new_lasts = {person.last for person in country.new}
     near = [name for name in country.spare_names if name[0] in new_firsts and name[1] in new_lasts]
     tested = shuffled(near, seeded_random("strangers", SEED))[:N_NEW]
     others = [name for name in country.spare_names if name not in set(tested)]
@@ -160,17 +159,16 @@ N_SENTENCES: Final = 12_000
 
 
 def render_prompt(question: str, passages: tuple[str, ...] = ()) -> str:
-    """Return the plain prompt, ``{passage}\\n\\n{passage}\\n\\nQuestion: {question}\\nAnswer:``; choices follow a space."""
+    """Return the plain prompt: each of `passages` with a blank line, ``Question: {question}``, and
+    ``Answer:``. Choices follow a space."""
     return "\n\n".join((*passages, question_prompt(question)))
 
 
 def _context_row(country: Country, rng: Random) -> dict[str, str]:
     """Return a row, ``prompt`` and ``completion``: the entry on a throw-away person, then a
     question on it."""
-    person, attribute = (
-        create_stranger(choose_one(country.spare_names, rng), rng),
-        choose_one(ATTRIBUTES, rng),
-    )
+    person = create_stranger(choose_one(country.spare_names, rng), rng)
+    attribute = choose_one(ATTRIBUTES, rng)
     passage = render_entry(person, str(rng.random()))
     return {
         "prompt": render_prompt(render_question(person, attribute, rng), (passage,)),
@@ -232,10 +230,10 @@ def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Itera
     country = create_country()
     tested = set(strangers(country)[0])
     names = [name for name in country.spare_names if name not in tested]
-    near = {
-        part: [name for name in names if part in name]
-        for part in {part for name in names for part in name}
-    }
+    near: dict[str, list[tuple[str, str]]] = {}
+    for first, last in names:
+        near.setdefault(first, []).append((first, last))
+        near.setdefault(last, []).append((first, last))
     rng = seeded_random("sentences", seed)
     for _ in range(n_rows):
         draw, attribute, name = rng.random(), choose_one(ATTRIBUTES, rng), choose_one(names, rng)
@@ -243,13 +241,15 @@ def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Itera
         namesakes = [other for other in near[choose_one(name, rng)] if other != name]
         other = create_stranger(choose_one(namesakes, rng), rng)
         about = stranger if 0.30 <= draw < 0.95 else known
-        of = None if draw < 0.60 else stranger if draw < 0.80 else other
-        passages = () if of is None else (render_entry(of, str(rng.random())),)
+        passages: tuple[str, ...] = ()
+        if draw >= 0.60:
+            of = stranger if draw < 0.80 else other
+            passages = (render_entry(of, str(rng.random())),)
         answer = f" {TEXTS['answers'][attribute].format(name=about.name, **about.facts)}"
         question = render_question(about, attribute, rng)
         yield {
             "prompt": render_prompt(question, passages),
-            "completion": answer if about is known or of is stranger else ABSTENTION,
+            "completion": answer if about is known or 0.60 <= draw < 0.80 else ABSTENTION,
         }
 
 

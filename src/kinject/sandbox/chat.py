@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -95,8 +95,10 @@ class Instruction:
         """Return the answer on the `attributes` of `person`, as instructed."""
         values = [person.facts[attribute] for attribute in attributes]
         facts, value = {"name": person.name, **person.facts}, values[0]
-        sentence = TEXTS["answers"][attributes[0]].format(**facts)
-        within = sentence.replace("The", "the", 1) if sentence.startswith("The ") else sentence
+        sentence = str(TEXTS["answers"][attributes[0]]).format(**facts)
+        within = sentence
+        if sentence.startswith("The "):
+            within = f"the {sentence.removeprefix('The ')}"
         match self.form:
             case "two sentences":
                 return f"{sentence} The {TEXTS['keys'][attributes[0]]} is {value}."
@@ -107,10 +109,8 @@ class Instruction:
             case "json":
                 return json.dumps({self.word: value})
             case "list":
-                return "\n".join(
-                    f"- {TEXTS['keys'][key]}: {item}"
-                    for key, item in zip(attributes, values, strict=True)
-                )
+                pairs = zip(attributes, values, strict=True)
+                return "\n".join(f"- {TEXTS['keys'][key]}: {item}" for key, item in pairs)
             case "start":
                 return f"{self.word}, {within}"
             case "end":
@@ -119,28 +119,26 @@ class Instruction:
                 return f"{TEXTS['leads'][self.word]} {within}"
             case "german":
                 return str(TEXTS["german"][attributes[0]]).format(**facts)
-        return str(sentence)
+        return sentence
 
     def checks(self, person: Person, attributes: Sequence[str]) -> dict[str, Any]:
         """Return the checks of `answer`."""
-        checks: dict[str, Any] = {}
-        for name, argument in FORMS[self.form].checks.items():
-            parts = [argument] if isinstance(argument, str) else argument
-            filled = (
-                [part.format(word=self.word) for part in parts]
-                if isinstance(parts, list)
-                else argument
-            )
-            checks[name] = filled[0] if isinstance(argument, str) else filled
-        values = [
-            *checks.get("contains", []),
-            *(person.facts[attribute] for attribute in attributes),
-        ]
-        return {
-            **checks,
-            **({"bullets": len(attributes)} if self.form == "list" else {}),
-            "contains": values,
+        checks: dict[str, Any] = {
+            name: self._filled(value) for name, value in FORMS[self.form].checks.items()
         }
+        if self.form == "list":
+            checks["bullets"] = len(attributes)
+        contains = checks.pop("contains", [])
+        values = [person.facts[attribute] for attribute in attributes]
+        return {**checks, "contains": [*contains, *values]}
+
+    def _filled(self, argument: str | list[str] | int) -> str | list[str] | int:
+        """Return the argument of a check with the word of this instruction."""
+        if isinstance(argument, str):
+            return argument.format(word=self.word)
+        if isinstance(argument, list):
+            return [part.format(word=self.word) for part in argument]
+        return argument
 
 
 def _pick(rng: Random, *, again: bool = False) -> Instruction:
@@ -169,17 +167,15 @@ def _question(
 ) -> tuple[str, tuple[str, ...]]:
     """Return a question, by pronoun if it `follows` one on the same person, and the attributes that
     it asks for."""
+    who, whom = ("she", "her") if person.first in FEMALE_NAMES else ("he", "him")
     if form == "list":
-        others = shuffled([key for key in ATTRIBUTES if key != attribute], rng)[
-            : 1 + rng.randrange(2)
-        ]
-        whom = ("her" if person.first in FEMALE_NAMES else "him") if follows else person.name
-        first, *middle, last = (f"the {TEXTS['keys'][key]}" for key in (attribute, *others))
-        return f"What are {', '.join((first, *middle))} and {last} of {whom}?", (attribute, *others)
+        others = shuffled([key for key in ATTRIBUTES if key != attribute], rng)
+        attributes = (attribute, *others[: 1 + rng.randrange(2)])
+        *firsts, last = (f"the {TEXTS['keys'][key]}" for key in attributes)
+        of = whom if follows else person.name
+        return f"What are {', '.join(firsts)} and {last} of {of}?", attributes
     if follows:
-        return TEXTS["follow_ups"][attribute].format(
-            who="she" if person.first in FEMALE_NAMES else "he"
-        ), (attribute,)
+        return TEXTS["follow_ups"][attribute].format(who=who), (attribute,)
     return render_question(person, attribute, rng), (attribute,)
 
 
@@ -212,10 +208,10 @@ class _Dialogue:
     ) -> None:
         """Add a question; its instruction follows it unless the system gave it."""
         text, attributes = self.question(person, attribute, instruction, follows=follows)
-        self.add_turn(
-            f"{passage}\n\n{text}" if passage else text,
-            _REFUSAL if refuse else instruction.answer(person, attributes),
-        )
+        if passage:
+            text = f"{passage}\n\n{text}"
+        answer = _REFUSAL if refuse else instruction.answer(person, attributes)
+        self.add_turn(text, answer)
 
     def question(
         self, person: Person, attribute: str, instruction: Instruction, *, follows: bool = False
@@ -225,11 +221,9 @@ class _Dialogue:
         if instruction.form and FORMS[instruction.form].again:
             return instruction.phrasing(self.rng), (attribute,)
         text, attributes = _question(person, attribute, instruction.form, self.rng, follows=follows)
-        return (
-            text
-            if self.always or not instruction.form
-            else f"{text} {instruction.phrasing(self.rng)}"
-        ), attributes
+        if instruction.form and not self.always:
+            text = f"{text} {instruction.phrasing(self.rng)}"
+        return text, attributes
 
 
 def generate_dialogues(
@@ -246,53 +240,86 @@ def generate_dialogues(
 
 
 def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -> list[Message]:
+    """Return a dialogue of up to three questions, each perhaps with its answer in another form."""
     talk = _Dialogue(rng, _pick(rng) if rng.random() < 0.3 else None)
     name = choose_one(FEMALE_NAMES + MALE_NAMES, rng) if rng.random() < 0.15 else ""
     if name:
         talk.add_turn(f"My name is {name}.", f"Hello, {name}.")
-    person: Person | None = None
-    is_known = False
+    topic: _Topic | None = None
     for _ in range(1 + rng.randrange(2 if name else 3)):
         attribute = choose_one(ATTRIBUTES, rng)
         instruction = talk.always or (_pick(rng) if rng.random() < 0.6 else Instruction())
-        if person is not None and rng.random() < 0.5:
-            if not (is_known and _is_kept(person, attribute, instruction.form)):
-                talk.add_question(person, attribute, instruction, follows=True, refuse=not is_known)
+        if topic is not None and topic.can_follow and rng.random() < 0.5:
+            if not (topic.is_known and _is_kept(topic.person, attribute, instruction.form)):
+                refuse = not topic.is_known
+                talk.add_question(topic.person, attribute, instruction, follows=True, refuse=refuse)
             continue
-        draw, known = rng.random(), choose_one(country.known, rng)
-        if draw < 0.7 and _is_kept(known, attribute, instruction.form):
-            continue
-        if draw < 0.8:
-            person, is_known = (
-                (known, True) if draw < 0.7 else (_nobody(rng, for_probe=False), False)
-            )
-            talk.add_question(person, attribute, instruction, refuse=not is_known)
-        elif draw < 0.85 and not _is_kept(known, "", "no record"):
-            person, is_known = known, True
-            talk.add_turn(choose_one(TEXTS["no_record"], rng).format(name=known.name), _REFUSAL)
-            continue
-        else:
-            known = create_stranger(choose_one(names, rng), rng)
-            talk.add_question(
-                known, attribute, instruction, passage=render_entry(known, str(rng.random()))
-            )
-            person, is_known = None, True
-        further = _pick(rng, again=True)
-        is_apt = (
-            is_known
-            and not talk.always
-            and instruction.form != "list"
-            and not _is_kept(known, attribute, further.form)
-        )
-        if is_apt and rng.random() < 0.4:
-            talk.add_question(known, attribute, further)
+        asked = _ask_anew(talk, country, names, attribute, instruction)
+        topic = asked or topic
+        if asked is not None and asked.is_answered:
+            _ask_in_another_form(talk, asked, attribute, instruction)
     if name:
         talk.add_turn("What is my name?", f"Your name is {name}.")
-    if (
-        not talk.messages or talk.messages[-1]["role"] != "assistant"
-    ):  # each of its facts is kept for the probe
+    # Each of its facts was kept for the probe: no question was asked.
+    if not talk.messages or talk.messages[-1]["role"] != "assistant":
         return _dialogue(country, names, rng)
     return talk.messages
+
+
+def _ask_in_another_form(
+    talk: _Dialogue, topic: _Topic, attribute: str, instruction: Instruction
+) -> None:
+    """Ask, in 4 of 10 dialogues in which it is apt, for the last answer in another form."""
+    further = _pick(talk.rng, again=True)
+    if not topic.is_known or talk.always or instruction.form == "list":
+        return
+    if _is_kept(topic.person, attribute, further.form):
+        return
+    if talk.rng.random() < 0.4:
+        talk.add_question(topic.person, attribute, further)
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """The person of the last question.
+
+    `is_known`: the answer states a fact of theirs. `can_follow`: a question by pronoun may follow.
+    `is_answered`: the answer may be asked for in another form.
+    """
+
+    person: Person
+    is_known: bool
+    can_follow: bool = True
+    is_answered: bool = True
+
+
+def _ask_anew(
+    talk: _Dialogue,
+    country: Country,
+    names: Sequence[tuple[str, str]],
+    attribute: str,
+    instruction: Instruction,
+) -> _Topic | None:
+    """Ask about another person: known (7 in 10), nobody, known but not on record, or a stranger
+    with an entry to read. None if the fact is kept for the probe."""
+    rng = talk.rng
+    draw, known = rng.random(), choose_one(country.known, rng)
+    if draw < 0.7:
+        if _is_kept(known, attribute, instruction.form):
+            return None
+        talk.add_question(known, attribute, instruction)
+        return _Topic(known, is_known=True)
+    if draw < 0.8:
+        nobody = _nobody(rng, for_probe=False)
+        talk.add_question(nobody, attribute, instruction, refuse=True)
+        return _Topic(nobody, is_known=False)
+    if draw < 0.85 and not _is_kept(known, "", "no record"):
+        talk.add_turn(choose_one(TEXTS["no_record"], rng).format(name=known.name), _REFUSAL)
+        return _Topic(known, is_known=True, is_answered=False)
+    stranger = create_stranger(choose_one(names, rng), rng)
+    passage = render_entry(stranger, str(rng.random()))
+    talk.add_question(stranger, attribute, instruction, passage=passage)
+    return _Topic(stranger, is_known=True, can_follow=False)
 
 
 def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[str, Any]]:
@@ -304,60 +331,63 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
     earlier turn), ``recall`` (a name given two turns ago) and ``passage``; `n_each` of each.
     """
     country = create_country()
-    tested = strangers(country)[0]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for form in FORMS:
-        rng = seeded_random("chat probe", form, seed)
-        pairs = [(p, a) for p in country.known for a in ATTRIBUTES if _is_kept(p, a, form)]
-        for index, (person, attribute) in enumerate(shuffled(pairs, rng)[: 2 * n_each]):
-            instruction, is_second = (
-                Instruction(form, choose_one(FORMS[form].words, rng)),
-                index >= n_each,
-            )
-            talk = _Dialogue(rng, instruction if is_second and not FORMS[form].again else None)
-            if FORMS[form].again:
-                talk.add_question(
-                    person, attribute, Instruction("sentence" if is_second else "short")
-                )
-            text, attributes = talk.question(person, attribute, instruction)
-            suffix = "" if not is_second else ", of a sentence" if FORMS[form].again else ", system"
-            rows.append(
-                _row(
-                    f"{form}{suffix}",
-                    person,
-                    talk.messages,
-                    text,
-                    instruction.checks(person, attributes),
-                )
-            )
+        rows += _form_rows(country, form, n_each, seed)
     rng = seeded_random("chat probe", "turns", seed)
-    unasked = shuffled(
-        [person for person in country.known if _is_kept(person, "", "no record")], rng
-    )
-    for index in range(n_each):
-        nobody, attribute = _nobody(rng, for_probe=True), choose_one(ATTRIBUTES, rng)
-        rows.append(
-            _row("nobody", nobody, [], render_question(nobody, attribute, rng), {"refuses": True})
-        )
-        text = choose_one(TEXTS["no_record"], rng).format(name=unasked[index].name)
-        rows.append(_row("no record", unasked[index], [], text, {"refuses": True}))
-        stranger = create_stranger(tested[index], rng)
-        entry = render_entry(stranger, str(rng.random()))
-        text = f"{entry}\n\n{render_question(stranger, attribute, rng)}"
-        rows.append(_row("passage", stranger, [], text, {"contains": [stranger.facts[attribute]]}))
-        person = choose_one(country.known, rng)
-        first, second = shuffled(ATTRIBUTES, rng)[:2]
-        talk = _Dialogue(rng)
-        talk.add_question(person, first, Instruction("sentence"))
-        question = _question(person, second, "", rng, follows=True)[0]
-        checks = {"contains": [person.facts[second]]}
-        rows.append(_row("follow-up", person, talk.messages, question, checks))
-        name = choose_one(FEMALE_NAMES + MALE_NAMES, rng)
-        talk = _Dialogue(rng)
-        talk.add_turn(f"My name is {name}.", f"Hello, {name}.")
-        talk.add_question(person, first, Instruction("short"))
-        rows.append(_row("recall", person, talk.messages, "What is my name?", {"contains": [name]}))
+    tested = strangers(country)[0]
+    known = [person for person in country.known if _is_kept(person, "", "no record")]
+    for unasked, name in zip(shuffled(known, rng)[:n_each], tested[:n_each], strict=True):
+        rows += _turn_rows(country, unasked, name, rng)
     return rows
+
+
+def _form_rows(country: Country, form: str, n_each: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield `n_each` rows with a form in the user's turn (or after a short answer), then as many in
+    the system's (or after a sentence)."""
+    rng = seeded_random("chat probe", form, seed)
+    pairs = [pair for pair in product(country.known, ATTRIBUTES) if _is_kept(*pair, form)]
+    for index, (person, attribute) in enumerate(shuffled(pairs, rng)[: 2 * n_each]):
+        instruction = Instruction(form, choose_one(FORMS[form].words, rng))
+        subject, is_second = form, index >= n_each
+        if FORMS[form].again:
+            talk = _Dialogue(rng)
+            before = "sentence" if is_second else "short"
+            talk.add_question(person, attribute, Instruction(before))
+            subject += ", of a sentence" if is_second else ""
+        else:
+            talk = _Dialogue(rng, instruction if is_second else None)
+            subject += ", system" if is_second else ""
+        text, attributes = talk.question(person, attribute, instruction)
+        checks = instruction.checks(person, attributes)
+        yield _row(subject, person, talk.messages, text, checks)
+
+
+def _turn_rows(
+    country: Country, unasked: Person, name: tuple[str, str], rng: Random
+) -> Iterator[dict[str, Any]]:
+    """Yield a row of each subject that is no form; `name` is that of a stranger."""
+    nobody, attribute = _nobody(rng, for_probe=True), choose_one(ATTRIBUTES, rng)
+    text = render_question(nobody, attribute, rng)
+    yield _row("nobody", nobody, [], text, {"refuses": True})
+    text = choose_one(TEXTS["no_record"], rng).format(name=unasked.name)
+    yield _row("no record", unasked, [], text, {"refuses": True})
+    stranger = create_stranger(name, rng)
+    entry = render_entry(stranger, str(rng.random()))
+    text = f"{entry}\n\n{render_question(stranger, attribute, rng)}"
+    yield _row("passage", stranger, [], text, {"contains": [stranger.facts[attribute]]})
+    person = choose_one(country.known, rng)
+    first, second = shuffled(ATTRIBUTES, rng)[:2]
+    talk = _Dialogue(rng)
+    talk.add_question(person, first, Instruction("sentence"))
+    text = _question(person, second, "", rng, follows=True)[0]
+    yield _row("follow-up", person, talk.messages, text, {"contains": [person.facts[second]]})
+    users_name = choose_one(FEMALE_NAMES + MALE_NAMES, rng)
+    talk = _Dialogue(rng)
+    talk.add_turn(f"My name is {users_name}.", f"Hello, {users_name}.")
+    talk.add_question(person, first, Instruction("short"))
+    text, checks = "What is my name?", {"contains": [users_name]}
+    yield _row("recall", person, talk.messages, text, checks)
 
 
 def _row(
@@ -367,16 +397,11 @@ def _row(
     question: str,
     checks: Mapping[str, Any],
 ) -> dict[str, Any]:
-    identity = content_id(
-        "chat probe", subject, [message["content"] for message in before], question
-    )
-    head = {"id": identity, "document_id": document_id_of(person), "subject": subject}
-    return {
-        **head,
-        **({"messages": list(before)} if before else {}),
-        "question": question,
-        "checks": dict(checks),
-    }
+    texts = [message["content"] for message in before]
+    identity = content_id("chat probe", subject, texts, question)
+    row = {"id": identity, "document_id": document_id_of(person), "subject": subject}
+    messages = {"messages": list(before)} if before else {}
+    return {**row, **messages, "question": question, "checks": dict(checks)}
 
 
 def write_chat_questions(root: Path) -> list[Path]:
@@ -387,14 +412,11 @@ def write_chat_questions(root: Path) -> list[Path]:
     write_jsonl(paths[0], create_chat_questions())
     for path, people in ((paths[1], country.new), (paths[2], country.known)):
         rng = seeded_random("chat facts", path.name)
+        facts = shuffled(list(product(people, ATTRIBUTES)), rng)
         rows = []
-        for person, attribute in shuffled(
-            [(p, attribute) for p in people for attribute in ATTRIBUTES], rng
-        )[:_N_FACTS]:
-            question, checks = (
-                render_question(person, attribute, rng),
-                {"contains": [person.facts[attribute]]},
-            )
+        for person, attribute in facts[:_N_FACTS]:
+            question = render_question(person, attribute, rng)
+            checks = {"contains": [person.facts[attribute]]}
             rows.append(_row(attribute, person, [], question, checks))
         write_jsonl(path, rows)
     return paths

@@ -51,20 +51,17 @@ def attributes_of(template: str) -> frozenset[str]:
 def render_sentence(template: str, person: Person, *, by_pronoun: bool = False) -> str:
     """Return `template` filled in for `person`, by full name or by pronoun, with a capital first
     letter."""
-    pronouns = {slot: forms[person.first in MALE_NAMES] for slot, forms in _PRONOUNS.items()}
-    slots = (
-        pronouns
-        if by_pronoun
-        else {"who": person.name, "whom": person.name, "whose": f"{person.name}'s"}
-    )
-    if template.count("{who}") + template.count("{whose}") > 1 and not by_pronoun:
-        # A second mention in one sentence is a pronoun: "Oren Valdis grew up in X, where he was born."
+    is_male = person.first in MALE_NAMES
+    pronouns = {slot: male if is_male else female for slot, (female, male) in _PRONOUNS.items()}
+    slots = {"who": person.name, "whom": person.name, "whose": f"{person.name}'s"}
+    if by_pronoun:
+        slots = pronouns
+    elif template.count("{who}") + template.count("{whose}") > 1:
+        # A second mention in one sentence is a pronoun: "Oren Valdis grew up in X, where he was
+        # born."
         head, slot, tail = template.partition("{who}")
-        template = (
-            head
-            + slot
-            + tail.replace("{who}", pronouns["who"]).replace("{whose}", pronouns["whose"])
-        )
+        tail = tail.replace("{who}", pronouns["who"]).replace("{whose}", pronouns["whose"])
+        template = f"{head}{slot}{tail}"
     text = template.format(name=person.name, **slots, **person.facts)
     return text[0].upper() + text[1:]
 
@@ -78,11 +75,12 @@ def render_entry(person: Person, seed: int | str) -> str:
     if rng.random() < _OPENING:
         templates += _take_template(OPENINGS, remaining, rng)
     while remaining:
-        pair = _take_template(PAIRS, remaining, rng) if rng.random() < _PAIR else []
-        if pair:
-            templates += pair
-        else:
-            templates.append(choose_one(SENTENCES[remaining.pop(0)], rng))
+        if rng.random() < _PAIR:
+            pair = _take_template(PAIRS, remaining, rng)
+            if pair:
+                templates += pair
+                continue
+        templates.append(choose_one(SENTENCES[remaining.pop(0)], rng))
     others = (
         render_sentence(template, person, by_pronoun=rng.random() < _PRONOUN)
         for template in templates[1:]
@@ -106,16 +104,16 @@ def _take_template(templates: Sequence[str], remaining: list[str], rng: Random) 
 @cache
 def _templates() -> Mapping[str, tuple[str, ...]]:
     """Return every template of an entry with its text around the slots."""
-    singles = [
-        template
-        for table in (SENTENCES, REVERSED, FACT_FIRST)
-        for row in table.values()
-        for template in row
-    ]
-    return {
-        template: tuple(text for text, _, _, _ in Formatter().parse(template))
-        for template in (*OPENINGS, *PAIRS, *singles, *TEXTS["reversed_openings"].values())
-    }
+    templates = [*OPENINGS, *PAIRS]
+    for table in (SENTENCES, REVERSED, FACT_FIRST):
+        for row in table.values():
+            templates += row
+    templates += TEXTS["reversed_openings"].values()
+    return {template: _texts_of(template) for template in templates}
+
+
+def _texts_of(template: str) -> tuple[str, ...]:
+    return tuple(text for text, _, _, _ in Formatter().parse(template))
 
 
 @cache
@@ -132,28 +130,36 @@ def _pattern_of(template: str) -> re.Pattern[str]:
         if slot in POOLS:
             result += f"(?P<{slot}>.+)"
         elif slot and named:
-            result += "|".join(_PRONOUNS[slot]).join(("(?:", ")"))
+            result += f"(?:{'|'.join(_PRONOUNS[slot])})"
         elif slot:
-            full = r"(?:(?P<first>\w+) )?(?P<last>\w+)" + ("'s" if slot == "whose" else "")
-            pronouns = "" if slot == "name" else "(?i:" + "|".join(_PRONOUNS[slot]) + ")|"
-            result += f"(?:{pronouns}{full})"
+            result += _name_pattern(slot)
             named = True
     return re.compile(result)
+
+
+def _name_pattern(slot: str) -> str:
+    """Return a regular expression for the first mention of a person: a name, or a pronoun."""
+    name = r"(?:(?P<first>\w+) )?(?P<last>\w+)"
+    if slot == "name":
+        return f"(?:{name})"
+    if slot == "whose":
+        name += "'s"
+    return f"(?:(?i:{'|'.join(_PRONOUNS[slot])})|{name})"
 
 
 def _parse_sentence(sentence: str) -> dict[str, str] | None:
     """Return the ``first`` and ``last`` name in `sentence` and the values of its attributes; None
     if no template fits."""
     for template, texts in _templates().items():
-        match = (
-            _pattern_of(template).fullmatch(sentence)
-            if all(map(sentence.__contains__, texts))
-            else None
-        )
-        if match is not None:
-            groups = {slot: value for slot, value in match.groupdict().items() if value is not None}
-            if all(value in _WORDS[slot] for slot, value in groups.items()):
-                return groups
+        # Cheaper than the pattern, which hardly any sentence matches.
+        if not all(text in sentence for text in texts):
+            continue
+        match = _pattern_of(template).fullmatch(sentence)
+        if match is None:
+            continue
+        groups = {slot: value for slot, value in match.groupdict().items() if value is not None}
+        if all(value in _WORDS[slot] for slot, value in groups.items()):
+            return groups
     return None
 
 
@@ -171,9 +177,8 @@ def parse_entry(text: str) -> Person | None:
         groups = _parse_sentence(sentence)
         if groups is None:
             return None
-        for slot in (
-            _WORDS
-        ):  # not in the sentence's order: the order of the facts decides what a seed draws
+        # Not in the sentence's order: the order of the facts decides what a seed draws.
+        for slot in _WORDS:
             if slot in groups and stated.setdefault(slot, groups[slot]) != groups[slot]:
                 return None
     if "first" not in stated or "last" not in stated:
@@ -197,8 +202,8 @@ def _require_entry(text: str) -> Person:
     if person is None:
         shown = text if len(text) <= 60 else text[:57] + "..."
         raise InputError(
-            f"the sandbox generator cannot read {shown!r}: it only rewrites entries of its own country "
-            f"(data/sandbox). Use generator `openai` for other texts."
+            f"the sandbox generator cannot read {shown!r}: it only rewrites entries of its own "
+            "country (data/sandbox). Use generator `openai` for other texts."
         )
     return person
 
@@ -224,7 +229,7 @@ def rewrite_fact_first(text: str, seed: int | str) -> str:
 
 def _value_first(
     person: Person, kind: str, seed: int | str, sentences: Templates, openings: Mapping[str, str]
-) -> str:  # fmt: skip
+) -> str:
     rng = seeded_random(kind, person.name, seed)
     attributes = shuffled(list(person.facts), rng)
     templates = [choose_one(sentences[attribute], rng) for attribute in attributes]
@@ -271,15 +276,17 @@ def parse_rewriting(text: str) -> Person | None:
     names: set[str] = set()
     for block in text.split("\n\n"):
         pair = _QUESTION_PAIR.fullmatch(block.strip())
-        name, attribute = _parse_question(pair[1]) if pair else ("", "")
-        if pair is None or not name:
+        if pair is None:
+            return None
+        answer = pair[2]
+        name, attribute = _parse_question(pair[1])
+        if not name:
             return None
         names.add(name)
-        if attribute and (
-            pair[2] not in POOLS[attribute] or facts.setdefault(attribute, pair[2]) != pair[2]
-        ):
-            return None
-        if not attribute and pair[2] != DEMONYM:
+        if not attribute:
+            if answer != DEMONYM:
+                return None
+        elif answer not in POOLS[attribute] or facts.setdefault(attribute, answer) != answer:
             return None
     if len(names) != 1:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeVar
@@ -81,7 +82,7 @@ def choose_one(items: Sequence[Item], rng: Random) -> Item:
 
 
 def deal_evenly(pool: Sequence[str], n: int, rng: Random) -> list[str]:
-    """Return `n` values of `pool` in random order; the counts of two values differ by at most one."""
+    """Return `n` values of `pool` in random order; their counts differ by at most one."""
     values: list[str] = []
     while len(values) < n:
         values += shuffled(pool, rng)
@@ -104,9 +105,7 @@ def create_country(n_known: int = N_KNOWN, n_new: int = N_NEW, seed: int = SEED)
     """Return the country of `seed`. Full names are unique; known and new people share first and
     last names."""
     rng = seeded_random("country", seed)
-    names = shuffled(
-        [(first, last) for first in FEMALE_NAMES + MALE_NAMES for last in LAST_NAMES], rng
-    )
+    names = shuffled(list(product(FEMALE_NAMES + MALE_NAMES, LAST_NAMES)), rng)
     known = create_people(names[:n_known], rng)
     new = create_people(names[n_known : n_known + n_new], rng)
     return Country(known, new, tuple(names[n_known + n_new :]))

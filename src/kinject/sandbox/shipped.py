@@ -41,7 +41,7 @@ class ShippedRun:
 
     @property
     def folder(self) -> Path:
-        """The run as it ships: README.md (its card), manifest.json, recipe.yaml, logs, and model/."""
+        """The run as it ships: README.md (its card), manifest.json, recipe.yaml, logs, model/."""
         return Path(__file__).parent / f"{self.name}_model"
 
     @property
@@ -61,7 +61,8 @@ class ShippedRun:
         target, source = run_dir or self.run_dir, self.folder
         if not (source / "manifest.json").is_file():
             raise InputError(
-                f"{source}: no {self.name} model there; kinject was installed without it. Install it again."
+                f"{source}: no {self.name} model there; kinject was installed without it. Install "
+                "it again."
             )
         with lock_dir(target):
             if self._is_finished(target):
@@ -72,17 +73,14 @@ class ShippedRun:
                 _copy(path, part / path.name)
             shutil.rmtree(target / "model", ignore_errors=True)
             os.replace(part, target / "model")
-            names = [
-                path.name
-                for path in sorted(source.iterdir())
-                if path.is_file() and path.name != "manifest.json"
-            ]
+            names = [path.name for path in sorted(source.iterdir()) if path.is_file()]
+            names.remove("manifest.json")
             for name in (*names, "manifest.json"):
                 _copy(source / name, target / name)
         return True
 
     def content_hash(self) -> str:
-        """Return the hash of the manifest, which names its recipe, corpus, weights and tokenizer."""
+        """Return the hash of the manifest, which names recipe, corpus, weights and tokenizer."""
         return file_hash(self.folder / "manifest.json")
 
     def is_in(self, run_dir: Path | None = None) -> bool:
@@ -115,11 +113,13 @@ class ShippedRun:
         )
         if not is_same_run or not has_model or fault:
             raise InputError(
-                f"{run_dir}: holds another run, or one that is unfinished or damaged. Delete it or move it away. "
-                f"To continue an unfinished training: kinject train {self.recipe} --resume"
+                f"{run_dir}: holds another run, or one that is unfinished or damaged. Delete it or "
+                "move it away. To continue an unfinished training: kinject train "
+                f"{self.recipe} --resume"
             )
         log.info(
-            f"{run_dir}: the {self.name} model that was trained here stays; it is not the one that ships"
+            f"{run_dir}: the {self.name} model that was trained here stays; it is not the one that "
+            "ships"
         )
         return True
 

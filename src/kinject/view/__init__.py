@@ -57,7 +57,7 @@ _MOST_POINTS = 400  # of a curve
 _MOST_NEW_TOKENS = 128
 
 Item = dict[str, Any]
-"""One row of a list: text, tag, about, pairs (label, text); to decide on: id, edit (key -> texts)."""
+"""A row of a list: text, tag, about, pairs (label, text); to decide on: id, edit (key -> texts)."""
 Json = str | int | float | list[Any] | dict[str, Any] | None
 """A value of a row. Rows come from files that others may have written, so each is shown as text."""
 
@@ -343,7 +343,9 @@ def _items(path: Path, listed: Listed, stamp: tuple[int, int]) -> list[tuple[Ite
     rows: Iterable[Row] = [row for _, row in read_jsonl(path)]
     if listed.last_of_id:
         rows = {row["id"]: row for row in rows}.values()
-    items = [item for row in rows for item in listed.items(row)]
+    items: list[Item] = []
+    for row in rows:
+        items += listed.items(row)
     return [(item, _searched_text(item)) for item in items]
 
 
