@@ -25,11 +25,12 @@ from kinject.disk import (
 from kinject.documents import document_hashes
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
+from kinject.eval.flips import find_flips
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, QuestionSet, read_plan
 from kinject.eval.prompts import ChatStyle, PromptRequest
 from kinject.eval.require import check_requirements, read_requirements, write_checks
-from kinject.eval.results import Evaluation, find_flips, make_report
+from kinject.eval.results import Evaluation, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
