@@ -221,14 +221,15 @@ class EndpointScorer:
                 raise EndpointError(message, fatal=True) from error
         if sender.out_of_budget:
             raise InputError(
-                f"eval.budget: {self.section.budget} are spent (eval.models.{self.name}). Raise it and run again: every answer "
-                "is stored, and none is paid twice."
+                f"eval.budget: {self.section.budget} are spent (eval.models.{self.name}). "
+                "Raise it and run again: every answer is stored, and none is paid twice."
             )
         if failed:
             most_common, n = failed.most_common(1)[0][0], failed.total()
             raise EndpointError(
-                f"eval.models.{self.name}: {n} of {len(prompts)} prompts got no answer. The most common error: {most_common} All "
-                "other answers are stored; the same command asks these again."
+                f"eval.models.{self.name}: {n} of {len(prompts)} prompts got no answer. "
+                f"The most common error: {most_common} "
+                "All other answers are stored; the same command asks these again."
             )
 
     async def _check_log_probs(self, sender: Sender) -> None:
@@ -316,10 +317,14 @@ class EndpointScorer:
         """Return the manifest's entry."""
         usage, cost = used(self.name, self.table, self.run_dir)
         return {
-            "endpoint": self.table.address, "model": self.table.endpoint.model, "revision": self.table.revision,
-            "tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out, "tokens_thinking": usage.tokens_thinking,
+            "endpoint": self.table.address,
+            "model": self.table.endpoint.model,
+            "revision": self.table.revision,
+            "tokens_in": usage.tokens_in,
+            "tokens_out": usage.tokens_out,
+            "tokens_thinking": usage.tokens_thinking,
             "cost": round(cost, 6),
-        }  # fmt: skip
+        }
 
     def notes(self) -> list[str]:
         """Return notes for the user on its answers."""

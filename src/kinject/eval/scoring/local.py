@@ -132,10 +132,16 @@ def load_scorer(
     dtype, device = table.dtype or "auto", choose_device(device)
     is_emulated = dtype == "bfloat16" and device == "cpu" and not has_fast_bf16("cpu")
     loaded = load_model(
-        table.path, dtype="float32" if is_emulated else dtype, attention=table.attention or "auto", device=device,
-        revision=table.revision, quantization=table.quantization or "none", adapter=table.adapter,
-        device_map=table.device_map or "none", section=f"eval.models.{name}",
-    )  # fmt: skip
+        table.path,
+        dtype="float32" if is_emulated else dtype,
+        attention=table.attention or "auto",
+        device=device,
+        revision=table.revision,
+        quantization=table.quantization or "none",
+        adapter=table.adapter,
+        device_map=table.device_map or "none",
+        section=f"eval.models.{name}",
+    )
     check_causal(loaded.model, table.path)
     model = LoadedScorer(
         name,
