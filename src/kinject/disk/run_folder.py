@@ -318,9 +318,9 @@ def find_runs(folder: Path = Path(), below: str = "runs") -> list[FoundRun]:
     )
     for path in others:
         run_dir = path.relative_to(folder)
-        verb = str(_manifest(path).get("stage"))
-        if verb in _LAST_FILES:
-            runs.append(_run(folder, run_dir, verb, ""))
+        manifest = _listed_manifest(path)
+        if manifest is not None and manifest.stage in _LAST_FILES:
+            runs.append(_run(folder, run_dir, manifest.stage, ""))
     return runs
 
 
@@ -352,19 +352,15 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def _run(folder: Path, run_dir: Path, verb: str, recipe: str) -> FoundRun:
     path, last = folder / run_dir, _LAST_FILES[verb]
-    manifest = _manifest(path)
-    counts = manifest.get("counts", {})
+    manifest = _listed_manifest(path)
     state: State = "unfinished"
     if _is_held(path / LOCK):
         state = "running"
     elif not any((path / name).exists() for name in (LOCK, "manifest.json", last)):
         state = "not started"
-    elif (path / last).exists() and manifest and counts.get("finished", True):
-        n_nothing = sum(
-            style.get("nothing", 0) for style in counts.get("styles", {}).values()
-        )  # answered: nothing to write
-        state = "short" if counts.get("got", 0) + n_nothing < counts.get("asked", 0) else "done"
-    words = list(map(str, manifest.get("command", ())))
+    elif (path / last).exists() and manifest is not None and manifest.finished:
+        state = "short" if manifest.n_missing > 0 else "done"
+    words = [] if manifest is None else list(manifest.command)
     if words[1:2] != [verb]:
         words = ["kinject", verb, recipe] if recipe else []
     words = [word for word in words if word not in ("--overwrite", "--resume")]
@@ -373,15 +369,37 @@ def _run(folder: Path, run_dir: Path, verb: str, recipe: str) -> FoundRun:
     return FoundRun(run_dir, verb, state, shlex.join(words), recipe)
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of a run folder, {} if it has none that can be read."""
+@dataclass(frozen=True)
+class _ListedManifest:
+    """What the list of runs needs of a manifest. `n_missing` counts texts that were asked for and
+    have no answer."""
+
+    stage: str
+    command: tuple[str, ...]
+    finished: bool
+    n_missing: int
+
+
+def _listed_manifest(path: Path) -> _ListedManifest | None:
+    """Return the manifest of a run folder, None if it has none that can be read.
+
+    The bare command lists runs, so neither a damaged manifest ends it, nor is pydantic imported
+    (`kinject.manifests`), which takes longer than the list.
+    """
     try:
         manifest = json.loads((path / "manifest.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return (
-        manifest if isinstance(manifest, dict) and isinstance(manifest.get("counts"), dict) else {}
-    )
+        counts = manifest["counts"]
+        n_missing = counts.get("asked", 0) - counts.get("got", 0)
+        for style in counts.get("styles", {}).values():
+            n_missing -= style.get("nothing", 0)  # answered: there is nothing to write
+        return _ListedManifest(
+            stage=str(manifest["stage"]),
+            command=tuple(map(str, manifest["command"])),
+            finished=bool(counts.get("finished", True)),
+            n_missing=n_missing,
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def _is_held(lock: Path) -> bool:

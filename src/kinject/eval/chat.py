@@ -47,16 +47,23 @@ def find_models(run: str, base: str | None) -> dict[str, str]:
     folder = Path(run)
     is_model = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
     if is_model or gguf_file(folder) is not None or not folder.is_dir():
-        return {"base": base, "model": run} if base not in (None, "none") else {"model": run}
+        return _with_base(base, {"model": run})
     training = read_train_manifest(folder)
     if training is None or not (folder / "model").is_dir():
         raise InputError(
-            f"{run}: no model and no finished training run. Give a folder with manifest.json and model/."
+            f"{run}: no model and no finished training run. "
+            "Give a folder with manifest.json and model/."
         )
     if base is None:
         base = training.recipe.model.path
-    tuned = {"tuned": str(folder / "model")}
-    return tuned if base in (None, "none") else {"base": base, **tuned}
+    return _with_base(base, {"tuned": str(folder / "model")})
+
+
+def _with_base(base: str | None, models: Mapping[str, str]) -> dict[str, str]:
+    """Return `models` with the base first, if there is one."""
+    if base is None or base == "none":
+        return dict(models)
+    return {"base": base, **models}
 
 
 @dataclass
@@ -122,23 +129,28 @@ class Chat:
 
         ids = self._encode(loaded, history, question, passages)
         ends, pad = end_tokens(loaded.model, loaded.tokenizer), loaded.tokenizer.pad_token_id
-        sampling = (
-            {"do_sample": True, "temperature": self.setup.temperature}
-            if self.setup.temperature >= COLDEST
-            else {}
-        )
+        if pad is None and ends:
+            pad = ends[0]
+        sampling: dict[str, float] = {"do_sample": False}
+        if self.setup.temperature >= COLDEST:
+            sampling = {"do_sample": True, "temperature": self.setup.temperature}
         config = GenerationConfig(
-            max_new_tokens=self.setup.max_new_tokens, eos_token_id=ends or None, **({"do_sample": False} | sampling),
-            pad_token_id=ends[0] if pad is None and ends else pad,
-        )  # fmt: skip
+            max_new_tokens=self.setup.max_new_tokens,
+            eos_token_id=ends or None,
+            pad_token_id=pad,
+            **sampling,
+        )
         if not loaded.tokenizer.chat_template:
             config.stop_strings = ["\n"]  # a base model would ask itself on
         batch = torch.tensor([ids], device=loaded.device)
         with torch.inference_mode():
             out = loaded.model.generate(
-                batch, attention_mask=torch.ones_like(batch), generation_config=config,
-                streamer=_streamer(loaded.tokenizer, write), tokenizer=loaded.tokenizer,
-            )  # fmt: skip
+                batch,
+                attention_mask=torch.ones_like(batch),
+                generation_config=config,
+                streamer=_streamer(loaded.tokenizer, write),
+                tokenizer=loaded.tokenizer,
+            )
         return str(loaded.tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True)).strip()
 
     def _encode(
@@ -153,8 +165,9 @@ class Chat:
                 return ids
             if not history:
                 raise InputError(
-                    f"this question has {len(ids)} tokens and an answer may have {self.setup.max_new_tokens}, but the model "
-                    f"reads {window}. Ask a shorter one, or lower --k or --max-new-tokens."
+                    f"this question has {len(ids)} tokens and an answer may have "
+                    f"{self.setup.max_new_tokens}, but the model reads {window}. "
+                    "Ask a shorter one, or lower --k or --max-new-tokens."
                 )
             del history[:2]
 
@@ -163,14 +176,20 @@ def _tokens(
     tokenizer: Any, system: str, history: Sequence[Message], question: str, passages: Sequence[str]
 ) -> list[int]:
     if tokenizer.chat_template:
-        user_text = with_passages(passages, question)
-        turns = [*([{"role": "system", "content": system}] if system else []), *history]
-        turns.append({"role": "user", "content": user_text})
+        turns: list[Message] = [*history, _user_turn(with_passages(passages, question))]
+        if system:
+            turns.insert(0, {"role": "system", "content": system})
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
     prompt = with_passages(passages, question_prompt(question))
-    return list(tokenizer(f"{system}\n\n{prompt}" if system else prompt)["input_ids"])
+    if system:
+        prompt = f"{system}\n\n{prompt}"
+    return list(tokenizer(prompt)["input_ids"])
+
+
+def _user_turn(text: str) -> Message:
+    return {"role": "user", "content": text}
 
 
 def _streamer(tokenizer: Any, write: Write) -> Any:
@@ -182,8 +201,11 @@ def _streamer(tokenizer: Any, write: Write) -> Any:
         """Gives each finished word to `write`."""
 
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-            word = text if words else text.lstrip()
-            words.extend([word] if word else [])
+            word = text
+            if not words:  # an answer begins with the space after the prompt
+                word = text.lstrip()
+            if word:
+                words.append(word)
             write(word.rstrip("\n") if stream_end else word)
 
     return _Words(tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from kinject.corpus.questions import read_questions
-from kinject.disk import file_hash, write_jsonl
+from kinject.disk import Row, file_hash, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
 from kinject.eval.results import answers_without_question, correct_family, summarize_arm
@@ -22,7 +22,7 @@ from kinject.question_formats import format_of
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned as columns
 from kinject.terminal import show
-from kinject.types import Answer, Tabular
+from kinject.types import Answer, Question, Tabular
 
 _Setting = tuple[str, str, int, int]
 
@@ -111,32 +111,40 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
         )
     base, pairs = runs[0], list[Pair]()
     for run in runs[1:]:
-        for setting, arms in sorted(run.settings.items(), key=lambda item: item[0][3]):  # by K
-            if _is_control(setting, run):
-                continue
-            there = base.settings.get(setting) or base.settings.get((*setting[:3], 0), {})
-            for arm, answers in arms.items() if there else ():
-                base_arm = arm if arm in there else next(iter(there))
-                names = (f"{run.name}: {arm}", f"{base.name}: {base_arm}")
-                controls = (_control_of(run, setting, arm), _control_of(base, setting, base_arm))
-                pair = _pair(names, answers, there[base_arm], controls)
-                if pair is not None:
-                    pairs.append(pair)
-                else:
-                    label = f"{names[0]} and {names[1]} on {setting[0]} ({setting[1]})"
-                    show(f"not compared: {label}: no question has a score in both", file=sys.stderr)
+        for setting in sorted(run.settings, key=lambda setting: setting[3]):  # by K
+            if not _is_control(setting, run):
+                pairs += _pairs_in(setting, run, base)
     if not pairs:
-        settings = sorted(
-            {f"{run.name}: {setting[0]}, {setting[1]}" for run in runs for setting in run.settings}
-        )
+        found = set()
+        for run in runs:
+            found |= {f"{run.name}: {name}, {form}" for name, form, _, _ in run.settings}
         raise InputError(
-            f"nothing to compare: no scored question in common. Found {'; '.join(settings)}."
+            f"nothing to compare: no scored question in common. Found {'; '.join(sorted(found))}."
         )
     results = correct_family([pair.result for pair in pairs])
     return [
         replace(pair, result=result, contrast=result.to_base or pair.contrast)
         for pair, result in zip(pairs, results, strict=True)
     ]
+
+
+def _pairs_in(setting: _Setting, run: Run, base: Run) -> Iterator[Pair]:
+    """Yield the comparison of each arm of `run` in a setting with an arm of `base`; with passages,
+    where `base` has none, with the arm without."""
+    name, form, shots, _ = setting
+    there = base.settings.get(setting) or base.settings.get((name, form, shots, 0))
+    if not there:
+        return
+    for arm, answers in run.settings[setting].items():
+        base_arm = arm if arm in there else next(iter(there))
+        names = (f"{run.name}: {arm}", f"{base.name}: {base_arm}")
+        controls = (_control_of(run, setting, arm), _control_of(base, setting, base_arm))
+        pair = _pair(names, answers, there[base_arm], controls)
+        if pair is not None:
+            yield pair
+        else:
+            label = f"{names[0]} and {names[1]} on {name} ({form})"
+            show(f"not compared: {label}: no question has a score in both", file=sys.stderr)
 
 
 def _is_control(setting: _Setting, run: Run) -> bool:
@@ -152,7 +160,9 @@ def _control_of(run: Run, setting: _Setting, arm: str) -> list[Answer]:
     """Return the arm's answers without the question; [] with passages, or where it gave none."""
     name, form, _, k = setting
     control = format_of(form).control
-    return [] if k or not control else run.settings.get((name, control, 0, 0), {}).get(arm, [])
+    if k or not control:
+        return []
+    return run.settings.get((name, control, 0, 0), {}).get(arm, [])
 
 
 def render_comparison(pairs: Sequence[Pair]) -> str:
@@ -164,13 +174,11 @@ def render_comparison(pairs: Sequence[Pair]) -> str:
         blocks.append(f"{name}\n{columns(rows, frozenset(range(3, len(_HEAD))))}")
     blocks.append(_LEGEND.format(n=len(pairs)))
     most = max(pair.n_left_out for pair in pairs)
-    blocks += (
-        [
-            f"note: up to {most} questions are in one run only, or have no score in one: they were left out"
-        ]
-        if most
-        else []
-    )
+    if most:
+        blocks.append(
+            f"note: up to {most} questions are in one run only, or have no score in one: "
+            "they were left out"
+        )
     return "\n\n".join(blocks)
 
 
@@ -181,20 +189,32 @@ _HEAD = (
 _LEGEND = (
     "alone: accuracy on the same choices without the question; net: the change less the change of that\n"
     "change: paired by question; w>r, r>w: wrong to right, right to wrong\n"
-    "interval and p: by source document (a question without one counts alone), in these models: another training may differ\n"
-    "p: signs flipped by document (McNemar for single questions); p Holm: corrected for {n} comparisons"
+    "interval and p: by source document (a question without one counts alone), in these models: "
+    "another training may differ\n"
+    "p: signs flipped by document (McNemar for single questions); "
+    "p Holm: corrected for {n} comparisons"
 )
 
 
 def _row(pair: Pair) -> tuple[str, ...]:
     result, contrast = pair.result, pair.contrast
-    bounds = "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
     return (
-        pair.name, pair.base_name, result.format, str(result.shots), str(result.k), str(result.n), f"{result.accuracy:.3f}",
-        f"{contrast.accuracy - contrast.delta:.3f}", f"{contrast.delta:+.3f}", bounds,
-        str(contrast.wrong_to_right), str(contrast.right_to_wrong), _p(contrast.p), _p(contrast.p_holm),
+        pair.name,
+        pair.base_name,
+        result.format,
+        str(result.shots),
+        str(result.k),
+        str(result.n),
+        f"{result.accuracy:.3f}",
+        f"{contrast.accuracy - contrast.delta:.3f}",
+        f"{contrast.delta:+.3f}",
+        _interval(contrast),
+        str(contrast.wrong_to_right),
+        str(contrast.right_to_wrong),
+        _p(contrast.p),
+        _p(contrast.p_holm),
         *_net_columns(result),
-    )  # fmt: skip
+    )
 
 
 def _net_columns(result: ArmResult) -> tuple[str, str, str, str]:
@@ -202,12 +222,17 @@ def _net_columns(result: ArmResult) -> tuple[str, str, str, str]:
     if control is None or control.net is None:
         return ("", "", "", "")
     net = control.net
-    bounds = "" if net.low is None else f"{net.low:+.3f} to {net.high:+.3f}"
-    return f"{control.accuracy:.3f}", f"{net.delta:+.3f}", bounds, _p(net.p_holm)
+    return f"{control.accuracy:.3f}", f"{net.delta:+.3f}", _interval(net), _p(net.p_holm)
+
+
+def _interval(contrast: Contrast) -> str:
+    return "" if contrast.low is None else f"{contrast.low:+.3f} to {contrast.high:+.3f}"
 
 
 def _p(p: float | None) -> str:
-    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+    if p is None:
+        return ""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _pair(
@@ -228,20 +253,18 @@ def _pair(
     )
     if other is not None:
         raise InputError(
-            f"{names[0]} and {names[1]}: question {other.question_id!r} of {other.question_set} has {other.n_choices} choices "
-            f"in one and {choices[other.question_id]} in the other. Ask both the same questions."
+            f"{names[0]} and {names[1]}: question {other.question_id!r} of {other.question_set} has "
+            f"{other.n_choices} choices in one and {choices[other.question_id]} in the other. "
+            "Ask both the same questions."
         )
-    unscored = {answer.question_id for answer in (*answers, *base) if not is_scored(answer)}
-    after, before = (
-        [a for a in of if a.question_id in shared - unscored] for of in (answers, base)
-    )
+    shared -= {answer.question_id for answer in (*answers, *base) if not is_scored(answer)}
+    after = [answer for answer in answers if answer.question_id in shared]
+    before = [answer for answer in base if answer.question_id in shared]
     if not after:
         return None
-    control, of_base = (
-        answers_without_question(*of) for of in zip((after, before), controls, strict=True)
-    )
+    control = answers_without_question(after, controls[0])
     if control is not None:
-        control = replace(control, base=of_base)
+        control = replace(control, base=answers_without_question(before, controls[1]))
     result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm, control=control)
     assert result.to_base is not None
     return Pair(*names, result, result.to_base, max(len(answers), len(base)) - len(after))
@@ -287,18 +310,20 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
     base = next(iter(manifest.recipe.eval.models))
     by_set: dict[str, list[Answer]] = {}
     for answer in read_answers(run_dir / "answers.jsonl"):
+        if answer.arm != base or answer.k or answer.format == PERPLEXITY_FORMAT:
+            continue
         form = format_of(answer.format)
-        if (
-            answer.arm == base
-            and not answer.k
-            and form.shows_question
-            and answer.format != PERPLEXITY_FORMAT
-        ):
-            graded = rescored([answer], "match")[0] if form.generates else answer
-            by_set.setdefault(answer.question_set, []).append(graded)
-    return [
-        _split_set(run_dir, manifest, name, by_set[name]) for name in manifest.recipe.eval.questions
-    ]
+        if not form.shows_question:
+            continue
+        if form.generates:
+            (answer,) = rescored([answer], "match")
+        by_set.setdefault(answer.question_set, []).append(answer)
+    names = manifest.recipe.eval.questions
+    return [_split_set(run_dir, manifest, name, by_set[name]) for name in names]
+
+
+_Way = tuple[str, int]
+"""A prompt format and its number of examples."""
 
 
 def _split_set(
@@ -310,50 +335,71 @@ def _split_set(
     if manifest.inputs.get(str(path)) != file_hash(path):
         raise InputError(f"{path}: is not the file that {run_dir} asked. Run kinject eval again.")
     formats = item.formats or section.formats
-    asked_ways = {(answer.format, answer.shots) for answer in answers}
-    ways = sorted(
-        asked_ways,
-        key=lambda way: (formats.index(way[0]) if way[0] in formats else len(formats), *way),
-    )
+    ways = _ways_asked(answers, formats)
     if len(ways) < 2:
+        form, shots = ways[0]
         raise InputError(
-            f"{run_dir}: {name} was asked in one way ({ways[0][0]}, {ways[0][1]} shots), by which luck looks like knowledge. "
-            "Ask in two, as eval.formats=[rotations,texts]: one chooses, the other measures."
+            f"{run_dir}: {name} was asked in one way ({form}, {shots} shots), by which luck looks "
+            "like knowledge. Ask in two, as eval.formats=[rotations,texts]: one chooses, the other "
+            "measures."
         )
-    halves: tuple[dict[str, list[Answer]], ...] = ({}, {})
-    for answer in filter(is_scored, answers):
-        halves[ways.index((answer.format, answer.shots)) % 2].setdefault(
-            answer.question_id, []
-        ).append(answer)
-    asked, parts, kept = {answer.question_id for answer in answers}, {True: [], False: []}, []  # type: ignore[var-annotated]
-    layout = layout_of(item.layout, formats)
-    for question in read_questions(path, layout):
-        if question.id in asked:  # else eval.limit left it out
-            chosen = halves[0].get(question.id, [])
-            knows = sum(map(is_correct, chosen)) > math.fsum(answer.chance for answer in chosen)
-            kept += [is_correct(answer) for answer in halves[1].get(question.id, ()) if knows]
-            needed = "answer" if question.choices else "answers"
-            row = {
-                key: value
-                for key, value in asdict(question).items()
-                if key == needed or (value and key != "answer")
-            }
-            parts[knows].append(row)
-    files = {
-        known: run_dir / ("known" if known else "unknown") / f"{name}.jsonl"
-        for known in (True, False)
-    }
-    for known, rows in parts.items():
-        write_jsonl(files[known], rows)
+    choosing = _by_question(answers, ways[::2])
+    measuring = _by_question(answers, ways[1::2])
+    asked = {answer.question_id for answer in answers}
+    known: list[Row] = []
+    unknown: list[Row] = []
+    kept: list[bool] = []  # for each answer to a known question that did not choose it
+    for question in read_questions(path, layout_of(item.layout, formats)):
+        if question.id not in asked:  # eval.limit left it out
+            continue
+        chosen = choosing.get(question.id, [])
+        # More often right than guessing would be.
+        if sum(map(is_correct, chosen)) > math.fsum(answer.chance for answer in chosen):
+            known.append(_row_of(question))
+            kept += map(is_correct, measuring.get(question.id, ()))
+        else:
+            unknown.append(_row_of(question))
+    known_path, unknown_path = (run_dir / part / f"{name}.jsonl" for part in ("known", "unknown"))
+    write_jsonl(known_path, known)
+    write_jsonl(unknown_path, unknown)
     labels = [f"{form} ({shots} shots)" if shots else form for form, shots in ways]
-    rate = sum(kept) / len(kept) if kept else 0.0
     return KnownSplit(
         name,
-        len(parts[True]),
-        len(parts[False]),
-        tuple(labels[::2]),
-        tuple(labels[1::2]),
-        rate,
-        files[True],
-        files[False],
+        len(known),
+        len(unknown),
+        chosen_by=tuple(labels[::2]),
+        measure_with=tuple(labels[1::2]),
+        kept=sum(kept) / len(kept) if kept else 0.0,
+        known=known_path,
+        unknown=unknown_path,
     )
+
+
+def _ways_asked(answers: Sequence[Answer], formats: Sequence[str]) -> list[_Way]:
+    """Return the ways in which `answers` were asked, in the order of the recipe's `formats`."""
+
+    def order(way: _Way) -> tuple[int, str, int]:
+        form, shots = way
+        return formats.index(form) if form in formats else len(formats), form, shots
+
+    return sorted({(answer.format, answer.shots) for answer in answers}, key=order)
+
+
+def _by_question(answers: Sequence[Answer], ways: Sequence[_Way]) -> dict[str, list[Answer]]:
+    """Return the answers with a score that were asked in one of `ways`, by question."""
+    found: dict[str, list[Answer]] = {}
+    for answer in filter(is_scored, answers):
+        if (answer.format, answer.shots) in ways:
+            found.setdefault(answer.question_id, []).append(answer)
+    return found
+
+
+def _row_of(question: Question) -> Row:
+    """Return the row of a file of questions: the fields that are not empty, and the answer of a
+    question with choices."""
+    row = {}
+    for key, value in asdict(question).items():
+        is_needed = bool(value) and key != "answer"
+        if is_needed or key == ("answer" if question.choices else "answers"):
+            row[key] = value
+    return row

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,9 @@ class EndpointScorer:
             system, turns = chat_turns(prompt, self.style)
             roles = ("user", "assistant") * len(turns)
             messages = [_message(role, text) for role, text in zip(roles, turns, strict=False)]
-            requests = (
-                (*([_message("system", system.strip())] if system.strip() else []), *messages),
-            )
+            if system.strip():
+                messages.insert(0, _message("system", system.strip()))
+            requests = (tuple(messages),)
             stop = generation.stop or ()
         else:
             requests = ((_message(PROMPT, prompt.context),),)
@@ -217,24 +218,21 @@ class EndpointScorer:
                         await self._check_log_probs(sender)
                 await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
             except EndpointError as error:
-                hint = (
-                    " Every answer is stored; the same command resumes."
-                    if sender.traffic.n_answered
-                    else ""
-                )
-                raise EndpointError(
-                    f"eval.models.{self.name}: {error}{hint}", fatal=True
-                ) from error
+                message = f"eval.models.{self.name}: {error}"
+                if sender.traffic.n_answered:
+                    message += " Every answer is stored; the same command resumes."
+                raise EndpointError(message, fatal=True) from error
         if sender.out_of_budget:
             raise InputError(
-                f"eval.budget: {self.section.budget} are spent (eval.models.{self.name}). Raise it and run again: every answer "
-                "is stored, and none is paid twice."
+                f"eval.budget: {self.section.budget} are spent (eval.models.{self.name}). "
+                "Raise it and run again: every answer is stored, and none is paid twice."
             )
         if failed:
             most_common, n = failed.most_common(1)[0][0], failed.total()
             raise EndpointError(
-                f"eval.models.{self.name}: {n} of {len(prompts)} prompts got no answer. The most common error: {most_common} All "
-                "other answers are stored; the same command asks these again."
+                f"eval.models.{self.name}: {n} of {len(prompts)} prompts got no answer. "
+                f"The most common error: {most_common} "
+                "All other answers are stored; the same command asks these again."
             )
 
     async def _check_log_probs(self, sender: Sender) -> None:
@@ -293,54 +291,57 @@ class EndpointScorer:
             for prompt in prompts
             if (key := self.key(prompt)) not in stored
         }
-        requests = [request for prompt in missing.values() for request in prompt.requests]
-        n_in = sum(
-            self._n_tokens(message["content"]) for request in requests for message in request
-        )
-        n_out = sum(
-            prompt.generation.max_new_tokens if prompt.generation else len(prompt.requests)
-            for prompt in missing.values()
-        )
-        cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
-        price = (
-            f", at most {cost:.4f}"
-            if self.table.endpoint.has_prices
-            else ", no prices in its table"
-        )
+        n_requests = n_in = n_out = 0
+        for prompt in missing.values():
+            n_requests += len(prompt.requests)
+            for message in chain.from_iterable(prompt.requests):
+                n_in += self._n_tokens(message["content"])
+            if prompt.generation:
+                n_out += prompt.generation.max_new_tokens
+            else:  # the log-probs of a choice come with one token that is written
+                n_out += len(prompt.requests)
+        price = ", no prices in its table"
+        if self.table.endpoint.has_prices:
+            cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
+            price = f", at most {cost:.4f}"
         return (
-            f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts, {len(missing):,} without a stored "
-            f"answer; {len(requests):,} requests, about {n_in:,} tokens in, at most {n_out:,} out{price}"
+            f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts, "
+            f"{len(missing):,} without a stored answer; {n_requests:,} requests, "
+            f"about {n_in:,} tokens in, at most {n_out:,} out{price}"
         )
 
     def _n_tokens(self, text: str) -> int:
         """Return the tokens of a message: exact for token ids, of a text rather too many."""
-        return (
-            len(json.loads(text))
-            if self.encoder is not None
-            else math.ceil(len(text) / CHARACTERS_PER_TOKEN)
-        )
+        if self.encoder is not None:
+            return len(json.loads(text))
+        return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
 
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry."""
         usage, cost = used(self.name, self.table, self.run_dir)
         return {
-            "endpoint": self.table.address, "model": self.table.endpoint.model, "revision": self.table.revision,
-            "tokens_in": usage.tokens_in, "tokens_out": usage.tokens_out, "tokens_thinking": usage.tokens_thinking,
+            "endpoint": self.table.address,
+            "model": self.table.endpoint.model,
+            "revision": self.table.revision,
+            "tokens_in": usage.tokens_in,
+            "tokens_out": usage.tokens_out,
+            "tokens_thinking": usage.tokens_thinking,
             "cost": round(cost, 6),
-        }  # fmt: skip
+        }
 
     def notes(self) -> list[str]:
         """Return notes for the user on its answers."""
         usage, cost = used(self.name, self.table, self.run_dir)
         price = f", cost {cost:.4f}" if cost else ""
+        revision = "scores count for this revision" if self.table.revision else "set a revision"
         lines = [
-            f"{self.name}: {self.table}; {usage.tokens_in:,} tokens in, {usage.tokens_out:,} out{price} in this run folder. Its "
-            f"weights cannot be hashed: {'scores count for this revision' if self.table.revision else 'set a revision'}, and "
-            "change it when the server's model changes."
+            f"{self.name}: {self.table}; {usage.tokens_in:,} tokens in, {usage.tokens_out:,} "
+            f"out{price} in this run folder. Its weights cannot be hashed: {revision}, and change "
+            "it when the server's model changes."
         ]
-        return lines + [
-            f"{self.name}: {note}" for note in (self.encoder.notes if self.encoder else ())
-        ]
+        if self.encoder:
+            lines += [f"{self.name}: {note}" for note in self.encoder.notes]
+        return lines
 
 
 def render_messages(prompt: Encoded) -> str:
@@ -391,8 +392,10 @@ def money_spent(
 
 def _paid_by_cache(section: EvalSection) -> dict[str, GeneratorSection]:
     """Return the endpoints and the judge of an evaluation, by the file of their answers."""
-    endpoints = {cache_of(name): table.generator(1) for name, table in section.endpoints().items()}
-    return endpoints | ({JUDGE_CACHE: section.judge} if section.judge is not None else {})
+    paid = {cache_of(name): table.generator(1) for name, table in section.endpoints().items()}
+    if section.judge is not None:
+        paid[JUDGE_CACHE] = section.judge
+    return paid
 
 
 def _message(role: str, content: str) -> Message:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from kinject.eval.prompts import Generation
 from kinject.eval.scoring.encode import Encoded, cut_to_window
 from kinject.eval.scoring.local import load_scorer
 from kinject.models import window_of
-from kinject.recipe.sections import LocalModelSection
+from kinject.recipe.sections import Attention, Dtype, LocalModelSection, Quantization
 
 _LONGEST_WINDOW = 2048
 """The harness's own bound where a config sets none."""
@@ -33,10 +34,19 @@ class KinjectLM(LM):  # type: ignore[misc]
     """A model folder, GGUF file or name on the hub, with or without an adapter. One process."""
 
     def __init__(
-        self, path: str, *, dtype: Any = "auto", attention: Any = "auto", device: str | None = None,
-        revision: str | None = None, quantization: Any = "none", adapter: str | None = None, batch_tokens: int = 16_384,
-        batch_size: Any = None, max_batch_size: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        path: str,
+        *,
+        dtype: Dtype = "auto",
+        attention: Attention = "auto",
+        device: str | None = None,
+        revision: str | None = None,
+        quantization: Quantization = "none",
+        adapter: str | None = None,
+        batch_tokens: int = 16_384,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+    ) -> None:
         """Load the model. `batch_tokens` bounds one pass; the harness's batch sizes are not needed.
 
         Raises `InputError` if the model cannot be used.
@@ -87,18 +97,15 @@ class KinjectLM(LM):  # type: ignore[misc]
         """Return (log-prob, greedy) of each continuation; requests of one context are tokenised
         together."""
         prompts: list[Encoded] = []
-        for context, group in groupby(
-            (request.args for request in requests), key=lambda pair: pair[0]
-        ):
-            prompts.append(
-                cut_to_window(self._encode(context, [text for _, text in group]), self.window)
-            )
+        pairs = [request.args for request in requests]
+        for context, group in groupby(pairs, key=itemgetter(0)):
+            encoded = self._encode(context, [text for _, text in group])
+            prompts.append(cut_to_window(encoded, self.window))
         scores = dict(self.model.scorer.score(prompts))
-        return [
-            pair
-            for index in range(len(prompts))
-            for pair in zip(scores[index].log_probs, scores[index].greedy, strict=True)
-        ]
+        found: list[tuple[float, bool]] = []
+        for index in range(len(prompts)):
+            found += zip(scores[index].log_probs, scores[index].greedy, strict=True)
+        return found
 
     def _encode(self, context: str, continuations: Sequence[str]) -> Encoded:
         """Return the tokens of continuations of `context`, by the harness's rules."""
@@ -108,19 +115,22 @@ class KinjectLM(LM):  # type: ignore[misc]
             start, *joined = self._ids([bare, *(f"{bare}{spaces}{text}" for text in continuations)])
         else:
             texts = self.tokenizer(list(continuations), add_special_tokens=False).input_ids
-            start, joined = (
-                [self.prefix],
-                [ids if ids[:1] == [self.prefix] else [self.prefix, *ids] for ids in texts],
-            )
+            start, joined = [self.prefix], list(map(self._with_prefix, texts))
         targets = tuple(np.asarray(ids[len(start) :], dtype=np.int32) for ids in joined)
         return Encoded((np.asarray(start, dtype=np.int32),) * len(targets), targets)
+
+    def _with_prefix(self, ids: list[int]) -> list[int]:
+        return ids if ids[:1] == [self.prefix] else [self.prefix, *ids]
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text; one that begins with BOS, as a chat template writes it,
         gets no second one."""
-        bos, n = self.tokenizer.bos_token, len(self.model.encoder.start)
-        encoded = zip(texts, self.model.encoder.ids(texts), strict=True)
-        return [ids[n:] if bos and text.startswith(bos) else ids for text, ids in encoded]
+        bos, n_start = self.tokenizer.bos_token, len(self.model.encoder.start)
+        encoded = self.model.encoder.ids(texts)
+        for index, text in enumerate(texts):
+            if bos and text.startswith(bos):
+                encoded[index] = encoded[index][n_start:]
+        return encoded
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -141,7 +151,7 @@ class KinjectLM(LM):  # type: ignore[misc]
         context as it has room for."""
         for start in range(1, len(ids), self.window):
             end = min(start + self.window, len(ids))
-            context = ids[max(0, end - self.window - 1) : start] if start > 1 else ids[:1]
+            context = ids[max(0, end - self.window - 1) : start]
             yield Encoded(
                 (np.asarray(context, dtype=np.int32),),
                 (np.asarray(ids[start:end], dtype=np.int32),),
@@ -158,10 +168,9 @@ class KinjectLM(LM):  # type: ignore[misc]
                     f"kinject writes the likeliest tokens only, and the task asks for {options}."
                 )
             stop = settings.get("until") or []
-            generation = Generation(
-                settings["max_gen_toks"],
-                tuple(filter(None, [stop] if isinstance(stop, str) else stop)),
-            )
+            if isinstance(stop, str):
+                stop = [stop]
+            generation = Generation(settings["max_gen_toks"], tuple(filter(None, stop)))
             (ids,) = self._ids([context])
             prompt = Encoded((np.asarray(ids, dtype=np.int32),), (), generation=generation)
             prompts.append(cut_to_window(prompt, self.window))

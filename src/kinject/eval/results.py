@@ -1,9 +1,8 @@
-"""From a run's answers to its report: accuracies, paired differences, changed answers, and notes."""
+"""From the answers of an evaluation to its report: accuracies and paired differences."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,27 +11,21 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kinject.disk import Row
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
     PMI,
     WRITTEN_SCORES,
     Score,
-    best_choice,
     counts_for,
     has_outcome,
-    is_correct,
     is_scored,
     letter_mass,
     other_outcomes,
-    outcome_of,
     rescored,
     summarize_written,
     text_score,
-    written_choices,
 )
-from kinject.eval.scoring.answers import finite_or_none
 from kinject.question_formats import FORMATS
 from kinject.recipe.sections import EvalSection
 from kinject.results import (
@@ -52,7 +45,7 @@ from kinject.results import (
 from kinject.stats.comparisons import correct_contrasts, lead, make_contrast, net_contrast
 from kinject.stats.intervals import bounded_accuracy
 from kinject.stats.matrix import CorrectnessMatrix, beyond, mean_of_alike
-from kinject.types import Answer, Question
+from kinject.types import Answer
 
 Answers = dict[tuple[str, EvalArm], list[Answer]]
 """(question set, arm) -> its answers, in the order of the questions."""
@@ -146,11 +139,26 @@ class Evaluation:
             prompt_tokens=self.prompt_tokens.get(asked) or None,
         )
 
+    def scores_for(self, arm: EvalArm) -> tuple[str, ...]:
+        """Return the scores that mean something for `arm`: letters, scored or written, are all
+        equally long."""
+        scores: tuple[Score, ...] = tuple(dict.fromkeys(self.section.scores))
+        form = FORMATS[arm.format]
+        if form.is_open:
+            written = tuple(score for score in scores if score in WRITTEN_SCORES)
+            return written or (text_score(scores),)
+        if form.letters or form.generates:
+            return ("sum",)
+        left_out: set[str] = {*WRITTEN_SCORES}
+        if not form.control:
+            left_out.add(PMI)
+        return tuple(score for score in scores if score not in left_out) or ("sum",)
+
     def asked(self) -> Iterator[tuple[QuestionSet, EvalArm, str, list[Answer]]]:
         """Yield each question set, arm and score, with the answers to compare."""
         for question_set in self.plan.sets:
             for arm in question_set.arms:
-                for score in _scores_for(arm, self.section):
+                for score in self.scores_for(arm):
                     yield question_set, arm, score, self.scored(question_set, arm, score)
 
 
@@ -554,113 +562,3 @@ def _unscored(evaluation: Evaluation) -> Iterator[UnscoredResult]:
                 len(scored),
                 score,
             )
-
-
-def _scores_for(arm: EvalArm, section: EvalSection) -> tuple[str, ...]:
-    """Return the scores that mean something for `arm`: letters, scored or written, are all equally
-    long."""
-    scores: tuple[Score, ...] = tuple(dict.fromkeys(section.scores))
-    form = FORMATS[arm.format]
-    if form.is_open:
-        return tuple(score for score in scores if score in WRITTEN_SCORES) or (text_score(scores),)
-    if form.letters or form.generates:
-        return ("sum",)
-    left_out: set[str] = {*WRITTEN_SCORES}
-    if not form.control:
-        left_out.add(PMI)
-    return tuple(score for score in scores if score not in left_out) or ("sum",)
-
-
-def find_flips(evaluation: Evaluation) -> Iterator[Row]:
-    """Yield a row for each question whose answer is right, wrong or abstained by an arm, and
-    another of them by base.
-
-    Base is the first model without context, asked in the same way; choices are compared by their
-    summed log-probs, rotations taken together; written answers by the first of their scores: their
-    choices are the accepted texts, base's answer and the arm's, without log-probs. Questions
-    without a score on either side are left out. `gold`, `chosen` and `base_chosen` are indices of
-    `choices`; `passages` are the retrieved ones, the best first, before anything was cut to fit
-    (`truncated` tokens).
-    """
-    for question_set in evaluation.plan.sets:
-        for arm in question_set.arms:
-            if arm != evaluation.base_of(arm):
-                yield from _flips_of(evaluation, question_set, arm)
-
-
-def _flips_of(evaluation: Evaluation, question_set: QuestionSet, arm: EvalArm) -> Iterator[Row]:
-    base, score = evaluation.base_of(arm), "sum"
-    if FORMATS[arm.format].generates:
-        score = _scores_for(arm, evaluation.section)[0]
-    before, after = (
-        {answer.question_id: answer for answer in evaluation.scored(question_set, of, score)}
-        for of in (base, arm)
-    )
-    contexts = question_set.contexts or ((),) * len(question_set.questions)
-    for question, context in zip(question_set.questions, contexts, strict=True):
-        was, now = before[question.id], after[question.id]
-        if is_scored(was) and is_scored(now) and outcome_of(was) != outcome_of(now):
-            passages = [
-                {"id": p.id, "document_id": p.document_id, "text": p.text} for p in context[: arm.k]
-            ]
-            yield {
-                "role": question_set.role,
-                "base_arm": base.name,
-                "arm": arm.name,
-                "truncated": now.truncated,
-                "log_probs": finite_or_none(now.log_probs),
-                "base_log_probs": finite_or_none(was.log_probs),
-                **flip_row(question, [now], [was]),
-                "passages": passages,
-            }
-
-
-def flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer]) -> Row:
-    """Return the row of a question whose answers, one a seed, changed from `before`."""
-    first, gold = now[0], question.answer
-    after, was = most_common_outcome(now), most_common_outcome(before)
-    return {
-        "question_set": first.question_set,
-        "format": first.format,
-        "shots": first.shots,
-        "k": first.k,
-        "change": f"{was} to {after}",
-        "question_id": question.id,
-        "subject": question.subject,
-        "document_id": question.document_id,
-        "question": question.question,
-        "choices": list(question.choices),
-        "gold": gold,
-        "chosen": _vote(now, gold),
-        "base_chosen": _vote(before, gold),
-        "seeds": [sum(map(is_correct, now)), len(now)] if len(now) > 1 else [],
-        "context_ids": first.context_ids,
-        **written_choices(_first_of(before, was), _first_of(now, after)),
-    }
-
-
-def _first_of(answers: Sequence[Answer], outcome: Outcome | None) -> Answer:
-    return next(answer for answer in answers if outcome_of(answer) == outcome)
-
-
-def most_common_outcome(answers: Sequence[Answer]) -> Outcome | None:
-    """Return the outcome of more than half of the seeds' answers to a question; None if there is
-    none."""
-    for outcome, n in Counter(map(outcome_of, answers)).most_common(1):
-        if 2 * n > len(answers):
-            return outcome
-    return None
-
-
-def _vote(answers: Sequence[Answer], gold: int) -> int | None:
-    """Return the choice of most answers; `gold` only if more than half of them chose it."""
-    chosen = [_choice(answer, gold) for answer in answers]
-    return max(set(chosen), key=lambda index: (chosen.count(index), index != gold))
-
-
-def _choice(answer: Answer, gold: int) -> int | None:
-    """Return the index of the choice of an answer; of a written one `gold` if it is correct, else
-    -1."""
-    if answer.text is None:
-        return best_choice(answer.log_probs)
-    return gold if is_correct(answer) else -1

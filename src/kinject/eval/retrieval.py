@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,10 @@ Vectors = npt.NDArray[np.float32]
 """Unit vectors, shape [n, dimensions]."""
 
 PREFIXES = {
-    "bge-m3": ("", ""), "bge": ("Represent this sentence for searching relevant passages: ", ""), "e5": ("query: ", "passage: "),
-}  # fmt: skip
+    "bge-m3": ("", ""),
+    "bge": ("Represent this sentence for searching relevant passages: ", ""),
+    "e5": ("query: ", "passage: "),
+}
 """Part of an embedder's name -> its texts before queries and before passages, by the models' cards.
 """
 
@@ -62,7 +64,8 @@ class Retriever:
         self, passages: Sequence[Passage], section: RetrievalSection | None = None
     ) -> None:
         """Index `passages` (at least one)."""
-        self.passages, self.least = tuple(passages), None if section is None else section.min_score
+        self.passages = tuple(passages)
+        self.least = None if section is None else section.min_score
         self.notes: tuple[str, ...] = ()
         self.models: Mapping[str, str] = {}
 
@@ -110,8 +113,9 @@ class OracleRetriever(Retriever):
         for question in questions:
             if question.document_id not in own:
                 raise InputError(
-                    f"question {question.id!r} names no document that is searched (document_id: {question.document_id!r}), "
-                    "and eval.retrieval.kind: oracle shows that one. Name it, or choose another kind."
+                    f"question {question.id!r} names no document that is searched (document_id: "
+                    f"{question.document_id!r}), and eval.retrieval.kind: oracle shows that one. "
+                    "Name it, or choose another kind."
                 )
         found = {name: Bm25Retriever(passages) for name, passages in own.items()}
         return [found[question.document_id].find([question], k)[0] for question in questions]
@@ -135,17 +139,13 @@ class LexicalRetriever(Retriever):
         self._indices = {name: Bm25(texts, terms) for name, terms in _TERMS.items()}
         split = [sentences(text) or [text] for text in texts]
         self._first = np.cumsum([0, *map(len, split)])[:-1]
-        self._sentences = Bm25(
-            [sentence for passage_sentences in split for sentence in passage_sentences], _ngrams
-        )
+        self._sentences = Bm25(list(chain.from_iterable(split)), _ngrams)
 
     def parts(self, query: str) -> dict[str, npt.NDArray[np.float64]]:
         """Return the four scores of the passages, by the names of `LEXICAL_WEIGHTS`."""
-        by_name = {name: index.scores(query) for name, index in self._indices.items()}
-        return {
-            **by_name,
-            "sentence": np.maximum.reduceat(self._sentences.scores(query), self._first),
-        }
+        scores = {name: index.scores(query) for name, index in self._indices.items()}
+        scores["sentence"] = np.maximum.reduceat(self._sentences.scores(query), self._first)
+        return scores
 
     def scores(self, query: str) -> npt.NDArray[np.float64]:
         """Return the score of each passage: from 0 up, without a bound."""
@@ -197,9 +197,8 @@ class DenseRetriever(Retriever):
         """Return for each query the indices of the `k` best passages by float64 products, of equal
         ones the first."""
         embedded = self._embed([self._prefix + query for query in queries]) if queries else ()
-        return [
-            best_of(self._vectors @ query.astype(np.float64), k, self.least) for query in embedded
-        ]
+        products = (self._vectors @ query.astype(np.float64) for query in embedded)
+        return [best_of(scores, k, self.least) for scores in products]
 
     def _read_or_embed(self) -> Vectors:
         if self.path.exists():
@@ -237,10 +236,10 @@ class BothRetriever(Retriever):
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages, the best first."""
         points, ranked = 1 / (60 + np.arange(1, 1 + len(self.passages))), []
-        for orders in zip(*(part.rank(queries, len(points)) for part in self._parts), strict=True):
-            scores = np.sum(
-                [points[np.argsort(order)] for order in orders], axis=0
-            )  # by their ranks
+        lexical, dense = (part.rank(queries, len(points)) for part in self._parts)
+        for orders in zip(lexical, dense, strict=True):
+            # argsort turns passages by rank into the rank of each passage.
+            scores = np.sum([points[np.argsort(order)] for order in orders], axis=0)
             ranked.append(best_of(scores, k, self.least))
         return ranked
 
@@ -278,8 +277,8 @@ def refuse_pickles(folder: Path, key: str) -> None:
     for path in sorted(folder.rglob("pytorch_model.bin")):
         if not (path.parent / "model.safetensors").is_file():
             raise InputError(
-                f"{key}: {folder}: {path.relative_to(folder)} is a pickle, which can run code as it loads: kinject reads "
-                "safetensors only. Save the model again, as safetensors."
+                f"{key}: {folder}: {path.relative_to(folder)} is a pickle, which can run code as it "
+                "loads: kinject reads safetensors only. Save the model again, as safetensors."
             )
 
 
@@ -313,16 +312,19 @@ def measure_recall(
 
 
 _KINDS: Mapping[str, Callable[[Sequence[Passage], RetrievalSection], Retriever]] = {
-    "bm25": Bm25Retriever, "lexical": LexicalRetriever, "dense": DenseRetriever, "both": BothRetriever,
+    "bm25": Bm25Retriever,
+    "lexical": LexicalRetriever,
+    "dense": DenseRetriever,
+    "both": BothRetriever,
     "oracle": OracleRetriever,
-}  # fmt: skip
+}
 
 
 def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Retriever:
     """Return the retriever that `section` describes. Raises `InputError` as `DenseRetriever` does."""
     retriever = _KINDS[section.kind](passages, section)
-    note = cut_note(
-        sum(passage.cut for passage in passages), len(passages), "eval.retrieval.passage_tokens"
-    )
-    retriever.notes += (note,) * bool(note)
+    n_cut = sum(passage.cut for passage in passages)
+    note = cut_note(n_cut, len(passages), "eval.retrieval.passage_tokens")
+    if note:
+        retriever.notes += (note,)
     return retriever

@@ -25,11 +25,12 @@ from kinject.disk import (
 from kinject.documents import document_hashes
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
+from kinject.eval.flips import find_flips
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
 from kinject.eval.plan import EvalArm, QuestionSet, read_plan
 from kinject.eval.prompts import ChatStyle, PromptRequest
 from kinject.eval.require import check_requirements, read_requirements, write_checks
-from kinject.eval.results import Evaluation, find_flips, make_report
+from kinject.eval.results import Evaluation, make_report
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
@@ -145,7 +146,8 @@ def measure_judge(recipe: EvalRecipe) -> float:
 def show_prompts(recipe: EvalRecipe, n: int) -> Iterator[str]:
     """Yield a text for each of the first `n` questions of each set and arm; nothing is stored.
 
-    Tokens are separated by bars, line breaks in a token are \\n; the gold choice has a star, the chosen one an arrow.
+    Tokens are separated by bars, line breaks in a token are \\n; the gold choice has a star, the
+    chosen one an arrow.
     """
     section = replace(recipe.eval, limit=n)
     plan = read_plan(replace(recipe, eval=section))
@@ -236,11 +238,14 @@ def encode_arms(
     """Return the prompts of every arm of `model` on `question_set`, in the order of arms and
     questions."""
     arms = [arm for arm in question_set.arms if arm.model == model.name]
-    rows = [(arm, *item) for arm in arms for item in question_set.requests(arm)]
+    rows: list[tuple[EvalArm, PromptRequest, tuple[str, ...]]] = []
+    for arm in arms:
+        rows += [(arm, request, ids) for request, ids in question_set.requests(arm)]
     encoded = model.encode([request for _, request, _ in rows])
-    return [
-        PendingPrompt(arm, request, item, ids) for (arm, request, ids), item in zip(rows, encoded, strict=True)
-    ]  # fmt: skip
+    prompts = []
+    for (arm, request, context_ids), item in zip(rows, encoded, strict=True):
+        prompts.append(PendingPrompt(arm, request, item, context_ids))
+    return prompts
 
 
 def score_prompts(

@@ -82,7 +82,8 @@ def scores_of(answer: Answer, score: str) -> tuple[float, ...]:
     }  # fmt: skip
     if len(lengths[score]) != len(answer.log_probs):
         raise InputError(
-            f"question {answer.question_id!r}: the lengths in {score} were not stored. Choose another score."
+            f"question {answer.question_id!r}: the lengths in {score} were not stored. "
+            "Choose another score."
         )
     return tuple(
         value / max(1, n) for value, n in zip(answer.log_probs, lengths[score], strict=True)

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from kinject.disk import Row
 from kinject.errors import InputError
+from kinject.eval.flips import flip_row, most_common_outcome
 from kinject.eval.results import (
     ControlAnswers,
     control_correctness,
     correctness,
-    flip_row,
-    most_common_outcome,
 )
 from kinject.eval.scores import (
     PMI,

@@ -325,9 +325,9 @@ def join_processes(run_dir: Path) -> Shard:
     """
     if what_shards():
         raise InputError(
-            f"accelerate launch asks for {what_shards()}, but an evaluation does not shard a model. Launch it with --multi_gpu, "
-            "each process with the whole model, or start one process and spread a model over its GPUs: device_map: auto in "
-            "its table of eval.models."
+            f"accelerate launch asks for {what_shards()}, but an evaluation does not shard a model. "
+            "Launch it with --multi_gpu, each process with the whole model, or start one process "
+            "and spread a model over its GPUs: device_map: auto in its table of eval.models."
         )
     if world_size() == 1:
         return Shard(0, 1, run_dir)

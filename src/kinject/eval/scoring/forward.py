@@ -149,14 +149,13 @@ class TreeForward:
             self._tensor(depths)[None, None, :],
         )
         allowed = self._tensor(visible)[None] & (k <= q)
-        masks = {
-            kind: self._additive(_within(allowed, q, k, reach))
-            for kind, reach in self.reaches.items()
-        }
         inputs = {
-            "input_ids": self._tensor(tokens[None]), "position_ids": q[:, :, 0], "past_key_values": cache,
-            "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())), "use_cache": True,
-        }  # fmt: skip
+            "input_ids": self._tensor(tokens[None]),
+            "position_ids": q[:, :, 0],
+            "past_key_values": cache,
+            "attention_mask": self._masks(allowed, q, k),
+            "use_cache": True,
+        }
         rows = self._tensor(wanted)
         with torch.inference_mode():
             if not self.split:
@@ -243,12 +242,19 @@ class TreeForward:
         )
         visible = self._tensor(allowed)
         q, k = self._tensor(depths)[:, :, None], self._tensor(keys)[:, None, :]
+        mask = self._masks(visible, q, k)
+        return {"position_ids": self._tensor(depths), "attention_mask": mask}
+
+    def _masks(
+        self, visible: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Return the mask of each kind of layer; the mask itself where there is one kind, as most
+        models take it."""
         masks = {
             kind: self._additive(_within(visible, q, k, reach))
             for kind, reach in self.reaches.items()
         }
-        mask = masks if len(masks) > 1 else next(iter(masks.values()))
-        return {"position_ids": self._tensor(depths), "attention_mask": mask}
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _additive(self, visible: torch.Tensor) -> torch.Tensor:
         dtype = self.model.dtype

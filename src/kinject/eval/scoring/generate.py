@@ -179,8 +179,13 @@ class AnswerGenerator:
                 contexts = [prompts[i].contexts[0].tolist() for i in batch]
                 greedy = GeneratorSection(max_tokens=generation.max_new_tokens, temperature=0.0)
                 written = generate(
-                    self.forward.model, greedy, contexts, [0] * len(batch), sorted(self.ends), has_ended=_Ended(answers),
-                )  # fmt: skip
+                    self.forward.model,
+                    greedy,
+                    contexts,
+                    [0] * len(batch),
+                    sorted(self.ends),
+                    has_ended=_Ended(answers),
+                )
                 self.n_read += sum(length + len(tokens) for tokens in written)
                 yield from zip(batch, (answer.result() for answer in answers), strict=True)
 

@@ -56,11 +56,12 @@ class Scorer:
         pass.
         """
         reason = self.forward.why_not_tree()
-        for split in () if reason else (True, False):
-            reason = self._test_tree(split=split)
-            self.forward.split = split and not reason
-            if not reason:
-                break
+        if not reason:
+            reason = self._test_tree(split=True)
+            self.forward.split = not reason
+            if reason:
+                reason = self._test_tree(split=False)
+                self.forward.split = False
         if reason:
             self.notes.append(f"plain rows, nothing shared between prompts: {reason}")
         return not reason
@@ -83,7 +84,9 @@ class Scorer:
                     sums[index][choice] = np.nan
             if not open_leaves[index]:
                 yield index, PromptScore(tuple(sums[index].tolist()), tuple(greedy[index]))
-        for rows, scores in self._score_rows(leaves, use_tree=self.uses_tree) if leaves else ():
+        if not leaves:
+            return
+        for rows, scores in self._score_rows(leaves, use_tree=self.uses_tree):
             start = 0
             for row in rows:
                 part = slice(start, start + len(row.targets))
@@ -146,9 +149,8 @@ class Scorer:
         n_rows = 0
         for row in rows[:n_most]:
             room -= len(np.unique(row.indices))
-            waste -= longest - len(
-                row.tokens
-            )  # more padding than this costs more than one more pass
+            # More padding than the overhead costs more than one more pass.
+            waste -= longest - len(row.tokens)
             if min(room, waste) < 0 and n_rows:
                 break
             n_rows += 1
@@ -163,11 +165,12 @@ class Scorer:
         n_tokens = len(rows) * max(len(row.tokens) for row in rows)
         self.n_pushed += n_tokens
         with self._memory(n_tokens):
-            return (
-                self.forward.read_tree(rows, prefix)
-                if use_tree
-                else self.forward.read_unshared(rows)
-            )
+            return self._read(rows, prefix, use_tree=use_tree)
+
+    def _read(self, rows: list[Row], prefix: Prefix, *, use_tree: bool) -> HiddenStates:
+        if use_tree:
+            return self.forward.read_tree(rows, prefix)
+        return self.forward.read_unshared(rows)
 
     @contextmanager
     def _memory(self, n_tokens: int) -> Iterator[None]:
@@ -178,8 +181,8 @@ class Scorer:
             if not is_out_of_memory(error):
                 raise
             raise InputError(
-                f"Out of memory with {n_tokens} tokens in one pass. Lower eval.batch_tokens ({self.batch_tokens}), or use "
-                "shorter passages, fewer examples or a smaller dtype."
+                f"Out of memory with {n_tokens} tokens in one pass. Lower eval.batch_tokens "
+                f"({self.batch_tokens}), or use shorter passages, fewer examples or a smaller dtype."
             ) from error
 
     def _test_tree(self, *, split: bool) -> str:
@@ -194,34 +197,29 @@ class Scorer:
         except _REFUSALS as error:
             if is_out_of_memory(error):
                 raise
-            return f"this architecture refuses a tree ({str(error).splitlines()[0][:120] if str(error) else error!r})"
+            fault = repr(error)
+            if str(error):
+                fault = str(error).splitlines()[0][:120]
+            return f"this architecture refuses a tree ({fault})"
         gap = float(np.abs(plain - shared).max())
         tolerance = 1e-3 if self.forward.model.dtype in (torch.float32, torch.float64) else 0.5
-        # NaN comes from the model itself and shows in the answers
-        return (
-            f"this architecture reads a tree differently (by {gap:.2g} in a test)"
-            if gap > tolerance
-            else ""
-        )
+        # NaN comes from the model itself and shows in the answers: it is no gap.
+        if gap > tolerance:
+            return f"this architecture reads a tree differently (by {gap:.2g} in a test)"
+        return ""
 
     def _test_scores(self, leaves: Sequence[Leaf], *, use_tree: bool) -> npt.NDArray[np.float64]:
         tree = Tree(leaves)
-        root = (
-            tree.plan(RowLimits(row=16, longest=16, overhead=0))
-            if use_tree
-            else tree.plan_unshared()
-        )
+        root = tree.plan_unshared()
+        if use_tree:
+            root = tree.plan(RowLimits(row=16, longest=16, overhead=0))
         sums = np.zeros(len(leaves))
         pending = [(root, Prefix())]
         while pending:
             node, parent = pending.pop()
             prefix = self.forward.extend(node, parent)
             if node.rows:
-                states = (
-                    self.forward.read_tree(node.rows, prefix)
-                    if use_tree
-                    else self.forward.read_unshared(node.rows)
-                )
+                states = self._read(node.rows, prefix, use_tree=use_tree)
                 (scores,) = self.forward.scores([states])
                 np.add.at(sums, np.concatenate([row.owners for row in node.rows]), scores.log_probs)
             pending.extend((child, prefix) for child in node.children)
