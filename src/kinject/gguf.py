@@ -15,11 +15,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kinject.disk import file_hash, read_json, unwritable
 from kinject.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from transformers import (
+        PretrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        PreTrainedTokenizerFast,
+    )
 
 KINDS = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 """Kind of a file that is written -> gguf's name of its weights."""
@@ -120,62 +131,70 @@ def _convert(file: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-_ROPE = "rope_freqs.weight"
+_DIVISORS = "rope_freqs.weight"
+_LLAMA_3_1 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""What Llama 3.1, 3.2 and 3.3 have in common; a file has divisors of the frequencies instead."""
 
 
-def _read_positions(file: Path, config: Any) -> None:
+def _read_positions(file: Path, config: PretrainedConfig) -> None:
     """Take over the scaled positions of Llama 3.1, which transformers leaves in the file.
 
-    They are divisors of the frequencies. Raises `InputError` for other ones, and for another scaling.
+    Raises `InputError` for positions that are scaled otherwise.
     """
-    import numpy as np
     from gguf import GGUFReader
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     reader = GGUFReader(file)
-    kinds = [field for name, field in reader.fields.items() if name.endswith("rope.scaling.type")]
-    kind = str(kinds[0].contents()) if kinds and config.model_type != "gpt_oss" else "none"
-    divisors = [np.asarray(tensor.data) for tensor in reader.tensors if tensor.name == _ROPE]
-    if kind == "none" and divisors:
-        plain = config.rope_parameters
-        scaled = {
-            **plain,
-            "rope_type": "llama3",
-            "factor": float(divisors[0].max()),
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }  # as in every Llama 3.1, 3.2 and 3.3
-        width = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        frequencies = plain["rope_theta"] ** (-np.arange(0, width, 2) / width) / divisors[0]
-        config.rope_parameters = scaled
-        found, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-        kind = "none" if np.allclose(found.numpy(), frequencies, rtol=1e-4) else _ROPE
-    if kind != "none":
+    fault = ""
+    for name, field in reader.fields.items():
+        if name.endswith("rope.scaling.type") and config.model_type != "gpt_oss":
+            fault = str(field.contents()).replace("none", "")
+    for tensor in reader.tensors:
+        if tensor.name == _DIVISORS and not _take_divisors(tensor.data, config):
+            fault = _DIVISORS
+        if tensor.name.startswith("rope_factors_"):
+            fault = tensor.name
+    if fault:
         raise InputError(
-            f"{file}: its positions are scaled ({kind}), which transformers does not read. Take the model's safetensors instead."
+            f"{file}: its positions are scaled ({fault}), which transformers does not read. "
+            "Take the model's safetensors instead."
         )
 
 
-def _check_read(file: Path, model: Any) -> None:
+def _take_divisors(divisors: npt.NDArray[np.float32], config: PretrainedConfig) -> bool:
+    """Set the scaling that divides the frequencies so; return whether it is Llama 3.1's."""
+    import numpy as np
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    plain, width = config.rope_parameters, 2 * len(divisors)
+    config.rope_parameters = {**plain, **_LLAMA_3_1, "factor": float(divisors.max())}
+    frequencies = plain["rope_theta"] ** (-np.arange(0, width, 2) / width) / divisors
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    return bool(np.allclose(scaled.numpy(), frequencies, rtol=1e-4))
+
+
+def _check_read(file: Path, model: PreTrainedModel) -> None:
     """Raise `InputError` if the file holds more weights than the model that was made of it."""
     from gguf import GGUFReader
 
     n_read = sum(parameter.numel() for parameter in model.parameters())
     stored = {tensor.name: int(tensor.n_elements) for tensor in GGUFReader(file).tensors}
-    computed = (_ROPE, "rope_factors_long.weight", "rope_factors_short.weight")
-    n_stored = sum(n for name, n in stored.items() if name not in computed)
-    if n_stored > n_read:
+    stored.pop(_DIVISORS, None)
+    n_left = sum(stored.values()) - n_read
+    if n_left > 0:
         biases = [name for name in stored if name.endswith(".bias")]
+        names = ", ".join(biases[:1]) or "unknown ones"
         raise InputError(
-            f"{file}: {n_stored - n_read:,} of its weights have no place in transformers' {model.config.model_type}"
-            f"{f', perhaps {biases[0]}' if biases else ''}. Take the model's safetensors instead."
+            f"{file}: {n_left:,} of its weights ({names}?) have no place in transformers' "
+            f"{model.config.model_type}. Take the model's safetensors instead."
         )
 
 
-def _restore_added_tokens(file: Path, tokenizer: Any) -> None:
+def _restore_added_tokens(file: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Give added tokens beyond the byte alphabet (<｜User｜>, or one with a space) their number.
 
     transformers 5.23 spells them as text is spelled, and then adds BOS and EOS among them anew.
@@ -207,7 +226,7 @@ def _restore_added_tokens(file: Path, tokenizer: Any) -> None:
     for number, token in wanted.items():
         is_special = types[number] == TokenType.CONTROL
         added.append({"id": number, "content": token, **flags, "special": is_special})
-    rules["added_tokens"] = sorted(added, key=lambda row: int(row["id"]))
+    rules["added_tokens"] = sorted(added, key=itemgetter("id"))
     tokenizer._tokenizer = Tokenizer.from_str(json.dumps(rules))
 
 
@@ -355,8 +374,8 @@ def _write(folder: Path, file: Path, kind: str) -> None:
     writer.close()
 
 
-def _check_calculation(folder: Path, config: Any) -> None:
-    """Raise `InputError` if llama.cpp would calculate otherwise: it reads these settings in no file."""
+def _check_calculation(folder: Path, config: PretrainedConfig) -> None:
+    """Raise `InputError` if llama.cpp, which reads none of these settings, would differ."""
     faults = {
         f"hidden_act: {config.hidden_act}": config.hidden_act != "silu",
         "sliding_window": bool(
@@ -367,8 +386,8 @@ def _check_calculation(folder: Path, config: Any) -> None:
     for setting, is_other in faults.items():
         if is_other:
             raise InputError(
-                f"{folder}: {setting}: llama.cpp calculates {config.model_type} without it, so a GGUF file would be another "
-                "model. Serve the folder."
+                f"{folder}: {setting}: llama.cpp calculates {config.model_type} without it, so a "
+                "GGUF file would be another model. Serve the folder."
             )
 
 
@@ -383,17 +402,20 @@ def _check_tokens(folder: Path, rules: Mapping[str, Any]) -> None:
     ]
     if faults:
         raise InputError(
-            f"{folder}: tokenizer.json: llama.cpp does not know {faults[0]}, so a GGUF file would have other tokens. Serve the "
-            "folder."
+            f"{folder}: tokenizer.json: llama.cpp does not know {faults[0]}, so a GGUF file would "
+            "have other tokens. Serve the folder."
         )
 
 
-def _other_ends(folder: Path, tokenizer: Any) -> list[int]:
+def _other_ends(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens beside EOS at which the model in `folder` ends a text."""
     path = folder / "generation_config.json"
-    ends = read_json(path, "").get("eos_token_id") if path.is_file() else None
-    numbers = [ends] if isinstance(ends, int) else ends or []
-    return [number for number in numbers if number != tokenizer.eos_token_id]
+    if not path.is_file():
+        return []
+    ends = read_json(path, "").get("eos_token_id") or []
+    if isinstance(ends, int):
+        ends = [ends]
+    return [number for number in ends if number != tokenizer.eos_token_id]
 
 
 def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import trl
 from safetensors.torch import load_file
 
 from kinject.cli import main
@@ -26,7 +28,7 @@ from kinject.models.attention import reads_later_tokens
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.checkpoints import is_complete
-from kinject.train.config import make_configs
+from kinject.train.config import _sft_config, make_configs
 from kinject.train.load import load_training_model
 
 MakeRecipe = Callable[..., Recipe]
@@ -275,6 +277,24 @@ def test_two_processes_validate_the_mean_over_tokens_that_one_does(
         log = [row for _, row in read_jsonl(tmp_path / name / "log.jsonl")]
         losses.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
     assert losses[1:] == pytest.approx(losses[:1] * 5, rel=1e-6)
+
+
+def test_one_process_has_one_device_however_many_gpus_there_are(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a launcher transformers gives a process all GPUs, by DataParallel."""
+    for method, name in (("cpt", "SFTConfig"), ("recall", "GRPOConfig")):
+        kind = getattr(trl, name)
+        begin = kind.__post_init__
+
+        def begin_with_three(self: Any, begin: Callable[[Any], None] = begin) -> None:
+            begin(self)
+            self._n_gpu = 3
+
+        monkeypatch.setattr(kind, "__post_init__", begin_with_three)
+        config = _sft_config(dataclasses.replace(make_recipe(), method=method), {}, "cpu")
+        assert config.n_gpu == 1
+        assert config.train_batch_size == config.per_device_train_batch_size
 
 
 @NEEDS_DEEPSPEED

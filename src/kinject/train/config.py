@@ -107,6 +107,10 @@ def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) ->
         config = SFTConfig(**values)
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         config.lr_scheduler_type = schedule
+    if config.n_gpu > 1:
+        # Without a launcher transformers would spread batches over all GPUs by DataParallel,
+        # which TRL's trainers do not survive (huggingface/trl#6836): one process is one device.
+        config._n_gpu = 1
     return config
 
 

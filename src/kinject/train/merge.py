@@ -270,11 +270,12 @@ def open_tensors(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 _CALCULATION = (
-    "rope_parameters", "hidden_act", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "sliding_window", "layer_types",
-    "logits_scaling", "residual_multiplier", "embedding_multiplier", "attention_multiplier", "attn_logit_softcapping",
+    "rope_parameters", "hidden_act", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
+    "sliding_window", "layer_types", "logits_scaling", "residual_multiplier",
+    "embedding_multiplier", "attention_multiplier", "attn_logit_softcapping",
     "final_logit_softcapping", "num_attention_heads", "num_key_value_heads", "head_dim",
 )  # fmt: skip
-"""Fields of config.json that say what is calculated with the weights, whose shapes may be the same."""
+"""Fields of config.json that say what is calculated with weights of the same shapes."""
 
 
 def _check_same_calculation(base: Path, tuned: Path) -> None:
@@ -284,8 +285,8 @@ def _check_same_calculation(base: Path, tuned: Path) -> None:
         values = [getattr(config, key, None) for config in (ours, theirs)]
         if values[0] != values[1]:
             raise InputError(
-                f"{tuned / CONFIG}: {key} is {values[1]!r:.90}, in {base} {values[0]!r:.90}, so it was not trained from it. "
-                "Give the base model of this run."
+                f"{tuned / CONFIG}: {key} is {values[1]!r:.90}, in {base} {values[0]!r:.90}, so it "
+                "was not trained from it. Give the base model of this run."
             )
 
 
@@ -395,7 +396,8 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     """Write the base of a peft adapter with the adapter folded in to the model folder `out`; the
     base is in memory.
 
-    The dtype is that in which the base is stored, tensor by tensor, or `dtype`. The tokenizer is the adapter's.
+    The dtype is that in which the base is stored, tensor by tensor, or `dtype`. The tokenizer is
+    the adapter's.
     Raises `InputError` if one of the two cannot be used, or peft cannot fold the adapter in.
     """
     settings = read_object(adapter / ADAPTER_CONFIG)

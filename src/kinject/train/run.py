@@ -294,8 +294,8 @@ def _save_model(
     if is_first_process() and not (part / ADAPTER_CONFIG).exists():
         save_as(part, "auto", base.path, base.revision)
         # transformers 5.23 switches it off for training; servers that read it would be slow
-        config = load_config(base.path, base.revision) if base.path else None
-        set_config(part, use_cache=getattr(config, "use_cache", True))
+        config = load_config(base.path or str(part), base.revision)
+        set_config(part, use_cache=base.path is None or getattr(config, "use_cache", True))
     fault = not_finite_in(part) if is_first_process() else ""
     if fault:
         shutil.rmtree(part)

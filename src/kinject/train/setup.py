@@ -407,9 +407,7 @@ def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str
 def effective_batch(config: SFTConfig, data: TrainingData) -> EffectiveBatch:
     """Return the rows and mean tokens of an update over all devices, and the factors of the rows."""
     batch, accumulation = config.per_device_train_batch_size, config.gradient_accumulation_steps
-    devices = (
-        config.world_size // processes_per_row() * max(1, config.n_gpu)
-    )  # GPUs of one process share its batches
+    devices = config.world_size // processes_per_row()
     rows = batch * accumulation * devices
     return EffectiveBatch(
         rows_per_device=batch,

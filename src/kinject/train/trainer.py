@@ -107,7 +107,7 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the tokens read so far; TRL's metrics are means over tokens."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics = self._current_metrics
         if "loss" in logs or "eval_loss" in logs:
             n_tokens = torch.tensor([int(self._total_train_tokens)], device=self.accelerator.device)
             n_all = int(self.accelerator.gather(n_tokens).sum())
@@ -212,7 +212,13 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         if self.model.training:
             self._total_train_tokens = n_tokens + inputs["input_ids"].numel()
         n_learned = self.accelerator.gather((inputs["labels"][:, 1:] != IGNORED).sum()).sum()
-        self._metrics["train" if self.model.training else "eval"][_N_LEARNED].append(int(n_learned))
+        self._current_metrics[_N_LEARNED].append(int(n_learned))
+
+    @property
+    def _current_metrics(self) -> dict[str, list[float]]:
+        """TRL's metrics since the last log, a value a batch."""
+        metrics: dict[str, list[float]] = self._metrics["train" if self.model.training else "eval"]
+        return metrics
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
