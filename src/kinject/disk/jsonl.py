@@ -148,11 +148,12 @@ def _too_deep(location: str) -> InputError:
 def _depth(value: object) -> int:
     """Return how many lists and objects are nested in one another."""
     depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
+    # Level by level: a function that called itself would end at Python's own limit.
+    while nested := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
-        level = [
-            inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
-        ]
+        level = []
+        for item in nested:
+            level.extend(item.values() if isinstance(item, dict) else item)
     return depth
 
 

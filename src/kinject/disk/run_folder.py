@@ -157,9 +157,8 @@ def refuse_outside_links(folder: Path) -> None:
                     "target as run_dir."
                 )
         for name in files:
-            with contextlib.suppress(
-                OSError
-            ):  # gone meanwhile, or a link to nothing: nothing can be opened
+            # Gone meanwhile, or a link to nothing: nothing can be opened.
+            with contextlib.suppress(OSError):
                 kind = kind_of(os.stat(os.path.join(parent, name)).st_mode)
                 if kind:
                     raise DiskError(
@@ -322,9 +321,8 @@ def _recipes(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
     """Yield (run_dir, (verb, path)) of each recipe in the folder and below its recipes/; of two
     with a run_dir, the first."""
     for path in (*sorted(folder.glob("*.yaml")), *sorted((folder / "recipes").rglob("*.yaml"))):
-        with contextlib.suppress(
-            OSError, UnicodeDecodeError
-        ):  # kinject recipes check reports its faults
+        # kinject recipes check reports its faults.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
             text = path.read_text("utf-8")
             run_dir, keys = _RUN_DIR.search(text), set(_KEY.findall(text))
             verb = next((verb for section, verb in _SECTIONS.items() if section in keys), "")
@@ -354,10 +352,10 @@ def _run(folder: Path, run_dir: Path, verb: str, recipe: str) -> FoundRun:
     elif not any((path / name).exists() for name in (LOCK, "manifest.json", last)):
         state = "not started"
     elif (path / last).exists() and manifest and counts.get("finished", True):
-        n_nothing = sum(
-            style.get("nothing", 0) for style in counts.get("styles", {}).values()
-        )  # answered: nothing to write
-        state = "short" if counts.get("got", 0) + n_nothing < counts.get("asked", 0) else "done"
+        # Answered that there is nothing to write: as good as a text.
+        n_nothing = sum(style.get("nothing", 0) for style in counts.get("styles", {}).values())
+        is_short = counts.get("got", 0) + n_nothing < counts.get("asked", 0)
+        state = "short" if is_short else "done"
     words = list(map(str, manifest.get("command", ())))
     if words[1:2] != [verb]:
         words = ["kinject", verb, recipe] if recipe else []
