@@ -12,7 +12,7 @@ from typing import Any
 from kinject.augment.checks.checker import Verdict
 from kinject.augment.plan import Group, VariantRequest
 from kinject.augment.styles import Style
-from kinject.disk import Journal, Row, content_id, read_jsonl, write_jsonl
+from kinject.disk import Journal, Row, RowLike, content_id, read_jsonl, write_jsonl
 from kinject.errors import InputError
 from kinject.llm.sender import Sender
 from kinject.types import Completion, Tabular, Usage, Variant
@@ -184,7 +184,7 @@ class IndexedRows(Journal):
         """Return the rows with this text."""
         return [self.row_at(offset) for offset in self._offsets.get(name, ())]
 
-    def add(self, name: str, row: object) -> None:
+    def add(self, name: str, row: RowLike) -> None:
         """Store a row (a mapping or a dataclass) with this text."""
         self._offsets[name].append(self.append(row))
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from kinject.disk.files import atomic_file, read_bytes, read_lines, unwritable
 from kinject.errors import DiskError, InputError
 
+
+class DataclassInstance(Protocol):
+    """A value of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
 Row = dict[str, Any]
+RowLike = Mapping[str, Any] | DataclassInstance
+"""What is written as a row."""
 FORMAT_VERSION = 1
 """The version of manifests, report.json and SQLite files (their user_version). A change that this
 code's readers would misread raises it; readers ignore keys that they do not know.
@@ -47,7 +56,7 @@ def _fields_of(value: object) -> Row:
 
 
 @cache
-def _names_of(kind: Any) -> tuple[str, ...]:
+def _names_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
@@ -101,7 +110,7 @@ def read_json(path: Path, fix: str) -> Row:
     return value
 
 
-def encode_row(row: object) -> str:
+def encode_row(row: RowLike) -> str:
     """Return `row` (a mapping or a dataclass) as one line of JSON without the newline."""
     return _ENCODER.encode(row)
 
@@ -185,7 +194,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 @contextlib.contextmanager
-def open_jsonl(path: Path) -> Iterator[Callable[[Mapping[str, Any] | object], None]]:
+def open_jsonl(path: Path) -> Iterator[Callable[[RowLike], None]]:
     """Yield a function that writes one row (a mapping or a dataclass) to a file, which replaces
     `path` as in `atomic_file`.
 
@@ -193,7 +202,7 @@ def open_jsonl(path: Path) -> Iterator[Callable[[Mapping[str, Any] | object], No
     """
     with atomic_file(path) as file:
 
-        def write(row: Mapping[str, Any] | object) -> None:
+        def write(row: RowLike) -> None:
             try:
                 file.write(encode_row(row) + "\n")
             except OSError as error:  # several files may be open: the error must name this one
@@ -202,7 +211,7 @@ def open_jsonl(path: Path) -> Iterator[Callable[[Mapping[str, Any] | object], No
         yield write
 
 
-def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | object]) -> int:
+def write_jsonl(path: Path, rows: Iterable[RowLike]) -> int:
     """Write `rows` (mappings or dataclasses), atomically; return how many."""
     n_rows = 0
     with atomic_file(path) as file:
