@@ -114,7 +114,9 @@ def test_messages_of_a_chat_data_set_stay_messages(here: Path) -> None:
 def test_documents_are_read_from_the_same_names(here: Path) -> None:
     documents = list(read_documents(Path("wiki:raw")))
     assert [document.text for document in documents] == [
-        "= Anna =", "Anna lives in Bergen.", "She sails.",
+        "= Anna =",
+        "Anna lives in Bergen.",
+        "She sails.",
     ]
     assert documents[1].meta == {"topic": "people"}
     (document,) = read_documents(Path("wiki:qa:test:answer"))
