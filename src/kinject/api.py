@@ -48,11 +48,11 @@ def _checked(recipe: AnyRecipe | str | Path, verb: Verb) -> AnyRecipe:
     from kinject.recipe import read_recipe
     from kinject.sandbox import write_missing_inputs
 
-    if isinstance(recipe, str | Path) and verb in ("train", "eval"):
+    if not isinstance(recipe, str | Path):
+        return recipe
+    if verb in ("train", "eval"):
         write_missing_inputs(Path(recipe))
-    checked: AnyRecipe = (
-        read_recipe(recipe, verb=verb) if isinstance(recipe, str | Path) else recipe
-    )
+    checked: AnyRecipe = read_recipe(recipe, verb=verb)
     return checked
 
 

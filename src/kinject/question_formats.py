@@ -64,19 +64,21 @@ class QuestionFormat:
             return question_prompt(question.question) if self.shows_question else "Answer:"
         lettered = zip(ascii_uppercase, question.choices, strict=False)
         options = "".join(f"\n{letter}. {choice}" for letter, choice in lettered)
-        text = (
-            f"{question.question.strip()}{options}"
-            if self.shows_question
-            else options.removeprefix("\n")
-        )
-        return f"{text}\n{_ASKS_FOR_LETTER}\nAnswer:" if self.generates else f"{text}\nAnswer:"
+        text = options.removeprefix("\n")
+        if self.shows_question:
+            text = f"{question.question.strip()}{options}"
+        if self.generates:
+            text += f"\n{_ASKS_FOR_LETTER}"
+        return f"{text}\nAnswer:"
 
     def answers(self, question: Question) -> tuple[str, ...]:
         """Return the text of each answer that is compared; of a written one the text that an
         example shows."""
         if self.is_open:
             return question.accepted[:1] or (NO_ANSWER,)
-        return tuple(ascii_uppercase[: len(question.choices)]) if self.letters else question.choices
+        if self.letters:
+            return tuple(ascii_uppercase[: len(question.choices)])
+        return question.choices
 
     def gold(self, question: Question) -> int:
         """Return the index of the correct one of `answers`."""

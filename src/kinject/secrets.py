@@ -82,9 +82,9 @@ def _is_path(value: str) -> bool:
 def without_secrets(text: str) -> str:
     """Return `text` with `SHOWN` in place of each part of a known secret; the same text if it has
     none."""
-    return (
-        secret_filter(tuple(known_secrets().values())).redact(text) if len(text) >= WINDOW else text
-    )
+    if len(text) < WINDOW:  # too short for a part of a secret
+        return text
+    return secret_filter(tuple(known_secrets().values())).redact(text)
 
 
 @functools.lru_cache(maxsize=8)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from html import escape
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -43,22 +42,27 @@ class Tabular:
     def _repr_html_(self) -> str:
         """Return the rows as an HTML table; what they hold is escaped."""
         rows = self.to_rows()
-        head = "".join(f"<th>{escape(str(column))}</th>" for column in (rows[0] if rows else ()))
+        columns = rows[0] if rows else {}
+        head = "".join(f"<th>{escape(str(column))}</th>" for column in columns)
         lines = ("".join(f"<td>{_cell(value)}</td>" for value in row.values()) for row in rows)
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _attribute(item: object, name: str) -> Any:
-    return reduce(
-        lambda part, key: None if part is None else getattr(part, key), name.split("."), item
-    )
+    """Return the attribute of a dotted name; None where a part of it is None."""
+    value = item
+    for key in name.split("."):
+        if value is None:
+            return None
+        value = getattr(value, key)
+    return value
 
 
-def _cell(value: Any) -> str:
-    return escape(
-        "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-    )
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return escape(f"{value:.4g}" if isinstance(value, float) else str(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +350,9 @@ class ArmName(NamedTuple):
         a plus (1e+06)."""
         arm, _, retrieval = name.rpartition("+")
         is_asked = retrieval == RAG or (retrieval and "," not in name)
-        return cls(arm, retrieval) if arm and is_asked else cls(name)
+        if arm and is_asked:
+            return cls(arm, retrieval)
+        return cls(name)
 
     @classmethod
     def asked(cls, arm: str, k: int) -> str:

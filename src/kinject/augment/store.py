@@ -13,7 +13,7 @@ from kinject.augment.checks.checker import Verdict
 from kinject.augment.groups import Group
 from kinject.augment.styles import Style
 from kinject.augment.variant_requests import VariantRequest
-from kinject.disk import Journal, Row, content_id, read_jsonl, write_jsonl
+from kinject.disk import Journal, Row, RowLike, content_id, read_jsonl, write_jsonl
 from kinject.errors import InputError
 from kinject.llm.sender import Sender
 from kinject.types import Completion, Tabular, Usage, Variant
@@ -206,8 +206,8 @@ class IndexedRows(Journal):
         """Return the rows with this text."""
         return [self.row_at(offset) for offset in self._offsets.get(name, ())]
 
-    def add(self, name: str, row: Row | Variant) -> None:
-        """Store a row with this text."""
+    def add(self, name: str, row: RowLike) -> None:
+        """Store a row (a mapping or a dataclass) with this text."""
         self._offsets[name].append(self.append(row))
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ import sys
 import tomllib
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
@@ -52,6 +52,11 @@ _VERBS = {name: row["module"] for name, row in _TABLE.items() if "module" in row
 _Option = tuple[tuple[str, ...], dict[str, Any]]
 _RUNS: dict[str, tuple[tuple[_Option, ...], dict[str, Any]]] = {}
 """Verb or action -> what it takes, and argparse's defaults: `run`, the function that does it."""
+
+
+def incomplete(missing: int | Sized) -> int:
+    """Return the exit code of a verb that has finished: 1 if anything is `missing`, else 0."""
+    return 1 if missing else 0
 
 
 def option(*names: str, **settings: Any) -> _Option:
@@ -130,6 +135,7 @@ def program() -> int:
     Before and after `main`, signals have the system's effect, so that no traceback follows the
     result.
     """
+    # Python's own handler raises an exception anywhere; one that ignores the signal stays (nohup).
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     protect_streams()
@@ -145,6 +151,7 @@ def program() -> int:
         show(_BUG.format(verb=_verb(sys.argv[1:]), error=type(error).__name__), file=sys.stderr)
         code = 70
     lost = lost_output()
+    # A full disk behind > FILE: without its text the command has not done what it says.
     if lost is not None and code == 0:
         show(
             f"kinject {_verb(sys.argv[1:])}: standard output: {lost.strerror}. Its text is lost.",
@@ -161,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _report_errors(words)
         except KeyboardInterrupt as stop:
+            # A launcher repeats the signal: a second one would cut the hint off.
             with handled_by(signal.SIG_IGN):
                 if is_first_process():
                     hint = render_resume_hint(_verb(words), words, stop)
@@ -262,6 +270,7 @@ def _run(words: Sequence[str]) -> int:
         answer(words, {"result": value, "exit": 0}, out)
 
     arguments.announce = announce  # for what serves until it is stopped
+    # With --json stdout holds one JSON object and nothing else.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         if arguments.verb is None:
             show(render_next_step())
@@ -308,6 +317,7 @@ def render_resume_hint(verb: str, words: Sequence[str], stop: KeyboardInterrupt)
     """Return the message for a user whose command, `words` after ``kinject``, was stopped."""
     status = _STOPPED[signal.Signals(exit_code(stop) - 128)]
     again = list(words)
+    # The other verbs resume by themselves; a training that was begun with --overwrite must not.
     if verb == "train":
         again = [*(word for word in again if word not in ("--overwrite", "--resume")), "--resume"]
     launcher = " (under the same launcher)" if is_launched() else ""
@@ -396,6 +406,7 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
             raise InputError(
                 f"{path}: not in this folder. kinject recipes copy {name} puts it here."
             )
+    # Before the recipe is read, which refuses inputs that are missing.
     if verb in ("train", "eval"):
         from kinject.sandbox import write_missing_inputs
 
@@ -442,6 +453,7 @@ def _parser() -> argparse.ArgumentParser:
         help=argparse.SUPPRESS,
         parser_class=_VerbParser,
     )
+    # Their import registers the verbs (`verb`); here, since they import from this module.
     for module in dict.fromkeys(_VERBS.values()):
         importlib.import_module(f"kinject.cli.{module}")
     below, parsers = dict[str, Any]({"": verbs}), dict[str, argparse.ArgumentParser]()

@@ -6,7 +6,7 @@ import argparse
 import gc
 from pathlib import Path
 
-from kinject.cli import Outcome, option, recipe_of, verb
+from kinject.cli import Outcome, incomplete, option, recipe_of, verb
 from kinject.errors import InputError
 from kinject.terminal import show
 
@@ -32,7 +32,7 @@ def _try(arguments: argparse.Namespace) -> Outcome:
     folder = min((*survey.recipes, *survey.kept)).parent
     counts = survey.preview.n_documents, *survey.pilot
     show("\n" + render_commands(survey.path, folder, counts, ready=survey.ready))
-    return survey, 1 if survey.documents.n_skipped else 0
+    return survey, incomplete(survey.documents.n_skipped)
 
 
 @verb(
@@ -68,7 +68,7 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     options = read_section(arguments.recipe_file, settings)
     result = documents(*paths, run_dir=run_dir, options=options)
     show(render_documents(result))
-    return result, 1 if result.n_skipped else 0
+    return result, incomplete(result.n_skipped)
 
 
 @verb(
@@ -94,7 +94,7 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
 
     result = augment(recipe)
     show(render_summary(result))
-    return result, 1 if result.short else 0
+    return result, incomplete(result.short)
 
 
 @verb(
@@ -137,7 +137,7 @@ def _questions(arguments: argparse.Namespace) -> Outcome:
     gc.set_threshold(20_000, 10, 10)  # as in kinject augment
     result = make_questions(recipe_of(arguments, "questions"), retry=arguments.retry)
     show(render_questions(result))
-    return result, 1 if result.short else 0
+    return result, incomplete(result.short)
 
 
 def _drop_known(arguments: argparse.Namespace) -> Outcome:

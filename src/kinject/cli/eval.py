@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from kinject.terminal import show
 
 if TYPE_CHECKING:
     from kinject.eval.chat import Chat
+    from kinject.results import Report
 
 
 @verb(
@@ -75,11 +77,14 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
     )
     for check in checks:
         show(str(check))
-    failed = any(check.verdict != "met" for check in checks)
-    code = (
-        1 if failed or report.unscored or any(result.n_unscored for result in report.results) else 0
-    )
+    is_met = all(check.verdict == "met" for check in checks)
+    code = 0 if is_met and _is_complete(report) else 1
     return {"page": page, "requirements": checks, "report": report}, code
+
+
+def _is_complete(report: Report) -> bool:
+    """Return whether every question has a score."""
+    return not report.unscored and not any(result.n_unscored for result in report.results)
 
 
 @verb(
@@ -111,11 +116,7 @@ def _study(arguments: argparse.Namespace) -> Outcome:
     result, page = run_study(recipe, executor_factory(arguments.jobs))
     show(render_summary(recipe.run_dir, result))
     show(f"report: {page}")
-    code = (
-        1
-        if result.failures or result.unscored or any(arm.n_unscored for arm in result.results)
-        else 0
-    )
+    code = 0 if not result.failures and _is_complete(result) else 1
     return {"page": page, "report": result}, code
 
 
@@ -169,7 +170,7 @@ def _view(arguments: argparse.Namespace) -> Outcome:
     if (arguments.folder / "runs").is_dir():  # the paths in its recipes begin there
         os.chdir(arguments.folder)
         arguments.folder = Path()
-    return serve(lambda: Server(arguments.folder, arguments.port), arguments, "view")
+    return serve(partial(Server, arguments.folder, arguments.port), arguments, "view")
 
 
 @verb(
@@ -201,12 +202,9 @@ def _view(arguments: argparse.Namespace) -> Outcome:
 def _chat(arguments: argparse.Namespace) -> Outcome:
     from kinject.eval.chat import ChatSetup, find_models, open_chat
 
-    for flag, value, least in (
-        ("--k", arguments.k, 1),
-        ("--max-new-tokens", arguments.max_new_tokens, 1),
-    ):
-        if value < least:
-            raise InputError(f"{flag}: found {value}, allowed: {least} or more.")
+    for flag, value in (("--k", arguments.k), ("--max-new-tokens", arguments.max_new_tokens)):
+        if value < 1:
+            raise InputError(f"{flag}: found {value}, allowed: 1 or more.")
     if not 0 <= arguments.temperature <= 10:
         raise InputError(f"--temperature: found {arguments.temperature:g}, allowed: 0 to 10.")
     models = find_models(arguments.model, arguments.base)
@@ -248,7 +246,7 @@ def _answer(chat: Chat, line: str, turns: list[dict[str, Any]]) -> None:
         show(f"{line}: unknown; there are /reset, /passages and /quit")
     else:
         try:
-            answers = chat.answer(line, lambda text: show(text, end="", flush=True))
+            answers = chat.answer(line, partial(show, end="", flush=True))
             turns.append({"question": line, "answers": answers})
         except InputError as error:
             show(f"\n{error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from kinject.cli import Outcome, option, recipe_of, verb
+from kinject.cli import Outcome, incomplete, option, recipe_of, verb
 from kinject.terminal import show
 
 
@@ -93,7 +93,7 @@ def _doctor(arguments: argparse.Namespace) -> Outcome:
             raise InputError(f"{path}: does not exist. Give recipe files or folders.")
     checkup = doctor(*paths, offline=arguments.offline)
     show(render(checkup))
-    return checkup, 1 if checkup.problems else 0
+    return checkup, incomplete(checkup.problems)
 
 
 @verb(

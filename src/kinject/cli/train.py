@@ -8,7 +8,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-from kinject.cli import Outcome, option, recipe_of, verb
+from kinject.cli import Outcome, incomplete, option, recipe_of, verb
 from kinject.errors import InputError
 from kinject.gguf import KINDS
 from kinject.process import is_first_process
@@ -45,7 +45,7 @@ def _train(arguments: argparse.Namespace) -> Outcome:
     result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
     if is_first_process():
         show(render_summary(result))
-    return result, 1 if result.ended_above_start else 0
+    return result, incomplete(result.ended_above_start)
 
 
 def _merge(arguments: argparse.Namespace) -> list[Path]:

@@ -37,6 +37,7 @@ from kinject.disk.journal import Journal, read_journal
 from kinject.disk.jsonl import (
     FORMAT_VERSION,
     Row,
+    RowLike,
     check_version,
     open_jsonl,
     parse_fields,

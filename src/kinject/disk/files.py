@@ -121,12 +121,13 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unused = part_path(path)
-        with open(
-            unused, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8"
-        ) as file:
+        encoding = None if "b" in mode else "utf-8"
+        # x: a file of that name would be another's, and is not written over.
+        with open(unused, mode.replace("w", "x"), encoding=encoding) as file:
             temporary = unused
             yield file
             file.flush()
+            # The rename may reach the disk before the content: a crash would leave an empty file.
             os.fsync(file.fileno())
         os.replace(temporary, path)
         temporary = None
@@ -134,9 +135,8 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         raise unwritable(path, error) from error
     finally:
         if temporary is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # a disk that refused the write may refuse this; the first error counts
+            # A disk that refused the write may refuse this; the first error counts.
+            with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
 
@@ -241,12 +241,13 @@ def kind_of(mode: int) -> str:
 
 
 def _refuse_unless_regular(path: Path, status: os.stat_result) -> None:
-    if kind := kind_of(status.st_mode):
-        fix = "Save its content as a file and give that: it is read more than once."
-        raise DiskError(
-            f"{path}: found {kind}, expected a file. "
-            f"{'Check the path.' if kind == 'a folder' else fix}"
-        )
+    kind = kind_of(status.st_mode)
+    if not kind:
+        return
+    fix = "Save its content as a file and give that: it is read more than once."
+    if kind == "a folder":
+        fix = "Check the path."
+    raise DiskError(f"{path}: found {kind}, expected a file. {fix}")
 
 
 def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = None) -> bytes:
@@ -259,9 +260,8 @@ def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = No
     with open_to_read(path) if stream is None else contextlib.nullcontext(stream) as file:
         try:
             remaining, parts = limit + 1, []
-            while part := file.read(
-                min(remaining, 2**20)
-            ):  # one read of the limit would allocate as much
+            # One read of the limit would allocate as much.
+            while part := file.read(min(remaining, 2**20)):
                 parts.append(part)
                 remaining -= len(part)
         except OSError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, Self, cast
 
 from kinject.disk.files import open_regular, read_lines, unwritable
-from kinject.disk.jsonl import Row, encode_row, parse_row
+from kinject.disk.jsonl import Row, RowLike, encode_row, parse_row
 from kinject.errors import DiskError, InputError
 
 _BOM = b"\xef\xbb\xbf"
@@ -61,7 +61,7 @@ class Journal:
             self.close()
             raise
 
-    def append(self, row: object) -> int:
+    def append(self, row: RowLike) -> int:
         """Add one row (a mapping or a dataclass) and return its offset in bytes.
 
         It is on disk when this returns. Raises `DiskError` if it is not, or if the file was moved

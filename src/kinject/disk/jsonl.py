@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from kinject.disk.files import atomic_file, read_bytes, read_lines, unwritable
 from kinject.errors import DiskError, InputError
@@ -16,8 +16,18 @@ from kinject.errors import DiskError, InputError
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-Row = dict[str, Any]
 _Kind = TypeVar("_Kind")
+
+
+class DataclassInstance(Protocol):
+    """A value of any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Row = dict[str, Any]
+RowLike = Mapping[str, Any] | DataclassInstance
+"""What is written as a row."""
 FORMAT_VERSION = 1
 """The version of manifests, report.json and SQLite files (their user_version). A change that this
 code's readers would misread raises it; readers ignore keys that they do not know.
@@ -51,7 +61,7 @@ def _fields_of(value: object) -> Row:
 
 
 @cache
-def _names_of(kind: Any) -> tuple[str, ...]:
+def _names_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
@@ -138,7 +148,7 @@ def _type_adapter(kind: type[_Kind]) -> TypeAdapter[_Kind]:
     return _TYPE_ADAPTERS[kind]
 
 
-def encode_row(row: object) -> str:
+def encode_row(row: RowLike) -> str:
     """Return `row` (a mapping or a dataclass) as one line of JSON without the newline."""
     return _ENCODER.encode(row)
 
@@ -185,11 +195,12 @@ def _too_deep(location: str) -> InputError:
 def _depth(value: object) -> int:
     """Return how many lists and objects are nested in one another."""
     depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
+    # Level by level: a function that called itself would end at Python's own limit.
+    while nested := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
-        level = [
-            inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
-        ]
+        level = []
+        for item in nested:
+            level.extend(item.values() if isinstance(item, dict) else item)
     return depth
 
 
@@ -221,7 +232,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 @contextlib.contextmanager
-def open_jsonl(path: Path) -> Iterator[Callable[[Mapping[str, Any] | object], None]]:
+def open_jsonl(path: Path) -> Iterator[Callable[[RowLike], None]]:
     """Yield a function that writes one row (a mapping or a dataclass) to a file, which replaces
     `path` as in `atomic_file`.
 
@@ -229,7 +240,7 @@ def open_jsonl(path: Path) -> Iterator[Callable[[Mapping[str, Any] | object], No
     """
     with atomic_file(path) as file:
 
-        def write(row: Mapping[str, Any] | object) -> None:
+        def write(row: RowLike) -> None:
             try:
                 file.write(encode_row(row) + "\n")
             except OSError as error:  # several files may be open: the error must name this one
@@ -238,7 +249,7 @@ def open_jsonl(path: Path) -> Iterator[Callable[[Mapping[str, Any] | object], No
         yield write
 
 
-def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | object]) -> int:
+def write_jsonl(path: Path, rows: Iterable[RowLike]) -> int:
     """Write `rows` (mappings or dataclasses), atomically; return how many."""
     n_rows = 0
     with atomic_file(path) as file:

@@ -159,9 +159,8 @@ def refuse_outside_links(folder: Path) -> None:
                     "target as run_dir."
                 )
         for name in files:
-            with contextlib.suppress(
-                OSError
-            ):  # gone meanwhile, or a link to nothing: nothing can be opened
+            # Gone meanwhile, or a link to nothing: nothing can be opened.
+            with contextlib.suppress(OSError):
                 kind = kind_of(os.stat(os.path.join(parent, name)).st_mode)
                 if kind:
                     raise DiskError(
@@ -328,9 +327,8 @@ def _recipes(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
     """Yield (run_dir, (verb, path)) of each recipe in the folder and below its recipes/; of two
     with a run_dir, the first."""
     for path in (*sorted(folder.glob("*.yaml")), *sorted((folder / "recipes").rglob("*.yaml"))):
-        with contextlib.suppress(
-            OSError, UnicodeDecodeError
-        ):  # kinject recipes check reports its faults
+        # kinject recipes check reports its faults.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
             text = path.read_text("utf-8")
             run_dir, keys = _RUN_DIR.search(text), set(_KEY.findall(text))
             verb = next((verb for section, verb in _SECTIONS.items() if section in keys), "")

@@ -186,11 +186,13 @@ def weight_files(folder: Path) -> list[Path]:
             f"{_FIX}"
         )
     for tensor, name in names.items():
+        # transformers follows an index that names .bin files.
         if name.endswith(_PICKLES):
             raise InputError(
                 f"{index}: some of its weights are pickles ({name[:80]}), which can run code as "
                 f"they load. {_FIX}"
             )
+        # A path would lead out of the folder, whose hashes then mean nothing.
         if name != os.path.basename(name) or not name.endswith(".safetensors"):
             raise InputError(
                 f"{index}: {tensor}: names {name!r:.80}, which is no safetensors file in this "
@@ -425,6 +427,7 @@ def _ends_well(source: str) -> bool:
     job = json.dumps([source, _LONGEST_CHAT, _CHAT_MEMORY, _CHAT_SECONDS, _CHAT_REFUSED])
     try:
         done = subprocess.run(
+            # -I: neither the folder that it starts in nor the environment adds modules.
             [sys.executable, "-I", "-c", _RENDER],
             input=job,
             text=True,
@@ -434,4 +437,5 @@ def _ends_well(source: str) -> bool:
         )
     except subprocess.TimeoutExpired:
         return False
+    # Below 0: the kernel ended it, at the limit of its processor time.
     return done.returncode != _CHAT_REFUSED and done.returncode >= 0

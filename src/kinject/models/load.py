@@ -92,6 +92,7 @@ def check_model(path: str | Path) -> None:
             "type."
         )
     read_headers(folder)
+    # More would take seconds, and those who read all weights compare them anyway.
     if sum(weights.stat().st_size for weights in weight_files(folder)) <= _HASHED:
         verified_hashes(folder)
     load_config(str(folder))  # its fields, before the tokenizer reads them too
