@@ -18,7 +18,7 @@ from kinject.secrets import secret_in
 
 Section = TypeVar("Section")
 Value = Any
-"""A plain value of a recipe: what YAML holds, and after its check the section that is made of it."""
+"""A plain value of a recipe: what YAML holds, and after its check the section made of it."""
 Hint = Any
 """An annotation of a field, which typing gives no type: a class, a union, a Literal, a generic."""
 KeyPath = tuple[str | int, ...]
@@ -49,7 +49,7 @@ _MOST_SUGGESTED = 24
 
 
 def suggestion(word: Value, allowed: Iterable[str]) -> str:
-    """Return `` Did you mean X?`` for the nearest allowed word, else the list of what is allowed."""
+    """Return `` Did you mean X?`` for the nearest allowed word, else the list of the allowed."""
     names = sorted(allowed)
     near = difflib.get_close_matches(f"{word!s:.80}", names, n=1, cutoff=0.6)
     if near:
@@ -80,7 +80,7 @@ class Checker:
     found_input: Callable[[KeyPath, str, str], None] = _ignore_input
 
     def section(self, cls: type[Section], value: Value, key: KeyPath) -> Section | None:
-        """Return `cls` built from the mapping `value`, or None after reporting every fault in it."""
+        """Return `cls` built from the mapping `value`, or None after reporting each fault in it."""
         if not isinstance(value, Mapping):
             self.report(key, f"found {_describe(value)}, expected a mapping.")
             return None

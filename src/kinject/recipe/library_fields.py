@@ -26,31 +26,45 @@ REFUSED = {
     "hub_always_push": "is fixed: push_to_hub uploads the finished model, once. Remove the line.",
     "hub_token": "is a secret. Set the environment variable HF_TOKEN.",
     "push_to_hub_token": "is a secret. Set the environment variable HF_TOKEN.",
-    "jit_mode_eval": "was removed from transformers. Remove the line; set torch_compile: true for speed.",
-    "fp16_opt_level": "was NVIDIA Apex's, which transformers no longer uses. Remove the line; fp16: true suffices.",
+    "jit_mode_eval": "was removed from transformers. Remove the line; set torch_compile: true for "
+    "speed.",
+    "fp16_opt_level": "was NVIDIA Apex's, which transformers no longer uses. Remove the line; "
+    "fp16: true suffices.",
     "dataset_text_field": "is fixed: corpus rows hold text, messages, or prompt and completion.",
-    "formatting_func": "cannot be written in a file. Write corpus rows with text, messages, or prompt and completion.",
+    "formatting_func": "cannot be written in a file. Write corpus rows with text, messages, or "
+    "prompt and completion.",
     "save_dtype": "is fixed: bfloat16 where the base is stored so, else as it was trained.",
-    "model_init_kwargs": "is the model section's. Set model.dtype, model.attention or model.revision.",
-    "parallelism_config": "is a Python object. Describe the devices to accelerate: docs/distributed.md.",
+    "model_init_kwargs": "is the model section's. Set model.dtype, model.attention or "
+    "model.revision.",
+    "parallelism_config": "is a Python object. Describe the devices to accelerate: "
+    "docs/distributed.md.",
     "label_names": "is fixed: the rows of a corpus are labelled by kinject.",
     "resume_from_checkpoint": "is the command line's: kinject train RECIPE --resume.",
-    "padding_free": "is TRL's collator's. Set packing: true with packing_strategy: bfd_split, which pads nothing.",
-    "eval_packing": "has no effect: validation texts are read as rows of their own. Remove the line.",
-    "shuffle_dataset": "has no effect: the order of rows spreads the texts of a document over an epoch. Remove the line.",
-    "dataset_num_proc": "has no effect: a corpus is tokenised in one process, and once. Remove the line.",
+    "padding_free": "is TRL's collator's. Set packing: true with packing_strategy: bfd_split, "
+    "which pads nothing.",
+    "eval_packing": "has no effect: validation texts are read as rows of their own. Remove the "
+    "line.",
+    "shuffle_dataset": "has no effect: the order of rows spreads the texts of a document over an "
+    "epoch. Remove the line.",
+    "dataset_num_proc": "has no effect: a corpus is tokenised in one process, and once. Remove the "
+    "line.",
     "dataset_kwargs": "is for TRL's own preparation of a data set. Remove the line.",
     "length_column_name": "has no effect: kinject knows the length of each row. Remove the line.",
     "do_train": "has no effect: kinject train trains. Remove the line.",
     "do_eval": "has no effect. Set eval_strategy, with probes or a validation corpus.",
     "do_predict": "has no effect: kinject eval asks questions. Remove the line.",
-    "truncation_mode": "is fixed: of a text longer than max_length the beginning is read. Remove the line.",
-    "remove_unused_columns": "has no effect: rows have the columns that the loss reads. Remove the line.",
-    "auto_find_batch_size": "would change the batch of a run that is under way. Find it first: kinject find-lr RECIPE --batch.",
+    "truncation_mode": "is fixed: of a text longer than max_length the beginning is read. Remove "
+    "the line.",
+    "remove_unused_columns": "has no effect: rows have the columns that the loss reads. Remove the "
+    "line.",
+    "auto_find_batch_size": "would change the batch of a run that is under way. Find it first: "
+    "kinject find-lr RECIPE --batch.",
     "ignore_data_skip": "is fixed: a resumed run reads on where it stopped. Remove the line.",
-    "restore_callback_states_from_checkpoint": "has no effect: checkpoints hold what callbacks need. Remove the line.",
+    "restore_callback_states_from_checkpoint": "has no effect: checkpoints hold what callbacks "
+    "need. Remove the line.",
     "enable_jit_checkpoint": "is fixed: a signal ends a run with a checkpoint. Remove the line.",
-    "logging_nan_inf_filter": "is fixed: a loss that is no number is logged as none. Remove the line.",
+    "logging_nan_inf_filter": "is fixed: a loss that is no number is logged as none. Remove the "
+    "line.",
     "local_rank": "is the launcher's: accelerate launch sets it. Remove the line.",
     **dict.fromkeys(
         ("eos_token", "pad_token"), "is the tokenizer's. Save it with that token; remove the line."
@@ -67,7 +81,8 @@ REFUSED = {
             "eval_use_gather_object",
             "eval_accumulation_steps",
         ),
-        "has no effect: an evaluation keeps losses alone, and probes have batches of their own. Remove the line.",
+        "has no effect: an evaluation keeps losses alone, and probes have batches of their own. "
+        "Remove the line.",
     ),
 }
 """Fields that a recipe must not set -> the reason, and the setting to use."""
@@ -84,8 +99,15 @@ RENAMED = {
 RENAMED_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 """Older values of `trainer.optim` -> today's: the same arithmetic in torch."""
 RECALL_FIELDS = (
-    "num_generations", "max_completion_length", "temperature", "top_p", "beta", "epsilon", "num_iterations", "scale_rewards",
-)  # fmt: skip
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "beta",
+    "epsilon",
+    "num_iterations",
+    "scale_rewards",
+)
 """Fields of TRL's GRPOConfig that `method: recall` reads beside those of SFTConfig."""
 
 
@@ -112,7 +134,9 @@ def trainer_fields() -> Fields:
 def renamed(key: str) -> str:
     """Return what became of an older name, as the end of a sentence."""
     today = RENAMED[key]
-    return f"is called {today} today; read as that" if today else "has no effect today; ignored"
+    if not today:
+        return "has no effect today; ignored"
+    return f"is called {today} today; read as that"
 
 
 def rename_old_fields(
@@ -129,9 +153,12 @@ def rename_old_fields(
     notes: list[str] = []
     unread = ""
     if {"warmup_steps", "warmup_ratio"} <= trainer.keys():
-        used, unread = ("warmup_steps", "warmup_ratio")[:: 1 if trainer["warmup_steps"] else -1]
+        used, unread = "warmup_steps", "warmup_ratio"
+        if not trainer["warmup_steps"]:
+            used, unread = unread, used
         notes.append(
-            f"trainer.{unread} is not read: {used} counts. A warmup_steps above 0 overrides warmup_ratio."
+            f"trainer.{unread} is not read: {used} counts. A warmup_steps above 0 overrides "
+            "warmup_ratio."
         )
         _check_ratio(
             checker.value(float, trainer["warmup_ratio"], ("trainer", "warmup_ratio")), checker
@@ -296,16 +323,36 @@ OWN_SCHEDULES: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
 ADAPTIVE_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 """Schedules that follow a metric of the evaluations."""
 
-_SET_BY_KINJECT = frozenset({
-    "optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "kwargs", "max_lr", "total_steps", "epochs",
-    "steps_per_epoch", "cycle_momentum", "base_momentum", "max_momentum", "mode", "verbose",
-})  # fmt: skip
+_SET_BY_KINJECT = frozenset(
+    {
+        "optimizer",
+        "num_warmup_steps",
+        "num_training_steps",
+        "last_epoch",
+        "kwargs",
+        "max_lr",
+        "total_steps",
+        "epochs",
+        "steps_per_epoch",
+        "cycle_momentum",
+        "base_momentum",
+        "max_momentum",
+        "mode",
+        "verbose",
+    }
+)
 """Arguments that follow from the rest of the recipe, or that change more than the learning rate."""
 _SHAPES = Literal["linear", "cosine", "1-sqrt"]
 _TYPES: Mapping[str, Any] = {
-    "power": float, "lr_end": float, "min_lr_ratio": float, "num_decay_steps": float, "warmup_type": _SHAPES,
-    "decay_type": _SHAPES, "anneal_strategy": Literal["cos", "linear"], "threshold_mode": Literal["rel", "abs"],
-}  # fmt: skip
+    "power": float,
+    "lr_end": float,
+    "min_lr_ratio": float,
+    "num_decay_steps": float,
+    "warmup_type": _SHAPES,
+    "decay_type": _SHAPES,
+    "anneal_strategy": Literal["cos", "linear"],
+    "threshold_mode": Literal["rel", "abs"],
+}
 """Types that the libraries do not annotate, or check late."""
 _COUNT: Mapping[str, Any] = {"min": 1, "max": 2**20}
 _STEPS: Mapping[str, Any] = {"above": 0, "max": 10**9}
@@ -313,29 +360,53 @@ _FROM_0: Mapping[str, Any] = {"min": 0, "max": 10**9}
 _UNIT: Mapping[str, Any] = {"min": 0, "below": 1}
 _FRACTION: Mapping[str, Any] = {"min": 0, "max": 1}
 RANGES: Mapping[str, Mapping[str, Any]] = {
-    "per_device_train_batch_size": _COUNT, "per_device_eval_batch_size": _COUNT, "gradient_accumulation_steps": _COUNT,
-    "max_length": {"min": 2, "max": 2**22}, "logging_steps": _STEPS, "eval_steps": _STEPS, "save_steps": _STEPS,
-    "warmup_steps": _FROM_0, "num_train_epochs": {"above": 0, "max": 10**6}, "max_steps": {"min": 1, "max": 10**9, "or": -1},
-    "learning_rate": {"above": 0, "max": 100}, "max_grad_norm": {"min": 1e-6, "max": 10**9, "or": 0},
-    "label_smoothing_factor": _UNIT, "seed": {"min": 0, "max": 2**32 - 1},
-    "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT, "lora_dropout": _UNIT, "trainable_token_indices": _FROM_0,
-}  # fmt: skip
+    "per_device_train_batch_size": _COUNT,
+    "per_device_eval_batch_size": _COUNT,
+    "gradient_accumulation_steps": _COUNT,
+    "max_length": {"min": 2, "max": 2**22},
+    "logging_steps": _STEPS,
+    "eval_steps": _STEPS,
+    "save_steps": _STEPS,
+    "warmup_steps": _FROM_0,
+    "num_train_epochs": {"above": 0, "max": 10**6},
+    "max_steps": {"min": 1, "max": 10**9, "or": -1},
+    "learning_rate": {"above": 0, "max": 100},
+    "max_grad_norm": {"min": 1e-6, "max": 10**9, "or": 0},
+    "label_smoothing_factor": _UNIT,
+    "seed": {"min": 0, "max": 2**32 - 1},
+    "r": {"min": 1, "max": 2**16},
+    "lora_alpha": _COUNT,
+    "lora_dropout": _UNIT,
+    "trainable_token_indices": _FROM_0,
+}
 """Bounds of the libraries' fields that no library refuses itself, and with which nothing is
 learned."""
 _WORDS: Mapping[str, tuple[str, ...]] = {
-    "loss_type": ("nll", "dft", "chunked_nll"), "pad_to_multiple_of": ("auto",),
-    "include_num_input_tokens_seen": ("all", "non_padding", "no"), "debug": ("", "underflow_overflow", "tpu_metrics_debug"),
-    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    "loss_type": ("nll", "dft", "chunked_nll"),
+    "pad_to_multiple_of": ("auto",),
+    "include_num_input_tokens_seen": ("all", "non_padding", "no"),
+    "debug": ("", "underflow_overflow", "tpu_metrics_debug"),
+    "torch_compile_mode": (
+        "default",
+        "reduce-overhead",
+        "max-autotune",
+        "max-autotune-no-cudagraphs",
+    ),
     "task_type": ("CAUSAL_LM",),
-}  # fmt: skip
+}
 """The words of fields that are annotated as text and whose metadata has no choices, or choices that
 kinject has not."""
 _SCHEDULE_RANGES: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "warmup_lr_rate", "pct_start", "flat_fraction"), _FRACTION),
-    **dict.fromkeys(("power", "lr_end", "min_lr", "num_stable_steps", "num_decay_steps", "num_cycles"), _FROM_0),
+    **dict.fromkeys(
+        ("min_lr_rate", "min_lr_ratio", "warmup_lr_rate", "pct_start", "flat_fraction"), _FRACTION
+    ),
+    **dict.fromkeys(
+        ("power", "lr_end", "min_lr", "num_stable_steps", "num_decay_steps", "num_cycles"), _FROM_0
+    ),
     **dict.fromkeys(("step_size", "step_epochs", "timescale", "d_model"), _STEPS),
-    "gamma": {"above": 0, "max": 1}, "factor": _UNIT,
-}  # fmt: skip
+    "gamma": {"above": 0, "max": 1},
+    "factor": _UNIT,
+}
 
 
 def schedule_names() -> list[str]:
@@ -453,11 +524,15 @@ def _check_combination(
 
 
 _NEW_RANGES: Mapping[str, Mapping[str, Any]] = {
-    "eps": {"min": 1e-30, "max": 1}, "epsilon": {"min": 1e-30, "max": 1}, "dropout": _UNIT, "pdrop": _UNIT,
+    "eps": {"min": 1e-30, "max": 1},
+    "epsilon": {"min": 1e-30, "max": 1},
+    "dropout": _UNIT,
+    "pdrop": _UNIT,
     "initializer_range": {"min": 1e-6, "max": 10},
-    "num_hidden_layers": {"min": 1, "max": 10_000}, "hidden_size": {"min": 1, "max": 10**6},
+    "num_hidden_layers": {"min": 1, "max": 10_000},
+    "hidden_size": {"min": 1, "max": 10**6},
     "vocab_size": {"min": 1, "max": 10**8},
-}  # fmt: skip
+}
 """End of the name of a model's config field -> its bounds. Building the model shows whether its
 sizes fit each other."""
 
@@ -470,31 +545,46 @@ def check_new_model(new: Mapping[str, Any], checker: Checker) -> None:
 
 
 ADAPTER_REFUSED = {
-    **dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"), "needs a pass over data before training. Remove the line."),
+    **dict.fromkeys(
+        ("eva_config", "corda_config", "lora_ga_config"),
+        "needs a pass over data before training. Remove the line.",
+    ),
     "loftq_config": "rounds the base to 4 bits again at each load. Remove the line.",
     **dict.fromkeys(
-        ("peft_version", "base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "runtime_config"),
+        (
+            "peft_version",
+            "base_model_name_or_path",
+            "revision",
+            "auto_mapping",
+            "inference_mode",
+            "runtime_config",
+        ),
         "is peft's own record of a saved adapter. Remove the line.",
     ),
     **dict.fromkeys(
         ("monteclora_config", "kasa_config"),
         "needs terms of its own in the loss, which the trainer does not compute. Remove the line.",
     ),
-    **dict.fromkeys(("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."),
-    "alora_invocation_tokens": "adapts only text after these tokens, which no corpus row holds. Remove the line.",
     **dict.fromkeys(
-        ("use_qalora", "qalora_group_size"), "pools the inputs of GPTQ's layers, which kinject does not load. Remove the line."
+        ("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."
+    ),
+    "alora_invocation_tokens": "adapts only text after these tokens, which no corpus row holds. "
+    "Remove the line.",
+    **dict.fromkeys(
+        ("use_qalora", "qalora_group_size"),
+        "pools the inputs of GPTQ's layers, which kinject does not load. Remove the line.",
     ),
     "velora_config": "is a Python object. Remove the line.",
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
-}  # fmt: skip
+}
 """Keys of peft's configs that an adapter to train must not set -> the reason."""
 ADAPTER_KEYS = ("type", "merge")
 """The keys that are not peft's: the type of adapter, and whether it is folded into the base weights
 when training ends."""
 _VIRTUAL_TOKENS = "adds virtual tokens, which neither packed rows nor the scoring of kinject know"
 ADAPTER_TYPES_REFUSED = {
-    "adalora": "needs the number of steps and a call after each of them, which Trainer does not make",
+    "adalora": "needs the number of steps and a call after each of them, which Trainer does not "
+    "make",
     "adaption_prompt": _VIRTUAL_TOKENS,
     "lily": "weighs its parts by all tokens of a batch, of which a token would read later ones",
     "poly": "is for several tasks, each with its number",
@@ -511,8 +601,12 @@ def adapter_types() -> dict[str, Any]:
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     names = {kind.value.lower(): made for kind, made in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-    return {name: made for name, made in names.items() if name == "cartridge" or
-            (name not in ADAPTER_TYPES_REFUSED and not issubclass(made, PromptLearningConfig))}  # fmt: skip
+    return {
+        name: made
+        for name, made in names.items()
+        if name == "cartridge"
+        or (name not in ADAPTER_TYPES_REFUSED and not issubclass(made, PromptLearningConfig))
+    }
 
 
 def with_adapter_type(adapter: Mapping[str, Any], checker: Checker) -> dict[str, Any]:
