@@ -175,8 +175,10 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
         kept = gradients
     update = gradients + _workspace(step, shapes)
     if activations + logits + kept >= update:
+        # the backward pass begins: gradients are there only if earlier batches left them
         gradients = kept
     else:
+        # the update: activations are gone, its workspace takes their row in the table
         activations, logits = update - gradients, 0
     gathered = 0
     if sharded or offload:
@@ -199,7 +201,7 @@ def _heap_holes(step: Step, memory: Memory) -> int:
 
 
 def _autocast_copies(step: Step, shapes: Shapes) -> int:
-    """Return the bytes of autocast's copies of float32 weights, which live until the backward pass."""
+    """Return the bytes of autocast's copies of float32 weights, kept until the backward pass."""
     is_cast = step.mixed is not None and step.dtype == torch.float32 and step.quantization == "none"
     if not is_cast:
         return 0

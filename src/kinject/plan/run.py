@@ -153,7 +153,6 @@ def plan(
     there is no model config.
     """
     from kinject.train.load import check_model
-    from kinject.train.schedules import planned_curve
     from kinject.train.setup import check_training
 
     recipe.raise_any(find_problems("plan", recipe))
@@ -180,18 +179,12 @@ def plan(
         length = _count_length(recipe, devices.count, notes)
     estimated = estimate(step, shapes)
     way, changes = choose(step, devices)
-    timing = seconds = rates = None
+    timing = seconds = None
     if calibration:
         timing = _calibrate(recipe, devices, devices.fits(estimated.peak), length, notes)
-    n_steps, per_epoch = max(trainer_field(recipe.trainer, "max_steps"), 0), 0
-    if length is not None:
-        n_steps = length.steps
-        per_epoch = updates_per_epoch(recipe.trainer, length.n_rows, devices.count)
+    n_steps, rates = _planned_rates(recipe, step, length, devices.count)
     if timing is not None and n_steps:
         seconds = timing.step_seconds * n_steps
-    follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
-    if n_steps > 0 and (per_epoch > 0 or not follows_epochs):
-        rates = tuple(planned_curve(recipe.trainer, step.model, n_steps, per_epoch))
     return Plan(
         recipe=recipe.command_line,
         model=recipe.model.path or f"new {step.model.model_type}",
@@ -209,6 +202,22 @@ def plan(
         notes=tuple(notes),
         rates=rates,
     )
+
+
+def _planned_rates(
+    recipe: TrainRecipe, step: Step, length: RunLength | None, n_devices: int
+) -> tuple[int, tuple[float, ...] | None]:
+    """Return (the steps of the run, its learning rates by step); 0 and None where unknown."""
+    from kinject.train.schedules import planned_curve
+
+    n_steps, per_epoch = max(trainer_field(recipe.trainer, "max_steps"), 0), 0
+    if length is not None:
+        n_steps = length.steps
+        per_epoch = updates_per_epoch(recipe.trainer, length.n_rows, n_devices)
+    follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
+    if n_steps == 0 or (per_epoch == 0 and follows_epochs):
+        return n_steps, None
+    return n_steps, tuple(planned_curve(recipe.trainer, step.model, n_steps, per_epoch))
 
 
 def _device_kind(device: str, *, described: bool) -> str:
@@ -358,7 +367,7 @@ def count_steps(trainer: Mapping[str, Any], n_rows: int, n_devices: int) -> tupl
 
 
 def updates_per_epoch(trainer: Mapping[str, Any], n_rows: int, n_devices: int) -> int:
-    """Return the optimizer steps of an epoch over `n_rows`, as transformers' Trainer counts them."""
+    """Return the optimizer steps of an epoch over `n_rows`, as Trainer counts them."""
     rows_per_batch = trainer_field(trainer, "per_device_train_batch_size") * n_devices
     drop_last = trainer_field(trainer, "dataloader_drop_last")
     n_batches = -(-n_rows // rows_per_batch)
@@ -509,8 +518,9 @@ def _run(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{length.tokens:,} read, {length.learned:,} of them learned"
     yield "operations", f"{flops / 1e12:,.3g} TFLOP a step on each device"
     if plan.seconds is not None and plan.timing is not None:
-        each = f"{plan.timing.step_seconds:.2f} s a step, measured here; without evaluation, probes and saving"
-        yield "time", f"{duration(plan.seconds)} ({each})"
+        each = f"{plan.timing.step_seconds:.2f} s a step, measured here"
+        left_out = "without evaluation, probes and saving"
+        yield "time", f"{duration(plan.seconds)} ({each}; {left_out})"
     elif plan.devices.kind == "cuda":
         seconds = flops / plan.devices.flops
         whole = ""

@@ -170,17 +170,8 @@ def find_devices(
     """
     n_nodes = nodes or 1
     if kind != "cuda":
-        n = per_node or 1
-        return Devices(
-            kind=kind,
-            name="Apple GPU" if kind == "mps" else "CPU",
-            count=n * n_nodes,
-            memory=memory or machine_memory() // n,
-            here=memory is None and n_nodes == 1,
-            reserved=program_bytes() + CPU_WORKING,
-            nodes=n_nodes,
-            link=link,
-        )
+        processes = _processes(kind, memory, per_node or 1, n_nodes)
+        return replace(processes, link=link)
     if gpu is not None and gpu.upper() not in GPUS:
         raise InputError(
             f"--gpu: found {gpu!r}, allowed: {', '.join(GPUS)}. For another card: --memory 24GiB."
@@ -210,6 +201,19 @@ def find_devices(
         link=link,
         flops=flops,
         has_bf16=card != "T4",
+    )
+
+
+def _processes(kind: str, memory: int | None, per_node: int, n_nodes: int) -> Devices:
+    """Return processes on CPUs, or an Apple GPU, which divide a machine's memory."""
+    return Devices(
+        kind=kind,
+        name="Apple GPU" if kind == "mps" else "CPU",
+        count=per_node * n_nodes,
+        memory=memory or machine_memory() // per_node,
+        here=memory is None and n_nodes == 1,
+        reserved=program_bytes() + CPU_WORKING,
+        nodes=n_nodes,
     )
 
 
@@ -418,7 +422,10 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
         and step.mixed == torch.bfloat16
         and step.dtype == torch.float32
     ):
-        cost = "weights in bfloat16, each update rounded up or down at random, so that small ones count"
+        cost = (
+            "weights in bfloat16, each update rounded up or down at random, so that small ones "
+            "count"
+        )
         words = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true", *off)
         fields = {"dtype": torch.bfloat16, "rounding": True, "projected": False, "muon": False}
         yield Change(words, cost, fields)
