@@ -298,15 +298,13 @@ def read_shapes(step: Step) -> Shapes:
             table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
             stack, small = _layers(model), set[int]()
             if step.quantization != "none":
-                small = {id(w) for layer in stack for w in layer.parameters() if w.ndim == 2}
+                small = {id(w) for w in _matrices(stack)}
                 model.requires_grad_(False)
             if step.adapter is not None:
                 model = _with_adapter(model, step)
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"no model can be built from this config: {first_line(error)}.") from error
-    for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in step.freeze):
-            parameter.requires_grad_(False)
+    _freeze(model, step.freeze)
     per_weight = {"4bit": _BYTES_4BIT, "8bit": 1.0}.get(step.quantization, 0.0)
 
     def size(parameters: Iterable[torch.Tensor]) -> int:
@@ -340,12 +338,23 @@ def read_shapes(step: Step) -> Shapes:
     )
 
 
+def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    for name, parameter in model.named_parameters():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            parameter.requires_grad_(False)
+
+
+def _matrices(stack: list[nn.Module]) -> list[torch.Tensor]:
+    """Return the matrices of layers, which bitsandbytes quantizes."""
+    found: list[torch.Tensor] = []
+    for layer in stack:
+        found += [w for w in layer.parameters() if w.ndim == 2]
+    return found
+
+
 def _projection_bases(stack: list[nn.Module]) -> int:
     """Return the bytes of the directions that regularization.projection keeps of each matrix."""
-    n_bytes = 0
-    for layer in stack:
-        n_bytes += sum(2 * w.shape[1] ** 2 for w in layer.parameters() if w.ndim == 2)
-    return n_bytes
+    return sum(2 * w.shape[1] ** 2 for w in _matrices(stack))
 
 
 def _layers(model: Any) -> list[nn.Module]:

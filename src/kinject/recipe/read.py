@@ -16,14 +16,9 @@ from typing import Any, Literal
 
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Problem, RecipeError
+from kinject.recipe.adapter_fields import check_adapter, with_adapter_type
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
-from kinject.recipe.library_fields import (
-    REFUSED,
-    check_adapter,
-    check_new_model,
-    check_trainer,
-    with_adapter_type,
-)
+from kinject.recipe.library_fields import REFUSED, check_new_model, check_trainer
 from kinject.recipe.sections import (
     AugmentSection,
     CorpusSection,
@@ -281,12 +276,8 @@ def read_recipe(
         raise RecipeError(problems)
     trains = verb is None or kind is TrainRecipe
     notes += _check_library_sections(raw, sections, checker, trains=trains)
-    for section in NOT_NULL & raw.keys():
-        if raw[section] is None:
-            report((section,), "found nothing; give it a value or remove the line.")
-    for section in required:
-        if section not in raw:
-            report((section,), f"missing. kinject {verb} needs this section.")
+    for section, fault in _missing_sections(raw, required, verb):
+        report((section,), fault)
     if problems:
         raise RecipeError(problems)
     return kind(
@@ -298,6 +289,18 @@ def read_recipe(
         _file=file,
         _overridden=frozenset(overridden),
     )
+
+
+def _missing_sections(
+    raw: Mapping[str, Any], required: Sequence[str], verb: Verb | None
+) -> Iterator[tuple[str, str]]:
+    """Yield (section, fault) of sections without content, and of those that a verb requires."""
+    for section in NOT_NULL & raw.keys():
+        if raw[section] is None:
+            yield section, "found nothing; give it a value or remove the line."
+    for section in required:
+        if section not in raw:
+            yield section, f"missing. kinject {verb} needs this section."
 
 
 def _check_library_sections(

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from kinject.disk import write_text
+from kinject.recipe.adapter_fields import ADAPTER_REFUSED, adapter_types
 from kinject.recipe.check import is_required
 from kinject.recipe.library_fields import (
-    ADAPTER_REFUSED,
     RANGES,
     REFUSED,
     RENAMED,
     RENAMED_OPTIMIZERS,
     Fields,
-    adapter_types,
     field_hint,
     fields_of,
     renamed,
