@@ -9,7 +9,7 @@ import yaml
 
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe
-from kinject.recipe.library_fields import adapter_types
+from kinject.recipe.adapter_fields import adapter_types
 
 
 def _read(folder: Path, adapter: dict[str, object]) -> object:

@@ -16,7 +16,8 @@ from trl import SFTConfig
 
 from kinject.errors import RecipeError
 from kinject.recipe import read_recipe
-from kinject.recipe.library_fields import ADAPTER_REFUSED, REFUSED, RENAMED, RENAMED_OPTIMIZERS
+from kinject.recipe.adapter_fields import ADAPTER_REFUSED
+from kinject.recipe.library_fields import REFUSED, RENAMED, RENAMED_OPTIMIZERS
 
 Write = Callable[[str, str], Path]
 

@@ -20,7 +20,8 @@ from kinject.disk import read_jsonl
 from kinject.errors import RecipeError
 from kinject.models import LoadOptions, load_model
 from kinject.recipe import Recipe
-from kinject.recipe.library_fields import INITS_REFUSED, adapter_types
+from kinject.recipe.adapter_fields import adapter_types
+from kinject.recipe.library_fields import INITS_REFUSED
 from kinject.train import train
 from kinject.train.config import adapter_config
 from kinject.train.merge import merge_adapter

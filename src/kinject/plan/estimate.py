@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from pathlib import Path
@@ -31,9 +31,18 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _STATES = {
-    "sgd": 0, "adagrad": 1, "rmsprop": 1, "adamw": 2, "lion": 1, "ademamix": 3, "stable_adamw": 2,
-    "schedule_free_adamw": 2, "schedule_free_radam": 2, "schedule_free_sgd": 1, "adamw_anyprecision": 2,
-}  # fmt: skip
+    "sgd": 0,
+    "adagrad": 1,
+    "rmsprop": 1,
+    "adamw": 2,
+    "lion": 1,
+    "ademamix": 3,
+    "stable_adamw": 2,
+    "schedule_free_adamw": 2,
+    "schedule_free_radam": 2,
+    "schedule_free_sgd": 1,
+    "adamw_anyprecision": 2,
+}
 """Optimizer family -> numbers in its state for each trained number."""
 _BNB_BLOCK, _BNB_MIN_NUMBERS = 256, 4096
 """States of bitsandbytes that share a float32 scale; parameters with fewer numbers keep a float32
@@ -140,49 +149,64 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
     """
     sharded, zero, offload = way == "FSDP", way == "ZeRO-2", way == "offload"
     weights, trained, state = shapes.weights, shapes.trained, shapes.state + shapes.bases
-    if (
-        zero and step.mixed is not None
-    ):  # DeepSpeed keeps whole weights in 16 bits and its part of float32 ones
-        weights = (
-            weights * step.mixed.itemsize // step.dtype.itemsize + 4 * shapes.n_trained // group
-        )
-    host = weights + trained + state if offload else 0
-    if "paged" in step.optim and step.device == "cuda" and not offload:
-        host, state = shapes.state, shapes.bases
-    divisor = group if sharded or zero else 1
-    gradients, state = trained // divisor, state // divisor
+    if zero and step.mixed is not None:
+        # DeepSpeed keeps whole weights in 16 bits and its part of float32 ones
+        whole = weights * step.mixed.itemsize // step.dtype.itemsize
+        weights = whole + 4 * shapes.n_trained // group
+    host, gradients = 0, trained
     if offload:
+        host = weights + trained + state
         weights = gradients = state = 0
-    elif sharded:
+    elif "paged" in step.optim and step.device == "cuda":
+        host, state = shapes.state, shapes.bases
+    if sharded or zero:
+        gradients, state = gradients // group, state // group
+    if sharded:
         weights //= group
     if way == "DDP":
         gradients *= 2  # the buckets that are sent
-    copies = 0 if sharded or zero or offload else _autocast_copies(step, shapes)
     activations, layer = _activations(step)
-    activations, logits = activations + copies, _logits(step)
+    logits = _logits(step)
+    if not (sharded or zero or offload):
+        activations += _autocast_copies(step, shapes)
     if layer > logits:  # once the loss is done, the backward pass computes in a layer
         activations, logits = activations + layer, 0
-    kept = gradients if step.accumulation > 1 or way == "DDP" else 0
+    kept = 0
+    if step.accumulation > 1 or way == "DDP":
+        kept = gradients
     update = gradients + _workspace(step, shapes)
     if activations + logits + kept >= update:
+        # the backward pass begins: gradients are there only if earlier batches left them
         gradients = kept
     else:
+        # the update: activations are gone, its workspace takes their row in the table
         activations, logits = update - gradients, 0
-    # two layers are whole at a time, and if they train the gradients of one, twice
-    gathered = (2 if step.adapter is not None else 4) * shapes.layer if sharded or offload else 0
-    holes = 0
+    gathered = 0
+    if sharded or offload:
+        # two layers are whole at a time, and if they train the gradients of one, twice
+        n_whole = 4 if step.adapter is None else 2
+        gathered = n_whole * shapes.layer
+    memory = Memory(weights, gradients, state, activations, logits, gathered, 0, host)
     if step.device == "cpu":
-        total = weights + gradients + state + activations + logits
-        holes = min(_HEAP_HOLES, total // 2) + int(
-            step.checkpointing * _CHECKPOINTING_HOLES * (activations + logits)
-        )
-    return Memory(weights, gradients, state, activations, logits, gathered, holes, host)
+        memory = replace(memory, fragmentation=_heap_holes(step, memory))
+    return memory
+
+
+def _heap_holes(step: Step, memory: Memory) -> int:
+    """Return the bytes of a CPU's heap that no tensor uses."""
+    total = memory.peak - memory.gathered
+    holes = min(_HEAP_HOLES, total // 2)
+    if step.checkpointing:
+        holes += int(_CHECKPOINTING_HOLES * (memory.activations + memory.logits))
+    return holes
 
 
 def _autocast_copies(step: Step, shapes: Shapes) -> int:
-    """Return the bytes of autocast's copies of float32 weights, which live until the backward pass."""
+    """Return the bytes of autocast's copies of float32 weights, kept until the backward pass."""
     is_cast = step.mixed is not None and step.dtype == torch.float32 and step.quantization == "none"
-    return 2 * shapes.multiplied if is_cast else 0
+    if not is_cast:
+        return 0
+    return 2 * shapes.multiplied
 
 
 def _activations(step: Step) -> tuple[int, int]:
@@ -195,25 +219,29 @@ def _activations(step: Step) -> tuple[int, int]:
     keys = (getattr(text, "num_key_value_heads", None) or heads) * head
     act = str(getattr(text, "hidden_act", None) or getattr(text, "activation_function", ""))
     inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
-    inner = (inner or getattr(text, "n_inner", None) or 4 * width) * (
-        getattr(text, "num_experts_per_tok", None) or 1
-    )
+    inner = inner or getattr(text, "n_inner", None) or 4 * width
+    inner *= getattr(text, "num_experts_per_tok", None) or 1
     stream = 4 if step.dtype == torch.float32 else size
     if act == "gelu_new":  # layer norms keep their input; this GELU is made of six operations
         norms, mlp = 2 * width * (stream + size), 6 * inner * size
     elif step.liger:
         norms, mlp = 2 * width * (stream + size), 3 * inner * size
-    else:  # norms in float32: their input, the normalised and what is multiplied; gate, its SiLU, up, and their product
+    else:
+        # norms in float32: their input, the normalised and what is multiplied;
+        # gate, its SiLU, up, and their product
         norms, mlp = 2 * width * (4 + stream + size), 4 * inner * size
-    attention = (2 * heads * head + 2 * keys) * size + (
-        step.block * heads * (4 if size == 4 else 6) if step.eager else 0
-    )
+    attention = (2 * heads * head + 2 * keys) * size
+    if step.eager:
+        # the square of scores, and in 16 bits its softmax in float32 beside it
+        attention += step.block * heads * (4 if size == 4 else 6)
     tokens = step.batch * step.block
-    layer = tokens * (norms + mlp + attention)
-    kept = tokens * width * stream if step.checkpointing else layer
-    return 0 if step.offloading else int(n_layers * kept), int(
-        2 * layer if step.checkpointing else layer
-    )
+    layer = kept = tokens * (norms + mlp + attention)
+    if step.checkpointing:
+        # a layer is computed again, while its gradients are made
+        kept, layer = tokens * width * stream, 2 * layer
+    if step.offloading:
+        kept = 0
+    return int(n_layers * kept), int(layer)
 
 
 def _logits(step: Step) -> int:
@@ -230,14 +258,17 @@ def _workspace(step: Step, shapes: Shapes) -> int:
     """Return the bytes that the update of the largest weight needs besides gradients and state."""
     if step.optim == "adamw_torch" and step.device == "cuda":
         return shapes.trained
-    numbers = 2 * step.rounding
+    numbers = 0
+    if step.rounding:
+        numbers += 2
     if is_bitsandbytes(step.optim):
-        numbers += 3 if step.device == "cpu" else 0  # its kernel on a GPU holds none
+        if step.device == "cpu":  # its kernel on a GPU holds none
+            numbers += 3
     elif step.optim not in ("adamw_torch_fused", "sgd"):
         numbers += 2
-    return (
-        4 * max(numbers, 2 * shapes.is_tied) * shapes.largest
-    )  # a tied embedding has two gradients, which are summed
+    if shapes.is_tied:  # a tied embedding has two gradients, which are summed
+        numbers = max(numbers, 2)
+    return 4 * numbers * shapes.largest
 
 
 def count_flops(step: Step, shapes: Shapes) -> float:
@@ -247,7 +278,7 @@ def count_flops(step: Step, shapes: Shapes) -> float:
     An embedding is looked up. Attention adds its causal half of the square; checkpointing a second
     forward pass.
     """
-    passes = 2 + step.checkpointing
+    passes = 3 if step.checkpointing else 2
     text: Any = step.model.get_text_config()
     attention = 2 * (passes + 1) * text.num_hidden_layers * step.block * text.hidden_size
     tokens = step.batch * step.block * step.accumulation
@@ -268,22 +299,20 @@ def read_shapes(step: Step) -> Shapes:
             table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
             stack, small = _layers(model), set[int]()
             if step.quantization != "none":
-                small = {id(w) for layer in stack for w in layer.parameters() if w.ndim == 2}
+                small = {id(w) for w in _matrices(stack)}
                 model.requires_grad_(False)
-            model = _with_adapter(model, step) if step.adapter is not None else model
+            if step.adapter is not None:
+                model = _with_adapter(model, step)
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"no model can be built from this config: {first_line(error)}.") from error
-    for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in step.freeze):
-            parameter.requires_grad_(False)
+    _freeze(model, step.freeze)
     per_weight = {"4bit": _BYTES_4BIT, "8bit": 1.0}.get(step.quantization, 0.0)
 
     def size(parameters: Iterable[torch.Tensor]) -> int:
-        return int(
-            sum(
-                w.numel() * (per_weight if id(w) in small else w.element_size()) for w in parameters
-            )
-        )
+        n_bytes = 0.0
+        for w in parameters:
+            n_bytes += w.numel() * (per_weight if id(w) in small else w.element_size())
+        return int(n_bytes)
 
     trained = [(name, w) for name, w in model.named_parameters() if w.requires_grad]
     if not trained:
@@ -293,20 +322,49 @@ def read_shapes(step: Step) -> Shapes:
     n_trained, whole = sum(w.numel() for _, w in trained), size(model.parameters())
     copies = 4 * n_trained * step.copies
     is_tied = head is not None and head.weight is table
+    multiplied = n_all
+    if not is_tied:  # a tied table is looked up and multiplied, another one is only looked up
+        multiplied -= table.numel()
     return Shapes(
-        n_parameters=n_all, n_trained=n_trained, weights=whole + copies, trained=size([w for _, w in trained]),
+        n_parameters=n_all,
+        n_trained=n_trained,
+        weights=whole + copies,
+        trained=size([w for _, w in trained]),
         state=optimizer_state(model, step),
-        bases=sum(2 * w.shape[1] ** 2 for layer in stack for w in layer.parameters() if w.ndim == 2) * step.projected,
+        bases=_projection_bases(stack) if step.projected else 0,
         layer=max(size(layer.parameters()) for layer in blocks),
-        multiplied=n_all - (0 if is_tied else table.numel()), largest=max(w.numel() for _, w in trained), is_tied=is_tied,
-    )  # fmt: skip
+        multiplied=multiplied,
+        largest=max(w.numel() for _, w in trained),
+        is_tied=is_tied,
+    )
+
+
+def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
+    for name, parameter in model.named_parameters():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            parameter.requires_grad_(False)
+
+
+def _matrices(stack: list[nn.Module]) -> list[torch.Tensor]:
+    """Return the matrices of layers, which bitsandbytes quantizes."""
+    found: list[torch.Tensor] = []
+    for layer in stack:
+        found += [w for w in layer.parameters() if w.ndim == 2]
+    return found
+
+
+def _projection_bases(stack: list[nn.Module]) -> int:
+    """Return the bytes of the directions that regularization.projection keeps of each matrix."""
+    return sum(2 * w.shape[1] ** 2 for w in _matrices(stack))
 
 
 def _layers(model: Any) -> list[nn.Module]:
     """Return the layers of a model: of its lists of modules the one with the most weights."""
     stacks = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     sizes = [sum(w.numel() for w in stack.parameters()) for stack in stacks]
-    return list(stacks[sizes.index(max(sizes))]) if stacks else []
+    if not stacks:
+        return []
+    return list(stacks[sizes.index(max(sizes))])
 
 
 def _with_adapter(model: Any, step: Step) -> Any:
@@ -324,15 +382,13 @@ def optimizer_state(model: Any, step: Step) -> int:
     """Return the bytes of the optimizer's state. Raises `InputError` for an optimizer whose memory
     is not known."""
     trained = [(name, w) for name, w in model.named_parameters() if w.requires_grad]
-    if step.optim == "adafactor":  # a row and a column for each matrix, all numbers of a vector
-        return sum(
-            4 * (w.numel() if w.ndim < 2 else w.numel() // w.shape[-1] + w.numel() // w.shape[-2])
-            for _, w in trained
-        )
+    if step.optim == "adafactor":
+        return _adafactor_state([w for _, w in trained])
     family = re.sub(r"^paged_|_(?:torch|fused|bnb|8bit|32bit)(?![a-z])", "", step.optim)
     if family not in _STATES:
         raise InputError(
-            f"trainer.optim: the memory of {step.optim} is not known to kinject plan. Known: {', '.join(_STATES)}, adafactor; "
+            f"trainer.optim: the memory of {step.optim} is not known to kinject plan. Known: "
+            f"{', '.join(_STATES)}, adafactor; "
             "also with _8bit and paged_. Plan with the nearest of them."
         )
     has_momentum = family in ("sgd", "rmsprop") and "momentum=" in (step.optim_args or "")
@@ -348,6 +404,17 @@ def optimizer_state(model: Any, step: Step) -> int:
             is_single = step.muon and is_muon_matrix(name, weight.shape)
             total += (1 if is_single else n_states) * n * (4 if wide else weight.element_size())
     return total
+
+
+def _adafactor_state(weights: list[torch.Tensor]) -> int:
+    """Return the bytes of a row and a column for each matrix, and of all numbers of a vector."""
+    numbers = 0
+    for w in weights:
+        if w.ndim < 2:
+            numbers += w.numel()
+        else:
+            numbers += w.numel() // w.shape[-1] + w.numel() // w.shape[-2]
+    return 4 * numbers
 
 
 def is_bitsandbytes(optim: str) -> bool:
@@ -377,6 +444,7 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
         if path in shapes:
             return new_config(shapes[path], shapes[path]["vocab_size"])
         raise InputError(
-            f"{error} If the model is gated, log in (HF_TOKEN); a folder that holds its config.json is enough: "
+            f"{error} If the model is gated, log in (HF_TOKEN); a folder that holds its "
+            "config.json is enough: "
             "model.path=FOLDER"
         ) from error

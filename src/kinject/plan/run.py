@@ -134,9 +134,15 @@ class Plan(Tabular):
 
 
 def plan(
-    recipe: TrainRecipe, *, memory: int | None = None, n_devices: int | None = None, nodes: int | None = None,
-    link: float | None = None, gpu: str | None = None, calibration: bool = True,
-) -> Plan:  # fmt: skip
+    recipe: TrainRecipe,
+    *,
+    memory: int | None = None,
+    n_devices: int | None = None,
+    nodes: int | None = None,
+    link: float | None = None,
+    gpu: str | None = None,
+    calibration: bool = True,
+) -> Plan:
     """Return the plan of `recipe`. A missing corpus or missing weights become notes; the rest is
     counted.
 
@@ -148,7 +154,6 @@ def plan(
     there is no model config.
     """
     from kinject.train.load import check_model
-    from kinject.train.schedules import planned_curve
     from kinject.train.setup import check_training
 
     recipe.raise_any(find_problems("plan", recipe))
@@ -162,45 +167,67 @@ def plan(
         if described:
             (check_training if devices.here else check_model)(recipe)
         log.info(
-            f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus, then some real steps"
+            f"plan: {recipe.model.path or 'a new model'}: its shape, the corpus, then some real "
+            "steps"
         )
         step = step_of(recipe, devices)
         if recipe.model.path is not None and not step.model.name_or_path:
             notes.append(
-                f"{recipe.model.path}: not found on the hub from here. This is the plan of its public shape."
+                f"{recipe.model.path}: not found on the hub from here. This is the plan of its "
+                "public shape."
             )
         shapes = read_shapes(step)
         length = _count_length(recipe, devices.count, notes)
     estimated = estimate(step, shapes)
     way, changes = choose(step, devices)
-    timing = (
-        _calibrate(recipe, devices, devices.fits(estimated.peak), length, notes)
-        if calibration
-        else None
-    )
-    n_steps = (
-        length.steps if length is not None else max(trainer_field(recipe.trainer, "max_steps"), 0)
-    )
-    per_epoch = (
-        updates_per_epoch(recipe.trainer, length.n_rows, devices.count) if length is not None else 0
-    )
-    follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
-    is_drawn = n_steps > 0 and (per_epoch > 0 or not follows_epochs)
+    timing = seconds = None
+    if calibration:
+        timing = _calibrate(recipe, devices, devices.fits(estimated.peak), length, notes)
+    n_steps, rates = _planned_rates(recipe, step, length, devices.count)
+    if timing is not None and n_steps:
+        seconds = timing.step_seconds * n_steps
     return Plan(
-        recipe=recipe.command_line, model=recipe.model.path or f"new {step.model.model_type}", step=step, shapes=shapes,
-        memory=estimated, devices=devices, changes=tuple(changes), way=way, length=length,
+        recipe=recipe.command_line,
+        model=recipe.model.path or f"new {step.model.model_type}",
+        step=step,
+        shapes=shapes,
+        memory=estimated,
+        devices=devices,
+        changes=tuple(changes),
+        way=way,
+        length=length,
         timing=timing,
-        seconds=timing.step_seconds * n_steps if timing is not None and n_steps else None,
-        step_flops=count_flops(step, shapes), rate=trainer_field(recipe.trainer, "learning_rate"), notes=tuple(notes),
-        rates=tuple(planned_curve(recipe.trainer, step.model, n_steps, per_epoch)) if is_drawn else None,
-    )  # fmt: skip
+        seconds=seconds,
+        step_flops=count_flops(step, shapes),
+        rate=trainer_field(recipe.trainer, "learning_rate"),
+        notes=tuple(notes),
+        rates=rates,
+    )
+
+
+def _planned_rates(
+    recipe: TrainRecipe, step: Step, length: RunLength | None, n_devices: int
+) -> tuple[int, tuple[float, ...] | None]:
+    """Return (the steps of the run, its learning rates by step); 0 and None where unknown."""
+    from kinject.train.schedules import planned_curve
+
+    n_steps, per_epoch = max(trainer_field(recipe.trainer, "max_steps"), 0), 0
+    if length is not None:
+        n_steps = length.steps
+        per_epoch = updates_per_epoch(recipe.trainer, length.n_rows, n_devices)
+    follows_epochs = "step_epochs" in (recipe.trainer.get("lr_scheduler_kwargs") or {})
+    if n_steps == 0 or (per_epoch == 0 and follows_epochs):
+        return n_steps, None
+    return n_steps, tuple(planned_curve(recipe.trainer, step.model, n_steps, per_epoch))
 
 
 def _device_kind(device: str, *, described: bool) -> str:
-    elsewhere = described and (
-        device == "cuda" or (device == "auto" and not torch.cuda.is_available())
-    )
-    return "cuda" if elsewhere else choose_device(device)
+    # devices that are described are GPUs, unless the recipe or this machine's GPU says otherwise
+    if described and device == "cuda":
+        return "cuda"
+    if described and device == "auto" and not torch.cuda.is_available():
+        return "cuda"
+    return choose_device(device)
 
 
 def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
@@ -228,17 +255,28 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
     is_changed = is_changed or bool(trainer_field(trainer, "label_smoothing_factor"))
     has_mean_loss = not is_changed and not (section is not None and section.kl)
     return Step(
-        model=config, device=devices.kind, dtype=_dtype(model, devices), mixed=_mixed(trainer, devices),
-        batch=int(trainer_field(trainer, "per_device_train_batch_size")), block=int(block),
+        model=config,
+        device=devices.kind,
+        dtype=_dtype(model, devices),
+        mixed=_mixed(trainer, devices),
+        batch=int(trainer_field(trainer, "per_device_train_batch_size")),
+        block=int(block),
         accumulation=int(trainer_field(trainer, "gradient_accumulation_steps")),
         checkpointing=bool(trainer_field(trainer, "gradient_checkpointing")),
-        offloading=bool(trainer_field(trainer, "activation_offloading")), eager=model.attention == "eager",
-        fused=devices.kind != "cpu" and has_mean_loss, optim=str(trainer_field(trainer, "optim")),
-        optim_args=trainer.get("optim_args"), quantization=model.quantization, adapter=recipe.adapter, freeze=model.freeze,
-        muon=techniques.muon is not None, rounding=techniques.stochastic_rounding,
+        offloading=bool(trainer_field(trainer, "activation_offloading")),
+        eager=model.attention == "eager",
+        fused=devices.kind != "cpu" and has_mean_loss,
+        optim=str(trainer_field(trainer, "optim")),
+        optim_args=trainer.get("optim_args"),
+        quantization=model.quantization,
+        adapter=recipe.adapter,
+        freeze=model.freeze,
+        muon=techniques.muon is not None,
+        rounding=techniques.stochastic_rounding,
         copies=sum(kind.copies for name, kind in UPDATE_RULES.items() if kind.is_on(name, recipe)),
-        projected=recipe.projection is not None, liger=devices.kind == "cuda" and bool(trainer.get("use_liger_kernel")),
-    )  # fmt: skip
+        projected=recipe.projection is not None,
+        liger=devices.kind == "cuda" and bool(trainer.get("use_liger_kernel")),
+    )
 
 
 def model_config(model: ModelSection) -> Any:
@@ -259,7 +297,9 @@ def _dtype(model: ModelSection, devices: Devices) -> torch.dtype:
         return dtype
     if model.quantization == "none" or devices.kind != "cuda":
         return torch.float32
-    has_bf16 = choose_precision("cuda") == "bf16" if devices.here else devices.has_bf16
+    has_bf16 = devices.has_bf16
+    if devices.here:
+        has_bf16 = choose_precision("cuda") == "bf16"
     return torch.bfloat16 if has_bf16 else torch.float16
 
 
@@ -268,9 +308,10 @@ def _mixed(trainer: Mapping[str, Any], devices: Devices) -> torch.dtype | None:
         return torch.float16
     if trainer.get("bf16") is not None:
         return torch.bfloat16 if trainer["bf16"] else None
-    here = devices.here or devices.kind != "cuda"
-    precision = choose_precision(devices.kind) if here else "bf16" if devices.has_bf16 else "fp16"
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}[precision]
+    if not devices.here and devices.kind == "cuda":
+        return torch.bfloat16 if devices.has_bf16 else torch.float16
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}
+    return dtypes[choose_precision(devices.kind)]
 
 
 def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLength | None:
@@ -282,13 +323,12 @@ def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunL
     # A plan downloads nothing: a data set counts once a training has fetched it.
     recipe = with_local_corpora(recipe, fetch=False)
     paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
-    paths += (
-        [recipe.corpus.validation_corpus] if recipe.corpus.validation_corpus is not None else []
-    )
-    paths += [recipe.projection.path] if recipe.projection is not None else []
-    paths += (
-        [item.path for item in recipe.probes.sets().values()] if recipe.probes is not None else []
-    )
+    if recipe.corpus.validation_corpus is not None:
+        paths.append(recipe.corpus.validation_corpus)
+    if recipe.projection is not None:
+        paths.append(recipe.projection.path)
+    if recipe.probes is not None:
+        paths += [item.path for item in recipe.probes.sets().values()]
     missing = [path for path in paths if not is_file(path)]
     if missing:
         notes.append(f"steps and tokens are not counted: {', '.join(missing)} does not exist yet.")
@@ -330,10 +370,12 @@ def count_steps(trainer: Mapping[str, Any], n_rows: int, n_devices: int) -> tupl
 
 
 def updates_per_epoch(trainer: Mapping[str, Any], n_rows: int, n_devices: int) -> int:
-    """Return the optimizer steps of an epoch over `n_rows`, as transformers' Trainer counts them."""
+    """Return the optimizer steps of an epoch over `n_rows`, as Trainer counts them."""
     rows_per_batch = trainer_field(trainer, "per_device_train_batch_size") * n_devices
     drop_last = trainer_field(trainer, "dataloader_drop_last")
-    n_batches = n_rows // rows_per_batch if drop_last else -(-n_rows // rows_per_batch)
+    n_batches = -(-n_rows // rows_per_batch)
+    if drop_last:
+        n_batches = n_rows // rows_per_batch
     return int(max(-(-n_batches // trainer_field(trainer, "gradient_accumulation_steps")), 1))
 
 
@@ -342,21 +384,25 @@ def _calibrate(
 ) -> StepTiming | None:
     """Return the timing of a few real steps; None, with a note, if they are impossible."""
     path = recipe.model.path
-    impossible = {
-        "the devices are not this machine's": not devices.here,
-        "the step does not fit": not fits,
-        "the corpus cannot be read": length is None,
-        f"{path} holds no weights": path
-        and is_folder(path)
-        and not (gguf_file(path) or any(Path(path).glob("*.safetensors"))),
-    }
-    timing = next((reason for reason, applies in impossible.items() if applies), "") or time_steps(
-        recipe
-    )
+    timing: StepTiming | str
+    if not devices.here:
+        timing = "the devices are not this machine's"
+    elif not fits:
+        timing = "the step does not fit"
+    elif length is None:
+        timing = "the corpus cannot be read"
+    elif path and is_folder(path) and not _has_weights(path):
+        timing = f"{path} holds no weights"
+    else:
+        timing = time_steps(recipe)
     if isinstance(timing, str):
         notes.append(f"time is not estimated: {timing.removesuffix('.')}.")
         return None
     return timing
+
+
+def _has_weights(folder: str) -> bool:
+    return bool(gguf_file(folder)) or any(Path(folder).glob("*.safetensors"))
 
 
 def time_steps(recipe: TrainRecipe) -> StepTiming | str:
@@ -396,28 +442,29 @@ def render_plan(plan: Plan) -> str:
 
 def _head(plan: Plan) -> Iterator[tuple[str, str]]:
     shapes, step, devices = plan.shapes, plan.step, plan.devices
-    kind = "full" if step.adapter is None else step.adapter.get("type", "LoRA")
-    kind += f" in {step.quantization}" if step.quantization != "none" else ""
-    dtype, mixed = (str(kind).removeprefix("torch.") for kind in (step.dtype, step.mixed))
-    in_dtype = f"{dtype}, multiplied in {mixed}" if step.mixed is not None else dtype
+    kind = "full"
+    if step.adapter is not None:
+        kind = step.adapter.get("type", "LoRA")
+    if step.quantization != "none":
+        kind += f" in {step.quantization}"
+    in_dtype = str(step.dtype).removeprefix("torch.")
+    if step.mixed is not None:
+        in_dtype += f", multiplied in {str(step.mixed).removeprefix('torch.')}"
     per_node = devices.count // devices.nodes
-    count = (
-        f"{devices.nodes} machines with {per_node} x "
-        if devices.nodes > 1
-        else f"{per_node} x " * (per_node > 1)
-    )
+    count = ""
+    if devices.nodes > 1:
+        count = f"{devices.nodes} machines with {per_node} x "
+    elif per_node > 1:
+        count = f"{per_node} x "
     yield "recipe", plan.recipe
     yield (
         "model",
-        f"{plan.model}: {shapes.n_parameters:,} parameters in {in_dtype}, {shapes.n_trained:,} of them train ({kind})",
+        f"{plan.model}: {shapes.n_parameters:,} parameters in {in_dtype}, {shapes.n_trained:,} of "
+        f"them train ({kind})",
     )
-    yield (
-        "step",
-        (
-            f"{step.batch} rows x {step.accumulation} accumulated x {devices.count} device{'s' * (devices.count > 1)} = "
-            f"{plan.global_batch} rows of {step.block} tokens"
-        ),
-    )
+    plural = "s" if devices.count > 1 else ""
+    rows = f"{step.batch} rows x {step.accumulation} accumulated x {devices.count} device{plural}"
+    yield "step", f"{rows} = {plan.global_batch} rows of {step.block} tokens"
     where = "this machine" if devices.here else "as given, not this machine"
     yield "devices", f"{count}{devices.name}, {render_size(devices.memory)} ({where})"
 
@@ -425,16 +472,15 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
 def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the peak memory of a step on one device by part."""
     for part in PARTS:
-        if n_bytes := getattr(plan.memory, part):
+        n_bytes = getattr(plan.memory, part)
+        if n_bytes:
             yield part, f"{render_size(n_bytes):>10}"
-    on_gpu = plan.devices.kind == "cuda"
-    other = (
-        "CUDA's context and unused blocks of the allocator, assumed"
-        if on_gpu
-        else "Python and its libraries"
-    )
+    other = "Python and its libraries"
+    if plan.devices.kind == "cuda":
+        other = "CUDA's context and unused blocks of the allocator, assumed"
     yield "other", f"{render_size(plan.need - plan.memory.peak):>10}  {other}"
-    verdict = f"{'fits' if plan.fits else 'does NOT fit'} one device of {render_size(plan.devices.memory)}"
+    fits = "fits" if plan.fits else "does NOT fit"
+    verdict = f"{fits} one device of {render_size(plan.devices.memory)}"
     layer = render_size(plan.shapes.layer)
     yield (
         "total",
@@ -475,11 +521,14 @@ def _run(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "tokens", f"{length.tokens:,} read, {length.learned:,} of them learned"
     yield "operations", f"{flops / 1e12:,.3g} TFLOP a step on each device"
     if plan.seconds is not None and plan.timing is not None:
-        each = f"{plan.timing.step_seconds:.2f} s a step, measured here; without evaluation, probes and saving"
-        yield "time", f"{duration(plan.seconds)} ({each})"
+        each = f"{plan.timing.step_seconds:.2f} s a step, measured here"
+        left_out = "without evaluation, probes and saving"
+        yield "time", f"{duration(plan.seconds)} ({each}; {left_out})"
     elif plan.devices.kind == "cuda":
         seconds = flops / plan.devices.flops
-        whole = f"{duration(seconds * length.steps)}, " if length is not None else ""
+        whole = ""
+        if length is not None:
+            whole = f"{duration(seconds * length.steps)}, "
         pace = f"{plan.devices.flops / 1e12:.3g} TFLOP/s on each device (assumed, not measured)"
         yield "time", f"{whole}{seconds:.3g} s a step, planned at {pace}"
     if plan.rates is not None:

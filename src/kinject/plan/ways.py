@@ -6,10 +6,12 @@ Of the ways that fit, the one that sends least is taken: the table `WAYS`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -30,43 +32,49 @@ CPU_WORKING = 60 * 2**20
 (docs/figures.md)."""
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
 GPUS = {
-    "H200": (139.7, 989e12), "H100": (79.1, 989e12), "A100": (79.1, 312e12), "A100-40GB": (39.4, 312e12),
-    "L40S": (44.4, 362e12), "L4": (22.0, 121e12), "4090": (23.5, 165e12), "T4": (14.6, 65e12),
-}  # fmt: skip
+    "H200": (139.7, 989e12),
+    "H100": (79.1, 989e12),
+    "A100": (79.1, 312e12),
+    "A100-40GB": (39.4, 312e12),
+    "L40S": (44.4, 362e12),
+    "L4": (22.0, 121e12),
+    "4090": (23.5, 165e12),
+    "T4": (14.6, 65e12),
+}
 """Card -> the GiB that torch reports, and dense operations a second in bfloat16 (T4: float16) by
 NVIDIA's data sheet."""
 
 
 class _Kind(NamedTuple):
-    """A row of `WAYS`: its configuration in recipes/distributed, and when it is the choice.
-
-    `is_possible` is about devices and step; `sent` are the bytes that a device sends in an
-    optimizer step of so many micro-batches over a ring, times n / (n - 1), by the bytes of trained
-    and of all weights, and by autocast's division of them.
-    """
+    """A row of `WAYS`: its configuration in recipes/distributed, and when it is the choice."""
 
     config: str
     why: str
-    is_possible: Callable[[Devices, Step], bool]
-    sent: Callable[[int, int, int, int], float]
 
 
 WAYS = {
-    "one device": _Kind("", "a whole step fits, and there is one device",
-        lambda d, s: d.count == 1, lambda trained, weights, times, halved: 0),
-    "DDP": _Kind("ddp", "a whole step fits on each device; only gradients are sent",
-        lambda d, s: d.count > 1, lambda trained, weights, times, halved: 2 * trained),
-    "ZeRO-2": _Kind("zero2",
-        "a step fits once gradients and the optimizer's state are divided; the weights stay whole, in bfloat16",
-        lambda d, s: d.are_gpus and s.adapter is None, lambda trained, weights, times, halved: (times + 1) * trained / halved),
-    "FSDP": _Kind("fsdp2", "weights, gradients and state have to be divided; each layer is gathered when it is needed",
-        lambda d, s: d.are_gpus, lambda trained, weights, times, halved: times * (2 * weights / halved + trained)),
-    "offload": _Kind("fsdp2-offload", "all but one layer at a time is in the machine's memory: several times slower",
-        lambda d, s: d.kind == "cuda", lambda trained, weights, times, halved: times * (2 * weights + trained)),
-}  # fmt: skip
+    "one device": _Kind("", "a whole step fits, and there is one device"),
+    "DDP": _Kind("ddp", "a whole step fits on each device; only gradients are sent"),
+    "ZeRO-2": _Kind(
+        "zero2",
+        "a step fits once gradients and the optimizer's state are divided; the weights stay whole, "
+        "in bfloat16",
+    ),
+    "FSDP": _Kind(
+        "fsdp2",
+        "weights, gradients and state have to be divided; each layer is gathered when it is needed",
+    ),
+    "offload": _Kind(
+        "fsdp2-offload",
+        "all but one layer at a time is in the machine's memory: several times slower",
+    ),
+}
 """Ways to spread a step, from the one that sends least on: the first that is possible and fits is
 the choice."""
-_LAUNCH = "accelerate launch --config_file recipes/distributed/{}.yaml --num_processes {}{} -m kinject.cli train RECIPE"
+_LAUNCH = (
+    "accelerate launch --config_file recipes/distributed/{}.yaml --num_processes {}{} "
+    "-m kinject.cli train RECIPE"
+)
 _SYNC = "trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}"
 _EXCLUDED = {"projected": "regularization.projection=null", "muon": "techniques.muon=null"}
 """Field of `Step` -> the override that switches it off: some ways to train cannot have it."""
@@ -99,9 +107,9 @@ class Devices:
 
     def need(self, peak: int) -> int:
         """Return the bytes of a device for a step with a `peak` of tensors."""
-        return (
-            int(peak * (1 + (_GPU_FRAGMENTATION if self.kind == "cuda" else 0.0))) + self.reserved
-        )
+        if self.kind == "cuda":
+            peak = int(peak * (1 + _GPU_FRAGMENTATION))
+        return peak + self.reserved
 
     def fits(self, peak: int) -> bool:
         """Return whether such a step fits."""
@@ -131,7 +139,9 @@ class Way:
     @property
     def command(self) -> str:
         """The command line, with RECIPE for the recipe; "" without any."""
-        return " ".join((self.launch, *map(quoted, self.overrides))) if self.launch else ""
+        if not self.launch:
+            return ""
+        return " ".join((self.launch, *map(quoted, self.overrides)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +155,13 @@ class Change:
 
 
 def find_devices(
-    kind: str, memory: int | None, per_node: int | None, nodes: int | None = None, link: float | None = None,
+    kind: str,
+    memory: int | None,
+    per_node: int | None,
+    nodes: int | None = None,
+    link: float | None = None,
     gpu: str | None = None,
-) -> Devices:  # fmt: skip
+) -> Devices:
     """Return `per_node` devices of `kind` in each of `nodes` machines, with `memory` bytes each;
     None for this machine's.
 
@@ -156,12 +170,8 @@ def find_devices(
     """
     n_nodes = nodes or 1
     if kind != "cuda":
-        n, name = per_node or 1, "Apple GPU" if kind == "mps" else "CPU"
-        is_here = memory is None and n_nodes == 1
-        of_each = memory or machine_memory() // n
-        return Devices(
-            kind, name, n * n_nodes, of_each, is_here, program_bytes() + CPU_WORKING, n_nodes, link
-        )
+        processes = _processes(kind, memory, per_node or 1, n_nodes)
+        return replace(processes, link=link)
     if gpu is not None and gpu.upper() not in GPUS:
         raise InputError(
             f"--gpu: found {gpu!r}, allowed: {', '.join(GPUS)}. For another card: --memory 24GiB."
@@ -171,30 +181,48 @@ def find_devices(
         here = torch.cuda.get_device_properties(0)
         name, known, count = here.name, here.total_memory, per_node or torch.cuda.device_count()
         is_here = memory is None and n_nodes == 1 and count == torch.cuda.device_count()
-    card = (
-        name
-        if name in GPUS
-        else next((each for each in GPUS if each in name.replace("-", " ").split()), "")
-    )
-    size = memory or known or int(GPUS[card][0] * GIB if card else 0)
+    card = _card(name)
+    size, flops = memory or known, _UNKNOWN_GPU
+    if card:
+        size = size or int(GPUS[card][0] * GIB)
+        flops = _UTILIZATION * GPUS[card][1]
     if not size:
         raise InputError(
             "this machine has no NVIDIA GPU. Name one: --gpu H100; or its memory: --memory 24GiB."
         )
-    flops = _UTILIZATION * GPUS[card][1] if card else _UNKNOWN_GPU
-    name = name or "GPU as given"
     return Devices(
-        "cuda",
-        name,
-        count * n_nodes,
-        size,
-        is_here,
-        _GPU_CONTEXT,
-        n_nodes,
-        link,
-        flops,
-        card != "T4",
+        kind="cuda",
+        name=name or "GPU as given",
+        count=count * n_nodes,
+        memory=size,
+        here=is_here,
+        reserved=_GPU_CONTEXT,
+        nodes=n_nodes,
+        link=link,
+        flops=flops,
+        has_bf16=card != "T4",
     )
+
+
+def _processes(kind: str, memory: int | None, per_node: int, n_nodes: int) -> Devices:
+    """Return processes on CPUs, or an Apple GPU, which divide a machine's memory."""
+    return Devices(
+        kind=kind,
+        name="Apple GPU" if kind == "mps" else "CPU",
+        count=per_node * n_nodes,
+        memory=memory or machine_memory() // per_node,
+        here=memory is None and n_nodes == 1,
+        reserved=program_bytes() + CPU_WORKING,
+        nodes=n_nodes,
+    )
+
+
+def _card(name: str) -> str:
+    """Return the name in `GPUS` of what torch or the user calls a card, "" if there is none."""
+    if name in GPUS:
+        return name
+    words = name.replace("-", " ").split()
+    return next((card for card in GPUS if card in words), "")
 
 
 def program_bytes() -> int:
@@ -229,13 +257,16 @@ def choose(step: Step, devices: Devices) -> tuple[Way, list[Change]]:
         return whole, chosen
     for change in chosen[-2::-1]:  # the most expensive that is not needed goes first
         others = [other for other in chosen if other is not change]
-        chosen = others if way(others).is_enough else chosen
+        if way(others).is_enough:
+            chosen = others
     best = way(chosen)
-    words = [*(text for change in chosen for text in change.overrides), *best.overrides]
+    words: list[str] = []
+    for change in chosen:
+        words += change.overrides
+    words += best.overrides
     # a later override takes the place of an earlier one of the same key
-    return replace(
-        best, overrides=tuple({text.partition("=")[0]: text for text in words}.values())
-    ), chosen
+    overrides = {text.partition("=")[0]: text for text in words}
+    return replace(best, overrides=tuple(overrides.values())), chosen
 
 
 def _first_way(step: Step, devices: Devices, known: dict[str, Shapes]) -> Way:
@@ -243,38 +274,67 @@ def _first_way(step: Step, devices: Devices, known: dict[str, Shapes]) -> Way:
     kind of weights and state."""
 
     def shapes_of(step: Step) -> Shapes:
-        key = repr((step.dtype, step.optim, step.optim_args, step.adapter, step.quantization, step.muon, step.rounding,
-                    step.projected))  # fmt: skip
+        weights = (step.dtype, step.adapter, step.quantization)
+        state = (step.optim, step.optim_args, step.muon, step.rounding, step.projected)
+        key = repr((weights, state))
         if key not in known:
             known[key] = read_shapes(step)
         return known[key]
 
     memories = []
     for name, kind in WAYS.items():
-        if not kind.is_possible(devices, step):
+        if not _is_possible(name, devices, step):
             continue
         changed, overrides = _divisible(step, name)
         shapes = shapes_of(changed)
         memories.append(estimate(changed, shapes, name, devices.count))
         if devices.fits(memories[-1].peak):
-            part = (1 if name == "offload" else devices.count - 1) / devices.count
-            halved = (
-                2 if changed.dtype == torch.float32 and changed.mixed is not None else 1
-            )  # autocast's dtype is sent
-            sent = int(
-                part * kind.sent(shapes.trained, shapes.weights, changed.accumulation, halved)
-            )
+            sent = _sent_bytes(name, changed, shapes, devices.count)
             return Way(name, kind.why, memories[-1], _launch(name, devices), overrides, sent)
     why = "a step does not fit, and processes on a CPU divide nothing"
     if devices.kind == "cuda":
         layer = shapes_of(step).layer
         why = "the activations of a device's own rows do not fit: take smaller or shorter rows"
+        # two layers are whole at a time, and the gradients of one, twice
         if not devices.fits(4 * layer):
             why = (
-                f"the largest layer ({render_size(layer)}) does not fit, since FSDP gathers it whole with the next one. "
-                "Tensor parallelism (recipes/distributed/fsdp2-split.yaml) or a larger device is needed"
+                f"the largest layer ({render_size(layer)}) does not fit, since FSDP gathers it "
+                "whole with the next one. Tensor parallelism "
+                "(recipes/distributed/fsdp2-split.yaml) or a larger device is needed"
             )
-    return Way("none", why, min(memories, key=lambda memory: memory.peak))
+    return Way("none", why, min(memories, key=attrgetter("peak")))
+
+
+def _is_possible(way: str, devices: Devices, step: Step) -> bool:
+    """Return whether a way of `WAYS` is one for these devices and this step."""
+    if way == "one device":
+        return devices.count == 1
+    if way == "DDP":
+        return devices.count > 1
+    if way == "ZeRO-2":
+        return devices.are_gpus and step.adapter is None
+    if way == "FSDP":
+        return devices.are_gpus
+    return devices.kind == "cuda"
+
+
+def _sent_bytes(way: str, step: Step, shapes: Shapes, count: int) -> int:
+    """Return the bytes that each of `count` devices sends in an optimizer step, over a ring."""
+    trained, weights, times = shapes.trained, shapes.weights, step.accumulation
+    if way == "one device":
+        return 0
+    if way == "offload":  # to the machine's memory, whatever the number of devices
+        return int(times * (2 * weights + trained) / count)
+    ring = (count - 1) / count
+    if way == "DDP":
+        return int(ring * 2 * trained)
+    # what is gathered is sent in autocast's dtype, half of float32
+    halved = 1
+    if step.dtype == torch.float32 and step.mixed is not None:
+        halved = 2
+    if way == "ZeRO-2":
+        return int(ring * ((times + 1) * trained / halved))
+    return int(ring * (times * (2 * weights / halved + trained)))
 
 
 def _divisible(step: Step, way: str) -> tuple[Step, tuple[str, ...]]:
@@ -300,8 +360,10 @@ def _divisible(step: Step, way: str) -> tuple[Step, tuple[str, ...]]:
         words.append("trainer.optim=adamw_torch_fused")
         step = replace(step, optim="adamw_torch_fused", optim_args=None)
     if way == "offload" or step.quantization != "none":
-        words += ["trainer.gradient_checkpointing=false"] if step.checkpointing else []
-        words += [_SYNC] if step.accumulation > 1 else []
+        if step.checkpointing:
+            words.append("trainer.gradient_checkpointing=false")
+        if step.accumulation > 1:
+            words.append(_SYNC)
     elif not step.checkpointing:
         words.append("trainer.gradient_checkpointing=true")
     return replace(step, checkpointing=True), tuple(words)
@@ -315,14 +377,18 @@ def _launch(way: str, devices: Devices) -> str:
         return "kinject train RECIPE"
     more = ""
     if devices.nodes > 1:
-        more = f" --num_machines {devices.nodes} --machine_rank 0 --main_process_ip ADDRESS --main_process_port 29500"
+        more = (
+            f" --num_machines {devices.nodes} --machine_rank 0 --main_process_ip ADDRESS "
+            "--main_process_port 29500"
+        )
     return _LAUNCH.format("ddp-cpu" if devices.kind == "cpu" else config, devices.count, more)
 
 
 def _changed(step: Step, candidates: list[Change]) -> Step:
-    return replace(
-        step, **{name: value for item in candidates for name, value in item.fields.items()}
-    )
+    fields: dict[str, Any] = {}
+    for change in candidates:
+        fields |= change.fields
+    return replace(step, **fields)
 
 
 def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
@@ -342,7 +408,9 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
     is_full = step.adapter is None and not step.freeze
     off = tuple(override for field, override in _EXCLUDED.items() if getattr(step, field))
     if is_full and "8bit" not in step.optim and step.optim not in ("adafactor", "sgd"):
-        words = ("trainer.optim=adamw_8bit", *((_EXCLUDED["muon"],) if step.muon else ()))
+        words = ("trainer.optim=adamw_8bit",)
+        if step.muon:  # it is for adamw_torch only
+            words += (_EXCLUDED["muon"],)
         cost = "the optimizer's state in 8 bits: nearly the same updates"
         yield Change(words, cost, {"optim": "adamw_8bit", "muon": False})
     if not step.checkpointing:
@@ -354,14 +422,18 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
         and step.mixed == torch.bfloat16
         and step.dtype == torch.float32
     ):
-        cost = "weights in bfloat16, each update rounded up or down at random, so that small ones count"
+        cost = (
+            "weights in bfloat16, each update rounded up or down at random, so that small ones "
+            "count"
+        )
         words = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true", *off)
         fields = {"dtype": torch.bfloat16, "rounding": True, "projected": False, "muon": False}
         yield Change(words, cost, fields)
     half = step.mixed or torch.bfloat16
     lora: dict[str, Any] = {"dtype": half, "rounding": False}
     words = (f"model.dtype={str(half).removeprefix('torch.')}",)
-    words += ("techniques.stochastic_rounding=false",) if step.rounding else ()
+    if step.rounding:
+        words += ("techniques.stochastic_rounding=false",)
     if is_full:
         lora["adapter"] = _LORA
         words = ("adapter={r: 64, lora_alpha: 128, target_modules: all-linear}", *words)
@@ -381,14 +453,13 @@ def describe_batch(step: Step, devices: Devices, rate: float) -> list[str]:
     It is linear for SGD (arXiv 1706.02677), the square root for Adam and its kin (arXiv
     2205.10287).
     """
-    n, is_sgd = devices.count, "sgd" in step.optim
-    higher = rate * (n if is_sgd else math.sqrt(n))
-    rule = "linear rule for SGD" if is_sgd else "square-root rule for Adam and its kin"
-    return (
-        [f"{n} times the rows of one device: try trainer.learning_rate={higher:.3g} ({rule})"]
-        if n > 1
-        else []
-    )
+    n = devices.count
+    if n == 1:
+        return []
+    higher, rule = rate * math.sqrt(n), "square-root rule for Adam and its kin"
+    if "sgd" in step.optim:
+        higher, rule = rate * n, "linear rule for SGD"
+    return [f"{n} times the rows of one device: try trainer.learning_rate={higher:.3g} ({rule})"]
 
 
 def describe_traffic(way: Way, flops: float, devices: Devices) -> list[str]:
@@ -400,7 +471,8 @@ def describe_traffic(way: Way, flops: float, devices: Devices) -> list[str]:
         return [
             f"{render_size(way.sent)} go between each device and the machine's memory in a step"
         ]
-    line = f"{render_size(way.sent)} are sent by each {'machine' if devices.nodes > 1 else 'device'} in a step"
+    sender = "machine" if devices.nodes > 1 else "device"
+    line = f"{render_size(way.sent)} are sent by each {sender} in a step"
     if devices.link is None:
         return [f"{line} (--link GBPS for the time that takes)"]
     seconds, busy = way.sent / devices.link, flops / devices.flops
@@ -409,14 +481,17 @@ def describe_traffic(way: Way, flops: float, devices: Devices) -> list[str]:
     ]
     if devices.kind == "cuda" and seconds > busy:
         lines.append(
-            "The link is slower than the GPUs: accumulate more with DDP, less with FSDP; LoRA sends least."
+            "The link is slower than the GPUs: accumulate more with DDP, less with FSDP; LoRA "
+            "sends least."
         )
     return lines
 
 
 def quoted(override: str) -> str:
     """Return an override as a shell needs it."""
-    return f"'{override}'" if set(override) & set("{}[]*? ") else override
+    if set(override) & set("{}[]*? "):
+        return f"'{override}'"
+    return override
 
 
 def render_size(n_bytes: float) -> str:
@@ -424,21 +499,21 @@ def render_size(n_bytes: float) -> str:
     for unit, smallest in (("TiB", 2**40), ("GiB", 2**30)):
         if n_bytes >= smallest:
             return f"{n_bytes / smallest:.1f} {unit}"
-    return f"{n_bytes / 2**20:.1f} MiB" if n_bytes < 10 * 2**20 else f"{n_bytes / 2**20:.0f} MiB"
+    digits = 1 if n_bytes < 10 * 2**20 else 0
+    return f"{n_bytes / 2**20:.{digits}f} MiB"
+
+
+_UNITS = {"": 2**30, "g": 2**30, "m": 2**20, "t": 2**40}
 
 
 def parse_memory(text: str) -> int:
     """Return the bytes of ``24GiB``, ``24GB`` or ``24G`` (GB is read as GiB, as GPUs are sold).
     Raises `InputError`."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([gmt]?)(?:i?b)?\s*", text.lower())
-    try:
-        n_bytes = (
-            int(float(match[1]) * {"": 2**30, "g": 2**30, "m": 2**20, "t": 2**40}[match[2]])
-            if match
-            else 0
-        )
-    except ValueError:
-        n_bytes = 0
+    n_bytes = 0
+    if match:
+        with contextlib.suppress(ValueError):  # of 1.2.3
+            n_bytes = int(float(match[1]) * _UNITS[match[2]])
     if n_bytes <= 0:
         raise InputError(
             f"--memory: found {text!r}, expected a size such as 24GiB or 512MiB, more than 0."

@@ -12,14 +12,14 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from kinject.secrets import secret_in
 
 Section = TypeVar("Section")
-Value = Any
-"""A plain value of a recipe: what YAML holds, and after its check the section that is made of it."""
-Hint = Any
+Value: TypeAlias = Any
+"""A plain value of a recipe: what YAML holds, and after its check the section made of it."""
+Hint: TypeAlias = Any
 """An annotation of a field, which typing gives no type: a class, a union, a Literal, a generic."""
 KeyPath = tuple[str | int, ...]
 """The keys and list indices that lead from the root of a file to a value."""
@@ -49,7 +49,7 @@ _MOST_SUGGESTED = 24
 
 
 def suggestion(word: Value, allowed: Iterable[str]) -> str:
-    """Return `` Did you mean X?`` for the nearest allowed word, else the list of what is allowed."""
+    """Return `` Did you mean X?`` for the nearest allowed word, else the list of the allowed."""
     names = sorted(allowed)
     near = difflib.get_close_matches(f"{word!s:.80}", names, n=1, cutoff=0.6)
     if near:
@@ -80,7 +80,7 @@ class Checker:
     found_input: Callable[[KeyPath, str, str], None] = _ignore_input
 
     def section(self, cls: type[Section], value: Value, key: KeyPath) -> Section | None:
-        """Return `cls` built from the mapping `value`, or None after reporting every fault in it."""
+        """Return `cls` built from the mapping `value`, or None after reporting each fault in it."""
         if not isinstance(value, Mapping):
             self.report(key, f"found {_describe(value)}, expected a mapping.")
             return None
@@ -124,7 +124,7 @@ class Checker:
     def value(self, hint: Hint, value: Value, key: KeyPath) -> Value:
         """Return `value` as the annotation `hint` requires, or a private marker after reporting why
         it does not fit."""
-        origin, arguments = get_origin(hint), get_args(hint)
+        origin, arguments = _origin(hint), get_args(hint)
         if hint is Any:
             return value if self._is_finite(value, key) else _INVALID
         if origin in (Union, types.UnionType):
@@ -156,7 +156,7 @@ class Checker:
         if not isinstance(value, Mapping):
             return self._invalid(key, f"found {_describe(value)}, expected a mapping.")
         names: list[Value] = []
-        if get_origin(name_hint) is Literal:
+        if _origin(name_hint) is Literal:
             names = [self.value(name_hint, name, (*key, name)) for name in value]
         built = {name: self.value(hint, item, (*key, name)) for name, item in value.items()}
         if any(item is _INVALID for item in (*names, *built.values())):
@@ -318,12 +318,18 @@ def _items(
     return enumerate(value)
 
 
+def _origin(hint: Hint) -> Hint:
+    """Return what an annotation is a form of: Union, Literal, tuple, Mapping; None for a class."""
+    plain: Any = hint  # mypy takes an alias of Any for the first overload of get_origin
+    return get_origin(plain)
+
+
 def _shape(value_or_hint: Value | Hint) -> type:
     """Return dict, list or str: whether a value is, or an annotation wants, a mapping, a list, or a
     scalar."""
-    if isinstance(value_or_hint, Mapping) or get_origin(value_or_hint) in (dict, Mapping):
+    if isinstance(value_or_hint, Mapping) or _origin(value_or_hint) in (dict, Mapping):
         return dict
-    if isinstance(value_or_hint, list) or get_origin(value_or_hint) is tuple:
+    if isinstance(value_or_hint, list) or _origin(value_or_hint) is tuple:
         return list
     if isinstance(value_or_hint, type) and dataclasses.is_dataclass(value_or_hint):
         return dict
@@ -348,8 +354,8 @@ def _describe(value: Value) -> str:
 def _name(hint: Hint) -> str:
     if hint in _NAMES:
         return _NAMES[hint]
-    if get_origin(hint) is tuple:
+    if _origin(hint) is tuple:
         return "a list"
-    if get_origin(hint) is Literal:
+    if _origin(hint) is Literal:
         return ", ".join(map(str, get_args(hint)))
     return "a mapping"

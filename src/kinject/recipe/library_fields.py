@@ -1,5 +1,5 @@
-"""The sections whose fields are a library's: `trainer:` (TRL's SFTConfig), its schedules, and
-`adapter:` (peft).
+"""The fields of `trainer:`, which are those of TRL's SFTConfig, and of its schedules;
+`kinject.recipe.adapter_fields` has those of peft.
 
 Names, types and defaults are read from the libraries. Importing TRL or peft takes seconds, so
 functions import them.
@@ -26,31 +26,45 @@ REFUSED = {
     "hub_always_push": "is fixed: push_to_hub uploads the finished model, once. Remove the line.",
     "hub_token": "is a secret. Set the environment variable HF_TOKEN.",
     "push_to_hub_token": "is a secret. Set the environment variable HF_TOKEN.",
-    "jit_mode_eval": "was removed from transformers. Remove the line; set torch_compile: true for speed.",
-    "fp16_opt_level": "was NVIDIA Apex's, which transformers no longer uses. Remove the line; fp16: true suffices.",
+    "jit_mode_eval": "was removed from transformers. Remove the line; set torch_compile: true for "
+    "speed.",
+    "fp16_opt_level": "was NVIDIA Apex's, which transformers no longer uses. Remove the line; "
+    "fp16: true suffices.",
     "dataset_text_field": "is fixed: corpus rows hold text, messages, or prompt and completion.",
-    "formatting_func": "cannot be written in a file. Write corpus rows with text, messages, or prompt and completion.",
+    "formatting_func": "cannot be written in a file. Write corpus rows with text, messages, or "
+    "prompt and completion.",
     "save_dtype": "is fixed: bfloat16 where the base is stored so, else as it was trained.",
-    "model_init_kwargs": "is the model section's. Set model.dtype, model.attention or model.revision.",
-    "parallelism_config": "is a Python object. Describe the devices to accelerate: docs/distributed.md.",
+    "model_init_kwargs": "is the model section's. Set model.dtype, model.attention or "
+    "model.revision.",
+    "parallelism_config": "is a Python object. Describe the devices to accelerate: "
+    "docs/distributed.md.",
     "label_names": "is fixed: the rows of a corpus are labelled by kinject.",
     "resume_from_checkpoint": "is the command line's: kinject train RECIPE --resume.",
-    "padding_free": "is TRL's collator's. Set packing: true with packing_strategy: bfd_split, which pads nothing.",
-    "eval_packing": "has no effect: validation texts are read as rows of their own. Remove the line.",
-    "shuffle_dataset": "has no effect: the order of rows spreads the texts of a document over an epoch. Remove the line.",
-    "dataset_num_proc": "has no effect: a corpus is tokenised in one process, and once. Remove the line.",
+    "padding_free": "is TRL's collator's. Set packing: true with packing_strategy: bfd_split, "
+    "which pads nothing.",
+    "eval_packing": "has no effect: validation texts are read as rows of their own. Remove the "
+    "line.",
+    "shuffle_dataset": "has no effect: the order of rows spreads the texts of a document over an "
+    "epoch. Remove the line.",
+    "dataset_num_proc": "has no effect: a corpus is tokenised in one process, and once. Remove the "
+    "line.",
     "dataset_kwargs": "is for TRL's own preparation of a data set. Remove the line.",
     "length_column_name": "has no effect: kinject knows the length of each row. Remove the line.",
     "do_train": "has no effect: kinject train trains. Remove the line.",
     "do_eval": "has no effect. Set eval_strategy, with probes or a validation corpus.",
     "do_predict": "has no effect: kinject eval asks questions. Remove the line.",
-    "truncation_mode": "is fixed: of a text longer than max_length the beginning is read. Remove the line.",
-    "remove_unused_columns": "has no effect: rows have the columns that the loss reads. Remove the line.",
-    "auto_find_batch_size": "would change the batch of a run that is under way. Find it first: kinject find-lr RECIPE --batch.",
+    "truncation_mode": "is fixed: of a text longer than max_length the beginning is read. Remove "
+    "the line.",
+    "remove_unused_columns": "has no effect: rows have the columns that the loss reads. Remove the "
+    "line.",
+    "auto_find_batch_size": "would change the batch of a run that is under way. Find it first: "
+    "kinject find-lr RECIPE --batch.",
     "ignore_data_skip": "is fixed: a resumed run reads on where it stopped. Remove the line.",
-    "restore_callback_states_from_checkpoint": "has no effect: checkpoints hold what callbacks need. Remove the line.",
+    "restore_callback_states_from_checkpoint": "has no effect: checkpoints hold what callbacks "
+    "need. Remove the line.",
     "enable_jit_checkpoint": "is fixed: a signal ends a run with a checkpoint. Remove the line.",
-    "logging_nan_inf_filter": "is fixed: a loss that is no number is logged as none. Remove the line.",
+    "logging_nan_inf_filter": "is fixed: a loss that is no number is logged as none. Remove the "
+    "line.",
     "local_rank": "is the launcher's: accelerate launch sets it. Remove the line.",
     **dict.fromkeys(
         ("eos_token", "pad_token"), "is the tokenizer's. Save it with that token; remove the line."
@@ -67,7 +81,8 @@ REFUSED = {
             "eval_use_gather_object",
             "eval_accumulation_steps",
         ),
-        "has no effect: an evaluation keeps losses alone, and probes have batches of their own. Remove the line.",
+        "has no effect: an evaluation keeps losses alone, and probes have batches of their own. "
+        "Remove the line.",
     ),
 }
 """Fields that a recipe must not set -> the reason, and the setting to use."""
@@ -84,8 +99,15 @@ RENAMED = {
 RENAMED_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 """Older values of `trainer.optim` -> today's: the same arithmetic in torch."""
 RECALL_FIELDS = (
-    "num_generations", "max_completion_length", "temperature", "top_p", "beta", "epsilon", "num_iterations", "scale_rewards",
-)  # fmt: skip
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "beta",
+    "epsilon",
+    "num_iterations",
+    "scale_rewards",
+)
 """Fields of TRL's GRPOConfig that `method: recall` reads beside those of SFTConfig."""
 
 
@@ -112,7 +134,9 @@ def trainer_fields() -> Fields:
 def renamed(key: str) -> str:
     """Return what became of an older name, as the end of a sentence."""
     today = RENAMED[key]
-    return f"is called {today} today; read as that" if today else "has no effect today; ignored"
+    if not today:
+        return "has no effect today; ignored"
+    return f"is called {today} today; read as that"
 
 
 def rename_old_fields(
@@ -129,9 +153,12 @@ def rename_old_fields(
     notes: list[str] = []
     unread = ""
     if {"warmup_steps", "warmup_ratio"} <= trainer.keys():
-        used, unread = ("warmup_steps", "warmup_ratio")[:: 1 if trainer["warmup_steps"] else -1]
+        used, unread = "warmup_steps", "warmup_ratio"
+        if not trainer["warmup_steps"]:
+            used, unread = unread, used
         notes.append(
-            f"trainer.{unread} is not read: {used} counts. A warmup_steps above 0 overrides warmup_ratio."
+            f"trainer.{unread} is not read: {used} counts. A warmup_steps above 0 overrides "
+            "warmup_ratio."
         )
         _check_ratio(
             checker.value(float, trainer["warmup_ratio"], ("trainer", "warmup_ratio")), checker
@@ -297,15 +324,22 @@ ADAPTIVE_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 """Schedules that follow a metric of the evaluations."""
 
 _SET_BY_KINJECT = frozenset({
-    "optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "kwargs", "max_lr", "total_steps", "epochs",
-    "steps_per_epoch", "cycle_momentum", "base_momentum", "max_momentum", "mode", "verbose",
+    "optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "kwargs", "max_lr",
+    "total_steps", "epochs", "steps_per_epoch", "cycle_momentum", "base_momentum", "max_momentum",
+    "mode", "verbose",
 })  # fmt: skip
 """Arguments that follow from the rest of the recipe, or that change more than the learning rate."""
 _SHAPES = Literal["linear", "cosine", "1-sqrt"]
 _TYPES: Mapping[str, Any] = {
-    "power": float, "lr_end": float, "min_lr_ratio": float, "num_decay_steps": float, "warmup_type": _SHAPES,
-    "decay_type": _SHAPES, "anneal_strategy": Literal["cos", "linear"], "threshold_mode": Literal["rel", "abs"],
-}  # fmt: skip
+    "power": float,
+    "lr_end": float,
+    "min_lr_ratio": float,
+    "num_decay_steps": float,
+    "warmup_type": _SHAPES,
+    "decay_type": _SHAPES,
+    "anneal_strategy": Literal["cos", "linear"],
+    "threshold_mode": Literal["rel", "abs"],
+}
 """Types that the libraries do not annotate, or check late."""
 _COUNT: Mapping[str, Any] = {"min": 1, "max": 2**20}
 _STEPS: Mapping[str, Any] = {"above": 0, "max": 10**9}
@@ -313,29 +347,43 @@ _FROM_0: Mapping[str, Any] = {"min": 0, "max": 10**9}
 _UNIT: Mapping[str, Any] = {"min": 0, "below": 1}
 _FRACTION: Mapping[str, Any] = {"min": 0, "max": 1}
 RANGES: Mapping[str, Mapping[str, Any]] = {
-    "per_device_train_batch_size": _COUNT, "per_device_eval_batch_size": _COUNT, "gradient_accumulation_steps": _COUNT,
-    "max_length": {"min": 2, "max": 2**22}, "logging_steps": _STEPS, "eval_steps": _STEPS, "save_steps": _STEPS,
-    "warmup_steps": _FROM_0, "num_train_epochs": {"above": 0, "max": 10**6}, "max_steps": {"min": 1, "max": 10**9, "or": -1},
-    "learning_rate": {"above": 0, "max": 100}, "max_grad_norm": {"min": 1e-6, "max": 10**9, "or": 0},
-    "label_smoothing_factor": _UNIT, "seed": {"min": 0, "max": 2**32 - 1},
-    "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT, "lora_dropout": _UNIT, "trainable_token_indices": _FROM_0,
+    "per_device_train_batch_size": _COUNT, "per_device_eval_batch_size": _COUNT,
+    "gradient_accumulation_steps": _COUNT, "max_length": {"min": 2, "max": 2**22},
+    "logging_steps": _STEPS, "eval_steps": _STEPS, "save_steps": _STEPS, "warmup_steps": _FROM_0,
+    "num_train_epochs": {"above": 0, "max": 10**6}, "max_steps": {"min": 1, "max": 10**9, "or": -1},
+    "learning_rate": {"above": 0, "max": 100},
+    "max_grad_norm": {"min": 1e-6, "max": 10**9, "or": 0}, "label_smoothing_factor": _UNIT,
+    "seed": {"min": 0, "max": 2**32 - 1}, "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT,
+    "lora_dropout": _UNIT, "trainable_token_indices": _FROM_0,
 }  # fmt: skip
 """Bounds of the libraries' fields that no library refuses itself, and with which nothing is
 learned."""
 _WORDS: Mapping[str, tuple[str, ...]] = {
-    "loss_type": ("nll", "dft", "chunked_nll"), "pad_to_multiple_of": ("auto",),
-    "include_num_input_tokens_seen": ("all", "non_padding", "no"), "debug": ("", "underflow_overflow", "tpu_metrics_debug"),
-    "torch_compile_mode": ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    "loss_type": ("nll", "dft", "chunked_nll"),
+    "pad_to_multiple_of": ("auto",),
+    "include_num_input_tokens_seen": ("all", "non_padding", "no"),
+    "debug": ("", "underflow_overflow", "tpu_metrics_debug"),
+    "torch_compile_mode": (
+        "default",
+        "reduce-overhead",
+        "max-autotune",
+        "max-autotune-no-cudagraphs",
+    ),
     "task_type": ("CAUSAL_LM",),
-}  # fmt: skip
+}
 """The words of fields that are annotated as text and whose metadata has no choices, or choices that
 kinject has not."""
 _SCHEDULE_RANGES: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "warmup_lr_rate", "pct_start", "flat_fraction"), _FRACTION),
-    **dict.fromkeys(("power", "lr_end", "min_lr", "num_stable_steps", "num_decay_steps", "num_cycles"), _FROM_0),
+    **dict.fromkeys(
+        ("min_lr_rate", "min_lr_ratio", "warmup_lr_rate", "pct_start", "flat_fraction"), _FRACTION
+    ),
+    **dict.fromkeys(
+        ("power", "lr_end", "min_lr", "num_stable_steps", "num_decay_steps", "num_cycles"), _FROM_0
+    ),
     **dict.fromkeys(("step_size", "step_epochs", "timescale", "d_model"), _STEPS),
-    "gamma": {"above": 0, "max": 1}, "factor": _UNIT,
-}  # fmt: skip
+    "gamma": {"above": 0, "max": 1},
+    "factor": _UNIT,
+}
 
 
 def schedule_names() -> list[str]:
@@ -453,11 +501,15 @@ def _check_combination(
 
 
 _NEW_RANGES: Mapping[str, Mapping[str, Any]] = {
-    "eps": {"min": 1e-30, "max": 1}, "epsilon": {"min": 1e-30, "max": 1}, "dropout": _UNIT, "pdrop": _UNIT,
+    "eps": {"min": 1e-30, "max": 1},
+    "epsilon": {"min": 1e-30, "max": 1},
+    "dropout": _UNIT,
+    "pdrop": _UNIT,
     "initializer_range": {"min": 1e-6, "max": 10},
-    "num_hidden_layers": {"min": 1, "max": 10_000}, "hidden_size": {"min": 1, "max": 10**6},
+    "num_hidden_layers": {"min": 1, "max": 10_000},
+    "hidden_size": {"min": 1, "max": 10**6},
     "vocab_size": {"min": 1, "max": 10**8},
-}  # fmt: skip
+}
 """End of the name of a model's config field -> its bounds. Building the model shows whether its
 sizes fit each other."""
 
@@ -467,121 +519,3 @@ def check_new_model(new: Mapping[str, Any], checker: Checker) -> None:
     for name, value in new.items():
         bounds = next((bounds for end, bounds in _NEW_RANGES.items() if name.endswith(end)), {})
         checker.is_in_bounds(value, bounds, ("model", "new", name))
-
-
-ADAPTER_REFUSED = {
-    **dict.fromkeys(("eva_config", "corda_config", "lora_ga_config"), "needs a pass over data before training. Remove the line."),
-    "loftq_config": "rounds the base to 4 bits again at each load. Remove the line.",
-    **dict.fromkeys(
-        ("peft_version", "base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "runtime_config"),
-        "is peft's own record of a saved adapter. Remove the line.",
-    ),
-    **dict.fromkeys(
-        ("monteclora_config", "kasa_config"),
-        "needs terms of its own in the loss, which the trainer does not compute. Remove the line.",
-    ),
-    **dict.fromkeys(("megatron_config", "megatron_core"), "is for Megatron's layers. Remove the line."),
-    "alora_invocation_tokens": "adapts only text after these tokens, which no corpus row holds. Remove the line.",
-    **dict.fromkeys(
-        ("use_qalora", "qalora_group_size"), "pools the inputs of GPTQ's layers, which kinject does not load. Remove the line."
-    ),
-    "velora_config": "is a Python object. Remove the line.",
-    "arrow_config": "routes between adapters that are trained already. Remove the line.",
-}  # fmt: skip
-"""Keys of peft's configs that an adapter to train must not set -> the reason."""
-ADAPTER_KEYS = ("type", "merge")
-"""The keys that are not peft's: the type of adapter, and whether it is folded into the base weights
-when training ends."""
-_VIRTUAL_TOKENS = "adds virtual tokens, which neither packed rows nor the scoring of kinject know"
-ADAPTER_TYPES_REFUSED = {
-    "adalora": "needs the number of steps and a call after each of them, which Trainer does not make",
-    "adaption_prompt": _VIRTUAL_TOKENS,
-    "lily": "weighs its parts by all tokens of a batch, of which a token would read later ones",
-    "poly": "is for several tasks, each with its number",
-    "shadow": "is a model beside the model, whose output is no row of logits",
-    "xlora": "mixes adapters that are trained already",
-}
-"""Types of peft that adapt weights and are refused -> the reason."""
-
-
-def adapter_types() -> dict[str, Any]:
-    """Return the config class of each type of adapter: cartridges, and those of peft that change
-    weights. Imports peft."""
-    from peft import PromptLearningConfig
-    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
-
-    names = {kind.value.lower(): made for kind, made in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-    return {name: made for name, made in names.items() if name == "cartridge" or
-            (name not in ADAPTER_TYPES_REFUSED and not issubclass(made, PromptLearningConfig))}  # fmt: skip
-
-
-def with_adapter_type(adapter: Mapping[str, Any], checker: Checker) -> dict[str, Any]:
-    """Return the adapter section with its type at `type`, in small letters, as peft's configs name
-    it.
-
-    peft's own key for it, `peft_type`, means the same: its config would take it and train a LoRA.
-    """
-    section = dict(adapter)
-    named = section.pop("peft_type", None)
-    if isinstance(named, str):
-        kind = section.setdefault("type", named)
-        if str(kind).lower() != named.lower():
-            message = f"found {named}, but adapter.type is {kind}. Give one of the two."
-            checker.report(("adapter", "peft_type"), message)
-    elif named is not None:
-        checker.report(("adapter", "peft_type"), f"found {named!r}, expected a type, as lora.")
-    if isinstance(section.get("type"), str):
-        section["type"] = section["type"].lower()
-    return section
-
-
-def _check_needed_keys(name: str, adapter: Mapping[str, Any], checker: Checker) -> None:
-    """Report what an adapter of that type cannot do without."""
-    if name == "trainable_tokens" and "token_indices" not in adapter:
-        checker.report(("adapter", "token_indices"), "missing. Name the tokens: [5, 6].")
-    if name == "cartridge" and "num_virtual_tokens" not in adapter:
-        message = "num_virtual_tokens is missing: how many keys and values are trained, as 1025."
-        checker.report(("adapter",), message)
-
-
-def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
-    """Report every key that peft's config of its type does not have, and every value of a wrong
-    type or out of bounds.
-
-    Imports peft (some seconds), so only a recipe that trains an adapter calls it.
-    """
-    types, name = adapter_types(), adapter.get("type", "lora")
-    if name not in types:
-        from peft import PeftType
-
-        message = f"found {name!r}.{suggestion(str(name), types)}"
-        if str(name).upper() in PeftType.__members__:
-            message = (
-                f"{name} {ADAPTER_TYPES_REFUSED.get(name, _VIRTUAL_TOKENS)}. Take another, as lora."
-            )
-        checker.report(("adapter", "type"), message)
-        return
-    _check_needed_keys(str(name), adapter, checker)
-    known = {field.name: field for field in dataclasses.fields(types[name]) if field.init}
-    hints = typing.get_type_hints(types[name])
-    for key, value in adapter.items():
-        path = ("adapter", key)
-        if key in ADAPTER_REFUSED:
-            checker.report(path, ADAPTER_REFUSED[key])
-        elif value == [] or (isinstance(value, Mapping) and [] in value.values()):
-            checker.report(path, "found an empty list. Name at least one, or remove the line.")
-        elif key == "init_lora_weights" and isinstance(value, str) and value in INITS_REFUSED:
-            checker.report(path, f"{value} {INITS_REFUSED[value]}.")
-        elif key == "merge":
-            checker.value(bool, value, path)
-        elif key in known:
-            checker.is_in_bounds(
-                checker.value(field_hint(known[key], hints[key]), value, path),
-                RANGES.get(key, {}),
-                path,
-            )
-        elif key != "type":
-            kind = types[name].__name__
-            checker.report(
-                path, f"unknown key of peft's {kind}.{suggestion(key, {*known, *ADAPTER_KEYS})}"
-            )

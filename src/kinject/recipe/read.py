@@ -17,14 +17,9 @@ from typing import Any, Literal
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Problem, RecipeError
 from kinject.hub_data import find_data_set, is_saved
+from kinject.recipe.adapter_fields import check_adapter, with_adapter_type
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
-from kinject.recipe.library_fields import (
-    REFUSED,
-    check_adapter,
-    check_new_model,
-    check_trainer,
-    with_adapter_type,
-)
+from kinject.recipe.library_fields import REFUSED, check_new_model, check_trainer
 from kinject.recipe.makers import command_for
 from kinject.recipe.sections import (
     AugmentSection,
@@ -76,8 +71,10 @@ class Sections:
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=MAX_SEED)
     method: Literal["cpt", "sft", "distill", "recall"] | None = option(
         None,
-        help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; absent: any rows. "
-        "distill (context distillation): any rows, learned by the settings of the section distillation. recall: rows with an "
+        help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; "
+        "absent: any rows. "
+        "distill (context distillation): any rows, learned by the settings of the section "
+        "distillation. recall: rows with an "
         "answer, which the model gives itself and is rewarded for (GRPO).",
     )
     model: ModelSection | None = None
@@ -128,22 +125,23 @@ class Recipe(Sections):
     def location(self, key: str | KeyPath) -> str:
         """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an
         override set it."""
-        return _location(
-            self._file, self._overridden, tuple(key.split(".")) if isinstance(key, str) else key
-        )
+        path = tuple(key.split(".")) if isinstance(key, str) else key
+        return _location(self._file, self._overridden, path)
 
     def raise_any(self, problems: Iterable[Problem]) -> None:
         """Raise `RecipeError` with each of `problems` once, at its line, if there are any."""
-        located = dict.fromkeys(
-            item if item.location else Problem(item.dotted, item.message, self.location(item.key))
-            for item in problems
-        )
+        located: list[Problem] = []
+        for item in problems:
+            if not item.location:
+                item = Problem(item.dotted, item.message, self.location(item.key))
+            if item not in located:
+                located.append(item)
         if located:
-            raise RecipeError(list(located))
+            raise RecipeError(located)
 
     @contextlib.contextmanager
     def locating(self) -> Iterator[None]:
-        """Give the problems of a `RecipeError` that is raised inside their places in this recipe."""
+        """Give the problems of a `RecipeError` raised inside their places in this recipe."""
         try:
             yield
         except RecipeError as error:
@@ -166,7 +164,9 @@ class TrainRecipe(Recipe):
     @property
     def distills(self) -> DistillationSection | None:
         """The settings of `method: distill`; None for another method."""
-        return self.distillation or DistillationSection() if self.method == "distill" else None
+        if self.method != "distill":
+            return None
+        return self.distillation or DistillationSection()
 
     def training_values(self) -> dict[str, Any]:
         """Return the plain values of all sections that decide a training; those that every recipe
@@ -177,7 +177,9 @@ class TrainRecipe(Recipe):
     @property
     def projection(self) -> ProjectionSection | None:
         """regularization.projection, if there is one."""
-        return None if self.regularization is None else self.regularization.projection
+        if self.regularization is None:
+            return None
+        return self.regularization.projection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,9 +211,13 @@ class StudyRecipe(Recipe):
 
 
 _RECIPES: Mapping[str, type[Recipe]] = {
-    "augment": AugmentRecipe, "questions": QuestionsRecipe, "train": TrainRecipe, "eval": EvalRecipe,
-    "study": StudyRecipe, "plan": TrainRecipe,
-}  # fmt: skip
+    "augment": AugmentRecipe,
+    "questions": QuestionsRecipe,
+    "train": TrainRecipe,
+    "eval": EvalRecipe,
+    "study": StudyRecipe,
+    "plan": TrainRecipe,
+}
 """Verb -> its recipe: the sections that the class declares again are those that the verb requires.
 """
 
@@ -236,25 +242,27 @@ def read_recipe(
     path = Path(path)
     file = read_yaml(path)
     raw = copy.deepcopy(file.root)
-    overridden: set[KeyPath] = set()
-    problems = [
-        found
-        for override in overrides
-        if (found := _apply_override(override, raw, overridden)) is not None
-    ]
+    overridden, problems = _apply_overrides(overrides, raw)
     notes = _leave_out_general_text(raw)
-    kind = _RECIPES[verb] if verb is not None else Recipe
-    required = tuple(kind.__annotations__) if verb is not None else ()
-    optional = ("probes", "distillation") if verb == "train" else ()  # used if they are there
-    checked = (*required, *optional) if check_inputs and verb != "plan" else ()
+    kind, required = Recipe, tuple[str, ...]()
+    if verb is not None:
+        kind = _RECIPES[verb]
+        required = tuple(kind.__annotations__)
+    checked: tuple[str, ...] = ()
+    if (
+        check_inputs and verb != "plan"
+    ):  # a plan reads no corpus: it may be made before there is one
+        checked = required
+    if check_inputs and verb == "train":
+        checked += ("probes", "distillation")  # used if they are there
 
     def report(key: KeyPath, message: str) -> None:
-        problems.append(
-            Problem(".".join(map(str, key)), message, _location(file, frozenset(overridden), key))
-        )
+        dotted = ".".join(map(str, key))
+        problems.append(Problem(dotted, message, _location(file, overridden, key)))
 
     def check_input(key: KeyPath, kind: str, value: str) -> None:
-        if message := _about_input(value, kind, must_exist=key[0] in checked):
+        message = _about_input(value, kind, must_exist=key[0] in checked)
+        if message:
             report(key, message)
 
     fault = _merge_seeds(raw)
@@ -264,34 +272,57 @@ def read_recipe(
         report(key, message)
     checker = Checker(report, check_input)
     sections = checker.fields(Sections, raw, ())
-    if problems and all(
-        _NOT_THERE in problem.message for problem in problems
-    ):  # before the libraries load: seconds
+    # A wrong path is the commonest fault; without others it is reported before TRL loads (seconds).
+    if problems and all(_NOT_THERE in problem.message for problem in problems):
         raise RecipeError(problems)
-    if isinstance(raw.get("trainer"), Mapping):
-        if verb is None or kind is TrainRecipe:
-            sections["trainer"], renamed = check_trainer(raw["trainer"], checker)
-            notes += renamed
-        else:  # the section is not used, but written into the manifest
-            for name in raw["trainer"].keys() & set(TRAINER_SECRETS):
-                report(("trainer", name), REFUSED[name])
-    if sections.get("model") and sections["model"].new:
-        check_new_model(sections["model"].new, checker)
-    if isinstance(raw.get("adapter"), Mapping) and verb in (None, "train", "plan"):
-        raw["adapter"] = with_adapter_type(raw["adapter"], checker)
-        check_adapter(raw["adapter"], checker)
-    for section in NOT_NULL & raw.keys():
-        if raw[section] is None:
-            report((section,), "found nothing; give it a value or remove the line.")
-    for section in required:
-        if section not in raw:
-            report((section,), f"missing. kinject {verb} needs this section.")
+    trains = verb is None or kind is TrainRecipe
+    notes += _check_library_sections(raw, sections, checker, trains=trains)
+    for section, fault in _missing_sections(raw, required, verb):
+        report((section,), fault)
     if problems:
         raise RecipeError(problems)
     return kind(
-        **sections, path=path, overrides=tuple(overrides), raw=raw, notes=tuple(notes), _file=file,
+        **sections,
+        path=path,
+        overrides=tuple(overrides),
+        raw=raw,
+        notes=tuple(notes),
+        _file=file,
         _overridden=frozenset(overridden),
-    )  # fmt: skip
+    )
+
+
+def _missing_sections(
+    raw: Mapping[str, Any], required: Sequence[str], verb: Verb | None
+) -> Iterator[tuple[str, str]]:
+    """Yield (section, fault) of sections without content, and of those that a verb requires."""
+    for section in NOT_NULL & raw.keys():
+        if raw[section] is None:
+            yield section, "found nothing; give it a value or remove the line."
+    for section in required:
+        if section not in raw:
+            yield section, f"missing. kinject {verb} needs this section."
+
+
+def _check_library_sections(
+    raw: dict[str, Any], sections: dict[str, Any], checker: Checker, *, trains: bool
+) -> list[str]:
+    """Check the sections whose fields are a library's, put the trainer's keyword arguments into
+    `sections`, and return notes for the user. Unless the verb `trains`, no library is imported."""
+    notes: list[str] = []
+    trainer = raw.get("trainer")
+    if isinstance(trainer, Mapping) and trains:
+        sections["trainer"], notes = check_trainer(trainer, checker)
+    elif isinstance(trainer, Mapping):
+        # the section is not used, but written into the manifest
+        for name in trainer.keys() & set(TRAINER_SECRETS):
+            checker.report(("trainer", name), REFUSED[name])
+    if sections.get("model") and sections["model"].new:
+        check_new_model(sections["model"].new, checker)
+    if isinstance(raw.get("adapter"), Mapping) and trains:
+        raw["adapter"] = with_adapter_type(raw["adapter"], checker)
+        check_adapter(raw["adapter"], checker)
+    return notes
 
 
 def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> DocumentsSection:
@@ -299,20 +330,19 @@ def read_section(path: str | Path | None, overrides: Sequence[str] = ()) -> Docu
 
     Raises `RecipeError` with every fault of the section.
     """
-    raw = (
-        {}
-        if path is None
-        else {key: value for key, value in read_values(Path(path)).items() if key == "documents"}
-    )
-    problems = [
-        found
-        for override in overrides
-        if (found := _apply_override(override, raw, set())) is not None
-    ]
-    source = "command line" if path is None else str(path)
-    checker = Checker(
-        lambda key, message: problems.append(Problem(".".join(map(str, key)), message, source))
-    )
+    raw: dict[str, Any] = {}
+    source = "command line"
+    if path is not None:
+        source = str(path)
+        values = read_values(Path(path))
+        if "documents" in values:
+            raw["documents"] = values["documents"]
+    _, problems = _apply_overrides(overrides, raw)
+
+    def report(key: KeyPath, message: str) -> None:
+        problems.append(Problem(".".join(map(str, key)), message, source))
+
+    checker = Checker(report)
     section = checker.section(DocumentsSection, raw.get("documents", {}), ("documents",))
     if problems or section is None:
         raise RecipeError(problems)
@@ -325,25 +355,19 @@ def _leave_out_general_text(raw: dict[str, Any]) -> list[str]:
     corpus, trainer = raw.get("corpus"), raw.get("trainer")
     if not isinstance(corpus, dict) or corpus.get("general_text", True) is not False:
         return []
-    left_out = [
-        f"corpus.{name}"
-        for name in ("replay", "validation_corpus")
-        if corpus.pop(name, None) is not None
-    ]
+    kinds = ("replay", "validation_corpus")
+    left_out = [f"corpus.{name}" for name in kinds if corpus.pop(name, None) is not None]
     evaluates = corpus.get("validation_fraction") or raw.get("probes")
     if isinstance(trainer, dict) and not evaluates:
-        trainer.update(
-            {
-                name: value
-                for name, value in (("eval_strategy", "no"), ("eval_on_start", False))
-                if name in trainer
-            }
-        )
+        if "eval_strategy" in trainer:
+            trainer["eval_strategy"] = "no"
+        if "eval_on_start" in trainer:
+            trainer["eval_on_start"] = False
     if not left_out:
         return []
     return [
-        f"warning: corpus.general_text: false leaves out {' and '.join(left_out)}. Nothing protects the model's "
-        f"earlier knowledge, and the log does not show forgetting."
+        f"warning: corpus.general_text: false leaves out {' and '.join(left_out)}. Nothing "
+        "protects the model's earlier knowledge, and the log does not show forgetting."
     ]
 
 
@@ -372,11 +396,7 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     Raises `RecipeError` for bad YAML or an override that cannot be put in.
     """
     raw = copy.deepcopy(read_yaml(path).root)
-    problems = [
-        found
-        for override in overrides
-        if (found := _apply_override(override, raw, set())) is not None
-    ]
+    _, problems = _apply_overrides(overrides, raw)
     if problems:
         raise RecipeError(problems)
     return raw
@@ -395,61 +415,69 @@ def _find_secrets(raw: Mapping[str, object]) -> Iterator[tuple[KeyPath, str]]:
     for key, text in texts:
         for name, value in known.items():
             if secret_filter((value,)).redact(text) is not text:
-                yield (
-                    key,
-                    f"(part of) the value of the environment variable {name} is written here. Take it out.",
-                )
+                fault = f"(part of) the value of the environment variable {name} is written here."
+                yield key, f"{fault} Take it out."
 
 
-def _apply_override(override: str, raw: dict[str, Any], overridden: set[KeyPath]) -> Problem | None:
-    """Put one ``section.key=value`` into `raw`; return the problem if it cannot be."""
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        return Problem(
-            f"{override:.200}",
-            "expected section.key=value, for example trainer.learning_rate=1e-5.",
-            "command line",
-        )
+def _apply_overrides(
+    overrides: Sequence[str], raw: dict[str, Any]
+) -> tuple[frozenset[KeyPath], list[Problem]]:
+    """Put each ``section.key=value`` into `raw`; return (the keys, the problems of the others)."""
+    overridden: set[KeyPath] = set()
+    problems: list[Problem] = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            message = "expected section.key=value, for example trainer.learning_rate=1e-5."
+            problems.append(Problem(f"{override:.200}", message, "command line"))
+            continue
+        fault = _apply_override(key, text, raw)
+        if fault:
+            problems.append(Problem(key, fault, "command line"))
+        else:
+            overridden.add(tuple(key.split(".")))
+    return frozenset(overridden), problems
+
+
+def _apply_override(key: str, text: str, raw: dict[str, Any]) -> str:
+    """Put a value (YAML) at a dotted key of `raw`; return the fault if it cannot be, else ""."""
     try:
         value = parse_scalar(text)
     except RecipeError as error:
-        return Problem(
-            key,
-            f"the value {text!r:.200} cannot be read: {error.problems[0].message}",
-            "command line",
-        )
-    parts = tuple(key.split("."))
-    sections = {section.name: section.name for section in fields(Sections)}
-    if parts[0] not in sections:
-        inside = {
-            name: f"{part}.{name}"
-            for part, values in raw.items()
-            if isinstance(values, dict)
-            for name in values
-        }
-        near = difflib.get_close_matches(parts[0], [*inside, *sections], n=1)
-        hint = (
-            f" Did you mean {(inside | sections)[near[0]]}?"
-            if near
-            else suggestion(parts[0], sections)
-        )
-        return Problem(key, f"unknown key.{hint}", "command line")
+        return f"the value {text!r:.200} cannot be read: {error.problems[0].message}"
+    parts = key.split(".")
+    if parts[0] not in {section.name for section in fields(Sections)}:
+        return f"unknown key.{_hint_at_section(parts[0], raw)}"
     mapping: Any = raw
     for part in parts[:-1]:
         mapping = mapping.setdefault(part, {})
         if not isinstance(mapping, dict):
-            return Problem(key, f"{part} is no mapping in this recipe.", "command line")
+            return f"{part} is no mapping in this recipe."
     mapping[parts[-1]] = value
-    overridden.add(parts)
-    return None
+    return ""
+
+
+def _hint_at_section(name: str, raw: Mapping[str, Any]) -> str:
+    """Return a hint for a first part that is no section: often the section itself was left out."""
+    sections = {section.name: section.name for section in fields(Sections)}
+    inside: dict[str, str] = {}
+    for section, values in raw.items():
+        if isinstance(values, dict):
+            inside |= {key: f"{section}.{key}" for key in values}
+    near = difflib.get_close_matches(name, [*inside, *sections], n=1)
+    if near:
+        return f" Did you mean {(inside | sections)[near[0]]}?"
+    return suggestion(name, sections)
 
 
 def _about_input(value: str, kind: str, *, must_exist: bool) -> str:
     """Return the problem of an input's path, "" without one."""
-    if any(
-        len(part.encode("utf-8", "surrogatepass")) > _LONGEST_NAME for part in Path(value).parts
-    ):
-        return f"found {len(value):,} characters. No file, folder or name on the hub is that long: give a shorter one."
+    longest = max(
+        (len(part.encode("utf-8", "surrogatepass")) for part in Path(value).parts), default=0
+    )
+    if longest > _LONGEST_NAME:
+        message = f"found {len(value):,} characters. No file, folder or name on the hub is that"
+        return f"{message} long: give a shorter one."
     if kind == "output":
         return ""
     if must_exist and not _is_input(value, kind):
@@ -487,11 +515,13 @@ def _hint_at_path(entry: str) -> str:
     parent = Path(entry).parent
     if not is_folder(parent):
         first = next((folder for folder in Path(entry).parents if is_folder(folder)), Path())
-        hint = f" The folder {parent} does not exist" + (
-            f" ({first} does)." if str(first) != "." else "."
-        )
+        hint = f" The folder {parent} does not exist"
+        hint += "." if str(first) == "." else f" ({first} does)."
     else:
-        near = suggestion(Path(entry).name, (child.name for child in parent.glob("*")))
-        hint = near if "Did you mean" in near else ""
+        hint = suggestion(Path(entry).name, (child.name for child in parent.glob("*")))
+        if "Did you mean" not in hint:  # it lists the folder, which may hold anything
+            hint = ""
     command = command_for(entry)
-    return f"{hint} Make it first: {command}" if command else f"{hint} Check the path."
+    if command:
+        return f"{hint} Make it first: {command}"
+    return f"{hint} Check the path."

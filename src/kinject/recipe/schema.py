@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from kinject.disk import write_text
+from kinject.recipe.adapter_fields import ADAPTER_REFUSED, adapter_types
 from kinject.recipe.check import is_required
 from kinject.recipe.library_fields import (
-    ADAPTER_REFUSED,
     RANGES,
     REFUSED,
     RENAMED,
     RENAMED_OPTIMIZERS,
     Fields,
-    adapter_types,
     field_hint,
     fields_of,
     renamed,
@@ -96,7 +95,8 @@ def _section(cls: type, definitions: dict[str, Schema]) -> Schema:
     required = []
     for field in dataclasses.fields(cls):
         schema = _bounded(_value(hints[field.name], definitions), field.metadata)
-        if text := field.metadata.get("help"):
+        text = field.metadata.get("help")
+        if text:
             schema = {"description": text, **schema}
         elif "$ref" in schema:  # draft 7 ignores the keys beside a reference
             schema = {
@@ -106,13 +106,15 @@ def _section(cls: type, definitions: dict[str, Schema]) -> Schema:
         properties[field.name] = schema | _default(field)
         if is_required(field):
             required.append(field.name)
-    return {
+    schema = {
         "description": " ".join((cls.__doc__ or "").split("\n\n")[0].split()),
         "type": "object",
         "properties": properties,
         "additionalProperties": False,
-        **({"required": required} if required else {}),
     }
+    if required:
+        schema["required"] = required
+    return schema
 
 
 def _value(hint: Any, definitions: dict[str, Schema]) -> Schema:

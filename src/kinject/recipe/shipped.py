@@ -93,7 +93,7 @@ def read_shipped() -> dict[str, ShippedRecipe]:
 
 
 def find_recipes(names: Sequence[str], shipped: Mapping[str, ShippedRecipe]) -> list[ShippedRecipe]:
-    """Return the recipes of `names` (names, paths or folders). Raises `InputError` for any other."""
+    """Return the recipes of `names` (names, paths or folders). Raises `InputError` for another."""
     matching: dict[str, ShippedRecipe] = {}
     for entry in names:
         name = entry.removeprefix("recipes/").removesuffix(".yaml").rstrip("/")
@@ -130,7 +130,10 @@ def copy_recipes(
     differing = [path for path, content in files.items() if _differs(into / path, content)]
     if differing:
         others = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-        fault = "is there and differs from the shipped file. Move it away, or copy into another folder: --out FOLDER."
+        fault = (
+            "is there and differs from the shipped file. Move it away, or copy into another "
+            "folder: --out FOLDER."
+        )
         raise InputError(f"{into / differing[0]}{others}: {fault}")
     written = [path for path in files if not (into / path).exists()]
     for path in written:
@@ -162,7 +165,8 @@ def write_own_recipes(
         path = root / "recipes" / name / recipe.path.name
         content = recipe.text.replace("recipes/own/", f"recipes/{name}/").replace("NAME", name)
         for text, replacement in values.items():
-            content = re.sub(text, lambda _, new=replacement: new, content)  # type: ignore[misc]
+            # a replacement may hold a backslash (a path), which re would read as an escape
+            content = re.sub(text, replacement.replace("\\", r"\\"), content)
         for data in _DATA.findall(content):
             write_text(root / data, (FOLDER.parent / data).read_text("utf-8"))
         if _differs(path, content):
@@ -180,11 +184,21 @@ def _read(file: Path) -> ShippedRecipe:
     values = read_yaml(file).root
     fields = _header(text)
     command = re.search(r"\bkinject(?:\.cli)? ([a-z]+)", fields.get("Run", ""))
-    verb = "accelerate" if "compute_environment" in values else command[1] if command else ""
+    verb = ""
+    if "compute_environment" in values:
+        verb = "accelerate"
+    elif command:
+        verb = command[1]
     return ShippedRecipe(
-        name, verb, fields.get("Purpose", ""), fields.get("Needs", ""), fields.get("Run", ""),
-        fields.get("Expect", ""), text, values,
-    )  # fmt: skip
+        name,
+        verb,
+        fields.get("Purpose", ""),
+        fields.get("Needs", ""),
+        fields.get("Run", ""),
+        fields.get("Expect", ""),
+        text,
+        values,
+    )
 
 
 def _header(text: str) -> dict[str, str]:
@@ -197,7 +211,8 @@ def _header(text: str) -> dict[str, str]:
             break
         if line.startswith("# yaml-language-server:"):
             continue
-        if match := _FIELD.match(line):
+        match = _FIELD.match(line)
+        if match:
             last = match[1]
             fields[last] = match[2].strip()
         elif last:
@@ -212,7 +227,7 @@ def _header(text: str) -> dict[str, str]:
 def _with_references(
     recipes: Sequence[ShippedRecipe], shipped: Mapping[str, ShippedRecipe]
 ) -> list[ShippedRecipe]:
-    """Return `recipes` and, recursively, the recipes that they name or whose run folder they read."""
+    """Return `recipes` and, recursively, the recipes that they name or whose runs they read."""
     closure = {recipe.name: recipe for recipe in recipes}
     queue = list(recipes)
     while queue:

@@ -92,7 +92,7 @@ def weights(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
         return
     if recipe.model.freeze:
         yield Problem("model.freeze", "an adapter freezes the base by itself. Remove the line.")
-    # The adapter's initial part is subtracted from the weights: without it they are no longer the base.
+    # Its first part is subtracted from the weights: without it they are no longer the base.
     if starts_in_the_base(adapter):
         for key in _comparisons_with_base(recipe):
             message = "reads the base, of which adapter.init_lora_weights takes a part."

@@ -183,7 +183,8 @@ class _ValueReader:
                     f"found {text!r}: a NUL, or half a surrogate pair, is no text. Remove it.",
                 )
             return text
-        resolved = self.loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+        resolve = self.loader.resolve
+        resolved = resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         implied = str(resolved).removeprefix(_TAG)
         if kind not in _READ:
             self.report(line, path, _about_tag(node))

@@ -14,14 +14,13 @@ from kinject.errors import InputError, Problem
 from kinject.hub import upload_fault
 from kinject.process import context_parallel_size, is_fsdp_launch, is_launched, tensor_parallel_size
 from kinject.recipe import ModelSection, RegularizationSection, TrainRecipe
+from kinject.recipe.adapter_fields import ADAPTER_KEYS, adapter_types
 from kinject.recipe.check import suggestion
 from kinject.recipe.conflicts import find_problems
 from kinject.recipe.library_fields import (
-    ADAPTER_KEYS,
     ADAPTIVE_SCHEDULES,
     OWN_SCHEDULES,
     TORCH_SCHEDULES,
-    adapter_types,
     fields_of,
 )
 from kinject.recipe.train_conflicts import Launch, TrainCheck

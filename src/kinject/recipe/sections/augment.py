@@ -23,7 +23,8 @@ class GeneratorSection:
 
     kind: Literal["sandbox", "openai", "transformers", "vllm", "file"] = option(
         "openai",
-        help="sandbox (in process), openai (any compatible endpoint), transformers or vllm (a local model), file (finished "
+        help="sandbox (in process), openai (any compatible endpoint), transformers or vllm (a "
+        "local model), file (finished "
         "paraphrases).",
     )
     model: str | None = option(
@@ -34,7 +35,8 @@ class GeneratorSection:
     )
     base_url: str | tuple[str, ...] | None = option(
         None,
-        help="Endpoint, for example http://127.0.0.1:8000/v1, or a list of equal ones. Default: OpenAI's.",
+        help="Endpoint, for example http://127.0.0.1:8000/v1, or a list of equal ones. Default: "
+        "OpenAI's.",
         holds="url",
     )
     api_key_env: str = option(
@@ -61,7 +63,8 @@ class GeneratorSection:
     )
     extra_body: Mapping[str, Any] | None = option(
         None,
-        help="Further parameters, as the endpoint names them: top_p, reasoning_effort, seed: null. transformers: top_p, "
+        help="Further parameters, as the endpoint names them: top_p, reasoning_effort, seed: null. "
+        "transformers: top_p, "
         "top_k, min_p. vllm: those of SamplingParams.",
     )
     concurrency: int = option(
@@ -99,8 +102,14 @@ class GeneratorSection:
 SAMPLING = ("top_k", "top_p", "min_p")
 """Parameters in extra_body that kind: transformers reads."""
 RESERVED_BODY = (
-    "model", "messages", "stream", "n", "response_format", "stop", "chat_template_kwargs",
-)  # fmt: skip
+    "model",
+    "messages",
+    "stream",
+    "n",
+    "response_format",
+    "stop",
+    "chat_template_kwargs",
+)
 """Parameters that extra_body may not hold: kinject sets them, or its generator has a key of the
 same name."""
 GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
@@ -143,17 +152,20 @@ class AugmentSection:
         path="documents",
     )
     styles: Mapping[str, int | TokenTarget] = option(
-        help="Style: samples of each passage, as in {paraphrase: 16}, or a target, as in {entigraph: {tokens: 20000}}."
+        help="Style: samples of each passage, as in {paraphrase: 16}, or a target, as in "
+        "{entigraph: {tokens: 20000}}."
     )
     generator: GeneratorSection = option(help="The writer of the paraphrases.")
     include_originals: bool = option(True, help="Keep the originals in the corpus.")
     messages: bool = option(
         False,
-        help="Write questions, dialogues, facts and instructions as conversations (rows with messages).",
+        help="Write questions, dialogues, facts and instructions as conversations (rows with "
+        "messages).",
     )
     one_corpus: bool = option(
         False,
-        help="Write prompts with completions, and conversations, into corpus.jsonl instead of sft.jsonl.",
+        help="Write prompts with completions, and conversations, into corpus.jsonl instead of "
+        "sft.jsonl.",
     )
     raft: RaftSection | None = option(
         None, help="The passages in front of the questions of the style raft."
@@ -170,7 +182,8 @@ class AugmentSection:
     )
     coverage: int | None = option(
         None,
-        help="Texts in which each fact of a passage is to stand: facts in fewer are asked for by name.",
+        help="Texts in which each fact of a passage is to stand: facts in fewer are asked for by "
+        "name.",
         min=1,
         max=1000,
     )
@@ -209,7 +222,8 @@ class QuestionsSection:
     )
     retention: bool = option(
         False,
-        help="Questions on well-known neighbours of what the passages tell of, to measure what training forgets; those "
+        help="Questions on well-known neighbours of what the passages tell of, to measure what "
+        "training forgets; those "
         "that the model answers each time are kept.",
     )
     validation: float = option(

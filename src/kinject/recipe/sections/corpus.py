@@ -18,13 +18,19 @@ class DocumentsSection:
         None, help="Columns or keys with the text, the title and the id; default: found by name."
     )
     near_duplicates: float | None = option(
-        0.85, help="A document that shares so large a part of its words with another, and its facts, is left out; null keeps it.",
-        min=0.5, max=1.0,
-    )  # fmt: skip
+        0.85,
+        help="A document that shares so large a part of its words with another, and its facts, is "
+        "left out; null keeps it.",
+        min=0.5,
+        max=1.0,
+    )
     boilerplate: float | None = option(
-        0.02, help="A line that so large a part of the documents (and at least 10) share stays in the first only; null keeps it.",
-        above=0.0, max=1.0,
-    )  # fmt: skip
+        0.02,
+        help="A line that so large a part of the documents (and at least 10) share stays in the "
+        "first only; null keeps it.",
+        above=0.0,
+        max=1.0,
+    )
     cache_dir: str = option(
         "runs/parsed",
         help="Folder of parsed files, by content; may be deleted at any time.",
@@ -33,7 +39,10 @@ class DocumentsSection:
 
 
 _CORPUS_HELP = "Corpus (JSONL), or a data set: OWNER/NAME:CONFIGURATION:SPLIT:COLUMN."
-_ANSWERS_HELP = "own: the model answers the last turn of each row itself before it is trained (self-distillation)"
+_ANSWERS_HELP = (
+    "own: the model answers the last turn of each row itself before it is trained "
+    "(self-distillation)"
+)
 
 
 @dataclass(frozen=True)
@@ -63,15 +72,20 @@ class CorpusSection:
     )
     general_text: bool = option(
         True,
-        help="Use replay and validation_corpus; false leaves both out, with a warning, for a run without such text.",
+        help="Use replay and validation_corpus; false leaves both out, with a warning, for a run "
+        "without such text.",
     )
     validation_fraction: float = option(
-        0.0, help="Fraction of the documents, with all their texts, held out of training for the validation loss.",
-        min=0.0, max=0.5,
-    )  # fmt: skip
+        0.0,
+        help="Fraction of the documents, with all their texts, held out of training for the "
+        "validation loss.",
+        min=0.0,
+        max=0.5,
+    )
     bos: bool | None = option(
         None,
-        help="Begin each document with the BOS token; default: if the tokenizer begins its texts with it by itself.",
+        help="Begin each document with the BOS token; default: if the tokenizer begins its texts "
+        "with it by itself.",
     )
     eos: bool = option(True, help="End each document with the EOS token.")
     allow_dropped_tokens: bool = option(
@@ -79,7 +93,8 @@ class CorpusSection:
     )
     chat_template_kwargs: Mapping[str, Any] | None = option(
         None,
-        help="Arguments of the chat template of rows with messages, for example {enable_thinking: false}.",
+        help="Arguments of the chat template of rows with messages, for example {enable_thinking: "
+        "false}.",
     )
     cache_dir: str = option(
         "runs/tokens",
@@ -97,7 +112,7 @@ class CorpusSection:
         return {**({"replay": self.replay} if self.replay is not None else {}), **(self.mix or {})}
 
     def own_answers(self) -> list[str]:
-        """Return the key of each corpus whose rows the model answers itself: "", replay, mix.NAME."""
+        """Return the key of each corpus that the model answers itself: "", replay, mix.NAME."""
         answers = {"": self.answers} | {
             name if name == "replay" else f"mix.{name}": part.answers
             for name, part in self.parts().items()

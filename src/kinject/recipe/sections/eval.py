@@ -25,18 +25,21 @@ class QuestionSetSection:
     path: str = option(help="Questions (JSONL, or MMLU's CSV).", path="file")
     role: Literal["learning", "retention", "unanswerable"] = option(
         "learning",
-        help="learning, retention, or unanswerable: no document answers these questions, to decline is correct.",
+        help="learning, retention, or unanswerable: no document answers these questions, to "
+        "decline is correct.",
     )
     shots_from: str | None = option(
         None, help="Questions (JSONL) for the few-shot examples, taken in order.", path="file"
     )
     layout: Literal["auto", "open"] = option(
         "auto",
-        help="auto: answers without choices become choices, with wrong ones from other questions. open: they stay open.",
+        help="auto: answers without choices become choices, with wrong ones from other questions. "
+        "open: they stay open.",
     )
     validation: str | None = option(
         None,
-        help="Questions (JSONL) on which a study makes its choices; kinject eval does not ask them.",
+        help="Questions (JSONL) on which a study makes its choices; kinject eval does not ask "
+        "them.",
         path="file",
     )
     retrieval: bool | None = option(
@@ -44,9 +47,11 @@ class QuestionSetSection:
         help="Whether the set is also asked with passages; default: unless its role is retention.",
     )
     formats: tuple[str, ...] | None = option(
-        None, help="How this set is asked instead of eval.formats, as [generate] for instructions.", nonempty=True,
+        None,
+        help="How this set is asked instead of eval.formats, as [generate] for instructions.",
+        nonempty=True,
         words=FORMATS,
-    )  # fmt: skip
+    )
     limit: int | None = option(
         None, help="First N questions of this set only; default: eval.limit.", min=1
     )
@@ -54,7 +59,9 @@ class QuestionSetSection:
     @property
     def gets_passages(self) -> bool:
         """Whether the questions are asked with passages as well, if the recipe retrieves."""
-        return self.role != "retention" if self.retrieval is None else self.retrieval
+        if self.retrieval is None:
+            return self.role != "retention"
+        return self.retrieval
 
 
 @dataclass(frozen=True)
@@ -72,13 +79,17 @@ class RetrievalSection:
     )
     kind: Literal["bm25", "lexical", "dense", "both", "oracle"] = option(
         "bm25",
-        help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (ranks of the last two), oracle (of the "
+        help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (ranks of the "
+        "last two), oracle (of the "
         "document that the question names, the passages that bm25 ranks first).",
     )
     min_score: float | None = option(
-        None, help="Passages with a lower score are left out, all of them if need be. bm25 and lexical score from 0 up, "
-        "without a bound; dense from -1 to 1 (cosine), both up to 0.033. Default: the best K, whatever they score.",
-    )  # fmt: skip
+        None,
+        help="Passages with a lower score are left out, all of them if need be. bm25 and lexical "
+        "score from 0 up, "
+        "without a bound; dense from -1 to 1 (cosine), both up to 0.033. Default: the best K, "
+        "whatever they score.",
+    )
     embedder: str = option(
         "BAAI/bge-large-en-v1.5", help="dense, both: a sentence-transformers folder or hub name."
     )
@@ -90,15 +101,18 @@ class LoadingSection:
 
     dtype: Dtype | None = option(
         None,
-        help="Weights in memory; default: auto, bfloat16 on a GPU that multiplies it, float16 on an older one.",
+        help="Weights in memory; default: auto, bfloat16 on a GPU that multiplies it, float16 on "
+        "an older one.",
     )
     quantization: Quantization | None = option(
         None,
-        help="Load through bitsandbytes, for a GPU that does not hold the model otherwise; default: none.",
+        help="Load through bitsandbytes, for a GPU that does not hold the model otherwise; "
+        "default: none.",
     )
     device_map: Literal["none", "auto", "balanced", "balanced_low_0", "sequential"] | None = option(
         None,
-        help="How accelerate spreads the layers over the GPUs of this process; default: none, one device.",
+        help="How accelerate spreads the layers over the GPUs of this process; default: none, one "
+        "device.",
     )
     attention: Attention | None = option(None, help="Attention implementation; default: auto.")
 
@@ -150,7 +164,8 @@ class LocalModelSection(LoadingSection, PromptedSection):
     def __str__(self) -> str:
         """Return the model in words, as reports show it."""
         parts = [f"{self.path}@{self.revision}" if self.revision else self.path]
-        parts += [f"with {self.adapter}"] if self.adapter else []
+        if self.adapter:
+            parts.append(f"with {self.adapter}")
         values = (self.dtype, self.quantization, self.attention)
         parts += [value for value in values if value not in (None, "auto", "none")]
         return ", ".join(parts)
@@ -165,17 +180,21 @@ class EndpointModelSection(PromptedSection):
         help="The endpoint: base_url, model, and the other keys of a generator."
     )
     api: Literal["completions", "chat"] = option(
-        help="completions (log-probs of choices, where the endpoint returns those of the prompt, and written answers) or "
+        help="completions (log-probs of choices, where the endpoint returns those of the prompt, "
+        "and written answers) or "
         "chat (written answers)."
     )
     revision: str | None = option(
         None,
-        help="Any text that identifies the model's weights, as a date; change it when the server's model changes.",
+        help="Any text that identifies the model's weights, as a date; change it when the server's "
+        "model changes.",
     )
     tokenizer: str | None = option(
-        None, help="completions: send prompts as token ids of this tokenizer (folder or hub name), for log-probs; default: text.",
+        None,
+        help="completions: send prompts as token ids of this tokenizer (folder or hub name), for "
+        "log-probs; default: text.",
         path="model",
-    )  # fmt: skip
+    )
 
     def __str__(self) -> str:
         """Return the model in words, as reports show it."""
@@ -185,16 +204,21 @@ class EndpointModelSection(PromptedSection):
     @property
     def address(self) -> str:
         """The address of its endpoint."""
-        return self.endpoint.address or ("vLLM" if self.endpoint.kind == "vllm" else "OpenAI")
+        if self.endpoint.address:
+            return self.endpoint.address
+        return "vLLM" if self.endpoint.kind == "vllm" else "OpenAI"
 
     def generator(self, max_tokens: int, stop: tuple[str, ...] = ()) -> GeneratorSection:
         """Return the generator that asks it for answers of at most `max_tokens` tokens."""
         kwargs = self.chat_settings.chat_template_kwargs or self.endpoint.chat_template_kwargs
         return replace(
-            self.endpoint, max_tokens=max_tokens, stop=stop, temperature=self.endpoint.temperature or 0.0,
+            self.endpoint,
+            max_tokens=max_tokens,
+            stop=stop,
+            temperature=self.endpoint.temperature or 0.0,
             # for completions the tokenizer's template is rendered here
             chat_template_kwargs=None if self.api == "completions" else kwargs,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -203,7 +227,8 @@ class EvalSection:
     comparison."""
 
     models: Mapping[str, str | LocalModelSection | EndpointModelSection] = option(
-        help="name: folder or hub name, or a table with path and how it is loaded, or with endpoint, model and api. The first "
+        help="name: folder or hub name, or a table with path and how it is loaded, or with "
+        "endpoint, model and api. The first "
         "is the base.",
         nonempty=True,
         path="model",
@@ -216,7 +241,8 @@ class EvalSection:
     )
     formats: tuple[str, ...] = option(
         ("texts",),
-        help="letters, texts, hybrid, rotations, continuation, a baseline without the question; letters-written or generate: "
+        help="letters, texts, hybrid, rotations, continuation, a baseline without the question; "
+        "letters-written or generate: "
         "the model writes the letter or the answer.",
         nonempty=True,
         words=FORMATS,
@@ -226,8 +252,10 @@ class EvalSection:
         ...,
     ] = option(
         ("sum",),
-        help="How choices are compared: log-prob, or log-prob per length; the test of a written answer: match "
-        "(the default: it equals or contains an accepted one), exact, contains, judge (a model's grade).",
+        help="How choices are compared: log-prob, or log-prob per length; the test of a written "
+        "answer: match "
+        "(the default: it equals or contains an accepted one), exact, contains, judge (a model's "
+        "grade).",
         nonempty=True,
     )
     max_new_tokens: int = option(
@@ -241,12 +269,15 @@ class EvalSection:
     )
     judge: GeneratorSection | None = option(
         None,
-        help="generate: a model that grades written answers as correct, wrong or abstained, for scores: [judge].",
+        help="generate: a model that grades written answers as correct, wrong or abstained, for "
+        "scores: [judge].",
     )
     budget: float | None = option(
-        None, help="Most that endpoints and the judge may cost in this run folder, in the currency of their prices.",
+        None,
+        help="Most that endpoints and the judge may cost in this run folder, in the currency of "
+        "their prices.",
         min=0.0,
-    )  # fmt: skip
+    )
     chat: bool | ChatSection = option(
         False, help="Put the prompt into the tokenizer's chat template, as the user's turn; or how."
     )
@@ -258,14 +289,16 @@ class EvalSection:
     )
     control: bool = option(
         True,
-        help="Score the same choices without the question, too: what they give away by themselves is not called learned.",
+        help="Score the same choices without the question, too: what they give away by themselves "
+        "is not called learned.",
     )
     retrieval: RetrievalSection | None = option(None, help="Retrieved context; absent: none.")
     batch_tokens: int = option(16_384, help="Tokens in one forward pass, padding included.", min=64)
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
     require: tuple[str, ...] = option(
         (),
-        help="SET>=0.8 or ARM:SET>=-0.02 (a change from the base; +0.1 net: beyond the change without the question): what an "
+        help="SET>=0.8 or ARM:SET>=-0.02 (a change from the base; +0.1 net: beyond the change "
+        "without the question): what an "
         "interval must hold, or exit code 1.",
     )
 
@@ -277,7 +310,7 @@ class EvalSection:
         }
 
     def formats_of(self, item: QuestionSetSection) -> tuple[str, ...]:
-        """Return the formats in which a question set is asked: its own, or those of this section."""
+        """Return the formats in which a question set is asked: its own, or this section's."""
         return item.formats or self.formats
 
     def formats_with_controls(self, item: QuestionSetSection) -> tuple[str, ...]:

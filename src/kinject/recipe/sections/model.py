@@ -45,7 +45,8 @@ class ModelSection:
     dtype: Dtype = option("auto", help="Weights in memory.")
     attention: Attention = option(
         "auto",
-        help="Attention implementation; flash_attention_N is the installed package, or else the prebuilt kernel of the hub "
+        help="Attention implementation; flash_attention_N is the installed package, or else the "
+        "prebuilt kernel of the hub "
         "that transformers chooses.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Device of the model.")

@@ -35,7 +35,8 @@ class ArmSection:
     description: str = option("", help="Description of the arm for the report.")
     corpus: str = option(
         "augmented",
-        help="augmented (the corpus of study.augment), random (its words, shuffled), or a corpus (JSONL).",
+        help="augmented (the corpus of study.augment), random (its words, shuffled), or a corpus "
+        "(JSONL).",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}."
@@ -53,12 +54,14 @@ class ArmSection:
     )
     through: str | None = option(
         None,
-        help="Train this model, the base of the arm's own one, instead; then its own one minus this base is added to the tuned "
+        help="Train this model, the base of the arm's own one, instead; then its own one minus "
+        "this base is added to the tuned "
         "weights (chat vector).",
     )
     after: str | None = option(
         None,
-        help="Train the model of this arm, one above, further: SFT after CPT, or one set of documents after another.",
+        help="Train the model of this arm, one above, further: SFT after CPT, or one set of "
+        "documents after another.",
     )
     rag: bool = option(True, help="Score it with retrieved passages as well.")
     seeds: tuple[int, ...] | None = option(
@@ -135,19 +138,22 @@ class ClaimSection:
     sweep: str | None = option(None, help="trend: the sweep.")
     outcome: Literal["right", "wrong", "abstained", "answered"] = option(
         "right",
-        help="Written answers: right, wrong, abstained (of a question that has an answer), or answered (of one that has none).",
+        help="Written answers: right, wrong, abstained (of a question that has an answer), or "
+        "answered (of one that has none).",
     )
     direction: Literal["higher", "lower"] = option(
         "higher", help="Direction of the difference or trend."
     )
     net: bool | None = option(
         None,
-        help="Compare what each arm answers beyond its choices without the question (eval.control); default: on sets to be "
+        help="Compare what each arm answers beyond its choices without the question "
+        "(eval.control); default: on sets to be "
         "learned that have such a control.",
     )
     margin: float = option(
         0.1,
-        help="equivalence, near_chance: largest distance from the baseline (or guessing) that counts as none.",
+        help="equivalence, near_chance: largest distance from the baseline (or guessing) that "
+        "counts as none.",
         min=0.0,
         max=1.0,
     )
@@ -175,28 +181,36 @@ class StudySection:
     )
     setup: tuple[str, ...] = option(
         (),
-        help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus of the sandbox's base model, "
-        "sandbox-base and sandbox-instruct its models as they ship, sandbox-chat the dialogues of recipes/sandbox/instruct.yaml, "
+        help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus "
+        "of the sandbox's base model, "
+        "sandbox-base and sandbox-instruct its models as they ship, sandbox-chat the dialogues of "
+        "recipes/sandbox/instruct.yaml, "
         "sandbox-sentences rows that teach to answer in sentences and to abstain.",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes for every arm; eval.* too."
     )
     retrievals: Mapping[str, Mapping[str, Any]] | None = option(
-        None, help="NAME: {kind: oracle} and other keys of eval.retrieval. The base and each arm with rag are also asked with "
+        None,
+        help="NAME: {kind: oracle} and other keys of eval.retrieval. The base and each arm with "
+        "rag are also asked with "
         "these passages, as ARM+NAME.",
-    )  # fmt: skip
+    )
     price: tuple[float, ...] = option(
-        (), help="Prices of a million prompt tokens, of a million answer tokens and of a million tokens of training, in any "
-        "currency: the report compares what each arm costs.", min=0.0,
-    )  # fmt: skip
+        (),
+        help="Prices of a million prompt tokens, of a million answer tokens and of a million "
+        "tokens of training, in any "
+        "currency: the report compares what each arm costs.",
+        min=0.0,
+    )
     seeds: tuple[int, ...] = option((0, 1, 2), help="Seeds of training.", min=0, nonempty=True)
     new_paraphrases_per_seed: bool = option(
         False, help="Write new paraphrases for each seed (and pay an endpoint for each)."
     )
     validation: Mapping[str, float] | None = option(
         None,
-        help="Question set: fraction of its documents whose questions are used for tuning only, in every set; "
+        help="Question set: fraction of its documents whose questions are used for tuning only, in "
+        "every set; "
         "a set of the eval recipe that names a validation file needs none.",
         min=0.001,
         max=0.999,
@@ -210,7 +224,8 @@ class StudySection:
     claims: Mapping[str, ClaimSection] | None = option(None, help="Claims that it tests.")
     keep_models: bool = option(
         True,
-        help="Keep the trained weights. false: they are deleted once they are evaluated, and made again where needed.",
+        help="Keep the trained weights. false: they are deleted once they are evaluated, and made "
+        "again where needed.",
     )
     cache_dir: str = option(
         "runs/stages",

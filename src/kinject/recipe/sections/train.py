@@ -1,4 +1,4 @@
-"""The sections of a training beside model, corpus and trainer: what is learned, kept and watched."""
+"""The sections of a training beside model, corpus and trainer: what is learned and kept."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ class ProjectionSection:
         help="Corpus (JSONL) of the texts to keep; nothing is learned from it.", path="file"
     )
     free: float = option(
-        0.2, help="Fraction of the inputs' energy on these texts whose directions may change; less keeps more.",
-        min=0.0, max=1.0,
-    )  # fmt: skip
+        0.2,
+        help="Fraction of the inputs' energy on these texts whose directions may change; less "
+        "keeps more.",
+        min=0.0,
+        max=1.0,
+    )
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class GuardsSection:
     )
     instability: Reaction = option(
         "warn",
-        help="The loss stays far above its lowest, a gradient norm exceeds 10 times its median or stays almost 0, or the "
+        help="The loss stays far above its lowest, a gradient norm exceeds 10 times its median or "
+        "stays almost 0, or the "
         "learning rate is too small to move the weights.",
     )
     unread_corpus: Reaction = option(
@@ -95,9 +99,12 @@ class ProbesSection:
     )
     limit: int | None = option(None, help="First N questions of each set only.", min=1)
     max_forgetting: float | None = option(
-        None, help="Stop if the accuracy on a retention set falls by more than this below the one before training.",
-        min=0.0, max=1.0,
-    )  # fmt: skip
+        None,
+        help="Stop if the accuracy on a retention set falls by more than this below the one before "
+        "training.",
+        min=0.0,
+        max=1.0,
+    )
 
     def sets(self) -> dict[str, ProbeSection]:
         """Return the question sets by name."""
@@ -119,28 +126,33 @@ class DistillationSection:
 
     teacher: str | None = option(
         None,
-        help="The teacher: a model folder or hub name, of the model's vocabulary; default: the model itself.",
+        help="The teacher: a model folder or hub name, of the model's vocabulary; default: the "
+        "model itself.",
         path="model",
     )
     context: Literal["document", "beginning", "none"] = option(
         "document",
-        help="The context of the teacher: the row's document, or the beginning of the row's own text, which the "
+        help="The context of the teacher: the row's document, or the beginning of the row's own "
+        "text, which the "
         "student then lacks (DiSC); none: it reads the row itself (with `teacher`).",
     )
     documents: str | None = option(
         None,
-        help="Documents, as for augment; default: the rows of the corpus with origin original. Rows name theirs by document_id.",
+        help="Documents, as for augment; default: the rows of the corpus with origin original. "
+        "Rows name theirs by document_id.",
         path="documents",
     )
     context_tokens: int | None = option(
         None,
-        help="Most tokens of a document that the teacher reads: of a longer one the passages nearest to the row, by BM25. "
+        help="Most tokens of a document that the teacher reads: of a longer one the passages "
+        "nearest to the row, by BM25. "
         "Default: the room that the model's window leaves.",
         min=8,
     )
     top_k: int = option(
         64,
-        help="Most likely tokens of each prediction of the teacher that are kept; the others count as one.",
+        help="Most likely tokens of each prediction of the teacher that are kept; the others count "
+        "as one.",
         min=1,
     )
     cross_entropy: float = option(
@@ -174,9 +186,11 @@ class RowWeightsSection:
         nonempty=True,
     )
     half_life: float | None = option(
-        None, help="The column holds dates; a row counts half as much for every so many days before the newest.",
+        None,
+        help="The column holds dates; a row counts half as much for every so many days before the "
+        "newest.",
         min=0.001,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -188,14 +202,16 @@ class TechniquesSection:
     )
     freeze_base_except: tuple[str, ...] = option(
         (),
-        help="Patterns (* and ?) of parameter names that train while the base is frozen; default: re-initialised layers.",
+        help="Patterns (* and ?) of parameter names that train while the base is frozen; default: "
+        "re-initialised layers.",
     )
     reinitialize_last_layers: int = option(
         0, help="Last layers whose weights are re-initialised before training.", min=0
     )
     stochastic_rounding: bool = option(
         False,
-        help="Round bfloat16 weights up or down at random, so that small updates count (with model.dtype: bfloat16).",
+        help="Round bfloat16 weights up or down at random, so that small updates count (with "
+        "model.dtype: bfloat16).",
     )
     sam: float = option(
         0.0,
@@ -204,15 +220,19 @@ class TechniquesSection:
         max=100.0,
     )
     muon: float | None = option(
-        None, help="Update the matrices inside the layers by Muon, at this factor of trainer.learning_rate (1: AdamW's).",
-        min=0.01, max=100.0,
-    )  # fmt: skip
+        None,
+        help="Update the matrices inside the layers by Muon, at this factor of "
+        "trainer.learning_rate (1: AdamW's).",
+        min=0.01,
+        max=100.0,
+    )
     hard_example_mining: HardExampleMiningSection | None = option(
         None, help="Learn only from the tokens or rows with the highest loss."
     )
     layerwise_lr_decay: float = option(
         1.0,
-        help="Learning rate of a layer over that of the layer above it; the embeddings are the lowest layer.",
+        help="Learning rate of a layer over that of the layer above it; the embeddings are the "
+        "lowest layer.",
         min=0.0,
         max=1.0,
     )
@@ -220,9 +240,11 @@ class TechniquesSection:
         None, help="Weigh corpus rows by a column or by their age."
     )
     patience: int | None = option(
-        None, help="Stop after so many evaluations without a better trainer.metric_for_best_model (default: loss).",
+        None,
+        help="Stop after so many evaluations without a better trainer.metric_for_best_model "
+        "(default: loss).",
         min=1,
-    )  # fmt: skip
+    )
     custom: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict,
         metadata={
