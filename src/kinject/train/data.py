@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kinject.corpus.chat import ChatFormat
 from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, PickedRows, pack
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile, CorpusRow
@@ -159,13 +160,16 @@ class TrainingData:
     in.
 
     `exposures` is, for each document that is not replay, the number of its corpus rows in one
-    epoch.
+    epoch. `only_end` are the numbers of the rows of which only the end token is learned, by the
+    name of the part ("" for the main corpus); `has_chat`: there are conversations.
     """
 
     rows: PackedRows
     account: TokenAccount
     fractions: dict[str, float]
     exposures: dict[str, int]
+    only_end: dict[str, list[int]]
+    has_chat: bool
 
 
 def count_exposures(rows: Iterable[TokenRow]) -> dict[str, int]:
@@ -242,7 +246,15 @@ class CorpusPacker:
             [main, *(tokens for name, tokens in sampled.items() if name != REPLAY)]
         )
         read_fractions = {name: size / account.source for name, size in sizes.items()}
-        return TrainingData(packed, account, read_fractions, count_exposures(learned))
+        named = {"": main, **sampled}
+        return TrainingData(
+            packed,
+            account,
+            read_fractions,
+            count_exposures(learned),
+            only_end={name: _lines_of_only_end(tokens) for name, tokens in named.items()},
+            has_chat=any(row.is_chat for row in ConcatRows([*named.values()])),
+        )
 
     def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
         """Return the training rows of a random part of a corpus with about `n_tokens` tokens, or of
@@ -286,13 +298,20 @@ class CorpusPacker:
         )
 
 
+def _lines_of_only_end(rows: Sequence[TokenRow]) -> list[int]:
+    """Return the lines of the rows of which only the end token is learned, each once: a part that is
+    too small for its fraction is drawn again."""
+    return sorted({row.line for row in rows if row.only_end})
+
+
 @dataclass(frozen=True)
 class TokenizedCorpora:
     """Rows to train on, their weights, rows to validate on, how they were packed, and notes for the
     log.
 
     `teacher` has the teacher's texts for `method: distill`, `projection_rows` rows of the texts of
-    `regularization.projection`.
+    `regularization.projection`, `chat` is how conversations became tokens, None without any, and
+    `warnings` are on rows that teach nothing.
     """
 
     train: TrainingData
@@ -302,6 +321,8 @@ class TokenizedCorpora:
     notes: list[str]
     teacher: TeacherRows | None = None
     projection_rows: PackedRows | None = None
+    chat: ChatFormat | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 def tokenize_and_pack(
@@ -352,7 +373,33 @@ def tokenize_and_pack(
     projection_rows = None
     if recipe.projection is not None and corpora.projection is not None:
         projection_rows = packer.pack_sample(corpora.projection, PROJECTION_TOKENS)
-    return TokenizedCorpora(data, weights, validation, packing, notes, teacher, projection_rows)
+    return TokenizedCorpora(
+        data,
+        weights,
+        validation,
+        packing,
+        notes,
+        teacher,
+        projection_rows,
+        chat=chat if data.has_chat else None,
+        warnings=_warn_of_only_end(data, corpora),
+    )
+
+
+def _warn_of_only_end(data: TrainingData, corpora: Corpora) -> list[str]:
+    """Return a warning on rows of which only the end token is learned: the first and the number."""
+    n_rows = sum(len(lines) for lines in data.only_end.values())
+    for name, lines in data.only_end.items():
+        if not lines:
+            continue
+        rows = corpora.parts[name].rows if name else corpora.rows
+        path = rows.path if isinstance(rows, CorpusFile) else name
+        return [
+            f"{path}:{lines[0]}: only the end token of this row is learned, none of its answer. "
+            f"There are {n_rows:,} such rows. Check their answers, and that the chat template "
+            "renders them as the assistant's."
+        ]
+    return []
 
 
 def _hold_out(

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject import models
+from kinject.corpus.chat import note_on_end
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import TokenAccount
 from kinject.errors import Problem, RecipeError, fault
+from kinject.models.generate import end_tokens
 from kinject.process import (
     context_parallel_size,
     first_process_first,
@@ -49,7 +51,7 @@ from kinject.train.data import (
     tokenize_and_pack,
 )
 from kinject.train.decomposed import initial_state
-from kinject.train.guards import Guard, check_start
+from kinject.train.guards import Guard, check_start, react
 from kinject.train.load import (
     begin_cartridge,
     check_model,
@@ -208,7 +210,7 @@ def _make_trainer(
         data = dataclasses.replace(
             tokenized.train, account=TokenAccount(account.source, 0, account.source)
         )
-        tokenized = dataclasses.replace(tokenized, train=data, notes=[])
+        tokenized = dataclasses.replace(tokenized, train=data, notes=[], warnings=[], chat=None)
     parts = TrainingParts(
         tokenized.train, train, validation, loss, rules, Guard(guards), probes, load_weights, make, cost, practice,
     )  # fmt: skip
@@ -216,6 +218,8 @@ def _make_trainer(
     check_trainable(trainer.model, recipe.model.freeze, recipe.adapter)
     for rule in rules:
         rule.start(trainer)
+    for warning in tokenized.warnings:
+        trainer.guard.warnings += react("warn", warning)
     trainer.guard.warnings += precision_warnings(recipe.model, config)
     rounds_up = recipe.techniques.stochastic_rounding
     trainer.guard.warnings += check_start(
@@ -244,6 +248,10 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
         groups = summarize_names(names)
         more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
         notes.append(f"these train: {', '.join(groups[:_NAMED])}{more}")
+    if tokenized.chat is not None:
+        tokenizer = trainer.processing_class
+        note = note_on_end(tokenizer, tokenized.chat, end_tokens(trainer.model, tokenizer))
+        notes += [note] if note else []
     return notes
 
 
