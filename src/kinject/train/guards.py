@@ -22,7 +22,7 @@ from kinject import models
 from kinject.errors import TrainingError
 from kinject.process import processes_per_row
 from kinject.recipe import GuardsSection
-from kinject.train.updates.rules import summarize_names
+from kinject.train.names import summarize_names
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from kinject.hub import find_source
 from kinject.process import is_fsdp_launch, is_shortage, is_yes, machine_memory
 from kinject.recipe import CorpusSection, ModelSection, TokenizerSection, TrainRecipe
 from kinject.train.config import adapter_config, build
-from kinject.train.updates.rules import layer_number
+from kinject.train.names import layer_number
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -66,6 +66,7 @@ from kinject.train.load import (
     take_over_sharding,
     widen_adapter,
 )
+from kinject.train.names import summarize_names
 from kinject.train.objectives import OBJECTIVES, make_loss
 from kinject.train.objectives.distillation import Teacher, make_teacher
 from kinject.train.own_answers import write_own_answers
@@ -73,7 +74,6 @@ from kinject.train.probes import Probes
 from kinject.train.recall import RecallTrainer, choose_practice
 from kinject.train.trainer import KnowledgeTrainer, TrainingParts, check_isolation
 from kinject.train.updates import UPDATE_RULES, UpdateInputs, UpdateRule, make_rules
-from kinject.train.updates.rules import summarize_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

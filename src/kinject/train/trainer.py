@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import PrinterCallback
@@ -36,8 +37,9 @@ from kinject.train.objectives.distillation import Teacher
 from kinject.train.probes import Probes
 from kinject.train.schedules import schedule_of
 from kinject.train.updates import UpdateRule
+from kinject.train.updates.freeze import FreezeWarmup
 from kinject.train.updates.regularization import Regularizer
-from kinject.train.updates.rules import FreezeWarmup, SharpnessAware, leave_warmup_to_schedule
+from kinject.train.updates.sam import SharpnessAware
 
 _COLUMNS = (
     "input_ids",
@@ -288,7 +290,7 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         if self.optimizer is not None:
             return super().create_optimizer(model)
         self.optimizer = super().create_optimizer(model)
-        leave_warmup_to_schedule(self.optimizer)
+        _leave_warmup_to_schedule(self.optimizer)
         for rule in self.rules:
             self.optimizer = rule.change_optimizer(self.optimizer, self)
         return self.optimizer
@@ -398,6 +400,15 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         finally:
             sam.restore()
         self._total_train_tokens = n_tokens
+
+
+def _leave_warmup_to_schedule(optimizer: Optimizer) -> None:
+    """Take the warm-up of a new schedule-free optimizer away: transformers gives the same warm-up
+    to the schedule."""
+    settings = getattr(optimizer, "defaults", {})  # DeepSpeed's placeholder has none
+    if {"train_mode", "warmup_steps"} <= settings.keys():
+        for group in optimizer.param_groups:
+            group["warmup_steps"] = 0
 
 
 class TrainerState(TrainerCallback):  # type: ignore[misc]
