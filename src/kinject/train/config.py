@@ -7,7 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kinject import models
 from kinject.errors import InputError, Problem
@@ -22,17 +22,15 @@ from kinject.recipe.library_fields import (
     OWN_SCHEDULES,
     TORCH_SCHEDULES,
     adapter_types,
-    fields_of,
 )
 from kinject.recipe.train_conflicts import Launch
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
     from trl import SFTConfig
 
 _Made = TypeVar("_Made")
-_RECALLED = 32
-"""Longest answer of `method: recall`, in tokens, unless the recipe has
-trainer.max_completion_length."""
+ConfigMaker: TypeAlias = "Callable[[Mapping[str, Any]], SFTConfig]"
 _NEED_MODEL = {
     "galore": "galore_torch",
     "apollo": "apollo_torch",
@@ -42,9 +40,21 @@ _NEED_MODEL = {
 """Optimizers that choose weights by the names of a model's modules -> their package."""
 
 
-def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SFTConfig, Any]:
+def _sft_config(values: Mapping[str, Any]) -> SFTConfig:
+    from trl import SFTConfig
+
+    return SFTConfig(**values)
+
+
+def make_configs(
+    recipe: TrainRecipe,
+    rows: Iterable[Conflict] = (),
+    make_config: ConfigMaker = _sft_config,
+) -> tuple[SFTConfig, PeftConfig | None]:
     """Return SFTConfig, without the fields of tokenising and packing, which kinject does itself,
     and peft's config or None.
+
+    `make_config` is that of the recipe's method (`kinject.train.methods`).
 
     If the recipe names neither bf16 nor fp16, the device chooses
     (`kinject.models.choose_precision`). Raises `RecipeError` with every problem that shows without
@@ -58,7 +68,7 @@ def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SF
         problems.append(Problem("model.device", str(error).removeprefix("model.device: ")))
 
     def make(trainer: Mapping[str, Any]) -> SFTConfig:
-        config = _sft_config(recipe, trainer, device)
+        config = _trainer_config(recipe, trainer, device, make_config)
         _rehearse(config, str(recipe.trainer.get("optim", "")))
         return config
 
@@ -81,9 +91,10 @@ def make_configs(recipe: TrainRecipe, rows: Iterable[Conflict] = ()) -> tuple[SF
     return config, adapter
 
 
-def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) -> SFTConfig:
-    from trl import GRPOConfig, SFTConfig
-
+def _trainer_config(
+    recipe: TrainRecipe, trainer: Mapping[str, Any], device: str, make_config: ConfigMaker
+) -> SFTConfig:
+    """Return TRL's config of the keys of a trainer section."""
     values: dict[str, Any] = {
         "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
         "disable_tqdm": True, "logging_nan_inf_filter": False, **trainer,
@@ -98,12 +109,7 @@ def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) ->
     schedule = values.get("lr_scheduler_type")
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         values["lr_scheduler_type"] = "linear"  # SFTConfig accepts transformers' names only
-    if recipe.method == "recall":
-        given = {"shuffle_dataset": False, "max_completion_length": _RECALLED} | values
-        shared = fields_of(GRPOConfig).keys()
-        config = GRPOConfig(**{key: value for key, value in given.items() if key in shared})
-    else:
-        config = SFTConfig(**values)
+    config = make_config(values)
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         config.lr_scheduler_type = schedule
     return config

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kinject.corpus.chat import ChatFormat
 from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, PickedRows, pack
 from kinject.corpus.questions import read_questions
-from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.corpus.rows import CorpusFile, CorpusRow, Shape
 from kinject.corpus.tokenize import (
     IGNORED,
     TokenAccount,
@@ -55,41 +55,46 @@ REPLAY = "replay"
 PROJECTION_TOKENS = 60_000
 """Tokens of the texts to keep, drawn at random, that the inputs of layers are measured on."""
 
-_REFUSED_SHAPES = {"cpt": ("messages", "completion"), "sft": ("text",), "recall": ("text",)}
 
+class RowRules(Protocol):
+    """A training method (`kinject.train.methods`), as far as rows are concerned."""
 
-_CHAT_NOTE = (
-    "plain text is trained into a model whose tokenizer has a chat template: it forgets to chat as it learns. docs/chat.md has "
-    "what keeps it"
-)
+    @property
+    def name(self) -> str | None:
+        """The name in a recipe."""
+
+    @property
+    def refused_shapes(self) -> tuple[Shape, ...]:
+        """The shapes of rows that it does not learn."""
+
+    def notes_on_rows(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return notes for the log on the rows that it learns."""
 
 
 class TrainingCorpus(CorpusFile):
     """The main corpus of a recipe. Its one pass also checks rows against `method`."""
 
-    def __init__(
-        self, path: Path, method: str | None = None, column: str = "", sha256: str = ""
-    ) -> None:
+    def __init__(self, path: Path, method: RowRules, column: str = "", sha256: str = "") -> None:
         super().__init__(path, sha256=sha256, column=column)
         self.method = method
 
     @property
     def cache_key(self) -> tuple[object, ...]:
-        """The hash of the file, and the method that its rows were checked against."""
-        return (
-            (*super().cache_key, self.method)
-            if self.method in _REFUSED_SHAPES
-            else super().cache_key
-        )
+        """The hash of the file, and the method that its rows were checked against: cached rows are
+        not read again, so another method's would pass unchecked."""
+        if self.method.refused_shapes:
+            return (*super().cache_key, self.method.name)
+        return super().cache_key
 
     def __iter__(self) -> Iterator[CorpusRow]:
         """Yield every row. Raises `RecipeError` for one that does not fit `method`."""
-        refused = _REFUSED_SHAPES.get(self.method or "", ())
         for row in super().__iter__():
-            if row.shape in refused:
+            if row.shape in self.method.refused_shapes:
                 content = "prompt and completion" if row.shape == "completion" else row.shape
-                message = f"found {self.method}, but row {row.id} of {self.path} holds {content}."
-                raise fault("method", f"{message} Remove method or change the corpus.")
+                found = (
+                    f"found {self.method.name}, but row {row.id} of {self.path} holds {content}."
+                )
+                raise fault("method", f"{found} Remove method or change the corpus.")
             yield row
 
 
@@ -122,7 +127,14 @@ class Corpora:
     projection: CorpusFile | None = None
 
 
-def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> Corpora:
+def origin_of(part: str) -> str:
+    """Return the origin that the rows of a part get; "" for their own."""
+    return REPLAY if part == REPLAY else ""
+
+
+def open_corpora(
+    recipe: TrainRecipe, method: RowRules, hashes: Mapping[str, str] | None = None
+) -> Corpora:
     """Return the corpora that the recipe names, to be read when they are tokenised, and the
     questions of its probes.
 
@@ -135,7 +147,7 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     questions = {name: read_questions(Path(item.path)) for name, item in sets.items()}
     parts = {
         name: Part(
-            CorpusFile(Path(part.path), REPLAY * (name == REPLAY), sha256=hashes.get(name, "")),
+            CorpusFile(Path(part.path), origin_of(name), sha256=hashes.get(name, "")),
             part.fraction,
         )
         for name, part in corpus.parts().items()
@@ -150,7 +162,7 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
         projection = CorpusFile(Path(recipe.projection.path), sha256=hashes.get("projection", ""))
     section = recipe.techniques.row_weights
     column = section.column if section is not None else ""
-    rows = TrainingCorpus(Path(corpus.path), recipe.method, column, hashes.get("corpus", ""))
+    rows = TrainingCorpus(Path(corpus.path), method, column, hashes.get("corpus", ""))
     return Corpora(rows, parts, validation, questions, projection)
 
 
@@ -233,11 +245,8 @@ class CorpusPacker:
         fractions = [part.fraction for part in parts.values()]
         sampled: dict[str, Sequence[TokenRow]] = {}
         for number, (name, part) in enumerate(parts.items()):
-            n_target, origin = (
-                wanted_tokens(n_main, part.fraction, fractions),
-                REPLAY if name == REPLAY else "",
-            )
-            sampled[name] = self._sample(part.rows, origin, n_target, self.seed + number)
+            n_target = wanted_tokens(n_main, part.fraction, fractions)
+            sampled[name] = self._sample(part.rows, origin_of(name), n_target, self.seed + number)
         packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
         sizes = {
             name: sum(len(row.input_ids) for row in tokens) for name, tokens in sampled.items()
@@ -326,7 +335,7 @@ class TokenizedCorpora:
 
 
 def tokenize_and_pack(
-    recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora
+    recipe: TrainRecipe, method: RowRules, tokenizer: PreTrainedTokenizerBase, corpora: Corpora
 ) -> TokenizedCorpora:
     """Return the training rows of `corpora`; a chat template that the recipe names is set in
     `tokenizer`.
@@ -355,7 +364,7 @@ def tokenize_and_pack(
     validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
     if corpora.validation is not None:
         validation = packer.pack(corpora.validation)
-    chat_note += [_CHAT_NOTE] if recipe.method == "cpt" and tokenizer.chat_template else []
+    chat_note += method.notes_on_rows(tokenizer)
     notes = [
         check_account(data.account, packing.block, corpus.allow_dropped_tokens),
         *held_out_note,

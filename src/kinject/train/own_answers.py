@@ -53,7 +53,7 @@ _BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class AnswerRequest:
     """A row to be answered: its prompt, and the corpus's answer.
 
     `breaks`: a line break ends the answer too, since the corpus's answer has none and the row is no
@@ -175,7 +175,7 @@ class Writer:
     kwargs: Mapping[str, Any]
     part: str
 
-    def requests(self, rows: Iterable[CorpusRow]) -> Iterator[_Request]:
+    def requests(self, rows: Iterable[CorpusRow]) -> Iterator[AnswerRequest]:
         """Yield the rows that can be answered, in their order."""
         for index, row in enumerate(rows):
             if row.shape == "text" or row.tools:
@@ -191,7 +191,7 @@ class Writer:
             if self.window is not None and len(prompt) + self.generator.max_tokens > self.window:
                 continue
             breaks = not in_chat and "\n" not in corpus_answer.strip()
-            yield _Request(index, row.id, prompt, corpus_answer.strip(), in_chat, breaks)
+            yield AnswerRequest(index, row.id, prompt, corpus_answer.strip(), in_chat, breaks)
 
     def _encode(self, row: CorpusRow, turns: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the tokens of a row's prompt; in a chat those of `turns`.
@@ -215,7 +215,7 @@ class Writer:
         ]
         return encoded
 
-    def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], int]:
+    def answer(self, requests: Sequence[AnswerRequest]) -> tuple[dict[int, str], int]:
         """Return the answers that end, by row, and the tokens of all.
 
         Raises `InputError` if fewer than `_ENOUGH` of the rows that are tried first have one.
@@ -238,7 +238,9 @@ class Writer:
                     )
         return answers, n_tokens
 
-    def _written(self, requests: Sequence[_Request]) -> Iterator[tuple[_Request, str | None, int]]:
+    def _written(
+        self, requests: Sequence[AnswerRequest]
+    ) -> Iterator[tuple[AnswerRequest, str | None, int]]:
         """Yield (request, its answer; None if it does not end, its tokens), in batches of prompts
         of similar length."""
         ends = ends_of(self.model, self.tokenizer, str(self.generator.model))
@@ -268,7 +270,7 @@ class Writer:
         texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
         return [token for token, text in enumerate(texts) if "\n" in text]
 
-    def _text(self, request: _Request, tokens: list[int], stops: Sequence[int]) -> str | None:
+    def _text(self, request: AnswerRequest, tokens: list[int], stops: Sequence[int]) -> str | None:
         """Return the answer in `tokens`; None if it does not end, or is empty."""
         if not tokens or tokens[-1] not in stops:
             return None

@@ -461,7 +461,11 @@ class TrainingParts:
     """The questions of `method: recall`."""
 
 
-class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveMixin):
+class RunTrainer(OptimizerMixin, CheckpointMixin):
+    """What the trainer of every method has: its updates and its checkpoints."""
+
+
+class KnowledgeTrainer(RunTrainer, PackingMixin, ObjectiveMixin):
     """TRL's SFTTrainer on kinject's own rows, in four parts: rows, objective, updates and
     checkpoints.
 
