@@ -26,6 +26,7 @@ from kinject.process import (
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, Conflict, suggestion
 from kinject.recipe.library_fields import starts_in_the_base
+from kinject.train.batches import Collator, RowDataset
 from kinject.train.callbacks import (
     EarlyStopping,
     Histograms,
@@ -36,9 +37,7 @@ from kinject.train.callbacks import (
 )
 from kinject.train.config import make_configs
 from kinject.train.data import (
-    Collator,
     Corpora,
-    RowDataset,
     TokenizedCorpora,
     TrainingCorpus,
     TrainingData,
@@ -48,7 +47,7 @@ from kinject.train.data import (
     tokenize_and_pack,
 )
 from kinject.train.decomposed import initial_state
-from kinject.train.guards import Guard, check_start, react
+from kinject.train.guards import Guard, check_isolation, check_start, react
 from kinject.train.load import (
     begin_cartridge,
     check_model,
@@ -75,7 +74,7 @@ from kinject.train.names import summarize_names
 from kinject.train.objectives import OBJECTIVES, make_loss
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
-from kinject.train.trainer import KnowledgeTrainer, RunTrainer, TrainingParts, check_isolation
+from kinject.train.trainer import KnowledgeTrainer, RunTrainer, TrainingParts
 from kinject.train.updates import UPDATE_RULES, UpdateInputs, UpdateRule, make_rules
 
 if TYPE_CHECKING:
@@ -150,7 +149,8 @@ def make_trainer(
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of a run and its tokenizer; `cost` is that of answers that the model wrote itself."""
+    """The rows of a run and its tokenizer; `cost` is that of answers that the model wrote
+    itself."""
 
     corpora: Corpora
     tokenizer: PreTrainedTokenizerBase
@@ -273,7 +273,8 @@ class _Setup:
         adapter: PeftConfig | None,
         tokenizer: PreTrainedTokenizerBase,
     ) -> RunTrainer:
-        """Return the trainer of `parts`. Raises `RecipeError` for faults that only the model shows."""
+        """Return the trainer of `parts`. Raises `RecipeError` for faults that only the model
+        shows."""
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
@@ -308,7 +309,6 @@ class _Setup:
         guard_trackers(trainer.callback_handler.callbacks)
         every = recipe.techniques.histogram_steps
         if every is not None:
-            # Found when they are needed: Trainer adds its trackers as training begins.
             trainer.add_callback(Histograms(every, lambda: trainer.callback_handler.callbacks))
         if recipe.adapter is not None:
             _prepare_adapter(trainer, recipe, config)
@@ -435,8 +435,9 @@ def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
     else:
         key = "trainer.label_smoothing_factor"
     message = (
-        "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, "
-        "distill and regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
+        "this model adds its routers' loss, which smoothed labels, hard_example_mining, "
+        "row_weights, distill and regularization.kl leave out. Remove them, or set "
+        "trainer.router_aux_loss_coef: 0."
     )
     raise fault(key, message)
 
@@ -466,13 +467,14 @@ def _describe_run(trainer: RunTrainer, tokenized: TokenizedCorpora) -> str:
     if rows != "wrapped":
         rows += ", paraphrases separated"
     return (
-        f"trains {n_trained:,} of {n_all:,} parameters ({weights} weights, {arithmetic} arithmetic), "
-        f"{len(tokenized.train.rows):,} rows, {rows}"
+        f"trains {n_trained:,} of {n_all:,} parameters ({weights} weights, {arithmetic} "
+        f"arithmetic), {len(tokenized.train.rows):,} rows, {rows}"
     )
 
 
 def effective_batch(config: SFTConfig, data: TrainingData) -> dict[str, int]:
-    """Return the rows and mean tokens of an update over all devices, and the factors of the rows."""
+    """Return the rows and mean tokens of an update over all devices, and the factors of the
+    rows."""
     batch, accumulation = config.per_device_train_batch_size, config.gradient_accumulation_steps
     # The GPUs of one process share its batches.
     devices = config.world_size // processes_per_row() * max(1, config.n_gpu)

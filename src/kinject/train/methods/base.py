@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kinject.corpus.rows import Shape
 from kinject.recipe import GuardsSection, TrainRecipe
-from kinject.train.data import Collator, Corpora, Practice, TokenizedCorpora
+from kinject.train.batches import Collator
+from kinject.train.data import Corpora, Practice, TokenizedCorpora
 from kinject.train.objectives.distillation import Teacher
 from kinject.train.trainer import KnowledgeTrainer, RunTrainer, TrainingParts
 
