@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kinject.process import first_process_first
@@ -23,7 +22,8 @@ class ContextDistillation(Method):
     name = "distill"
 
     def prepare(self, inputs: MethodInputs) -> MethodParts:
-        """Return its part, with a teacher that is made of the model as the trainer has wrapped it."""
+        """Return its part, with a teacher that is made of the model as the trainer has wrapped
+        it."""
         parts = super().prepare(inputs)
         if inputs.tokenized.teacher is None:
             return parts
@@ -43,20 +43,14 @@ def _make_teacher(inputs: MethodInputs, model: PreTrainedModel) -> Teacher:
 
     The first process makes those that the cache lacks.
     """
-    recipe, rows = inputs.recipe, inputs.tokenized.teacher
-    section = recipe.distills
+    rows, section = inputs.tokenized.teacher, inputs.recipe.distills
     assert rows is not None
     assert section is not None
     weights = inputs.hashes.get("teacher" if section.teacher else "model", "")
+    if weights.startswith("hub:"):  # a name, which does not say what its weights are
+        weights = ""
     make = functools.partial(
-        make_teacher,
-        section,
-        recipe.model,
-        Path(recipe.corpus.cache_dir),
-        rows,
-        model,
-        "" if weights.startswith("hub:") else weights,
-        bf16=inputs.config.bf16,
+        make_teacher, inputs.recipe, rows, model, weights, bf16=inputs.config.bf16
     )
     teacher, note, spent = first_process_first(make)
     inputs.tokenized.notes.append(note)

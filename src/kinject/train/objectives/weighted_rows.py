@@ -62,8 +62,8 @@ def row_weights(section: RowWeightsSection, path: Path) -> npt.NDArray[np.float3
         weights = 0.5 ** ((weights.max() - weights) / _DAY / section.half_life)
     if not weights.any():
         raise InputError(
-            f"{path}: every row weighs 0 by {section.column}, so nothing would be learned. Give some "
-            "a weight."
+            f"{path}: every row weighs 0 by {section.column}, so nothing would be learned. Give "
+            "some a weight."
         )
     return np.asarray(weights, dtype=np.float32)
 
