@@ -161,9 +161,11 @@ class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
         """Request a checkpoint, unless the epoch or the run ends with this step."""
         self.number = next(iter(self.received), 0)
         if self.trainer.accelerator.num_processes > 1:
+            # A process that saved alone would wait for the others for ever.
             agreed = torch.tensor(self.number, device=args.device)
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
             self.number = int(agreed)
+        # At the end of an epoch `on_epoch_end` asks, after the evaluation and its log.
         if state.global_step % self.trainer.steps_per_epoch:
             self._request_checkpoint(control)
 

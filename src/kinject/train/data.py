@@ -237,6 +237,7 @@ class CorpusPacker:
         fractions = [part.fraction for part in parts.values()]
         sampled: dict[str, Sequence[TokenRow]] = {}
         for number, (name, part) in enumerate(parts.items()):
+            # Each part has a seed of its own: two of the same file draw different rows.
             n_target = wanted_tokens(n_main, part.fraction, fractions)
             sampled[name] = self._sample(part.rows, origin_of(name), n_target, self.seed + number)
         packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
@@ -285,6 +286,7 @@ class CorpusPacker:
         make: Callable[[], Iterable[TokenRow]],
         *more: object,
     ) -> Sequence[TokenRow]:
+        # Rows in memory have no hash by which an entry could be found again.
         if self.cache is None or not isinstance(rows, CorpusFile):
             return list(make())
         key = entry_key(rows.cache_key, self.tokenizer, self.tokenization, *more)

@@ -204,6 +204,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                     f"{median:.3g}. Check the batch, lower trainer.learning_rate, or set "
                     "trainer.max_grad_norm.",
                 )
+        # Kept after the check, so that a spike does not raise its own median.
         self.norms.append(norm)
         highest = max(list(self.norms)[-_SETTLED:])
         if len(self.norms) >= _SETTLED and highest < _VANISHED * math.sqrt(self._n_weights):
@@ -264,6 +265,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 )
         rate = logs.get("learning_rate")
         self._highest_rate = max(self._highest_rate, rate or 0.0)
+        # Schedules that decay are near 0 in the last steps, as in warm-up: no fault there.
         remaining = 1 - state.global_step / max(state.max_steps, 1)
         settled = state.global_step > args.get_warmup_steps(state.max_steps) and remaining > 0.05
         if rate is not None and settled and rate < 1e-4 * self._highest_rate:
@@ -339,6 +341,7 @@ def check_start(
     rounded stochastically.
     """
     warnings: list[str] = []
+    # Processes that share a row read it together.
     n_devices = config.world_size // processes_per_row()
     n_read = (
         config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * n_devices
