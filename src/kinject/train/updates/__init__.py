@@ -1,4 +1,5 @@
-"""Changes to the updates of a run: each is one file of this folder, and one line of `UPDATE_RULES`."""
+"""Changes to the updates of a run: each is one file of this folder, and one line of
+`UPDATE_RULES`."""
 
 from __future__ import annotations
 

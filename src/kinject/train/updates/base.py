@@ -69,7 +69,8 @@ class UpdateRule(Technique):
         return cls.configured(name, inputs.recipe)
 
     def start(self, trainer: RunningTrainer) -> None:
-        """Measure what is needed; the model is wrapped, has its adapter, and has not been trained."""
+        """Measure what is needed; the model is wrapped, has its adapter, and has not been
+        trained."""
 
     def change_optimizer(self, optimizer: Optimizer, trainer: RunningTrainer) -> Optimizer:
         """Return the optimizer to use in place of a new one, often itself."""

@@ -33,7 +33,8 @@ class FreezeWarmup(UpdateRule):
         )
 
     def start(self, trainer: RunningTrainer) -> None:
-        """Find the parameters that train first. Raises `RecipeError` for a pattern without a match."""
+        """Find the parameters that train first. Raises `RecipeError` for a pattern without a
+        match."""
         self._guard: NormHistory = trainer.guard
         names = [
             name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad

@@ -140,8 +140,8 @@ def add_muon(optimizer: Optimizer, model: nn.Module, factor: float) -> MuonAdamW
             matrices.append({**group, "params": by_muon, "lr": group["lr"] * factor})
     if not matrices:
         raise InputError(
-            "techniques.muon: no matrix inside the layers trains. Remove the line, or train more of "
-            "the model."
+            "techniques.muon: no matrix inside the layers trains. Remove the line, or train more "
+            "of the model."
         )
     options = dict(optimizer.defaults)
     options.pop("decoupled_weight_decay", None)  # AdamW sets it, and takes no argument for it

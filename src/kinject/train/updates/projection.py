@@ -131,8 +131,8 @@ class Projection(UpdateRule):
         total = sum(len(limit.basis) for limit in matrices if limit.basis is not None)
         tokens = [limit.moving for limit in self.constraints.values() if limit.moving is not None]
         text = (
-            f"regularization.projection: measured on {self.n_tokens:,} tokens of {self.path}; "
-            f"the updates of {len(matrices)} matrices keep {free:,} of {total:,} directions of their "
+            f"regularization.projection: measured on {self.n_tokens:,} tokens of {self.path}; the "
+            f"updates of {len(matrices)} matrices keep {free:,} of {total:,} directions of their "
             f"inputs ({free / max(total, 1):.0%})"
         )
         if tokens:

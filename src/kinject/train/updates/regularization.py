@@ -53,6 +53,7 @@ class Regularizer(UpdateRule):
                 if parameter.requires_grad
             }
         if strengths.kl and not adapter:
+            # A copy made once SFTTrainer has the model is no frozen base: its KL was off by 5%.
             base = copy.deepcopy(model) if load_base is None else load_base()
             self._frozen = base.eval().requires_grad_(False)
 

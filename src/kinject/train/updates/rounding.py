@@ -51,7 +51,10 @@ class StochasticRounding(UpdateRule):
 
     def note(self) -> str:
         """Return how weights are rounded."""
-        return "techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at random"
+        return (
+            "techniques.stochastic_rounding: bfloat16 weights, each update rounded up or down at "
+            "random"
+        )
 
     def change_optimizer(self, optimizer: Optimizer, trainer: RunningTrainer) -> Optimizer:
         """Return the optimizer, whose step is another."""
