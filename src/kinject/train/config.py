@@ -185,7 +185,7 @@ def _attempt(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return make(fields), ""
-    except Exception as error:  # noqa: BLE001 (a library raises anything on values that it does not check)
+    except Exception as error:  # noqa: BLE001 (libraries raise anything on unchecked values)
         return None, " ".join(str(error).split())[:300] or type(error).__name__
 
 

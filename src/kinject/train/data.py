@@ -453,7 +453,8 @@ def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> _Split | None:
             learned.append(index)
     note = (
         f"corpus.validation_fraction: {len(chosen):,} of {len(documents):,} documents "
-        f"({len(held_out):,} rows) are held out for the validation loss; nothing is learned from them"
+        f"({len(held_out):,} rows) are held out for the validation loss; nothing is learned from "
+        "them"
     )
     return _Split(learned, held_out, note)
 

@@ -215,7 +215,8 @@ class Writer:
     def _encode(self, row: CorpusRow, turns: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the tokens of a row's prompt; in a chat those of `turns`.
 
-        A bare question gets the plain form ``Question: ...\\nAnswer:``, unless it ends with a colon.
+        A bare question gets the plain form ``Question: ...\\nAnswer:``, unless it ends with a
+        colon.
         """
         if row.shape == "completion":
             question = row.prompt

@@ -257,7 +257,8 @@ def _refuse_unknown(folder: Path) -> None:
     """Raise `TrainingError` for results without a manifest that names their recipe."""
     if checkpoints(folder) or (folder / "model").exists():
         raise TrainingError(
-            f"{folder}: holds checkpoints or a model, but no manifest.json. Continue with --resume, "
+            f"{folder}: holds checkpoints or a model, but no manifest.json. Continue with "
+            "--resume, "
             "or start over with --overwrite."
         )
 
@@ -284,7 +285,8 @@ def _finished_run(
     if manifest["inputs"].get("fingerprint") != inputs["fingerprint"]:
         if is_finished or checkpoints(folder):
             raise TrainingError(
-                f"{folder}: holds a run of another recipe, corpus or model. Set another run_dir, or "
+                f"{folder}: holds a run of another recipe, corpus or model. Set another run_dir, "
+                "or "
                 "start over with --overwrite."
             )
         return None

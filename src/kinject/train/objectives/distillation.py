@@ -265,7 +265,8 @@ def teacher_rows(
         if models.load_tokenizer(section.teacher).get_vocab() != tokenizer.get_vocab():
             raise fault(
                 "distillation.teacher",
-                f"{section.teacher} has another vocabulary than the model. Its answers can be learned "
+                f"{section.teacher} has another vocabulary than the model. Its answers can be "
+                "learned "
                 "as any other text.",
             )
     window = None
