@@ -58,7 +58,7 @@ def measure(shape: argparse.Namespace, name: str, queue: Any) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-    from kinject.train.updates.rules import StochasticRounding
+    from kinject.train.updates.rounding import StochasticRounding
 
     dtype, optim, _ = ROWS[name]
     torch.manual_seed(0)

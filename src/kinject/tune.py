@@ -99,16 +99,12 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
             "trainer.optim=adamw_torch and start from its rate: schedule-free tolerates that rate or a higher one."
         )
         recipe.raise_any([Problem("trainer.optim", message)])
-    if recipe.method == "recall":
-        recipe.raise_any(
-            [
-                Problem(
-                    "method",
-                    "recall has no loss that shows a rate. Take a twentieth of the documents' rate.",
-                )
-            ]
-        )
+    from kinject.train.methods import method_of
     from kinject.train.setup import make_trainer
+
+    reason = method_of(recipe).no_rate_test
+    if reason:
+        recipe.raise_any([Problem("method", reason)])
 
     folder = recipe.run_dir / "find-lr"
     with lock_dir(folder):
@@ -290,8 +286,9 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
     """
     from kinject.models import choose_device
     from kinject.train.config import make_configs
+    from kinject.train.methods import method_of
 
-    config, _ = make_configs(recipe)
+    config, _ = make_configs(recipe, make_config=method_of(recipe).make_config)
     on_gpu = choose_device(recipe.device) == "cuda"
     most = limit or (None if on_gpu else available_memory())
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps

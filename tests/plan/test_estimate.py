@@ -26,7 +26,7 @@ from kinject.plan.ways import (
     parse_memory,
 )
 from kinject.process import machine_memory
-from kinject.train.updates.rules import add_muon
+from kinject.train.updates.muon import add_muon
 
 LLAMA = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -21,7 +21,8 @@ from kinject.errors import RecipeError
 from kinject.models import new_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.train import train
-from kinject.train.data import Collator, CorpusPacker, RowDataset
+from kinject.train.batches import Collator, RowDataset
+from kinject.train.data import CorpusPacker
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -19,9 +19,9 @@ from kinject.eval.scoring.scorer import Scorer
 from kinject.models import load_model, new_cartridge, text_start
 from kinject.recipe import Recipe
 from kinject.train import train
+from kinject.train.guards import check_isolation
 from kinject.train.load import begin_cartridge
 from kinject.train.merge import merge_adapter
-from kinject.train.trainer import check_isolation
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]

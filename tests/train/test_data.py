@@ -16,7 +16,7 @@ from kinject.disk import content_id, read_json, read_jsonl
 from kinject.errors import InputError, RecipeError
 from kinject.recipe import TrainRecipe
 from kinject.train import train
-from kinject.train.data import RoundSampler
+from kinject.train.batches import RoundSampler
 from small import interrupt
 
 MakeRecipe = Callable[..., TrainRecipe]

@@ -19,8 +19,8 @@ from kinject.errors import TrainingError
 from kinject.models import load_model
 from kinject.recipe import GuardsSection, Recipe
 from kinject.train import train
+from kinject.train.batches import Collator
 from kinject.train.callbacks import patience
-from kinject.train.data import Collator
 from kinject.train.guards import Guard
 from kinject.train.trainer import KnowledgeTrainer
 from small import interrupt

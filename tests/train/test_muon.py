@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from kinject.errors import InputError
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.updates import rules
-from kinject.train.updates.rules import MuonAdamW, add_muon
+from kinject.train.updates import muon
+from kinject.train.updates.muon import MuonAdamW, add_muon
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]
@@ -60,7 +60,7 @@ def test_the_update_is_that_written_by_hand(
 
     The momentum is made orthogonal in bfloat16 where that is fast, in float32 elsewhere.
     """
-    monkeypatch.setattr(rules, "has_fast_bf16", lambda device: fast)
+    monkeypatch.setattr(muon, "has_fast_bf16", lambda device: fast)
     torch.manual_seed(0)
     model, hand = _Model(), _Model()
     hand.load_state_dict(model.state_dict())
@@ -98,7 +98,7 @@ def test_in_bfloat16_the_update_is_that_of_torch_to_the_bit(
 ) -> None:
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("torch has no Muon before 2.9")
-    monkeypatch.setattr(rules, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(muon, "has_fast_bf16", lambda device: True)
     torch.manual_seed(0)
     ours, torchs = (torch.nn.Parameter(torch.full(shape, 0.5)) for _ in range(2))
     ours_optimizer = MuonAdamW([], [{"params": [ours], "weight_decay": 0.1}], lr=0.02)

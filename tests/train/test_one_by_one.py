@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from kinject.models.hardware import quantization_config
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.updates.rules import StochasticRounding, round_stochastically
+from kinject.train.updates.rounding import StochasticRounding, round_stochastically
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]

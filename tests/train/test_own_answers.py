@@ -16,7 +16,7 @@ from kinject.models import LoadOptions, load_model
 from kinject.models.generate import ends_of, generate
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.train import train
-from kinject.train.own_answers import Writer, _Request
+from kinject.train.own_answers import AnswerRequest, Writer
 
 MakeRecipe = Callable[..., Recipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -141,7 +141,7 @@ def test_a_model_that_ends_few_answers_is_refused_at_once(monkeypatch: pytest.Mo
     def answer(n: int) -> tuple[dict[int, str], int]:
         passes.clear()
         model: Any = None
-        requests = [_Request(i, f"{i}", [1], "Kelm", False, False) for i in range(n)]
+        requests = [AnswerRequest(i, f"{i}", [1], "Kelm", False, False) for i in range(n)]
         return Writer(
             model, model, GeneratorSection(model="tiny", max_tokens=N), None, False, {}, ""
         ).answer(requests)

@@ -17,7 +17,7 @@ from kinject.corpus.packing import TrainingRow
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.updates.regularization import Projection
+from kinject.train.updates.projection import Projection
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]

@@ -20,8 +20,8 @@ from kinject.llm import request_seed
 from kinject.models import LoadOptions, load_model
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.train import train
-from kinject.train.config import make_configs
-from kinject.train.recall import choose_practice
+from kinject.train.methods.recall import choose_practice
+from kinject.train.setup import check_training
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "src" / "kinject" / "sandbox" / "base_model" / "model"
@@ -88,7 +88,9 @@ def test_what_is_answered_correctly_now_and_then_is_practised_and_becomes_likeli
         load_model(str(BASE), LoadOptions(device="cpu", dtype="float32")),
     )
     rows, tokenizer = list(CorpusFile(tmp_path / "questions.jsonl")), loaded.tokenizer
-    practice, note = choose_practice(recipe, rows, loaded.model, tokenizer, make_configs(recipe)[0])
+    practice, note = choose_practice(
+        recipe, rows, loaded.model, tokenizer, check_training(recipe)[0]
+    )
     prompts, counts, model = (
         [tokenizer(row["prompt"])["input_ids"] for row in ROWS],
         list[int](),

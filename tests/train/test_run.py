@@ -21,8 +21,9 @@ from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.recipe.read import NOT_TRAINING, Sections
 from kinject.train import train
+from kinject.train.batches import Collator, RowDataset
 from kinject.train.checkpoints import is_complete, mark_complete, newest_complete
-from kinject.train.data import Collator, CorpusPacker, RowDataset
+from kinject.train.data import CorpusPacker
 from kinject.train.merge import merge_adapter
 from kinject.train.run import hash_inputs
 from small import TINY, interrupt

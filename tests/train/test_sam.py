@@ -12,7 +12,7 @@ import torch
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.updates.rules import SharpnessAware
+from kinject.train.updates.sam import SharpnessAware
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS, BATCH, RHO, CLIP = 0.5, 3, 8, 0.3, 0.4

@@ -18,7 +18,7 @@ from kinject.train import train
 from kinject.train.load import check_trainable
 from kinject.train.merge import merge_adapter
 from kinject.train.setup import check_training
-from kinject.train.updates.rules import rate_factor
+from kinject.train.updates.layerwise import rate_factor
 from small import interrupt
 
 MakeRecipe = Callable[..., Recipe]

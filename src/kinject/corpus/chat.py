@@ -12,12 +12,13 @@ import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.rows import RESERVED_KWARGS, CorpusRow
 from kinject.corpus.spans import Span, overlapping, tokens_of
+from kinject.disk import Row
 from kinject.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, s
     from trl.chat_template_utils import (
         get_training_chat_template,
         has_generation_markers,
-        is_chat_template_stop_token_trained,
     )
 
     model_template = tokenizer.chat_template
@@ -67,15 +67,10 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, s
                 "template rewrites earlier turns are refused. A template with tags may be set as trainer.chat_template_path"
             )
         note = "trainer.assistant_only_loss: conversations are rendered with TRL's training template for this model"
-    if not is_chat_template_stop_token_trained(tokenizer, chat_template=replaced):
-        note = (
-            "trainer.assistant_only_loss: by the chat template's generation tags, the assistant's turn does not end with a "
-            "special token of this tokenizer, so the model may not learn to stop"
-        )
     return replaced, note
 
 
-def check_kwargs(kwargs: Mapping[str, Any], *templates: Any) -> None:
+def check_kwargs(kwargs: Mapping[str, Any], *templates: str | Mapping[str, str] | None) -> None:
     """Raise `InputError` for arguments that none of `templates` reads or that are kinject's own."""
     named = (
         list(template.values()) if isinstance(template, Mapping) else [template]
@@ -214,6 +209,89 @@ def _assistant_spans(
             )
         spans.append((len(before), len(after)))
     return spans
+
+
+def learns_no_words(
+    row: CorpusRow,
+    tokenizer: PreTrainedTokenizerBase,
+    ids: Sequence[int],
+    learned: Sequence[bool],
+) -> bool:
+    """Return whether of a conversation's tokens only those are learned that the template writes
+    around the assistant's words: end tokens, tags, white space."""
+    turns = tuple(message for message in row.messages if message["role"] == "assistant")
+    words = "\n".join(
+        text for _, text in conversation_texts(replace(row, messages=turns, tools=()))
+    )
+    if not words.strip():
+        return True
+    chosen = [token for token, is_learned in zip(ids, learned, strict=True) if is_learned]
+    if tokenizer.decode(chosen, skip_special_tokens=True).strip():
+        return False
+    # An answer may be a special token itself, as class labels are that were added to a vocabulary.
+    of_words = tokenizer(words, add_special_tokens=False, verbose=False)["input_ids"]
+    return set(chosen).isdisjoint(of_words)
+
+
+_QUESTION, _ANSWER = "the question", "the answer"
+_TURNS = (
+    {"role": "user", "content": _QUESTION},
+    {"role": "assistant", "content": _ANSWER},
+    {"role": "user", "content": _QUESTION},
+)
+
+
+def note_on_end(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, ends: Collection[int]) -> str:
+    """Return a note if no token of `ends`, at which the model stops, is learned behind the
+    assistant's words; "" if one is, or if the template does not render a plain conversation.
+
+    Two conversations are tried: some templates end a turn only when another follows, some only the
+    last one.
+    """
+    from trl.chat_template_utils import has_generation_markers
+
+    tails = [_behind_answer(tokenizer, chat, _TURNS[:n]) for n in (2, 3)]
+    rendered = [tail for tail in tails if tail is not None]
+    for tokens in tokens_of(rendered, tokenizer, offsets=False):
+        if not set(tokens.ids).isdisjoint(ends):
+            return ""
+    if not rendered:
+        return ""
+    names = ", ".join(str(name) for name in tokenizer.convert_ids_to_tokens([*ends]))
+    missing = (
+        f"does not end with a token at which this model stops ({names or 'it has none'}), so the "
+        "model may not learn to stop"
+    )
+    template = tokenizer.get_chat_template(chat.template)
+    if chat.assistant_only and has_generation_markers(template):
+        return (
+            "trainer.assistant_only_loss: by the chat template's generation tags, the assistant's "
+            f"turn {missing}"
+        )
+    return f"the assistant's turn in the chat template {missing}"
+
+
+def _behind_answer(
+    tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, messages: Sequence[Row]
+) -> str | None:
+    """Return the learned text between the assistant's words and the next turn's; None if the
+    template does not render `messages`, or changes their words."""
+    row = CorpusRow("", "", "", "messages", messages=tuple(messages))
+    options = {"chat_template": chat.template, "tools": None, **chat.kwargs}
+    try:
+        text = _render(tokenizer, messages, options, False)
+        spans = [(0, len(text))]
+        if chat.assistant_only:
+            template = tokenizer.get_chat_template(chat.template)
+            spans = _assistant_spans(row, tokenizer, template, options, text)
+    except InputError:  # each row of the corpus that it concerns is a fault of its own
+        return None
+    before, answer, after = text.partition(_ANSWER)
+    if not answer:
+        return None
+    start = len(before) + len(answer)
+    end = start + len(after.partition(_QUESTION)[0])
+    return "".join(text[max(start, first) : min(end, last)] for first, last in spans)
 
 
 def _left_out(row: CorpusRow, text: str) -> list[tuple[str, str]]:

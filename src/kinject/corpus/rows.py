@@ -84,6 +84,12 @@ class CorpusRow:
     template_kwargs: Row = field(default_factory=dict)
     location: str = field(default="", compare=False)
 
+    @property
+    def line(self) -> int:
+        """The number of the row's line in its file; 0 if it was not read from one."""
+        number = self.location.rpartition(":")[2]
+        return int(number) if number.isdecimal() else 0
+
 
 class LazyRows(Sequence[Item], ABC):
     """Rows that are made when they are read, by `read_row`."""

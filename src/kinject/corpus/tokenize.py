@@ -5,8 +5,10 @@ An entry of the cache is a folder, named by the content of the corpus, the token
 settings. It holds ``ids.bin`` (uint32, all rows joined), ``learned.bin`` (one byte a token),
 ``ends.bin`` (int64, where each row ends), ``documents.bin`` (int64, each row's document, -1 for
 none), ``left_out.bin`` (uint32, each row's tokens that its chat template leaves out),
-``unread.bin`` (uint32, those that only a teacher reads), ``documents.json`` (their ids by number)
-and ``SHA256SUMS`` over them. It is written whole or not at all and memory-mapped by every run that
+``unread.bin`` (uint32, those that only a teacher reads), ``lines.bin`` (int64, the line of each row
+in its corpus file, 0 for none), ``chat.bin`` and ``only_end.bin`` (one byte a row: it is a
+conversation; none of its words is learned), ``documents.json`` (their ids by number) and
+``SHA256SUMS`` over them. It is written whole or not at all and memory-mapped by every run that
 needs it; a damaged entry is made again.
 """
 
@@ -31,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.chat import ChatFormat, encode_conversation
+from kinject.corpus.chat import ChatFormat, encode_conversation, learns_no_words
 from kinject.corpus.passages import sentence_ends
 from kinject.corpus.rows import CorpusRow, LazyRows, LineFaults
 from kinject.corpus.spans import Span, common_beginning, overlapping, tokens_of
@@ -57,7 +59,7 @@ log = logging.getLogger(__name__)
 IGNORED = -100
 """Label of a token that is read but not learned (PyTorch's cross-entropy skips it)."""
 
-FORMAT = 6
+FORMAT = 7
 """Format of cache entries. It changes with the files or the rules of tokenisation, so that no older
 entry is read."""
 
@@ -66,7 +68,7 @@ _BATCH = 256  # rows that the tokenizer is given at once
 _FLUSH = 1 << 17  # tokens in memory while an entry is written
 _FILES: dict[str, Any] = {
     "ids": np.uint32, "learned": np.bool_, "ends": np.int64, "documents": np.int64, "left_out": np.uint32,
-    "unread": np.uint32,
+    "unread": np.uint32, "lines": np.int64, "chat": np.bool_, "only_end": np.bool_,
 }  # fmt: skip
 
 
@@ -76,7 +78,9 @@ class TokenRow:
     precedes it.
 
     `n_left_out` counts the tokens of its text that its chat template leaves out, `n_unread` those
-    at its beginning that only a teacher reads (`Tokenization.second_part`).
+    at its beginning that only a teacher reads (`Tokenization.second_part`). `line` is its line in
+    its corpus file, 0 if it has none. `is_chat`: it is a conversation. `only_end`: none of its
+    words is learned, the end token alone.
     """
 
     row_id: str
@@ -86,6 +90,9 @@ class TokenRow:
     learned: Sequence[bool] | npt.NDArray[Any]
     n_left_out: int = 0
     n_unread: int = 0
+    line: int = 0
+    is_chat: bool = False
+    only_end: bool = False
 
 
 @dataclass(slots=True)
@@ -157,7 +164,10 @@ def tokenize_rows(
             if tokenization.eos:
                 ids, learned = [*ids, tokenizer.eos_token_id], [*learned, True]
             if not faults:
-                yield _token_row(row, ids, learned, n_unread=n_unread)
+                # The end token is learned always; a row can lose all others, if its one token is
+                # the first of all, or the tokenizer's rules remove the whole completion.
+                only_end = tokenization.eos and sum(learned[1:]) == 1
+                yield _token_row(row, ids, learned, n_unread=n_unread, only_end=only_end)
     faults.raise_if_any()
 
 
@@ -211,14 +221,32 @@ def _conversation(
     except InputError as error:
         faults.add(f"{row.location or f'row {row.id}'}: {error}")
         return None
-    return None if faults else _token_row(row, ids, learned, n_left_out)
+    if faults:
+        return None
+    only_end = chat.assistant_only and learns_no_words(row, tokenizer, ids, learned)
+    return _token_row(row, ids, learned, n_left_out, only_end=only_end)
 
 
 def _token_row(
-    row: CorpusRow, ids: list[int], learned: list[bool], n_left_out: int = 0, n_unread: int = 0
+    row: CorpusRow,
+    ids: list[int],
+    learned: list[bool],
+    n_left_out: int = 0,
+    n_unread: int = 0,
+    *,
+    only_end: bool,
 ) -> TokenRow:
     return TokenRow(
-        row.id, row.document_id, row.origin, tuple(ids), (False, *learned[1:]), n_left_out, n_unread
+        row.id,
+        row.document_id,
+        row.origin,
+        tuple(ids),
+        (False, *learned[1:]),
+        n_left_out=n_left_out,
+        n_unread=n_unread,
+        line=row.line,
+        is_chat=row.shape == "messages",
+        only_end=only_end,
     )
 
 
@@ -301,9 +329,11 @@ class TokenStore(LazyRows[TokenRow]):
             raise DiskError(
                 f"{folder}: cannot be read ({error}). Delete the folder; it is made again."
             ) from error
-        self._ids, self._learned, self._ends, self._documents, self._left_out, self._unread = (
-            arrays.values()
-        )
+        self._ids, self._learned, self._ends = arrays["ids"], arrays["learned"], arrays["ends"]
+        self._documents = arrays["documents"]
+        self._left_out, self._unread = arrays["left_out"], arrays["unread"]
+        self._lines, self._chat = arrays["lines"], arrays["chat"]
+        self._only_end = arrays["only_end"]
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -314,8 +344,18 @@ class TokenStore(LazyRows[TokenRow]):
         document = int(self._documents[index])
         name = self._names[document] if document >= 0 else ""
         ids, learned = self._ids[start:end], self._learned[start:end]
-        counts = int(self._left_out[index]), int(self._unread[index])
-        return TokenRow(str(index), name, self.origin, ids, learned, *counts)
+        return TokenRow(
+            str(index),
+            name,
+            self.origin,
+            ids,
+            learned,
+            n_left_out=int(self._left_out[index]),
+            n_unread=int(self._unread[index]),
+            line=int(self._lines[index]),
+            is_chat=bool(self._chat[index]),
+            only_end=bool(self._only_end[index]),
+        )
 
 
 def mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
@@ -410,6 +450,9 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
             buffers["ends"].append(end)
             buffers["left_out"].append(row.n_left_out)
             buffers["unread"].append(row.n_unread)
+            buffers["lines"].append(row.line)
+            buffers["chat"].append(row.is_chat)
+            buffers["only_end"].append(row.only_end)
             named = bool(row.document_id)
             buffers["documents"].append(
                 numbers.setdefault(row.document_id, len(numbers)) if named else -1

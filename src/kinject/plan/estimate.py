@@ -25,7 +25,7 @@ from kinject.models import check_model, first_line, load_config, new_config
 from kinject.recipe import is_model
 from kinject.recipe.makers import command_for
 from kinject.train.config import adapter_config
-from kinject.train.updates.rules import is_muon_matrix
+from kinject.train.updates.muon import is_muon_matrix
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

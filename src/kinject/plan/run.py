@@ -13,7 +13,7 @@ import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -348,8 +348,10 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
     Raises as training for this corpus: `RecipeError`, `InputError` and `TrainingError`.
     """
     from kinject.train.data import check_positions, open_corpora, tokenize_and_pack
+    from kinject.train.methods import method_of
 
-    tokenized = tokenize_and_pack(recipe, tokenizer, open_corpora(recipe))
+    method = method_of(recipe)
+    tokenized = tokenize_and_pack(recipe, method, tokenizer, open_corpora(recipe, method))
     data = tokenized.train
     check_positions(model_config(recipe.model), data)
     n_rows = len(data.rows)
@@ -408,13 +410,12 @@ def _has_weights(folder: str) -> bool:
 def time_steps(recipe: TrainRecipe) -> StepTiming | str:
     """Return the timing of real steps, or the reason for having none: they failed, or took too
     long."""
-    if recipe.method == "recall":
-        return "how long answers will be is not known before they are drawn"
-    if recipe.method == "distill":  # the teacher would read the whole corpus first
-        raw = {
-            key: value for key, value in recipe.raw.items() if key not in ("method", "distillation")
-        }
-        recipe = replace(recipe, method=None, distillation=None, raw=raw)
+    from kinject.train.methods import method_of
+
+    method = method_of(recipe)
+    if method.no_timing:
+        return method.no_timing
+    recipe = method.for_timing(recipe)
     with tempfile.TemporaryDirectory(prefix="kinject-plan-") as name:
         folder = Path(name) / "run"
         n_steps = _WARM_UP_STEPS + _TIMED_STEPS

@@ -13,7 +13,8 @@ __all__ = ["render_summary", "train"]
 
 
 def train(recipe: TrainRecipe, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
-    """Train by `recipe` into its run_dir; see `kinject.train.run.run`. Imports torch when called."""
+    """Train by `recipe` into its run_dir; see `kinject.train.run.run`. Imports torch when
+    called."""
     from kinject.train.run import run
 
     return run(recipe, resume=resume, overwrite=overwrite)

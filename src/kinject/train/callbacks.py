@@ -12,10 +12,17 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from transformers import TrainerCallback
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.integrations import INTEGRATION_TO_CALLBACK, TensorBoardCallback, WandbCallback
 
 from kinject.disk import write_jsonl
@@ -38,13 +45,12 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, run_dir: Path, learned_tokens: Callable[[], int]) -> None:
-        self.log, self.timing, self.learned_tokens = (
-            run_dir / "log.jsonl",
-            run_dir / "timing.jsonl",
-            learned_tokens,
-        )
+        self.log, self.timing = run_dir / "log.jsonl", run_dir / "timing.jsonl"
+        self.learned_tokens = learned_tokens
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Start with the rows of the checkpoint: those up to the step at which this run resumes.
         Start the clock."""
         if state.is_world_process_zero:
@@ -53,7 +59,12 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
         self.began = monotonic()
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Write one row: step, epoch and the trainer's values; the device has finished the step of
         a loss by now."""
@@ -62,9 +73,11 @@ class RunLog(TrainerCallback):  # type: ignore[misc]
         _append(self.log, _row({"step": state.global_step, "epoch": state.epoch, **(logs or {})}))
         if "loss" in (logs or {}):
             cost = {
-                "step": state.global_step, "seconds": round(monotonic() - self.began, 6),
-                "learned_tokens": self.learned_tokens(), "peak_bytes": peak_memory(args.device.type),
-            }  # fmt: skip
+                "step": state.global_step,
+                "seconds": round(monotonic() - self.began, 6),
+                "learned_tokens": self.learned_tokens(),
+                "peak_bytes": peak_memory(args.device.type),
+            }
             _append(self.timing, cost)
 
 
@@ -81,10 +94,10 @@ def _row(logged: Mapping[str, Any]) -> dict[str, Any]:
     """
     first = {key: logged[key] for key in ("step", "epoch", "loss") if key in logged}
     row = first | dict(sorted(logged.items()))
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-    }
+    for key, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            row[key] = None
+    return row
 
 
 class Screen(TrainerCallback):  # type: ignore[misc]
@@ -95,7 +108,9 @@ class Screen(TrainerCallback):  # type: ignore[misc]
         self.loss = ""
         self.progress: Progress | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Show the bar."""
         if not state.is_world_process_zero:
             return
@@ -103,13 +118,20 @@ class Screen(TrainerCallback):  # type: ignore[misc]
         self.progress.__enter__()
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Keep the newest loss."""
         if logs and "loss" in logs:
             self.loss = f"loss {logs['loss']:.3f}"
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Advance the bar."""
         if self.progress is not None:
             self.progress.advance()
@@ -132,29 +154,37 @@ class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
     each.
     """
 
-    def __init__(self, received: Sequence[int], trainer: Any) -> None:
+    def __init__(self, received: Sequence[int], trainer: Trainer) -> None:
         self.received, self.trainer = received, trainer
         self.number, self.is_requested = 0, False
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Request a checkpoint, unless the epoch or the run ends with this step."""
-        self.number = self.received[0] if self.received else 0
+        self.number = next(iter(self.received), 0)
         if self.trainer.accelerator.num_processes > 1:
+            # A process that saved alone would wait for the others for ever.
             agreed = torch.tensor(self.number, device=args.device)
             torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
             self.number = int(agreed)
+        # At the end of an epoch `on_epoch_end` asks, after the evaluation and its log.
         if state.global_step % self.trainer.steps_per_epoch:
             self._request_checkpoint(control)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Request a checkpoint, unless the run ends with this epoch."""
         self._request_checkpoint(control)
 
-    def _request_checkpoint(self, control: Any) -> None:
+    def _request_checkpoint(self, control: TrainerControl) -> None:
         if self.number and not control.should_training_stop:
             self.is_requested = control.should_save = True
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """If there was a signal, end the run in all processes, once the checkpoint is whole.
 
         A process that ended earlier would let its launcher stop the first one while that writes
@@ -170,7 +200,7 @@ class _SignalCheckpoint(TrainerCallback):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def checkpoint_on_signal(trainer: Any) -> Iterator[None]:
+def checkpoint_on_signal(trainer: Trainer) -> Iterator[None]:
     """Save a checkpoint at the end of the step in which the first signal comes that ends a verb,
     and end the verb then.
 
@@ -179,8 +209,12 @@ def checkpoint_on_signal(trainer: Any) -> Iterator[None]:
 
     def announce() -> None:
         if is_first_process():
-            text = "kinject train: stops after this step, with a checkpoint. Once more: at once, without."
-            show(f"\n{text}", file=sys.stderr, flush=True)
+            show(
+                "\nkinject train: stops after this step, with a checkpoint. Once more: at once, "
+                "without.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     with deferred(announce) as received:
         trainer.add_callback(_SignalCheckpoint(received, trainer))
@@ -196,62 +230,79 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
     trainer's callbacks.
     """
 
-    def __init__(self, every: int, trackers: Callable[[], list[Any]]) -> None:
+    def __init__(self, every: int, trackers: Callable[[], list[TrainerCallback]]) -> None:
         self.every, self.trackers = every, trackers
 
     def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: PreTrainedModel = None,
+        **kwargs: Any,
     ) -> None:
         """Send the histograms of this update, if it is a multiple of `every`."""
         step = state.global_step + 1
         if step % self.every:
             return
-        finite: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, parameter in model.named_parameters():
-            for kind, tensor in (("weights", parameter), ("gradients", parameter.grad)):
-                if tensor is not None and (kind == "gradients" or parameter.requires_grad):
-                    values = full_tensor(tensor)  # of a sharded model all processes take part
-                    if state.is_world_process_zero:
-                        finite[f"{kind}/{name}"] = values[values.isfinite()].float().cpu()
-        if not state.is_world_process_zero:
-            return
-        for tracker in self.trackers():
-            if getattr(tracker, "has_failed", False):
-                continue
-            if isinstance(tracker, TensorBoardCallback) and tracker.tb_writer is not None:
-                for name, values in finite.items():
-                    if values.numel():
-                        tracker.tb_writer.add_histogram(name, values, step)
-            elif isinstance(tracker, WandbCallback) and tracker._wandb is not None:
-                drawn = {
-                    n: tracker._wandb.Histogram(v.numpy()) for n, v in finite.items() if v.numel()
-                }
-                tracker._wandb.log({**drawn, "train/global_step": step})
+            if parameter.requires_grad:
+                tensors[f"weights/{name}"] = parameter
+            if parameter.grad is not None:
+                tensors[f"gradients/{name}"] = parameter.grad
+        finite: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors.items():
+            values = full_tensor(tensor)  # of a sharded model all processes take part
+            if state.is_world_process_zero:
+                values = values[values.isfinite()].float().cpu()
+                if values.numel():
+                    finite[name] = values
+        if state.is_world_process_zero:
+            for tracker in self.trackers():
+                if not getattr(tracker, "has_failed", False):
+                    _send_histograms(tracker, finite, step)
 
 
-def guard_trackers(callbacks: Sequence[TrainerCallback], left_out: list[str] | None = None) -> None:
+def _send_histograms(
+    tracker: TrainerCallback, tensors: Mapping[str, torch.Tensor], step: int
+) -> None:
+    """Send `tensors` as histograms, if the tracker draws any."""
+    if isinstance(tracker, TensorBoardCallback) and tracker.tb_writer is not None:
+        for name, values in tensors.items():
+            tracker.tb_writer.add_histogram(name, values, step)
+    elif isinstance(tracker, WandbCallback) and tracker._wandb is not None:
+        histogram = tracker._wandb.Histogram
+        drawn = {name: histogram(values.numpy()) for name, values in tensors.items()}
+        tracker._wandb.log({**drawn, "train/global_step": step})
+
+
+def guard_trackers(
+    callbacks: Sequence[TrainerCallback], left_out: list[str] | None = None
+) -> None:
     """Let a tracker that cannot start (no database, no account) end the run with its reason in one
     line; with `left_out`, which gets the reason, the run continues without that tracker."""
-    kinds = tuple(INTEGRATION_TO_CALLBACK.values())
+    trackers = tuple(INTEGRATION_TO_CALLBACK.values())
     for callback in callbacks:
-        if isinstance(callback, kinds) and hasattr(callback, "setup"):
-            _guard_start(callback)
+        if isinstance(callback, trackers) and hasattr(callback, "setup"):
+            callback.setup = _guarded(callback.setup, type(callback).__name__)
             if left_out is not None:
                 _make_optional(callback, left_out)
 
 
-def _guard_start(tracker: Any) -> None:
-    begin = tracker.setup
+def _guarded(begin: Callable[..., None], name: str) -> Callable[..., None]:
+    """Return the method by which a tracker starts, its errors as a `TrainingError`."""
 
     def setup(*args: Any, **kwargs: Any) -> None:
         try:
             begin(*args, **kwargs)
         except Exception as error:  # each library raises its own
-            name, reason = type(tracker).__name__, first_line(error)
-            message = f"{name} cannot start ({reason}). Set report_to: none, or mend it."
-            raise TrainingError(f"trainer.report_to: {message}") from error
+            raise TrainingError(
+                f"trainer.report_to: {name} cannot start ({first_line(error)}). Set report_to: "
+                "none, or mend it."
+            ) from error
 
-    tracker.setup = setup
+    return setup
 
 
 def _make_optional(tracker: Any, left_out: list[str]) -> None:
@@ -281,21 +332,26 @@ def _make_optional(tracker: Any, left_out: list[str]) -> None:
             setattr(tracker, name, without_fault(getattr(tracker, name)))
 
 
+def _do_nothing(_: TrainerCallback) -> None:
+    """Take the place of a `__del__`."""
+
+
 def tracker_error(kind: type) -> str:
     """Return the library's reason why a tracker's callback cannot be made; "" if it can."""
-    made = type(
-        kind.__name__, (kind,), {"__del__": lambda _: None}
-    )  # some fail once more there without their package
+    # Without their package some fail once more when they are deleted.
+    trial = type(kind.__name__, (kind,), {"__del__": _do_nothing})
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            made()
+            trial()
     except Exception as error:  # noqa: BLE001 (each library raises its own)
         return " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return ""
 
 
-Reason = Callable[[Any, Sequence[Mapping[str, Any]]], str]
+History: TypeAlias = Sequence[Mapping[str, Any]]
+"""The trainer's log."""
+Reason: TypeAlias = "Callable[[TrainingArguments, History], str]"
 """(the trainer's arguments, its log) -> why the run stops now; "" if it continues."""
 
 
@@ -309,7 +365,9 @@ class EarlyStopping(TrainerCallback):  # type: ignore[misc]
     def __init__(self, reason: Reason, messages: list[str]) -> None:
         self.reason, self.messages = reason, messages
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Stop if there is a reason."""
         reason = self.reason(args, state.log_history)
         if reason and not control.should_training_stop:
@@ -323,23 +381,35 @@ def forgetting(section: ProbesSection) -> Reason:
     """Return the reason to stop once a retention set fell by more than probes.max_forgetting."""
     names = [name for name, item in section.sets().items() if item.role == "retention"]
 
-    def reason(args: Any, history: Sequence[Mapping[str, Any]]) -> str:
-        for name in names if section.max_forgetting is not None else ():
+    most = section.max_forgetting
+
+    def reason(args: TrainingArguments, history: History) -> str:
+        if most is None:
+            return ""
+        for name in names:
             key = f"eval_{name}_accuracy"
-            by_step = {
-                row["step"]: row[key]
-                for row in history
-                if row.get(key) is not None and math.isfinite(row[key])
-            }
-            values = list(by_step.values())
-            if values and values[0] - values[-1] > (section.max_forgetting or 0.0):
+            scored = [row for row in history if row.get(key) is not None]
+            values = list(
+                _by_step([row for row in scored if math.isfinite(row[key])], key).values()
+            )
+            if values and values[0] - values[-1] > most:
                 return (
-                    f"{name} is down from {values[0]:.3f} to {values[-1]:.3f}, more than probes.max_forgetting: "
-                    f"{section.max_forgetting:g}; the run stops."
+                    f"{name} is down from {values[0]:.3f} to {values[-1]:.3f}, more than "
+                    f"probes.max_forgetting: {most:g}; the run stops."
                 )
         return ""
 
     return reason
+
+
+def _by_step(history: History, name: str) -> dict[int, float]:
+    """Return the values of `name` that were logged, NaN for null, by their step: a step may be
+    evaluated twice, at the end of an epoch and by its number."""
+    values: dict[int, float] = {}
+    for row in history:
+        if name in row:
+            values[row["step"]] = math.nan if row[name] is None else row[name]
+    return values
 
 
 def patience(evaluations: int) -> Reason:
@@ -349,24 +419,21 @@ def patience(evaluations: int) -> Reason:
     does not count.
     """
 
-    def reason(args: Any, history: Sequence[Mapping[str, Any]]) -> str:
-        name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
-        by_step = {
-            row["step"]: math.nan if row[name] is None else row[name]
-            for row in history
-            if name in row
-        }
-        values = [value for step, value in by_step.items() if step > 0]
+    def reason(args: TrainingArguments, history: History) -> str:
+        metric = args.metric_for_best_model
+        name = f"eval_{(metric or 'loss').removeprefix('eval_')}"
+        values = [value for step, value in _by_step(history, name).items() if step > 0]
         finite = [value for value in values if math.isfinite(value)]
         since, found = len(values), "finite"
         if finite:
-            best = (
-                max(finite)
-                if args.metric_for_best_model and args.greater_is_better
-                else min(finite)
-            )
+            # greater_is_better has a default of its own where no metric is named.
+            best = max(finite) if metric and args.greater_is_better else min(finite)
             since, found = len(values) - 1 - values.index(best), f"better than {best:.3f}"
-        fault = f"{name} has not been {found} for {since} evaluations (techniques.patience); the run stops."
-        return fault if since >= evaluations else ""
+        if since < evaluations:
+            return ""
+        return (
+            f"{name} has not been {found} for {since} evaluations (techniques.patience); the run "
+            "stops."
+        )
 
     return reason

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
-from transformers import Trainer
+from torch import nn
+from torch.optim import Optimizer
+from transformers import PreTrainedModel, Trainer
 from transformers.distributed.checkpoint import (
     load_optimizer_distributed,
     save_optimizer_distributed,
@@ -46,6 +48,13 @@ from kinject.train.guards import Guard, check_weights
 from kinject.train.loss import MeanLoss
 
 log = logging.getLogger(__name__)
+
+
+class IncompatibleKeys(Protocol):
+    """torch's result of loading weights."""
+
+    missing_keys: list[str]
+
 
 _MARKER = "complete.json"
 _OPTIMIZER = "optimizer"
@@ -76,8 +85,12 @@ def is_complete(checkpoint: Path) -> bool:
 
 def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     """Return (step, folder) of every checkpoint folder, complete or not, newest first."""
-    matches = ((_NAME.match(path.name), path) for path in run_dir.glob("checkpoint-*"))
-    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
+    found = []
+    for path in run_dir.glob("checkpoint-*"):
+        match = _NAME.match(path.name)
+        if match is not None:
+            found.append((int(match[1]), path))
+    return sorted(found, reverse=True)
 
 
 def newest_complete(run_dir: Path) -> Path | None:
@@ -89,11 +102,14 @@ def checkpoint_to_resume(run_dir: Path) -> Path | None:
     """Return the newest checkpoint whose files have the bytes that were written, or None; logs
     those it skips."""
     for _, path in checkpoints(run_dir):
-        fault = check_sha256sums(path)[1] if is_complete(path) else f"{path}: was not written whole"
+        fault = f"{path}: was not written whole"
+        if is_complete(path):
+            fault = check_sha256sums(path)[1]
         if not fault:
             return path
         log.warning(
-            f"{fault}. This checkpoint is skipped; the run resumes from an older one, or from the start."
+            f"{fault}. This checkpoint is skipped; the run resumes from an older one, or from the "
+            "start."
         )
     return None
 
@@ -111,18 +127,16 @@ def disk_faults(run_dir: Path) -> Iterator[None]:
         failure = system_failure(error)
         if failure is None:
             raise
-        incomplete = (
-            [path for _, path in checkpoints(run_dir) if not is_complete(path)]
-            if is_first_process()
-            else []
-        )
-        for path in (*incomplete, run_dir / ".model.part"):
-            shutil.rmtree(path, ignore_errors=True)
+        if is_first_process():
+            for _, path in checkpoints(run_dir):
+                if not is_complete(path):
+                    shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(run_dir / ".model.part", ignore_errors=True)
         newest = newest_complete(run_dir)
         raise DiskError(
-            f"{run_dir}: the disk refuses a file of training ({failure.strerror}). The newest complete checkpoint is "
-            f"{newest.name if newest else 'none'}. Fix that, then run again with --resume; trainer.save_total_limit keeps fewer "
-            "checkpoints."
+            f"{run_dir}: the disk refuses a file of training ({failure.strerror}). The newest "
+            f"complete checkpoint is {newest.name if newest else 'none'}. Fix that, then run again "
+            "with --resume; trainer.save_total_limit keeps fewer checkpoints."
         ) from error
 
 
@@ -148,16 +162,20 @@ def numbers_only(checkpoint: Path | None) -> Iterator[None]:
             (line.strip() for line in lines if "GLOBAL" in line or "Unsupported" in line), lines[0]
         )
         raise TrainingError(
-            f"{checkpoint}: a state holds more than numbers, or is damaged ({reason[:200]}). Loading it could run code, so it "
-            "is not loaded. Delete this checkpoint and resume from an older one with --resume, or start over with --overwrite."
+            f"{checkpoint}: a state holds more than numbers, or is damaged ({reason[:200]}). "
+            "Loading it could run code, so it is not loaded. Delete this checkpoint and resume "
+            "from an older one with --resume, or start over with --overwrite."
         ) from error
 
 
-def without_tied(model: Any, state_dict: dict[str, Any] | None) -> dict[str, Any] | None:
+def without_tied(
+    model: PreTrainedModel, state_dict: dict[str, torch.Tensor] | None
+) -> dict[str, torch.Tensor] | None:
     """Return the weights to save, each once: a tied one under the name of its source. None if the
     model gives them."""
     tied = getattr(model, "all_tied_weights_keys", {})
-    return {name: weight for name, weight in (state_dict or {}).items() if name not in tied} or None
+    kept = {name: weight for name, weight in (state_dict or {}).items() if name not in tied}
+    return kept or None
 
 
 class CheckpointMixin(Trainer):  # type: ignore[misc]
@@ -166,9 +184,9 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
 
     guard: Guard
     losses: MeanLoss
-    learned_tokens: Any
+    learned_tokens: int | torch.Tensor
     learned_before: int
-    load_weights: Callable[[str], Any]
+    load_weights: Callable[[str], PreTrainedModel]
     spent_before: tuple[float, float]
     initial_adapter: Mapping[str, torch.Tensor] = {}
     """What an adapter that is a part of the base began as (`kinject.train.decomposed`)."""
@@ -180,24 +198,27 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
     def spent(self) -> tuple[float, float]:
         """Return the seconds of training and those of work (`work_seconds`) of this run, those
         before a resume included."""
-        seconds, work = (
-            monotonic() - self.started[0],
-            work_seconds(self.args.device.type) - self.started[1],
-        )
-        return self.spent_before[0] + seconds, self.spent_before[1] + work
+        began, work_before = self.started
+        seconds_earlier, work_earlier = self.spent_before
+        seconds = monotonic() - began
+        work = work_seconds(self.args.device.type) - work_before
+        return seconds_earlier + seconds, work_earlier + work
 
     def _save_state(self) -> None:
         """Add the extra state to that of the next checkpoint. All processes call it."""
         loss = nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
         metrics = {
-            name: [float(value) for value in values]
-            for name, values in self._metrics["train"].items()
+            name: list(map(float, values)) for name, values in self._metrics["train"].items()
         }
         self.state.stateful_callbacks[_STATE_KEY] = {
-            "loss": loss, "tokens": int(self._total_train_tokens), "metrics": metrics, "guard": self.guard.state(),
-            "losses": asdict(self.losses), "learned_tokens": self.learned_before + int(self.learned_tokens),
+            "loss": loss,
+            "tokens": int(self._total_train_tokens),
+            "metrics": metrics,
+            "guard": self.guard.state(),
+            "losses": asdict(self.losses),
+            "learned_tokens": self.learned_before + int(self.learned_tokens),
             "spent": self.spent(),
-        }  # fmt: skip
+        }
 
     def restore_state(self) -> None:
         """Restore what `_save_state` added to the checkpoint from which training resumes, if it
@@ -217,10 +238,13 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             self._metrics["train"][name] = list(values)
         self.guard.restore(saved["guard"])
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None
+    ) -> None:
         """Save tokenizer and model, a tied weight once (DeepSpeed gives two), an adapter as one on
         the whole base, and no pickle of the arguments."""
-        # transformers 5.23 pickles TrainingArguments beside the model, and saves a tied weight of ZeRO-3 twice
+        # transformers 5.23 pickles TrainingArguments beside the model, and saves a tied weight of
+        # ZeRO-3 twice
         super()._save(
             output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict)
         )
@@ -229,13 +253,14 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             save_as_plain(folder, self.initial_adapter)
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: None) -> None:
         """Save a checkpoint, mark it complete, and only then delete older ones (Trainer deletes
         first).
 
         Raises `TrainingError` instead if a weight is not finite: nothing could resume from it.
         """
-        # transformers 5.23 deletes old checkpoints inside of this hook, before a callback could mark the new one complete
+        # transformers 5.23 deletes old checkpoints inside of this hook, before a callback could
+        # mark the new one complete
         self._use_final_weights()
         check_weights(self)
         self._save_state()
@@ -285,10 +310,13 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True)
         )
 
-    def _plain_optimizer(self) -> Any:
-        return getattr(self.optimizer, "optimizer", self.optimizer)
+    def _plain_optimizer(self) -> Optimizer:
+        """Return the optimizer inside of accelerate's."""
+        wrapped: Any = self.optimizer
+        plain: Optimizer = getattr(wrapped, "optimizer", wrapped)
+        return plain
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
+    def _issue_warnings_after_load(self, load_result: IncompatibleKeys) -> None:
         """Warn of weights that a checkpoint lacks, but not of tied ones."""
         # transformers 5.23 saves a tied weight once, and then misses its other name
         tied = getattr(self.model, "all_tied_weights_keys", {})
@@ -297,7 +325,9 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         ]
         super()._issue_warnings_after_load(load_result)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: PreTrainedModel | None = None
+    ) -> None:
         """Load a checkpoint's weights; each process its part of a model that transformers has
         sharded."""
         # transformers 5.23 would load whole weights into a model that it has sharded itself
@@ -339,6 +369,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             ) from error
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write TRL's model card only if the model is published; the manifest of a run holds more."""
+        """Write TRL's model card only if the model is published; the manifest of a run holds
+        more."""
         if self.args.push_to_hub:
             super().create_model_card(*args, **kwargs)

@@ -7,7 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kinject import models
 from kinject.errors import InputError, Problem
@@ -21,17 +21,15 @@ from kinject.recipe.library_fields import (
     ADAPTIVE_SCHEDULES,
     OWN_SCHEDULES,
     TORCH_SCHEDULES,
-    fields_of,
 )
 from kinject.recipe.train_conflicts import Launch, TrainCheck
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
     from trl import SFTConfig
 
 _Made = TypeVar("_Made")
-_RECALLED = 32
-"""Longest answer of `method: recall`, in tokens, unless the recipe has
-trainer.max_completion_length."""
+ConfigMaker: TypeAlias = "Callable[[Mapping[str, Any]], SFTConfig]"
 _NEED_MODEL = {
     "galore": "galore_torch",
     "apollo": "apollo_torch",
@@ -41,9 +39,21 @@ _NEED_MODEL = {
 """Optimizers that choose weights by the names of a model's modules -> their package."""
 
 
-def make_configs(recipe: TrainRecipe, checks: Iterable[TrainCheck] = ()) -> tuple[SFTConfig, Any]:
+def _sft_config(values: Mapping[str, Any]) -> SFTConfig:
+    from trl import SFTConfig
+
+    return SFTConfig(**values)
+
+
+def make_configs(
+    recipe: TrainRecipe,
+    checks: Iterable[TrainCheck] = (),
+    make_config: ConfigMaker = _sft_config,
+) -> tuple[SFTConfig, PeftConfig | None]:
     """Return SFTConfig, without the fields of tokenising and packing, which kinject does itself,
     and peft's config or None.
+
+    `make_config` is that of the recipe's method (`kinject.train.methods`).
 
     If the recipe names neither bf16 nor fp16, the device chooses
     (`kinject.models.choose_precision`). Raises `RecipeError` with every problem that shows without
@@ -57,7 +67,7 @@ def make_configs(recipe: TrainRecipe, checks: Iterable[TrainCheck] = ()) -> tupl
         problems.append(Problem("model.device", str(error).removeprefix("model.device: ")))
 
     def make(trainer: Mapping[str, Any]) -> SFTConfig:
-        config = _sft_config(recipe, trainer, device)
+        config = _trainer_config(recipe, trainer, device, make_config)
         _rehearse(config, str(recipe.trainer.get("optim", "")))
         return config
 
@@ -71,26 +81,40 @@ def make_configs(recipe: TrainRecipe, checks: Iterable[TrainCheck] = ()) -> tupl
     for check in checks:
         problems += check(recipe, launch)
     problems += _about_trackers(config, wants_all_trackers(recipe))
-    faults = models.check_config(recipe.model.new or {"model_type": "llama"})
-    problems += [Problem(f"model.new.{key}", message) for key, message in faults]
-    known = {
-        problem.key for problem in problems
-    }  # a conflict says more than what a library makes of it
-    recipe.raise_any([*problems, *(problem for problem in refusals if problem.key not in known)])
+    if recipe.model.new is not None:
+        for key, message in models.check_config(recipe.model.new):
+            problems.append(Problem(f"model.new.{key}", message))
+    # A conflict says more than what a library makes of it.
+    known = {problem.key for problem in problems}
+    problems += [problem for problem in refusals if problem.key not in known]
+    recipe.raise_any(problems)
     assert config is not None
     return config, adapter
 
 
-def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) -> SFTConfig:
-    from trl import GRPOConfig, SFTConfig
-
+def _trainer_config(
+    recipe: TrainRecipe, trainer: Mapping[str, Any], device: str, make_config: ConfigMaker
+) -> SFTConfig:
+    """Return TRL's config of the keys of a trainer section."""
     values: dict[str, Any] = {
-        "seed": recipe.seed, "report_to": "none", "eval_on_start": recipe.probes is not None,
-        "disable_tqdm": True, "logging_nan_inf_filter": False, **trainer,
-        "output_dir": str(recipe.run_dir), "packing": False, "padding_free": False, "use_cpu": device == "cpu",
-        "dataset_kwargs": {"skip_prepare_dataset": True}, "assistant_only_loss": False, "completion_only_loss": None,
-        "chat_template_path": None, "hub_strategy": "end",
-    }  # fmt: skip
+        "seed": recipe.seed,
+        "report_to": "none",
+        "eval_on_start": recipe.probes is not None,
+        "disable_tqdm": True,
+        # With the filter Trainer logs a loss of NaN as 0.
+        "logging_nan_inf_filter": False,
+        **trainer,
+        "output_dir": str(recipe.run_dir),
+        "use_cpu": device == "cpu",
+        "hub_strategy": "end",
+        # Rows are packed and labelled by kinject already.
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "packing": False,
+        "padding_free": False,
+        "assistant_only_loss": False,
+        "completion_only_loss": None,
+        "chat_template_path": None,
+    }
     if isinstance(values["report_to"], tuple):
         values["report_to"] = list(values["report_to"])
     if not values.get("fp16") and values.get("bf16") is None:
@@ -98,12 +122,7 @@ def _sft_config(recipe: TrainRecipe, trainer: Mapping[str, Any], device: str) ->
     schedule = values.get("lr_scheduler_type")
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         values["lr_scheduler_type"] = "linear"  # SFTConfig accepts transformers' names only
-    if recipe.method == "recall":
-        given = {"shuffle_dataset": False, "max_completion_length": _RECALLED} | values
-        shared = fields_of(GRPOConfig).keys()
-        config = GRPOConfig(**{key: value for key, value in given.items() if key in shared})
-    else:
-        config = SFTConfig(**values)
+    config = make_config(values)
     if schedule in (*TORCH_SCHEDULES, *OWN_SCHEDULES):
         config.lr_scheduler_type = schedule
     if config.n_gpu > 1:
@@ -122,12 +141,15 @@ def _precision(section: RegularizationSection | None, device: str) -> dict[str, 
     return {"bf16": precision == "bf16", "fp16": precision == "fp16"}
 
 
-def adapter_config(adapter: Mapping[str, Any]) -> Any:
+def adapter_config(adapter: Mapping[str, Any]) -> PeftConfig:
     """Return peft's config of the keys of an adapter section, of the class that `type` names
     (LoraConfig)."""
-    fields = {key: list(value) if isinstance(value, tuple) else value for key, value in adapter.items()
-              if key not in ADAPTER_KEYS}  # fmt: skip
-    return adapter_types()[adapter.get("type", "lora")](**{"task_type": "CAUSAL_LM", **fields})
+    fields: dict[str, Any] = {"task_type": "CAUSAL_LM"}
+    for key, value in adapter.items():
+        if key not in ADAPTER_KEYS:
+            # The lists of a recipe are tuples.
+            fields[key] = list(value) if isinstance(value, tuple) else value
+    return adapter_types()[adapter.get("type", "lora")](**fields)
 
 
 def build(
@@ -146,15 +168,17 @@ def build(
     if not reason:
         return made, []
     message = f"{library} refuses it: {reason.rstrip('.')}."
-    without = {
-        name: _attempt(make, {k: v for k, v in fields.items() if k != name})[1] for name in fields
-    }
-    culprits = [name for name, other in without.items() if not other] or [
-        name for name, other in without.items() if other != reason
-    ]
-    return None, [Problem(f"{section}.{name}", message) for name in culprits] or [
-        Problem(section, message)
-    ]
+    cured, changed = [], []
+    for name in fields:
+        others = dict(fields)
+        del others[name]
+        _, reason_without = _attempt(make, others)
+        if not reason_without:
+            cured.append(name)
+        elif reason_without != reason:
+            changed.append(name)
+    problems = [Problem(f"{section}.{name}", message) for name in cured or changed]
+    return None, problems or [Problem(section, message)]
 
 
 def _attempt(
@@ -165,7 +189,7 @@ def _attempt(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return make(fields), ""
-    except Exception as error:  # noqa: BLE001 (a library raises anything on values that it does not check)
+    except Exception as error:  # noqa: BLE001 (libraries raise anything on unchecked values)
         return None, " ".join(str(error).split())[:300] or type(error).__name__
 
 
@@ -179,14 +203,10 @@ def _rehearse(config: SFTConfig, optim: str) -> None:
     from kinject.train.schedules import Schedule
 
     layer = torch.nn.Linear(2, 2, bias=False)
-    if not any(
-        optim.startswith(name) and find_spec(module) for name, module in _NEED_MODEL.items()
-    ):
+    if not _needs_model(optim):
         kind, options = Trainer.get_optimizer_cls_and_kwargs(config, layer)
-        groups = options.pop(
-            "params", [{"params": [layer.weight], "weight_decay": config.weight_decay}]
-        )
-        kind(groups, **options)
+        own = [{"params": [layer.weight], "weight_decay": config.weight_decay}]
+        kind(options.pop("params", own), **options)
     name = str(getattr(config.lr_scheduler_type, "value", config.lr_scheduler_type))
     schedule = Schedule(
         name,
@@ -196,21 +216,34 @@ def _rehearse(config: SFTConfig, optim: str) -> None:
         bool(config.greater_is_better),
     )
     sgd = torch.optim.SGD([layer.weight], lr=config.learning_rate)
-    made = schedule.make_scheduler(sgd, max(config.max_steps, 10**6))
-    made.optimizer.step()
-    made.step(*([0.5] if name in ADAPTIVE_SCHEDULES else []))
+    scheduler = schedule.make_scheduler(sgd, max(config.max_steps, 10**6))
+    scheduler.optimizer.step()
+    if name in ADAPTIVE_SCHEDULES:
+        scheduler.step(0.5)
+    else:
+        scheduler.step()
     rows: Any = [0]
     DataLoader(
-        rows, num_workers=config.dataloader_num_workers, prefetch_factor=config.dataloader_prefetch_factor,
-        persistent_workers=config.dataloader_persistent_workers, in_order=config.dataloader_in_order,
+        rows,
+        num_workers=config.dataloader_num_workers,
+        prefetch_factor=config.dataloader_prefetch_factor,
+        persistent_workers=config.dataloader_persistent_workers,
+        in_order=config.dataloader_in_order,
         multiprocessing_context=config.dataloader_multiprocessing_context,
-    )  # fmt: skip
+    )
     if config.gradient_checkpointing:
         arguments = {"use_reentrant": False, **(config.gradient_checkpointing_kwargs or {})}
         arguments.pop("selective", None)  # TRL's own
         torch.utils.checkpoint.checkpoint(
             torch.square, torch.ones(1, requires_grad=True), **arguments
         )
+
+
+def _needs_model(optim: str) -> bool:
+    """Return whether an optimizer is installed that chooses weights by the names of modules, which
+    one layer alone does not have."""
+    modules = [module for name, module in _NEED_MODEL.items() if optim.startswith(name)]
+    return any(find_spec(module) is not None for module in modules)
 
 
 def _launch(
@@ -220,23 +253,35 @@ def _launch(
     the launcher."""
     from trl import SFTConfig
 
-    lacks = "" if section.attention == "auto" else models.attention_fault(section.attention, device)
+    lacks_attention = ""
+    if section.attention != "auto":
+        reason = models.attention_fault(section.attention, device)
+        if reason:
+            lacks_attention = f"{section.attention} {reason}"
     defaults = {field.name: field.default for field in dataclasses.fields(SFTConfig)}
     launch = Launch(
-        trainer={**defaults, **trainer}, device=device, emulates_bf16=models.emulated_bf16(device),
-        lacks_attention=lacks and f"{section.attention} {lacks}", fp16=bool(trainer.get("fp16")),
-        splits_rows=context_parallel_size() > 1, splits_matrices=max(context_parallel_size(), tensor_parallel_size()) > 1,
-        is_launched=is_launched(), cannot_upload=upload_fault() if trainer.get("push_to_hub") else "",
-    )  # fmt: skip
+        trainer={**defaults, **trainer},
+        device=device,
+        emulates_bf16=models.emulated_bf16(device),
+        lacks_attention=lacks_attention,
+        fp16=bool(trainer.get("fp16")),
+        splits_rows=context_parallel_size() > 1,
+        splits_matrices=max(context_parallel_size(), tensor_parallel_size()) > 1,
+        is_launched=is_launched(),
+        cannot_upload=upload_fault() if trainer.get("push_to_hub") else "",
+    )
     if config is None:
         return launch
     sharding = models.read_sharding(config.fsdp_config if config.fsdp else None, bf16=False)
     zero = getattr(config.deepspeed_plugin, "zero_stage", 0)
     return dataclasses.replace(
-        launch, fp16=config.mixed_precision == "fp16", splits=what_splits(section.quantization, config),
+        launch,
+        fp16=config.mixed_precision == "fp16",
+        splits=what_splits(section.quantization, config),
         is_sharded=is_sharded(config),
-        in_parts=sharding is not None or zero == 3, has_deepspeed=config.deepspeed_plugin is not None,
-    )  # fmt: skip
+        in_parts=sharding is not None or zero == 3,
+        has_deepspeed=config.deepspeed_plugin is not None,
+    )
 
 
 def what_splits(quantization: str, config: SFTConfig) -> str:
@@ -248,16 +293,19 @@ def what_splits(quantization: str, config: SFTConfig) -> str:
     """
     if config.deepspeed_plugin is not None:
         return "DeepSpeed keeps them to itself. Use DDP, or FSDP2: recipes/distributed/fsdp2.yaml."
-    is_fsdp = bool(config.fsdp) or is_fsdp_launch()
-    if is_fsdp and (
-        quantization != "none" or models.read_sharding(config.fsdp_config, bf16=False) is None
-    ):
-        return "accelerate shards them after the base is read (quantized, offloaded or in context parallel). Use DDP."
-    return ""
+    if not (config.fsdp or is_fsdp_launch()):
+        return ""
+    if quantization == "none" and models.read_sharding(config.fsdp_config, bf16=False) is not None:
+        return ""
+    return (
+        "accelerate shards them after the base is read (quantized, offloaded or in context "
+        "parallel). Use DDP."
+    )
 
 
 def is_sharded(config: SFTConfig) -> bool:
-    """Return whether each process of this launch holds only a part of the weights (FSDP, ZeRO-3)."""
+    """Return whether each process of this launch holds only a part of the weights (FSDP,
+    ZeRO-3)."""
     is_fsdp = bool(config.fsdp) or is_fsdp_launch()
     return is_fsdp or getattr(config.deepspeed_plugin, "zero_stage", 0) == 3
 
@@ -281,19 +329,18 @@ def _about_trackers(config: SFTConfig | None, wants_all: bool) -> list[Problem]:
             name for name in config.report_to if not tracker_error(INTEGRATION_TO_CALLBACK[name])
         ]
         return []
-    problems = []
+    messages = []
     for name in config.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
-            problems.append(
-                Problem(
-                    "trainer.report_to",
-                    f"found {name!r}.{suggestion(name, INTEGRATION_TO_CALLBACK)}",
-                )
+            messages.append(f"found {name!r}.{suggestion(name, INTEGRATION_TO_CALLBACK)}")
+            continue
+        reason = tracker_error(INTEGRATION_TO_CALLBACK[name])
+        if reason:
+            messages.append(
+                f"{name} cannot run here: {reason}. Install its package with pip install, or set "
+                "none."
             )
-        elif reason := tracker_error(INTEGRATION_TO_CALLBACK[name]):
-            message = f"{name} cannot run here: {reason}. Install its package with pip install, or set none."
-            problems.append(Problem("trainer.report_to", message))
-    return problems
+    return [Problem("trainer.report_to", message) for message in messages]
 
 
 def trainer_field(trainer: Mapping[str, Any], name: str) -> Any:
@@ -304,6 +351,6 @@ def trainer_field(trainer: Mapping[str, Any], name: str) -> Any:
     if name in trainer:
         return trainer[name]
     field = {field.name: field for field in dataclasses.fields(SFTConfig)}[name]
-    return (
-        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    )
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

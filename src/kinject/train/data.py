@@ -7,18 +7,18 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from kinject.corpus.chat import ChatFormat
 from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, PickedRows, pack
 from kinject.corpus.questions import read_questions
-from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.corpus.rows import CorpusFile, CorpusRow, Shape
 from kinject.corpus.tokenize import (
-    IGNORED,
     TokenAccount,
     Tokenization,
     TokenRow,
@@ -34,12 +34,10 @@ from kinject.errors import TrainingError, fault
 from kinject.manifests import Exposures, RowExposures
 from kinject.models import window_of
 from kinject.recipe import CorpusSection, TrainRecipe
-from kinject.recipe.sections import Reaction
 from kinject.train.config import trainer_field
 from kinject.train.load import set_chat_template
 from kinject.train.objectives import row_weights
 from kinject.train.objectives.distillation import (
-    NO_TEACHER,
     TeacherRows,
     describe_heads,
     teacher_rows,
@@ -47,49 +45,53 @@ from kinject.train.objectives.distillation import (
 from kinject.types import Question
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 REPLAY = "replay"
 """The name of the part that is replay, and the origin of its rows."""
 PROJECTION_TOKENS = 60_000
 """Tokens of the texts to keep, drawn at random, that the inputs of layers are measured on."""
 
-_REFUSED_SHAPES = {"cpt": ("messages", "completion"), "sft": ("text",), "recall": ("text",)}
 
+class RowRules(Protocol):
+    """A training method (`kinject.train.methods`), as far as rows are concerned."""
 
-_CHAT_NOTE = (
-    "plain text is trained into a model whose tokenizer has a chat template: it forgets to chat as it learns. docs/chat.md has "
-    "what keeps it"
-)
+    @property
+    def name(self) -> str | None:
+        """The name in a recipe."""
+
+    @property
+    def refused_shapes(self) -> tuple[Shape, ...]:
+        """The shapes of rows that it does not learn."""
+
+    def notes_on_rows(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return notes for the log on the rows that it learns."""
 
 
 class TrainingCorpus(CorpusFile):
     """The main corpus of a recipe. Its one pass also checks rows against `method`."""
 
-    def __init__(
-        self, path: Path, method: str | None = None, column: str = "", sha256: str = ""
-    ) -> None:
+    def __init__(self, path: Path, method: RowRules, column: str = "", sha256: str = "") -> None:
         super().__init__(path, sha256=sha256, column=column)
         self.method = method
 
     @property
     def cache_key(self) -> tuple[object, ...]:
-        """The hash of the file, and the method that its rows were checked against."""
-        return (
-            (*super().cache_key, self.method)
-            if self.method in _REFUSED_SHAPES
-            else super().cache_key
-        )
+        """The hash of the file, and the method that its rows were checked against: cached rows are
+        not read again, so another method's would pass unchecked."""
+        if self.method.refused_shapes:
+            return (*super().cache_key, self.method.name)
+        return super().cache_key
 
     def __iter__(self) -> Iterator[CorpusRow]:
         """Yield every row. Raises `RecipeError` for one that does not fit `method`."""
-        refused = _REFUSED_SHAPES.get(self.method or "", ())
         for row in super().__iter__():
-            if row.shape in refused:
+            if row.shape in self.method.refused_shapes:
                 content = "prompt and completion" if row.shape == "completion" else row.shape
-                message = f"found {self.method}, but row {row.id} of {self.path} holds {content}."
-                raise fault("method", f"{message} Remove method or change the corpus.")
+                found = (
+                    f"found {self.method.name}, but row {row.id} of {self.path} holds {content}."
+                )
+                raise fault("method", f"{found} Remove method or change the corpus.")
             yield row
 
 
@@ -122,7 +124,14 @@ class Corpora:
     projection: CorpusFile | None = None
 
 
-def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -> Corpora:
+def origin_of(part: str) -> str:
+    """Return the origin that the rows of a part get; "" for their own."""
+    return REPLAY if part == REPLAY else ""
+
+
+def open_corpora(
+    recipe: TrainRecipe, method: RowRules, hashes: Mapping[str, str] | None = None
+) -> Corpora:
     """Return the corpora that the recipe names, to be read when they are tokenised, and the
     questions of its probes.
 
@@ -131,15 +140,14 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
     that cannot be used.
     """
     corpus, hashes = recipe.corpus, hashes or {}
-    sets = recipe.probes.sets() if recipe.probes is not None else {}
-    questions = {name: read_questions(Path(item.path)) for name, item in sets.items()}
-    parts = {
-        name: Part(
-            CorpusFile(Path(part.path), REPLAY * (name == REPLAY), sha256=hashes.get(name, "")),
-            part.fraction,
-        )
-        for name, part in corpus.parts().items()
-    }
+    questions = {}
+    if recipe.probes is not None:
+        for name, item in recipe.probes.sets().items():
+            questions[name] = read_questions(Path(item.path))
+    parts = {}
+    for name, part in corpus.parts().items():
+        file = CorpusFile(Path(part.path), origin_of(name), sha256=hashes.get(name, ""))
+        parts[name] = Part(file, part.fraction)
     validation = None
     if corpus.validation_corpus is not None:
         validation = CorpusFile(
@@ -150,7 +158,7 @@ def open_corpora(recipe: TrainRecipe, hashes: Mapping[str, str] | None = None) -
         projection = CorpusFile(Path(recipe.projection.path), sha256=hashes.get("projection", ""))
     section = recipe.techniques.row_weights
     column = section.column if section is not None else ""
-    rows = TrainingCorpus(Path(corpus.path), recipe.method, column, hashes.get("corpus", ""))
+    rows = TrainingCorpus(Path(corpus.path), method, column, hashes.get("corpus", ""))
     return Corpora(rows, parts, validation, questions, projection)
 
 
@@ -160,13 +168,16 @@ class TrainingData:
     in.
 
     `exposures` is, for each document that is not replay, the number of its corpus rows in one
-    epoch.
+    epoch. `only_end` are the numbers of the rows of which only the end token is learned, by the
+    name of the part ("" for the main corpus); `has_chat`: there are conversations.
     """
 
     rows: PackedRows
     account: TokenAccount
     fractions: dict[str, float]
     exposures: dict[str, int]
+    only_end: dict[str, list[int]]
+    has_chat: bool
 
 
 def count_exposures(rows: Iterable[TokenRow]) -> dict[str, int]:
@@ -223,32 +234,34 @@ class CorpusPacker:
         self, main: Sequence[TokenRow], parts: Mapping[str, Part] | None = None
     ) -> TrainingData:
         """Return the training rows as `pack` does, of rows that are tokenized already."""
-        n_main = sum(len(row.input_ids) for row in main)
         parts = parts or {}
+        n_main = _count_tokens(main)
         fractions = [part.fraction for part in parts.values()]
         sampled: dict[str, Sequence[TokenRow]] = {}
         for number, (name, part) in enumerate(parts.items()):
-            n_target, origin = (
-                wanted_tokens(n_main, part.fraction, fractions),
-                REPLAY if name == REPLAY else "",
-            )
-            sampled[name] = self._sample(part.rows, origin, n_target, self.seed + number)
+            # Each part has a seed of its own: two of the same file draw different rows.
+            n_target = wanted_tokens(n_main, part.fraction, fractions)
+            sampled[name] = self._sample(part.rows, origin_of(name), n_target, self.seed + number)
         packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
-        sizes = {
-            name: sum(len(row.input_ids) for row in tokens) for name, tokens in sampled.items()
-        }
-        learned = ConcatRows(
-            [main, *(tokens for name, tokens in sampled.items() if name != REPLAY)]
+        learned = [main, *(rows for name, rows in sampled.items() if name != REPLAY)]
+        named = {"": main, **sampled}
+        return TrainingData(
+            packed,
+            account,
+            fractions={
+                name: _count_tokens(rows) / account.source for name, rows in sampled.items()
+            },
+            exposures=count_exposures(ConcatRows(learned)),
+            only_end={name: _lines_of_only_end(rows) for name, rows in named.items()},
+            has_chat=any(row.is_chat for row in ConcatRows([*named.values()])),
         )
-        read_fractions = {name: size / account.source for name, size in sizes.items()}
-        return TrainingData(packed, account, read_fractions, count_exposures(learned))
 
     def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
         """Return the training rows of a random part of a corpus with about `n_tokens` tokens, or of
         all of it."""
-        return pack(
-            self._sample(rows, "", n_tokens, self.seed, len(rows)), self.packing, self.seed
-        )[0]
+        sample = self._sample(rows, "", n_tokens, self.seed, len(rows))
+        packed, _ = pack(sample, self.packing, self.seed)
+        return packed
 
     def _sample(
         self,
@@ -262,7 +275,7 @@ class CorpusPacker:
             return tokenize_rows(sampled, self.tokenizer, self.tokenization)
 
         def make() -> Iterator[TokenRow]:
-            for _ in rows:  # every faulty line is told, drawn or not
+            for _ in rows:  # every faulty line is reported, drawn or not
                 pass
             yield from islice(sample_tokens(rows, tokenize, n_target, seed), most)
 
@@ -275,14 +288,21 @@ class CorpusPacker:
         make: Callable[[], Iterable[TokenRow]],
         *more: object,
     ) -> Sequence[TokenRow]:
+        # Rows in memory have no hash by which an entry could be found again.
         if self.cache is None or not isinstance(rows, CorpusFile):
             return list(make())
-        return cached_tokens(
-            self.cache,
-            entry_key(rows.cache_key, self.tokenizer, self.tokenization, *more),
-            make,
-            origin,
-        )
+        key = entry_key(rows.cache_key, self.tokenizer, self.tokenization, *more)
+        return cached_tokens(self.cache, key, make, origin)
+
+
+def _count_tokens(rows: Sequence[TokenRow]) -> int:
+    return sum(len(row.input_ids) for row in rows)
+
+
+def _lines_of_only_end(rows: Sequence[TokenRow]) -> list[int]:
+    """Return the lines of the rows of which only the end token is learned, each once: a part that
+    is too small for its fraction is drawn again."""
+    return sorted({row.line for row in rows if row.only_end})
 
 
 @dataclass(frozen=True)
@@ -291,7 +311,8 @@ class TokenizedCorpora:
     log.
 
     `teacher` has the teacher's texts for `method: distill`, `projection_rows` rows of the texts of
-    `regularization.projection`.
+    `regularization.projection`, `chat` is how conversations became tokens, None without any, and
+    `warnings` are on rows that teach nothing.
     """
 
     train: TrainingData
@@ -301,10 +322,12 @@ class TokenizedCorpora:
     notes: list[str]
     teacher: TeacherRows | None = None
     projection_rows: PackedRows | None = None
+    chat: ChatFormat | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 def tokenize_and_pack(
-    recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, corpora: Corpora
+    recipe: TrainRecipe, method: RowRules, tokenizer: PreTrainedTokenizerBase, corpora: Corpora
 ) -> TokenizedCorpora:
     """Return the training rows of `corpora`; a chat template that the recipe names is set in
     `tokenizer`.
@@ -312,270 +335,162 @@ def tokenize_and_pack(
     Raises `InputError` for rows that cannot be used, and `TrainingError` if text would be lost
     without the recipe's permission.
     """
-    corpus, trainer = recipe.corpus, recipe.trainer
-    strategy = trainer_field(trainer, "packing_strategy") if trainer.get("packing") else None
-    packing = PackingConfig(trainer_field(trainer, "max_length"), strategy)
-    chat, chat_note = set_chat_template(corpus, trainer, tokenizer)
-    second_part = recipe.distills is not None and recipe.distills.context == "beginning"
-    bos = begins_with_bos(tokenizer, corpus.bos)
-    tokenization = Tokenization(
-        bos, corpus.eos, trainer.get("completion_only_loss"), chat, second_part
-    )
-    packer = CorpusPacker(tokenizer, tokenization, packing, recipe.seed, Path(corpus.cache_dir))
+    corpus = recipe.corpus
+    chat, notes_on_chat = set_chat_template(corpus, recipe.trainer, tokenizer)
+    packer = _packer_of(recipe, tokenizer, chat)
     tokens = packer.tokenize(corpora.rows)
-    learned, held_out, held_out_note = _hold_out(corpus, tokens)
+    split = _hold_out(corpus, tokens)
     teacher = None
     if recipe.distills is not None:
         teacher = teacher_rows(
-            recipe, recipe.distills, corpora.rows, tokens, tokenizer, tokenization
+            recipe, recipe.distills, corpora.rows, tokens, tokenizer, packer.tokenization
         )
-    data = packer.pack_tokens(PickedRows(tokens, learned) if held_out else tokens, corpora.parts)
-    validation = packer.pack_tokens(PickedRows(tokens, held_out)) if held_out else None
+    learned, validation = tokens, None
+    if split is not None:
+        learned = PickedRows(tokens, split.learned)
+    data = packer.pack_tokens(learned, corpora.parts)
+    if split is not None:
+        validation = packer.pack_tokens(PickedRows(tokens, split.held_out))
     if corpora.validation is not None:
         validation = packer.pack(corpora.validation)
-    chat_note += [_CHAT_NOTE] if recipe.method == "cpt" and tokenizer.chat_template else []
-    notes = [
-        check_account(data.account, packing.block, corpus.allow_dropped_tokens),
-        *held_out_note,
-        *chat_note,
-    ]
+    notes = [check_account(data.account, packer.packing.block, corpus.allow_dropped_tokens)]
+    weights = None
+    if recipe.techniques.row_weights is not None:
+        weights = row_weights(recipe.techniques.row_weights, corpora.rows.path)
+    if split is not None:
+        notes.append(split.note)
+        weights = None if weights is None else weights[split.learned]
+        teacher = None if teacher is None else teacher.pick(split.learned)
+    notes += [*notes_on_chat, *method.notes_on_rows(tokenizer)]
     for name, fraction in data.fractions.items():
         notes.append(f"{name}: {fraction:.2%} of the tokens from {corpus.parts()[name].path}")
-    section = recipe.techniques.row_weights
-    weights = row_weights(section, corpora.rows.path) if section is not None else None
-    if weights is not None and held_out:
-        weights = weights[learned]
-    if teacher is not None and held_out:
-        teacher = teacher.pick(learned)
-    notes += [describe_heads(teacher)] if teacher is not None else []
+    if teacher is not None:
+        notes.append(describe_heads(teacher))
     projection_rows = None
-    if recipe.projection is not None and corpora.projection is not None:
+    if corpora.projection is not None:
         projection_rows = packer.pack_sample(corpora.projection, PROJECTION_TOKENS)
-    return TokenizedCorpora(data, weights, validation, packing, notes, teacher, projection_rows)
+    return TokenizedCorpora(
+        data,
+        weights,
+        validation,
+        packer.packing,
+        notes,
+        teacher,
+        projection_rows,
+        chat=chat if data.has_chat else None,
+        warnings=_warn_of_only_end(data, corpora),
+    )
 
 
-def _hold_out(
-    corpus: CorpusSection, rows: Sequence[TokenRow]
-) -> tuple[list[int], list[int], list[str]]:
-    """Return the numbers of the rows to learn, of those held out by `corpus.validation_fraction`,
-    and a note.
+def _packer_of(
+    recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat
+) -> CorpusPacker:
+    """Return what makes training rows by the settings of a recipe."""
+    corpus, trainer = recipe.corpus, recipe.trainer
+    strategy = trainer_field(trainer, "packing_strategy") if trainer.get("packing") else None
+    tokenization = Tokenization(
+        bos=begins_with_bos(tokenizer, corpus.bos),
+        eos=corpus.eos,
+        completion_only=trainer.get("completion_only_loss"),
+        chat=chat,
+        second_part=recipe.distills is not None and recipe.distills.context == "beginning",
+    )
+    return CorpusPacker(
+        tokenizer,
+        tokenization,
+        PackingConfig(trainer_field(trainer, "max_length"), strategy),
+        recipe.seed,
+        Path(corpus.cache_dir),
+    )
+
+
+def _warn_of_only_end(data: TrainingData, corpora: Corpora) -> list[str]:
+    """Return a warning on rows of which only the end token is learned: the first and the number."""
+    n_rows = sum(len(lines) for lines in data.only_end.values())
+    for name, lines in data.only_end.items():
+        if not lines:
+            continue
+        rows = corpora.parts[name].rows if name else corpora.rows
+        path = rows.path if isinstance(rows, CorpusFile) else name
+        return [
+            f"{path}:{lines[0]}: only the end token of this row is learned, none of its answer. "
+            f"There are {n_rows:,} such rows. Check their answers, and that the chat template "
+            "renders them as the assistant's."
+        ]
+    return []
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The numbers of the rows to learn and of those held out, and a note."""
+
+    learned: list[int]
+    held_out: list[int]
+    note: str
+
+
+def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> _Split | None:
+    """Return which rows `corpus.validation_fraction` holds out; None without it.
 
     A document is held out with all its texts (a row without a document counts as one). Which ones
     are follows from their ids alone, whatever the seed. Raises `RecipeError` for a corpus of one
     document.
     """
     if not corpus.validation_fraction:
-        return [], [], []
+        return None
     names = [row.document_id or row.row_id for row in rows]
     documents = sorted(set(names), key=lambda name: content_id("validation", name))
     if len(documents) < 2:
-        message = f"{corpus.path} holds one document, which cannot be learned and held out. Remove the line."
+        message = (
+            f"{corpus.path} holds one document, which cannot be learned and held out. "
+            "Remove the line."
+        )
         raise fault("corpus.validation_fraction", message)
     chosen = set(documents[: max(1, round(corpus.validation_fraction * len(documents)))])
-    learned, held_out = (
-        [i for i, name in enumerate(names) if (name in chosen) is is_held]
-        for is_held in (False, True)
-    )
+    learned, held_out = [], []
+    for index, name in enumerate(names):
+        if name in chosen:
+            held_out.append(index)
+        else:
+            learned.append(index)
     note = (
-        f"corpus.validation_fraction: {len(chosen):,} of {len(documents):,} documents ({len(held_out):,} rows) are held out "
-        "for the validation loss; nothing is learned from them"
+        f"corpus.validation_fraction: {len(chosen):,} of {len(documents):,} documents "
+        f"({len(held_out):,} rows) are held out for the validation loss; nothing is learned from "
+        "them"
     )
-    return learned, held_out, [note]
+    return _Split(learned, held_out, note)
 
 
 def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens: bool) -> str:
     """Return the account as a line to print. Raises `TrainingError` if text would be lost and the
     recipe forbids it."""
     line = (
-        f"tokens: {account.source:,} in the corpus, {account.trained:,} in the loss, {account.masked:,} read only, "
+        f"tokens: {account.source:,} in the corpus, {account.trained:,} in the loss, "
+        f"{account.masked:,} read only, "
         f"{account.truncated:,} truncated, {account.dropped:,} dropped"
     )
     if account.lost and not allow_dropped_tokens:
         raise TrainingError(
-            f"{account.lost:,} of {account.source:,} tokens ({account.lost / account.source:.1%}) would be lost at "
-            f"trainer.max_length: {block} ({account.truncated:,} truncated, {account.dropped:,} in rows with nothing left "
-            "to learn). Raise trainer.max_length, pack with trainer.packing: true and packing_strategy: bfd_split, or "
-            "accept it with corpus.allow_dropped_tokens: true."
+            f"{account.lost:,} of {account.source:,} tokens ({account.lost / account.source:.1%}) "
+            f"would be lost at trainer.max_length: {block} ({account.truncated:,} truncated, "
+            f"{account.dropped:,} in rows with nothing left to learn). Raise trainer.max_length, "
+            "pack with trainer.packing: true and packing_strategy: bfd_split, or accept it with "
+            "corpus.allow_dropped_tokens: true."
         )
     if account.trained == 0:
         raise TrainingError(f"{line}. Nothing is left to learn. Raise trainer.max_length.")
     return line
 
 
-def check_positions(config: Any, data: TrainingData) -> int | None:
+def check_positions(config: PretrainedConfig, data: TrainingData) -> int | None:
     """Return how many positions a model of `config` has, None for any number. Raises `RecipeError`
     if texts need more."""
     limit = window_of(config)
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
-        message = f"rows reach {longest} tokens, but the model has {limit} positions (max_position_embeddings). Set less."
+        message = (
+            f"rows reach {longest} tokens, but the model has {limit} positions "
+            "(max_position_embeddings). Set less."
+        )
         raise fault("trainer.max_length", message)
     return limit
-
-
-@dataclass(frozen=True)
-class RowDataset:
-    """Training rows for a trainer, each made when a batch needs it.
-
-    A row is a dict with input_ids, labels, position_ids, length and replayed. With `weights` (of
-    the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1. With
-    `teacher` it has the number of the teacher's prediction of each token; rows mixed in have none.
-    """
-
-    rows: PackedRows
-    weights: npt.NDArray[np.float32] | None = None
-    teacher: TeacherRows | None = None
-    column_names: tuple[str, ...] = field(
-        default=("input_ids", "labels", "position_ids", "length", "replayed"), init=False
-    )
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[index] for index in range(len(self)))
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.rows[index]
-        columns: dict[str, Any] = {
-            "input_ids": row.input_ids, "labels": row.labels, "position_ids": row.position_ids,
-            "length": len(row.input_ids), "replayed": row.replayed,
-        }  # fmt: skip
-        if self.weights is not None:
-            columns["weights"] = [
-                float(self.weights[number]) if number < len(self.weights) else 1.0
-                for number, start, end in self.rows.segments(index)
-                for _ in range(start, end)
-            ]
-        if self.teacher is not None:
-            columns["teacher"] = [
-                prediction
-                for number, start, end in self.rows.segments(index)
-                for prediction in self._predictions(self.teacher, number)[start:end]
-            ]
-        return columns
-
-    def _predictions(self, teacher: TeacherRows, number: int) -> list[int]:
-        """Return the number of the prediction of each token of one row of the source."""
-        if number < len(teacher):
-            predictions: list[int] = teacher.numbers(number).tolist()
-            return predictions
-        return [NO_TEACHER] * len(self.rows.source[number].input_ids)
-
-
-@dataclass(frozen=True)
-class FilledRows:
-    """The `rows` of an evaluation, and behind them fillers up to a number that `multiple` divides.
-
-    A filler is the first row with nothing to learn: it has no part in a loss.
-    """
-
-    rows: RowDataset
-    multiple: int
-
-    def __len__(self) -> int:
-        return -(-len(self.rows) // self.multiple) * self.multiple
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if index < len(self.rows):
-            return self.rows[index]
-        filler = dict(self.rows[0])
-        filler["labels"] = [IGNORED] * len(filler["labels"])
-        filler["filler"] = True
-        return filler
-
-
-class RoundSampler:
-    """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order,
-    both by epoch."""
-
-    def __init__(self, rounds: Sequence[int], seed: int) -> None:
-        self.rounds = [
-            [index for index, _ in rows]
-            for _, rows in groupby(enumerate(rounds), key=lambda item: item[1])
-        ]
-        self.seed, self.epoch = seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, which decides the order."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return sum(map(len, self.rounds))
-
-    def __iter__(self) -> Iterator[int]:
-        import torch
-
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        for number in torch.randperm(len(self.rounds), generator=generator).tolist():
-            rows = self.rounds[number]
-            yield from (
-                rows[index] for index in torch.randperm(len(rows), generator=generator).tolist()
-            )
-
-
-@dataclass(frozen=True)
-class Collator:
-    """Rows to tensors [batch, longest row]: padded on the right, with positions that continue into
-    the padding.
-
-    No attention mask is made: padding follows a row, and earlier tokens cannot attend to it.
-    `flatten` joins the batch into one row [1, tokens], in which flash attention separates documents
-    by position. `nothing_learned` is the reaction to a batch without a token in the loss.
-    """
-
-    pad_token_id: int
-    flatten: bool = False
-    pad_to_multiple_of: int = 1
-    nothing_learned: Reaction = "stop"
-
-    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        """Return input_ids, labels, position_ids, replayed and, if rows have them, weights and
-        teacher.
-
-        Raises `TrainingError` if no token of the batch is in the loss and `nothing_learned` is
-        stop.
-        """
-        import torch
-
-        self._check_learned(rows)
-        padding = {
-            "input_ids": self.pad_token_id,
-            "labels": IGNORED,
-            "replayed": False,
-            "weights": 0.0,
-            "teacher": NO_TEACHER,
-        }
-        kinds = ("input_ids", "labels", "position_ids", "replayed", "weights", "teacher")
-        columns = [key for key in kinds if key in rows[0]]
-        if self.flatten:
-            return {
-                key: torch.tensor([[value for row in rows for value in row[key]]])
-                for key in columns
-            }
-        longest, multiple = max(len(row["input_ids"]) for row in rows), self.pad_to_multiple_of
-        width = -(-longest // multiple) * multiple
-        batch: dict[str, list[list[Any]]] = {key: [] for key in columns}
-        for row in rows:
-            n_pad = width - len(row["input_ids"])
-            last = row["position_ids"][-1]
-            for key in columns:
-                more = (
-                    range(last + 1, last + 1 + n_pad)
-                    if key == "position_ids"
-                    else [padding[key]] * n_pad
-                )
-                batch[key].append([*row[key], *more])
-        return {key: torch.tensor(value) for key, value in batch.items()}
-
-    def _check_learned(self, rows: Sequence[dict[str, Any]]) -> None:
-        """React if no token of a batch is in the loss, unless it is made of fillers."""
-        if all(row.get("filler") for row in rows):
-            return
-        if not any(label != IGNORED for row in rows for label in row["labels"]):
-            from kinject.train.guards import react
-
-            react(
-                self.nothing_learned,
-                "a batch has no token to learn (all labels masked). Check the corpus rows.",
-            )

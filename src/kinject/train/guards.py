@@ -12,17 +12,27 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
-from transformers import TrainerCallback
+from torch import nn
+from transformers import (
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from trl import SFTConfig
 
 from kinject import models
 from kinject.errors import TrainingError
 from kinject.process import processes_per_row
 from kinject.recipe import GuardsSection
-from kinject.train.updates.rules import summarize_names
+from kinject.train.loss import MeanLoss
+from kinject.train.names import summarize_names, unwrapped_name
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +52,12 @@ of its denominator."""
 _FREE = ("lora_A", "lora_embedding_A")
 """Weights of an adapter that change nothing alone: they are multiplied by others, which begin at 0.
 """
+_ISOLATION_TOLERANCE = 1e-3
 
 
 UNSTABLE = (
-    "Lower trainer.learning_rate, or set trainer.max_grad_norm: 1.0; with fp16, use bf16. The model is not saved; the last "
-    "complete checkpoint is kept."
+    "Lower trainer.learning_rate, or set trainer.max_grad_norm: 1.0; with fp16, use bf16. The "
+    "model is not saved; the last complete checkpoint is kept."
 )
 """The fix for numbers that are not finite."""
 
@@ -60,6 +71,17 @@ def react(reaction: str, message: str) -> list[str]:
         return []
     log.warning(message)
     return [message]
+
+
+class GuardedTrainer(Protocol):
+    """A trainer of a run, as far as its last checks know it."""
+
+    model: PreTrainedModel
+    args: TrainingArguments
+    state: TrainerState
+    guard: Guard
+    losses: MeanLoss
+    _tr_loss: torch.Tensor
 
 
 class Guard(TrainerCallback):  # type: ignore[misc]
@@ -87,7 +109,12 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self._warned: set[str] = set()
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: PreTrainedModel = None,
+        **kwargs: Any,
     ) -> None:
         """Keep the sums and number of the weights; restore the highest rate of the steps before
         this run's checkpoint."""
@@ -96,19 +123,26 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             models.size_of(weight) for weight in model.parameters() if weight.requires_grad
         )
         self._settings = (
-            f"trainer.learning_rate (now {args.learning_rate:g}), raise trainer.warmup_steps (now {args.warmup_steps:g}), or "
-            f"clip more: trainer.max_grad_norm (now {args.max_grad_norm:g})"
+            f"trainer.learning_rate (now {args.learning_rate:g}), raise trainer.warmup_steps (now "
+            f"{args.warmup_steps:g}), or clip more: trainer.max_grad_norm (now "
+            f"{args.max_grad_norm:g})"
         )
         self._highest_rate = max(
             (row.get("learning_rate", 0.0) for row in state.log_history), default=0.0
         )
 
     def on_optimizer_step(
-        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: AcceleratedOptimizer = None,
+        **kwargs: Any,
     ) -> None:
         """Set accelerate's mark of a skipped update, by which Trainer leaves the schedule where it
         is."""
-        # accelerate 1.15 sets it for a scaler alone, and not with a fused optimizer, which skips within its own step
+        # accelerate 1.15 sets it for a scaler alone, and not with a fused optimizer, which skips
+        # within its own step
         optimizer._is_overflow = self.last_skipped
 
     def count(self, norm: float) -> bool:
@@ -132,13 +166,15 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         message = f"step {step + 1}: the gradient norm is {norm}"
         if scale is not None and scale < 1:
             raise TrainingError(
-                f"{message} even with the loss scaled by {scale:g}; {self.skipped} updates were skipped. fp16 cannot hold this "
-                "model's numbers: use bf16: true, or lower trainer.learning_rate. The last complete checkpoint is kept."
+                f"{message} even with the loss scaled by {scale:g}; {self.skipped} updates were "
+                "skipped. fp16 cannot hold this model's numbers: use bf16: true, or lower "
+                "trainer.learning_rate. The last complete checkpoint is kept."
             )
         if scale is None and self.skipped > self.reactions.skipped_updates:
             raise TrainingError(
-                f"{message} for the {self.skipped}. time; guards.skipped_updates allows {self.reactions.skipped_updates}. "
-                "Lower trainer.learning_rate or trainer.max_grad_norm; with fp16, use bf16. The last complete checkpoint is kept."
+                f"{message} for the {self.skipped}. time; guards.skipped_updates allows "
+                f"{self.reactions.skipped_updates}. Lower trainer.learning_rate or "
+                "trainer.max_grad_norm; with fp16, use bf16. The last complete checkpoint is kept."
             )
         scaled = "" if scale is None else f" at loss scale {scale:g}"
         self._react("warn", f"{message}{scaled}; the update is skipped ({self.skipped} so far).")
@@ -164,18 +200,22 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             if norm > _SPIKE * median > 0:
                 self._react(
                     self.reactions.instability,
-                    f"{prefix}the gradient norm is {norm:.3g}, over 10 times its running median {median:.3g}. "
-                    "Check the batch, lower trainer.learning_rate, or set trainer.max_grad_norm.",
+                    f"{prefix}the gradient norm is {norm:.3g}, over 10 times its running median "
+                    f"{median:.3g}. Check the batch, lower trainer.learning_rate, or set "
+                    "trainer.max_grad_norm.",
                 )
+        # Kept after the check, so that a spike does not raise its own median.
         self.norms.append(norm)
         highest = max(list(self.norms)[-_SETTLED:])
         if len(self.norms) >= _SETTLED and highest < _VANISHED * math.sqrt(self._n_weights):
             self._react_once(
-                "gradient", self.reactions.instability,
-                f"{prefix}the gradient vanishes: in {_SETTLED} updates its norm was at most {highest:.2g}, for "
-                f"{self._n_weights:,} weights. With a loss near 0 the rows are memorised: train less. Else it has "
-                f"saturated: start again and lower {self._settings}.",
-            )  # fmt: skip
+                "gradient",
+                self.reactions.instability,
+                f"{prefix}the gradient vanishes: in {_SETTLED} updates its norm was at most "
+                f"{highest:.2g}, for {self._n_weights:,} weights. With a loss near 0 the rows are "
+                "memorised: train less. Else it has saturated: start again and lower "
+                f"{self._settings}.",
+            )
 
     def _check_loss(self, loss: float, prefix: str) -> None:
         """Check for 16 losses in a row above twice the lowest and 1 nat above it, by more than 4
@@ -185,23 +225,33 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         the first loss.
         """
         self._losses.append(loss)
-        self._first_loss = loss if self._first_loss is None else self._first_loss
+        if self._first_loss is None:
+            self._first_loss = loss
         lowest = math.inf if self._lowest_loss is None else self._lowest_loss
-        lowest = min(lowest, self._first_loss if self.updates <= _WINDOW else math.inf)
+        if self.updates <= _WINDOW:
+            lowest = min(lowest, self._first_loss)
         if len(self._losses) < _LOSSES:
             return
         least, rise = min(self._losses), statistics.fmean(self._losses) - lowest
         if least > max(2 * lowest, lowest + 1) and rise > 4 * statistics.stdev(self._losses):
             self._react_once(
-                "divergence", self.reactions.instability,
-                f"{prefix}the loss diverges: in {_LOSSES} updates it was at least {least:.3g}, after a lowest of {lowest:.3g}. "
-                f"Lower {self._settings}. guards.instability: stop ends such a run here.",
-            )  # fmt: skip
+                "divergence",
+                self.reactions.instability,
+                f"{prefix}the loss diverges: in {_LOSSES} updates it was at least {least:.3g}, "
+                f"after a lowest of {lowest:.3g}. Lower {self._settings}. guards.instability: stop "
+                "ends such a run here.",
+            )
         median = statistics.median(self._losses)
-        self._lowest_loss = median if self._lowest_loss is None else min(self._lowest_loss, median)
+        if self._lowest_loss is None or median < self._lowest_loss:
+            self._lowest_loss = median
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Check the loss and the learning rate that were logged."""
         logs, prefix = logs or {}, f"step {state.global_step}: "
@@ -215,14 +265,16 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 )
         rate = logs.get("learning_rate")
         self._highest_rate = max(self._highest_rate, rate or 0.0)
+        # Schedules that decay are near 0 in the last steps, as in warm-up: no fault there.
         remaining = 1 - state.global_step / max(state.max_steps, 1)
         settled = state.global_step > args.get_warmup_steps(state.max_steps) and remaining > 0.05
         if rate is not None and settled and rate < 1e-4 * self._highest_rate:
             self._react_once(
-                "rate", self.reactions.instability,
-                f"{prefix}the learning rate is down to {rate:.2g} with {remaining:.0%} of the steps to go. "
-                "Check trainer.lr_scheduler_type and lr_scheduler_kwargs.",
-            )  # fmt: skip
+                "rate",
+                self.reactions.instability,
+                f"{prefix}the learning rate is down to {rate:.2g} with {remaining:.0%} of the "
+                "steps to go. Check trainer.lr_scheduler_type and lr_scheduler_kwargs.",
+            )
 
     def ended_above(self) -> bool:
         """Return whether the last losses are far above the first, however short the run was; warn
@@ -233,26 +285,32 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         is_above = ended > max(2 * self._first_loss, self._first_loss + 1)
         if is_above:
             self._react_once(
-                "end", "warn", f"the loss ended at {ended:.3g}, far above {self._first_loss:.3g}, where it began: the model is "
-                f"worse than before. Lower {self._settings}.",
-            )  # fmt: skip
+                "end",
+                "warn",
+                f"the loss ended at {ended:.3g}, far above {self._first_loss:.3g}, where it began: "
+                f"the model is worse than before. Lower {self._settings}.",
+            )
         return is_above
 
     def state(self) -> dict[str, Any]:
         """Return the counts, warnings and norms so far, for JSON."""
         return {
-            "updates": self.updates, "skipped": self.skipped, "last_skipped": self.last_skipped, "weights": self.weights,
-            "warnings": list(self.warnings), "norms": list(self.norms), "warned": sorted(self._warned),
-            "losses": list(self._losses), "first_loss": self._first_loss, "lowest_loss": self._lowest_loss,
-        }  # fmt: skip
+            "updates": self.updates,
+            "skipped": self.skipped,
+            "last_skipped": self.last_skipped,
+            "weights": self.weights,
+            "warnings": list(self.warnings),
+            "norms": list(self.norms),
+            "warned": sorted(self._warned),
+            "losses": list(self._losses),
+            "first_loss": self._first_loss,
+            "lowest_loss": self._lowest_loss,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a `state` of an earlier process."""
-        self.updates, self.skipped, self.last_skipped = (
-            state["updates"],
-            state["skipped"],
-            state["last_skipped"],
-        )
+        self.updates, self.skipped = state["updates"], state["skipped"]
+        self.last_skipped = state["last_skipped"]
         self.weights, self._warned = state["weights"], set(state["warned"])
         self.warnings[:] = state["warnings"]
         self.norms.extend(state["norms"])
@@ -269,7 +327,12 @@ class Guard(TrainerCallback):  # type: ignore[misc]
 
 
 def check_start(
-    reactions: GuardsSection, model: Any, n_rows: int, config: Any, *, rounds_up: bool = False
+    reactions: GuardsSection,
+    model: nn.Module,
+    n_rows: int,
+    config: SFTConfig,
+    *,
+    rounds_up: bool = False,
 ) -> list[str]:
     """Return the warnings that can be given before the first step; raises `TrainingError` for those
     whose reaction is stop.
@@ -278,6 +341,7 @@ def check_start(
     rounded stochastically.
     """
     warnings: list[str] = []
+    # Processes that share a row read it together.
     n_devices = config.world_size // processes_per_row()
     n_read = (
         config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * n_devices
@@ -285,21 +349,22 @@ def check_start(
     if 0 < n_read < n_rows:
         warnings += react(
             reactions.unread_corpus,
-            f"trainer.max_steps: {config.max_steps} reads {n_read:,} of {n_rows:,} rows; {1 - n_read / n_rows:.0%} of the "
-            f"corpus is never seen. Set max_steps to {-(-n_rows * config.max_steps // n_read):,} for one epoch.",
+            f"trainer.max_steps: {config.max_steps} reads {n_read:,} of {n_rows:,} rows; "
+            f"{1 - n_read / n_rows:.0%} of the corpus is never seen. Set max_steps to "
+            f"{-(-n_rows * config.max_steps // n_read):,} for one epoch.",
         )
     lost = _fraction_rounded_away(model, config.learning_rate)
     if config.learning_rate == 0 or (lost > 0.5 and not rounds_up):
         warnings += react(
             reactions.instability,
-            f"trainer.learning_rate: {config.learning_rate:.2g} is too small: {lost:.0%} of the weights round back to their old "
-            "values. Set model.dtype: float32 (bf16 then speeds up the arithmetic), a higher rate, or in bfloat16 "
-            "techniques.stochastic_rounding: true.",
+            f"trainer.learning_rate: {config.learning_rate:.2g} is too small: {lost:.0%} of the "
+            "weights round back to their old values. Set model.dtype: float32 (bf16 then speeds up "
+            "the arithmetic), a higher rate, or in bfloat16 techniques.stochastic_rounding: true.",
         )
     return warnings
 
 
-def _fraction_rounded_away(model: Any, learning_rate: float) -> float:
+def _fraction_rounded_away(model: nn.Module, learning_rate: float) -> float:
     """Return the fraction of weights that a step of `learning_rate`, an AdamW update's usual size,
     does not move.
 
@@ -316,12 +381,13 @@ def _fraction_rounded_away(model: Any, learning_rate: float) -> float:
     return n_unmoved / max(n, 1)
 
 
-def weight_sums(model: Any) -> dict[str, float]:
+def weight_sums(model: nn.Module) -> dict[str, float]:
     """Return name -> sum of each weight that trains, in float64: this process's part."""
-    return {
-        name.removeprefix("module.").replace("_orig_mod.", ""): float(models.own_part(weight).sum(dtype=torch.float64))
-        for name, weight in model.named_parameters() if weight.requires_grad
-    }  # fmt: skip
+    sums = {}
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            sums[unwrapped_name(name)] = float(models.own_part(weight).sum(dtype=torch.float64))
+    return sums
 
 
 def agree_on_fault(fault: str) -> None:
@@ -331,16 +397,16 @@ def agree_on_fault(fault: str) -> None:
         raise TrainingError(first)
 
 
-def check_weights(trainer: Any) -> None:
+def check_weights(trainer: GuardedTrainer) -> None:
     """Raise `TrainingError` in all processes if a weight of the model in training is not finite."""
-    name = models.not_finite(models.saved_tensors(trainer.model))
-    step = trainer.state.global_step
-    agree_on_fault(
-        name and f"step {step}: {name} is no longer finite (NaN or an infinity). {UNSTABLE}"
-    )
+    name, fault = models.not_finite(models.saved_tensors(trainer.model)), ""
+    if name:
+        step = trainer.state.global_step
+        fault = f"step {step}: {name} is no longer finite (NaN or an infinity). {UNSTABLE}"
+    agree_on_fault(fault)
 
 
-def check_trained(trainer: Any) -> None:
+def check_trained(trainer: GuardedTrainer) -> None:
     """Raise `TrainingError` in all processes unless training changed the model and its loss is
     finite.
 
@@ -352,9 +418,10 @@ def check_trained(trainer: Any) -> None:
         fault = f"the loss is not finite at the end of the run. {UNSTABLE}"
     if not fault and unchanged == counted:
         fault = (
-            f"no weight differs from its start after {trainer.guard.updates} updates: trainer.learning_rate: "
-            f"{trainer.args.learning_rate:.2g} over {trainer.state.global_step} steps of its schedule is 0, or so small that "
-            "each change rounds away. Set a higher rate, or model.dtype: float32."
+            f"no weight differs from its start after {trainer.guard.updates} updates: "
+            f"trainer.learning_rate: {trainer.args.learning_rate:.2g} over "
+            f"{trainer.state.global_step} steps of its schedule is 0, or so small that each change "
+            "rounds away. Set a higher rate, or model.dtype: float32."
         )
     agree_on_fault(fault)
     if unchanged:
@@ -365,14 +432,14 @@ def check_trained(trainer: Any) -> None:
         )
 
 
-def check_updates(trainer: Any) -> None:
+def check_updates(trainer: GuardedTrainer) -> None:
     """Raise `TrainingError` if no update was made that counts; the counts are those of all
     processes."""
     guard, n_steps = trainer.guard, trainer.state.global_step
     if not n_steps:
         raise TrainingError(
-            "the run has no step, so nothing was trained. Check trainer.max_steps, num_train_epochs and "
-            "gradient_accumulation_steps against the rows of the corpus."
+            "the run has no step, so nothing was trained. Check trainer.max_steps, "
+            "num_train_epochs and gradient_accumulation_steps against the rows of the corpus."
         )
     if guard.skipped == n_steps:
         raise TrainingError(
@@ -380,12 +447,12 @@ def check_updates(trainer: Any) -> None:
         )
     if not guard.updates:
         raise TrainingError(
-            f"the gradient was 0 in all {n_steps} updates, so nothing was learned. Check that rows of the corpus "
-            f"have tokens to learn, and which parameters train."
+            f"the gradient was 0 in all {n_steps} updates, so nothing was learned. Check that rows "
+            "of the corpus have tokens to learn, and which parameters train."
         )
 
 
-def _unchanged_weights(trainer: Any) -> tuple[list[str], list[str]]:
+def _unchanged_weights(trainer: GuardedTrainer) -> tuple[list[str], list[str]]:
     """Return the names of the trained tensors that no process changed its part of, and those of all
     counted."""
     sums = weight_sums(trainer.model)
@@ -394,3 +461,34 @@ def _unchanged_weights(trainer: Any) -> tuple[list[str], list[str]]:
         [name for name in counted if sums[name] != trainer.guard.weights.get(name)]
     )
     return sorted(set(counted) - set(changed), key=counted.index), counted
+
+
+@torch.no_grad()
+def check_isolation(model: PreTrainedModel, row: dict[str, list[int]]) -> None:
+    """Raise `TrainingError` if a document in a packed row sees the one before it.
+
+    The second document of `row` (columns input_ids and position_ids, at least two documents) is run
+    packed and alone in float32; the logits must agree.
+    """
+    starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
+    end = [*starts, len(row["input_ids"])][2]
+    ids = torch.tensor([row["input_ids"][:end]], device=model.device)
+    positions = torch.tensor([row["position_ids"][:end]], device=model.device)
+    was_training = model.training
+    model.eval()
+    packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, starts[1] :]
+    alone = model(
+        input_ids=ids[:, starts[1] :], position_ids=positions[:, starts[1] :], use_cache=False
+    ).logits
+    model.train(was_training)
+    packed, alone = packed.float(), alone.float()
+    difference = float((packed - alone).abs().max() / alone.abs().max().clamp(min=1.0))
+    tolerance = _ISOLATION_TOLERANCE
+    if model.dtype != torch.float32:
+        tolerance *= 30
+    if difference > tolerance:
+        raise TrainingError(
+            "packed documents see each other with this model's attention (logits differ by "
+            f"{difference:.2g}). Set trainer.packing: false, or packing_strategy: wrapped to "
+            "accept it."
+        )

@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,12 @@ from kinject.hub import find_source
 from kinject.process import is_fsdp_launch, is_shortage, is_yes, machine_memory
 from kinject.recipe import CorpusSection, ModelSection, TokenizerSection, TrainRecipe
 from kinject.train.config import adapter_config, build
-from kinject.train.updates.rules import layer_number
+from kinject.train.names import layer_number
 
 if TYPE_CHECKING:
-    from peft import PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from peft import PeftConfig, PeftModel
+    from torch import nn
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from trl import SFTConfig, SFTTrainer
 
 log = logging.getLogger(__name__)
@@ -37,7 +39,7 @@ def load_training_tokenizer(
     """Return the tokenizer that the recipe names: the model's, that of a folder, or one trained on
     the corpus, `rows`."""
     if isinstance(section.tokenizer, TokenizerSection):
-        texts = (text for row in rows for text in _texts(row))
+        texts = chain.from_iterable(map(_texts, rows))
         return models.train_tokenizer(texts, section.tokenizer.vocab_size)
     return models.load_tokenizer(section.tokenizer or section.path or "", revision=section.revision)
 
@@ -45,39 +47,31 @@ def load_training_tokenizer(
 def _texts(row: CorpusRow) -> list[str]:
     if row.shape == "messages":
         return [text for _, text in conversation_texts(row)]
-    return [row.text] if row.shape == "text" else [row.prompt + row.completion]
+    if row.shape == "text":
+        return [row.text]
+    return [row.prompt + row.completion]
 
 
 def load_training_model(
-    section: ModelSection, tokenizer: PreTrainedTokenizerBase, seed: int, device: str,
-    sharding: models.Sharding | None = None, path: str = "",
-) -> tuple[PreTrainedModel, list[str]]:  # fmt: skip
+    section: ModelSection,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    device: str,
+    sharding: models.Sharding | None = None,
+    path: str = "",
+) -> tuple[PreTrainedModel, list[str]]:
     """Return the model on `device`, in float32 unless the section names a dtype, and notes on the
     choices made for it.
 
     `seed` draws the weights of a new one. With `path` they are those of that folder, a checkpoint
     of the run.
     """
-    keeps = (
-        section.dtype != "auto" or section.quantization != "none"
-    )  # quantised: `auto` is what the GPU multiplies
-    dtype = section.dtype if keeps else "float32"
+    dtype = section.dtype
+    # Of quantised weights `auto` is the dtype in which the GPU multiplies them.
+    if dtype == "auto" and section.quantization == "none":
+        dtype = "float32"
     if section.path is None and not path:
-        fields = section.new or {}
-        device = models.choose_device(device)
-        attention = models.choose_attention(section.attention, device)
-        model = models.new_model(fields, tokenizer, seed, attention, dtype)
-        n = sum(models.size_of(parameter) for parameter in model.parameters())
-        if sharding is not None:
-            model = models.shard(model, sharding)
-        elif not is_fsdp_launch():
-            model = model.to(device)
-        chosen = _use_fastest(model, section.attention, device)
-        return model, [
-            f"new {fields['model_type']} with random weights: {n:,} parameters, "
-            f"{len(tokenizer):,} tokens, {model.config._attn_implementation} attention",
-            *chosen,
-        ]
+        return _new_training_model(section, tokenizer, seed, device, dtype, sharding)
     options = models.LoadOptions(
         dtype=dtype,
         attention=section.attention,
@@ -92,6 +86,32 @@ def load_training_model(
     if section.quantization == "4bit":
         _keep_gradients(loaded.model)
     return loaded.model, notes
+
+
+def _new_training_model(
+    section: ModelSection,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    device: str,
+    dtype: str,
+    sharding: models.Sharding | None,
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return a model with random weights, and notes, as `load_training_model` does."""
+    fields = section.new or {}
+    device = models.choose_device(device)
+    attention = models.choose_attention(section.attention, device)
+    model = models.new_model(fields, tokenizer, seed, attention, dtype)
+    n = sum(models.size_of(parameter) for parameter in model.parameters())
+    if sharding is not None:
+        model = models.shard(model, sharding)
+    elif not is_fsdp_launch():
+        model = model.to(device)
+    notes = _use_fastest(model, section.attention, device)
+    note = (
+        f"new {fields['model_type']} with random weights: {n:,} parameters, {len(tokenizer):,} "
+        f"tokens, {model.config._attn_implementation} attention"
+    )
+    return model, [note, *notes]
 
 
 def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding | None:
@@ -118,7 +138,8 @@ def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding 
     if (config.fsdp or is_fsdp_launch()) and config.use_cpu:
         raise fault(
             "trainer",
-            "accelerate shards on GPUs only: no quantized weights, offload or context parallelism on CPUs.",
+            "accelerate shards on GPUs only: no quantized weights, offload or context parallelism "
+            "on CPUs.",
         )
     return None
 
@@ -136,7 +157,9 @@ def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[st
         if not reason:
             return [*notes, f"attention: {model.config._attn_implementation}"]
         notes.append(f"attention: {name} is not used ({reason})")
-    return [*notes, "attention: sdpa with separated documents"] if notes else []
+    if notes:  # something faster was tried
+        notes.append("attention: sdpa with separated documents")
+    return notes
 
 
 def _keep_gradients(model: PreTrainedModel) -> None:
@@ -153,10 +176,10 @@ def _keep_gradients(model: PreTrainedModel) -> None:
 
 def begin_cartridge(
     model: PreTrainedModel,
-    adapter: Any,
+    adapter: PeftConfig | None,
     tokenizer: PreTrainedTokenizerBase,
     rows: Iterable[CorpusRow],
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedModel | PeftModel, PeftConfig | None]:
     """Return `model` and `adapter`, peft's config; a cartridge is in the model already.
 
     It begins as the first tokens of each text of the corpus, as many of all; of originals alone
@@ -168,16 +191,12 @@ def begin_cartridge(
     originals = [row for row in rows if row.origin == "original"]
     texts = [f"{text}\n\n" for row in originals or rows for text in _texts(row)]
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    start, n, most = (
-        models.text_start(tokenizer),
-        adapter.num_virtual_tokens or 0,
-        max(map(len, ids)),
-    )
-    each = next((m for m in range(most) if sum(min(m, len(text)) for text in ids) >= n), most)
-    tokens = [
-        *([] if start is None else [start]),
-        *(token for text in ids for token in text[:each]),
-    ]
+    n = adapter.num_virtual_tokens or 0
+    start = models.text_start(tokenizer)
+    tokens = [] if start is None else [start]
+    each = _length_of_each(ids, n)
+    for text_ids in ids:
+        tokens += text_ids[:each]
     if not 0 < n <= len(tokens):
         allowed = (
             f"allowed: 1 to the {len(tokens):,} tokens of the corpus, where a cartridge begins."
@@ -186,7 +205,17 @@ def begin_cartridge(
     return models.new_cartridge(model, adapter, tokens), None
 
 
-def widen_adapter(model: Any) -> None:
+def _length_of_each(texts: Sequence[Sequence[int]], n_tokens: int) -> int:
+    """Return the least length to which all texts are cut that leaves `n_tokens`; that of the
+    longest text if there are fewer."""
+    longest = max(map(len, texts))
+    for length in range(longest):
+        if sum(min(length, len(text)) for text in texts) >= n_tokens:
+            return length
+    return longest
+
+
+def widen_adapter(model: nn.Module) -> None:
     """Make the weights that train float32, for fp16: TRL has the adapters of quantised models in
     bfloat16.
 
@@ -205,8 +234,8 @@ def precision_warnings(section: ModelSection, config: SFTConfig) -> list[str]:
     if str(models.load_config(section.path, section.revision).dtype) != "torch.bfloat16":
         return []
     message = (
-        f"trainer.fp16: {section.path} was saved in bfloat16; activations beyond 65,504 overflow. Use bf16: true if the "
-        "hardware has it."
+        f"trainer.fp16: {section.path} was saved in bfloat16; activations beyond 65,504 overflow. "
+        "Use bf16: true if the hardware has it."
     )
     log.warning(message)
     return [message]
@@ -226,9 +255,8 @@ def set_chat_template(
         check_kwargs(kwargs, template, tokenizer.chat_template)
     except InputError as error:
         raise fault("corpus.chat_template_kwargs", str(error)) from error
-    return ChatFormat(assistant_only, template, kwargs, corpus.allow_dropped_tokens), [note] * bool(
-        note
-    )
+    chat = ChatFormat(assistant_only, template, kwargs, corpus.allow_dropped_tokens)
+    return chat, [note] if note else []
 
 
 def _read_chat_template(path: str) -> str:
@@ -244,22 +272,23 @@ def _read_chat_template(path: str) -> str:
     return template
 
 
-def freeze(model: Any, patterns: Sequence[str]) -> None:
+def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
     """Freeze the parameters that match `patterns`, model.freeze. Raises `RecipeError` for one
     without a match."""
-    names = [name for name, _ in model.named_parameters()]
+    parameters = dict(model.named_parameters())
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise fault(
-                "model.freeze",
-                f"{pattern!r} matches no parameter. Names look like {', '.join(names[:3])}.",
-            )
-    for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
-            parameter.requires_grad_(False)
+        matched = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not matched:
+            looks = ", ".join([*parameters][:3])
+            message = f"{pattern!r} matches no parameter. Names look like {looks}."
+            raise fault("model.freeze", message)
+        for name in matched:
+            parameters[name].requires_grad_(False)
 
 
-def check_trainable(model: Any, frozen: Sequence[str], adapter: Mapping[str, Any] | None) -> None:
+def check_trainable(
+    model: PreTrainedModel | PeftModel, frozen: Sequence[str], adapter: Mapping[str, Any] | None
+) -> None:
     """Raise `TrainingError` if the parameters that train are not exactly those that the recipe
     names.
 
@@ -269,15 +298,14 @@ def check_trainable(model: Any, frozen: Sequence[str], adapter: Mapping[str, Any
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if adapter is None:
-        expected = [
-            n
-            for n, _ in model.named_parameters()
-            if not any(fnmatchcase(n, pattern) for pattern in frozen)
-        ]
-        different = sorted(set(expected) ^ set(trained))
+        expected = {name for name, _ in model.named_parameters()}
+        for pattern in frozen:
+            expected = {name for name in expected if not fnmatchcase(name, pattern)}
+        different = sorted(expected ^ set(trained))
         if different:
             raise TrainingError(
-                f"the parameters that train are not those of the recipe; these differ: {', '.join(different[:5])}."
+                "the parameters that train are not those of the recipe; these differ: "
+                f"{', '.join(different[:5])}."
             )
     else:
         _check_adapter(trained, adapter)
@@ -332,12 +360,11 @@ def check_model(recipe: TrainRecipe) -> None:
         message = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
         raise fault("trainer.router_aux_loss_coef", message)
     if recipe.adapter is not None:
-        recipe.raise_any(
-            build(functools.partial(_adapt, config), recipe.adapter, "adapter", "peft")[1]
-        )
+        adapt = functools.partial(_adapt, config)
+        recipe.raise_any(build(adapt, recipe.adapter, "adapter", "peft")[1])
 
 
-def _read_config(section: ModelSection) -> Any:
+def _read_config(section: ModelSection) -> PretrainedConfig | None:
     """Return the config of the model to train; None if it is on the hub, or cannot be read (loading
     it says why)."""
     from transformers import AutoConfig
@@ -354,7 +381,7 @@ def _read_config(section: ModelSection) -> Any:
     return None
 
 
-def empty_model(config: Any) -> Any:
+def empty_model(config: PretrainedConfig) -> PreTrainedModel:
     """Return the model of a transformers config on the meta device, without weights."""
     from transformers import AutoModelForCausalLM
 
@@ -371,35 +398,27 @@ def _shape(model_type: str, fields: Mapping[str, Any]) -> None:
         raise ValueError(f"{n:.3g} parameters are more than the memory of this machine holds.")
 
 
-def _adapt(config: Any, fields: Mapping[str, Any]) -> None:
+def _adapt(config: PretrainedConfig, fields: Mapping[str, Any]) -> None:
     """Adapt a model without weights. Raises what peft makes of impossible fields."""
     from peft import PeftConfig, get_peft_model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    drawn = (
-        {**fields, "init_lora_weights": True}
-        if isinstance(fields.get("init_lora_weights"), str)
-        else fields
-    )
+    drawn = dict(fields)
+    if isinstance(fields.get("init_lora_weights"), str):
+        drawn["init_lora_weights"] = True  # those that read the base's weights, which are not here
     try:
         model = get_peft_model(empty_model(config), adapter_config(drawn))
-        tokens = fields.get("trainable_token_indices") or ()
-        if any(
-            token >= config.get_text_config().vocab_size
-            for token in tokens
-            if isinstance(tokens, list)
-        ):
-            raise ValueError(
-                f"trainable_token_indices: the vocabulary has {config.get_text_config().vocab_size:,} tokens."
-            )
+        tokens = fields.get("trainable_token_indices")
+        size = config.get_text_config().vocab_size
+        if isinstance(tokens, list) and max(tokens, default=-1) >= size:
+            raise ValueError(f"trainable_token_indices: the vocabulary has {size:,} tokens.")
         if isinstance(model.get_output_embeddings(), BaseTunerLayer):
             raise ValueError(
-                "the trainer computes the loss from lm_head's own weight; it can be in modules_to_save."
+                "the trainer computes the loss from lm_head's own weight; it can be in "
+                "modules_to_save."
             )
-        _check_adapter(
-            [name for name, parameter in model.named_parameters() if parameter.requires_grad],
-            fields,
-        )
+        trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        _check_adapter(trained, fields)
         # loading the adapter makes its config anew, from what peft has filled in
         saved = model.peft_config[model.active_adapter].to_dict()
         PeftConfig.from_peft_type(**saved)
@@ -457,17 +476,17 @@ def quantized_fault(error: Exception) -> RecipeError:
 
 def _check_adapter(trained: Sequence[str], adapter: Mapping[str, Any]) -> None:
     targets = adapter.get("target_modules") or ()
-    for module in (
-        *(() if isinstance(targets, str) else targets),
-        *(adapter.get("modules_to_save") or ()),
-    ):
+    if isinstance(targets, str):  # a pattern, or all-linear
+        targets = ()
+    for module in (*targets, *(adapter.get("modules_to_save") or ())):
         if not any(f".{module}." in f".{name}" for name in trained):
             raise TrainingError(
-                f"the adapter asks to train {module}, but none of its weights train. Check its name."
+                f"the adapter asks to train {module}, but none of its weights train. Check its "
+                "name."
             )
 
 
-def reinitialize_last_layers(model: Any, n_last: int, seed: int) -> list[str]:
+def reinitialize_last_layers(model: PreTrainedModel, n_last: int, seed: int) -> list[str]:
     """Draw new weights for the last `n_last` layers, as the architecture does for a new model.
 
     Re-initialising helps small data sets (arXiv 2006.05987). The weights depend on `seed` alone, so
@@ -478,24 +497,24 @@ def reinitialize_last_layers(model: Any, n_last: int, seed: int) -> list[str]:
     _check_last_layers(n_last, model.config)
     if not n_last:
         return []
-    names = [name for name, _ in model.named_parameters() if _at_least(name, n_layers - n_last)]
+    first = n_layers - n_last
+    names = [name for name, _ in model.named_parameters() if _at_least(name, first)]
     for name in names:
-        model.get_parameter(
-            name
-        )._is_hf_initialized = False  # transformers skips weights that it has marked as loaded
+        # transformers skips weights that it has marked as loaded.
+        model.get_parameter(name)._is_hf_initialized = False
     devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
 
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
         for name, module in model.named_modules():
-            if _at_least(f"{name}.", n_layers - n_last) and not _at_least(
-                f"{name.rpartition('.')[0]}.", 0
-            ):
+            parent = name.rpartition(".")[0]
+            is_layer = _at_least(f"{name}.", first) and not _at_least(f"{parent}.", 0)
+            if is_layer:  # its modules are drawn with it, each once
                 module.apply(model._init_weights)
     return names
 
 
-def _check_last_layers(n_last: int, config: Any) -> None:
+def _check_last_layers(n_last: int, config: PretrainedConfig) -> None:
     n_layers = config.get_text_config().num_hidden_layers
     if n_last > n_layers:
         message = f"found {n_last}, but the model has {n_layers} layers. Set at most {n_layers}."

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ import torch.nn.functional as F
 from kinject.corpus.tokenize import IGNORED
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
     from kinject.errors import Problem
     from kinject.recipe import TrainRecipe
     from kinject.recipe.train_conflicts import Launch
@@ -64,11 +67,12 @@ def divergence(
 
 
 @contextlib.contextmanager
-def as_frozen(model: Any) -> Iterator[Any]:
+def as_frozen(model: PreTrainedModel | PeftModel) -> Iterator[PreTrainedModel | PeftModel]:
     """Yield `model` in evaluation mode, the adapter of a peft model switched off."""
     was_training = model.training
     model.eval()
-    with model.disable_adapter() if hasattr(model, "disable_adapter") else contextlib.nullcontext():
+    disable_adapter = getattr(model, "disable_adapter", contextlib.nullcontext)
+    with disable_adapter():
         yield model
     model.train(was_training)
 
@@ -80,7 +84,9 @@ def next_tokens(batch: Mapping[str, Any]) -> torch.Tensor:
     rows: a part of a row does not hold the token after its last one.
     """
     shifted: torch.Tensor | None = batch.get("shift_labels")
-    return F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED) if shifted is None else shifted
+    if shifted is not None:
+        return shifted
+    return F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
 
 
 class Technique:
@@ -91,7 +97,8 @@ class Technique:
         """Yield a problem for each key that it excludes or needs."""
         yield from ()
 
-    # the whole recipe: any of its keys may switch a row of the table on (method, regularization, techniques)
+    # the whole recipe: any of its keys may switch a row of the table on (method, regularization,
+    # techniques)
     @classmethod
     def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
         """Return whether the recipe asks for what the table calls `name`: by a key of techniques,
@@ -101,13 +108,11 @@ class Technique:
     @classmethod
     def configured(cls, name: str, recipe: TrainRecipe) -> Self:
         """Return it with the recipe's settings."""
-        techniques, make = recipe.techniques, cast("Any", cls)
-        made: Self = (
-            make(**techniques.custom[name])
-            if name in techniques.custom
-            else make(getattr(techniques, name))
-        )
-        return made
+        techniques = recipe.techniques
+        make: Callable[..., Self] = cls
+        if name in techniques.custom:
+            return make(**techniques.custom[name])
+        return make(getattr(techniques, name))
 
 
 class Objective(Technique):
@@ -142,7 +147,8 @@ class Objective(Technique):
         return learned.sum()
 
     def total(self, losses: torch.Tensor, batch: Mapping[str, Any]) -> torch.Tensor:
-        """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after it."""
+        """Return the sum for `batch` of `losses` [batch, length - 1], each of the token after
+        it."""
         return losses.sum()
 
 
@@ -175,7 +181,10 @@ class TrainingLoss:
     def count(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Return the part of `batch` in the number by which the sum is divided."""
         learned = batch["labels"][:, 1:] != IGNORED
-        return learned.sum() if self._weighing is None else self._weighing.count(batch, learned)
+        if self._weighing is not None:
+            return self._weighing.count(batch, learned)
+        n_learned: torch.Tensor = learned.sum()
+        return n_learned
 
     def total(
         self, logits: torch.Tensor, batch: Mapping[str, Any], teacher: Predictions | None = None
@@ -187,13 +196,14 @@ class TrainingLoss:
         copy of those costs as much as the softmax.
         """
         labels = next_tokens(batch)
-        losses = self.by_token(
-            logits.flatten(0, 1), labels.flatten(), "none" if self.objectives else "sum", teacher
-        )
+        reduction = "none" if self.objectives else "sum"
+        losses = self.by_token(logits.flatten(0, 1), labels.flatten(), reduction, teacher)
         if not self.objectives:
             return losses
         losses = losses.view(labels.shape)[:, :-1]
-        return losses.sum() if self._weighing is None else self._weighing.total(losses, batch)
+        if self._weighing is not None:
+            return self._weighing.total(losses, batch)
+        return losses.sum()
 
     def by_token(
         self,
@@ -267,29 +277,31 @@ class MeanLoss:
         loss = float(since_log - self._before)
         if not made:
             since_log.copy_(self._before)
-        self.made, self.skipped = self.made + made, self.skipped + (not made)
+        if made:
+            self.made += 1
+        else:
+            self.skipped += 1
         return loss
 
     def log(self, mean_of_steps: float, since_log: torch.Tensor) -> float:
         """Return the mean loss since the last log, NaN without an update; begin the next sum."""
-        loss = (
-            mean_of_steps * (self.made + self.skipped) / self.made
-            if self.made and self.skipped
-            else mean_of_steps
-        )
-        if self.made:
+        made, loss = self.made, mean_of_steps
+        if made and self.skipped:
+            loss = mean_of_steps * (made + self.skipped) / made
+        if made:
             self.last = loss
-        if self.made and math.isfinite(loss):
-            self.total, self.n = self.total + loss * self.made, self.n + self.made
+            if math.isfinite(loss):
+                self.total, self.n = self.total + loss * made, self.n + made
         since_log.zero_()  # Trainer subtracts it from itself, which leaves NaN for ever
-        made, self.made, self.skipped = self.made, 0, 0
+        self.made = self.skipped = 0
         return loss if made else math.nan
 
     def mean(self, since_log: torch.Tensor) -> float:
         """Return the mean loss of all updates, those before a resume included; NaN without one."""
-        pending = float(since_log) if self.made else 0.0
-        n = self.n + self.made
-        return (self.total + pending) / n if n else math.nan
+        total, n = self.total, self.n + self.made
+        if self.made:
+            total += float(since_log)
+        return total / n if n else math.nan
 
     def is_finite(self, since_log: torch.Tensor) -> bool:
         """Return whether the mean and the newest losses are finite."""

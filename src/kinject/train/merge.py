@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,10 @@ from kinject.process import is_shortage
 
 if TYPE_CHECKING:
     import torch
+    from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from torch import nn
+    from transformers import PreTrainedModel
 
 Change = Callable[[str, "torch.Tensor"], "torch.Tensor"]
 """The new values of a tensor of this name."""
@@ -85,14 +90,12 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
         with open_tensors(Path(base)) as ours:
 
             def average(name: str, theirs: torch.Tensor, alpha: float) -> torch.Tensor:
-                return torch.lerp(ours[name].get_tensor(name).float(), theirs.float(), alpha).to(
-                    theirs.dtype
-                )
+                start: torch.Tensor = ours[name].get_tensor(name)
+                return torch.lerp(start.float(), theirs.float(), alpha).to(theirs.dtype)
 
-            sources = (Path(base), tuned_dir)
-            return _write_each(
-                "alpha", alphas, out, sources, tuned_dir, average, {"base": base, "tuned": tuned}
-            )
+            sources = _Sources((Path(base), tuned_dir), tuned_dir, tuned_dir)
+            inputs = {"base": base, "tuned": tuned}
+            return _write_each("alpha", alphas, out, sources, average, inputs)
 
 
 def add_difference(
@@ -110,14 +113,14 @@ def add_difference(
     for scale in scales:
         if not math.isfinite(scale) or scale == 0:
             raise InputError(
-                f"--scale: found {scale:g}, a number that is not 0 is needed: 1 adds the whole difference."
+                f"--scale: found {scale:g}, a number that is not 0 is needed: 1 adds the whole "
+                "difference."
             )
     names = {"model": model, "add": plus, "minus": minus}
     ours, theirs, base = (plain_model(name, role) for role, name in names.items())
     _check_addable(ours, theirs, base)
-    inputs = {
-        role: model_hash(folder) for role, folder in zip(names, (ours, theirs, base), strict=True)
-    }
+    folders = zip(names, (ours, theirs, base), strict=True)
+    inputs = {role: model_hash(folder) for role, folder in folders}
     with open_tensors(theirs) as added, open_tensors(base) as subtracted:
 
         def change(name: str, tensor: torch.Tensor, scale: float) -> torch.Tensor:
@@ -129,22 +132,35 @@ def add_difference(
             result[:n] = (result[:n] - start[:n].float()) * scale + tensor[:n].float()
             return result.to(tensor.dtype)
 
-        return _write_each(
-            "scale", scales, out, (ours, theirs, base), ours, change, inputs, files=theirs
-        )
+        sources = _Sources((ours, theirs, base), weights=ours, files=theirs)
+        return _write_each("scale", scales, out, sources, change, inputs)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """The folders that a result is made from: all that are read, that of the weights that are
+    changed, and that of its tokenizer and configuration."""
+
+    read: Sequence[Path]
+    weights: Path
+    files: Path
 
 
 def _write_each(
-    kind: str, factors: Sequence[float], out: Path, sources: Sequence[Path], weights: Path,
-    change: Callable[[str, torch.Tensor, float], torch.Tensor], inputs: Mapping[str, str], files: Path | None = None,
-) -> dict[float, Path]:  # fmt: skip
-    """Write the model of each factor to ``out/KIND-FACTOR``: `weights` as `change` has them; return
-    the folders.
+    kind: str,
+    factors: Sequence[float],
+    out: Path,
+    sources: _Sources,
+    change: Callable[[str, torch.Tensor, float], torch.Tensor],
+    inputs: Mapping[str, str],
+) -> dict[float, Path]:
+    """Write the model of each factor to ``out/KIND-FACTOR``, its weights as `change` has them;
+    return the folders.
 
-    Tokenizer and configuration are those of `files` (None: of `weights`). Raises `InputError` if a
-    value of the sources or of a result is not finite.
+    Raises `InputError` if a value of the sources or of a result is not finite.
     """
-    for folder in sources:
+    weights = sources.weights
+    for folder in sources.read:
         check_finite_in(folder)
     written: dict[float, Path] = {}
     with lock_dir(out):  # held until all are written
@@ -156,11 +172,13 @@ def _write_each(
                     return change(name, tensor, of)
 
                 rewrite(weights, part, changed)
-                copy_others(files or weights, part)
+                copy_others(sources.files, part)
                 set_config(part, dtype=_dtype_of(weights))
-                if name := not_finite_in(part).rpartition(": ")[2]:
+                name = not_finite_in(part).rpartition(": ")[2]
+                if name:
                     raise InputError(
-                        f"{weights}: {name} at {kind} {factor:g} is out of its dtype's range. Give the model in float32."
+                        f"{weights}: {name} at {kind} {factor:g} is out of its dtype's range. Give "
+                        "the model in float32."
                     )
     return written
 
@@ -192,38 +210,42 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
     Their tensors have the same names and shapes, but for the rows of vocabularies, and their tokens
     the same numbers.
     """
-    headers = [read_headers(folder) for folder in (ours, plus, minus)]
-    n_vocabulary = [
-        load_config(str(folder)).get_text_config().vocab_size for folder in (ours, plus, minus)
-    ]
+    folders = (ours, plus, minus)
+    headers = [read_headers(folder) for folder in folders]
+    configs = [load_config(str(folder)) for folder in folders]
+    n_vocabulary = [config.get_text_config().vocab_size for config in configs]
     fix = (
         "All three must be one architecture and size: a model, and an instruct model with its base."
     )
-    for name in sorted({name for header in headers for name in header}):
+    for name in sorted(set().union(*headers)):
         if not all(name in header for header in headers):
             raise InputError(f"{plus}: {name} is not in both it and {ours}, or {minus}. {fix}")
         shapes = [tuple(header[name].shape) for header in headers]
-        is_vocabulary = [shape[:1] for shape in shapes] == [(n,) for n in n_vocabulary]
-        if len({shape[1:] if is_vocabulary else shape for shape in shapes}) > 1:
+        compared = shapes
+        if [shape[:1] for shape in shapes] == [(n,) for n in n_vocabulary]:
+            compared = [shape[1:] for shape in shapes]  # vocabularies may differ in length
+        if len(set(compared)) > 1:
             raise InputError(
-                f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. {fix}"
+                f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. "
+                f"{fix}"
             )
     # not of `plus`: the sum is that model with what `ours` has learned, and has its configuration
     _check_same_calculation(minus, ours)
     if n_vocabulary[0] > n_vocabulary[1]:
         raise InputError(
-            f"{ours}: its vocabulary has {n_vocabulary[0]} rows, that of {plus} {n_vocabulary[1]}, whose tokenizer the result "
-            "gets. Train the model without further tokens."
+            f"{ours}: its vocabulary has {n_vocabulary[0]} rows, that of {plus} {n_vocabulary[1]}, "
+            "whose tokenizer the result gets. Train the model without further tokens."
         )
     tokenizers = [load_tokenizer(str(folder)) for folder in (ours, plus)]
-    special = {
-        str(token) for tokenizer in tokenizers for token in tokenizer.added_tokens_decoder.values()
-    }
+    special: set[str] = set()
+    for tokenizer in tokenizers:
+        special.update(map(str, tokenizer.added_tokens_decoder.values()))
     our_ids, their_ids = (tokenizer.get_vocab() for tokenizer in tokenizers)
     for token, number in our_ids.items():
         if their_ids.get(token) != number and token not in special:
             raise InputError(
-                f"{plus}: the token {token!r} is number {their_ids.get(token)} there and {number} in {ours}, so their "
+                f"{plus}: the token {token!r} is number {their_ids.get(token)} there and {number} "
+                f"in {ours}, so their "
                 "embeddings cannot be added. Both must be trained from one base."
             )
 
@@ -292,13 +314,13 @@ def _check_same_calculation(base: Path, tuned: Path) -> None:
 
 def _check_same_tensors(base: Path, tuned: Path) -> None:
     ours, theirs = read_headers(base), read_headers(tuned)
-    different = sorted(ours.keys() ^ theirs.keys()) or [
-        n for n in ours if ours[n].shape != theirs[n].shape
-    ]
+    different = sorted(ours.keys() ^ theirs.keys())
+    if not different:
+        different = [name for name in ours if ours[name].shape != theirs[name].shape]
     if different:
         raise InputError(
-            f"{tuned}: {different[0]} differs from {base} in name or shape, so it was not trained from it. Give the base "
-            "model of this run."
+            f"{tuned}: {different[0]} differs from {base} in name or shape, so it was not trained "
+            "from it. Give the base model of this run."
         )
 
 
@@ -315,7 +337,9 @@ def rewrite(folder: Path, out: Path, change: Change) -> None:
         with safe_open(str(path), framework="pt", backend="pread") as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 tensors[name] = change(name, file.get_tensor(name))
+        # `out` may be `folder`: a shard is replaced only once its successor is whole.
         part = out / f".{path.name}.part"
+        # Without a name of their own: that would hold this shard while the next one is read.
         save_file(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
             part,
@@ -324,6 +348,7 @@ def rewrite(folder: Path, out: Path, change: Change) -> None:
         os.replace(part, out / path.name)
         files.update(dict.fromkeys(tensors, path.name))
         n_bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    # A model in one file has no index.
     if shards[0].name != "model.safetensors":
         write_json(
             out / INDEX,
@@ -350,19 +375,15 @@ def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = N
         return ""
     target_dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     source = Path(base or "")
-    stored = (
-        read_headers(source)
-        if dtype == "auto" and source.is_dir() and (source / CONFIG).exists()
-        else {}
-    )
-    unchanged = {name for name, tensor in stored.items() if tensor.dtype != "BF16"}
+    unchanged: set[str] = set()
+    if dtype == "auto" and source.is_dir() and (source / CONFIG).exists():
+        stored = read_headers(source)
+        unchanged = {name for name, tensor in stored.items() if tensor.dtype != "BF16"}
 
     def cast(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        return (
-            tensor.to(target_dtype)
-            if tensor.is_floating_point() and name not in unchanged
-            else tensor
-        )
+        if name in unchanged or not tensor.is_floating_point():
+            return tensor
+        return tensor.to(target_dtype)
 
     name = str(target_dtype).removeprefix("torch.")
     if {tensor.dtype for tensor in read_headers(folder).values()} != {_DTYPES[name]}:
@@ -383,7 +404,8 @@ def plain_model(name: str, role: str) -> Path:
     check_model(folder)
     if (folder / ADAPTER_CONFIG).exists():
         raise InputError(
-            f"{name}: an adapter, but {role} needs whole weights. Fold it in first: kinject export {name}."
+            f"{name}: an adapter, but {role} needs whole weights. Fold it in first: kinject export "
+            f"{name}."
         )
     if read_object(folder / CONFIG).get("quantization_config") is not None:
         raise InputError(
@@ -406,7 +428,8 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     verified_hashes(adapter)
     if read_object(base / CONFIG).get("quantization_config") is not None:
         raise InputError(
-            f"{base}: its weights are quantised, so no adapter can be folded in. Give the plain base model."
+            f"{base}: its weights are quantised, so no adapter can be folded in. Give the plain "
+            "base model."
         )
     for folder in (base, adapter):
         copy_others(folder, out)
@@ -420,7 +443,7 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
         save_as(out, "auto", str(base))
 
 
-def fold(tuned: Any) -> Any:
+def fold(tuned: PeftModel) -> PreTrainedModel:
     """Return the base of a peft model with its adapter folded in, by peft; sums are made in float32
     and rounded once.
 
@@ -431,11 +454,12 @@ def fold(tuned: Any) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     model, dtype = tuned.get_base_model(), tuned.dtype
-    head, embedding = (
-        _unwrapped(layer) for layer in (model.get_output_embeddings(), model.get_input_embeddings())
-    )
-    is_tied = head is not None and head.weight is embedding.weight
-    if is_tied:  # peft would change both, but the adapter of an embedding has no effect on the head
+    head = _unwrapped(model.get_output_embeddings())
+    embedding = _unwrapped(model.get_input_embeddings())
+    is_tied = False
+    if head is not None and embedding is not None and head.weight is embedding.weight:
+        # peft would change both, but the adapter of an embedding has no effect on the head
+        is_tied = True
         head.weight = torch.nn.Parameter(embedding.weight.detach().clone(), requires_grad=False)
     settings = tuned.peft_config[tuned.active_adapter]
     if getattr(settings, "layer_replication", None):
@@ -479,7 +503,11 @@ def _copy_shared_weights(model: torch.nn.Module) -> None:
 
 
 def _merge_in_float32(
-    layer: Any, merge: Callable[..., None], dtype: Any, *args: Any, **options: Any
+    layer: BaseTunerLayer,
+    merge: Callable[..., None],
+    dtype: torch.dtype,
+    *args: Any,
+    **options: Any,
 ) -> None:
     weight = layer.get_base_layer().weight
     weight.data = weight.data.float()
@@ -487,8 +515,10 @@ def _merge_in_float32(
     weight.data = weight.data.to(dtype)
 
 
-def _unwrapped(layer: Any) -> Any:
+def _unwrapped(layer: BaseTunerLayer | None) -> nn.Linear | nn.Embedding | None:
     """Return a layer of the base without peft's wrappers."""
-    while hasattr(layer, "base_layer") or hasattr(layer, "original_module"):
-        layer = getattr(layer, "base_layer", None) or layer.original_module
-    return layer
+    inner: Any = layer
+    while hasattr(inner, "base_layer") or hasattr(inner, "original_module"):
+        inner = getattr(inner, "base_layer", None) or inner.original_module
+    plain: nn.Linear | nn.Embedding | None = inner
+    return plain

@@ -53,7 +53,7 @@ _BATCH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class AnswerRequest:
     """A row to be answered: its prompt, and the corpus's answer.
 
     `breaks`: a line break ends the answer too, since the corpus's answer has none and the row is no
@@ -87,10 +87,17 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
         kind="transformers", model=path, temperature=0.0, max_tokens=MOST_TOKENS, concurrency=_BATCH
     )
     identity = content_id(
-        "own answers", _FORMAT, rows.cache_key, generator_identity(generator), recipe.model.revision, recipe.model.dtype,
-        recipe.model.quantization, corpus.bos, dict(corpus.chat_template_kwargs or {}),
+        "own answers",
+        _FORMAT,
+        rows.cache_key,
+        generator_identity(generator),
+        recipe.model.revision,
+        recipe.model.dtype,
+        recipe.model.quantization,
+        corpus.bos,
+        dict(corpus.chat_template_kwargs or {}),
         _hash_of(recipe.trainer.get("chat_template_path")),
-    )  # fmt: skip
+    )
     out = Path(corpus.cache_dir) / f"own-answers-{identity}.jsonl"
     counts_path = out.with_suffix(".json")
     if not out.exists() or not counts_path.exists():
@@ -98,8 +105,8 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
         requests = list(writer.requests(rows))
         if not requests:
             raise InputError(
-                f"{source}: {_key(part)}: no row can be answered. Rows need prompt and completion, or messages without tools, "
-                "and half of the model's window for the answer."
+                f"{source}: {_key(part)}: no row can be answered. Rows need prompt and completion, "
+                "or messages without tools, and half of the model's window for the answer."
             )
         device = writer.model.device.type
         began = work_seconds(device)
@@ -108,14 +115,18 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
         requested = {request.index for request in requests}
         n_rows = write_jsonl(out, _merged(Path(source), requested, answers))
         counts = {
-            "given": n_rows - len(answers), "kept": len(answers), "endless": len(requests) - len(answers),
-            "written_tokens": n_tokens, "written_seconds": seconds,
-        }  # fmt: skip
+            "given": n_rows - len(answers),
+            "kept": len(answers),
+            "endless": len(requests) - len(answers),
+            "written_tokens": n_tokens,
+            "written_seconds": seconds,
+        }
         write_json(counts_path, counts)
     counts = read_json(counts_path, "Delete it; the answers are written again.")
     note = (
-        f"{_key(part)}: {path} wrote {counts['kept']:,} of {counts['kept'] + counts['endless']:,} answers itself; "
-        f"{counts['endless']:,} that do not end are left out; {counts['given']:,} rows keep theirs ({out})"
+        f"{_key(part)}: {path} wrote {counts['kept']:,} of {counts['kept'] + counts['endless']:,} "
+        f"answers itself; {counts['endless']:,} that do not end are left out; {counts['given']:,} "
+        f"rows keep theirs ({out})"
     )
     return out, note, {key: counts[key] for key in ("written_tokens", "written_seconds")}
 
@@ -161,9 +172,14 @@ def _load_writer(recipe: TrainRecipe, part: str, generator: GeneratorSection) ->
     window = models.window_of(loaded.model.config)
     most = min(MOST_TOKENS, (window or 2 * _WINDOW) // 2)
     return Writer(
-        loaded.model, loaded.tokenizer, dataclasses.replace(generator, max_tokens=most), window,
-        begins_with_bos(loaded.tokenizer, recipe.corpus.bos), dict(recipe.corpus.chat_template_kwargs or {}), part,
-    )  # fmt: skip
+        loaded.model,
+        loaded.tokenizer,
+        dataclasses.replace(generator, max_tokens=most),
+        window,
+        begins_with_bos(loaded.tokenizer, recipe.corpus.bos),
+        dict(recipe.corpus.chat_template_kwargs or {}),
+        part,
+    )
 
 
 @dataclass(frozen=True)
@@ -178,7 +194,7 @@ class Writer:
     kwargs: Mapping[str, Any]
     part: str
 
-    def requests(self, rows: Iterable[CorpusRow]) -> Iterator[_Request]:
+    def requests(self, rows: Iterable[CorpusRow]) -> Iterator[AnswerRequest]:
         """Yield the rows that can be answered, in their order."""
         for index, row in enumerate(rows):
             if row.shape == "text" or row.tools:
@@ -194,19 +210,22 @@ class Writer:
             if self.window is not None and len(prompt) + self.generator.max_tokens > self.window:
                 continue
             breaks = not in_chat and "\n" not in corpus_answer.strip()
-            yield _Request(index, row.id, prompt, corpus_answer.strip(), in_chat, breaks)
+            yield AnswerRequest(index, row.id, prompt, corpus_answer.strip(), in_chat, breaks)
 
     def _encode(self, row: CorpusRow, turns: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the tokens of a row's prompt; in a chat those of `turns`.
 
-        A bare question gets the plain form ``Question: ...\\nAnswer:``, unless it ends with a colon.
+        A bare question gets the plain form ``Question: ...\\nAnswer:``, unless it ends with a
+        colon.
         """
         if row.shape == "completion":
-            question = (
-                row.prompt if row.prompt.rstrip().endswith(":") else question_prompt(row.prompt)
-            )
-            ids = self.tokenizer(question, add_special_tokens=False, verbose=False)["input_ids"]
-            return [*([self.tokenizer.bos_token_id] if self.bos else []), *ids]
+            question = row.prompt
+            if not question.rstrip().endswith(":"):
+                question = question_prompt(question)
+            ids: list[int] = self.tokenizer(question, add_special_tokens=False, verbose=False)[
+                "input_ids"
+            ]
+            return [self.tokenizer.bos_token_id, *ids] if self.bos else ids
         text = self.tokenizer.apply_chat_template(
             [*turns],
             add_generation_prompt=True,
@@ -218,7 +237,7 @@ class Writer:
         ]
         return encoded
 
-    def answer(self, requests: Sequence[_Request]) -> tuple[dict[int, str], int]:
+    def answer(self, requests: Sequence[AnswerRequest]) -> tuple[dict[int, str], int]:
         """Return the answers that end, by row, and the tokens of all.
 
         Raises `InputError` if fewer than `_ENOUGH` of the rows that are tried first have one.
@@ -235,35 +254,31 @@ class Writer:
                         answers[request.index] = text
                 if len(answers) < _ENOUGH * len(trial):
                     raise InputError(
-                        f"{self.generator.model}: {_key(self.part)}: of {len(trial)} answers {len(answers)} end within "
-                        f"{self.generator.max_tokens} tokens, too few to learn from. Set answers: given, or take a stronger "
-                        "model."
+                        f"{self.generator.model}: {_key(self.part)}: of {len(trial)} answers "
+                        f"{len(answers)} end within {self.generator.max_tokens} tokens, too few to "
+                        "learn from. Set answers: given, or take a stronger model."
                     )
         return answers, n_tokens
 
-    def _written(self, requests: Sequence[_Request]) -> Iterator[tuple[_Request, str | None, int]]:
+    def _written(
+        self, requests: Sequence[AnswerRequest]
+    ) -> Iterator[tuple[AnswerRequest, str | None, int]]:
         """Yield (request, its answer; None if it does not end, its tokens), in batches of prompts
         of similar length."""
         ends = ends_of(self.model, self.tokenizer, str(self.generator.model))
         order = sorted(requests, key=lambda request: (request.breaks, -len(request.prompt)))
         for breaks, group in groupby(order, key=lambda request: request.breaks):
-            stops = (
-                [*ends, *(token for token in self._line_breaks if token not in ends)]
-                if breaks
-                else ends
-            )
+            stops = list(ends)
+            if breaks:
+                stops += [token for token in self._line_breaks if token not in ends]
             some = list(group)
             for start in range(0, len(some), _BATCH):
                 batch = some[start : start + _BATCH]
-                prompts, seeds = (
-                    [request.prompt for request in batch],
-                    [0] * len(batch),
-                )  # nothing is drawn
+                prompts = [request.prompt for request in batch]
+                seeds = [0] * len(batch)  # nothing is drawn
                 tokens = generate(self.model, self.generator, prompts, seeds, stops)
-                yield from (
-                    (request, self._text(request, ids, stops), len(ids))
-                    for request, ids in zip(batch, tokens, strict=True)
-                )
+                for request, ids in zip(batch, tokens, strict=True):
+                    yield request, self._text(request, ids, stops), len(ids)
 
     @cached_property
     def _line_breaks(self) -> list[int]:
@@ -271,7 +286,7 @@ class Writer:
         texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
         return [token for token, text in enumerate(texts) if "\n" in text]
 
-    def _text(self, request: _Request, tokens: list[int], stops: Sequence[int]) -> str | None:
+    def _text(self, request: AnswerRequest, tokens: list[int], stops: Sequence[int]) -> str | None:
         """Return the answer in `tokens`; None if it does not end, or is empty."""
         if not tokens or tokens[-1] not in stops:
             return None
@@ -283,5 +298,6 @@ class Writer:
                 self.tokenizer.decode([*request.prompt, *tokens], skip_special_tokens=True)
             )
             text = full_text[len(before) :]
-            text = text.split("\n")[0] if request.breaks else text
+            if request.breaks:
+                text = text.split("\n")[0]
         return text if text.strip() else None

@@ -6,9 +6,11 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, TokenRow, begins_with_bos, tokenize_rows
@@ -70,8 +72,8 @@ class Probes:
             n_open = sum(not question.choices for question in limited)
             if n_open:
                 raise InputError(
-                    f"probes.questions.{name}: {item.path}: {n_open} of {len(limited)} questions have no choices, which probes "
-                    "need. kinject eval asks open questions."
+                    f"probes.questions.{name}: {item.path}: {n_open} of {len(limited)} questions "
+                    "have no choices, which probes need. kinject eval asks open questions."
                 )
             tokenized = tokenize_rows(
                 [*_options(limited, _FORMAT), *_options(limited, FORMATS[_FORMAT.control])],
@@ -84,7 +86,7 @@ class Probes:
             n = sum(sizes)
             self.sets.append(ProbeSet(name, rows[:n], rows[n:], sizes, answers, choice_sets))
 
-    def score(self, model: Any, pad_token_id: int) -> dict[str, float]:
+    def score(self, model: nn.Module, pad_token_id: int) -> dict[str, float]:
         """Return the accuracy of each set as ``NAME_accuracy``, and their mean as ``accuracy``.
 
         ``NAME_without_question`` is the accuracy on the same options without the question
@@ -102,12 +104,12 @@ class Probes:
             )
             alone = _correct(probe, log_probs(model, probe.alone, pad_token_id, BATCH_TOKENS))
             scores[f"{probe.name}_accuracy"] = _mean(with_question)
-            scored = [
-                (value, key)
-                for value, key in zip(alone, probe.choice_sets, strict=True)
-                if value is not None
-            ]
-            shared = mean_of_alike([value for value, _ in scored], [key for _, key in scored])
+            values, choices = [], []
+            for value, choice_set in zip(alone, probe.choice_sets, strict=True):
+                if value is not None:
+                    values.append(value)
+                    choices.append(choice_set)
+            shared = mean_of_alike(values, choices)
             controls[f"{probe.name}_without_question"] = _mean(shared)
         return {**scores, **controls, "accuracy": math.fsum(scores.values()) / len(scores)}
 
@@ -120,8 +122,11 @@ def _correct(probe: ProbeSet, sums: Sequence[float]) -> list[float | None]:
     for size, answer in zip(probe.n_options, probe.answers, strict=True):
         options = list(sums[start : start + size])
         start += size
-        is_scored = all(map(math.isfinite, options)) and min(options) < max(options)
-        correct.append(float(options.index(max(options)) == answer) if is_scored else None)
+        # Of options that are all equal none is the model's choice.
+        if all(map(math.isfinite, options)) and min(options) < max(options):
+            correct.append(float(options.index(max(options)) == answer))
+        else:
+            correct.append(None)
     return correct
 
 
@@ -131,21 +136,23 @@ def _mean(values: Sequence[float | None]) -> float:
     return math.fsum(scored) / len(scored) if scored else math.nan
 
 
-def unwrapped(model: Any) -> Any:
+def unwrapped(model: nn.Module) -> PreTrainedModel:
     """Return the transformers model inside the trainer's and peft's wrappers."""
-    inner = model.module if hasattr(model, "module") else model
-    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
+    inner: PreTrainedModel = getattr(model, "module", model)
+    if hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
+    return inner
 
 
 def _options(questions: Sequence[Question], form: QuestionFormat) -> list[CorpusRow]:
     """Return a row for each option of each question, behind the prompt of the format."""
-    return [
-        CorpusRow(
-            question.id, "", "", "completion", prompt=form.prompt(question), completion=f" {text}"
-        )
-        for question in questions
-        for text in question.choices
-    ]
+    rows = []
+    for question in questions:
+        prompt = form.prompt(question)
+        for text in question.choices:
+            row = CorpusRow(question.id, "", "", "completion", prompt=prompt, completion=f" {text}")
+            rows.append(row)
+    return rows
 
 
 def _shorten(row: TokenRow, window: int | None) -> TokenRow:
@@ -161,7 +168,7 @@ def _shorten(row: TokenRow, window: int | None) -> TokenRow:
 
 @torch.no_grad()
 def log_probs(
-    model: Any, rows: Sequence[TokenRow], pad_token_id: int, batch_tokens: int
+    model: nn.Module, rows: Sequence[TokenRow], pad_token_id: int, batch_tokens: int
 ) -> list[float]:
     """Return the summed log-prob (natural) of the learned tokens of each row, each row read alone;
     -inf without any.
@@ -171,9 +178,8 @@ def log_probs(
     can; softmax is taken in float32.
     """
     sums = [-math.inf] * len(rows)
-    order = sorted(
-        (i for i, row in enumerate(rows) if any(row.learned)), key=lambda i: -len(rows[i].input_ids)
-    )
+    order = [index for index, row in enumerate(rows) if any(row.learned)]
+    order.sort(key=lambda index: -len(rows[index].input_ids))
     inner = unwrapped(model)
     narrow = "logits_to_keep" in inspect.signature(type(inner).forward).parameters
     device = next(iter(inner.parameters())).device
@@ -182,31 +188,27 @@ def log_probs(
         n_rows = max(1, batch_tokens // max(width, 1))
         batch, order = order[:n_rows], order[n_rows:]
         ids = torch.full((len(batch), width), pad_token_id)
-        targets, scored = (
-            torch.zeros(ids.shape, dtype=torch.long),
-            torch.zeros(ids.shape, dtype=torch.bool),
-        )
+        targets = torch.zeros(ids.shape, dtype=torch.long)
+        scored = torch.zeros(ids.shape, dtype=torch.bool)
         for i, index in enumerate(batch):
             tokens, n = torch.tensor(rows[index].input_ids), len(rows[index].input_ids) - 1
             ids[i, :n], targets[i, :n] = tokens[:-1], tokens[1:]
             scored[i, :n] = torch.tensor(rows[index].learned[1:])
         columns = scored.any(0).nonzero()[:, 0]
         positions = torch.arange(width).expand(len(batch), width)
-        options = {"logits_to_keep": columns.to(device)} if narrow else {}
         inputs = {
             "input_ids": ids.to(device),
             "position_ids": positions.to(device),
             "use_cache": False,
-            **options,
         }
-        logits = model(**inputs).logits
-        logits = logits if narrow else logits[:, columns.to(device)]
-        picked = (
-            logits.float()
-            .log_softmax(-1)
-            .gather(-1, targets[:, columns].to(device)[..., None])[..., 0]
-        )
+        if narrow:
+            logits = model(**inputs, logits_to_keep=columns.to(device)).logits
+        else:
+            logits = model(**inputs).logits[:, columns.to(device)]
+        selected = targets[:, columns].to(device)[..., None]
+        picked = logits.float().log_softmax(-1).gather(-1, selected)[..., 0]
         totals = picked.masked_fill(~scored[:, columns].to(device), 0.0).double().sum(-1)
         for index, value in zip(batch, totals.tolist(), strict=True):
-            sums[index] = value if not math.isnan(value) else -math.inf
+            if not math.isnan(value):  # -inf, as without any: no option to choose
+                sums[index] = value
     return sums

@@ -38,11 +38,14 @@ from kinject.train.objectives.distillation import document_inputs
 from kinject.types import TrainResult
 
 if TYPE_CHECKING:
-    from kinject.train.trainer import KnowledgeTrainer
+    from kinject.train.trainer import RunTrainer
 
 log = logging.getLogger(__name__)
 
-_CORPUS_FIX = "Run kinject augment again: nothing is requested twice. If you changed it yourself, give it another name."
+_CORPUS_FIX = (
+    "Run kinject augment again: nothing is requested twice. If you changed it yourself, give it "
+    "another name."
+)
 _FILES = ("log.jsonl", "timing.jsonl", f"model/{SHA256SUMS}")
 """Files of a finished run whose hashes the manifest holds."""
 
@@ -60,6 +63,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     configs = check_training(recipe)  # its problems, before the folder changes
     recipe = with_local_corpora(recipe)
     inputs = made_by_first_process(lambda: hash_inputs(recipe))
+    # The first process of a launch holds the lock for all.
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
         finished = _check_folder(recipe.run_dir, inputs, resume=resume, overwrite=overwrite)
         if finished is not None:
@@ -70,7 +74,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
 
 
 def _train(
-    trainer: KnowledgeTrainer, recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool
+    trainer: RunTrainer, recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool
 ) -> TrainResult:
     """Train, and write the model and the manifest."""
     from kinject.train.callbacks import Screen
@@ -84,15 +88,18 @@ def _train(
         text = yaml.safe_dump(dict(recipe.raw), sort_keys=False, allow_unicode=True)
         write_text(recipe.run_dir / "recipe.yaml", text)
     tokens = asdict(trainer.training_data.account)
+    # Before training: by its fingerprint a killed run is known when it resumes.
     _write_manifest(recipe, inputs, {"finished": False, "tokens": tokens, "notes": notes})
-    checkpoint = (
-        made_by_first_process(lambda: checkpoint_to_resume(recipe.run_dir)) if resume else None
-    )
+    checkpoint = None
+    if resume:
+        checkpoint = made_by_first_process(lambda: checkpoint_to_resume(recipe.run_dir))
+    resumed_from = None
     if checkpoint is not None:
+        resumed_from = checkpoint.name
         trainer.args.eval_on_start = False  # the checkpoint's log holds that evaluation
     with disk_faults(recipe.run_dir), numbers_only(checkpoint):
         try:
-            output = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            output = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
         finally:
             for callback in trainer.callback_handler.callbacks:
                 if isinstance(callback, Screen):
@@ -103,6 +110,9 @@ def _train(
         merges = recipe.adapter is not None and bool(recipe.adapter.get("merge"))
         model_dir = _save_model(trainer, recipe.run_dir, recipe.model, merges=merges)
     _publish_model(trainer, model_dir)
+    best_step = None
+    if trainer.args.load_best_model_at_end:
+        best_step = trainer.state.best_global_step
     data = trainer.training_data
     counts = FinishedTraining(
         finished=True,
@@ -111,10 +121,10 @@ def _train(
         loss=output.metrics["train_loss"],
         seconds=round(seconds, 1),
         cost={"work_seconds": round(work, 2), **trainer.preparation_cost},
-        resumed_from=checkpoint.name if checkpoint else None,
+        resumed_from=resumed_from,
         tokens=tokens,
         notes=tuple(notes),
-        best_step=trainer.state.best_global_step if trainer.args.load_best_model_at_end else None,
+        best_step=best_step,
         learned_tokens=trainer.learned_before + int(trainer.learned_tokens),
         effective_batch=effective_batch(trainer.args, data),
         fractions={name: round(fraction, 4) for name, fraction in data.fractions.items()},
@@ -123,9 +133,9 @@ def _train(
         warnings=tuple(trainer.guard.warnings),
         ended_above_start=ended_above,
     )
-    if is_first_process():
-        for _, path in checkpoints(recipe.run_dir) if trainer.args.save_strategy == "no" else ():
-            shutil.rmtree(path)  # a signal's
+    if is_first_process() and trainer.args.save_strategy == "no":
+        for _, path in checkpoints(recipe.run_dir):  # of a signal
+            shutil.rmtree(path)
     _write_manifest(recipe, inputs, counts.to_json(), outputs=_FILES)
     return _result(recipe.run_dir, counts, already_done=False)
 
@@ -135,18 +145,20 @@ def render_summary(result: TrainResult) -> str:
     if result.already_done:
         return f"{result.run_dir}: this run is finished; nothing to do. Model: {result.model_dir}"
     account = result.account
-    loss = "" if result.final_loss is None else f", loss {result.final_loss:.3f}"
+    loss = learned = ""
+    if result.final_loss is not None:
+        loss = f", loss {result.final_loss:.3f}"
+    if result.n_learned is not None:
+        learned = f"tokens learned, over all steps: {result.n_learned:,}\n"
     rate = result.n_steps / result.seconds if result.seconds else 0.0
-    learned = (
-        ""
-        if result.n_learned is None
-        else f"tokens learned, over all steps: {result.n_learned:,}\n"
-    )
     return (
-        f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, {rate_text(rate, 'steps')}{loss}\n"
-        f"{learned}tokens in an epoch: {account['source']:,} source = {account['trained']:,} trained + {account['masked']:,} "
-        f"read only + {account['truncated']:,} truncated + {account['dropped']:,} dropped\n"
-        f"model: {result.model_dir}   log: {result.run_dir}/log.jsonl   manifest: {result.run_dir}/manifest.json"
+        f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, "
+        f"{rate_text(rate, 'steps')}{loss}\n"
+        f"{learned}tokens in an epoch: {account['source']:,} source = "
+        f"{account['trained']:,} trained + {account['masked']:,} read only + "
+        f"{account['truncated']:,} truncated + {account['dropped']:,} dropped\n"
+        f"model: {result.model_dir}   log: {result.run_dir}/log.jsonl   "
+        f"manifest: {result.run_dir}/manifest.json"
     )
 
 
@@ -222,36 +234,15 @@ def _check_folder(
 
     Raises `TrainingError` if the folder holds another run, or needs --resume or --overwrite.
     """
-    manifest = None if overwrite else read_manifest(folder)
-    if manifest is not None:
-        # Another stage's folder holds another run.
-        training = manifest if isinstance(manifest, TrainManifest) else None
-        same = training is not None and training.fingerprint == inputs["fingerprint"]
-        counts = training.finished() if training and (folder / "model").is_dir() else None
-        finished = counts is not None
-        fault = _damage(folder, manifest) if same and finished else ""
-        if fault and not resume:
-            raise TrainingError(
-                f"{fault}. Make the model again with --resume (from the newest checkpoint) or --overwrite."
-            )
-        if fault:
-            log.warning(f"{fault}. The model is made again.")
-        elif same and counts is not None:
-            return _result(folder, counts, already_done=True)
-        if not same and (finished or checkpoints(folder)):
-            raise TrainingError(
-                f"{folder}: holds a run of another recipe, corpus or model. Set another run_dir, or start over with --overwrite."
-            )
-        if checkpoints(folder) and not resume:
-            raise TrainingError(
-                f"{folder}: holds an unfinished run (newest checkpoint: {checkpoints(folder)[0][1].name}). Continue with "
-                "--resume, or start over with --overwrite."
-            )
-    elif not resume and not overwrite and (checkpoints(folder) or (folder / "model").exists()):
-        raise TrainingError(
-            f"{folder}: holds checkpoints or a model, but no manifest.json. Continue with --resume, or start over "
-            "with --overwrite."
-        )
+    if not overwrite:
+        manifest = read_manifest(folder)
+        if manifest is None and not resume:
+            _refuse_unknown(folder)
+        if manifest is not None:
+            finished = _finished_run(folder, manifest, inputs, resume=resume)
+            if finished is not None:
+                return finished
+            _refuse_unfinished(folder, resume=resume)
     if not resume and is_first_process():
         for path in (*(path for _, path in checkpoints(folder)), folder / "model"):
             if path.exists():
@@ -259,17 +250,72 @@ def _check_folder(
     return None
 
 
+def _refuse_unknown(folder: Path) -> None:
+    """Raise `TrainingError` for results without a manifest that names their recipe."""
+    if checkpoints(folder) or (folder / "model").exists():
+        raise TrainingError(
+            f"{folder}: holds checkpoints or a model, but no manifest.json. Continue with "
+            "--resume, or start over with --overwrite."
+        )
+
+
+def _refuse_unfinished(folder: Path, *, resume: bool) -> None:
+    """Raise `TrainingError` for a run that was interrupted, unless it is to resume."""
+    found = checkpoints(folder)
+    if found and not resume:
+        raise TrainingError(
+            f"{folder}: holds an unfinished run (newest checkpoint: {found[0][1].name}). Continue "
+            "with --resume, or start over with --overwrite."
+        )
+
+
+def _finished_run(
+    folder: Path, manifest: Manifest, inputs: Mapping[str, str], *, resume: bool
+) -> TrainResult | None:
+    """Return the result of a finished run of the same inputs; None if its model is to be made, or
+    made again since a file is damaged.
+
+    Raises `TrainingError` for a run of other inputs, and for damage without `resume`.
+    """
+    counts = None
+    same = False  # another stage's folder holds another run
+    if isinstance(manifest, TrainManifest):
+        same = manifest.fingerprint == inputs["fingerprint"]
+        if (folder / "model").is_dir():
+            counts = manifest.finished()
+    if not same:
+        if counts is not None or checkpoints(folder):
+            raise TrainingError(
+                f"{folder}: holds a run of another recipe, corpus or model. Set another run_dir, "
+                "or start over with --overwrite."
+            )
+        return None
+    if counts is None:
+        return None
+    fault = _damage(folder, manifest)
+    if not fault:
+        return _result(folder, counts, already_done=True)
+    if not resume:
+        raise TrainingError(
+            f"{fault}. Make the model again with --resume (from the newest checkpoint) or "
+            "--overwrite."
+        )
+    log.warning(f"{fault}. The model is made again.")
+    return None
+
+
 def _damage(folder: Path, manifest: Manifest) -> str:
     """Return the first file that differs from that of the finished run; "" without any."""
     for name, sha256 in manifest.outputs.items():
         if not (folder / name).is_file() or file_hash(folder / name) != sha256:
-            return f"{folder / name}: missing, or changed since the run wrote it (manifest.json has its hash)"
+            return (
+                f"{folder / name}: missing, or changed since the run wrote it (manifest.json has "
+                "its hash)"
+            )
     return check_sha256sums(folder / "model")[1]
 
 
-def _save_model(
-    trainer: KnowledgeTrainer, run_dir: Path, base: ModelSection, *, merges: bool
-) -> Path:
+def _save_model(trainer: RunTrainer, run_dir: Path, base: ModelSection, *, merges: bool) -> Path:
     """Write model and tokenizer to model/, whole or not at all; with `merges`, the adapter folded
     in.
 
@@ -313,7 +359,7 @@ def _save_model(
     return final
 
 
-def _publish_model(trainer: KnowledgeTrainer, model_dir: Path) -> None:
+def _publish_model(trainer: RunTrainer, model_dir: Path) -> None:
     """Upload model/ if push_to_hub is set. Trainer would upload the run folder: recipe, paths, logs
     and unfinished files.
 
@@ -336,6 +382,7 @@ def _publish_model(trainer: KnowledgeTrainer, model_dir: Path) -> None:
     ) as error:  # the hub's client raises its own errors and those of its network library
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise TrainingError(
-            f"{model_dir} is written, but was not uploaded to {name}: {reason} Upload it: hf upload {name} {model_dir}"
+            f"{model_dir} is written, but was not uploaded to {name}: {reason} Upload it: hf "
+            f"upload {name} {model_dir}"
         ) from error
     log.info("uploaded to %s", commit.repo_url)

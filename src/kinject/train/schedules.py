@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
+from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
 from transformers.optimization import get_scheduler, get_wsd_schedule
 
 from kinject.errors import TrainingError
@@ -39,7 +40,9 @@ class Schedule:
     def warmup_steps(self, n_steps: int) -> int:
         """Return the steps of warm-up in a run of `n_steps`, a fraction rounded up as in
         transformers."""
-        return int(self.warmup) if self.warmup >= 1 else math.ceil(n_steps * self.warmup)
+        if self.warmup < 1:
+            return math.ceil(n_steps * self.warmup)
+        return int(self.warmup)
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer, n_steps: int) -> Any:
         """Return the scheduler (torch.optim.lr_scheduler.LRScheduler) that drives `optimizer` for
@@ -48,13 +51,14 @@ class Schedule:
         Raises `TrainingError` if the schedule does not fit into so few steps.
         """
         warmup, kwargs = self.warmup_steps(n_steps), dict(self.kwargs)
+        # transformers' polynomial divides by the steps that are left, which may be 0.
         if (
             self.name in ("polynomial", "one_cycle", "warmup_stable_decay", "flat_then_cosine")
             and warmup >= n_steps
         ):
             raise TrainingError(
-                f"trainer.warmup_steps: {warmup} steps of warm-up leave none of {n_steps} to lr_scheduler_type: "
-                f"{self.name}. Lower it, or give it as a fraction (0.1)."
+                f"trainer.warmup_steps: {warmup} steps of warm-up leave none of {n_steps} to "
+                f"lr_scheduler_type: {self.name}. Lower it, or give it as a fraction (0.1)."
             )
         match self.name:
             case "step_decay" | "cosine_with_restarts" | "noam":
@@ -69,6 +73,7 @@ class Schedule:
                 if warmup:  # torch's warm-up ends at update pct_start * n_steps - 1
                     kwargs["pct_start"] = (warmup + 1) / n_steps
                 peaks = [group["lr"] for group in optimizer.param_groups]
+                # With cycle_momentum torch replaces AdamW's beta1.
                 return OneCycleLR(
                     optimizer, peaks, total_steps=n_steps, cycle_momentum=False, **kwargs
                 )
@@ -96,25 +101,25 @@ class Schedule:
             return lambda step: float(scale * min((step + 1) ** -0.5, (step + 1) * warmup**-1.5))
         if self.name == "step_decay":
             epochs, gamma = kwargs.get("step_epochs"), kwargs.get("gamma", 0.1)
-            start, size = (
-                (warmup, kwargs["step_size"])
-                if epochs is None
-                else (0, epochs * self.steps_per_epoch)
-            )
-            after = _stairs(start, size, gamma)
+            if epochs is None:
+                after = _stairs(warmup, kwargs["step_size"], gamma)
+            else:  # epochs are counted from the first update, warm-up included
+                after = _stairs(0, epochs * self.steps_per_epoch, gamma)
         else:
-            after = _cosines(
-                warmup, n_steps, kwargs.get("num_cycles", 1), kwargs.get("min_lr_ratio", 0.0)
-            )
-        return lambda step: after(step) * (min(1.0, step / warmup) if warmup else 1.0)
+            n_cycles, floor = kwargs.get("num_cycles", 1), kwargs.get("min_lr_ratio", 0.0)
+            after = _cosines(warmup, n_steps, n_cycles, floor)
+        if not warmup:
+            return after
+        return lambda step: after(step) * min(1.0, step / warmup)
 
     def _decay_steps(self, n_steps: int, warmup: int) -> int:
         requested = self.kwargs["num_decay_steps"]
         n_decay = int(requested) if requested >= 1 else math.ceil(n_steps * requested)
         if warmup + n_decay > n_steps:
             raise TrainingError(
-                f"trainer.lr_scheduler_kwargs.num_decay_steps: {warmup} steps of warm-up and {n_decay} of decay are more "
-                f"than the run's {n_steps}. Lower one, or give it as a fraction (0.2)."
+                f"trainer.lr_scheduler_kwargs.num_decay_steps: {warmup} steps of warm-up and "
+                f"{n_decay} of decay are more than the run's {n_steps}. Lower one, or give it as a "
+                "fraction (0.2)."
             )
         return n_decay
 
@@ -130,13 +135,15 @@ def _cosines(warmup: int, n_steps: int, n_cycles: int, floor: float) -> Callable
 
     def factor(step: int) -> float:
         progress = max(0, step - warmup) / max(1, n_steps - warmup)
-        cosine = 0.0 if progress >= 1 else (1 + math.cos(math.pi * (n_cycles * progress % 1))) / 2
+        if progress >= 1:  # a full number of cycles would begin another one
+            return floor
+        cosine = (1 + math.cos(math.pi * (n_cycles * progress % 1))) / 2
         return floor + (1 - floor) * cosine
 
     return factor
 
 
-def schedule_of(args: Any, model: Any, steps_per_epoch: int) -> Schedule:
+def schedule_of(args: TrainingArguments, model: PreTrainedModel, steps_per_epoch: int) -> Schedule:
     """Return the schedule that SFTConfig `args` name, for `model` and epochs of `steps_per_epoch`
     updates."""
     name = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
@@ -153,7 +160,7 @@ def schedule_of(args: Any, model: Any, steps_per_epoch: int) -> Schedule:
 
 
 def planned_curve(
-    trainer: Mapping[str, Any], config: Any, n_steps: int, steps_per_epoch: int
+    trainer: Mapping[str, Any], config: PretrainedConfig, n_steps: int, steps_per_epoch: int
 ) -> list[float]:
     """Return the learning rate of each of the `n_steps` updates of a recipe, for a model of
     `config`, without training.

@@ -8,26 +8,27 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kinject import models
+from kinject.corpus.chat import note_on_end
 from kinject.corpus.fetched import with_local_corpora
 from kinject.corpus.rows import CorpusFile
-from kinject.corpus.tokenize import TokenAccount
 from kinject.errors import Problem, RecipeError, fault
 from kinject.manifests import EffectiveBatch
+from kinject.models.generate import end_tokens
 from kinject.process import (
     context_parallel_size,
     first_process_first,
     is_fsdp_launch,
     is_shortage,
-    made_by_first_process,
     processes_per_row,
 )
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
 from kinject.recipe.library_fields import starts_in_the_base
+from kinject.train.batches import Collator, RowDataset
 from kinject.train.callbacks import (
     EarlyStopping,
     Histograms,
@@ -38,20 +39,17 @@ from kinject.train.callbacks import (
 )
 from kinject.train.config import make_configs, wants_all_trackers
 from kinject.train.data import (
-    REPLAY,
-    Collator,
     Corpora,
-    Practice,
-    RowDataset,
     TokenizedCorpora,
     TrainingCorpus,
     TrainingData,
     check_positions,
     open_corpora,
+    origin_of,
     tokenize_and_pack,
 )
 from kinject.train.decomposed import initial_state
-from kinject.train.guards import Guard, check_start
+from kinject.train.guards import Guard, check_isolation, check_start, react
 from kinject.train.load import (
     begin_cartridge,
     check_model,
@@ -66,17 +64,24 @@ from kinject.train.load import (
     take_over_sharding,
     widen_adapter,
 )
+from kinject.train.loss import Technique
+from kinject.train.methods import (
+    Method,
+    MethodInputs,
+    MethodParts,
+    TrainerOptions,
+    method_of,
+)
+from kinject.train.names import summarize_names
 from kinject.train.objectives import OBJECTIVES, make_loss
-from kinject.train.objectives.distillation import Teacher, make_teacher
 from kinject.train.own_answers import write_own_answers
 from kinject.train.probes import Probes
-from kinject.train.recall import RecallTrainer, choose_practice
-from kinject.train.trainer import KnowledgeTrainer, TrainingParts, check_isolation
+from kinject.train.trainer import KnowledgeTrainer, RunTrainer, TrainingParts
 from kinject.train.updates import UPDATE_RULES, UpdateInputs, UpdateRule, make_rules
-from kinject.train.updates.rules import summarize_names
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from peft import PeftConfig
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
     from trl import SFTConfig
 
 
@@ -85,38 +90,37 @@ _NAMED = 8
 _REGISTER = " None is registered: import a module that adds it to OBJECTIVES or UPDATE_RULES first."
 
 
-def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, Any]:
-    """Return SFTConfig and peft's config (or None) of a recipe.
+def check_training(recipe: TrainRecipe) -> tuple[SFTConfig, PeftConfig | None]:
+    """Return TRL's config and peft's (or None) of a recipe.
 
     Raises `RecipeError` for the problems of all sections that training reads, before a corpus or
     weights are read.
     """
-    kinds: dict[str, Any] = {**OBJECTIVES, **UPDATE_RULES}
+    kinds: dict[str, type[Technique]] = {**OBJECTIVES, **UPDATE_RULES}
     with recipe.locating():
-        _check_custom(
-            recipe.techniques.custom,
-            {n: kind for n, kind in kinds.items() if dataclasses.is_dataclass(kind)},
-        )
+        # Only a dataclass has settings of its own; the others are keys of a recipe.
+        custom = {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
+        _check_custom(recipe.techniques.custom, custom)
         checks = [kind.problems for name, kind in kinds.items() if kind.is_on(name, recipe)]
-        configs = make_configs(recipe, checks)
+        configs = make_configs(recipe, checks, method_of(recipe).make_config)
         check_model(recipe)
     return configs
 
 
-def _check_custom(custom: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+def _check_custom(custom: Mapping[str, Mapping[str, Any]], known: Mapping[str, type]) -> None:
     """Raise `RecipeError` for unknown names and settings under techniques.custom."""
     problems: list[Problem] = []
-    checker = Checker(lambda key, message: problems.append(Problem(key, message)))
+
+    def report(key: str | tuple[str | int, ...], message: str) -> None:
+        problems.append(Problem(key, message))
+
+    checker = Checker(report)
     for name, settings in custom.items():
         if name in known:
             checker.section(known[name], settings, ("techniques", "custom", name))
         else:
-            problems.append(
-                Problem(
-                    f"techniques.custom.{name}",
-                    f"unknown name.{suggestion(name, known) or _REGISTER}",
-                )
-            )
+            fix = suggestion(name, known) or _REGISTER
+            report(f"techniques.custom.{name}", f"unknown name.{fix}")
     if problems:
         raise RecipeError(problems)
 
@@ -124,8 +128,8 @@ def _check_custom(custom: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 def make_trainer(
     recipe: TrainRecipe,
     hashes: Mapping[str, str] | None = None,
-    configs: tuple[SFTConfig, Any] | None = None,
-) -> KnowledgeTrainer | RecallTrainer:
+    configs: tuple[SFTConfig, PeftConfig | None] | None = None,
+) -> RunTrainer:
     """Return the trainer of `recipe`, ready to train: with its rows, model, optimizer settings,
     callbacks and notes.
 
@@ -140,101 +144,216 @@ def make_trainer(
     with recipe.locating():
         sharding = take_over_sharding(config, recipe.model.quantization)
         with models.sharded_by_transformers(sharding):
-            return _make_trainer(recipe, config, adapter, sharding, hashes)
+            return _Setup(recipe, config, adapter, sharding, hashes or {}).make_trainer()
 
 
-def _make_trainer(
-    recipe: TrainRecipe, config: SFTConfig, adapter: Any, sharding: models.Sharding | None,
-    hashes: Mapping[str, str] | None,
-) -> KnowledgeTrainer | RecallTrainer:  # fmt: skip
-    """Return the trainer as `make_trainer` does, of a checked config."""
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a run and its tokenizer; `cost` is that of answers that the model wrote
+    itself."""
 
-    def tokenize() -> tuple[Corpora, PreTrainedTokenizerBase, TokenizedCorpora, Counter[str]]:
-        with recipe.locating():  # the other processes get its faults as finished text
-            corpora, notes, cost = with_own_answers(recipe, open_corpora(recipe, hashes))
+    corpora: Corpora
+    tokenizer: PreTrainedTokenizerBase
+    tokenized: TokenizedCorpora
+    cost: Counter[str]
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """The steps from a checked recipe to its trainer, in the order in which `make_trainer` takes
+    them."""
+
+    recipe: TrainRecipe
+    config: SFTConfig
+    adapter: PeftConfig | None
+    sharding: models.Sharding | None
+    hashes: Mapping[str, str]
+
+    def make_trainer(self) -> RunTrainer:
+        """Return the trainer."""
+        recipe, config = self.recipe, self.config
+        method = method_of(recipe)
+        rows = first_process_first(self._read_rows)  # the others find its tokens in the cache
+        tokenizer, cost = rows.tokenizer, rows.cost
+        model, notes = self._load(tokenizer)
+        models.check_causal(model, recipe.model.path or recipe.location("model.new"))
+        window = check_positions(model.config, rows.tokenized.train)
+        probes = None
+        if recipe.probes is not None:
+            probes = Probes(recipe.probes, rows.corpora.questions, tokenizer, window)
+        freeze(model, recipe.model.freeze)
+        model, adapter = begin_cartridge(model, self.adapter, tokenizer, rows.corpora.rows)
+        updates = self._update_inputs(model, rows)
+        rules = make_rules(updates)
+        own = method.prepare(
+            MethodInputs(
+                recipe=recipe,
+                config=config,
+                corpora=rows.corpora,
+                tokenized=rows.tokenized,
+                model=model,
+                tokenizer=tokenizer,
+                hashes=self.hashes,
+                cost=cost,
+            )
+        )
+        parts = TrainingParts(
+            data=own.tokenized.train,
+            train=RowDataset(
+                rows.tokenized.train.rows, rows.tokenized.weights, rows.tokenized.teacher
+            ),
+            validation=_validation_rows(rows.tokenized),
+            loss=make_loss(recipe, float(config.label_smoothing_factor)),
+            rules=rules,
+            guard=Guard(own.guards),
+            probes=probes,
+            load_weights=functools.partial(self._load_weights, tokenizer),
+            make_teacher=own.make_teacher,
+            cost=cost,
+            practice=own.practice,
+        )
+        trainer = self._assemble(method, parts, model, adapter, tokenizer)
+        check_trainable(trainer.model, recipe.model.freeze, recipe.adapter)
+        for rule in rules:
+            rule.start(trainer)
+        self._warn(trainer, own)
+        trainer.notes += [
+            *notes,
+            *own.notes,
+            *_notes(trainer, config, own.tokenized),
+            *_describe_techniques(updates, rules),
+        ]
+        return trainer
+
+    def _read_rows(self) -> _Rows:
+        """Return the tokenizer, and the rows that it makes of the corpora."""
+        recipe = self.recipe
+        method = method_of(recipe)
+        # Located here as well: the other processes get the first one's faults as finished text.
+        with recipe.locating():
+            opened = open_corpora(recipe, method, self.hashes)
+            corpora, notes, cost = with_own_answers(recipe, opened)
             tokenizer = load_training_tokenizer(recipe.model, corpora.rows)
-            tokenized = tokenize_and_pack(recipe, tokenizer, corpora)
-        return (
-            corpora,
-            tokenizer,
-            dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes]),
-            cost,
+            tokenized = tokenize_and_pack(recipe, method, tokenizer, corpora)
+        tokenized = dataclasses.replace(tokenized, notes=[*notes, *tokenized.notes])
+        return _Rows(corpora, tokenizer, tokenized, cost)
+
+    def _load(
+        self, tokenizer: PreTrainedTokenizerBase, path: str = ""
+    ) -> tuple[PreTrainedModel, list[str]]:
+        """Return the model, and notes; with `path` its weights are those of that checkpoint."""
+        recipe = self.recipe
+        return load_training_model(
+            recipe.model, tokenizer, recipe.seed, recipe.device, self.sharding, path
         )
 
-    corpora, tokenizer, tokenized, cost = first_process_first(
-        tokenize
-    )  # the others find its tokens in the cache
-    load = functools.partial(
-        load_training_model, recipe.model, tokenizer, recipe.seed, recipe.device, sharding
-    )
-    model, notes = load()
-    models.check_causal(model, recipe.model.path or recipe.location("model.new"))
-    window = check_positions(model.config, tokenized.train)
-    probes = (
-        Probes(recipe.probes, corpora.questions, tokenizer, window)
-        if recipe.probes is not None
-        else None
-    )
+    def _load_weights(self, tokenizer: PreTrainedTokenizerBase, path: str) -> PreTrainedModel:
+        with models.sharded_by_transformers(self.sharding):
+            return self._load(tokenizer, path)[0]
 
-    def load_weights(path: str) -> PreTrainedModel:
-        with models.sharded_by_transformers(sharding):
-            return load(path)[0]
-
-    freeze(model, recipe.model.freeze)
-    model, adapter = begin_cartridge(model, adapter, tokenizer, corpora.rows)
-    inputs = UpdateInputs(
-        recipe, model, functools.partial(load_weights, "") if sharding is not None else None,
-        reinitialize_last_layers(model, recipe.techniques.reinitialize_last_layers, recipe.seed),
-        tokenized.projection_rows or (),
-    )  # fmt: skip
-    loss, rules = make_loss(recipe, float(config.label_smoothing_factor)), make_rules(inputs)
-    train = RowDataset(tokenized.train.rows, tokenized.weights, tokenized.teacher)
-    validation = RowDataset(tokenized.validation.rows) if tokenized.validation is not None else None
-    make = None
-    if tokenized.teacher is not None:
-        make = functools.partial(_teacher, recipe, tokenized, hashes, cost, bf16=config.bf16)
-    guards, practice, n_rows = recipe.guards, list[Practice](), len(tokenized.train.rows)
-    if recipe.method == "recall":
-        practice, note = made_by_first_process(
-            lambda: choose_practice(recipe, corpora.rows, model, tokenizer, config)
+    def _update_inputs(self, model: PreTrainedModel, rows: _Rows) -> UpdateInputs:
+        """Return what update rules are made from; new weights are drawn in the last layers here."""
+        load_base = None
+        if self.sharding is not None:  # a sharded model cannot be copied
+            load_base = functools.partial(self._load_weights, rows.tokenizer, "")
+        n_last = self.recipe.techniques.reinitialize_last_layers
+        return UpdateInputs(
+            self.recipe,
+            model,
+            load_base,
+            reinitialized=reinitialize_last_layers(model, n_last, self.recipe.seed),
+            kept=rows.tokenized.projection_rows or (),
         )
-        notes, n_rows = [*notes, note], len(practice) * config.num_generations
-        guards = dataclasses.replace(
-            guards, nothing_learned="ignore"
-        )  # a batch of equal answers has no loss
-        account = tokenized.train.account  # none of its tokens is learned
-        data = dataclasses.replace(
-            tokenized.train, account=TokenAccount(account.source, 0, account.source)
+
+    def _assemble(
+        self,
+        method: Method,
+        parts: TrainingParts,
+        model: PreTrainedModel,
+        adapter: PeftConfig | None,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> RunTrainer:
+        """Return the trainer of `parts`. Raises `RecipeError` for faults that only the model
+        shows."""
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+        recipe, config = self.recipe, self.config
+        packs = bool(recipe.trainer.get("packing"))
+        flatten = packs and "flash" in str(model.config._attn_implementation)
+        if packs and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
+            _check_packing(model, parts.train)
+        collator = Collator(
+            _padding_token(tokenizer), flatten, _row_multiple(config), recipe.guards.nothing_learned
         )
-        tokenized = dataclasses.replace(tokenized, train=data, notes=[])
-    parts = TrainingParts(
-        tokenized.train, train, validation, loss, rules, Guard(guards), probes, load_weights, make, cost, practice,
-    )  # fmt: skip
-    trainer = _assemble(recipe, config, adapter, model, tokenizer, parts)
-    check_trainable(trainer.model, recipe.model.freeze, recipe.adapter)
-    for rule in rules:
-        rule.start(trainer)
-    trainer.guard.warnings += precision_warnings(recipe.model, config)
-    rounds_up = recipe.techniques.stochastic_rounding
-    trainer.guard.warnings += check_start(
-        guards, trainer.model, n_rows, config, rounds_up=rounds_up
-    )
-    trainer.notes += [
-        *notes,
-        *_notes(trainer, config, tokenized),
-        *_describe_techniques(inputs, rules),
-    ]
-    return trainer
+        options = TrainerOptions(
+            model=model,
+            config=config,
+            tokenizer=tokenizer,
+            adapter=adapter,
+            run_dir=recipe.run_dir,
+            callbacks=_callbacks(recipe, config, parts),
+            collator=collator,
+        )
+        try:
+            trainer = method.make_trainer(parts, options)
+            if isinstance(trainer, KnowledgeTrainer):
+                _check_router_loss(trainer, recipe)
+        except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks
+            reason = " ".join(str(error).split())[:300]
+            raise fault("trainer", f"TRL refuses it: {reason}") from error
+        except (RuntimeError, TypeError) as error:
+            if recipe.model.quantization == "none" or is_shortage(error):
+                raise
+            raise quantized_fault(error) from error
+        left_out = None
+        if wants_all_trackers(recipe):
+            left_out = trainer.guard.warnings
+        guard_trackers(trainer.callback_handler.callbacks, left_out)
+        every = recipe.techniques.histogram_steps
+        if every is not None:
+            trainer.add_callback(Histograms(every, lambda: trainer.callback_handler.callbacks))
+        if recipe.adapter is not None:
+            _prepare_adapter(trainer, recipe, config)
+        return trainer
+
+    def _warn(self, trainer: RunTrainer, own: MethodParts) -> None:
+        """Add the warnings that can be given before the first step. Raises `TrainingError` for one
+        whose reaction is stop."""
+        warnings = trainer.guard.warnings
+        for warning in own.tokenized.warnings:
+            warnings += react("warn", warning)
+        warnings += precision_warnings(self.recipe.model, self.config)
+        warnings += check_start(
+            own.guards,
+            trainer.model,
+            own.n_rows,
+            self.config,
+            rounds_up=self.recipe.techniques.stochastic_rounding,
+        )
 
 
-def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> list[str]:
-    """Return lines for the log on the rows, the batch, and what trains if that is not all."""
-    batch = effective_batch(config, tokenized.train)
+def _validation_rows(tokenized: TokenizedCorpora) -> RowDataset | None:
+    if tokenized.validation is None:
+        return None
+    return RowDataset(tokenized.validation.rows)
+
+
+def _padding_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the token that fills up rows; no text attends to it, so any will do."""
+    if tokenizer.pad_token_id is not None:
+        return int(tokenizer.pad_token_id)
+    return int(tokenizer.eos_token_id or 0)
+
+
+def _notes(trainer: RunTrainer, config: SFTConfig, tokenized: TokenizedCorpora) -> list[str]:
+    """Return lines for the log on the rows, the batch, what trains if that is not all, and a chat
+    template that does not teach to stop."""
     notes = [
-        *tokenized.notes, _describe_run(trainer, tokenized),
-        f"effective batch: {batch.rows_per_device} rows x {batch.accumulation} accumulated x {batch.devices} "
-        f"device{'s' * (batch.devices != 1)} = {batch.rows} rows an update, about {batch.tokens:,} tokens",
-    ]  # fmt: skip
+        *tokenized.notes,
+        _describe_run(trainer, tokenized),
+        _describe_batch(config, tokenized),
+    ]
     names = [
         name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad
     ]
@@ -242,7 +361,21 @@ def _notes(trainer: KnowledgeTrainer, config: SFTConfig, tokenized: TokenizedCor
         groups = summarize_names(names)
         more = f" and {len(groups) - _NAMED} more" if len(groups) > _NAMED else ""
         notes.append(f"these train: {', '.join(groups[:_NAMED])}{more}")
+    if tokenized.chat is not None:
+        tokenizer = trainer.processing_class
+        note = note_on_end(tokenizer, tokenized.chat, end_tokens(trainer.model, tokenizer))
+        if note:
+            notes.append(note)
     return notes
+
+
+def _describe_batch(config: SFTConfig, tokenized: TokenizedCorpora) -> str:
+    batch = effective_batch(config, tokenized.train)
+    devices = "1 device" if batch.devices == 1 else f"{batch.devices} devices"
+    return (
+        f"effective batch: {batch.rows_per_device} rows x {batch.accumulation} accumulated x "
+        f"{devices} = {batch.rows} rows an update, about {batch.tokens:,} tokens"
+    )
 
 
 def with_own_answers(
@@ -250,99 +383,28 @@ def with_own_answers(
 ) -> tuple[Corpora, list[str], Counter[str]]:
     """Return the corpora with the answers that the model is to write itself, a note on each, and
     the cost of all."""
-    notes, costs = [], Counter[str]()
+    notes: list[str] = []
+    costs: Counter[str] = Counter()
     for part in recipe.corpus.own_answers():
         path, note, cost = write_own_answers(recipe, part)
         notes.append(note)
         costs.update(cost)
         if part:
             name = part.removeprefix("mix.")
-            answered = CorpusFile(path, REPLAY * (name == REPLAY))
+            answered = CorpusFile(path, origin_of(name))
             corpora.parts[name] = dataclasses.replace(corpora.parts[name], rows=answered)
         else:
-            rows = TrainingCorpus(path, recipe.method, corpora.rows.column)
+            rows = TrainingCorpus(path, corpora.rows.method, corpora.rows.column)
             corpora = dataclasses.replace(corpora, rows=rows)
     return corpora, notes, costs
 
 
-def _teacher(
-    recipe: TrainRecipe, tokenized: TokenizedCorpora, hashes: Mapping[str, str] | None, cost: Counter[str], model: Any, *,
-    bf16: bool,
-) -> Teacher:  # fmt: skip
-    """Return the teacher of a run; add a note on it to `tokenized`, and the cost of its predictions
-    to `cost`.
-
-    The first process makes those that the cache lacks.
-    """
-    section = recipe.distills
-    assert tokenized.teacher is not None
-    assert section is not None
-    weights = (hashes or {}).get("teacher" if section.teacher else "model", "")
-    known = "" if weights.startswith("hub:") else weights
-    cache_dir = Path(recipe.corpus.cache_dir)
-    make = functools.partial(
-        make_teacher, section, recipe.model, cache_dir, tokenized.teacher, model, known, bf16=bf16
-    )
-    teacher, note, spent = first_process_first(make)
-    tokenized.notes.append(note)
-    cost.update(spent)
-    return teacher
-
-
-def _assemble(
-    recipe: TrainRecipe, config: SFTConfig, adapter: Any, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-    parts: TrainingParts,
-) -> KnowledgeTrainer | RecallTrainer:  # fmt: skip
-    """Return the trainer of `parts`. Raises `RecipeError` for faults that only the model shows."""
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()
-    techniques = recipe.techniques
-    pad = (
-        tokenizer.pad_token_id
-        if tokenizer.pad_token_id is not None
-        else tokenizer.eos_token_id or 0
-    )
-    packs = bool(recipe.trainer.get("packing"))
-    flatten = "flash" in str(model.config._attn_implementation) and packs
-    if packs and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
-        _check_packing(model, parts.train)
-    callbacks = _callbacks(recipe, config, parts)
-    given: dict[str, Any] = {
-        "model": model, "args": config, "processing_class": tokenizer, "peft_config": adapter, "run_dir": recipe.run_dir,
-        "callbacks": callbacks,
-    }  # fmt: skip
-    try:
-        if parts.practice:
-            trainer: KnowledgeTrainer | RecallTrainer = RecallTrainer(parts, **given)
-        else:
-            collator = Collator(pad, flatten, _row_multiple(config), recipe.guards.nothing_learned)
-            trainer = KnowledgeTrainer(parts, data_collator=collator, **given)
-            _check_router_loss(trainer, recipe)
-    except (
-        ValueError,
-        ImportError,
-    ) as error:  # of fields that only a whole trainer checks together
-        raise fault("trainer", f"TRL refuses it: {' '.join(str(error).split())[:300]}") from error
-    except (RuntimeError, TypeError) as error:
-        if recipe.model.quantization == "none" or is_shortage(error):
-            raise
-        raise quantized_fault(error) from error
-    left_out = trainer.guard.warnings if wants_all_trackers(recipe) else None
-    guard_trackers(trainer.callback_handler.callbacks, left_out)
-    if techniques.histogram_steps is not None:
-        trainer.add_callback(
-            Histograms(techniques.histogram_steps, lambda: trainer.callback_handler.callbacks)
-        )
-    if recipe.adapter is not None:
-        _prepare_adapter(trainer, recipe, config)
-    return trainer
-
-
-def _callbacks(recipe: TrainRecipe, config: SFTConfig, parts: TrainingParts) -> list[Any]:
+def _callbacks(
+    recipe: TrainRecipe, config: SFTConfig, parts: TrainingParts
+) -> list[TrainerCallback]:
     """Return the callbacks that the recipe asks for, and the screen."""
     guard, techniques = parts.guard, recipe.techniques
-    callbacks: list[Any] = [Screen(effective_batch(config, parts.data).tokens)]
+    callbacks: list[TrainerCallback] = [Screen(effective_batch(config, parts.data).tokens)]
     if recipe.probes is not None:
         callbacks.append(EarlyStopping(forgetting(recipe.probes), guard.warnings))
     if techniques.patience is not None:
@@ -350,9 +412,7 @@ def _callbacks(recipe: TrainRecipe, config: SFTConfig, parts: TrainingParts) -> 
     return callbacks
 
 
-def _prepare_adapter(
-    trainer: KnowledgeTrainer | RecallTrainer, recipe: TrainRecipe, config: SFTConfig
-) -> None:
+def _prepare_adapter(trainer: RunTrainer, recipe: TrainRecipe, config: SFTConfig) -> None:
     """Make the adapter of a new trainer ready. Raises `RecipeError` if it does not run."""
     if recipe.model.quantization != "none":
         if config.mixed_precision == "fp16":
@@ -369,11 +429,18 @@ def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
     has_kl = recipe.regularization is not None and recipe.regularization.kl > 0
     if not trainer.aux_loss_enabled or not (has_kl or trainer.training_loss.is_changed):
         return
-    key = "techniques" if "techniques" in recipe.raw else "trainer.label_smoothing_factor"
-    key = "regularization.kl" if has_kl else "method" if recipe.method == "distill" else key
+    if has_kl:
+        key = "regularization.kl"
+    elif recipe.distills is not None:
+        key = "method"
+    elif "techniques" in recipe.raw:
+        key = "techniques"
+    else:
+        key = "trainer.label_smoothing_factor"
     message = (
-        "this model adds its routers' loss, which smoothed labels, hard_example_mining, row_weights, distill and "
-        "regularization.kl leave out. Remove them, or set trainer.router_aux_loss_coef: 0."
+        "this model adds its routers' loss, which smoothed labels, hard_example_mining, "
+        "row_weights, distill and regularization.kl leave out. Remove them, or set "
+        "trainer.router_aux_loss_coef: 0."
     )
     raise fault(key, message)
 
@@ -384,23 +451,27 @@ def _row_multiple(config: SFTConfig) -> int:
     Context parallelism over n processes gives each of them two of 2n equal parts, so that all have
     as much to attend to.
     """
+    multiple = config.pad_to_multiple_of or 1
     n = context_parallel_size()
-    return math.lcm(config.pad_to_multiple_of or 1, 2 * n if n > 1 else 1)
+    if n > 1:
+        return math.lcm(multiple, 2 * n)
+    return int(multiple)
 
 
-def _describe_run(trainer: KnowledgeTrainer, tokenized: TokenizedCorpora) -> str:
-    parameters, packing = list(trainer.model.parameters()), tokenized.packing
+def _describe_run(trainer: RunTrainer, tokenized: TokenizedCorpora) -> str:
+    parameters = list(trainer.model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    weights = " and ".join(
-        sorted({str(parameter.dtype).removeprefix("torch.") for parameter in trained})
-    )
-    arithmetic = {"bf16": "bfloat16", "fp16": "float16"}.get(
-        trainer.accelerator.mixed_precision, weights
-    )
+    n_trained, n_all = sum(map(models.size_of, trained)), sum(map(models.size_of, parameters))
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in trained}
+    weights = " and ".join(sorted(dtypes))
+    autocast = {"bf16": "bfloat16", "fp16": "float16"}
+    arithmetic = autocast.get(trainer.accelerator.mixed_precision, weights)
+    rows = tokenized.packing.strategy or "unpacked"
+    if rows != "wrapped":
+        rows += ", paraphrases separated"
     return (
-        f"trains {sum(map(models.size_of, trained)):,} of {sum(map(models.size_of, parameters)):,} parameters "
-        f"({weights} weights, {arithmetic} arithmetic), {len(tokenized.train.rows):,} rows, {packing.strategy or 'unpacked'}"
-        f"{'' if packing.strategy == 'wrapped' else ', paraphrases separated'}"
+        f"trains {n_trained:,} of {n_all:,} parameters ({weights} weights, {arithmetic} "
+        f"arithmetic), {len(tokenized.train.rows):,} rows, {rows}"
     )
 
 

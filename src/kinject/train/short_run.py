@@ -32,14 +32,23 @@ RESULT = "result.json"
 LOG = "log.txt"
 """The output of the process."""
 _NEEDS_LONG_RUN = (
-    "num_train_epochs", "metric_for_best_model", "greater_is_better", "eval_steps", "save_steps", "lr_scheduler_kwargs",
-    "warmup_steps", "warmup_ratio",
-)  # fmt: skip
+    "num_train_epochs",
+    "metric_for_best_model",
+    "greater_is_better",
+    "eval_steps",
+    "save_steps",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "warmup_ratio",
+)
 """Trainer fields that need evaluations or more steps. None of them changes the time or memory of a
 step."""
 _TECHNIQUES_OFF: Mapping[str, Any] = {
-    "freeze_base_steps": None, "freeze_base_except": (), "patience": None, "histogram_steps": None,
-}  # fmt: skip
+    "freeze_base_steps": None,
+    "freeze_base_except": (),
+    "patience": None,
+    "histogram_steps": None,
+}
 """Techniques that need more steps, evaluations or a tracker."""
 _GUARDS = dict.fromkeys(("unread_corpus", "nothing_learned", "instability"), "ignore")
 _POLL_SECONDS = 0.1
@@ -53,9 +62,16 @@ def short_fields(steps: int) -> dict[str, Any]:
     """Return the trainer fields of a run of `steps` that logs each step and neither evaluates,
     saves nor reports."""
     return {
-        "max_steps": steps, "logging_strategy": "steps", "logging_steps": 1, "save_strategy": "no", "eval_strategy": "no",
-        "eval_on_start": False, "load_best_model_at_end": False, "metric_for_best_model": None, "report_to": "none",
-    }  # fmt: skip
+        "max_steps": steps,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "eval_on_start": False,
+        "load_best_model_at_end": False,
+        "metric_for_best_model": None,
+        "report_to": "none",
+    }
 
 
 def short_recipe(
@@ -91,15 +107,25 @@ def short_recipe(
         key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()
     }
     return replace(
-        recipe, run_dir=run_dir, trainer=fields, probes=None, raw=raw, guards=replace(recipe.guards, **guards),
-        corpus=replace(recipe.corpus, **validation), techniques=replace(recipe.techniques, **_TECHNIQUES_OFF),
-    )  # fmt: skip
+        recipe,
+        run_dir=run_dir,
+        trainer=fields,
+        probes=None,
+        raw=raw,
+        guards=replace(recipe.guards, **guards),
+        corpus=replace(recipe.corpus, **validation),
+        techniques=replace(recipe.techniques, **_TECHNIQUES_OFF),
+    )
 
 
 def run_process(
-    recipe: TrainRecipe, *, longest_rows: bool = False, seconds: float = math.inf, limit: int | None = None,
+    recipe: TrainRecipe,
+    *,
+    longest_rows: bool = False,
+    seconds: float = math.inf,
+    limit: int | None = None,
     progress: Progress | None = None,
-) -> int | None:  # fmt: skip
+) -> int | None:
     """Take the steps of a `short_recipe` in a process of its own and return its exit code.
 
     With `longest_rows`, it trains on the longest rows of the corpus. `progress` counts its steps.
@@ -141,7 +167,8 @@ def last_log_line(run_dir: Path) -> str:
 
 
 def read_timing(run_dir: Path) -> list[Row]:
-    """Return the rows of timing.jsonl. A last row that a killed process did not finish is left out."""
+    """Return the rows of timing.jsonl. A last row that a killed process did not finish is left
+    out."""
     path = run_dir / "timing.jsonl"
     if not path.is_file():
         return []

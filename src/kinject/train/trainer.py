@@ -13,22 +13,34 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from datasets import Dataset
-from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Sampler
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer_callback import PrinterCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from trl import SFTTrainer
+from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import ModelOutput
+from trl import SFTConfig, SFTTrainer
 
 from kinject.corpus.tokenize import IGNORED
-from kinject.errors import TrainingError
 from kinject.process import processes_per_row, tensor_parallel_size
+from kinject.train.batches import FilledRows, RoundSampler, RowDataset
 from kinject.train.callbacks import RunLog
 from kinject.train.checkpoints import CheckpointMixin
-from kinject.train.data import FilledRows, Practice, RoundSampler, RowDataset, TrainingData
+from kinject.train.data import Practice, TrainingData
 from kinject.train.guards import Guard
 from kinject.train.loss import MeanLoss, TokenMean
 from kinject.train.objectives import TrainingLoss
@@ -36,9 +48,12 @@ from kinject.train.objectives.distillation import Teacher
 from kinject.train.probes import Probes
 from kinject.train.schedules import schedule_of
 from kinject.train.updates import UpdateRule
+from kinject.train.updates.freeze import FreezeWarmup
 from kinject.train.updates.regularization import Regularizer
-from kinject.train.updates.rules import FreezeWarmup, SharpnessAware, leave_warmup_to_schedule
+from kinject.train.updates.sam import Batch, SharpnessAware
 
+GradNorm: TypeAlias = torch.Tensor | float | None
+"""The norm of a gradient; None where DeepSpeed's engine keeps it."""
 _COLUMNS = (
     "input_ids",
     "labels",
@@ -60,33 +75,38 @@ class PackingMixin(SFTTrainer):  # type: ignore[misc]
     it has some."""
 
     rounds: Sequence[int]
-    train_dataset: Any
+    train_dataset: RowDataset
 
     def _set_signature_columns_if_needed(self) -> None:
         # TRL 1.16 drops every column that it does not know
         self._signature_columns = list(_COLUMNS)
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+    def _get_train_sampler(self, train_dataset: RowDataset | None = None) -> Sampler[int] | None:
         """Return the sampler of `train_sampling_strategy`; by rounds if the epoch has some."""
         # transformers 5.23 knows no rounds, and reads every row for its length
         if self.rounds and self.args.train_sampling_strategy == "random":
-            return RoundSampler(
-                self.rounds,
-                self.args.data_seed if self.args.data_seed is not None else self.args.seed,
-            )
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            return RoundSampler(self.rounds, seed)
         if self.args.train_sampling_strategy == "group_by_length" and train_dataset is None:
             n_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps
-            return LengthGroupedSampler(n_rows, lengths=self.train_dataset.rows.lengths().tolist())
-        return super()._get_train_sampler(train_dataset)
+            lengths = self.train_dataset.rows.lengths().tolist()
+            by_length: Sampler[int] = LengthGroupedSampler(n_rows, lengths=lengths)
+            return by_length
+        sampler: Sampler[int] | None = super()._get_train_sampler(train_dataset)
+        return sampler
 
-    def get_eval_dataloader(self, eval_dataset: RowDataset | None = None) -> Any:
+    def get_eval_dataloader(
+        self, eval_dataset: RowDataset | None = None
+    ) -> DataLoader[dict[str, torch.Tensor]]:
         """Return the batches of an evaluation, which read every row once."""
-        rows = eval_dataset or self.eval_dataset
+        rows: RowDataset | None = eval_dataset or self.eval_dataset
+        read: RowDataset | FilledRows | None = rows
         # accelerate repeats the first rows until all processes have as many, and would count those
         # twice; dataloader_drop_last, which is for updates of one size, leaves the last ones out
         if rows is not None and (self.args.world_size > 1 or self.args.dataloader_drop_last):
-            rows = FilledRows(rows, self.args.eval_batch_size * self.args.world_size)
-        return super().get_eval_dataloader(rows)
+            read = FilledRows(rows, self.args.eval_batch_size * self.args.world_size)
+        loader: DataLoader[dict[str, torch.Tensor]] = super().get_eval_dataloader(read)
+        return loader
 
 
 class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
@@ -101,7 +121,7 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     losses: MeanLoss
     rules: Sequence[UpdateRule]
     teacher: Teacher | None
-    learned_tokens: Any
+    learned_tokens: int | torch.Tensor
     router_aux_loss_coef: float
     evaluated: TokenMean
 
@@ -119,12 +139,12 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         super().log(logs, start_time)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the batches of one update and the divisor of its loss; count the learned tokens."""
+        """Return the batches of one update and the divisor of its loss; count the learned
+        tokens."""
         batches, divisor = super().get_batch_samples(*args, **kwargs)
         n_learned = divisor if self.training_loss.plain else None
-        if (
-            n_learned is None
-        ):  # transformers does not count for models whose forward takes no further arguments
+        # transformers does not count for models whose forward takes no further arguments.
+        if n_learned is None:
             n_learned = sum(int((batch["labels"][:, 1:] != IGNORED).sum()) for batch in batches)
             if self.args.world_size > 1:
                 n_learned = int(
@@ -134,19 +154,24 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         self.learned_tokens = self.learned_tokens + n_learned
         return batches, divisor
 
-    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
-        """Return the divisor of the loss of one update: its learned tokens, if the loss is plain."""
-        # transformers 5.23 counts the labels that are not masked; a loss that weighs tokens has another divisor
-        n_learned = super()._get_num_items_in_batch(batch_samples, device)
+    def _get_num_items_in_batch(
+        self, batch_samples: list[Batch], device: torch.device
+    ) -> torch.Tensor | int | None:
+        """Return the divisor of the loss of one update: its learned tokens, if the loss is
+        plain."""
+        # transformers 5.23 counts the labels that are not masked; a loss that weighs tokens has
+        # another divisor
+        n_learned: torch.Tensor | int | None = super()._get_num_items_in_batch(
+            batch_samples, device
+        )
         if self.training_loss.plain or n_learned is None:
             return n_learned
-        count = (
-            torch.stack([self.training_loss.count(batch) for batch in batch_samples])
-            .sum()
-            .to(device)
-        )
-        averaged = self.args.average_tokens_across_devices and self.args.world_size > 1
-        return self.accelerator.gather(count).sum() / processes_per_row() if averaged else count
+        counts = [self.training_loss.count(batch) for batch in batch_samples]
+        count = torch.stack(counts).sum().to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            # Several processes may share a row, of context or tensor parallelism.
+            count = self.accelerator.gather(count).sum() / processes_per_row()
+        return count
 
     def _computes_loss(self) -> bool:
         """Return whether the loss is computed here; TRL computes it otherwise."""
@@ -156,54 +181,66 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
 
     def compute_loss(
         self,
-        model: Any,
-        inputs: dict[str, Any],
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
         return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
         """Return a batch's part of the loss of the accumulated batch: in training that of
         `training_loss`.
 
         In evaluation it is always the negative log-likelihood over the number of learned tokens.
         """
         if return_outputs or not self._computes_loss():
-            inputs = {
-                key: value
-                for key, value in inputs.items()
-                if key not in ("replayed", "weights", "teacher")
-            }
-            coefficient = self.router_aux_loss_coef
-            self.router_aux_loss_coef = (
-                coefficient if self.model.training else 0.0
-            )  # TRL adds the routers' loss
-            n_tokens = self._total_train_tokens
-            try:
-                result = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            finally:
-                self.router_aux_loss_coef = coefficient
-            self._note_tokens(inputs, n_tokens)
-            return result
+            return self._loss_of_trl(model, inputs, return_outputs, num_items_in_batch)
+        # The loss of an evaluation is always the plain one, so that runs can be compared.
         training_loss = self.training_loss if self.model.training else TrainingLoss()
-        count = (
-            training_loss.count(inputs)
-            if num_items_in_batch is None
-            else torch.as_tensor(num_items_in_batch)
+        n_items = num_items_in_batch
+        if n_items is None:
+            n_items = training_loss.count(inputs)
+        count = torch.as_tensor(n_items)
+        teacher = None
+        if self.teacher is not None and self.model.training:
+            teacher = self.teacher.of_batch(inputs)
+        # With the cache, restarting positions do not keep packed documents apart (off by 0.44).
+        output = model(
+            input_ids=inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False
         )
-        read = {key: inputs[key] for key in ("input_ids", "position_ids")}
-        teacher = (
-            self.teacher.of_batch(inputs)
-            if self.teacher is not None and self.model.training
-            else None
-        )
-        logits = model(**read, use_cache=False).logits.float()
+        logits = output.logits.float()
         total = training_loss.total(logits, inputs, teacher)
-        if self.model.training and (pull := self._pull) is not None:
-            total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
         if self.model.training:
+            pull = self._pull
+            if pull is not None:
+                total = total + pull.strengths.kl * pull.divergence(model, inputs, logits[:, :-1])
             self._total_train_tokens += inputs["input_ids"].numel()
         loss = total / torch.where(count > 0, count, 1)  # zero if the batch has no token to learn
         if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            # Processes of tensor parallelism read the same rows, which count once.
             loss = loss * (self.accelerator.num_processes // tensor_parallel_size())
+        return loss
+
+    def _loss_of_trl(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
+        """Return the loss as TRL computes it, in evaluation without the routers' loss that it
+        adds."""
+        own = ("replayed", "weights", "teacher")
+        inputs = {key: value for key, value in inputs.items() if key not in own}
+        coefficient = self.router_aux_loss_coef
+        if not self.model.training:
+            self.router_aux_loss_coef = 0.0
+        n_tokens = self._total_train_tokens
+        try:
+            loss: torch.Tensor | tuple[torch.Tensor, ModelOutput] = super().compute_loss(
+                model, inputs, return_outputs, num_items_in_batch
+            )
+        finally:
+            self.router_aux_loss_coef = coefficient
+        self._note_tokens(inputs, n_tokens)
         return loss
 
     def _note_tokens(self, inputs: Mapping[str, torch.Tensor], n_tokens: int) -> None:
@@ -221,22 +258,24 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         return metrics
 
     def prediction_step(
-        self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any, Any]:
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, None, None]:
         """Return the loss of a batch; add it to the mean of the evaluation."""
         n_learned = (inputs["labels"][:, 1:] != IGNORED).sum()
-        step: tuple[Any, Any, Any] = super().prediction_step(model, inputs, *args, **kwargs)
+        step: tuple[torch.Tensor, None, None] = super().prediction_step(
+            model, inputs, *args, **kwargs
+        )
         self.evaluated.add(step[0], n_learned)
         return step
 
     def evaluation_loop(
         self,
-        dataloader: DataLoader[Any],
+        dataloader: DataLoader[Batch],
         description: str,
         prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
-    ) -> Any:
+    ) -> EvalLoopOutput:
         """Return what Trainer measures, the loss as the mean over all tokens."""
         # transformers 5.23 takes the mean of the batches' means, each as often as it has rows
         self.evaluated = TokenMean()
@@ -254,42 +293,44 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     @property
     def _pull(self) -> Regularizer | None:
         """The rule whose divergence from the base's predictions is a term of the loss."""
-        pulls = (rule for rule in self.rules if isinstance(rule, Regularizer) and rule.strengths.kl)
-        return next(pulls, None)
+        for rule in self.rules:
+            if isinstance(rule, Regularizer) and rule.strengths.kl:
+                return rule
+        return None
 
 
 class OptimizerMixin(Trainer):  # type: ignore[misc]
     """The optimizer, its schedule and its updates, as `rules` change them and the guard allows
     them."""
 
-    optimizer: Any
-    lr_scheduler: Any
-    control: Any
-    _total_train_tokens: Any
+    optimizer: Optimizer | None
+    lr_scheduler: LRScheduler | None
+    control: TrainerControl
+    _total_train_tokens: int | torch.Tensor
 
     def take(self, parts: TrainingParts) -> None:
         """Keep the parts of a run, and begin its counts."""
-        self.training_data, self.rules, self.guard, self.probes = (
-            parts.data,
-            parts.rules,
-            parts.guard,
-            parts.probes,
-        )
+        self.training_data, self.probes = parts.data, parts.probes
+        self.rules, self.guard = parts.rules, parts.guard
         self.load_weights, self.preparation_cost = parts.load_weights, parts.cost
-        self.losses, self.notes = MeanLoss(), list[str]()
-        self.steps_per_epoch, self.learned_before, self.spent_before = 1, 0, (0.0, 0.0)
-        self.learned_tokens: Any = 0
+        self.losses = MeanLoss()
+        self.notes: list[str] = []
+        self.steps_per_epoch = 1
+        self.learned_before, self.spent_before = 0, (0.0, 0.0)
+        self.learned_tokens: int | torch.Tensor = 0
         """Those in the loss so far, of all processes (a number, or a tensor on a device), since
         this run began or resumed."""
 
-    def watchers(self, run_dir: Path, callbacks: Sequence[Any]) -> list[Any]:
+    def watchers(
+        self, run_dir: Path, callbacks: Sequence[TrainerCallback]
+    ) -> list[TrainerCallback]:
         """Return the callbacks of a trainer that is to be made: `callbacks`, after those that every
         training has."""
         return [
             RunLog(run_dir, lambda: int(self.learned_tokens)),
             self.guard,
             *callbacks,
-            TrainerState(self),
+            TrainingHooks(self),
         ]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -306,77 +347,88 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         self.losses.begin_update(self._tr_loss)
         return super().get_batch_samples(*args, **kwargs)
 
-    def create_optimizer(self, model: Any = None) -> Any:
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Return the optimizer as the rules change it."""
-        if self.optimizer is not None:
-            return super().create_optimizer(model)
-        self.optimizer = super().create_optimizer(model)
-        leave_warmup_to_schedule(self.optimizer)
-        for rule in self.rules:
-            self.optimizer = rule.change_optimizer(self.optimizer, self)
-        return self.optimizer
+        is_new = self.optimizer is None
+        optimizer: Optimizer = super().create_optimizer(model)
+        if is_new:
+            _leave_warmup_to_schedule(optimizer)
+            for rule in self.rules:
+                optimizer = rule.change_optimizer(optimizer, self)
+            self.optimizer = optimizer
+        return optimizer
 
     def set_initial_training_values(self, *args: Any, **kwargs: Any) -> Any:
-        """Return Trainer's counts before training; keep the updates of an epoch for the schedule."""
+        """Return Trainer's counts before training; keep the updates of an epoch for the
+        schedule."""
         values = super().set_initial_training_values(*args, **kwargs)
         self.steps_per_epoch = values[1]
         return values
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: Optimizer | None = None
+    ) -> LRScheduler:
         """Return the scheduler of `kinject.train.schedules`, which has more names than
         transformers."""
         if self.lr_scheduler is None:
             schedule = schedule_of(self.args, self.model, self.steps_per_epoch)
-            optimizer = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = schedule.make_scheduler(optimizer, num_training_steps)
+            scheduled = optimizer or self.optimizer
+            assert scheduled is not None
+            self.lr_scheduler = schedule.make_scheduler(scheduled, num_training_steps)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Train an epoch, unless all steps are done or the run had stopped: Trainer would take one
         more step."""
-        # transformers 5.23 takes one more step in a run that is done, or was stopped by a callback as it began
+        # transformers 5.23 takes one more step in a run that is done, or was stopped by a callback
+        # as it began
         self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
         if not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """End training with the weights to use."""
-        # transformers 5.23 saves and scores a schedule-free optimizer's last iterate, not its average
+        # transformers 5.23 saves and scores a schedule-free optimizer's last iterate, not its
+        # average
         self._use_final_weights()
         return super()._finalize_training(*args, **kwargs)
 
     def _use_final_weights(self) -> None:
         """Switch a schedule-free optimizer to its averaged weights; the next training step switches
         back."""
-        if callable(getattr(self.optimizer, "eval", None)):
-            self.optimizer.eval()
+        use_average = getattr(self.optimizer, "eval", None)
+        if callable(use_average):
+            use_average()
 
-    def _clip_grad_norm(self, model: Any) -> Any:
+    def _clip_grad_norm(self, model: nn.Module) -> GradNorm:
         """Change the gradient, then clip."""
         # transformers 5.23 has no callback between the accumulated gradient and its clipping
         self._change_gradient(model)
-        return super()._clip_grad_norm(model)
+        norm: GradNorm = super()._clip_grad_norm(model)
+        return norm
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+    def _get_grad_norm(self, model: nn.Module, grad_norm: GradNorm = None) -> GradNorm:
         """Return the norm before clipping; skip an update whose norm is not finite, and its step of
         the schedule.
 
         Under a gradient scaler (fp16) the scaler itself skips such updates, and they are counted;
         under DeepSpeed its engine does both.
         """
-        # transformers 5.23 logs an update that is not finite and makes it; without clipping this is the only hook before it
+        # transformers 5.23 logs an update that is not finite and makes it; without clipping this is
+        # the only hook before it
         if grad_norm is None:
             self._change_gradient(model)
         step = self.state.global_step
-        norm = super()._get_grad_norm(model, grad_norm)
+        norm: GradNorm = super()._get_grad_norm(model, grad_norm)
+        # DeepSpeed's engine skips by itself, and may keep the norm to itself.
         if norm is None or self.is_deepspeed_enabled:
             made = self.guard.count(1.0 if norm is None else float(norm))
         else:
             scaler = self.accelerator.scaler
-            made = self.guard.may_update(
-                float(norm), step, None if scaler is None else float(scaler.get_scale())
-            )
+            scale = None if scaler is None else float(scaler.get_scale())
+            made = self.guard.may_update(float(norm), step, scale)
+            # Without gradients the optimizer's step changes nothing.
             if not made and scaler is None:
                 model.zero_grad(set_to_none=True)
         loss = self.losses.end_update(self._tr_loss, made=made)
@@ -384,23 +436,29 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
             self.guard.check_progress(loss, math.nan if norm is None else float(norm), step)
         return norm
 
-    def _change_gradient(self, model: Any) -> None:
+    def _change_gradient(self, model: nn.Module) -> None:
         for rule in self.rules:
             rule.change_gradient(model, self.state.global_step)
 
     def training_step(
-        self, model: Any, inputs: Any, num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Add a batch's gradient and return its loss; with SAM, the last one of an update repeats
         all gradients."""
         loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
-        for sam in (rule for rule in self.rules if isinstance(rule, SharpnessAware)):
-            sam.keep(inputs)
-            if self.accelerator.sync_gradients:
-                self._repeat_perturbed(model, sam, num_items_in_batch)
+        for rule in self.rules:
+            if isinstance(rule, SharpnessAware):
+                rule.keep(inputs)
+                if self.accelerator.sync_gradients:
+                    self._repeat_perturbed(model, rule, num_items_in_batch)
         return loss
 
-    def _repeat_perturbed(self, model: Any, sam: SharpnessAware, num_items_in_batch: Any) -> None:
+    def _repeat_perturbed(
+        self,
+        model: nn.Module,
+        sam: SharpnessAware,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> None:
         """Replace the gradient of an update by that at the perturbed weights."""
         batches, n_tokens = sam.take_batches(), self._total_train_tokens
         for rule in self.rules:
@@ -411,42 +469,51 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         model.zero_grad()
         try:
             for number, batch in enumerate(batches, start=1):
-                sync = (
-                    self.accelerator.no_sync(model)
-                    if number < len(batches)
-                    else contextlib.nullcontext()
-                )
-                with sync:
+                # Gradients are reduced over the devices once an update, with its last batch.
+                is_last = number == len(batches)
+                with contextlib.nullcontext() if is_last else self.accelerator.no_sync(model):
                     super().training_step(model, batch, num_items_in_batch)
         finally:
             sam.restore()
-        self._total_train_tokens = n_tokens
+        self._total_train_tokens = n_tokens  # the second pass reads the same tokens
 
 
-class TrainerState(TrainerCallback):  # type: ignore[misc]
+def _leave_warmup_to_schedule(optimizer: Optimizer) -> None:
+    """Take the warm-up of a new schedule-free optimizer away: transformers gives the same warm-up
+    to the schedule."""
+    settings = getattr(optimizer, "defaults", {})  # DeepSpeed's placeholder has none
+    if {"train_mode", "warmup_steps"} <= settings.keys():
+        for group in optimizer.param_groups:
+            group["warmup_steps"] = 0
+
+
+class TrainingHooks(TrainerCallback):  # type: ignore[misc]
     """Restores the state of a checkpoint; lets the rules read and change the weights around the
     optimizer's step."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: OptimizerMixin) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Restore the state, if training resumes; start the clock."""
         self.trainer.restore_state()
         self.trainer.start_clock()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Let the rules read the weights."""
         for rule in self.trainer.rules:
             rule.before_update()
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Let the rules change the weights."""
         for rule in self.trainer.rules:
             rule.after_update()
-
-
-_ISOLATION_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -473,7 +540,11 @@ class TrainingParts:
     """The questions of `method: recall`."""
 
 
-class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveMixin):
+class RunTrainer(OptimizerMixin, CheckpointMixin):
+    """What the trainer of every method has: its updates and its checkpoints."""
+
+
+class KnowledgeTrainer(RunTrainer, PackingMixin, ObjectiveMixin):
     """TRL's SFTTrainer on kinject's own rows, in four parts: rows, objective, updates and
     checkpoints.
 
@@ -485,26 +556,26 @@ class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveM
         self,
         parts: TrainingParts,
         *,
-        args: Any,
+        args: SFTConfig,
         run_dir: Path,
-        callbacks: list[Any],
+        callbacks: list[TrainerCallback],
         **options: Any,
     ) -> None:
         self.take(parts)
         self.training_loss = parts.loss
-        self.rounds: Sequence[int] = (
-            parts.data.rows.rounds if parts.data.rows.rounds[-1] > 0 else ()
-        )
-        first_row = Dataset.from_list(
-            [parts.train[0]]
-        )  # SFTTrainer needs a Dataset, which would copy every row
-        with _strategies_off(
-            args, evaluates=parts.validation is not None, saves=not _is_sharded(options["model"])
-        ):
+        rounds = parts.data.rows.rounds
+        self.rounds: Sequence[int] = rounds if rounds[-1] > 0 else ()
+        # SFTTrainer needs a Dataset, which would copy every row: it gets the first, then all.
+        first_row = Dataset.from_list([parts.train[0]])
+        evaluates = parts.validation is not None
+        with _strategies_off(args, evaluates=evaluates, saves=not _is_sharded(options["model"])):
             super().__init__(
-                args=args, train_dataset=first_row, eval_dataset=first_row if parts.validation is not None else None,
-                callbacks=self.watchers(run_dir, callbacks), **options,
-            )  # fmt: skip
+                args=args,
+                train_dataset=first_row,
+                eval_dataset=first_row if evaluates else None,
+                callbacks=self.watchers(run_dir, callbacks),
+                **options,
+            )
         self.train_dataset, self.eval_dataset = parts.train, parts.validation
         self.label_smoother = None  # TrainingLoss smooths; validation losses stay plain
         self.remove_callback(PrinterCallback)
@@ -512,18 +583,16 @@ class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveM
 
     def evaluate(
         self,
-        eval_dataset: Any = None,
+        eval_dataset: RowDataset | None = None,
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Return the validation loss, if there is a validation corpus, and the accuracy of every
         probe; log both."""
         has_loss = eval_dataset is not None or self.eval_dataset is not None
-        metrics: dict[str, float] = (
-            super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-            if has_loss or self.probes is None
-            else {}
-        )
+        metrics: dict[str, float] = {}
+        if has_loss or self.probes is None:
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if self.probes is None:
             return metrics
         self._use_final_weights()
@@ -538,12 +607,12 @@ class KnowledgeTrainer(OptimizerMixin, CheckpointMixin, PackingMixin, ObjectiveM
         return metrics
 
 
-def _is_sharded(model: Any) -> bool:
+def _is_sharded(model: PreTrainedModel) -> bool:
     return bool(model.is_distributed_loading_by_transformers)
 
 
 @contextlib.contextmanager
-def _strategies_off(args: Any, *, evaluates: bool, saves: bool) -> Iterator[None]:
+def _strategies_off(args: SFTConfig, *, evaluates: bool, saves: bool) -> Iterator[None]:
     """Let Trainer be made from `args` without evaluations or checkpoints where it would refuse
     these.
 
@@ -551,38 +620,11 @@ def _strategies_off(args: Any, *, evaluates: bool, saves: bool) -> Iterator[None
     transformers has sharded, which `CheckpointMixin` saves.
     """
     strategies = args.eval_strategy, args.save_strategy
-    args.eval_strategy = args.eval_strategy if evaluates else "no"
-    args.save_strategy = args.save_strategy if saves else "no"
+    if not evaluates:
+        args.eval_strategy = "no"
+    if not saves:
+        args.save_strategy = "no"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         yield
     args.eval_strategy, args.save_strategy = strategies
-
-
-@torch.no_grad()
-def check_isolation(model: Any, row: dict[str, list[int]]) -> None:
-    """Raise `TrainingError` if a document in a packed row sees the one before it.
-
-    The second document of `row` (columns input_ids and position_ids, at least two documents) is run
-    packed and alone in float32; the logits must agree.
-    """
-    starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
-    end = starts[2] if len(starts) > 2 else len(row["input_ids"])
-    ids = torch.tensor([row["input_ids"][:end]], device=model.device)
-    positions = torch.tensor([row["position_ids"][:end]], device=model.device)
-    was_training = model.training
-    model.eval()
-    packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, starts[1] :]
-    alone = model(
-        input_ids=ids[:, starts[1] :], position_ids=positions[:, starts[1] :], use_cache=False
-    ).logits
-    model.train(was_training)
-    difference = float(
-        (packed.float() - alone.float()).abs().max() / alone.float().abs().max().clamp(min=1.0)
-    )
-    tolerance = _ISOLATION_TOLERANCE if model.dtype == torch.float32 else 30 * _ISOLATION_TOLERANCE
-    if difference > tolerance:
-        raise TrainingError(
-            f"packed documents see each other with this model's attention (logits differ by {difference:.2g}). Set "
-            "trainer.packing: false, or packing_strategy: wrapped to accept it."
-        )

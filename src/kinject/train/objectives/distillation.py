@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from kinject.corpus.chat import conversation_texts, encode_conversation, prepend
 from kinject.corpus.packing import PickedRows
 from kinject.corpus.passages import Bm25, best_of, split_passages, with_passages, word_spans
 from kinject.corpus.rows import CorpusFile, CorpusRow
+from kinject.corpus.spans import common_beginning
 from kinject.corpus.tokenize import (
     IGNORED,
     Tokenization,
@@ -51,7 +52,7 @@ from kinject.train.loss import Objective, Predictions, as_frozen, divergence, lo
 from kinject.types import Document
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 NO_TEACHER = -1
 """The number of a token without a prediction of the teacher."""
@@ -80,10 +81,10 @@ class TeacherRows:
 
     def __post_init__(self) -> None:
         """Count the predictions of each row."""
-        counts = [
-            int(np.count_nonzero(np.asarray(row.learned))) if len(head.input_ids) else 0
-            for row, head in zip(self.rows, self.heads, strict=True)
-        ]
+        counts = []
+        for row, head in zip(self.rows, self.heads, strict=True):
+            has_teacher = len(head.input_ids) > 0
+            counts.append(int(np.count_nonzero(np.asarray(row.learned))) if has_teacher else 0)
         object.__setattr__(self, "starts", np.cumsum([0, *counts], dtype=np.int64))
 
     def __len__(self) -> int:
@@ -172,8 +173,10 @@ class HeadWriter:
             ids = self._ids(row.text)
             first = ids[: split_text(row, ids, self.tokenizer)]
         context = self._context(row, len(first) + len(token_row.input_ids))
-        before = [*(self._ids(context) if context else []), *first]
-        return ([*begin, *before], len(token_row.input_ids) - len(begin)) if before else ([], 0)
+        before = [*self._ids(context), *first] if context else first
+        if not before:
+            return [], 0
+        return [*begin, *before], len(token_row.input_ids) - len(begin)
 
     def _context(self, row: CorpusRow, n_tokens: int) -> str:
         """Return the text before a row of `n_tokens`: its document, or for the document itself
@@ -181,18 +184,17 @@ class HeadWriter:
 
         It is "" without a document, and where no passage of it fits.
         """
-        document = (
-            self.documents.get(row.document_id, "") if self.section.context == "document" else ""
-        )
+        if self.section.context != "document":
+            return ""
+        document = self.documents.get(row.document_id, "")
         if row.shape == "text" and row.text == document:
             document = self.others.get(row.document_id, "")
-        limits = [
-            self.section.context_tokens,
-            None if self.window is None else self.window - n_tokens,
-        ]
-        room = min((limit for limit in limits if limit is not None), default=None)
         if not document:
             return ""
+        room = self.section.context_tokens
+        if self.window is not None:
+            left = self.window - n_tokens
+            room = left if room is None else min(room, left)
         full_text = with_passages([document], "")
         if room is None or len(self._ids(full_text)) <= room:
             return full_text
@@ -220,25 +222,21 @@ class HeadWriter:
     def _head_of_conversation(
         self, row: CorpusRow, token_row: TokenRow, context: str
     ) -> tuple[list[int], int]:
-        """Return the same for a conversation: the context is in front of the user's first message."""
+        """Return the same for a conversation: the context is in front of the user's first
+        message."""
         turns = prepend_context(row.messages, context) if context else None
         if turns is None:
             return [], 0
-        ids = encode_conversation(
-            dataclasses.replace(row, messages=tuple(turns)), self.tokenizer, self.tokenization.chat
-        )[0]
+        with_context = dataclasses.replace(row, messages=tuple(turns))
+        ids, _, _ = encode_conversation(with_context, self.tokenizer, self.tokenization.chat)
         student = np.asarray(token_row.input_ids).tolist()
-        n_tail = next(
-            (
-                n
-                for n, (a, b) in enumerate(zip(reversed(ids), reversed(student), strict=False))
-                if a != b
-            ),
-            len(student),
-        )
+        n_tail = common_beginning(ids[::-1], student[::-1])
         n_tail = min(n_tail, len(student) - 1, len(ids) - 1)
+        # The teacher predicts all that is learned, or nothing: it may read the row otherwise.
         first = int(np.argmax(np.asarray(token_row.learned)))
-        return (ids[:-n_tail], n_tail) if n_tail >= len(student) - first else ([], 0)
+        if n_tail < len(student) - first:
+            return [], 0
+        return ids[:-n_tail], n_tail
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
         encoded = self.tokenizer(
@@ -252,37 +250,40 @@ class HeadWriter:
 
 
 def teacher_rows(
-    recipe: TrainRecipe, section: DistillationSection, corpus: CorpusFile, tokens: Sequence[TokenRow],
-    tokenizer: PreTrainedTokenizerBase, tokenization: Tokenization,
-) -> TeacherRows:  # fmt: skip
+    recipe: TrainRecipe,
+    section: DistillationSection,
+    corpus: CorpusFile,
+    tokens: Sequence[TokenRow],
+    tokenizer: PreTrainedTokenizerBase,
+    tokenization: Tokenization,
+) -> TeacherRows:
     """Return the teacher's text for each row of `corpus`. Raises `RecipeError` if no row has a
     context."""
-    path, revision = (
-        (section.teacher, None) if section.teacher else (recipe.model.path, recipe.model.revision)
-    )
-    if (
-        section.teacher
-        and models.load_tokenizer(section.teacher).get_vocab() != tokenizer.get_vocab()
-    ):
-        message = f"{section.teacher} has another vocabulary than the model."
-        raise fault(
-            "distillation.teacher", f"{message} Its answers can be learned as any other text."
-        )
-    window = models.window_of(models.load_config(path, revision)) if path is not None else None
+    path, revision = recipe.model.path, recipe.model.revision
+    if section.teacher:
+        path, revision = section.teacher, None
+        if models.load_tokenizer(section.teacher).get_vocab() != tokenizer.get_vocab():
+            raise fault(
+                "distillation.teacher",
+                f"{section.teacher} has another vocabulary than the model. Its answers can be "
+                "learned "
+                "as any other text.",
+            )
+    window = None
+    if path is not None:
+        window = models.window_of(models.load_config(path, revision))
     reads = section.context, section.context_tokens, document_inputs(section, recipe.documents)
     key = entry_key(
         corpus.cache_key, tokenizer, tokenization, "teacher", _HEADS_FORMAT, window, *reads
     )
 
     def make() -> Iterator[TokenRow]:
-        reads_documents = section.context == "document"
-        documents = (
-            document_texts(section.documents, recipe.documents, corpus) if reads_documents else {}
-        )
-        others = _other_texts(corpus) if reads_documents else {}
-        return HeadWriter(section, tokenizer, tokenization, window, documents, others).heads(
-            corpus, tokens
-        )
+        documents, others = {}, {}
+        if section.context == "document":
+            documents = document_texts(section.documents, recipe.documents, corpus)
+            others = _other_texts(corpus)
+        writer = HeadWriter(section, tokenizer, tokenization, window, documents, others)
+        return writer.heads(corpus, tokens)
 
     heads = cached_tokens(Path(recipe.corpus.cache_dir), key, make, "")
     read = TeacherRows(tokens, heads, key)
@@ -290,8 +291,8 @@ def teacher_rows(
         fix = "All are too short."
         if section.context == "document":
             fix = (
-                "Rows need a document_id, and the documents must be in the corpus (origin: original) or at "
-                "distillation.documents; context: beginning needs none."
+                "Rows need a document_id, and the documents must be in the corpus (origin: "
+                "original) or at distillation.documents; context: beginning needs none."
             )
         message = f"no row of {recipe.corpus.path} has a context that fits into the model's window."
         raise fault("distillation.context", f"{section.context}: {message} {fix}")
@@ -301,8 +302,9 @@ def teacher_rows(
 def document_inputs(section: DistillationSection, settings: DocumentsSection) -> dict[str, str]:
     """Return the hashes of the documents that `section` names for the teacher; {} for those of the
     corpus, or for none."""
-    path = section.documents if section.context == "document" else None
-    return document_hashes(Path(path), settings) if path is not None else {}
+    if section.context != "document" or section.documents is None:
+        return {}
+    return document_hashes(Path(section.documents), settings)
 
 
 def document_texts(
@@ -332,7 +334,9 @@ def describe_heads(read: TeacherRows) -> str:
     """Return how many rows have a teacher, as a line to print."""
     n = sum(read.has_teacher(index) for index in range(len(read)))
     line = f"distillation: the teacher reads {n:,} of {len(read):,} rows"
-    return line if n == len(read) else f"{line}; the others are learned by cross-entropy"
+    if n < len(read):
+        line += "; the others are learned by cross-entropy"
+    return line
 
 
 _FORMAT = 2
@@ -414,16 +418,17 @@ class Teacher:
 
 
 def make_teacher(
-    section: DistillationSection, base: ModelSection, cache_dir: Path, read: TeacherRows, model: Any, weights: str, *,
-    bf16: bool,
-) -> tuple[Teacher, str, dict[str, float]]:  # fmt: skip
+    recipe: TrainRecipe, read: TeacherRows, model: PreTrainedModel, weights: str, *, bf16: bool
+) -> tuple[Teacher, str, dict[str, float]]:
     """Return the teacher of a run, a note, and the cost of its predictions (teacher_tokens,
     teacher_seconds).
 
     The predictions are in the cache, which keeps their cost, or made by the teacher and stored: by
-    distillation.teacher, or `model`, the `base` as it was loaded, with or without an adapter;
+    distillation.teacher, or `model`, the base as it was loaded, with or without an adapter;
     `weights` is its hash, "" to compute it. `bf16`: under autocast.
     """
+    section, base = recipe.distills, recipe.model
+    assert section is not None
     is_made = False
 
     def write(folder: Path) -> None:
@@ -439,19 +444,28 @@ def make_teacher(
 
     vocabulary = int(model.config.get_text_config().vocab_size)
     key = content_id(
-        "predictions", _FORMAT, read.key, weights or _identity(section.teacher, base, model), str(model.dtype), bf16,
-        section.top_k, base.quantization,
-    )  # fmt: skip
-    folder = cached_entry(cache_dir, key, write)
+        "predictions",
+        _FORMAT,
+        read.key,
+        weights or _identity(section.teacher, base, model),
+        str(model.dtype),
+        bf16,
+        section.top_k,
+        base.quantization,
+    )
+    folder = cached_entry(Path(recipe.corpus.cache_dir), key, write)
     teacher = Teacher(folder)
     n, n_bytes = int(teacher.starts[-1]), sum(path.stat().st_size for path in folder.iterdir())
     cost = read_json(folder / _COST, "Delete it; the predictions are made again.")
     origin = f"made in {cost['teacher_seconds']:.1f} s" if is_made else "read from the cache"
-    note = f"distillation: {n:,} predictions of the teacher {origin} ({n_bytes / 2**20:,.0f} MiB in {folder})"
+    note = (
+        f"distillation: {n:,} predictions of the teacher {origin} ({n_bytes / 2**20:,.0f} MiB in "
+        f"{folder})"
+    )
     return teacher, note, cost
 
 
-def _load_teacher(path: str | None, base: ModelSection, model: Any) -> Any:
+def _load_teacher(path: str | None, base: ModelSection, model: PreTrainedModel) -> PreTrainedModel:
     """Return the model at `path`, where `model` is; without a path `model` itself."""
     if path is None:
         return model
@@ -461,22 +475,21 @@ def _load_teacher(path: str | None, base: ModelSection, model: Any) -> Any:
     return models.load_model(path, options).model
 
 
-def _identity(teacher: str | None, base: ModelSection, model: Any) -> str:
-    path, config = (
-        (teacher, models.load_config(teacher)) if teacher else (str(base.path), model.config)
-    )
-    return (
-        models.model_hash(Path(path))
-        if Path(path).exists()
-        else f"{path}@{getattr(config, '_commit_hash', '')}"
-    )
+def _identity(teacher: str | None, base: ModelSection, model: PreTrainedModel) -> str:
+    """Return what names the teacher's weights: a hash, or a name on the hub with its commit."""
+    path, config = str(base.path), model.config
+    if teacher:
+        path, config = teacher, models.load_config(teacher)
+    if Path(path).exists():
+        return models.model_hash(Path(path))
+    return f"{path}@{getattr(config, '_commit_hash', '')}"
 
 
 @torch.no_grad()
 def _write_predictions(
     folder: Path,
     read: TeacherRows,
-    model: Any,
+    model: PreTrainedModel,
     section: DistillationSection,
     vocabulary: int,
     *,
@@ -486,14 +499,12 @@ def _write_predictions(
     n = int(read.starts[-1])
     k = min(section.top_k, vocabulary)
     read.starts.tofile(folder / "starts.bin")
-    shapes = {"ids": (np.uint32, k), "log_probs": (np.float32, k + (k < vocabulary))}
-    files = {
-        name: np.memmap(folder / f"{name}.bin", kind, "w+", shape=(n, width))
-        for name, (kind, width) in shapes.items()
-    }
-    autocast = (
-        torch.autocast(model.device.type, torch.bfloat16) if bf16 else contextlib.nullcontext()
-    )
+    width = k + 1 if k < vocabulary else k  # the last column is that of all other tokens
+    ids_file = np.memmap(folder / "ids.bin", np.uint32, "w+", shape=(n, k))
+    log_probs_file = np.memmap(folder / "log_probs.bin", np.float32, "w+", shape=(n, width))
+    autocast: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if bf16:
+        autocast = torch.autocast(model.device.type, torch.bfloat16)
     with autocast, Progress("teacher", n, "tokens") as progress:
         for indices, logits in read_rows(model, read):
             logits = logits[:, :vocabulary]  # of a larger model it may be padded further
@@ -501,22 +512,25 @@ def _write_predictions(
             positions = np.concatenate(
                 [np.arange(*read.starts[index : index + 2]) for index in indices]
             )
-            files["ids"][positions] = best.cpu().numpy()
-            files["log_probs"][positions] = log_probs_of(logits, best).cpu().numpy()
+            ids_file[positions] = best.cpu().numpy()
+            log_probs_file[positions] = log_probs_of(logits, best).cpu().numpy()
             progress.advance(len(best))
-    for file in files.values():
-        file.flush()
+    ids_file.flush()
+    log_probs_file.flush()
 
 
-def read_rows(model: Any, read: TeacherRows) -> Iterator[tuple[list[int], torch.Tensor]]:
+def read_rows(
+    model: PreTrainedModel, read: TeacherRows
+) -> Iterator[tuple[list[int], torch.Tensor]]:
     """Yield (numbers, logits of their learned tokens [tokens, vocabulary] in float32) of batches of
     rows with a teacher."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     most = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocabulary))
-    lengths = [
-        (len(read.heads[index].input_ids) + read.heads[index].n_left_out - 1, index)
-        for index in range(len(read)) if read.has_teacher(index)
-    ]  # fmt: skip
+    lengths = []
+    for index in range(len(read)):
+        if read.has_teacher(index):
+            head = read.heads[index]
+            lengths.append((len(head.input_ids) + head.n_left_out - 1, index))
     for batch in _batches(lengths, most):
         yield batch, _read(model, read, batch)
 
@@ -530,23 +544,28 @@ def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int
         if batch and (len(batch) + 1) * width > most:
             yield batch
             batch = []
-        width = width if batch else length
+        if not batch:
+            width = length
         batch.append(index)
     if batch:
         yield batch
 
 
-def _read(model: Any, read: TeacherRows, batch: Sequence[int]) -> torch.Tensor:
+def _read(model: PreTrainedModel, read: TeacherRows, batch: Sequence[int]) -> torch.Tensor:
     """Return the logits [tokens, vocabulary] in float32 of the learned tokens of rows behind their
     heads, row after row."""
     texts = [[*read.head(index), *read.tail(index)[:-1]] for index in batch]
     width = max(map(len, texts))
-    ids = torch.tensor([[*text, *[0] * (width - len(text))] for text in texts], device=model.device)
+    padded = [text + [0] * (width - len(text)) for text in texts]
+    ids = torch.tensor(padded, device=model.device)
     positions = torch.arange(width, device=model.device).expand(len(texts), width)
     logits: torch.Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits
-    places = [
-        (number, len(read.head(index)) - 1 + place)
-        for number, index in enumerate(batch) for place in read.learned_in_tail(index)
-    ]  # fmt: skip
-    rows, columns = zip(*places, strict=True)
-    return logits[list(rows), list(columns)].float()
+    rows: list[int] = []
+    columns: list[int] = []
+    for number, index in enumerate(batch):
+        learned = read.learned_in_tail(index)
+        # A token is predicted by the logits of the one before it.
+        before_tail = len(read.head(index)) - 1
+        rows += [number] * len(learned)
+        columns += [before_tail + position for position in learned]
+    return logits[rows, columns].float()

@@ -1,17 +1,16 @@
-"""Changes to the updates of a run: each is one file of this folder, and one line of `UPDATE_RULES`."""
+"""Changes to the updates of a run: each is one file of this folder, and one line of
+`UPDATE_RULES`."""
 
 from __future__ import annotations
 
-from kinject.train.updates.regularization import Projection, Regularizer
-from kinject.train.updates.rules import (
-    FreezeWarmup,
-    LayerwiseRates,
-    Muon,
-    SharpnessAware,
-    StochasticRounding,
-    UpdateInputs,
-    UpdateRule,
-)
+from kinject.train.updates.base import UpdateInputs, UpdateRule
+from kinject.train.updates.freeze import FreezeWarmup
+from kinject.train.updates.layerwise import LayerwiseRates
+from kinject.train.updates.muon import Muon
+from kinject.train.updates.projection import Projection
+from kinject.train.updates.regularization import Regularizer
+from kinject.train.updates.rounding import StochasticRounding
+from kinject.train.updates.sam import SharpnessAware
 
 __all__ = ["UPDATE_RULES", "UpdateInputs", "UpdateRule", "make_rules"]
 

@@ -1,0 +1,190 @@
+"""From training rows to batches: rows are made when they are read, in the order of an epoch, and
+padded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Sampler
+
+from kinject.corpus.packing import PackedRows
+from kinject.corpus.tokenize import IGNORED
+from kinject.recipe.sections import Reaction
+from kinject.train.guards import react
+from kinject.train.objectives.distillation import NO_TEACHER, TeacherRows
+
+_COLUMNS = ("input_ids", "labels", "position_ids", "replayed", "weights", "teacher")
+_PADDING: dict[str, float] = {
+    "labels": IGNORED,
+    "replayed": False,
+    "weights": 0.0,
+    "teacher": NO_TEACHER,
+}
+
+
+@dataclass(frozen=True)
+class RowDataset:
+    """Training rows for a trainer, each made when a batch needs it.
+
+    A row is a dict with input_ids, labels, position_ids, length and replayed. With `weights` (of
+    the corpus rows, in order) it has the weight of each token; rows mixed in weigh 1. With
+    `teacher` it has the number of the teacher's prediction of each token; rows mixed in have none.
+    """
+
+    rows: PackedRows
+    weights: npt.NDArray[np.float32] | None = None
+    teacher: TeacherRows | None = None
+    column_names: tuple[str, ...] = field(
+        default=("input_ids", "labels", "position_ids", "length", "replayed"), init=False
+    )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.rows[index]
+        columns: dict[str, Any] = {
+            "input_ids": row.input_ids,
+            "labels": row.labels,
+            "position_ids": row.position_ids,
+            "length": len(row.input_ids),
+            "replayed": row.replayed,
+        }
+        segments = self.rows.segments(index)
+        if self.weights is not None:
+            columns["weights"] = []
+            for number, start, end in segments:
+                # Behind the rows of the corpus are those that are mixed in.
+                weight = float(self.weights[number]) if number < len(self.weights) else 1.0
+                columns["weights"] += [weight] * (end - start)
+        if self.teacher is not None:
+            columns["teacher"] = []
+            for number, start, end in segments:
+                columns["teacher"] += self._predictions(self.teacher, number)[start:end]
+        return columns
+
+    def _predictions(self, teacher: TeacherRows, number: int) -> list[int]:
+        """Return the number of the prediction of each token of one row of the source."""
+        if number < len(teacher):
+            predictions: list[int] = teacher.numbers(number).tolist()
+            return predictions
+        return [NO_TEACHER] * len(self.rows.source[number].input_ids)
+
+
+@dataclass(frozen=True)
+class FilledRows:
+    """The `rows` of an evaluation, and behind them fillers up to a number that `multiple` divides.
+
+    A filler is the first row with nothing to learn: it has no part in a loss.
+    """
+
+    rows: RowDataset
+    multiple: int
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.multiple) * self.multiple
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index < len(self.rows):
+            return self.rows[index]
+        filler = dict(self.rows[0])
+        filler["labels"] = [IGNORED] * len(filler["labels"])
+        filler["filler"] = True
+        return filler
+
+
+class RoundSampler(Sampler[int]):
+    """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order,
+    both by epoch."""
+
+    def __init__(self, rounds: Sequence[int], seed: int) -> None:
+        self.rounds: list[list[int]] = []
+        for index, number in enumerate(rounds):
+            if index == 0 or number != rounds[index - 1]:
+                self.rounds.append([])
+            self.rounds[-1].append(index)
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, which decides the order."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rounds))
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        for number in torch.randperm(len(self.rounds), generator=generator).tolist():
+            rows = self.rounds[number]
+            for index in torch.randperm(len(rows), generator=generator).tolist():
+                yield rows[index]
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Rows to tensors [batch, longest row]: padded on the right, with positions that continue into
+    the padding.
+
+    No attention mask is made: padding follows a row, and earlier tokens cannot attend to it.
+    `flatten` joins the batch into one row [1, tokens], in which flash attention separates documents
+    by position. `nothing_learned` is the reaction to a batch without a token in the loss.
+    """
+
+    pad_token_id: int
+    flatten: bool = False
+    pad_to_multiple_of: int = 1
+    nothing_learned: Reaction = "stop"
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return input_ids, labels, position_ids, replayed and, if rows have them, weights and
+        teacher.
+
+        Raises `TrainingError` if no token of the batch is in the loss and `nothing_learned` is
+        stop.
+        """
+        self._check_learned(rows)
+        columns = [name for name in _COLUMNS if name in rows[0]]
+        if self.flatten:
+            joined = {
+                name: list(chain.from_iterable(row[name] for row in rows)) for name in columns
+            }
+            return {name: torch.tensor([values]) for name, values in joined.items()}
+        multiple = self.pad_to_multiple_of
+        longest = max(len(row["input_ids"]) for row in rows)
+        width = -(-longest // multiple) * multiple
+        batch = {}
+        for name in columns:
+            padded = [[*row[name], *self._padding(name, row, width)] for row in rows]
+            batch[name] = torch.tensor(padded)
+        return batch
+
+    def _padding(self, name: str, row: Mapping[str, Any], width: int) -> Sequence[float]:
+        """Return what fills up a column of a row to `width` tokens."""
+        n_pad = width - len(row["input_ids"])
+        if name == "input_ids":
+            return [self.pad_token_id] * n_pad
+        if name == "position_ids":
+            # A position 0 would begin another document.
+            following = row["position_ids"][-1] + 1
+            return range(following, following + n_pad)
+        return [_PADDING[name]] * n_pad
+
+    def _check_learned(self, rows: Sequence[dict[str, Any]]) -> None:
+        """React if no token of a batch is in the loss, unless it is made of fillers."""
+        if all(row.get("filler") for row in rows):
+            return
+        labels = chain.from_iterable(row["labels"] for row in rows)
+        if all(label == IGNORED for label in labels):
+            react(
+                self.nothing_learned,
+                "a batch has no token to learn (all labels masked). Check the corpus rows.",
+            )

@@ -1,0 +1,43 @@
+"""Names of a model's parameters: the layer that each belongs to, and lists of them in few words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+
+
+def layer_number(name: str) -> int | None:
+    """Return the number of the layer that holds the parameter `name`; None outside the layers."""
+    match = _LAYER.search(f".{name}")
+    if match is None:
+        return None
+    return int(match[1])
+
+
+def unwrapped_name(name: str) -> str:
+    """Return the name of a parameter without what DDP and torch.compile put in front of it."""
+    return name.removeprefix("module.").replace("_orig_mod.", "")
+
+
+def summarize_names(names: Sequence[str]) -> list[str]:
+    """Return names with layer numbers joined: ``model.layers.{0-3}.mlp.up_proj.weight``."""
+    layers: dict[str, list[int]] = {}
+    for name in names:
+        match = _LAYER.search(name)
+        if match is None:
+            layers.setdefault(name, [])
+        else:
+            key = name[: match.start(1)] + "*" + name[match.end(1) :]
+            layers.setdefault(key, []).append(int(match[1]))
+    return [key.replace("*", _span(sorted(numbers))) for key, numbers in layers.items()]
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """Return the numbers of layers as ``{0-3}``, or ``{0,2}`` if some are missing."""
+    if not numbers:
+        return "*"
+    if len(numbers) == numbers[-1] - numbers[0] + 1:
+        return f"{{{numbers[0]}-{numbers[-1]}}}"
+    return "{" + ",".join(map(str, numbers)) + "}"
