@@ -27,6 +27,9 @@ from kinject.train.short_run import LOG, RESULT, last_log_line, run_process, sho
 from kinject.types import Tabular
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
     from kinject.train.trainer import KnowledgeTrainer
 
 _DIVERGED = 1.5
@@ -35,6 +38,10 @@ _SETTLED = 8
 """Updates before the running mean may stop the test."""
 _WINDOW = 0.5
 """Half of the window, in powers of ten of the rate, over which the loss is averaged."""
+_FEWEST_EACH_SIDE = 3
+"""Updates of half a window, however far the rates are apart."""
+_FEWEST_WINDOWS = 3
+"""Whole windows: of fewer, the lowest is the first or the last."""
 _LEAST_FALL = 5.0
 """Standard errors of that mean by which it must fall."""
 _UPDATES = 2
@@ -92,40 +99,52 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
         )
     if ramp.steps < 20:
         raise InputError(f"--steps: found {ramp.steps}, allowed: 20 or more.")
-    optim = str(recipe.trainer.get("optim", ""))
-    if optim.startswith("schedule_free"):
-        message = (
-            f"{optim} averages over all rates so far, so a range test cannot separate them. Test AdamW with "
-            "trainer.optim=adamw_torch and start from its rate: schedule-free tolerates that rate or a higher one."
-        )
-        recipe.raise_any([Problem("trainer.optim", message)])
-    from kinject.train.methods import method_of
+    _check_loss_shows_a_rate(recipe)
     from kinject.train.setup import make_trainer
-
-    reason = method_of(recipe).no_rate_test
-    if reason:
-        recipe.raise_any([Problem("method", reason)])
 
     folder = recipe.run_dir / "find-lr"
     with lock_dir(folder):
         result = suggest(*range_test(make_trainer(ramp_recipe(recipe, ramp, folder)), ramp))
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["learning_rate", "loss", "smoothed"])
-        writer.writerows(zip(result.rates, result.losses, result.smoothed, strict=True))
-        write_text(folder / "lr.csv", file.getvalue())
+        write_text(folder / "lr.csv", _csv_of(result))
         with atomic_file(folder / "lr.png", "wb") as picture:
             picture.write(draw(result))
     return result, folder
+
+
+def _check_loss_shows_a_rate(recipe: TrainRecipe) -> None:
+    """Raise `RecipeError` for an optimizer or a method whose loss shows no rate."""
+    from kinject.train.methods import method_of
+
+    optim = str(recipe.trainer.get("optim", ""))
+    if optim.startswith("schedule_free"):
+        message = (
+            f"{optim} averages over all rates so far, so a range test cannot separate them. "
+            "Test AdamW with trainer.optim=adamw_torch and start from its rate: "
+            "schedule-free tolerates that rate or a higher one."
+        )
+        recipe.raise_any([Problem("trainer.optim", message)])
+    reason = method_of(recipe).no_rate_test
+    if reason:
+        recipe.raise_any([Problem("method", reason)])
+
+
+def _csv_of(result: RangeTest) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["learning_rate", "loss", "smoothed"])
+    writer.writerows(zip(result.rates, result.losses, result.smoothed, strict=True))
+    return file.getvalue()
 
 
 def ramp_recipe(recipe: TrainRecipe, ramp: Ramp, folder: Path) -> TrainRecipe:
     """Return `recipe` with the ramp as its schedule, its own batch and optimizer, and no evaluation
     or checkpoint."""
     schedule = {
-        "learning_rate": ramp.low, "lr_scheduler_type": "exponential_decay",
-        "lr_scheduler_kwargs": {"gamma": ramp.factor}, "warmup_steps": 0,
-    }  # fmt: skip
+        "learning_rate": ramp.low,
+        "lr_scheduler_type": "exponential_decay",
+        "lr_scheduler_kwargs": {"gamma": ramp.factor},
+        "warmup_steps": 0,
+    }
     return short_recipe(recipe, folder, ramp.steps, schedule, {"skipped_updates": 0})
 
 
@@ -137,29 +156,48 @@ def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list
     """
     from transformers import TrainerCallback
 
-    rates, losses, means = list[float](), list[float](), list[float]()
-
     class Recorder(TrainerCallback):  # type: ignore[misc]
-        """Records the rate and the loss of each update, and ends training once the loss diverges."""
+        """Records the rate and the loss of each update, and ends training once the loss
+        diverges."""
+
+        def __init__(self) -> None:
+            self.rates: list[float] = []
+            self.losses: list[float] = []
+            self.means: list[float] = []
 
         def on_step_begin(
-            self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+            self,
+            args: TrainingArguments,
+            state: TrainerState,
+            control: TrainerControl,
+            optimizer: torch.optim.Optimizer,
+            **kwargs: Any,
         ) -> None:
             """Keep the rate of the update: the top layer's if lower layers have smaller ones."""
             self.rate = max(float(group["lr"]) for group in optimizer.param_groups)
 
         def on_log(
-            self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+            self,
+            args: TrainingArguments,
+            state: TrainerState,
+            control: TrainerControl,
+            logs: dict[str, float] | None = None,
+            **kwargs: Any,
         ) -> None:
             """Record a row of the log."""
-            if "loss" in (logs or {}):
-                rates.append(self.rate)
-                losses.append(float(logs["loss"]))
-                means.append(float(np.mean(losses[-_SETTLED:])))
-                if len(means) > _SETTLED and not means[-1] <= _DIVERGED * min(means):
-                    control.should_training_stop = True
+            if not logs or "loss" not in logs:
+                return  # the last row of a training: its time and its mean loss
+            self.rates.append(self.rate)
+            self.losses.append(float(logs["loss"]))
+            self.means.append(float(np.mean(self.losses[-_SETTLED:])))
+            # Not `>`: a loss that is not a number ends the test as well.
+            is_low = self.means[-1] <= _DIVERGED * min(self.means)
+            if len(self.means) > _SETTLED and not is_low:
+                control.should_training_stop = True
 
-    trainer.add_callback(Recorder())
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    rates, losses = recorder.rates, recorder.losses
     try:
         trainer.train()
     except TrainingError as error:  # the guard: a gradient that is not finite
@@ -167,11 +205,8 @@ def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list
             raise
         return rates, losses, f"stopped: {error}"
     if len(losses) < ramp.steps:
-        return (
-            rates,
-            losses,
-            f"stopped at {rates[-1]:.2g}: the loss rose to {_DIVERGED:g} times its lowest value",
-        )
+        rose = f"the loss rose to {_DIVERGED:g} times its lowest value"
+        return rates, losses, f"stopped at {rates[-1]:.2g}: {rose}"
     return rates, losses, "the whole range was tried"
 
 
@@ -183,9 +218,13 @@ def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") ->
     the loss did not fall beyond its noise, or is lowest in the last window: then the best rate may
     be outside.
     """
-    n = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), len(losses))
+    n = 0
+    while n < len(losses) and math.isfinite(losses[n]):
+        n += 1
     x, y = np.log10(np.asarray(rates[:n])), np.asarray(losses[:n], dtype=np.float64)
-    half = max(3, round(_WINDOW / float(x[1] - x[0]))) if n > 1 else 3
+    half = _FEWEST_EACH_SIDE
+    if n > 1:
+        half = max(half, round(_WINDOW / float(x[1] - x[0])))
     smoothed = np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(n)])
     padded = (*smoothed.tolist(), *[math.nan] * (len(losses) - n))
 
@@ -193,14 +232,15 @@ def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") ->
         return RangeTest(tuple(rates), tuple(losses), padded, suggestion, reason, ended)
 
     whole = range(half, n - half)
-    if len(whole) < 3:
+    if len(whole) < _FEWEST_WINDOWS:
         return result(None, "the loss diverged at once: lower --low, or give more --steps")
-    lowest = min(whole, key=lambda i: smoothed[i])
+    lowest = half + int(np.argmin(smoothed[half : n - half]))
     noise = float(np.std((y - smoothed)[half : n - half]))
     if smoothed[half] - smoothed[lowest] <= _LEAST_FALL * noise / math.sqrt(2 * half + 1):
         return result(
             None,
-            "the loss did not fall beyond its noise: use more --steps or a larger batch, or widen the range",
+            "the loss did not fall beyond its noise: use more --steps or a larger batch, "
+            "or widen the range",
         )
     if lowest == whole[-1]:
         return result(None, "the loss is lowest at the highest rates: raise --high")
@@ -208,25 +248,27 @@ def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") ->
 
 
 def render_range_test(result: RangeTest) -> str:
-    """Return the range, the curve, how the test ended, and the line to set or what to do, as text."""
+    """Return the range, the curve, how the test ended, and the line to set or what to do."""
     finite = [value for value in result.smoothed if math.isfinite(value)]
-    lines = [
-        f"{len(result.losses)} updates from {result.rates[0]:.2g} to {result.rates[-1]:.2g}; {result.ended}"
-    ]
+    low, high = result.rates[0], result.rates[-1]
+    lines = [f"{len(result.losses)} updates from {low:.2g} to {high:.2g}; {result.ended}"]
     if finite:
-        lines.append(
-            f"loss  {sparkline([value - min(finite) for value in finite])}  {min(finite):.3g} to {max(finite):.3g}"
-        )
+        curve = sparkline([value - min(finite) for value in finite])
+        lines.append(f"loss  {curve}  {min(finite):.3g} to {max(finite):.3g}")
     if result.suggestion is None:
-        return "\n".join([*lines, f"no suggestion: {result.reason}."])
-    return "\n".join(
-        [
-            *lines,
+        lines.append(f"no suggestion: {result.reason}.")
+    else:
+        lines += [
             "the smoothed loss is lowest at:",
             "",
             f"trainer:\n  learning_rate: {result.suggestion:.1e}",
         ]
-    )
+    return "\n".join(lines)
+
+
+def _rate_label(rate: float, _: float) -> str:
+    """Return a rate as ``1e-5``, for matplotlib, which gives the tick's position as well."""
+    return f"{rate:.0e}".replace("e-0", "e-").replace("e+00", "")
 
 
 def draw(result: RangeTest) -> bytes:
@@ -237,9 +279,7 @@ def draw(result: RangeTest) -> bytes:
         figure, (panel,), _ = panels(1, 1, 3.4)
         figure.set_size_inches(7.2, 4.2)
         panel.set_xscale("log")
-        panel.xaxis.set_major_formatter(
-            lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", "")
-        )
+        panel.xaxis.set_major_formatter(_rate_label)
         panel.plot(
             result.rates, result.losses, color=OTHER, linewidth=1, label="loss of each batch"
         )
@@ -290,7 +330,9 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
 
     config, _ = make_configs(recipe, make_config=method_of(recipe).make_config)
     on_gpu = choose_device(recipe.device) == "cuda"
-    most = limit or (None if on_gpu else available_memory())
+    most = limit or None
+    if most is None and not on_gpu:
+        most = available_memory()
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
     batches = [size for size in range(rows, 0, -1) if rows % size == 0]
     folder, peaks = recipe.run_dir / "find-batch", dict[int, int | None]()
@@ -301,10 +343,13 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
             progress.advance()
             if peaks[batch] is not None:
                 return BatchResult(batch, rows // batch, config.world_size, peaks)
-    size = "the GPU" if most is None else f"{most / 2**30:.2f} GiB"
+    size = "the GPU"
+    if most is not None:
+        size = f"{most / 2**30:.2f} GiB"
     raise InputError(
-        f"not one row fits {size}. In the order of least cost: trainer.gradient_checkpointing: true, "
-        "trainer.optim: adamw_8bit, a shorter trainer.max_length, an adapter section, a smaller model."
+        f"not one row fits {size}. In the order of least cost: "
+        "trainer.gradient_checkpointing: true, trainer.optim: adamw_8bit, "
+        "a shorter trainer.max_length, an adapter section, a smaller model."
     )
 
 
@@ -312,15 +357,19 @@ def _peak_of(recipe: TrainRecipe, batch: int, folder: Path, limit: int | None) -
     """Return the peak bytes of two updates of `batch` rows, None if they need more than `limit` or
     the device has."""
     trainer = {
-        "per_device_train_batch_size": batch, "gradient_accumulation_steps": 1, "train_sampling_strategy": "sequential",
-    }  # fmt: skip
+        "per_device_train_batch_size": batch,
+        "gradient_accumulation_steps": 1,
+        "train_sampling_strategy": "sequential",
+    }
     code = run_process(
         short_recipe(recipe, folder, _UPDATES, trainer), longest_rows=True, limit=limit
     )
     if (folder / RESULT).is_file():
         result = json.loads(read_bytes(folder / RESULT))
         peak = int(result["peak_bytes"])
-        return None if result["out_of_memory"] or (limit is not None and peak > limit) else peak
+        if result["out_of_memory"] or (limit is not None and peak > limit):
+            return None
+        return peak
     if code in (None, -9):  # killed at the limit, or by the system when memory was used up
         return None
     reason = last_log_line(folder) or "it printed nothing"
@@ -329,13 +378,17 @@ def _peak_of(recipe: TrainRecipe, batch: int, folder: Path, limit: int | None) -
 
 def render_batch(result: BatchResult) -> str:
     """Return the trials as text, and the two recipe lines to set."""
-    lines = [
-        f"batch {batch:>5}  {'does not fit' if peak is None else f'{peak / 2**30:.2f} GiB, fits'}"
-        for batch, peak in result.peaks.items()
-    ]
+    lines = []
+    for batch, peak in result.peaks.items():
+        found = "does not fit"
+        if peak is not None:
+            found = f"{peak / 2**30:.2f} GiB, fits"
+        lines.append(f"batch {batch:>5}  {found}")
     rows = result.batch * result.accumulation * result.devices
     lines += [
-        "", "trainer:", f"  per_device_train_batch_size: {result.batch}",
+        "",
+        "trainer:",
+        f"  per_device_train_batch_size: {result.batch}",
         f"  gradient_accumulation_steps: {result.accumulation}   # global batch {rows}, as before",
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)

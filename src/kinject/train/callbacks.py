@@ -277,9 +277,7 @@ def _send_histograms(
         tracker._wandb.log({**drawn, "train/global_step": step})
 
 
-def guard_trackers(
-    callbacks: Sequence[TrainerCallback], left_out: list[str] | None = None
-) -> None:
+def guard_trackers(callbacks: Sequence[TrainerCallback], left_out: list[str] | None = None) -> None:
     """Let a tracker that cannot start (no database, no account) end the run with its reason in one
     line; with `left_out`, which gets the reason, the run continues without that tracker."""
     trackers = tuple(INTEGRATION_TO_CALLBACK.values())
