@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kinject.disk import check_output, read_lines, read_manifest
+from kinject.disk import check_output, read_lines
 from kinject.errors import EndpointError, InputError
 from kinject.hub import upload_fault
+from kinject.manifests import AugmentManifest, read_manifest
 
 _CORPORA = {"corpus.jsonl": "corpus", "sft.jsonl": "sft"}
 """File of an augmentation -> the configuration of the data set that holds it."""
@@ -43,7 +44,7 @@ class Target:
 
 def is_corpus(folder: Path) -> bool:
     """Return whether `folder` is the run of an augmentation."""
-    return (read_manifest(folder / "manifest.json") or {}).get("stage") == "augment"
+    return isinstance(read_manifest(folder), AugmentManifest)
 
 
 def upload_model(folder: Path, target: Target) -> str:
@@ -61,8 +62,10 @@ def upload_corpus(run_dir: Path, target: Target, licence: str | None = None) -> 
     the card. Raises `InputError` for a corpus that is not finished or has been changed since,
     `EndpointError` if the hub refuses it.
     """
-    manifest = read_manifest(run_dir / "manifest.json") or {}
-    corpora = [run_dir / name for name in _CORPORA if name in (manifest.get("outputs") or {})]
+    manifest = read_manifest(run_dir)
+    corpora: list[Path] = []
+    if manifest is not None:
+        corpora = [run_dir / name for name in _CORPORA if name in manifest.outputs]
     if not corpora:
         raise InputError(f"{run_dir}: no finished corpus there. {_FIX}")
     for path in corpora:

@@ -16,8 +16,9 @@ from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.process import world_size
 from kinject.question_formats import FORMATS, MOST_LETTERS, QuestionFormat
 from kinject.recipe import EvalRecipe, Recipe
-from kinject.recipe.conflicts import Asking, find_problems
+from kinject.recipe.conflicts import find_problems
 from kinject.recipe.sections import EvalSection, QuestionSetSection
+from kinject.recipe.sections.eval import Asking
 from kinject.results import Role
 from kinject.types import ArmName, Passage, Question
 

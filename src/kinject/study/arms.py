@@ -17,7 +17,7 @@ from kinject.errors import Problem, RecipeError
 from kinject.question_formats import FORMATS
 from kinject.recipe import StudyRecipe, read_recipe
 from kinject.recipe.check import KeyPath
-from kinject.recipe.conflicts import Shared, find_problems
+from kinject.recipe.conflicts import find_problems
 from kinject.recipe.read import NOT_TRAINING, Sections
 from kinject.recipe.sections import (
     ArmSection,
@@ -26,6 +26,7 @@ from kinject.recipe.sections import (
     StudySection,
     SweepSection,
 )
+from kinject.recipe.sections.study import Shared
 from kinject.results import ArmInfo, Sweep, SweepPoint
 from kinject.types import ArmName
 

@@ -124,6 +124,7 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
     learned_tokens: int | torch.Tensor
     router_aux_loss_coef: float
     evaluated: TokenMean
+    _total_train_tokens: int | torch.Tensor
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the tokens read so far; TRL's metrics are means over tokens."""
