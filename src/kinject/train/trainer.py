@@ -244,7 +244,9 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         self._note_tokens(inputs, n_tokens)
         return loss
 
-    def _note_tokens(self, inputs: Mapping[str, torch.Tensor], n_tokens: int) -> None:
+    def _note_tokens(
+        self, inputs: Mapping[str, torch.Tensor], n_tokens: int | torch.Tensor
+    ) -> None:
         """Count the tokens of a batch that TRL has read, after `n_tokens` in training."""
         # TRL 1.16 counts one row of a batch that is not flattened, and has means of batches
         if self.model.training:
