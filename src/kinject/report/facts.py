@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kinject.report.formatting import View, arm_label
 from kinject.results import MARGIN, ArmResult, Contrast, OutcomeResult, Recall, Scope, fewest_for
 from kinject.stats.comparisons import About, Finding, Tag, find
+from kinject.stats.power import detectable_by
 
 MOST_SETS = 3
 """Question sets that get a sentence each in the opening."""
@@ -124,14 +126,15 @@ def outcome_changes(
 class TooFew:
     """A question set too small for its comparisons: it has `n` of `unit` (questions or documents).
 
-    `needed` of them would allow a test. None: a test is possible, but a difference that matters
-    cannot be told from none.
+    `needed` of them would allow a test, or where one is possible, tell a change of `MARGIN`. `tells`
+    is the change that is shown in four of five such comparisons; None where no test is possible.
     """
 
     question_set: str
     unit: str
     n: int
-    needed: int | None
+    needed: int
+    tells: float | None = None
 
 
 def too_small_sets(compared: Sequence[Finding]) -> Iterator[TooFew]:
@@ -143,19 +146,31 @@ def too_small_sets(compared: Sequence[Finding]) -> Iterator[TooFew]:
         # The largest family needs the most documents.
         largest = max((f.contrast for f in unsettled), key=_n_needed)
         untested = any(f.tag is Tag.TOO_FEW for f in unsettled)
-        needed = _n_needed(largest) if untested else None
-        yield TooFew(name, largest.unit, largest.n_clusters, needed)
+        widest = max((f.contrast for f in unsettled), key=_width)
+        if untested or widest.low is None or widest.high is None:
+            yield TooFew(name, largest.unit, largest.n_clusters, _n_needed(largest))
+            continue
+        tells = detectable_by(widest.low, widest.high, widest.n_effective)
+        # The variance of a mean falls with the number of documents.
+        needed = math.ceil(widest.n_clusters * (tells / MARGIN) ** 2)
+        yield TooFew(name, widest.unit, widest.n_clusters, needed, tells)
 
 
 def _n_needed(contrast: Contrast) -> int:
     return fewest_for(contrast.family)
 
 
+def _width(contrast: Contrast) -> float:
+    """Return the width of the interval, 2 without one: any difference remains possible."""
+    if contrast.low is None or contrast.high is None:
+        return 2.0
+    return contrast.high - contrast.low
+
+
 def _lacks_questions(finding: Finding) -> bool:
     """Return whether more questions would settle what this finding leaves open."""
     if finding.tag is Tag.UNDECIDED:
-        contrast = finding.contrast
-        return (contrast.high or 1.0) - (contrast.low or -1.0) > 2 * MARGIN
+        return _width(finding.contrast) > 2 * MARGIN
     return finding.tag is Tag.TOO_FEW
 
 

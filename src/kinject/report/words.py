@@ -396,6 +396,12 @@ def _open(findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _what_is_needed(few: TooFew) -> str:
-    if few.needed is not None:
+    if few.tells is None:
         return f"a test needs questions on at least {few.needed} {few.unit}"
-    return f"there are too few {few.unit} to tell a change of {100 * MARGIN:g} points from none"
+    enough = f"about {few.needed:,} questions"
+    if few.unit != "questions":
+        enough = f"questions on about {few.needed:,} {few.unit}"
+    return (
+        f"a change of {100 * few.tells:.0f} points would be shown four times in five; one of "
+        f"{100 * MARGIN:g} points needs {enough}"
+    )

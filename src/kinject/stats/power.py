@@ -68,6 +68,14 @@ def detectable(design: Design, spread: Spread) -> float:
     return (both_tails + quantile(1 - POWER, df)) * math.sqrt(variance)
 
 
+def detectable_by(low: float, high: float, n_documents: float) -> float:
+    """Return the difference that a comparison with this 95% interval shows with a probability of
+    80%, by itself."""
+    df = max(1.0, n_documents - 1)
+    error = (high - low) / 2 / quantile(ALPHA / 2, df)
+    return error * (quantile(ALPHA / 2, df) + quantile(1 - POWER, df))
+
+
 def cheapest(design: Design, spread: Spread, wanted: float) -> str:
     """Return in words the cheapest change by which a difference of `wanted` can be told.
 
