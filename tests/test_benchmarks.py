@@ -34,7 +34,15 @@ OTHER_ENVIRONMENTS = {
 """Programs that another benchmark starts with the Python of another tool -> the benchmark that starts them."""
 IN_A_CHAIN = {"demo.py", "train/forgetting.py", "sandbox/ship.py"}
 """Programs that need the demo's runs: tests/test_first_run.py runs them."""
-OF_A_GPU = {"gpu/run.py", "gpu/measures.py", "gpu/training.py", "gpu/page.py", "gpu/packages.py"}
+OF_A_GPU = {
+    "gpu/run.py",
+    "gpu/measures.py",
+    "gpu/training.py",
+    "gpu/page.py",
+    "gpu/packages.py",
+    "gpu/proofs.py",
+    "gpu/real.py",
+}
 """tests/test_gpu_program.py runs them."""
 
 
@@ -499,6 +507,22 @@ def test_sound_and_broken_copies_of_a_model(run_here: Callable[..., str], tmp_pa
     options = ("--questions", "100", "--steps", "15", "--ways", "dora", "head", "full")
     printed = run_here("eval/prove.py", tmp_path, *options)
     assert "3 of 3 sound copies pass\n2 of 2 broken copies are caught" in printed
+
+
+def test_a_plan_beside_the_formulas(run_here: Callable[..., str]) -> None:
+    printed = run_here("plan/formula.py")
+    ratios = re.findall(
+        r"qwen3/8b-cpt\.yaml +(weights|gradients|states) +[\d.]+ +[\d.]+ +([\d.]+)", printed
+    )
+    assert len(ratios) == 3
+    assert ("weights", "1.00") in ratios
+
+
+def test_shortcuts_of_the_question_sets(run_here: Callable[..., str]) -> None:
+    printed = run_here("eval/shortcuts.py")
+    row = re.search(r"company reworded +512 +\d+ +\d+ +(\d+) +(\d+) +(\d+) +(\d+) +25", printed)
+    assert row is not None
+    assert all(22 <= int(share) <= 28 for share in row.groups())
 
 
 @pytest.mark.soak

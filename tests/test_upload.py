@@ -46,7 +46,7 @@ def augmented(
         stage="augment",
         inputs={},
         recipe=recipe,
-        counts={"finished": True},
+        counts={"asked": 1, "got": 1},
         outputs=["corpus.jsonl", "sft.jsonl"],
     )
     return run

@@ -17,6 +17,7 @@ import json
 import random
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -200,6 +201,22 @@ def _borrowed(index: int, answers: Sequence[Answer], rng: random.Random) -> tupl
     return tuple(choices)
 
 
+def balanced(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with each position right equally often: where one is right too often, its answer changes places."""
+    counts = Counter(row["answer"] for row in rows)
+    made = []
+    for row in rows:
+        rare = min(range(N_CHOICES), key=lambda place: counts[place])
+        place, choices = row["answer"], list(row["choices"])
+        if counts[place] - counts[rare] > 1:
+            choices[place], choices[rare] = choices[rare], choices[place]
+            counts[place] -= 1
+            counts[rare] += 1
+            place = rare
+        made.append({**row, "choices": choices, "answer": place})
+    return made
+
+
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a JSONL file."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
@@ -223,7 +240,8 @@ def main() -> None:
         documents = list(dict.fromkeys(row["document_id"] for row in rows))[:N_FIRST]
         first = [row for row in rows if row["document_id"] in documents]
         rest = [row for row in rows if row["document_id"] not in documents]
-        write_rows(path, [*with_choices(first, model), *with_choices(rest, model)])
+        write_rows(path, balanced([*with_choices(first, model), *with_choices(rest, model)]))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -22,8 +22,9 @@ HOW = """
 
 ```console
 $ python benchmarks/gpu/packages.py runs/gpu-packages --have pip-list.txt
+$ python benchmarks/gpu/real.py split runs/gpu-model
 $ make gpu
-$ python benchmarks/gpu/run.py --packages runs/gpu-packages --minutes 9
+$ bash benchmarks/gpu/lease.sh 1    # then 2: calls of eight minutes, where a GPU is lent for a quarter of an hour
 ```
 
 `make gpu` needs a Python that has torch with CUDA, and no network. It first prints what this Python lacks. Each case is
@@ -32,12 +33,15 @@ stopped, or whose minutes are up, resumes when it is started again with the same
 come first. `--only training` runs one part, `--only train/8B` some cases, `--retry` those that failed, `--page FILE`
 writes this page, and `--tiny` runs all of it on a CPU in some minutes, to see that it works.
 
+Call 1 proves and measures, and needs runs/gpu-packages; call 2 runs recipes/studies/real.yaml, and needs that, both
+parts of runs/gpu-model (45 MiB each, so one a call) and runs/company/augment. $OUT is where results go; carry them back
+as runs/gpu, and the next call goes on.
+
 The first line is for a machine without network, and runs where there is one. It downloads the wheels of
 constraints.txt for Python 3.12 on Linux (`--python` for another), less torch and what the machine has, which
 `pip list --format=freeze` prints there, and takes out of them what is not needed: tests, headers, the libraries of
-bitsandbytes for other versions of CUDA (`--cuda`). It prints the sizes: about 21 MiB for a machine
-that has numpy, pandas and pyarrow, 54 MiB for one that has torch alone. `--with lm_eval` adds lm-evaluation-harness.
-They are unpacked for one run and change nothing on the machine.
+bitsandbytes for other versions of CUDA (`--cuda`). It prints the sizes. `--with lm_eval` adds
+lm-evaluation-harness. They are unpacked for one run and change nothing on the machine.
 """
 
 

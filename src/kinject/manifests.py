@@ -342,3 +342,16 @@ def _typed(fields: Mapping[str, Any], path: Path) -> AnyManifest:
         MANIFEST_FIX,
     )
     return manifest
+
+
+def documents_behind(run_dir: Path) -> tuple[str, ...]:
+    """Return the file of documents that the corpus of a training was made from; () if it was made
+    otherwise, or from a folder."""
+    training = manifest_beside(run_dir / MANIFEST)
+    if not isinstance(training, TrainManifest):
+        return ()
+    augmented = manifest_beside(Path(training.recipe.corpus.path))
+    if not isinstance(augmented, AugmentManifest):
+        return ()
+    documents = augmented.recipe.augment.documents
+    return (documents,) if Path(documents).is_file() else ()

@@ -17,6 +17,7 @@ from kinject.disk import file_hash, read_manifest_fields
 from kinject.disk import run_folder as manifest_module
 from kinject.disk.run_folder import check_output, read_manifest_beside, write_manifest
 from kinject.errors import KinjectError
+from kinject.version import package_version
 
 
 def message_of(call: Callable[[], Any]) -> str:
@@ -96,10 +97,11 @@ def test_a_manifest_says_what_made_its_output(
     written = datetime.fromisoformat(manifest.pop("written"))
     assert abs((datetime.now(UTC) - written).total_seconds()) < 3600
     names = (
-        "kinject", "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy",
+        "torch", "transformers", "trl", "peft", "accelerate", "datasets", "tokenizers", "bitsandbytes", "numpy",
         "scipy", "bm25s", "openai",
     )  # fmt: skip
     versions = {name: "not installed" if name == "trl" else "1.2" for name in names}
+    versions = {"kinject": package_version(), **versions}
     assert manifest == {
         "format_version": 1, "stage": "augment", "command": ["kinject", "augment", "x.yaml"], "inputs": {"a": "1"},
         "recipe": recipe, "versions": {"python": platform.python_version(), **versions},

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from kinject.recipe import Recipe, conflicts, technique_conflicts, train_conflicts
+from kinject.recipe import Recipe, conflicts, train_conflicts
 from kinject.recipe.sections import augment, eval, model, study
 
 Write = Callable[[str, str], Path]
-CHECKS = (conflicts, train_conflicts, technique_conflicts, augment, eval, model, study)
+CHECKS = (conflicts, train_conflicts, augment, eval, model, study)
 """The modules whose functions yield problems, or the keys of problems."""
 
 

@@ -210,7 +210,7 @@ def test_a_ready_made_recipe_runs_at_its_architecture(
     small = [f"run_dir={tmp_path / 'run'}", f"model.path={tmp_path / 'model'}", f"corpus.path={corpus}",
              f"corpus.cache_dir={tmp_path}", "trainer.max_length=64", "trainer.gradient_accumulation_steps=1",
              "trainer.per_device_train_batch_size=4", "trainer.max_steps=2", "trainer.logging_steps=1",
-             "trainer.save_strategy=no", "trainer.tf32=null"]  # fmt: skip
+             "trainer.save_strategy=no", "trainer.tf32=null", "model.attention=auto"]  # fmt: skip
     small.append(f"corpus.validation_corpus={tmp_path / 'general.jsonl'}")
     (tmp_path / "general.jsonl").write_text(
         json.dumps({"text": "General text that nobody trains on."}) + "\n"

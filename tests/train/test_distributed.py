@@ -28,8 +28,9 @@ from kinject.models.attention import reads_later_tokens
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.checkpoints import is_complete
-from kinject.train.config import _sft_config, make_configs
+from kinject.train.config import _trainer_config, make_configs
 from kinject.train.load import load_training_model
+from kinject.train.methods import method_of
 
 MakeRecipe = Callable[..., Recipe]
 ROOT = Path(__file__).parents[2]
@@ -292,7 +293,8 @@ def test_one_process_has_one_device_however_many_gpus_there_are(
             self._n_gpu = 3
 
         monkeypatch.setattr(kind, "__post_init__", begin_with_three)
-        config = _sft_config(dataclasses.replace(make_recipe(), method=method), {}, "cpu")
+        recipe = dataclasses.replace(make_recipe(), method=method)
+        config = _trainer_config(recipe, {}, "cpu", method_of(recipe).make_config)
         assert config.n_gpu == 1
         assert config.train_batch_size == config.per_device_train_batch_size
 

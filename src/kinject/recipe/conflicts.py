@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kinject.errors import Problem
-from kinject.recipe import technique_conflicts, train_conflicts
+from kinject.recipe import train_conflicts
 from kinject.recipe.read import (
     AugmentRecipe,
     EvalRecipe,
@@ -105,13 +105,13 @@ CONFLICTS: Mapping[str, tuple[Check, ...]] = {
         Check(train_conflicts.corpus),
         Check(train_conflicts.evaluations),
         Check(train_conflicts.machine),
-        Check(technique_conflicts.loss),
-        Check(technique_conflicts.method),
-        Check(technique_conflicts.trained_weights),
-        Check(technique_conflicts.frozen_base),
-        Check(technique_conflicts.new_layers),
-        Check(technique_conflicts.gradients),
-        Check(technique_conflicts.update),
+        Check(train_conflicts.loss),
+        Check(train_conflicts.method),
+        Check(train_conflicts.trained_weights),
+        Check(train_conflicts.frozen_base),
+        Check(train_conflicts.new_layers),
+        Check(train_conflicts.gradients),
+        Check(train_conflicts.update),
         Check(train_conflicts.processes),
     ),
     "eval": (Check(_eval),),

@@ -1,14 +1,15 @@
-"""The claims of a study: each tested on the answers, corrected for their number, with a verdict."""
+"""The claims of a study: each tested on the answers, corrected for their number, with a verdict; and
+before it runs, what each could tell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from kinject.recipe.sections import ClaimSection
-from kinject.report.formatting import format_p, format_percent, format_points
-from kinject.results import ALPHA, FEWEST, Claim, Role, Scope, Sweep, Verdict, fewest_for
+from kinject.report.formatting import format_count, format_p, format_percent, format_points
+from kinject.results import ALPHA, FEWEST, MARGIN, Claim, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import trend
 from kinject.stats.intervals import (
     Estimate,
@@ -19,9 +20,10 @@ from kinject.stats.intervals import (
     holm,
 )
 from kinject.stats.matrix import CorrectnessMatrix, aligned
+from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
 from kinject.study.arms import BASE, value_label
 from kinject.study.records import AskSetting, Records
-from kinject.types import ArmName
+from kinject.types import ArmName, Question
 
 
 @dataclass(frozen=True)
@@ -350,3 +352,60 @@ _TESTS: Mapping[str, Callable[[ClaimSection, Evidence], _Tested]] = {
     "near_chance": _against_chance,
 }
 """Test of a claim -> the function that makes it."""
+
+
+_COMPARED = ("difference", "equivalence")
+
+
+def render_power(
+    claims: Mapping[str, ClaimSection],
+    evidence: Evidence,
+    questions: Mapping[str, Sequence[Question]],
+    n_seeds: int,
+) -> Iterator[str]:
+    """Yield a line for each claim that compares two arms: the difference that it can tell, and what
+    would tell one of five points.
+
+    `evidence` has the answers of finished stages, `questions` the test questions of each set,
+    `n_seeds` is the study's.
+    """
+    family = max(1, len(claims))
+    for name, claim in claims.items():
+        asked = questions.get(claim.question_set, ())
+        if claim.test not in _COMPARED or not asked:
+            continue
+        arms = [evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)]
+        n_trained = sum(ArmName.parse(arm).arm != BASE for arm in arms)
+        n_documents = len({question.document_id or question.id for question in asked})
+        design = Design(n_documents, len(asked) / n_documents, n_seeds, n_trained, family)
+        matrices = [evidence.matrix(arm, claim, net=evidence.is_net(arms, claim)) for arm in arms]
+        spread = _spread_of_answers(matrices)
+        yield _power_line(name, design, spread, len(asked))
+
+
+def _spread_of_answers(matrices: Sequence[CorrectnessMatrix | None]) -> Spread:
+    """Return how the difference of two arms varies by their answers, else the assumptions."""
+    arm, baseline = matrices
+    found = None
+    if arm is not None and baseline is not None and arm.question_ids and baseline.question_ids:
+        found = spread_of(arm, baseline)
+    return found or Spread()
+
+
+def _power_line(name: str, design: Design, spread: Spread, n_questions: int) -> str:
+    tells = detectable(design, spread)
+    source = "by stored answers"
+    if spread.assumed:
+        source = (
+            "assumed: two of five answers change, changes on a document correlate by 0.1, "
+            "trainings differ by 2 points"
+        )
+    text = (
+        f"power: {name}: tells a difference of {100 * tells:.1f} points "
+        f"({format_count(n_questions, 'question')} on {design.n_documents:,} documents, "
+        f"{format_count(design.n_seeds, 'seed')}, {format_count(design.family, 'claim')}; {source})"
+    )
+    change = cheapest(design, spread, MARGIN)
+    if change:
+        text += f"; {100 * MARGIN:g} points need {change}"
+    return text

@@ -43,9 +43,8 @@ from kinject.study.arms import (
     expand_arms,
     make_sweeps,
 )
-from kinject.study.claims import Evidence, judge_claims
+from kinject.study.claims import Evidence, judge_claims, render_power
 from kinject.study.planner import ArmRun
-from kinject.study.power import render_power
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.scheduler import (
     SplitQuestions,

@@ -346,9 +346,10 @@ def check_start(
     n_read = (
         config.max_steps * config.train_batch_size * config.gradient_accumulation_steps * n_devices
     )
-    if 0 < n_read < n_rows:
+    # A short run of plan or find-lr reads a part on purpose; it ignores instability as well.
+    if 0 < n_read < n_rows and reactions.instability != "ignore":
         warnings += react(
-            reactions.unread_corpus,
+            "warn",
             f"trainer.max_steps: {config.max_steps} reads {n_read:,} of {n_rows:,} rows; "
             f"{1 - n_read / n_rows:.0%} of the corpus is never seen. Set max_steps to "
             f"{-(-n_rows * config.max_steps // n_read):,} for one epoch.",

@@ -75,8 +75,9 @@ from kinject.train.methods import (
 from kinject.train.names import summarize_names
 from kinject.train.objectives import OBJECTIVES, make_loss
 from kinject.train.own_answers import write_own_answers
+from kinject.train.parts import TrainingParts
 from kinject.train.probes import Probes
-from kinject.train.trainer import KnowledgeTrainer, RunTrainer, TrainingParts
+from kinject.train.trainer import KnowledgeTrainer, RunTrainer
 from kinject.train.updates import UPDATE_RULES, UpdateInputs, UpdateRule, make_rules
 
 if TYPE_CHECKING:

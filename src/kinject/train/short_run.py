@@ -50,7 +50,7 @@ _TECHNIQUES_OFF: Mapping[str, Any] = {
     "histogram_steps": None,
 }
 """Techniques that need more steps, evaluations or a tracker."""
-_GUARDS = dict.fromkeys(("unread_corpus", "nothing_learned", "instability"), "ignore")
+_GUARDS = dict.fromkeys(("nothing_learned", "instability"), "ignore")
 _POLL_SECONDS = 0.1
 
 logging.getLogger("bitsandbytes").setLevel(

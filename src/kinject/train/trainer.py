@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -40,12 +39,10 @@ from kinject.process import processes_per_row, tensor_parallel_size
 from kinject.train.batches import FilledRows, RoundSampler, RowDataset
 from kinject.train.callbacks import RunLog
 from kinject.train.checkpoints import CheckpointMixin
-from kinject.train.data import Practice, TrainingData
-from kinject.train.guards import Guard
 from kinject.train.loss import MeanLoss, TokenMean
 from kinject.train.objectives import TrainingLoss
 from kinject.train.objectives.distillation import Teacher
-from kinject.train.probes import Probes
+from kinject.train.parts import TrainingParts
 from kinject.train.schedules import schedule_of
 from kinject.train.updates import UpdateRule
 from kinject.train.updates.freeze import FreezeWarmup
@@ -517,30 +514,6 @@ class TrainingHooks(TrainerCallback):  # type: ignore[misc]
         """Let the rules change the weights."""
         for rule in self.trainer.rules:
             rule.after_update()
-
-
-@dataclass(frozen=True)
-class TrainingParts:
-    """What a run trains by, beside model, arguments and tokenizer.
-
-    `train` and `validation` are the rows of `data` and of the validation corpus. `load_weights`
-    loads the model of a checkpoint folder as the run's own was. `make_teacher` makes the teacher of
-    a distillation from the model as it is before training.
-    """
-
-    data: TrainingData
-    train: RowDataset
-    validation: RowDataset | None
-    loss: TrainingLoss
-    rules: Sequence[UpdateRule]
-    guard: Guard
-    probes: Probes | None
-    load_weights: Callable[[str], Any]
-    make_teacher: Callable[[Any], Teacher] | None
-    cost: Mapping[str, float]
-    """Tokens and seconds of the teacher's predictions and of the model's own answers."""
-    practice: Sequence[Practice] = ()
-    """The questions of `method: recall`."""
 
 
 class RunTrainer(OptimizerMixin, CheckpointMixin):

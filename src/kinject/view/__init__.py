@@ -32,6 +32,7 @@ from kinject.manifests import (
     Manifest,
     QuestionsManifest,
     TrainManifest,
+    documents_behind,
     manifest_beside,
 )
 from kinject.report.page import policy_of
@@ -227,7 +228,7 @@ def _is_text(value: Json) -> bool:
 
 def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]]:
     """Return the chat of a training run, and its columns: label, model, whether it sees passages."""
-    documents = _documents_of(run_dir)
+    documents = documents_behind(run_dir)
     chat = open_chat(
         ChatSetup(find_models(str(run_dir), None), documents, max_new_tokens=_MOST_NEW_TOKENS)
     )
@@ -238,19 +239,6 @@ def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]
     if documents:
         columns.append(("trained with passages", columns[-1][1], True))
     return chat, columns
-
-
-def _documents_of(run_dir: Path) -> tuple[str, ...]:
-    """Return the file of documents that the corpus of a training was made from; () if it was made
-    otherwise, or from a folder."""
-    training = manifest_beside(run_dir / MANIFEST)
-    if not isinstance(training, TrainManifest):
-        return ()
-    augmented = manifest_beside(Path(training.recipe.corpus.path))
-    if not isinstance(augmented, AugmentManifest):
-        return ()
-    documents = augmented.recipe.augment.documents
-    return (documents,) if Path(documents).is_file() else ()
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[list[float | None]]:

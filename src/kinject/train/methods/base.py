@@ -16,7 +16,8 @@ from kinject.recipe import GuardsSection, TrainRecipe
 from kinject.train.batches import Collator
 from kinject.train.data import Corpora, Practice, TokenizedCorpora
 from kinject.train.objectives.distillation import Teacher
-from kinject.train.trainer import KnowledgeTrainer, RunTrainer, TrainingParts
+from kinject.train.parts import TrainingParts
+from kinject.train.trainer import KnowledgeTrainer, RunTrainer
 
 if TYPE_CHECKING:
     from peft import PeftConfig

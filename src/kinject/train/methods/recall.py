@@ -33,7 +33,8 @@ from kinject.terminal import Progress
 from kinject.train.data import Practice
 from kinject.train.methods.base import Method, MethodInputs, MethodParts, TrainerOptions
 from kinject.train.own_answers import AnswerRequest, Writer
-from kinject.train.trainer import RunTrainer, TrainingParts
+from kinject.train.parts import TrainingParts
+from kinject.train.trainer import RunTrainer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
