@@ -259,6 +259,7 @@ class CorpusPacker:
     def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
         """Return the training rows of a random part of a corpus with about `n_tokens` tokens, or of
         all of it."""
+        # At most each row once: of a small corpus rows would be drawn again to fill up the tokens.
         sample = self._sample(rows, "", n_tokens, self.seed, len(rows))
         packed, _ = pack(sample, self.packing, self.seed)
         return packed
@@ -342,6 +343,7 @@ def tokenize_and_pack(
     split = _hold_out(corpus, tokens)
     teacher = None
     if recipe.distills is not None:
+        # Of all rows, those held out too: the cached heads then serve every validation_fraction.
         teacher = teacher_rows(
             recipe, recipe.distills, corpora.rows, tokens, tokenizer, packer.tokenization
         )
@@ -438,6 +440,7 @@ def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> _Split | None:
     """
     if not corpus.validation_fraction:
         return None
+    # A paraphrase that is learned would lower the loss of the document that is held out.
     names = [row.document_id or row.row_id for row in rows]
     documents = sorted(set(names), key=lambda name: content_id("validation", name))
     if len(documents) < 2:
@@ -469,6 +472,7 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
         f"{account.masked:,} read only, "
         f"{account.truncated:,} truncated, {account.dropped:,} dropped"
     )
+    # SFTConfig's own defaults cut texts without a word (docs/design.md).
     if account.lost and not allow_dropped_tokens:
         raise TrainingError(
             f"{account.lost:,} of {account.source:,} tokens ({account.lost / account.source:.1%}) "
@@ -486,6 +490,7 @@ def check_positions(config: PretrainedConfig, data: TrainingData) -> int | None:
     """Return how many positions a model of `config` has, None for any number. Raises `RecipeError`
     if texts need more."""
     limit = window_of(config)
+    # Positions restart at each document, so a packed row may be longer than the window.
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
         message = (
