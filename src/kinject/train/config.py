@@ -191,6 +191,7 @@ def _attempt(
     """Return what `make` makes, or None and the message of the library's error, in one line."""
     try:
         with warnings.catch_warnings():
+            # Of a refused section there is an attempt for each key, and each would warn again.
             warnings.simplefilter("ignore")
             return make(fields), ""
     except Exception as error:  # noqa: BLE001 (libraries raise anything on unchecked values)

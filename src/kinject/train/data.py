@@ -337,6 +337,7 @@ def tokenize_and_pack(
     without the recipe's permission.
     """
     corpus = recipe.corpus
+    # Before tokens are looked up: the names of cache entries hold the tokenizer's template.
     chat, notes_on_chat = set_chat_template(corpus, recipe.trainer, tokenizer)
     packer = _packer_of(recipe, tokenizer, chat)
     tokens = packer.tokenize(corpora.rows)

@@ -133,6 +133,7 @@ def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding 
         config.gradient_checkpointing |= checkpoints or bool(
             config.fsdp and config.fsdp_config.get("activation_checkpointing")
         )
+        # accelerate would shard the model a second time.
         config.fsdp, config.fsdp_plugin_args = None, None
         return sharding
     if (config.fsdp or is_fsdp_launch()) and config.use_cpu:

@@ -207,6 +207,7 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
         )
         inputs |= {f"document {name}": digest for name, digest in documents.items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer), ("teacher", teacher)):
+        # A tokenizer may be a section: it is made of the corpus, whose hash is here already.
         if isinstance(path, str):
             folder = Path(path)
             if folder.exists():

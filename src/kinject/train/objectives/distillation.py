@@ -506,6 +506,7 @@ def _write_predictions(
     k = min(section.top_k, vocabulary)
     read.starts.tofile(folder / "starts.bin")
     width = k + 1 if k < vocabulary else k  # the last column is that of all other tokens
+    # Written as they come: the predictions of a corpus may be larger than the memory.
     ids_file = np.memmap(folder / "ids.bin", np.uint32, "w+", shape=(n, k))
     log_probs_file = np.memmap(folder / "log_probs.bin", np.float32, "w+", shape=(n, width))
     autocast: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
