@@ -295,7 +295,7 @@ def write_gguf(folder: Path, file: Path, kind: str) -> None:
 _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 """model_type, which is llama.cpp's name too -> whether its files have the rows of q and k permuted.
 """
-# Patterns cannot be compared, their pieces of this text can: each rule cuts it otherwise.
+# Patterns cannot be compared, but how they split this text: each rule does it differently.
 _HARD_TEXT = "It's 12,345.67 or  x1; don't\n\n  WE'LL Ünï 你好 9999 \t(a_b)"
 
 
@@ -361,7 +361,7 @@ def _write(folder: Path, file: Path, kind: str) -> None:
                 n_heads = heads.get(name.split(".")[-2]) if _ARCHITECTURES[architecture] else None
                 if n_heads:
                     weight = (
-                        # llama.cpp turns neighbours together, transformers halves of a head.
+                        # llama.cpp rotates pairs of neighbours, transformers halves of a head.
                         weight.reshape(n_heads, 2, -1, *weight.shape[1:])
                         .swapaxes(1, 2)
                         .reshape(weight.shape)

@@ -86,7 +86,7 @@ def check_kwargs(kwargs: Mapping[str, Any], *templates: str | Mapping[str, str] 
             )
 
 
-# Asked for each row, of the same few templates.
+# Called for each row, with the same few templates.
 @functools.lru_cache(maxsize=8)
 def _words(template: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", template))
@@ -101,7 +101,7 @@ def encode_conversation(
     Raises `InputError` if the template cannot be rendered, leaves text out without permission, or
     if the assistant's part cannot be found.
     """
-    # None, since an empty list would choose a tokenizer's template for tools.
+    # None: an empty list would select the tokenizer's template for tools.
     tools = [*row.tools] or None
     template = tokenizer.get_chat_template(chat.template, tools)
     try:
@@ -112,7 +112,7 @@ def encode_conversation(
     options = {"chat_template": chat.template, "tools": tools, **chat.kwargs, **row.template_kwargs}
     text = _render(tokenizer, row.messages, options, False)
     lost = _left_out(row, text)
-    # Templates leave out in silence what they do not know: Llama 3's has no tools.
+    # Templates drop what they do not know without an error: Llama 3's has no tools.
     if lost and not chat.allow_dropped:
         raise InputError(_describe_lost(lost))
     ((ids, offsets),) = tokens_of([text], tokenizer)

@@ -123,7 +123,7 @@ def _corpus_row(row: Row, column: str, location: str) -> Row | None:
         value = row[column]
         kept = {key: kept[key] for key in ("id", "document_id", "title", "source") if key in kept}
         kept["messages" if isinstance(value, list) else "text"] = value
-    # Of a row without a text parse_corpus_row says what is missing.
+    # A row without text is no blank row: parse_corpus_row names what is missing.
     text = kept.get("text", "?")
     is_blank = text is None or (isinstance(text, str) and not text.strip())
     return None if is_blank else kept

@@ -197,7 +197,7 @@ def _languages_of_value(text: str) -> tuple[str, ...]:
     from kinject.language.tables import languages_with_numbers
     from kinject.language.values import is_value
 
-    # The pattern first, since each language that follows is a search of its own.
+    # The pattern first: it is cheap, and each language below is a search of its own.
     if not _MAY_BE_VALUE.search(text) or is_value(text, "en"):
         return ()
     return tuple(code for code in languages_with_numbers() if is_value(text, code))
@@ -453,7 +453,7 @@ def check_names(checks: Mapping[str, Any]) -> None:
         if name not in CHECKS:
             raise InputError(f"checks: found {name!r:.60}, allowed: {', '.join(CHECKS)}.")
         takes = CHECKS[name].takes
-        # By type, since a bool is an int to isinstance; false would ask for nothing.
+        # By type, since a bool is an int to isinstance; false would check nothing.
         fits = type(argument) is takes and argument is not False
         if takes is list:
             fits = isinstance(argument, list | tuple) and all(
@@ -533,7 +533,7 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
         _stated(last_line, texts),
         _at_line_starts(lines, texts),
     ):
-        # A statement that names no option (-1) ends the search, too: nothing is guessed behind it.
+        # A statement that names no option (-1) ends the search, too: no weaker sign may decide.
         if len(named) == 1:
             return next((index for index in named if index >= 0), None)
     normalized = normalize_answer(plain)

@@ -294,7 +294,7 @@ def _read_markup(text: str) -> _Markup:
         end = _trim_end(text, match.end())
         marks = match["fence"] or ""
         if fence:
-            # CommonMark: a closing fence is as long as the opening one or longer, and stands alone.
+            # CommonMark: a closing fence is at least as long as the opening one, and has no text.
             if marks.startswith(fence) and not match["info"].strip():
                 markup.code.append((opened, end))
                 markup.blocks.append((opened, end))

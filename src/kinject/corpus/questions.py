@@ -360,7 +360,7 @@ def _from_arc(row: Row) -> Row:
         if isinstance(choices, list):
             choices = {key: [choice[key] for choice in choices] for key in ("text", "label")}
         texts, labels = choices["text"], choices["label"]
-        # By label: some of ARC's questions have 1 to 4 in place of A to D.
+        # By label: some of ARC's questions have 1 to 4 instead of A to D.
         gold = dict(zip(labels, range(len(texts)), strict=True))[row["answerKey"]]
     except (KeyError, TypeError, ValueError) as error:
         fault = f"choices: not ARC's layout ({type(error).__name__}: {error})"

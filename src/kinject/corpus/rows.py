@@ -264,7 +264,7 @@ def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = ""
             "or prompt and completion."
         )
     shape: Shape = shapes[0]
-    # Beside messages every key must be known: one that no template reads would be lost in silence.
+    # Beside messages every key must be known: no template would read another, without an error.
     if shape == "messages":
         fields = _conversation(
             raw, {*_BESIDE, *_OF_CHAT, "messages", column, column.partition(".")[0]}

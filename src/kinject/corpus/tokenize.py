@@ -186,7 +186,7 @@ def split_text(row: CorpusRow, ids: Sequence[int], tokenizer: PreTrainedTokenize
     ends = sentence_ends(row.text.rstrip())[:-1]
     if not ends:
         return len(ids) // 2
-    # By the id: the student's tokens and the teacher's head must be cut at one place.
+    # By the id: the student's tokens and the teacher's head must be cut at the same sentence.
     first = row.text[: random.Random(row.id).choice(ends)]
     of_first = tokenizer(first, add_special_tokens=False, verbose=False)["input_ids"]
     # Cut off from the rest, the first part may end in other tokens than it has in the text.

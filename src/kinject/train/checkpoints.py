@@ -269,7 +269,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         check_weights(self)
         self._save_state()
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        # A torn one would stop the run where it has a folder in place of a file.
+        # A damaged one may hold a folder under the name of a file, which would stop the run.
         if self.args.should_save and checkpoint.exists() and not is_complete(checkpoint):
             shutil.rmtree(checkpoint)
         self.accelerator.wait_for_everyone()

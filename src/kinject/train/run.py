@@ -138,7 +138,7 @@ def _train(
     if is_first_process() and trainer.args.save_strategy == "no":
         for _, path in checkpoints(recipe.run_dir):  # of a signal
             shutil.rmtree(path)
-    # Last: a manifest that says finished stands for all files before it.
+    # Last: finished in the manifest means that all other files are written.
     _write_manifest(recipe, inputs, counts.to_json(), outputs=_FILES)
     return _result(recipe.run_dir, counts, already_done=False)
 

@@ -145,7 +145,7 @@ def run_process(
     end = monotonic() + seconds
     with (
         (folder / LOG).open("wb") as log,
-        # Nothing is written to its input, whose end tells it that this process is gone.
+        # Its input stays empty; when that closes, this process has ended, and the child exits.
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
     ):
         try:

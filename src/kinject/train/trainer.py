@@ -132,7 +132,6 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         if "loss" in logs or "eval_loss" in logs:
             n_tokens = torch.tensor([int(self._total_train_tokens)], device=self.accelerator.device)
             n_all = int(self.accelerator.gather(n_tokens).sum())
-            # Processes of tensor parallelism have read the same rows.
             metrics["num_tokens"] = [n_all // tensor_parallel_size()]
         counts = metrics.pop(_N_LEARNED, [])
         for name in _OF_TOKENS & metrics.keys():
@@ -379,7 +378,6 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
             scheduled = optimizer or self.optimizer
             assert scheduled is not None
             self.lr_scheduler = schedule.make_scheduler(scheduled, num_training_steps)
-            # Trainer (5.23) drops a schedule of its own before another training, a set one never.
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -606,7 +604,6 @@ class KnowledgeTrainer(RunTrainer, PackingMixin, ObjectiveMixin):
         accuracies = {f"{metric_key_prefix}_{name}": value for name, value in scores.items()}
         self.log(dict(accuracies))
         metrics |= accuracies
-        # Once more after Trainer's own call: only now are the accuracies in the log.
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )

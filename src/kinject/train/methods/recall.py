@@ -195,7 +195,7 @@ class RecallTrainer(RunTrainer, GRPOTrainer):  # type: ignore[misc]
         self.take(parts)
         self.practice = parts.practice
 
-        # TRL gets a number in place of a text: _tokenize_prompts has the tokens.
+        # TRL gets a number instead of a text: _tokenize_prompts has the tokens.
         rows = [
             {"prompt": str(i), "accepted": item.accepted} for i, item in enumerate(parts.practice)
         ]
