@@ -76,6 +76,7 @@ def converted_folder(file: Path) -> Path:
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=root))
         try:
             _convert(file, part)
+            # mkdtemp makes a folder that only its owner can read.
             part.chmod(0o755)
             if not folder.is_dir():  # another process may have been faster
                 part.rename(folder)
