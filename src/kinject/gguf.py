@@ -76,6 +76,7 @@ def converted_folder(file: Path) -> Path:
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=root))
         try:
             _convert(file, part)
+            # mkdtemp makes a folder that only its owner can read.
             part.chmod(0o755)
             if not folder.is_dir():  # another process may have been faster
                 part.rename(folder)
@@ -119,6 +120,7 @@ def _convert(file: Path, folder: Path) -> None:
         {k: v for k, v in model.config.to_dict().items() if k not in _LEFT_OUT}
     )
     _read_positions(file, config)
+    # A model of the cleaned config takes the weights over as they are, without a copy.
     with torch.device("meta"):
         plain = type(model)(config)
     plain.load_state_dict(model.state_dict(), assign=True)
@@ -151,6 +153,7 @@ def _read_positions(file: Path, config: PretrainedConfig) -> None:
     reader = GGUFReader(file)
     fault = ""
     for name, field in reader.fields.items():
+        # Of gpt_oss alone transformers (5.23) reads the scaling.
         if name.endswith("rope.scaling.type") and config.model_type != "gpt_oss":
             fault = str(field.contents()).replace("none", "")
     for tensor in reader.tensors:
@@ -183,6 +186,7 @@ def _check_read(file: Path, model: PreTrainedModel) -> None:
 
     n_read = sum(parameter.numel() for parameter in model.parameters())
     stored = {tensor.name: int(tensor.n_elements) for tensor in GGUFReader(file).tensors}
+    # _read_positions has taken them over; they are no weights of the model.
     stored.pop(_DIVISORS, None)
     n_left = sum(stored.values()) - n_read
     if n_left > 0:
@@ -292,6 +296,7 @@ def write_gguf(folder: Path, file: Path, kind: str) -> None:
 _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
 """model_type, which is llama.cpp's name too -> whether its files have the rows of q and k permuted.
 """
+# Patterns cannot be compared, but how they split this text: each rule does it differently.
 _HARD_TEXT = "It's 12,345.67 or  x1; don't\n\n  WE'LL Ünï 你好 9999 \t(a_b)"
 
 
@@ -327,6 +332,7 @@ def _write(folder: Path, file: Path, kind: str) -> None:
             "the PATH."
         )
     _check_calculation(folder, config)
+    # Beyond 256 MiB tensors wait in a temporary file, not in memory.
     writer = gguf.GGUFWriter(file, architecture, use_temp_file=True)
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{KINDS[kind]}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -356,10 +362,12 @@ def _write(folder: Path, file: Path, kind: str) -> None:
                 n_heads = heads.get(name.split(".")[-2]) if _ARCHITECTURES[architecture] else None
                 if n_heads:
                     weight = (
+                        # llama.cpp rotates pairs of neighbours, transformers halves of a head.
                         weight.reshape(n_heads, 2, -1, *weight.shape[1:])
                         .swapaxes(1, 2)
                         .reshape(weight.shape)
                     )
+                # Q8_0 has blocks of 32 weights; llama.cpp's converter keeps vectors in float32.
                 fits = weight.ndim > 1 and (kind != "q8_0" or weight.shape[-1] % 32 == 0)
                 stored = gguf.GGMLQuantizationType[
                     KINDS[kind] if fits else "F16" if weight.ndim > 1 else "F32"
@@ -440,18 +448,21 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
     types = gguf.TokenType
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(rule)
+    # Rows without a token are named as llama.cpp's converter names them.
     writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in range(n_rows)])
     writer.add_token_types([
         (types.CONTROL if added[number].special else types.USER_DEFINED) if number in added
         else types.NORMAL if number in tokens else types.UNUSED for number in range(n_rows)
     ])  # fmt: skip
     writer.add_token_merges(
+        # tokenizers writes merges as pairs since 0.20, and as texts before.
         [" ".join(pair) if isinstance(pair, list) else pair for pair in data["model"]["merges"]]
     )
     special = {
         "bos": tokenizer.bos_token_id,
         "eos": tokenizer.eos_token_id,
         "pad": tokenizer.pad_token_id,
+        # The format has keys for two ends beside EOS.
         **dict(zip(_ENDS, _other_ends(folder, tokenizer), strict=False)),
     }
     for name, number in special.items():

@@ -71,6 +71,7 @@ def local_folder(name: str, revision: str | None = None) -> Path:
     source = find_source(name, "model", revision)
     if os.path.isdir(source):
         return Path(source)
+    # No pickles: kinject reads safetensors alone.
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
     return Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
 

@@ -81,6 +81,7 @@ class HubDataSet:
     def pinned(self) -> HubDataSet:
         """Return the data set at its commit of now; itself if it is a folder, or the hub is
         switched off. Raises as `commit`."""
+        # With the hub switched off it would report no commit; a folder has none.
         if self.is_folder or hub.unreachable_reason() == hub.OFFLINE:
             return self
         return replace(self, revision=self.commit())
@@ -130,6 +131,7 @@ def parse_data_set(text: str) -> HubDataSet | None:
     NAME alone, without its owner, needs a colon after it, and so does a folder, in place of
     OWNER/NAME. `SPLIT[:1000]` are its first 1000 rows.
     """
+    # A folder that is there comes before a name on the hub, as with models.
     match = _OF_FOLDER.fullmatch(text)
     if match is None or not Path(match["name"]).is_dir():
         match = _OF_HUB.fullmatch(text)

@@ -86,6 +86,7 @@ def check_kwargs(kwargs: Mapping[str, Any], *templates: str | Mapping[str, str] 
             )
 
 
+# Called for each row, with the same few templates.
 @functools.lru_cache(maxsize=8)
 def _words(template: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", template))
@@ -100,15 +101,18 @@ def encode_conversation(
     Raises `InputError` if the template cannot be rendered, leaves text out without permission, or
     if the assistant's part cannot be found.
     """
+    # None: an empty list would select the tokenizer's template for tools.
     tools = [*row.tools] or None
     template = tokenizer.get_chat_template(chat.template, tools)
     try:
         check_kwargs(row.template_kwargs, template, tokenizer.chat_template)
     except InputError as error:
         raise InputError(f"chat_template_kwargs: {error}") from error
+    # A row's own arguments come last and win (docs/training.md).
     options = {"chat_template": chat.template, "tools": tools, **chat.kwargs, **row.template_kwargs}
     text = _render(tokenizer, row.messages, options, False)
     lost = _left_out(row, text)
+    # Templates drop what they do not know without an error: Llama 3's has no tools.
     if lost and not chat.allow_dropped:
         raise InputError(_describe_lost(lost))
     ((ids, offsets),) = tokens_of([text], tokenizer)
@@ -120,6 +124,7 @@ def encode_conversation(
         )
     if chat.assistant_only and offsets is not None:
         learned = overlapping(offsets, _assistant_spans(row, tokenizer, template, options, text))
+    # The first token is never learned: no token is before it.
     if not any(learned[1:]):
         raise InputError("the chat template leaves nothing of this row to learn. Remove the row.")
     n_lost = sum(
@@ -303,6 +308,7 @@ def _left_out(row: CorpusRow, text: str) -> list[tuple[str, str]]:
     rendered, counts, lost = _squash(text), Counter[str](), []
     for name, part in conversation_texts(row):
         squashed = _squash(part)
+        # A text that two turns hold must be rendered twice.
         counts[squashed] += 1
         forms = {squashed, _squash(json.dumps(part, ensure_ascii=False)), _squash(json.dumps(part))}
         if squashed and all(rendered.count(form) < counts[squashed] for form in forms):
@@ -323,6 +329,7 @@ def conversation_texts(row: CorpusRow) -> Iterator[tuple[str, str]]:
             if isinstance(content, str)
             else "\n".join(block["text"] for block in content or ())
         )
+        # Templates such as Qwen3's take the thinking out of the content, and may leave it out.
         if message["role"] == "assistant" and "</think>" in text:
             thought, _, text = text.partition("</think>")
             yield f"{owner} thinking", thought.replace("<think>", "")

@@ -74,6 +74,7 @@ def grouped(answers: Sequence[Answer], seed: int) -> list[list[int]]:
         of_kind[answer.kind].append(index)
     rng = random.Random(seed)
     groups: list[list[int]] = []
+    # By repr, since kinds may be of types that do not compare.
     for kind in sorted(of_kind, key=repr):
         groups += _groups(of_kind[kind], answers, rng)
     return groups
@@ -203,6 +204,7 @@ def _is_wrong(other: Answer, answer: Answer) -> bool:
     """Return whether the text of `other` is surely no answer to the question of `answer`."""
     text = _normal(other.text)
     accepted = {_normal(accepted) for accepted in (answer.text, *answer.accepted)}
+    # As whole words: a 3 is not in 35.
     return text not in accepted and f" {text} " not in f" {_normal(answer.context)} "
 
 
@@ -234,6 +236,7 @@ def measure_shortcuts(
         asked_of[name] = [question for question in questions if question.choices]
         for question in asked_of[name]:
             lengths |= {choice: len(choice) for choice in question.choices}
+    # Without choices the documents need not be read.
     if not lengths:
         return []
     mentions = count_mentions(lengths, texts)

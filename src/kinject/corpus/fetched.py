@@ -75,6 +75,7 @@ def local_corpus(path: str, folder: Path, *, fetch: bool = True) -> str:
 
     def write(part: Path) -> None:
         log.info(f"{path}: reading the data set")
+        # A branch may move while it is read, and the commit is recorded.
         pinned = data.pinned()
         n_rows = write_jsonl(part / _FILE, _corpus_rows(pinned, path))
         source = {"data_set": path, "commit": pinned.revision, "rows": n_rows}
@@ -122,6 +123,7 @@ def _corpus_row(row: Row, column: str, location: str) -> Row | None:
         value = row[column]
         kept = {key: kept[key] for key in ("id", "document_id", "title", "source") if key in kept}
         kept["messages" if isinstance(value, list) else "text"] = value
+    # A row without text is no blank row: parse_corpus_row names what is missing.
     text = kept.get("text", "?")
     is_blank = text is None or (isinstance(text, str) and not text.strip())
     return None if is_blank else kept

@@ -67,6 +67,7 @@ def normalize_answer(text: str) -> str:
 
     A quotation in RAFT's marks in front of the answer is left out.
     """
+    # As SQuAD's script has it, in English: tests/eval/test_texts.py compares a thousand rows.
     bare = "".join(
         character for character in final_answer(text).lower() if character not in _PUNCTUATION
     )
@@ -128,6 +129,7 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
     parts = [part for part in folded if part.strip()]
     if not parts:
         return not words_in(written, apart=False)
+    # Before abstains(): an accepted text may be such a phrase itself.
     if any(_is_same(written, part) for part in parts):
         return True
     if abstains(text):
@@ -137,6 +139,7 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
 
 def _is_same(written: str, part: str) -> bool:
     """Return whether both texts have the same words, however they are spelled."""
+    # Jean-Luc is one word or two.
     for apart in (False, True):
         wanted = words_in(part, apart=apart)
         if not wanted:  # it has signs only
@@ -194,6 +197,7 @@ def _languages_of_value(text: str) -> tuple[str, ...]:
     from kinject.language.tables import languages_with_numbers
     from kinject.language.values import is_value
 
+    # The pattern first: it is cheap, and each language below is a search of its own.
     if not _MAY_BE_VALUE.search(text) or is_value(text, "en"):
         return ()
     return tuple(code for code in languages_with_numbers() if is_value(text, code))
@@ -315,6 +319,7 @@ class GoldIndex:
 def plain_text(text: str) -> str:
     """Return `text` as people read it: Unicode composed, runs of white space as one space, no
     invisible characters."""
+    # ASCII is composed already and has no invisible characters of this kind.
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
         text = "".join(character for character in text if unicodedata.category(character) != "Cf")
@@ -345,6 +350,7 @@ def _json(text: str, keys: list[str]) -> bool:
         text = fenced[1]
     try:
         value = json.loads(text)
+    # Deep nesting raises RecursionError, and an integer of over 4,300 digits ValueError.
     except (ValueError, RecursionError):
         return False
     return not keys or (isinstance(value, dict) and all(key in value for key in keys))
@@ -447,6 +453,7 @@ def check_names(checks: Mapping[str, Any]) -> None:
         if name not in CHECKS:
             raise InputError(f"checks: found {name!r:.60}, allowed: {', '.join(CHECKS)}.")
         takes = CHECKS[name].takes
+        # By type, since a bool is an int to isinstance; false would check nothing.
         fits = type(argument) is takes and argument is not False
         if takes is list:
             fits = isinstance(argument, list | tuple) and all(
@@ -493,6 +500,7 @@ _LINE = re.compile(
     rf"[(\[\"“「]*([A-Za-z]){_ALONE}[\"”」]*"
     rf"(?:[)\]][\s.:]|[.):,;、。:](?![{_WORD}])|\s[-–—]\s|[)\]]?\s*$)"
 )
+# Words of one letter: "the answer is a city" and "A man went to Rome" name no option.
 _WORD_LETTERS = frozenset("AEIOaeiouy")
 _GOES_ON = re.compile(
     r"\s+(?!(?:because|since|as|for|which|parce|car|weil|da|porque|perché|ya)\b)[^\W\d_]"
@@ -510,7 +518,9 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     letters, or a list of the options name none.
     """
     plain = (
+        # NFKC makes full-width letters plain ones.
         unicodedata.normalize("NFKC", _MARKUP.sub("", text))
+        # \boxed{B} has left its braces.
         .replace("{", "(")
         .replace("}", ")")
         .strip()
@@ -523,6 +533,7 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
         _stated(last_line, texts),
         _at_line_starts(lines, texts),
     ):
+        # A statement that names no option (-1) ends the search, too: no weaker sign may decide.
         if len(named) == 1:
             return next((index for index in named if index >= 0), None)
     normalized = normalize_answer(plain)
@@ -538,10 +549,12 @@ def _stated(text: str, choices: list[str]) -> set[int]:
     for match in _STATES.finditer(text):
         letter, rest = match[1], text[match.end() :]
         is_word = letter.islower() or letter in _WORD_LETTERS
+        # "The wrong answer is B" does not name B.
         if not _WRONG.search(text[: match.start()]) and not (is_word and _GOES_ON.match(rest)):
             named.add(_index(letter, rest, choices))
     for match in _STATES_TEXT.finditer(text):
         value = normalize_answer(match[1])
+        # The text of an option that is one letter may be the letter of another.
         if choices.count(value) == 1 and len(value) > 1:
             named.add(choices.index(value))
     return named

@@ -269,12 +269,15 @@ def cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount)
     learned = np.asarray(row.learned[:length], dtype=np.bool_)
     segments: list[Segment] = []
     n_kept = reached = 0
+    # A segment begins with the last token of the one before it, from which its first is predicted.
     for start in range(0, max(length - 1, 1), max(size - 1, 1)):
         end = min(start + size, length)
         n_learned = int(np.count_nonzero(learned[start + 1 : end]))
+        # A segment of a prompt alone would be read for nothing.
         if n_learned:
             segments.append(Segment(index, start, end, row.document_id))
             account.trained += n_learned
+            # The token that is repeated counts once.
             n_kept += end - max(start, reached)
             reached = end
     account.dropped += length - n_kept
@@ -358,6 +361,7 @@ def _find_room(
     for i in range(bisect_left(rooms, segment.size), len(rooms)):
         stack = by_room[rooms[i]]
         for j in reversed(range(len(stack))):
+            # Rows without a document are no paraphrases of one another.
             if not segment.document or segment.document not in documents[stack[j]]:
                 return i, j
     return None

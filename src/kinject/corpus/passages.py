@@ -41,6 +41,7 @@ of a list item."""
 _DELIMITERS = re.compile(r"[\s:|-]*-[\s:|-]*")
 """The second row of a table, which makes the first its head."""
 _LINE_END = re.compile(r"(?<=\S)[ \t]*\n")
+# Possessive, so that a long run of full stops is tried once.
 _END = re.compile(r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd"
@@ -73,6 +74,7 @@ class _Splitter:
 
     @cached_property
     def _layout(self) -> _Layout:
+        # Only where it is needed: most documents are one passage and have no cut.
         return _read_layout(self._text)
 
     def passages(self, n_tokens: int) -> list[Passage]:
@@ -109,6 +111,7 @@ class _Splitter:
             if end - self._indices[first] <= budget:
                 break
             beyond = bisect_right(self._indices, self._indices[first] + budget)
+            # At least one boundary: a character alone may have more tokens than fit.
             beyond = min(last, max(beyond, first + 2))
             first, cut = self._best_cut(first + 1, beyond)
             cuts.append(first)
@@ -119,6 +122,7 @@ class _Splitter:
         """Return the most tokens of its own for the passage that begins at the boundary `first`."""
         if first == 0:
             return n_tokens
+        # The head of a table is repeated in front of the passage, and counts.
         return max(1, n_tokens - self._header(self._starts[first], n_tokens)[0])
 
     def _best_cut(self, low: int, high: int) -> tuple[int, bool]:
@@ -129,6 +133,8 @@ class _Splitter:
             i = bisect_right(ends, starts[high - 1]) - 1
             while i >= 0 and ends[i] > starts[low - 1]:
                 cut = bisect_left(starts, ends[i], low, high)
+                # A token may reach beyond an end, and the next boundary is then inside the next
+                # sentence.
                 if cut < high and not text[ends[i] : starts[cut]].strip():
                     if cuts_unit is None:
                         return cut, _goes_on(text, starts[cut])
@@ -155,6 +161,7 @@ class _Splitter:
     def _passage(self, span: tuple[int, int, bool], path: tuple[str, ...], header: str) -> Passage:
         document, (start, end, cut) = self._document, span
         text, title = self._text[start:end], document.title.strip()
+        # A document that begins with its title as a heading has it once.
         if title and path[:1] != (title,):
             path = (title, *path)
         return Passage(
@@ -250,6 +257,7 @@ def _read_layout(text: str) -> _Layout:
     tables = []
     for rows in groups:
         if len(rows) > 1 and _DELIMITERS.fullmatch(text[slice(*rows[1])]):
+            # No passage ends between a table's head and its first row.
             markup.never |= {rows[0][1], rows[1][1]}
             if len(rows) > 2:
                 tables.append((rows[0][0], rows[2][0], rows[-1][1]))
@@ -286,6 +294,7 @@ def _read_markup(text: str) -> _Markup:
         end = _trim_end(text, match.end())
         marks = match["fence"] or ""
         if fence:
+            # CommonMark: a closing fence is at least as long as the opening one, and has no text.
             if marks.startswith(fence) and not match["info"].strip():
                 markup.code.append((opened, end))
                 markup.blocks.append((opened, end))
@@ -297,6 +306,7 @@ def _read_markup(text: str) -> _Markup:
             markup.never.add(end)
             markup.blocks.append((match.start(), end))
             markup.ends.append(end)
+        # CommonMark: a line of backticks with another one behind them is inline code.
         elif marks and not (marks[0] == "`" and "`" in match["info"]):
             fence, opened = marks, match.start("fence")
         elif match["row"]:
@@ -378,6 +388,7 @@ def sentence_ends(text: str) -> list[int]:
             end = match.end()
             following = text[end : end + 40].lstrip()
             if following[:1].islower() or (
+                # The end of the text alone: to search all before each full stop would be quadratic.
                 match[0] == "." and _ABBREVIATION.search(text[max(0, end - 12) : end])
             ):
                 continue
@@ -459,6 +470,7 @@ class Bm25:
         import numpy as np
 
         known = [term for term in self._terms(query) if term in self._vocabulary]
+        # bm25s fails on a query without terms.
         if self._index is None or not known:
             return np.zeros(self._n)
         return np.asarray(self._index.get_scores(known), dtype=np.float64)

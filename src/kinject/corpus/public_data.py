@@ -71,6 +71,7 @@ def get_data(data: DataSet, folder: Path) -> list[Path]:
         if record.exists():
             return []
         refuse_existing(outputs)
+        # In the same folder, since a rename does not leave a file system.
         with TemporaryDirectory(prefix=".fetched-", dir=folder) as made:
             data.write(data, Path(made))
             for path in outputs:
@@ -85,6 +86,7 @@ def get_data(data: DataSet, folder: Path) -> list[Path]:
             "revision": data.revision,
             "licence": data.licence,
         }
+        # Last, so that a fetch that was interrupted is made again.
         write_json(record, {**about, "files": hashes})
     return written
 
@@ -138,6 +140,7 @@ def _instructions(data: DataSet) -> Iterator[Row]:
 
 def _write_replay(data: DataSet, folder: Path) -> None:
     """Write general text: documents to replay, and others to watch."""
+    # One stream for both files, so that no page to watch is among those to replay.
     rows = _rows(data, "train", streaming=True)
     for name, n in _PAGES.items():
         pages = (
@@ -146,6 +149,7 @@ def _write_replay(data: DataSet, folder: Path) -> None:
         write_jsonl(folder / name, pages)
 
 
+# Each at a commit, so that a study reads the same bytes wherever it is repeated.
 _DATA_SETS = (
     DataSet(
         name="mmlu",

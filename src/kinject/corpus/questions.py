@@ -22,6 +22,7 @@ Layout = Literal["auto", "open"]
 
 _N_CHOICES = 4
 """Choices of a question that is made from answers."""
+# MMLU's files are named by subject and split: abstract_algebra_test.csv.
 _CSV_SUFFIXES = ("_test", "_dev", "_val", ".test", ".dev", ".val")
 _MOST_SHUFFLED = 1000  # answers of one document
 _LABELS = ("id", "subject", "document_id", "fact_id")
@@ -53,6 +54,7 @@ def read_questions(
             try:
                 question = _question(row)
                 _check_id(question, number, lines, has_id=row.get("id") is not None)
+                # Behind other turns, or with other checks, the same words are another question.
                 if not question.checks and not question.messages:
                     golds.add(question, location)
             except InputError as error:
@@ -200,6 +202,7 @@ def _turns(row: Row) -> tuple[Message, ...]:
     talk = list(roles)
     if roles[:1] == ["system"]:
         del talk[0]
+    # An odd number of turns differs too, since half of it is rounded down.
     if not roles or len(roles) != len(turns) or talk != ["user", "assistant"] * (len(talk) // 2):
         raise InputError(
             "messages: expected the turns before the question, as {role, content}: system, if any, "
@@ -240,6 +243,7 @@ def _answer(row: Row, n_choices: int) -> int:
     value, allowed = row.get("answer"), f"0 to {n_choices - 1}"
     if value is None:
         raise InputError(f"answer: missing. It is the index of the correct choice ({allowed}).")
+    # A bool is an int to isinstance: true would be the second choice.
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(
             f"answer: found {value!r}, expected the index of the correct choice ({allowed})."
@@ -280,6 +284,7 @@ def _rows(path: Path, layout: Layout, faults: LineFaults) -> Iterator[tuple[int,
             faults.add(f"{path}:{number}: {error}")
         else:
             yield number, row
+    # Last, since wrong options are answers to all other questions.
     yield from _with_distractors(path, answered)
 
 
@@ -309,6 +314,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
     for suffix in _CSV_SUFFIXES:
         subject = subject.removesuffix(suffix)
     for number, cells in csv_rows(path):
+        # A question, two options and the letter at least.
         if len(cells) < 4 or not _is_letter(cells[-1].strip(), len(cells) - 2):
             actual = f"found {len(cells)} cells, the last {cells[-1:]!r:.80}"
             expected = (
@@ -354,6 +360,7 @@ def _from_arc(row: Row) -> Row:
         if isinstance(choices, list):
             choices = {key: [choice[key] for choice in choices] for key in ("text", "label")}
         texts, labels = choices["text"], choices["label"]
+        # By label: some of ARC's questions have 1 to 4 instead of A to D.
         gold = dict(zip(labels, range(len(texts)), strict=True))[row["answerKey"]]
     except (KeyError, TypeError, ValueError) as error:
         fault = f"choices: not ARC's layout ({type(error).__name__}: {error})"
@@ -394,6 +401,7 @@ def _with_distractors(
         first = texts[0]
         rng = random.Random(_seed(row, first))
         correct = of_question[_same_question(row)][1]
+        # As many more as are correct, so that enough are left without these.
         near = _shuffled(by_document[_document(row)], rng, _N_CHOICES + len(correct))
         far = rng.sample(everywhere, min(len(everywhere), _N_CHOICES + len(correct) + len(near)))
         wrong: dict[str, str] = {}
@@ -412,6 +420,7 @@ def _with_distractors(
 def _shuffled(texts: Sequence[str], rng: random.Random, n_needed: int) -> list[str]:
     """Return `texts` shuffled; of very many only as many as needed, so that a question costs
     little."""
+    # A shuffle for each question would take time that grows with the square of the questions.
     if len(texts) > _MOST_SHUFFLED:
         return rng.sample(texts, min(n_needed, len(texts)))
     shuffled = list(texts)
@@ -475,4 +484,5 @@ def _document(row: Row) -> str:
 
 def _seed(row: Row, first: str) -> int:
     text = f"{row.get('id', '')}\0{row.get('question', '')}\0{first}"
+    # Not hash(), which is another one for a text in each process.
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -60,6 +60,7 @@ RESERVED_KWARGS = frozenset(
 )
 """Arguments of apply_chat_template that are no arguments of a template."""
 _MAX_FAULTS = 20
+# Editors on Windows write one in front of the first line.
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -82,12 +83,14 @@ class CorpusRow:
     completion: str = ""
     tools: tuple[Row, ...] = ()
     template_kwargs: Row = field(default_factory=dict)
+    # Rows are equal wherever they were read.
     location: str = field(default="", compare=False)
 
     @property
     def line(self) -> int:
         """The number of the row's line in its file; 0 if it was not read from one."""
         number = self.location.rpartition(":")[2]
+        # Not isdigit(), which is true for "²".
         return int(number) if number.isdecimal() else 0
 
 
@@ -102,6 +105,7 @@ class LazyRows(Sequence[Item], ABC):
         """Return one row, or several."""
         if isinstance(index, slice):
             return [self.read_row(i) for i in range(*index.indices(len(self)))]
+        # range refuses an index beyond the rows and counts negative ones from the end.
         return self.read_row(range(len(self))[index])
 
 
@@ -193,6 +197,7 @@ class CorpusFile(LazyRows[CorpusRow]):
             content = _strip_mark(line, number)
             if content.strip():
                 yield number, start, content
+            # Of the line as it is in the file, with its mark, or blank.
             start += len(line)
 
     def _parse(self, line: bytes, number: int) -> CorpusRow:
@@ -259,6 +264,7 @@ def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = ""
             "or prompt and completion."
         )
     shape: Shape = shapes[0]
+    # Beside messages every key must be known: no template would read another, without an error.
     if shape == "messages":
         fields = _conversation(
             raw, {*_BESIDE, *_OF_CHAT, "messages", column, column.partition(".")[0]}
@@ -273,6 +279,7 @@ def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = ""
     row_id = raw.get("id")
     try:
         identity = row_id if isinstance(row_id, str) and row_id else content_id(fields)
+    # content_id refuses numbers that JSON lacks.
     except ValueError:
         raise InputError(
             "found NaN or Infinity in tools, tool_calls or chat_template_kwargs. "
@@ -350,6 +357,7 @@ def _check_message(message: Row) -> None:
                 "content: kinject trains on text. "
                 'Expected text, or a list of {"type": "text", "text": ...}.'
             )
+    # OpenAI's layout has null as the content beside tool_calls.
     elif not isinstance(content, str) and not (content is None and calls):
         raise InputError(f"content: found {type(content).__name__}, expected text.")
     if calls is not None:
@@ -375,6 +383,7 @@ def _tools(value: JsonValue) -> list[Row]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
+        # Not JSONDecodeError: an integer of over 4,300 digits raises its parent.
         except ValueError as error:
             raise InputError(f"tools: found text that is no JSON ({error}).") from None
     if not isinstance(value, list) or not all(_function_name(tool) for tool in value):

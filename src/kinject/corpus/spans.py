@@ -53,6 +53,7 @@ def tokens_of(
     return [Tokens(ids, spans) for ids, spans in pairs]
 
 
+# The rules of a tokenizer are megabytes of JSON, and each batch needs them.
 @lru_cache(maxsize=4)
 def _without_trimming(rules: str) -> Tokenizer | None:
     """Return the tokenizer of these rules with offsets that keep white space; None if they do

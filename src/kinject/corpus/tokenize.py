@@ -146,7 +146,9 @@ def tokenize_rows(
     remaining = iter(rows)
     faults = LineFaults()
     while batch := list(islice(remaining, _BATCH)):
+        # As one text, as it is read: a token may begin in the prompt and end in the completion.
         texts = [row.prompt + row.text + row.completion for row in batch]
+        # Offsets cost a third more time, and where all of a text is learned they are not needed.
         has_prompts = any(row.shape == "completion" for row in batch)
         tokens = iter(tokens_of(texts, tokenizer, offsets=has_prompts))
         for row in batch:
@@ -159,6 +161,7 @@ def tokenize_rows(
             learned = _learned(row, ids, offsets, tokenizer, tokenization)
             n_unread = split_text(row, ids, tokenizer) if tokenization.second_part else 0
             ids, learned = ids[n_unread:], learned[n_unread:]
+            # TRL adds no BOS by itself (docs/design.md).
             if tokenization.bos:
                 ids, learned = [tokenizer.bos_token_id, *ids], [False, *learned]
             if tokenization.eos:
@@ -183,8 +186,10 @@ def split_text(row: CorpusRow, ids: Sequence[int], tokenizer: PreTrainedTokenize
     ends = sentence_ends(row.text.rstrip())[:-1]
     if not ends:
         return len(ids) // 2
+    # By the id: the student's tokens and the teacher's head must be cut at the same sentence.
     first = row.text[: random.Random(row.id).choice(ends)]
     of_first = tokenizer(first, add_special_tokens=False, verbose=False)["input_ids"]
+    # Cut off from the rest, the first part may end in other tokens than it has in the text.
     same = [token == first_token for token, first_token in zip(ids, of_first, strict=False)]
     n_first = same.index(False) if False in same else len(same)
     return n_first if 0 < n_first < len(ids) else len(ids) // 2
@@ -360,6 +365,7 @@ class TokenStore(LazyRows[TokenRow]):
 
 def mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
     """Return the numbers of a file, mapped from disk."""
+    # numpy maps no empty file.
     if not path.stat().st_size:
         return np.empty(0, kind)
     return np.memmap(path, kind, mode="r")
@@ -388,6 +394,7 @@ def cached_entry(folder: Path, key: str, write: Callable[[Path], None]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if _fault(entry):
             with open(folder / f".{key}.lock", "w", opener=open_regular) as lock:
+                # The kernel releases it with the process, however that ends.
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
                     shutil.rmtree(torn)
@@ -467,6 +474,7 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
         )  # escaped: an id may hold a lone surrogate
         for file in files.values():
             file.flush()
+            # Before the rename, or a machine that crashes may keep the name without the bytes.
             os.fsync(file.fileno())
 
 
@@ -490,6 +498,7 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
             backend.to_str().encode("utf-8", "surrogatepass")
         ).hexdigest()
     else:
+        # A slow tokenizer has no rules as one text, so its files are hashed.
         with tempfile.TemporaryDirectory() as scratch:
             tokenizer.save_pretrained(scratch)
             rules = folder_hash(Path(scratch))

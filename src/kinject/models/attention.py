@@ -33,6 +33,7 @@ change the last digit."""
 def window_of(config: PretrainedConfig) -> int | None:
     """Return the most tokens that a model of a transformers `config` reads at once, None if the
     config sets no bound."""
+    # A model of texts and images has the window of its texts one level down.
     text = config.get_text_config()
     for name in ("n_positions", "max_position_embeddings", "n_ctx"):
         value = getattr(text, name, None)
@@ -87,6 +88,7 @@ def reads_later_tokens(model: PreTrainedModel) -> bool:
     row = torch.arange(3, 3 + _LENGTH, device=model.device) % n_tokens
     other = torch.cat([row[:half], (row[half:] + n_tokens // 2) % n_tokens])
     was_training = model.training
+    # Without dropout, which moves the logits too.
     model.eval()
     with torch.no_grad():
         logits = [
@@ -244,8 +246,10 @@ def attend_to_cartridge(tuned: PeftModel) -> None:
     for layer in layers:
         layer.cartridge = held
     AttentionInterface.register(CARTRIDGE, _attend)
+    # For a name that it does not know transformers makes no mask at all.
     AttentionMaskInterface.register(CARTRIDGE, sdpa_mask)
     base.set_attn_implementation(CARTRIDGE)
+    # peft's own would pass the cartridge on as a cache, which fits one text a row alone.
     tuned.forward, tuned.generate = base.forward, base.generate
 
 
@@ -271,12 +275,14 @@ def _attend(
     sdpa = cast("Callable[..., tuple[torch.Tensor, None]]", sdpa_attention_forward)
     if not module.cartridge:
         return sdpa(module, query, key, value, mask, **options)
+    # Under autocast rotary positions leave keys in float32 (docs/LOG.md).
     of_layer = module.cartridge[module.layer_idx].to(key.dtype)
     before = of_layer[:, None].expand(-1, len(key), -1, -1, -1)
     key, value = torch.cat([before[0], key], 2), torch.cat([before[1], value], 2)
     if mask is None:
         n_queries, n_keys = query.shape[2], key.shape[2]
         mask = torch.ones((n_queries, n_keys), dtype=torch.bool, device=key.device)
+        # Shifted, so that every token sees the cartridge, and what the cache holds.
         mask = mask.tril(n_keys - n_queries)[None, None]
     else:
         # Every token sees the cartridge: True in a mask of bools, 0 in one that is added.

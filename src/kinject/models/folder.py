@@ -253,6 +253,7 @@ def read_header(path: Path) -> Header:
 def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> None:
     """Raise `InputError` if config.json at `path` contradicts the weights with `header`."""
     n_layers = config.get("num_hidden_layers")
+    # A layer has one tensor at least.
     if isinstance(n_layers, int) and n_layers > len(header):
         raise InputError(
             f"{path}: num_hidden_layers: declares {n_layers:.3g} layers, the files hold "
@@ -294,6 +295,7 @@ def base_of_adapter(adapter: Path) -> str:
         not isinstance(base, str)
         or not base
         or "\0" in base
+        # An adapter that names itself as its base would be followed for ever.
         or Path(base).resolve() == adapter.parent.resolve()
     ):
         raise InputError(
@@ -432,6 +434,7 @@ def _ends_well(source: str) -> bool:
             input=job,
             text=True,
             capture_output=True,
+            # The kernel limits processor time alone, and a process may wait.
             timeout=10 * _CHAT_SECONDS,
             check=False,
         )

@@ -121,10 +121,12 @@ def generate(
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+    # Any token, since the mask hides it.
     pad = next(iter(ends), 0)
     longest = max(map(len, prompts))
     n_pads = [longest - len(prompt) for prompt in prompts]
     config = GenerationConfig(
+        # The likeliest token is a sample already: `_Sampler` has added the noise.
         do_sample=False,
         max_new_tokens=settings.max_tokens,
         pad_token_id=pad,
@@ -132,8 +134,10 @@ def generate(
         use_cache=True,
     )
     sampler = _Sampler(settings, seeds, str(model.device))
+    # Padded on the left, so that each answer begins right behind its prompt.
     ids = [[pad] * n + list(prompt) for n, prompt in zip(n_pads, prompts, strict=True)]
     mask = [[0] * n + [1] * (longest - n) for n in n_pads]
+    # generate() takes from the model's own settings what `config` leaves open, penalties too.
     with torch.inference_mode(), without_defaults(model):
         output = model.generate(
             torch.tensor(ids, device=model.device),
@@ -158,6 +162,7 @@ def without_defaults(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _until(tokens: list[int], ends: Sequence[int]) -> list[int]:
+    # A row that has ended is filled up while others of its batch are written.
     end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens) - 1)
     return tokens[: end + 1]
 
@@ -194,6 +199,7 @@ class _Sampler:
         """Return `scores` [rows, vocabulary] with the noise of this step."""
         import torch
 
+        # In bfloat16 the sum would be rounded, and near tokens become ties.
         scores = scores.float()
         if not self.filters:
             return scores
@@ -205,4 +211,5 @@ class _Sampler:
                 for generator in self.generators
             ]
         )
+        # The noise of 0 or 1 would be infinite.
         return scores - torch.log(-torch.log(uniform.clamp(1e-10, 1 - 1e-7)))

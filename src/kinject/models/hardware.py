@@ -54,8 +54,10 @@ def has_fast_bf16(device: str) -> bool:
     import torch
 
     if device == "cuda":
+        # By default torch counts GPUs that emulate it, many times slower (a T4).
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device == "cpu":
+        # oneDNN alone also accepts AVX512 without BF16, where it emulates the products.
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and _cpu_has_bf16()
     return False
 
@@ -161,6 +163,7 @@ def fastest_attention(device: str) -> tuple[str, ...]:
         "flash_attention_3": import_utils.is_flash_attn_3_available,
         "flash_attention_4": import_utils.is_flash_attn_4_available,
     }
+    # Where a package is missing transformers downloads a prebuilt kernel (docs/models.md).
     names = (name for name in _FASTEST if installed[name]() or import_utils.is_kernels_available())
     return tuple(name for name in names if not attention_fault(name, device))
 
@@ -411,10 +414,12 @@ def _units(config: PretrainedConfig) -> dict[str, str]:
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.ModuleList)
     }
+    # Lists of experts lie within the list of layers, which is the largest.
     layers = max(sizes, key=sizes.__getitem__)
     plan = {f"{layers}.*": "free_full_weight"}
     names = {id(module): name for name, module in model.named_modules()}
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    # FSDP shards a parameter in one unit only, so tied embeddings stay with the root.
     if None not in ends and ends[0].weight is not ends[1].weight:
         plan |= {names[id(module)]: "free_full_weight" for module in ends}
     return plan

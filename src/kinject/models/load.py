@@ -283,6 +283,7 @@ def _place(
 
 def _tokenizer_of(path: str, revision: str | None, adapter: Path | None) -> PreTrainedTokenizerBase:
     """Return the tokenizer of the folder `adapter` if it has one, else of the model in `path`."""
+    # Its training may have set another chat template, which lies beside the adapter.
     if adapter is not None and (adapter / "tokenizer_config.json").exists():
         return load_tokenizer(str(adapter))
     return load_tokenizer(path, revision=revision)
@@ -320,6 +321,7 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
 
     header = None
     if Path(path).is_dir():
+        # Before transformers, which allocates all layers that config.json declares.
         header = read_headers(Path(path))
     with _raising_input_error(path, "model"):
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -327,7 +329,9 @@ def _load_full_model(path: str, options: dict[str, Any]) -> PreTrainedModel:
             **options,
             use_safetensors=True,
             trust_remote_code=False,
+            # Missing weights would be drawn at random with a warning alone.
             output_loading_info=True,
+            # So that the next lines name the tensor instead of the library's error.
             ignore_mismatched_sizes=True,
             return_dict=True,
             output_hidden_states=False,
@@ -438,6 +442,7 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
         if tuned.active_peft_config.peft_type.value.lower() == CARTRIDGE:
             attend_to_cartridge(tuned)
     lacking = sorted(needed - stored) or sorted(name for name in stored - needed if "lora_" in name)
+    # peft ignores tensors that fit nowhere, and keeps random ones for those that are missing.
     if lacking:
         raise InputError(
             f"{weights}: {lacking[0]} is not both here and in {base} as {ADAPTER_CONFIG} adapts "

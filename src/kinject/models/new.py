@@ -33,6 +33,7 @@ def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         fault = f"found {model_type!r}, which is no causal language model. Take llama, for example."
         return [("model_type", fault)]
+    # new_model takes these from the tokenizer.
     known = set(CONFIG_MAPPING[model_type]().to_dict()) - {
         "bos_token_id",
         "eos_token_id",
@@ -107,12 +108,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[BOS, EOS, PAD],
+        # Every byte is a token, so no text is unknown.
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
     bpe.post_processor = processors.Sequence(
         [
+            # Learned tokens are marked by offsets that keep white space (corpus/spans.py).
             processors.ByteLevel(trim_offsets=False),
             processors.TemplateProcessing(
                 single=f"{BOS} $A",

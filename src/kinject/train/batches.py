@@ -122,6 +122,7 @@ class RoundSampler(Sampler[int]):
         return sum(map(len, self.rounds))
 
     def __iter__(self) -> Iterator[int]:
+        # Multiplied, so that an epoch does not have the order of a later one of the seed before.
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         for number in torch.randperm(len(self.rounds), generator=generator).tolist():
             rows = self.rounds[number]

@@ -255,6 +255,7 @@ class Histograms(TrainerCallback):  # type: ignore[misc]
         for name, tensor in tensors.items():
             values = full_tensor(tensor)  # of a sharded model all processes take part
             if state.is_world_process_zero:
+                # numpy, which draws W&B's bins, refuses a range that is not finite.
                 values = values[values.isfinite()].float().cpu()
                 if values.numel():
                     finite[name] = values
@@ -390,6 +391,7 @@ def forgetting(section: ProbesSection) -> Reason:
             values = list(
                 _by_step([row for row in scored if math.isfinite(row[key])], key).values()
             )
+            # The first is from before the first step: with probes eval_on_start is set.
             if values and values[0] - values[-1] > most:
                 return (
                     f"{name} is down from {values[0]:.3f} to {values[-1]:.3f}, more than "
@@ -421,6 +423,7 @@ def patience(evaluations: int) -> Reason:
         metric = args.metric_for_best_model
         name = f"eval_{(metric or 'loss').removeprefix('eval_')}"
         values = [value for step, value in _by_step(history, name).items() if step > 0]
+        # A NaN is no improvement, and min and max of values with one depend on their order.
         finite = [value for value in values if math.isfinite(value)]
         since, found = len(values), "finite"
         if finite:

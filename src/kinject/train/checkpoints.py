@@ -65,6 +65,7 @@ _NAME = re.compile(r"^checkpoint-(\d+)$")
 
 def mark_complete(checkpoint: Path) -> None:
     """Record the hash and size of every file of a checkpoint that has just been written."""
+    # First: the marker of an earlier write would call files whole that are being written again.
     (checkpoint / _MARKER).unlink(missing_ok=True)
     write_sha256sums(checkpoint)
     sizes = {
@@ -79,6 +80,7 @@ def is_complete(checkpoint: Path) -> bool:
     try:
         sizes = json.loads(read_bytes(checkpoint / _MARKER))
         return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
+    # JSON that is no object raises AttributeError.
     except (OSError, ValueError, AttributeError, DiskError):
         return False
 
@@ -206,6 +208,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
 
     def _save_state(self) -> None:
         """Add the extra state to that of the next checkpoint. All processes call it."""
+        # The mean over processes, as Trainer logs it.
         loss = nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
         metrics = {
             name: list(map(float, values)) for name, values in self._metrics["train"].items()
@@ -228,6 +231,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
             return
         self._tr_loss += saved["loss"]
         self.losses = MeanLoss(**saved["losses"])
+        # Trainer (5.23) sets this to the step of the checkpoint, and would divide by too few steps.
         self._globalstep_last_logged = max(
             (row["step"] for row in self.state.log_history if "loss" in row), default=0
         )
@@ -265,6 +269,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         check_weights(self)
         self._save_state()
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        # A damaged one may hold a folder under the name of a file, which would stop the run.
         if self.args.should_save and checkpoint.exists() and not is_complete(checkpoint):
             shutil.rmtree(checkpoint)
         self.accelerator.wait_for_everyone()
@@ -281,6 +286,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
                 self.args.output_dir,
                 save_total_limit=limit,
                 best_model_checkpoint=best,
+                # As Trainer has it (5.23).
                 use_mtime=True,
             )
 
@@ -359,7 +365,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         try:
             super().init_hf_repo(*args, **kwargs)
             branch = self.args.hub_revision
-            # Trainer makes no branch, so an upload to a new one would fail after the whole training.
+            # Trainer makes no branch: an upload to a new one would fail after the whole training.
             if branch and not branch.startswith("refs/") and self.is_world_process_zero():
                 HfApi().create_branch(self.hub_model_id, branch=branch, exist_ok=True)
         except (HfHubHTTPError, OSError) as error:

@@ -99,13 +99,16 @@ def _trainer_config(
     values: dict[str, Any] = {
         "seed": recipe.seed,
         "report_to": "none",
+        # What is forgotten is counted from the accuracy before the first step.
         "eval_on_start": recipe.probes is not None,
+        # callbacks.Screen draws the one bar.
         "disable_tqdm": True,
         # With the filter Trainer logs a loss of NaN as 0.
         "logging_nan_inf_filter": False,
         **trainer,
         "output_dir": str(recipe.run_dir),
         "use_cpu": device == "cpu",
+        # kinject uploads model/ itself; Trainer would upload recipe, paths and logs, too.
         "hub_strategy": "end",
         # Rows are packed and labelled by kinject already.
         "dataset_kwargs": {"skip_prepare_dataset": True},
@@ -115,6 +118,7 @@ def _trainer_config(
         "completion_only_loss": None,
         "chat_template_path": None,
     }
+    # TrainingArguments would take a tuple, which the lists of a recipe are, for one name.
     if isinstance(values["report_to"], tuple):
         values["report_to"] = list(values["report_to"])
     if not values.get("fp16") and values.get("bf16") is None:
@@ -187,6 +191,7 @@ def _attempt(
     """Return what `make` makes, or None and the message of the library's error, in one line."""
     try:
         with warnings.catch_warnings():
+            # Of a refused section there is an attempt for each key, and each would warn again.
             warnings.simplefilter("ignore")
             return make(fields), ""
     except Exception as error:  # noqa: BLE001 (libraries raise anything on unchecked values)
@@ -216,6 +221,7 @@ def _rehearse(config: SFTConfig, optim: str) -> None:
         bool(config.greater_is_better),
     )
     sgd = torch.optim.SGD([layer.weight], lr=config.learning_rate)
+    # The steps of epochs are not known yet, and with too few a good warm-up would be refused.
     scheduler = schedule.make_scheduler(sgd, max(config.max_steps, 10**6))
     scheduler.optimizer.step()
     if name in ADAPTIVE_SCHEDULES:
@@ -295,6 +301,7 @@ def what_splits(quantization: str, config: SFTConfig) -> str:
         return "DeepSpeed keeps them to itself. Use DDP, or FSDP2: recipes/distributed/fsdp2.yaml."
     if not (config.fsdp or is_fsdp_launch()):
         return ""
+    # transformers shards while it loads, so that each process has its parts as DTensors.
     if quantization == "none" and models.read_sharding(config.fsdp_config, bf16=False) is not None:
         return ""
     return (

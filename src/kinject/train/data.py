@@ -259,6 +259,7 @@ class CorpusPacker:
     def pack_sample(self, rows: Sequence[CorpusRow], n_tokens: int) -> PackedRows:
         """Return the training rows of a random part of a corpus with about `n_tokens` tokens, or of
         all of it."""
+        # At most each row once: of a small corpus rows would be drawn again to fill up the tokens.
         sample = self._sample(rows, "", n_tokens, self.seed, len(rows))
         packed, _ = pack(sample, self.packing, self.seed)
         return packed
@@ -336,12 +337,14 @@ def tokenize_and_pack(
     without the recipe's permission.
     """
     corpus = recipe.corpus
+    # Before tokens are looked up: the names of cache entries hold the tokenizer's template.
     chat, notes_on_chat = set_chat_template(corpus, recipe.trainer, tokenizer)
     packer = _packer_of(recipe, tokenizer, chat)
     tokens = packer.tokenize(corpora.rows)
     split = _hold_out(corpus, tokens)
     teacher = None
     if recipe.distills is not None:
+        # Of all rows, those held out too: the cached heads then serve every validation_fraction.
         teacher = teacher_rows(
             recipe, recipe.distills, corpora.rows, tokens, tokenizer, packer.tokenization
         )
@@ -438,6 +441,7 @@ def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> _Split | None:
     """
     if not corpus.validation_fraction:
         return None
+    # A paraphrase that is learned would lower the loss of the document that is held out.
     names = [row.document_id or row.row_id for row in rows]
     documents = sorted(set(names), key=lambda name: content_id("validation", name))
     if len(documents) < 2:
@@ -469,6 +473,7 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
         f"{account.masked:,} read only, "
         f"{account.truncated:,} truncated, {account.dropped:,} dropped"
     )
+    # SFTConfig's own defaults cut texts without a word (docs/design.md).
     if account.lost and not allow_dropped_tokens:
         raise TrainingError(
             f"{account.lost:,} of {account.source:,} tokens ({account.lost / account.source:.1%}) "
@@ -486,6 +491,7 @@ def check_positions(config: PretrainedConfig, data: TrainingData) -> int | None:
     """Return how many positions a model of `config` has, None for any number. Raises `RecipeError`
     if texts need more."""
     limit = window_of(config)
+    # Positions restart at each document, so a packed row may be longer than the window.
     longest = data.rows.longest_text()
     if limit is not None and longest > limit:
         message = (

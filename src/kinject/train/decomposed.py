@@ -66,6 +66,7 @@ def save_as_plain(folder: Path, initial: Mapping[str, torch.Tensor]) -> None:
         tensors[name] = torch.cat([tensors[name], part], axis).contiguous()
     save_file(tensors, folder / _WEIGHTS, metadata={"format": "pt"})
     config: dict[str, Any] = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))
+    # Under its own name peft would take a part out of the base again when it loads this.
     config["init_lora_weights"] = True
     # the scale stays: lora_alpha / r, or lora_alpha / sqrt(r)
     growth = 2.0
@@ -121,6 +122,7 @@ def _take_out(
     a_before, b_before = (made_with[name].float() for name in names)
     a, b = (saved[name].float() for name in names)
     difference = layer.scaling[model.active_adapter] * (b_before @ a_before - b @ a)
+    # GPT-2's Conv1D keeps its weight as [inputs, outputs].
     if layer.fan_in_fan_out:
         difference = difference.T
     weight.copy_(weight.float() + difference.to(weight.device))

@@ -148,6 +148,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
     def count(self, norm: float) -> bool:
         """Count an update by the norm of its gradient; return whether that is finite."""
         is_finite = math.isfinite(norm)
+        # An update of zeros changes nothing; check_updates refuses a run of such updates alone.
         self.updates += is_finite and norm > 0
         self.skipped += not is_finite
         self.last_skipped = not is_finite
@@ -197,6 +198,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         0."""
         if len(self.norms) >= _SETTLED:
             median = statistics.median(self.norms)
+            # With a median of 0 any norm would be a spike.
             if norm > _SPIKE * median > 0:
                 self._react(
                     self.reactions.instability,
@@ -312,6 +314,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         self.updates, self.skipped = state["updates"], state["skipped"]
         self.last_skipped = state["last_skipped"]
         self.weights, self._warned = state["weights"], set(state["warned"])
+        # In place: early stopping and trackers hold this list.
         self.warnings[:] = state["warnings"]
         self.norms.extend(state["norms"])
         self._losses.extend(state["losses"])
@@ -376,6 +379,7 @@ def _fraction_rounded_away(model: nn.Module, learning_rate: float) -> float:
     for parameter in model.parameters():
         if parameter.requires_grad and parameter.is_floating_point():
             sample = models.own_part(parameter).flatten()[:4096]
+            # In float64, so that the sum is rounded once, to the weight's own dtype.
             moved = (sample.double() + learning_rate).to(parameter.dtype)
             n_unmoved += int((moved == sample).sum())
             n += int(torch.numel(sample))
@@ -387,12 +391,14 @@ def weight_sums(model: nn.Module) -> dict[str, float]:
     sums = {}
     for name, weight in model.named_parameters():
         if weight.requires_grad:
+            # In float64: in float32 the sum of a large tensor hides the change of a few weights.
             sums[unwrapped_name(name)] = float(models.own_part(weight).sum(dtype=torch.float64))
     return sums
 
 
 def agree_on_fault(fault: str) -> None:
     """Raise `TrainingError` in all processes if one of them has a fault; each calls this."""
+    # Together: a process that raised alone would leave the others waiting for it.
     first = next(filter(None, gather_object([fault])), "")
     if first:
         raise TrainingError(first)
@@ -476,7 +482,9 @@ def check_isolation(model: PreTrainedModel, row: dict[str, list[int]]) -> None:
     ids = torch.tensor([row["input_ids"][:end]], device=model.device)
     positions = torch.tensor([row["position_ids"][:end]], device=model.device)
     was_training = model.training
+    # Without dropout, which would make the two passes differ.
     model.eval()
+    # Without the cache, as in training: with it positions do not separate documents (off by 0.44).
     packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[:, starts[1] :]
     alone = model(
         input_ids=ids[:, starts[1] :], position_ids=positions[:, starts[1] :], use_cache=False

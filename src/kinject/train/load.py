@@ -133,6 +133,7 @@ def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding 
         config.gradient_checkpointing |= checkpoints or bool(
             config.fsdp and config.fsdp_config.get("activation_checkpointing")
         )
+        # accelerate would shard the model a second time.
         config.fsdp, config.fsdp_plugin_args = None, None
         return sharding
     if (config.fsdp or is_fsdp_launch()) and config.use_cpu:
@@ -394,6 +395,7 @@ def _shape(model_type: str, fields: Mapping[str, Any]) -> None:
     model = empty_model(models.new_config({"model_type": model_type, **fields}))
     model.config.validate()  # as saving does
     n = sum(parameter.numel() for parameter in model.parameters())
+    # Four bytes each: a new model is in float32 unless the recipe names a dtype.
     if n * 4 > machine_memory():
         raise ValueError(f"{n:.3g} parameters are more than the memory of this machine holds.")
 
@@ -504,6 +506,7 @@ def reinitialize_last_layers(model: PreTrainedModel, n_last: int, seed: int) -> 
         model.get_parameter(name)._is_hf_initialized = False
     devices = {parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda}
 
+    # Forked, so that the other draws of the run are those of one without new layers.
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
         for name, module in model.named_modules():

@@ -50,6 +50,7 @@ def log_probs_of(logits: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor
     selected = log_probs.gather(-1, ids)
     if ids.shape[-1] == logits.shape[-1]:
         return selected
+    # One minus the sum of the others would be all rounding where these have nearly all of the mass.
     others = log_probs.scatter(-1, ids, -math.inf).logsumexp(-1, keepdim=True)
     return torch.cat([selected, others], -1)
 
@@ -200,6 +201,7 @@ class TrainingLoss:
         losses = self.by_token(logits.flatten(0, 1), labels.flatten(), reduction, teacher)
         if not self.objectives:
             return losses
+        # Behind the last token of a row is none: next_tokens has filled that column up.
         losses = losses.view(labels.shape)[:, :-1]
         if self._weighing is not None:
             return self._weighing.total(losses, batch)
@@ -269,6 +271,7 @@ class MeanLoss:
 
     def begin_update(self, since_log: torch.Tensor) -> None:
         """Keep the sum before an update."""
+        # A copy, since Trainer adds to the same tensor.
         self._before = since_log.clone()
 
     def end_update(self, since_log: torch.Tensor, *, made: bool) -> float:
@@ -287,6 +290,7 @@ class MeanLoss:
         """Return the mean loss since the last log, NaN without an update; begin the next sum."""
         made, loss = self.made, mean_of_steps
         if made and self.skipped:
+            # Trainer divided by all steps, but losses of skipped ones were taken out of the sum.
             loss = mean_of_steps * (made + self.skipped) / made
         if made:
             self.last = loss

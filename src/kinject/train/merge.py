@@ -80,12 +80,14 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
                     f"{folder}: no such folder. Give folders that save_pretrained wrote."
                 )
             check_model(folder)
+            # check_model compares the hashes of up to 1 GiB only.
             verified_hashes(folder)
         tuned_dir = Path(tuned)
         if (tuned_dir / ADAPTER_CONFIG).exists():
             merge_adapter(tuned_dir, Path(scratch), "float32")
             tuned_dir = Path(scratch)
         _check_same_tensors(Path(base), tuned_dir)
+        # Same shapes do not suffice: with another rope or epsilon no average fits both models.
         _check_same_calculation(Path(base), tuned_dir)
         with open_tensors(Path(base)) as ours:
 
@@ -270,6 +272,7 @@ def result_folder(final: Path, inputs: Mapping[str, str], counts: dict[str, Any]
             counts={"finished": True, **counts},
         )
         write_sha256sums(part)
+    # Signals too: half a model must not stay.
     except BaseException:
         shutil.rmtree(part)
         raise
@@ -334,6 +337,7 @@ def rewrite(folder: Path, out: Path, change: Change) -> None:
     files: dict[str, str] = {}
     for path in shards:
         tensors: dict[str, torch.Tensor] = {}
+        # Read, not mapped: one shard at a time is in memory (tests/train/test_merge.py).
         with safe_open(str(path), framework="pt", backend="pread") as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
                 tensors[name] = change(name, file.get_tensor(name))
@@ -431,6 +435,7 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
             f"{base}: its weights are quantised, so no adapter can be folded in. Give the plain "
             "base model."
         )
+    # The adapter second: its tokenizer replaces the base's, and may have more tokens.
     for folder in (base, adapter):
         copy_others(folder, out)
     kept = _dtype_of(base) if dtype == "auto" else dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+# GPT-2 has `h`, MPT `blocks`, most others `layers`.
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 
 

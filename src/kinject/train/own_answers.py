@@ -83,6 +83,7 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
     corpus, path = recipe.corpus, recipe.model.path or ""
     source = corpus.path if not part else corpus.parts()[part.removeprefix("mix.")].path
     rows = CorpusFile(Path(source))
+    # Temperature 0: learning what the model finds unlikely makes it forget (docs/training.md).
     generator = GeneratorSection(
         kind="transformers", model=path, temperature=0.0, max_tokens=MOST_TOKENS, concurrency=_BATCH
     )
@@ -100,6 +101,7 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
     )
     out = Path(corpus.cache_dir) / f"own-answers-{identity}.jsonl"
     counts_path = out.with_suffix(".json")
+    # A run that was killed between the two leaves the answers without their counts.
     if not out.exists() or not counts_path.exists():
         writer = _load_writer(recipe, part, generator)
         requests = list(writer.requests(rows))
@@ -168,6 +170,7 @@ def _load_writer(recipe: TrainRecipe, part: str, generator: GeneratorSection) ->
         revision=model.revision,
     )
     loaded = models.load_model(str(model.path), options)
+    # The prompts must be those of the training that follows.
     set_chat_template(recipe.corpus, recipe.trainer, loaded.tokenizer)
     window = models.window_of(loaded.model.config)
     most = min(MOST_TOKENS, (window or 2 * _WINDOW) // 2)
@@ -244,6 +247,7 @@ class Writer:
         """
         answers, n_tokens = dict[int, str](), 0
         step = -(-len(requests) // _TRIAL)
+        # A model that ends few answers is refused after 64 of them, not after the whole corpus.
         trial, others = requests[::step], [item for i, item in enumerate(requests) if i % step]
         with Progress(f"{self.part} answers".strip(), len(requests), "rows") as progress:
             for some in (trial, others):
@@ -284,6 +288,7 @@ class Writer:
     def _line_breaks(self) -> list[int]:
         """Return the tokens with a line break in them."""
         texts = self.tokenizer.batch_decode([[token] for token in range(len(self.tokenizer))])
+        # Not the line break alone: vocabularies have tokens such as ".\n" and "\n\n".
         return [token for token, text in enumerate(texts) if "\n" in text]
 
     def _text(self, request: AnswerRequest, tokens: list[int], stops: Sequence[int]) -> str | None:

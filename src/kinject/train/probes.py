@@ -65,6 +65,7 @@ class Probes:
         `window` is the most tokens that the model reads; longer prompts are cut from the left, as
         in evaluation.
         """
+        # An end token would be scored with the option before it.
         tokenization = Tokenization(bos=begins_with_bos(tokenizer), eos=False)
         self.sets = []
         for name, item in section.sets().items():
@@ -109,6 +110,7 @@ class Probes:
                 if value is not None:
                     values.append(value)
                     choices.append(choice_set)
+            # One control for questions with the same choices: a balanced set loses no power.
             shared = mean_of_alike(values, choices)
             controls[f"{probe.name}_without_question"] = _mean(shared)
         return {**scores, **controls, "accuracy": math.fsum(scores.values()) / len(scores)}
@@ -150,12 +152,14 @@ def _options(questions: Sequence[Question], form: QuestionFormat) -> list[Corpus
     for question in questions:
         prompt = form.prompt(question)
         for text in question.choices:
+            # The tokens of kinject eval: tests/train/test_probes.py holds log-probs equal.
             row = CorpusRow(question.id, "", "", "completion", prompt=prompt, completion=f" {text}")
             rows.append(row)
     return rows
 
 
 def _shorten(row: TokenRow, window: int | None) -> TokenRow:
+    # The last token is predicted, not read.
     if window is None or len(row.input_ids) <= window + 1:
         return row
     ids, learned = row.input_ids[-window - 1 :], row.learned[-window - 1 :]

@@ -105,10 +105,12 @@ def _train(
                 if isinstance(callback, Screen):
                     callback.close()
         seconds, work = trainer.spent()
+        # Before the model is written: a run that did not train leaves no model/.
         check_trained(trainer)
         ended_above = trainer.guard.ended_above()
         merges = recipe.adapter is not None and bool(recipe.adapter.get("merge"))
         model_dir = _save_model(trainer, recipe.run_dir, recipe.model, merges=merges)
+    # Outside of disk_faults: what a network raises is an OSError too.
     _publish_model(trainer, model_dir)
     best_step = None
     if trainer.args.load_best_model_at_end:
@@ -136,6 +138,7 @@ def _train(
     if is_first_process() and trainer.args.save_strategy == "no":
         for _, path in checkpoints(recipe.run_dir):  # of a signal
             shutil.rmtree(path)
+    # Last: finished in the manifest means that all other files are written.
     _write_manifest(recipe, inputs, counts.to_json(), outputs=_FILES)
     return _result(recipe.run_dir, counts, already_done=False)
 
@@ -204,6 +207,7 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
         )
         inputs |= {f"document {name}": digest for name, digest in documents.items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer), ("teacher", teacher)):
+        # A tokenizer may be a section: it is made of the corpus, whose hash is here already.
         if isinstance(path, str):
             folder = Path(path)
             if folder.exists():
@@ -349,6 +353,7 @@ def _save_model(trainer: RunTrainer, run_dir: Path, base: ModelSection, *, merge
     agree_on_fault(fault and f"{run_dir}: {name} is not finite after training. {UNSTABLE}")
     if is_first_process():
         trainer.create_model_card(model_name=run_dir.name)
+        # TRL writes the card into the run folder, of which nothing but model/ is uploaded.
         if trainer.args.push_to_hub:
             os.replace(run_dir / "README.md", part / "README.md")
         write_sha256sums(part)

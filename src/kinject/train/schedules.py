@@ -126,6 +126,7 @@ class Schedule:
 
 def _stairs(start: int, size: float, gamma: float) -> Callable[[int], float]:
     """Return `gamma` to the power of the times that `size` updates have passed since `start`."""
+    # 1e-9: a size of epochs may be a little too large, as 0.1 * 30 is more than 3.
     return lambda step: float(gamma ** max(0, math.floor((step - start) / size + 1e-9)))
 
 

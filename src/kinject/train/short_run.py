@@ -50,6 +50,7 @@ _TECHNIQUES_OFF: Mapping[str, Any] = {
     "histogram_steps": None,
 }
 """Techniques that need more steps, evaluations or a tracker."""
+# A few steps neither read the corpus nor have to learn.
 _GUARDS = dict.fromkeys(("nothing_learned", "instability"), "ignore")
 _POLL_SECONDS = 0.1
 
@@ -144,6 +145,7 @@ def run_process(
     end = monotonic() + seconds
     with (
         (folder / LOG).open("wb") as log,
+        # Its input stays empty; when that closes, this process has ended, and the child exits.
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log) as process,
     ):
         try:
@@ -196,6 +198,7 @@ def main(arguments: Sequence[str]) -> int:
             n_rows = trainer.args.max_steps * trainer.args.per_device_train_batch_size
             order = trainer.train_dataset.rows.lengths().argsort()[::-1].tolist()
             longest = [order[index % len(order)] for index in range(n_rows)]
+            # The rounds number the rows of the whole corpus.
             trainer.train_dataset, trainer.rounds = (
                 torch.utils.data.Subset(trainer.train_dataset, longest),
                 (),
@@ -205,6 +208,7 @@ def main(arguments: Sequence[str]) -> int:
             trainer
         )  # without one the optimizer has no state, and its memory is not measured
     except torch.OutOfMemoryError:
+        # Only a GPU raises this, also while the model is loaded, before `device` is known.
         device, refused = "cuda", True
     except KinjectError as error:
         show(error, file=sys.stderr)

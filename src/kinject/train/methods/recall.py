@@ -62,6 +62,7 @@ class Recall(Method):
         from trl import GRPOConfig
 
         known = fields_of(GRPOConfig).keys()
+        # choose_practice has put the questions in order, the hardest first.
         given = {"shuffle_dataset": False, "max_completion_length": _MOST_TOKENS, **values}
         return GRPOConfig(**{key: value for key, value in given.items() if key in known})
 
@@ -84,6 +85,7 @@ class Recall(Method):
         )
         # A batch of equal answers has no loss, which is no fault here.
         guards = dataclasses.replace(inputs.recipe.guards, nothing_learned="ignore")
+        # TRL repeats each prompt so often, a row for each answer.
         n_rows = len(practice) * inputs.config.num_generations
         return MethodParts(tokenized, n_rows, guards, notes=[note], practice=practice)
 
@@ -194,6 +196,7 @@ class RecallTrainer(RunTrainer, GRPOTrainer):  # type: ignore[misc]
         self.take(parts)
         self.practice = parts.practice
 
+        # TRL gets a number instead of a text: _tokenize_prompts has the tokens.
         rows = [
             {"prompt": str(i), "accepted": item.accepted} for i, item in enumerate(parts.practice)
         ]

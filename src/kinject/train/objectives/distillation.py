@@ -92,6 +92,7 @@ class TeacherRows:
 
     def pick(self, indices: Sequence[int]) -> TeacherRows:
         """Return the rows with these numbers only."""
+        # Predictions are numbered through the chosen rows, so another choice is another entry.
         key = content_id(
             self.key, hashlib.sha256(np.asarray(indices, dtype=np.int64).tobytes()).hexdigest()
         )
@@ -162,6 +163,7 @@ class HeadWriter:
         """Return (the tokens of the head, how many tokens of the row follow it)."""
         if self.section.context == "none":
             ids = np.asarray(token_row.input_ids).tolist()
+            # The first token is never learned, so as the head it takes no prediction from the row.
             return ids[:1], len(ids) - 1
         if row.shape == "messages":
             return self._head_of_conversation(
@@ -231,6 +233,7 @@ class HeadWriter:
         ids, _, _ = encode_conversation(with_context, self.tokenizer, self.tokenization.chat)
         student = np.asarray(token_row.input_ids).tolist()
         n_tail = common_beginning(ids[::-1], student[::-1])
+        # One token stays in front, from whose logits the first of the tail is predicted.
         n_tail = min(n_tail, len(student) - 1, len(ids) - 1)
         # The teacher predicts all that is learned, or nothing: it may read the row otherwise.
         first = int(np.argmax(np.asarray(token_row.learned)))
@@ -262,6 +265,7 @@ def teacher_rows(
     path, revision = recipe.model.path, recipe.model.revision
     if section.teacher:
         path, revision = section.teacher, None
+        # Predictions are kept by token id, which must name one token in both models.
         if models.load_tokenizer(section.teacher).get_vocab() != tokenizer.get_vocab():
             raise fault(
                 "distillation.teacher",
@@ -281,6 +285,7 @@ def teacher_rows(
         documents, others = {}, {}
         if section.context == "document":
             documents = document_texts(section.documents, recipe.documents, corpus)
+            # A document behind itself would only be copied.
             others = _other_texts(corpus)
         writer = HeadWriter(section, tokenizer, tokenization, window, documents, others)
         return writer.heads(corpus, tokens)
@@ -413,6 +418,7 @@ class Teacher:
     def of_batch(self, batch: Mapping[str, torch.Tensor]) -> Predictions:
         """Return the predictions of the token after each one of `batch`, which holds labels and
         teacher [batch, length]."""
+        # The first token of a later segment was learned in the one before: it has no loss here.
         numbers = batch["teacher"][:, 1:].masked_fill(batch["labels"][:, 1:] == IGNORED, NO_TEACHER)
         return self.predictions(F.pad(numbers, (0, 1), value=NO_TEACHER).flatten())
 
@@ -500,6 +506,7 @@ def _write_predictions(
     k = min(section.top_k, vocabulary)
     read.starts.tofile(folder / "starts.bin")
     width = k + 1 if k < vocabulary else k  # the last column is that of all other tokens
+    # Written as they come: the predictions of a corpus may be larger than the memory.
     ids_file = np.memmap(folder / "ids.bin", np.uint32, "w+", shape=(n, k))
     log_probs_file = np.memmap(folder / "log_probs.bin", np.float32, "w+", shape=(n, width))
     autocast: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -540,6 +547,7 @@ def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int
     longest come first."""
     batch: list[int] = []
     width = 0
+    # Descending, so that the first row of a batch is its width.
     for length, index in sorted(lengths, reverse=True):
         if batch and (len(batch) + 1) * width > most:
             yield batch
@@ -554,8 +562,10 @@ def _batches(lengths: Iterable[tuple[int, int]], most: int) -> Iterator[list[int
 def _read(model: PreTrainedModel, read: TeacherRows, batch: Sequence[int]) -> torch.Tensor:
     """Return the logits [tokens, vocabulary] in float32 of the learned tokens of rows behind their
     heads, row after row."""
+    # The last token is predicted, not read.
     texts = [[*read.head(index), *read.tail(index)[:-1]] for index in batch]
     width = max(map(len, texts))
+    # Any token fills up a row without a mask: no earlier token attends to it.
     padded = [text + [0] * (width - len(text)) for text in texts]
     ids = torch.tensor(padded, device=model.device)
     positions = torch.arange(width, device=model.device).expand(len(texts), width)

@@ -83,6 +83,7 @@ def _look_up(row: Row, column: str) -> Json:
 
 
 def _number(value: Json) -> float:
+    # A bool is an int to isinstance.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _HEAVIEST:
         raise ValueError(
             f"found {value!r}, expected a number of 0 or more. For dates set half_life."
@@ -95,6 +96,7 @@ def _seconds(value: Json) -> float:
         moment = datetime.fromisoformat(cast("str", value))  # any other type is refused by it
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"found {value!r}, expected a date such as 2024-05-31.") from None
+    # Else timestamp() reads it in the machine's own zone, and weights differ between machines.
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return moment.timestamp()

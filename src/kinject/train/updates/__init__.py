@@ -14,6 +14,8 @@ from kinject.train.updates.sam import SharpnessAware
 
 __all__ = ["UPDATE_RULES", "UpdateInputs", "UpdateRule", "make_rules"]
 
+# Muon makes a new optimizer, layerwise_lr_decay splits its groups, and stochastic_rounding puts
+# copies into the lists of these, so it comes after both.
 UPDATE_RULES: dict[str, type[UpdateRule]] = {
     "freeze_base_steps": FreezeWarmup,
     "regularization": Regularizer,

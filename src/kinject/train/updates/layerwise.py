@@ -39,6 +39,7 @@ class LayerwiseRates(UpdateRule):
             for parameter in group["params"]:
                 factor = rate_factor(names[id(parameter)], n_layers, self.decay)
                 by_factor.setdefault(factor, []).append(parameter)
+            # In a fixed order: a checkpoint's states are loaded by their position.
             for factor, parameters in sorted(by_factor.items()):
                 groups.append({**group, "params": parameters, "lr": group["lr"] * factor})
         optimizer.param_groups[:] = groups

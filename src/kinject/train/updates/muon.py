@@ -15,6 +15,7 @@ from kinject.models import has_fast_bf16
 from kinject.train.names import layer_number
 from kinject.train.updates.base import RunningTrainer, UpdateRule
 
+# torch's default.
 _MUON_MOMENTUM = 0.95
 
 
@@ -93,6 +94,7 @@ class MuonAdamW(torch.optim.AdamW):
         momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["muon_momentum"])
         update = orthogonalize(gradient.lerp(momentum, group["muon_momentum"]))
         matrix.mul_(1 - rate * group["weight_decay"])
+        # 0.2 is about the root mean square of an AdamW update (arXiv 2502.16982).
         matrix.add_(update, alpha=-rate * 0.2 * math.sqrt(max(matrix.shape)))
 
 
@@ -109,6 +111,7 @@ def orthogonalize(matrix: torch.Tensor) -> torch.Tensor:
     if tall:
         matrix = matrix.T
     x = matrix.to(torch.bfloat16 if fast else torch.float32, copy=True)
+    # 1e-7 is the epsilon of torch's Muon, whose numbers these are.
     x.div_(x.norm().clamp(min=1e-7))
     a, b, c = 3.4445, -4.7750, 2.0315
     for _ in range(5):

@@ -232,6 +232,7 @@ def _free_directions(moment: torch.Tensor, free: float) -> tuple[torch.Tensor, b
     Free are the eigenvectors of the smallest eigenvalues that sum to at most `free` of the trace.
     """
     values, vectors = torch.linalg.eigh(moment)
+    # Rounding makes eigenvalues of 0 a little negative.
     values = values.clamp(min=0)
     # Of the trace: what a direction that no input has may come to by rounding.
     zero = len(values) * torch.finfo(values.dtype).eps

@@ -113,6 +113,7 @@ class StochasticRounding(UpdateRule):
         positions[index] = parameter
         state[parameter] = state.pop(copy)
         generator = torch.Generator(parameter.device)
+        # The hash of integers is the same in every process, that of a text is not.
         generator.manual_seed(
             hash((self.trainer.args.seed, self.trainer.state.global_step, number)) % 2**63
         )

@@ -56,6 +56,7 @@ class SharpnessAware(UpdateRule):
         norm = full_tensor(nn.utils.get_total_norm([grad.float() for grad in gradients.values()]))
         if not bool(norm.isfinite()) or float(norm) == 0.0:
             return False
+        # Copies: to subtract the step again would not give the same bits.
         self._weights = [(parameter, parameter.detach().clone()) for parameter in gradients]
         for parameter, gradient in gradients.items():
             step = own_part(gradient).float() * (self.rho / norm)
