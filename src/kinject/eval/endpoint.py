@@ -127,6 +127,7 @@ class EndpointScorer:
             if system.strip():
                 messages.insert(0, _message("system", system.strip()))
             requests = (tuple(messages),)
+            # In a chat a turn ends the answer, not a line break (docs/scoring.md).
             stop = generation.stop or ()
         else:
             requests = ((_message(PROMPT, prompt.context),),)
@@ -213,6 +214,7 @@ class EndpointScorer:
                 show_status(sender.status())
 
             try:
+                # Before all others are paid for: not every server returns log-probs of a prompt.
                 if generation is _LOG_PROBS and prompts:
                     with suppress(Stopped):  # the budget is spent already
                         await self._check_log_probs(sender)
@@ -257,6 +259,7 @@ class EndpointScorer:
             starts = [
                 index for stop in prompt.generation.stop or () if (index := text.find(stop)) >= 0
             ]
+            # Thinking filled the bound: there is no answer, and it is counted so.
             usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
             n_own = max(0, usage.tokens_out - usage.tokens_thinking)
             return PromptScore(

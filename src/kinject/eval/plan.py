@@ -183,6 +183,7 @@ def _read_set(
             f"{item.path}: a task of lm-evaluation-harness? It runs its own tasks on this model: "
             "python -m kinject.eval.harness run --model kinject --model_args path=MODEL --tasks TASK."
         )
+    # One index for both files: a question may not have two golds.
     questions = tuple(read_questions(Path(item.path), layout, golds=golds))
     if item.shots_from and max(section.shots):
         pool = tuple(read_questions(Path(item.shots_from), layout, golds=golds))

@@ -103,6 +103,7 @@ def render_prompt(request: PromptRequest) -> Prompt:
         "".join(f"{text} {answer}\n\n" for text, answer in shots),
     )
     question_text = with_passages(request.passages, form.prompt(question))
+    # The space before an answer is lm-evaluation-harness's default delimiter.
     continuations = () if form.generates else tuple(f" {text}" for text in form.answers(question))
     turns = (*(text for shot in shots for text in shot), question_text)
     return Prompt(f"{header}{examples}{question_text}", continuations, header, turns)

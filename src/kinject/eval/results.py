@@ -426,6 +426,7 @@ def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
 
 def _first_formats(results: Sequence[ArmResult]) -> dict[str, PromptFormat]:
     """Return the prompt format of the first result on each question set."""
+    # Of several results of a set the first one counts: it is the last one here.
     return {result.question_set: result.prompt_format for result in reversed(results)}
 
 
@@ -451,6 +452,7 @@ def with_leaders(
             list(map(matrix, ranked)),
             [result.arm for result in ranked],
             "these models" if has_one_seed else "method",
+            # All by the same measure: a gain with, and one without its control, cannot be ranked.
             nets if len(nets) == len(ranked) else (),
         )
         if leader is not None:

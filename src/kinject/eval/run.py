@@ -107,6 +107,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
     shard = join_processes(recipe.run_dir)
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
+        # Before a model is loaded: a judge that is not accurate enough ends the run.
         judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
         evaluation = Evaluation(plan, section)
         scoring = ResumableScoring(answers, shard)
@@ -121,9 +122,11 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
         if judge:
             report = replace(report, judge=judge.accuracy)
         if shard.is_first:
+            # Not in the plan: it reads every document, and a plan is read for each dry run as well.
             report = replace(report, shortcuts=shortcuts_of(recipe, plan.sets))
             _write_files(run, report, judge)
             if requirements:
+                # A gate that is about no arm is an error, which must not cost the report.
                 write_checks(check_requirements(requirements, report), recipe.run_dir)
     shard.finish()
     return report
@@ -308,6 +311,7 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         greedy=score.greedy,
     )
     if not form.shows_question:
+        # Sorted: in another order they are the same choices to who reads no question.
         answer = replace(answer, choice_set=content_id("choices", sorted(question.choices)))
     if score.text is None:
         texts = form.answers(question)
@@ -368,6 +372,7 @@ def _write_files(run: _Run, report: Report, judge: AnswerJudge | None) -> None:
     else:
         counts["judge"] = judge.counts()
         outputs.append(GRADES_FILE)
+    # Last, because it holds the hashes of the other files.
     write_manifest(
         folder / MANIFEST,
         stage="eval",

@@ -112,6 +112,7 @@ def rescored(
     texts. With ``judge`` it is correct by its grade, and has no score without one.
     """
     if answers and format_of(answers[0].format).generates:
+        # A letter is read by rule, which no judge can do better.
         if score == JUDGED and not answers[0].choices:
             return [_judged(answer) for answer in answers]
         grader = TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values())))
@@ -156,6 +157,7 @@ def _judged(answer: Answer) -> Answer:
     if answer.text is None or answer.correct is not None:
         return answer
     if answer.checks:
+        # Its checks decide, whichever grader is named.
         return _graded(answer, TEXT_GRADERS["exact"])
     if not answer.grade:
         return replace(answer, text=None, log_probs=(math.nan,))

@@ -59,12 +59,15 @@ class _Answer:
             return True
         n, thinking = len(self.tokens), self.prompt.thinking
         if thinking and self.thinks is not False:
+            # Before the limit: thinking whose end is the last allowed token has ended.
             self._look_for_marks(thinking)
         if n >= self.bounds.max_new_tokens:
             return True
         longest = max(map(len, self.stop), default=0)
+        # A stop text within the thinking ends nothing.
         if not longest or self.thinks:
             return False
+        # To decode the whole answer after each token would take quadratic time.
         return self._text(self.tokens[max(self.n_thinking, n - longest - 8) :])[1]
 
     def _look_for_marks(self, thinking: Thinking) -> None:
@@ -75,6 +78,7 @@ class _Answer:
             start = str(decode(self.tokens)).lstrip()
             if start.startswith(marks.opens):
                 self.thinks = True
+            # A beginning of the mark: further tokens decide.
             elif not marks.opens.startswith(start):
                 self.thinks = False
         if self.thinks:
@@ -136,6 +140,7 @@ class AnswerGenerator:
             self._note(
                 f"answers are the likeliest tokens, without what its generation_config.json sets ({settings})"
             )
+        # The model's own sampling and penalties would change the likeliest tokens.
         self.forward.model.generation_config = GenerationConfig()
         self.exact = self.forward.model.dtype in (torch.float32, torch.float64)
         self.n_read = self.n_alone = 0
@@ -203,10 +208,12 @@ class _Ended:
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         for i, token in enumerate(input_ids[:, -1].tolist()):
+            # A row that has ended gets padding, which is no part of its answer.
             self.has_ended[i] = self.has_ended[i] or self.answers[i].add(token)
         return torch.tensor(self.has_ended, device=input_ids.device)
 
 
+# transformers' continuous batching takes 67 s where this row takes 8.4 s (docs/LOG.md).
 class _Row:
     """The packed row: `depths` and `visible` [slots, columns] describe the columns in the cache.
 
@@ -381,4 +388,5 @@ class _Columns(DynamicLayer):  # type: ignore[misc]
         index = torch.from_numpy(columns).to(self.keys.device)
         with torch.inference_mode():
             self.keys, self.values = self.keys[:, :, index], self.values[:, :, index]
+        # The selected states are copies: the next update puts them into buffers again.
         self.buffers = ()

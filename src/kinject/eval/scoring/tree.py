@@ -99,6 +99,7 @@ class Tree:
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         """Sort `leaves`; rows refer to them by their index before the sort."""
+        # Big-endian, so that bytes have the order of the numbers.
         keys = [leaf.tokens.astype(">i4").tobytes() for leaf in leaves]
         self.order = sorted(range(len(leaves)), key=keys.__getitem__)
         self.leaves = [leaves[index] for index in self.order]
@@ -208,6 +209,7 @@ class Tree:
                 case "node":
                     in_nodes.append((first, last))
                 case "split":
+                    # `waiting` is a stack: reversed, the ranges come out in order.
                     edges = [first, *cuts, last]
                     waiting.extend(reversed(list(pairwise(edges))))
         return in_rows, in_nodes
