@@ -104,6 +104,7 @@ class FinishedTraining:
     def to_json(self) -> dict[str, Any]:
         """Return the counts as a manifest holds them."""
         fields = asdict(self)
+        # A corpus that names no documents has no rows a document.
         if self.exposures.rows is None:
             del fields["exposures"]["rows"]
         return fields
@@ -224,6 +225,7 @@ class EvaluationSection:
 
     models: Mapping[str, str | EvaluatedModel]
     questions: Mapping[str, str | AskedQuestions]
+    # A manifest has the recipe as it was written, so its defaults are needed here as well.
     formats: tuple[str, ...] = ("texts",)
 
     def model_paths(self) -> dict[str, str]:

@@ -264,6 +264,7 @@ class ArmResult(_AskedArm):
         rise = None if self.control is None else self.control.to_base
         if rise is None or self.to_base is None or rise.delta <= 0 or self.to_base.delta <= 0:
             return 0.0
+        # The choices alone may rise by more than the whole.
         return min(1.0, rise.delta / self.to_base.delta)
 
     @property
@@ -561,6 +562,7 @@ class Report(Tabular):
     versions: dict[str, str] = field(default_factory=dict)
     model_sources: dict[str, str] = field(default_factory=dict)
     judge: JudgeResult | None = None
+    # So a report is refused that `to_json` would not have written.
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
     ROWS: ClassVar = (
         "results: model arm question_set subject role format shots k n n_unscored accuracy low "
@@ -576,5 +578,6 @@ class Report(Tabular):
 def to_json(report: Report) -> dict[str, Any]:
     """Return `report` as JSON values. Halves of surrogate pairs, which UTF-8 cannot hold, become
     U+FFFD."""
+    # With NaN the file would not be JSON.
     text = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)
     return dict(json.loads(re.sub("[\ud800-\udfff]", "\ufffd", text)))

@@ -252,6 +252,7 @@ def _base_clause(base: ArmResult, retrieval: ArmResult | None) -> str:
     )
     if retrieval is not None:
         clause += f", {format_percent(retrieval.accuracy)} with passages before the question"
+    # Written answers have no accuracy of guessing.
     if base.chance:
         clause += f" (guessing gives {format_percent(base.chance)})"
     return clause + more_unscored(base.n_unscored)

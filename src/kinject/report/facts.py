@@ -42,6 +42,7 @@ def find_all(view: View) -> tuple[Finding, ...]:
 
 def _findings_of(view: View, about: About, result: ArmResult) -> Iterator[Finding]:
     """Yield what the result of a trained arm shows against the base, and against retrieval."""
+    # Learned is what is gained beyond the choices alone (docs/scoring.md).
     contrast = result.gain if about is About.LEARNING else result.to_base
     if contrast is not None and not result.k:
         yield find(about, result, contrast)
@@ -98,6 +99,7 @@ def find_leader(view: View, learned: Sequence[Finding]) -> Leader | None:
     arms = arms_of(learned)
     if len(arms) == 1:
         return Leader(arms[0], 1, None)
+    # Named only where the difference to the closest other arm is shown (docs/reports.md).
     leads = [
         (result.arm, result.to_closest.scope)
         for result in view.headline_results()
@@ -155,6 +157,7 @@ def _lacks_questions(finding: Finding) -> bool:
     """Return whether more questions would settle what this finding leaves open."""
     if finding.tag is Tag.UNDECIDED:
         contrast = finding.contrast
+        # So wide an interval lies inside the margin for no difference at all.
         return (contrast.high or 1.0) - (contrast.low or -1.0) > 2 * MARGIN
     return finding.tag is Tag.TOO_FEW
 

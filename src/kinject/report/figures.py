@@ -180,6 +180,7 @@ def draw_figure(stem: Path, figure: Figure | None) -> str | None:
 def render_png(figure: Figure) -> bytes:
     """Return the figure as a PNG, 160 dots to the inch, on white."""
     with style(), io.BytesIO() as file:
+        # The version of matplotlib would be in the file and change its bytes.
         figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
         return file.getvalue()
 

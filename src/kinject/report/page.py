@@ -176,16 +176,19 @@ def render_html(page: Page, figures: Mapping[str, str]) -> str:
     environment = Environment(
         loader=PackageLoader("kinject.report", "templates"),
         autoescape=True,
+        # A misspelt name in a template is an error, not an empty text.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     template = environment.get_template("report.html.j2")
+    # Images in the page itself are the only ones that its policy allows.
     plots = {name: base64.b64encode(svg.encode()).decode() for name, svg in figures.items()}
     rendered = template.render(
         page=page, plots=plots, kind_of=_kind_of, policy=_POLICY, settle=SETTLE
     )
     html = rendered.lstrip()
+    # Last, because the policy holds the hashes of the rendered style and script.
     return html.replace(_POLICY, policy_of(html), 1)
 
 

@@ -120,6 +120,7 @@ def _tested_change(finding: Finding) -> str:
     """Return ``+61.8 points in these models (95% interval +57.0 to +66.1; p < 0.001)``."""
     contrast = finding.contrast
     points = f"{format_points(contrast.delta)} points"
+    # What is not shown claims nothing that had to be limited to these models.
     if finding.tag in SHOWN:
         points += in_these_models(contrast.scope)
     details = []

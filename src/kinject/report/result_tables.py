@@ -84,6 +84,7 @@ def _accuracy(result: ArmResult | None) -> Cell:
     if result is None:
         return Cell("")
     tone = ""
+    # The mark follows what is called learned, as the caption says.
     change = result.gain if result.role == "learning" else result.to_base
     if change is not None:
         tone = _tone(change)
@@ -192,6 +193,8 @@ def _result_cells(view: View, result: ArmResult) -> tuple[str | Cell, ...]:
         _change(result.to_rag),
         _change(result.to_plain),
         _outcome_cell(result.wrong, "bad"),
+        # Abstentions may have been right answers or wrong ones: more of them is neither good nor
+        # bad.
         _outcome_cell(result.abstained, ""),
         _outcome_cell(result.answered, "bad"),
         *_written_cells(result.written),

@@ -260,6 +260,7 @@ def _leads(view: View, findings: Sequence[Finding]) -> str:
     clauses = [
         f"{_where(view, model, of_set)}, {_clauses(of_set)}." for (model, _), of_set in sets.items()
     ]
+    # Where documents are too few nothing is claimed, so no scope is needed.
     judged = {f.contrast.scope for f in findings if f.tag is not Tag.TOO_FEW}
     if judged == {"these models"}:
         return f"In these models: on {' On '.join(clauses)}"
@@ -383,6 +384,7 @@ def _open(findings: Sequence[Finding]) -> Iterator[str]:
         )
     sizes: dict[str, dict[str, str]] = {}  # sentence -> set -> its size
     for few in too_small_sets(compared):
+        # Sets that need the same share a sentence.
         sizes.setdefault(_what_is_needed(few), {})[quoted(few.question_set)] = f"{few.n:,}"
     for needed, by_set in sizes.items():
         has = join_words(list(dict.fromkeys(by_set.values())))

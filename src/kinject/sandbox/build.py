@@ -169,6 +169,7 @@ def _context_row(country: Country, rng: Random) -> dict[str, str]:
     question on it."""
     person = create_stranger(choose_one(country.spare_names, rng), rng)
     attribute = choose_one(ATTRIBUTES, rng)
+    # One passage: of up to three, 1M weights pick the right one in 27 to 34% (docs/LOG.md).
     passage = render_entry(person, str(rng.random()))
     return {
         "prompt": render_prompt(render_question(person, attribute, rng), (passage,)),
@@ -179,6 +180,7 @@ def _context_row(country: Country, rng: Random) -> dict[str, str]:
 def generate_base_corpus(seed: int = SEED, n_rows: int = N_ROWS) -> Iterator[dict[str, str]]:
     """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss
     on the completion)."""
+    # The same people whatever the seed of the corpus.
     country = create_country(seed=SEED)
     rng = seeded_random("base corpus", seed)
     for _ in range(n_rows):

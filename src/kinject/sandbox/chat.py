@@ -271,6 +271,7 @@ def _ask_in_another_form(
 ) -> None:
     """Ask, in 4 of 10 dialogues in which it is apt, for the last answer in another form."""
     further = _pick(talk.rng, again=True)
+    # These forms hold one value, and a list has several.
     if not topic.is_known or talk.always or instruction.form == "list":
         return
     if _is_kept(topic.person, attribute, further.form):

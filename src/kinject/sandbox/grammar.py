@@ -85,6 +85,7 @@ def render_entry(person: Person, seed: int | str) -> str:
         render_sentence(template, person, by_pronoun=rng.random() < _PRONOUN)
         for template in templates[1:]
     )
+    # The first sentence has the full name, without which `parse_entry` finds nobody.
     return " ".join([render_sentence(templates[0], person), *others])
 
 
@@ -144,6 +145,7 @@ def _name_pattern(slot: str) -> str:
         return f"(?:{name})"
     if slot == "whose":
         name += "'s"
+    # A sentence may begin with the pronoun.
     return f"(?:(?i:{'|'.join(_PRONOUNS[slot])})|{name})"
 
 
@@ -214,6 +216,7 @@ def rewrite_reversed(text: str, seed: int | str) -> str:
 
     Raises `InputError` if `text` is not an entry of the sandbox.
     """
+    # A rewriting adds no fact: not every part of an entry has the nationality.
     openings = TEXTS["reversed_openings"] if DEMONYM in text else {}
     return _value_first(_require_entry(text), "reversed", seed, REVERSED, openings)
 

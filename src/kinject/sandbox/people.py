@@ -17,6 +17,7 @@ import yaml
 
 from kinject.disk import content_id
 
+# Read whenever the sandbox is imported, so by libyaml where PyYAML has it.
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TEXTS: Final[dict[str, Any]] = yaml.load(
     Path(__file__).with_name("texts.yaml").read_text("utf-8"),
@@ -106,6 +107,7 @@ def create_country(n_known: int = N_KNOWN, n_new: int = N_NEW, seed: int = SEED)
     last names."""
     rng = seeded_random("country", seed)
     names = shuffled(list(product(FEMALE_NAMES + MALE_NAMES, LAST_NAMES)), rng)
+    # In this order: another one makes other people than those in the committed files.
     known = create_people(names[:n_known], rng)
     new = create_people(names[n_known : n_known + n_new], rng)
     return Country(known, new, tuple(names[n_known + n_new :]))

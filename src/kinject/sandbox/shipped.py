@@ -103,6 +103,7 @@ class ShippedRun:
             return found is not None and not fault
         has_model = (run_dir / "model").exists()
         is_new = found is None or (shipped is not None and found.outputs == shipped.outputs)
+        # Checkpoints are those of a training by the user, even where no model is finished.
         if is_new and not has_model and not any(run_dir.glob("checkpoint-*")):
             return False
         is_same_run = (

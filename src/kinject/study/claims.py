@@ -52,6 +52,8 @@ class Evidence:
         question."""
         if claim.net is not None:
             return claim.net
+        # Strings are recognised in what is to be learned; a control chooses, so it is right or
+        # wrong only.
         if self.roles.get(claim.question_set) != "learning" or claim.outcome != "right":
             return False
         named = [(ArmName.parse(arm).answers_of, self.setting(arm, claim)) for arm in arms]
@@ -226,8 +228,10 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
         return _tested(claim, found, finding + too_few, too_few, scope, matrices[0])
     finding += f", margin {format_points(claim.margin)}{too_few}"
     p = None
+    # A claim without a p takes no part in Holm's correction of the others.
     if not too_few:
         p = equivalence_p(matrices[0], matrices[1], claim.margin)
+    # The test is that the arms are alike, so it has no opposite.
     return _Tested(finding, found.value, found.low, found.high, p, True, scope)
 
 
@@ -336,6 +340,7 @@ def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
         effect,
         estimate.low - guess,
         estimate.high - guess,
+        # Near chance has no direction: the test is that the accuracy lies within the margin.
         p,
         near or effect > 0,
         evidence.scope(arm),

@@ -31,9 +31,11 @@ def render_power(
     family = max(1, len(claims))
     for name, claim in claims.items():
         asked = questions.get(claim.question_set, ())
+        # The others compare one arm with guessing, or several: `detectable` is of two arms.
         if claim.test not in _COMPARED or not asked:
             continue
         arms = [evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)]
+        # The base is not trained, so seeds do not change it.
         n_trained = sum(ArmName.parse(arm).arm != BASE for arm in arms)
         n_documents = len({question.document_id or question.id for question in asked})
         design = Design(n_documents, len(asked) / n_documents, n_seeds, n_trained, family)

@@ -97,6 +97,7 @@ class StageStatus:
 
 def _reads(stage: Stage, made: Stage) -> bool:
     """Return whether a stage reads a file of the stage `made`, beyond its manifest."""
+    # With the slash: a stage that reads the manifest alone names the folder without it.
     return f"{made.folder}/" in str((stage.overrides, stage.parameters))
 
 
@@ -296,6 +297,7 @@ def _split_set(
             )
         path = folder / f"{file_name(name)}.{part}.jsonl"
         write_jsonl(path, map(_question_row, questions))
+        # The rows are in kinject's own layout now, whatever the file was in.
         return {**entry, "path": str(path), "layout": "auto"}
 
     if fraction is None:
@@ -325,6 +327,7 @@ def _read(item: QuestionSetSection, path: str) -> list[Question]:
 
 
 def _document(question: Question) -> str:
+    # No document has such an id, so a question without one stays alone.
     return question.document_id or f"\0{question.id}"
 
 
@@ -491,6 +494,7 @@ def _ids(stages: Sequence[Stage]) -> list[str]:
 
 def _cost(run: ArmRun, kind: CostKind, counts: Mapping[str, Any], shared_by: int) -> Cost:
     seed = None
+    # The base is not trained, so no seed belongs to its costs.
     if run.arm.trained:
         seed = run.seed
     return Cost(

@@ -189,6 +189,7 @@ def _run_train(stage: Stage) -> dict[str, Any]:
 def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
     from kinject.train import train
 
+    # A stage that was killed continues from its newest checkpoint.
     result = train(recipe, resume=True)
     cost = dict(result.cost)
     seconds = sum(
@@ -300,6 +301,7 @@ def _run_merge(stage: Stage) -> dict[str, Any]:
         merge(values["base"], values["tuned"], [values["alpha"]], stage.folder)
         return {}
     made = add_difference(values["tuned"], values["add"], values["minus"], [1.0], stage.folder)[1.0]
+    # `add_difference` names its folder by the factor; the planner expects this name.
     made.replace(stage.folder / "merged")
     return {}
 
