@@ -43,6 +43,7 @@ def fewest_for(family: int) -> int:
     Of n documents the smallest p of sign flips is 2 to the power 1 - n, and Holm's first p is
     `family` times as large.
     """
+    # The next whole number: p must be below 5%, not equal to it.
     return max(FEWEST, math.floor(1 + math.log2(family / ALPHA)) + 1)
 
 
@@ -379,6 +380,7 @@ class Claim:
     @property
     def words(self) -> str:
         """The verdict in words: ``shown``, or of arms with one seed ``shown in these models``."""
+        # The other verdicts claim nothing that had a scope.
         if self.verdict in ("shown", "opposite shown"):
             return f"{self.verdict}{in_these_models(self.scope)}"
         return self.verdict
@@ -543,6 +545,7 @@ class Report(Tabular):
     arms: tuple[ArmInfo, ...]
     results: tuple[ArmResult, ...]
     unscored: tuple[UnscoredResult, ...] = ()
+    # An evaluation is a study with one seed.
     seeds: tuple[int, ...] = (0,)
     description: str = ""
     sweeps: tuple[Sweep, ...] = ()
@@ -580,4 +583,5 @@ def to_json(report: Report) -> dict[str, Any]:
     U+FFFD."""
     # With NaN the file would not be JSON.
     text = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)
+    # They are characters here, because `ensure_ascii=False` escaped none.
     return dict(json.loads(re.sub("[\ud800-\udfff]", "\ufffd", text)))

@@ -221,6 +221,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") ->
     be outside.
     """
     n = 0
+    # What follows a loss that is not finite is of a broken model.
     while n < len(losses) and math.isfinite(losses[n]):
         n += 1
     x, y = np.log10(np.asarray(rates[:n])), np.asarray(losses[:n], dtype=np.float64)

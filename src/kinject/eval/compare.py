@@ -316,7 +316,7 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
         if not form.shows_question:
             continue
         if form.generates:
-            # Its accuracy is needed by a score without a judge.
+            # By rule: this reads a finished run and asks no judge.
             (answer,) = rescored([answer], "match")
         by_set.setdefault(answer.question_set, []).append(answer)
     names = manifest.recipe.eval.questions

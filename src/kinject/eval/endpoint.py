@@ -91,6 +91,7 @@ class EndpointScorer:
         """Return the prompt of each request: in tokens by the rules of local models, as text, or as
         a chat."""
         if self.encoder is not None and self.table.api == "completions":
+            # The server's window is not known here.
             encoded = encode_requests(self.encoder, requests, None)
             pairs = zip(encoded, requests, strict=True)
             return [
@@ -189,6 +190,7 @@ class EndpointScorer:
     ) -> None:
         """Ask all `prompts` of one length of answers, as many at a time as the endpoint takes."""
         generator = self._generator(generation)
+        # The budget is that of all endpoints and the judge together (docs/scoring.md).
         limits = limits_of(generator, budget_left(self.section, self.run_dir, cache_of(self.name)))
         failed = Counter[str]()
         async with open_sender(

@@ -71,6 +71,7 @@ class KinjectLM(LM):  # type: ignore[misc]
     @property
     def tokenizer_name(self) -> str:
         """The name under which the harness stores requests."""
+        # As the harness's own model does: a slash would be a folder.
         return self.model.table.path.replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:

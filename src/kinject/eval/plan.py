@@ -117,6 +117,7 @@ def read_plan(recipe: EvalRecipe) -> Plan:
         inputs.extend(Path(path) for path in (item.path, item.shots_from) if path)
         try:
             sets.append(_read_set(name, item, section, retriever))
+        # All sets are read, so that their faults are named together.
         except InputError as error:
             problems.append(str(error))
     if problems:
@@ -135,6 +136,7 @@ def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm
     """
     ks = [0]
     if section.retrieval and item.gets_passages:
+        # Without repeats: an arm is asked once.
         ks += dict.fromkeys(section.retrieval.k)
     arms: list[EvalArm] = []
     for format in section.formats_with_controls(item):
@@ -259,6 +261,7 @@ def _check_questions(
     formats = section.formats_of(item)
     chosen = [name for name in formats if not FORMATS[name].is_open]
     lettered = [name for name in formats if FORMATS[name].shows_options]
+    # Examples are shown in the same format.
     for question in (*question_set.questions, *question_set.pool):
         if chosen and not question.choices:
             raise InputError(

@@ -514,6 +514,7 @@ def _recalls(evaluation: Evaluation) -> Iterator[Recall]:
             continue
         for k in evaluation.ks:
             recall = measure_recall(item.name, item.questions, item.contexts, k)
+            # Questions that name no document tell nothing of the retriever.
             if recall.n or recall.n_empty:
                 yield recall
 
@@ -527,6 +528,7 @@ def _results(evaluation: Evaluation) -> tuple[ArmResult, ...]:
     results, parts = [], []
     for question_set, arm, score, scored in evaluation.asked():
         subjects = dict.fromkeys(answer.subject for answer in scored if is_scored(answer))
+        # An arm of which nothing has a score is listed under `unscored`.
         if subjects:
             results.append(evaluation.result(question_set, arm, score))
         has_several = len({question.subject for question in question_set.questions}) > 1

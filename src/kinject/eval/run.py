@@ -262,8 +262,10 @@ def score_prompts(
     keys = [model.key(prompt.encoded) for prompt in prompts]
     by_key: dict[str, list[PendingPrompt]] = {}
     for key, prompt in zip(keys, prompts, strict=True):
+        # Arms may have prompts in common, which are scored once.
         by_key.setdefault(key, []).append(prompt)
     stored = scoring.stored(by_key)
+    # By question: its choices and rotations share a beginning.
     mine = scoring.mine({key: same[0].request.question.id for key, same in by_key.items()})
     missing = [key for key in mine if key not in stored]
     n_stored, n_missing = (sum(len(by_key[key]) for key in part) for part in (stored, missing))

@@ -112,7 +112,7 @@ def rescored(
     texts. With ``judge`` it is correct by its grade, and has no score without one.
     """
     if answers and format_of(answers[0].format).generates:
-        # A letter is read by rule, which no judge can do better.
+        # Letters are read by rule: the judge grades free answers alone.
         if score == JUDGED and not answers[0].choices:
             return [_judged(answer) for answer in answers]
         grader = TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values())))
@@ -289,6 +289,7 @@ def letter_mass(answers: Sequence[Answer]) -> float | None:
 
 def _log_sum(values: Sequence[float]) -> float:
     top = max(values)
+    # The difference of two infinities would be NaN.
     if not math.isfinite(top):
         return top
     # Less the highest value no exponential overflows, and not all of them are 0.

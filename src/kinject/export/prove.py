@@ -335,6 +335,7 @@ def _ask_server(proof: Proof, trained: str, raw: Mapping[str, Any], out: Path) -
 
     tokenizer = load_tokenizer(trained)
     url, _, model = proof.source.partition("#")
+    # One token: what counts is how many tokens the server reads in a chat.
     section = GeneratorSection(base_url=url, model=model, max_tokens=1)
     try:
         section = asyncio.run(_meet(proof, section, tokenizer))
@@ -362,6 +363,7 @@ def _server_requests(
     yield {"api": "completions", "tokenizer": trained}, {}
     chat = raw["eval"]["models"][_TRAINED].get("chat", raw["eval"].get("chat"))
     written = {"questions": _without_formats(raw["eval"]["questions"]), "formats": ["generate"]}
+    # Of chats there are no plain prompts to complete.
     if not chat:
         yield {"api": "completions"}, written
     if has_template:

@@ -149,6 +149,7 @@ def _between(learned: Sequence[Finding]) -> str:
     sets = by_question_set(learned)
     n_arms = len(arms_of(learned))
     sizes = {format_size(of_set[0].contrast) for of_set in sets.values()}
+    # One size of all sets is named once, behind them.
     same_size = len(sets) > 1 and len(sizes) == 1
     first, *others = sets.values()
     spans = [_span_of_first(first, n_arms, same_size)]

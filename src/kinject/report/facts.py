@@ -177,6 +177,7 @@ def missed_contexts(view: View) -> Iterator[Recall]:
     for recall in view.report.recalls:
         of_set = [r for r in view.set_results if r.question_set == recall.question_set]
         chosen = {result.k for result in of_set if result.chosen_k}
+        # No verdict rests on passages of a K that was not chosen.
         if recall.n_found < recall.n and (recall.k in chosen or not chosen):
             yield recall
 

@@ -291,6 +291,7 @@ def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
     if result.control is not None:
         x = [result.control.accuracy]
         panel.plot(x, [row], "x", color=INK, markersize=5, clip_on=False, zorder=3)
+    # matplotlib refuses a negative length, which rounding might leave.
     whiskers = [[max(0.0, result.accuracy - result.low)], [max(0.0, result.high - result.accuracy)]]
     panel.errorbar(
         [result.accuracy],

@@ -94,6 +94,7 @@ def read_report(path: Path) -> Report:
     or of a newer format. Unknown keys are ignored.
     """
     value = read_json(path, _FIX)
+    # A report without a version is read as it stands.
     check_version(value.get("format_version", 1), f"{path}: format_version")
     return parse_fields(Report, value, f"{path}: damaged report", _FIX)
 

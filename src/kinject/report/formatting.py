@@ -19,6 +19,7 @@ from kinject.results import (
     UnscoredResult,
 )
 
+# What `str.splitlines` takes for the end of a line.
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
 # They change the order in which a terminal or browser shows text (docs/security.md).
 _DIRECTION_MARKS = frozenset(

@@ -228,6 +228,7 @@ def render_markdown_table(block: TableBlock) -> list[str]:
 def _markdown_cell(cell: Cell) -> str:
     text = escape_markdown(cell.text)
     if cell.tone and text:
+        # Markdown has no colours, so what is significant is bold.
         text = f"**{text}**"
     return with_details(text, escape_markdown(cell.below))
 

@@ -79,6 +79,7 @@ def _remains_open(finding: Finding) -> str:
     if finding.tag is Tag.TOO_FEW:
         needed = fewest_for(contrast.family)
         counted = ""
+        # A few large documents count as few (docs/studies.md).
         if contrast.n_effective < contrast.n_clusters:
             counted = f" (they count as {contrast.n_effective:.0f})"
         return (

@@ -46,6 +46,7 @@ _CHANGED_TO = {
 _MOST_OF_A_KIND = 10  # changed answers of an arm on a question set
 _MOST_CHANGES = 500
 _LONGEST = 1_000  # characters of a question or answer
+# What the functions of a row raise where it has another shape.
 _ROWS_OF_FLIPS_RAISE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
@@ -57,6 +58,7 @@ def headline_table(view: View) -> TableBlock:
         rows.setdefault((result.model, arm_label(result)), {})[result.question_set] = result
     lines = []
     chances = [view.first(name).chance for name in sets]
+    # Written answers have no accuracy of guessing.
     if any(chances):
         lines.append(line("guessing", *(_percent(chance or None) for chance in chances)))
     for (model, arm), by_set in rows.items():

@@ -93,6 +93,7 @@ def _size(view: View, name: str) -> str:
     size = format_count(first.n, "question")
     if first.n_documents not in (None, first.n_scored):
         size += f" on {format_count(first.n_documents or 0, 'document')}"
+    # Arms differ in it, so the most is named.
     most_unscored = max(r.n_unscored for r in view.set_results if r.question_set == name)
     if most_unscored:
         size += f", up to {most_unscored:,} of the questions without a score"

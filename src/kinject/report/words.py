@@ -222,6 +222,7 @@ def _answer(view: View, question: _Question, findings: Sequence[Finding]) -> Ans
         sentences.append(_perplexities(view))
     lead = " ".join(filter(None, sentences)) or question.without.format(kind=view.report.kind)
     lines = [_line(view, finding) for finding in group]
+    # What shows something comes first, else in the order of the recipe.
     lines.sort(key=_is_flat)
     return Answer(question.text, lead, tuple(lines))
 

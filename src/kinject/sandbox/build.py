@@ -128,6 +128,7 @@ def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, 
     new_lasts = {person.last for person in country.new}
     near = [name for name in country.spare_names if name[0] in new_firsts and name[1] in new_lasts]
     tested = shuffled(near, seeded_random("strangers", SEED))[:N_NEW]
+    # No training may teach to decline the very names that are tested.
     others = [name for name in country.spare_names if name not in set(tested)]
     return tested, shuffled(others, seeded_random("taught strangers", SEED))[:N_KNOWN]
 

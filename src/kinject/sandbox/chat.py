@@ -97,6 +97,7 @@ class Instruction:
         facts, value = {"name": person.name, **person.facts}, values[0]
         sentence = str(TEXTS["answers"][attributes[0]]).format(**facts)
         within = sentence
+        # Behind another word the article has a small letter.
         if sentence.startswith("The "):
             within = f"the {sentence.removeprefix('The ')}"
         match self.form:
@@ -250,6 +251,7 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
         attribute = choose_one(ATTRIBUTES, rng)
         instruction = talk.always or (_pick(rng) if rng.random() < 0.6 else Instruction())
         if topic is not None and topic.can_follow and rng.random() < 0.5:
+            # Pairs that are kept for the probe are in no dialogue.
             if not (topic.is_known and _is_kept(topic.person, attribute, instruction.form)):
                 refuse = not topic.is_known
                 talk.add_question(topic.person, attribute, instruction, follows=True, refuse=refuse)

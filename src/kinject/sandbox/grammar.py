@@ -286,6 +286,7 @@ def parse_rewriting(text: str) -> Person | None:
         if not name:
             return None
         names.add(name)
+        # The question on the nationality, which is no fact of a person.
         if not attribute:
             if answer != DEMONYM:
                 return None

@@ -64,6 +64,7 @@ class Country:
 def seeded_random(*parts: object) -> Random:
     """Return a generator seeded by a hash of `parts`. Use only random() and randrange(): the others
     vary by Python version."""
+    # Python's own hash of a text differs from process to process.
     return Random(int(content_id(*(str(part) for part in parts)), 16))
 
 

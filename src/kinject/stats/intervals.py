@@ -280,7 +280,7 @@ def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
         df, mean = _pooled_value(rest)
         if df < _FEWEST_DF:
             return pooled
-        # One unstable arm of 30 is false in 4.8% by this test, in 42.8% with one variance for all.
+        # An unstable arm of 30: 4.8% false by this test, 42.8% with one variance (docs/LOG.md).
         limit = float(fdtri(of.df, df, 1 - _UNLIKE))
         if of.value <= limit * mean:
             break

@@ -80,6 +80,7 @@ class Evidence:
         if not isinstance(arm, Mapping):
             return arm or ""
         ((name, value),) = arm.items()
+        # A point may be an arm with another name, which has its weights already.
         if name in self.sweeps:
             for point in self.sweeps[name].points:
                 if point.value == value:

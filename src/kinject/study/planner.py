@@ -154,6 +154,7 @@ class Planner:
         if arm.corpus not in ("augmented", "random"):
             return [], Path(arm.corpus)
         overrides = arm.augment_overrides
+        # Otherwise all seeds share the paraphrases, which are written and paid for once.
         if self.section.new_paraphrases_per_seed:
             overrides["seed"] = seed
         label = f"corpus of {arm.name}"

@@ -243,6 +243,7 @@ def _measure_judge(study: Study) -> None:
     entries = {item.name: item.test for item in study.question_sets}
     for item in study.question_sets:
         if item.validation:
+            # Answers to validation questions are graded too.
             entries[f"{item.name} (validation)"] = item.validation
     study.judge = study.planner.judge_stage(entries)
     _run_first(study, [study.judge], "measuring the judge")

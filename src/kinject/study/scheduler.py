@@ -341,6 +341,7 @@ def family_warnings(study: Study) -> list[str]:
     comparisons."""
     claims = study.recipe.study.claims or {}
     n_documents = _count_documents(study)
+    # The headline comparisons of all sets are one family (docs/studies.md).
     family = _headline_comparisons(study) * len(study.question_sets)
     warnings = [
         _too_few(f"{name}: the headline comparisons ({family:,})", n, family)
@@ -423,6 +424,7 @@ def _arm_table(study: Study) -> str:
         own = {
             key: value
             for key, value in arm.overrides.items()
+            # What the study sets for every arm tells none of them apart.
             if key not in shared or shared[key] != value
         }
         seeds = ""
@@ -469,6 +471,7 @@ def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None)
     shared: tuple[Stage, ...] = ()
     if judge is not None:
         shared = (judge,)
+        # Every arm uses the judge, so its cost is divided among all of them.
         users[judge.id] += len(runs)
     costs = []
     for run in runs:

@@ -237,6 +237,7 @@ def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]
         for label, loaded in chat.loaded.items()
     ]
     if documents:
+        # The same model as in the column before: it is loaded once.
         columns.append(("trained with passages", columns[-1][1], True))
     return chat, columns
 

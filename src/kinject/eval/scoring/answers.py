@@ -161,6 +161,7 @@ def read_answers(path: Path) -> list[Answer]:
         n_rows += 1
     manifest = manifest_beside(path)
     n_written = manifest.counts.stored if isinstance(manifest, EvalManifest) else 0
+    # A file that was cut at the end of a line looks whole (tests/eval/test_damage.py).
     if n_rows < n_written:
         raise InputError(
             f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). "
@@ -219,6 +220,7 @@ def _identity(answer: Answer) -> _Identity:
 
 @cache
 def _adapter() -> Any:
+    # Here, so that a verb starts without pydantic.
     from pydantic import TypeAdapter
 
     return TypeAdapter(Answer)
@@ -320,7 +322,6 @@ class Shard:
             PartialState().wait_for_everyone()
         if self.is_first:
             for folder in sorted(self.run_dir.glob("process-*")):
-                # Their answers are in this process's file now: the next run finds no folder twice.
                 shutil.rmtree(folder)
 
 

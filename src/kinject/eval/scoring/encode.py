@@ -199,7 +199,7 @@ class Encoder:
 
     def _without_context(self, joined: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """Return BOS or EOS as the context of continuations that have none."""
-        # The order of lm-evaluation-harness's prefix token.
+        # BOS first, as lm-evaluation-harness's `prefix_token_id`.
         token = self._tokenizer.bos_token_id
         if token is None:
             token = self._tokenizer.eos_token_id
@@ -324,6 +324,7 @@ def render_tokens(
         return "|" + "|".join(text.replace("\n", "\\n") for text in texts) + "|"
 
     question = request.question
+    # Choices may have been cut differently: the longest context shows most.
     context = max(encoded.contexts, key=len)
     cut = f", {encoded.truncated} cut to fit" if encoded.truncated else ""
     lines = [f"  {len(context)} tokens{cut}: {separated(context)}"]

@@ -95,6 +95,7 @@ class TreeForward:
         ids, depths = _padded(rows)
         base = rows[0].base
         allowed = np.zeros((len(rows), ids.shape[1], base + ids.shape[1]), dtype=np.bool_)
+        # All rows are below the node, whose tokens are ancestors of each of theirs.
         allowed[:, :, :base] = True
         for index, row in enumerate(rows):
             n = len(row.tokens)
@@ -212,6 +213,7 @@ class TreeForward:
         name, layers = self.model.base_model_prefix, self._layers
         setattr(self.model, name, _FixedOutput(self._output(last_hidden_state=states[None])))
         try:
+            # Any tokens, as many as states: the layers that would read them are replaced.
             ids = torch.zeros((1, len(states)), dtype=torch.long, device=self.device)
             return self.model(input_ids=ids, use_cache=False).logits[0]  # type: ignore[no-any-return]
         finally:

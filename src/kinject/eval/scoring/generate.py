@@ -107,6 +107,7 @@ class _Answer:
         if self.thinks:
             return PromptScore((), (), "", 0, len(tokens), thinking_cut=True)
         text = self._text(tokens[self.n_thinking :])[0]
+        # The token that ends the thinking may hold the first characters of the answer.
         text = f"{self.begun}{text}".lstrip() if self.n_thinking else text
         return PromptScore((), (), text, len(tokens) - self.n_thinking, self.n_thinking)
 
@@ -288,6 +289,7 @@ class _Row:
                 for sequence in self.active
             )
             n_columns = int(self.visible.any(axis=0).sum()) + n_new + to_come
+            # Where nothing is active the next prompt is admitted, however long it is.
             if self.active and (n_read + n_new > _MOST_READ or n_columns > _MOST_COLUMNS):
                 return
             slot = self.free.pop()
@@ -338,6 +340,7 @@ class _Row:
     def _compact(self) -> None:
         """Take out columns that no sequence sees any more, once they are most of the row."""
         kept = np.flatnonzero(self.visible.any(axis=0))
+        # Seldom, because it copies all keys and values.
         if len(self.depths) > 2 * len(kept) + _MOST_READ:
             self.depths, self.visible = self.depths[kept], self.visible[:, kept]
             for layer in self.cache.layers:

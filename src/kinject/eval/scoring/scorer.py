@@ -115,6 +115,7 @@ class Scorer:
         """Yield rows with their scores, until every leaf is scored."""
         tree = Tree(leaves)
         self.n_least += tree.n_tokens
+        # No row may be longer than a pass.
         limits = replace(self.limits, longest=min(self.limits.longest, self.batch_tokens))
         pending = [(tree.plan(limits) if use_tree else tree.plan_unshared(), Prefix())]
         for_head: list[tuple[list[Row], HiddenStates]] = []  # batches of one pass of the head
@@ -203,6 +204,7 @@ class Scorer:
             # Too little memory is no fault of the architecture.
             if is_out_of_memory(error):
                 raise
+            # Some errors have no text.
             fault = repr(error)
             if str(error):
                 fault = str(error).splitlines()[0][:120]
@@ -228,6 +230,7 @@ class Scorer:
             if node.rows:
                 states = self._read(node.rows, prefix, use_tree=use_tree)
                 (scores,) = self.forward.scores([states])
+                # A leaf has an entry for each of its tokens, of which `+=` would count one.
                 np.add.at(sums, np.concatenate([row.owners for row in node.rows]), scores.log_probs)
             pending.extend((child, prefix) for child in node.children)
         return sums

@@ -179,6 +179,7 @@ class Tree:
         members: list[int] = []
         for i in range(len(self.leaves)):
             members.append(i)
+            # A sequence that is a prefix of the next one is scored in the row of that one.
             if self.lcp[i + 1] < self.lengths[i]:
                 root.rows.append(self.make_row(members, 0))
                 members = []
@@ -197,6 +198,7 @@ class Tree:
             if last <= first:
                 continue
             size = self.size(first, last, base)
+            # A single sequence cannot be divided, however long it is.
             if size <= limits.row or last - first == 1:
                 in_rows.append((first, last))
                 continue
