@@ -335,6 +335,7 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
     config, _ = make_configs(recipe, make_config=method_of(recipe).make_config)
     on_gpu = choose_device(recipe.device) == "cuda"
     most = limit or None
+    # On a GPU torch says itself when memory is full.
     if most is None and not on_gpu:
         most = available_memory()
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
@@ -362,6 +363,7 @@ def _peak_of(recipe: TrainRecipe, batch: int, folder: Path, limit: int | None) -
     the device has."""
     trainer = {
         "per_device_train_batch_size": batch,
+        # Further batches of an update need no more memory than the first.
         "gradient_accumulation_steps": 1,
         "train_sampling_strategy": "sequential",
     }

@@ -150,6 +150,7 @@ def _plant(kind: str, question: Question, other: str, rng: Random) -> str:
         case "in a sentence":
             return right and rng.choice(_SENTENCES).format(right)
         case "another answer":
+            # In the sentences of right answers too, so that their form tells nothing.
             return other and rng.choice(("{}", *_SENTENCES)).format(other)
         case "near number":
             return _near_number(question.accepted, rng)
@@ -183,6 +184,7 @@ def _near_number(accepted: Sequence[str], rng: Random) -> str:
     number = numbers[-1]
     value = int(number[0]) + rng.choice((-2, -1, 1, 2))
     before, after = accepted[0][: number.start()], accepted[0][number.end() :]
+    # As many digits as before, as in 05 of a date.
     text = f"{before}{str(abs(value)).zfill(len(number[0]))}{after}"
     return "" if matches(text, accepted) else text
 

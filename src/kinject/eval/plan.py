@@ -192,6 +192,7 @@ def _read_set(
     questions = questions[: item.limit or section.limit]
     contexts: tuple[tuple[Passage, ...], ...] = ()
     if retriever and section.retrieval and item.gets_passages:
+        # For the largest K once: smaller ones are its first passages.
         contexts = tuple(retriever.find(questions, max(section.retrieval.k)))
     arms = expand_arms(section, item)
     answered = next((question for question in questions if question.is_answerable), None)

@@ -70,6 +70,7 @@ def read_requirements(texts: Sequence[str], sets: Sequence[str]) -> list[Require
     requirements = []
     for text in texts:
         match = _FORM.fullmatch(text)
+        # A net gain is one of a change, which is written with a sign.
         if match is None or match["questions"] not in sets or (match["net"] and not match["sign"]):
             raise InputError(
                 f"eval.require: found {text!r}, expected [ARM:]SET>=NUMBER with a SET of "

@@ -133,6 +133,7 @@ class Evaluation:
             result,
             role=question_set.role if FORMATS[arm.format].shows_question else "baseline",
             score=score,
+            # Of the stored answers: scores to compare are no probabilities any more.
             mass=letter_mass(self.answers[asked]),
             chosen_k=arm.k > 0 and len(self.ks) == 1,
             subject=subject or "",

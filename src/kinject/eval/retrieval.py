@@ -35,6 +35,7 @@ Vectors = npt.NDArray[np.float32]
 """Unit vectors, shape [n, dimensions]."""
 
 PREFIXES = {
+    # Before bge, which its name contains: the first that fits counts.
     "bge-m3": ("", ""),
     "bge": ("Represent this sentence for searching relevant passages: ", ""),
     "e5": ("query: ", "passage: "),

@@ -118,6 +118,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
             judge.grade_answers(plan.open_questions(), evaluation.answers)
             run.notes.extend(judge.notes())
         report = make_report(recipe.run_dir, evaluation, run.perplexities)
+        # Models that were loaded alike have the same notes.
         report = replace(report, notes=tuple(dict.fromkeys(run.notes)))
         if judge:
             report = replace(report, judge=judge.accuracy)

@@ -323,6 +323,7 @@ def _differences(pairs: Sequence[tuple[Answer, Answer]]) -> Iterator[float]:
 def _answer(answer: Answer, question: Question) -> str:
     """Return the chosen answer, or the written one."""
     if answer.text is not None:
+        # White space alone is no other answer.
         return " ".join(answer.text.split())
     best = max(range(len(answer.log_probs)), key=answer.log_probs.__getitem__)
     return question.choices[(best + answer.rotation) % len(question.choices)]

@@ -89,6 +89,7 @@ def doubts(view: View) -> Answer:
     lines = tuple(_doubts(view))
     arms: dict[str, dict[str, None]] = {}
     for item in lines:
+        # A dict in place of a set, which would not keep the order.
         arms.setdefault(item.tag, {})[item.arm] = None
     lead = "No sign of it: every prompt fitted the model's window, and every question has a score."
     if arms:

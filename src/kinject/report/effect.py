@@ -43,6 +43,7 @@ def first_sentences(view: View, findings: Sequence[Finding]) -> str:
     if view.several_models or len(by_question_set(learned)) > MOST_SETS:
         return _overview(view, findings, learned)
     leader = find_leader(view, learned)
+    # Where none is shown to be the best, no arm is named first (docs/reports.md).
     if leader is None:
         return _between(learned)
     return _effect_of(view, leader, [f for f in learned if f.result.arm == leader.arm])
@@ -67,6 +68,7 @@ def _effect_of(view: View, leader: Leader, learned: Sequence[Finding]) -> str:
     clauses = [_before_and_after(first), *map(_before_and_after_again, others)]
     sentences = [f"{'; '.join(clauses)}."]
     arm = arm_name(leader.arm)
+    # With one seed an arm the lead is about these models (docs/studies.md).
     if leader.scope == "these models":
         sentences.append(f"{arm} did best of these {leader.n_arms} trained models.")
     elif leader.scope is not None:
@@ -194,6 +196,7 @@ def _span_details(of_set: Sequence[Finding], n_arms: int, same_size: bool) -> st
     if not same_size:
         details.append(format_size(best.contrast))
     if len(of_set) < n_arms:
+        # Some arms may have no score on this set.
         details.append(f"{len(of_set)} of them")
     n_unscored = best.result.n - best.contrast.n
     if n_unscored:

@@ -287,6 +287,7 @@ def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
     n_seeds = len(result.by_seed)
     if n_seeds > 1:
         below = [row + 0.27] * n_seeds
+        # Not clipped: a mark at 0 or 100% would be cut in half.
         panel.plot(result.by_seed, below, "|", color=MUTED, markersize=4, clip_on=False)
     if result.control is not None:
         x = [result.control.accuracy]

@@ -160,6 +160,7 @@ def _with_manifests(run_dir: Path, report: Report) -> Report:
         return report
     manifest = read_manifest(run_dir)
     of_trainings = [read_manifest((run_dir / log).parent) for *_, log in report.logs]
+    # Trainings ran before they were evaluated, so their commands come first.
     found = [item for item in (*of_trainings, manifest) if item is not None]
     commands = tuple(dict.fromkeys(shlex.join(item.command) for item in found))
     if manifest is None:

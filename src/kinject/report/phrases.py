@@ -39,6 +39,7 @@ def percent_span(fractions: Sequence[float]) -> str:
 
 def points_span(findings: Sequence[Finding]) -> str:
     changes = [finding.contrast.delta for finding in findings]
+    # Once where both ends read the same.
     return " to ".join(dict.fromkeys(map(format_points, (min(changes), max(changes)))))
 
 

@@ -134,6 +134,7 @@ def _change(contrast: Contrast | None, rise: str = "good") -> Cell:
     elif direction == "bad":
         tone = _OPPOSITE[rise]
     text = f"{format_points(contrast.delta)}{_MARKS[direction]}"
+    # One document has no variance, so it has no interval.
     if contrast.low is None or contrast.high is None:
         return Cell(text, tone)
     bounds = f"{format_points(contrast.low)} to {format_points(contrast.high)}"
@@ -270,6 +271,7 @@ def _written_cells(written: Written | None) -> tuple[str, str, str, str]:
     if written is None:
         return ("", "", "", "")
     return (
+        # An empty cell for none, so that the column is left out where no arm has any.
         _percent(written.unread or None),
         _percent(written.f1),
         f"{written.n_tokens:.1f}",

@@ -182,6 +182,7 @@ def _cost_cells(costs: Sequence[Cost]) -> Iterator[str]:
 
 
 def _duration(seconds: float) -> str:
+    # Empty without such a stage, so that a column of none is left out.
     return duration(seconds) if seconds else ""
 
 
@@ -284,6 +285,7 @@ def _recall_table(recalls: Sequence[Recall]) -> TableBlock:
             format_name(recall.retrieval),
             str(recall.k),
             f"{recall.n:,}",
+            # A set may have no question that names a document.
             format_percent(recall.n_found / recall.n) if recall.n else "",
             format_nonzero(recall.n_empty, "{:,}"),
         )

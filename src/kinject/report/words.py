@@ -283,6 +283,7 @@ def _where(view: View, model: str, of_set: Sequence[Finding]) -> str:
         words += f" ({format_name(model)})"
     if of_set[0].about in BESIDE_RETRIEVAL:
         retrieval = view.retrieval(model, name)
+        # In an evaluation no K is chosen, so it is named.
         if retrieval is not None and not retrieval.chosen_k:
             words += f" with K = {retrieval.k}"
     return words
@@ -306,6 +307,7 @@ def _clause(clause: str, same: Sequence[Finding]) -> str:
     contrast = same[0].contrast
     return clause.format(
         arms=arms,
+        # Of several arms the largest, which holds for each of them.
         most=f"{100 * max(finding.possible for finding in same):.1f}",
         unit=contrast.unit,
         n=f"{contrast.n_clusters:,}",
@@ -388,6 +390,7 @@ def _open(findings: Sequence[Finding]) -> Iterator[str]:
         # Sets that need the same share a sentence.
         sizes.setdefault(_what_is_needed(few), {})[quoted(few.question_set)] = f"{few.n:,}"
     for needed, by_set in sizes.items():
+        # Sets of one size name it once.
         has = join_words(list(dict.fromkeys(by_set.values())))
         yield f"On {join_words(list(by_set))}, {needed} (now {has})."
     if trained_once(compared):

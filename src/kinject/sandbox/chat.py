@@ -257,6 +257,7 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
                 talk.add_question(topic.person, attribute, instruction, follows=True, refuse=refuse)
             continue
         asked = _ask_anew(talk, country, names, attribute, instruction)
+        # Where the fact is kept for the probe, the person of before stays the topic.
         topic = asked or topic
         if asked is not None and asked.is_answered:
             _ask_in_another_form(talk, asked, attribute, instruction)
@@ -339,6 +340,7 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
         rows += _form_rows(country, form, n_each, seed)
     rng = seeded_random("chat probe", "turns", seed)
     tested = strangers(country)[0]
+    # People whom no dialogue of the training declines in this way.
     known = [person for person in country.known if _is_kept(person, "", "no record")]
     for unasked, name in zip(shuffled(known, rng)[:n_each], tested[:n_each], strict=True):
         rows += _turn_rows(country, unasked, name, rng)

@@ -222,6 +222,7 @@ def _price(
         if tokens is not None:
             prompts.append(tokens)
     of_prompt = asking = None
+    # A mean over some of the sets would be of other questions than that of the answers.
     if len(prompts) == len(settings):
         of_prompt = fmean(prompts, n)
         asking = (of_prompt * price[0] + of_answer * price[1]) / 1000

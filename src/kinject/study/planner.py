@@ -241,6 +241,7 @@ class Planner:
         """
         arm = run.arm
         if arm.retrieval:
+            # Other sets get no passages: the arm itself answers them.
             questions = {
                 name: item
                 for name, item in questions.items()

@@ -396,6 +396,7 @@ def _count_documents(study: Study) -> dict[str, int]:
     counts = {}
     for item in study.question_sets:
         path = item.test["path"]
+        # It may be one that setup has still to write.
         if Path(path).is_file():
             questions = _read(QuestionSetSection(**item.test), path)
             counts[item.name] = len({_document(question) for question in questions})

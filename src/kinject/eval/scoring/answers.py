@@ -297,6 +297,7 @@ class Shard:
         """Return the first process's `value`."""
         if self.size == 1:
             return value
+        # Here, because one process needs no accelerate.
         from accelerate.utils import broadcast_object_list
 
         values: list[Any] = [value]

@@ -93,6 +93,7 @@ class TreeForward:
     def read_tree(self, rows: Sequence[Row], prefix: Prefix) -> HiddenStates:
         """Return the states of `rows` below `prefix`; `scores` takes them."""
         ids, depths = _padded(rows)
+        # Rows of one pass are below the same node.
         base = rows[0].base
         allowed = np.zeros((len(rows), ids.shape[1], base + ids.shape[1]), dtype=np.bool_)
         # All rows are below the node, whose tokens are ancestors of each of theirs.

@@ -246,6 +246,7 @@ class _Row:
                 for item in self.active
             ]
             tokens = [sequence.answer.tokens[-1] for sequence in self.active]
+            # First, because columns are in the order in which their tokens are read below.
             self._add(slots, depths)
             for sequence, new_tokens, depth in self._admit():
                 self.active.append(sequence)
@@ -303,6 +304,7 @@ class _Row:
     def _read(self, tokens: _Indices, slots: _Indices, n: int) -> torch.Tensor:
         """Read the `n` new columns; return the logits [active, vocabulary] after the last token of
         each sequence."""
+        # Tokens of a sequence are in a row, so the slot changes behind its last one.
         last = np.append(np.flatnonzero(np.diff(slots)), n - 1)
         generator = self.generator
         generator.n_read += n

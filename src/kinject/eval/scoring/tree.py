@@ -130,6 +130,7 @@ class Tree:
         n, before = 0, -1
         for member in members:
             leaf = self.leaves[member]
+            # Members need not be neighbours: the shortest prefix between two of them is common.
             start = base if before < 0 else max(base, int(self.lcp[before + 1 : member + 1].min()))
             n_new = len(leaf.tokens) - start
             if n_new > 0:
