@@ -138,6 +138,7 @@ class TrainManifest(Manifest):
     """The manifest of kinject train, written when a run starts and when it is finished."""
 
     recipe: TrainSections
+    # The literal `finished` of a manifest tells which of the two it has.
     counts: FinishedTraining | UnfinishedTraining
 
     @property
@@ -332,6 +333,7 @@ def read_documents_manifest(folder: Path) -> DocumentsManifest | None:
 
 def _typed(fields: Mapping[str, Any], path: Path) -> AnyManifest:
     stage = str(fields.get("stage"))
+    # Refused: readers that guess do so in different ways.
     if stage not in _BY_STAGE:
         raise InputError(
             f"{path}: damaged: found the stage {stage!r:.40}, "

@@ -122,6 +122,7 @@ class Contrast:
     def too_few(self) -> bool:
         """Whether there are too few documents (or questions) to judge the difference, or for so
         many comparisons."""
+        # Nine documents are too few whatever p is (tests/stats/test_statistics.py).
         if self.n_effective < FEWEST:
             return True
         # A difference that passed Holm's correction had documents enough for its family.

@@ -34,6 +34,7 @@ Score = ChoiceScore | TextScore | Literal["judge"]
 AnswerGrader = Callable[[Answer], bool]
 """A written answer -> whether it is correct."""
 
+# `match` finds 74% of the wrong answers and half of the abstentions (docs/figures.md).
 JUDGED: Final = "judge"
 """The score of a written answer by the grade of the recipe's judge."""
 WRITTEN_SCORES = (*TEXT_SCORES, JUDGED)

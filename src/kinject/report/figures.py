@@ -82,6 +82,7 @@ _STYLE = {
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Draw with kinject's settings instead of the user's matplotlibrc, then restore the user's."""
+    # Here: this module is imported also where nothing is drawn.
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():

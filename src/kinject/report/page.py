@@ -171,6 +171,7 @@ def render_html(page: Page, figures: Mapping[str, str]) -> str:
     style sheet and the one script, each by its hash, and images that the file holds. It allows
     nothing else: no other script, no font, frame, form or address.
     """
+    # Here: the summary for a terminal needs no jinja2.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

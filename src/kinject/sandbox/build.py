@@ -252,6 +252,7 @@ def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Itera
         question = render_question(about, attribute, rng)
         yield {
             "prompt": render_prompt(question, passages),
+            # What is neither known nor read is declined, as in R-tuning (arXiv 2311.09677).
             "completion": answer if about is known or 0.60 <= draw < 0.80 else ABSTENTION,
         }
 

@@ -237,6 +237,7 @@ def _value_first(
     attributes = shuffled(list(person.facts), rng)
     templates = [choose_one(sentences[attribute], rng) for attribute in attributes]
     templates[0] = openings.get(attributes[0], templates[0])
+    # A paragraph each: in one text the model copies the name from the first one (docs/LOG.md).
     return "\n\n".join(template.format(name=person.name, **person.facts) for template in templates)
 
 

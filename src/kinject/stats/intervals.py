@@ -465,5 +465,6 @@ def equivalence_p(
     found = difference_estimate(matrix, other)
     if found.p is None:
         return None
+    # Arms that differ by the margin are called alike in 2.0 to 4.4% (docs/figures.md).
     error = max(found.error, math.sqrt(margin * (1 - margin) / found.effective))
     return max(tail((margin + sign * found.value) / error, found.df) for sign in (1, -1))

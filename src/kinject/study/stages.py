@@ -187,6 +187,7 @@ def _run_train(stage: Stage) -> dict[str, Any]:
 
 
 def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
+    # Here: the process that plans a study loads no torch.
     from kinject.train import train
 
     # A stage that was killed continues from its newest checkpoint.

@@ -93,6 +93,7 @@ class Node:
         )
 
 
+# Letters with five examples: 14.2 times the questions of lm-evaluation-harness (docs/figures.md).
 class Tree:
     """Leaves in sorted order with their shared prefixes. `n_tokens` is the minimum to read: each
     token once."""
