@@ -216,6 +216,7 @@ class AskedQuestions:
     """A question set of an evaluation's recipe."""
 
     path: str
+    # As in a recipe, which a manifest has as it was written.
     layout: Literal["auto", "open"] = "auto"
     formats: tuple[str, ...] | None = None
 

@@ -112,6 +112,7 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     base, pairs = runs[0], list[Pair]()
     for run in runs[1:]:
         for setting in sorted(run.settings, key=lambda setting: setting[3]):  # by K
+            # Controls come with the settings whose controls they are.
             if not _is_control(setting, run):
                 pairs += _pairs_in(setting, run, base)
     if not pairs:
@@ -314,6 +315,7 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
         if answer.arm != base or answer.k or answer.format == PERPLEXITY_FORMAT:
             continue
         form = format_of(answer.format)
+        # A control tells nothing of what the base knows.
         if not form.shows_question:
             continue
         if form.generates:

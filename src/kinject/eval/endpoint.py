@@ -172,6 +172,7 @@ class EndpointScorer:
             store(key, score)
 
         bounds = dict.fromkeys(prompt.generation or _LOG_PROBS for prompt in prompts.values())
+        # A sender has one set of parameters, so each length of answers has one of its own.
         for generation in bounds:
             part = {
                 k: _of_endpoint(p)

@@ -196,6 +196,7 @@ def judge_accuracy(model: str, counts: Mapping[tuple[str, str], int]) -> JudgeRe
     n_planted = Counter[str]()
     for (truth, _), n in counts.items():
         n_planted[truth] += n
+    # Questions may have no room for answers of every grade.
     grades: list[str] = [grade for grade in GRADES if grade in n_planted]
     return JudgeResult(
         model,
@@ -246,7 +247,9 @@ class AnswerJudge:
             )
         grades = self._request_grades([_written(answer) for answer in planted], "planted answers")
         counts = Counter[tuple[str, str]](
-            (answer.grade, grades.get(_written(answer)) or "") for answer in planted
+            # A grade that the judge does not give lowers its recall.
+            (answer.grade, grades.get(_written(answer)) or "")
+            for answer in planted
         )
         self.accuracy = judge_accuracy(str(self.judge.model), counts)
         check_accuracy(self.accuracy)

@@ -251,6 +251,7 @@ def _check_questions(
 ) -> None:
     """Raise `InputError` if there are too few examples, or more choices than letters."""
     n_most = max(section.shots)
+    # A question is no example of itself, so some have fewer than others.
     n_fewest = min(map(len, question_set.examples(n_most)))
     if n_fewest < n_most:
         raise InputError(

@@ -111,6 +111,7 @@ def render_prompt(request: PromptRequest) -> Prompt:
 
 def _render_instruction(request: PromptRequest) -> Prompt:
     turns = [message["content"] for message in request.question.messages]
+    # The system's text is no turn but the header, which a chat template gets apart.
     system = (
         [turns.pop(0)]
         if request.question.messages and request.question.messages[0]["role"] == "system"

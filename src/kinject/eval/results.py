@@ -131,6 +131,7 @@ class Evaluation:
         asked = (question_set.name, arm)
         return replace(
             result,
+            # Nothing is learned or forgotten without the question, so no finding is about it.
             role=question_set.role if FORMATS[arm.format].shows_question else "baseline",
             score=score,
             # Of the stored answers: scores to compare are no probabilities any more.
@@ -308,6 +309,7 @@ def summarize_arm(
         shots=first.shots,
         k=first.k,
         mass=letter_mass(answers),
+        # Where options rotate, a question has several answers.
         n_cut=len({answer.question_id for answer in answers if answer.truncated}),
     )
 
@@ -502,6 +504,7 @@ def make_report(
         logs=tuple(
             (base, name, 0, os.path.relpath(log, run_dir))
             for log, name in logs.items()
+            # A model need not be one that was trained here.
             if log.is_file()
         ),
         model_sources={base: str(tables[base])},
@@ -549,6 +552,7 @@ def _results(evaluation: Evaluation) -> tuple[ArmResult, ...]:
         return None if control is None else control.net
 
     led = with_leaders(correct_families(results), {(base, name) for name in others}, matrix, net)
+    # Comparisons by subject are a family of their own (docs/studies.md).
     return (*led, *correct_family(parts))
 
 

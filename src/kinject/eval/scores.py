@@ -257,6 +257,7 @@ def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
 
 def _merge(rotations: Sequence[Answer]) -> Answer:
     first = rotations[0]
+    # Other formats ask a question once.
     if not format_of(first.format).rotates:
         return first
     n = len(first.log_probs)

@@ -83,6 +83,7 @@ def export(options: ExportOptions) -> ExportResult:
         _write_model(source, part, options.dtype or "auto")
         write_text(part / "README.md", card)
         write_sha256sums(part)
+        # A folder with files in it cannot be replaced by renaming another.
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(part, folder)

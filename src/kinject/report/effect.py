@@ -120,6 +120,7 @@ def _before_and_after_details(finding: Finding) -> str:
         details.append(format_count(contrast.n_clusters, "document"))
     if n_seeds > 1:
         details.append(f"mean of {n_seeds} trainings")
+    # Percentages are of the scored questions alone, so the others are named beside them.
     return ", ".join(details) + more_unscored(finding.result.n - contrast.n)
 
 

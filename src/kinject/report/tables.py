@@ -67,6 +67,7 @@ def _about_arm(view: View, arm: ArmInfo) -> str:
     about = view.about(arm.model, arm.name)
     if arm.name == view.base(arm.model):
         about = "the model that the others are compared with"
+    # The author's words for an arm come before what it read.
     parts = [about]
     if arm.trained:
         parts.append(view.reading(arm.model, arm.name))
@@ -82,6 +83,7 @@ def _about_set(view: View, name: str) -> str:
     25.0%``."""
     first = view.first(name)
     about = f"{_size(view, name)}: {_FOR.get(first.role, first.role)}"
+    # Written answers have no accuracy of guessing.
     if first.chance:
         about += f"; guessing gives {format_percent(first.chance)}"
     return about

@@ -416,6 +416,7 @@ def write_chat_questions(root: Path) -> list[Path]:
     paths = [folder / f"{name}.jsonl" for name in ("chat", "chat_new", "chat_known")]
     write_jsonl(paths[0], create_chat_questions())
     for path, people in ((paths[1], country.new), (paths[2], country.known)):
+        # By the name of the file alone, so that the folder changes nothing.
         rng = seeded_random("chat facts", path.name)
         facts = shuffled(list(product(people, ATTRIBUTES)), rng)
         rows = []

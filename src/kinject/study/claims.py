@@ -206,6 +206,7 @@ def _compared(
         if net:
             why += " with and without the question"
         return [], why
+    # On the questions of all: accuracies on others are not to be compared.
     matrices = aligned(*matrices)
     if matrices[0].question_ids:
         return matrices, ""
