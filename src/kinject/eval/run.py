@@ -320,6 +320,7 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         texts = form.answers(question)
         return replace(
             answer,
+            # Of a prompt that went as text only the endpoint knows the lengths.
             n_tokens=score.lengths or tuple(map(len, prompt.encoded.continuations)),
             n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
             n_chars=tuple(map(len, texts)),

@@ -157,6 +157,7 @@ def without_empty_columns(table: TableBlock) -> TableBlock:
     used = [i for i in range(len(table.columns)) if i == 0 or _is_used(table, i)]
     lines = tuple(tuple(row[i] for i in used) for row in table.lines)
     columns = tuple(table.columns[i] for i in used)
+    # A column that is left out may be one of the heads.
     return replace(table, columns=columns, lines=lines, heads=sum(i < table.heads for i in used))
 
 

@@ -242,6 +242,7 @@ def _wording(finding: Finding) -> Wording:
     at_chance = result.too_few or result.low <= result.chance
     if tag is Tag.BETTER and about is About.LEARNING and at_chance:
         return _AT_CHANCE
+    # Both help only where together they beat either alone (docs/reports.md).
     if tag is Tag.BETTER and about is About.ADDED and _adds_to_training(result):
         return _BOTH
     return _WORDS[about][tag]

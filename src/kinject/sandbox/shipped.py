@@ -75,6 +75,7 @@ class ShippedRun:
             shutil.rmtree(target / "model", ignore_errors=True)
             os.replace(part, target / "model")
             names = [path.name for path in sorted(source.iterdir()) if path.is_file()]
+            # It is copied last: a folder that has it is taken for a finished run.
             names.remove("manifest.json")
             for name in (*names, "manifest.json"):
                 _copy(source / name, target / name)

@@ -94,6 +94,7 @@ class Planner:
             for item in self.models.values()
             if item.recipe
         ]
+        # Models of one recipe and overrides are one stage.
         yield list({stage.id: stage for stage in stages}.values())
 
     def model_dir(self, name: str) -> str:

@@ -115,6 +115,7 @@ class Records:
                 of_run[setting] = merged
             else:
                 self.unscored.append((model, arm, seed, setting, len(merged)))
+        # A seed that diverged is no seed (tests/study/test_records.py).
         if of_run:
             self.by_run[model, arm, seed] = of_run
         manifest = read_manifest(folder)

@@ -594,6 +594,7 @@ def render_plan(recipe: StudyRecipe) -> str:
     study = open_study(recipe)
     check_shared_recipes(recipe, study.expanded)
     setup = list(chain.from_iterable(study.planner.setup_stages()))
+    # Without an executor nothing runs: it reads what is done.
     study.run_stages(setup, "")
     is_set_up = study.status.all_done(setup)
     for phase in (_measure_judge, _tune, _plan_arms, _choose_k, _evaluate_on_test):

@@ -372,6 +372,7 @@ def _headline_comparisons(study: Study) -> int:
     with_k = False
     if study.ks:
         validated = any(item.validation is not None for item in study.question_sets)
+        # Of several K one is chosen on validation questions, of which there must be some.
         with_k = len(study.ks) == 1 or validated
     n = 0
     for arm in study.arms:

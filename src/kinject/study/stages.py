@@ -177,6 +177,7 @@ def _run_setup(stage: Stage) -> dict[str, Any]:
 
 def _run_train(stage: Stage) -> dict[str, Any]:
     overrides = list(stage.overrides)
+    # Not in the plan: the other arm has to train first.
     if "match_steps_of" in stage.parameters:
         matched = _read_finished(Path(stage.parameters["match_steps_of"]))
         overrides.append(f"trainer.max_steps={matched.steps}")
