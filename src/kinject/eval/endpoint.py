@@ -224,6 +224,7 @@ class EndpointScorer:
                 await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
             except EndpointError as error:
                 message = f"eval.models.{self.name}: {error}"
+                # Where the first request failed there is nothing to resume.
                 if sender.traffic.n_answered:
                     message += " Every answer is stored; the same command resumes."
                 raise EndpointError(message, fatal=True) from error

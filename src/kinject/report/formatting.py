@@ -195,6 +195,7 @@ class View:
         self.arms = {(arm.model, arm.name): arm for arm in report.arms}
         self._by_k: dict[tuple[str, str, str, PromptFormat], list[ArmResult]] = {}
         self._formats: dict[str, list[PromptFormat]] = {}
+        # `shown` and `retrieval` list the results of an arm by K.
         for result in sorted(self.set_results, key=lambda result: result.k):
             key = (result.model, result.arm, result.question_set, result.prompt_format)
             self._by_k.setdefault(key, []).append(result)

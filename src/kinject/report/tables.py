@@ -331,6 +331,7 @@ def _judge_table(judge: JudgeResult) -> TableBlock:
 
 
 def _rate(rate: float | None) -> str:
+    # A grade that the judge never gave has no precision.
     return "" if rate is None else format_percent(rate)
 
 

@@ -250,6 +250,7 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
     for _ in range(1 + rng.randrange(2 if name else 3)):
         attribute = choose_one(ATTRIBUTES, rng)
         instruction = talk.always or (_pick(rng) if rng.random() < 0.6 else Instruction())
+        # A pronoun needs somebody whom an earlier turn has named.
         if topic is not None and topic.can_follow and rng.random() < 0.5:
             # Pairs that are kept for the probe are in no dialogue.
             if not (topic.is_known and _is_kept(topic.person, attribute, instruction.form)):

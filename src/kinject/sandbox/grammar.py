@@ -77,6 +77,8 @@ def render_entry(person: Person, seed: int | str) -> str:
     while remaining:
         if rng.random() < _PAIR:
             pair = _take_template(PAIRS, remaining, rng)
+            # Where no pair of the facts that are left has a template, one fact has a sentence
+            # alone.
             if pair:
                 templates += pair
                 continue

@@ -168,6 +168,7 @@ def _judge(result: _Tested, p_holm: float | None, family: int) -> tuple[Verdict,
 
 
 def _bounded(low: float | None, high: float | None, words: Callable[[float], str]) -> str:
+    # One document has no variance, so no bounds.
     if low is None or high is None:
         return ""
     return f" ({words(low)} to {words(high)})"

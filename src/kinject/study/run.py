@@ -266,6 +266,7 @@ def _tune(study: Study) -> None:
     study.run_stages(_stages_of_grid(every), "tuning", is_last=True)
     for (model, name), values in grids.items():
         _choose_value(study, model, name, values)
+    # Without a chosen value the arms are those of before.
     if study.tuned:
         study.expanded = expand_arms(study.recipe.study, study.tuned)
 

@@ -77,6 +77,7 @@ class Encoder:
             raise InputError(
                 f"{self._name}: has no chat template, but eval.chat asks for it. Remove eval.chat."
             )
+        # Marks are those of a chat template: a plain prompt opens no thinking.
         self._marks = thinking_marks(str(self._tokenizer.chat_template)) if chat else None
 
     def apply_chat_template(self, prompt: Prompt) -> Prompt:
