@@ -133,7 +133,6 @@ def margin_text(panel: Axes, row: int, text: str) -> None:
         textcoords="offset points",
         va="center_baseline",
         fontsize=9,
-        # It lies outside of the panel, where matplotlib would leave it out.
         annotation_clip=False,
     )
 
