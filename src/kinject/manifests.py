@@ -104,6 +104,7 @@ class FinishedTraining:
     def to_json(self) -> dict[str, Any]:
         """Return the counts as a manifest holds them."""
         fields = asdict(self)
+        # A corpus that names no documents has no rows a document.
         if self.exposures.rows is None:
             del fields["exposures"]["rows"]
         return fields
@@ -137,6 +138,7 @@ class TrainManifest(Manifest):
     """The manifest of kinject train, written when a run starts and when it is finished."""
 
     recipe: TrainSections
+    # The literal `finished` of a manifest tells which of the two it has.
     counts: FinishedTraining | UnfinishedTraining
 
     @property
@@ -214,6 +216,7 @@ class AskedQuestions:
     """A question set of an evaluation's recipe."""
 
     path: str
+    # As in a recipe, which a manifest has as it was written.
     layout: Literal["auto", "open"] = "auto"
     formats: tuple[str, ...] | None = None
 
@@ -224,6 +227,7 @@ class EvaluationSection:
 
     models: Mapping[str, str | EvaluatedModel]
     questions: Mapping[str, str | AskedQuestions]
+    # A manifest has the recipe as it was written, so its defaults are needed here as well.
     formats: tuple[str, ...] = ("texts",)
 
     def model_paths(self) -> dict[str, str]:
@@ -330,6 +334,7 @@ def read_documents_manifest(folder: Path) -> DocumentsManifest | None:
 
 def _typed(fields: Mapping[str, Any], path: Path) -> AnyManifest:
     stage = str(fields.get("stage"))
+    # Refused: readers that guess do so in different ways.
     if stage not in _BY_STAGE:
         raise InputError(
             f"{path}: damaged: found the stage {stage!r:.40}, "

@@ -43,6 +43,7 @@ def fewest_for(family: int) -> int:
     Of n documents the smallest p of sign flips is 2 to the power 1 - n, and Holm's first p is
     `family` times as large.
     """
+    # The next whole number: p must be below 5%, not equal to it.
     return max(FEWEST, math.floor(1 + math.log2(family / ALPHA)) + 1)
 
 
@@ -121,6 +122,7 @@ class Contrast:
     def too_few(self) -> bool:
         """Whether there are too few documents (or questions) to judge the difference, or for so
         many comparisons."""
+        # Nine documents are too few whatever p is (tests/stats/test_statistics.py).
         if self.n_effective < FEWEST:
             return True
         # A difference that passed Holm's correction had documents enough for its family.
@@ -264,6 +266,7 @@ class ArmResult(_AskedArm):
         rise = None if self.control is None else self.control.to_base
         if rise is None or self.to_base is None or rise.delta <= 0 or self.to_base.delta <= 0:
             return 0.0
+        # The choices alone may rise by more than the whole.
         return min(1.0, rise.delta / self.to_base.delta)
 
     @property
@@ -378,6 +381,7 @@ class Claim:
     @property
     def words(self) -> str:
         """The verdict in words: ``shown``, or of arms with one seed ``shown in these models``."""
+        # The other verdicts claim nothing that had a scope.
         if self.verdict in ("shown", "opposite shown"):
             return f"{self.verdict}{in_these_models(self.scope)}"
         return self.verdict
@@ -542,6 +546,7 @@ class Report(Tabular):
     arms: tuple[ArmInfo, ...]
     results: tuple[ArmResult, ...]
     unscored: tuple[UnscoredResult, ...] = ()
+    # An evaluation is a study with one seed.
     seeds: tuple[int, ...] = (0,)
     description: str = ""
     sweeps: tuple[Sweep, ...] = ()
@@ -561,6 +566,7 @@ class Report(Tabular):
     versions: dict[str, str] = field(default_factory=dict)
     model_sources: dict[str, str] = field(default_factory=dict)
     judge: JudgeResult | None = None
+    # So a report is refused that `to_json` would not have written.
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}
     ROWS: ClassVar = (
         "results: model arm question_set subject role format shots k n n_unscored accuracy low "
@@ -576,5 +582,7 @@ class Report(Tabular):
 def to_json(report: Report) -> dict[str, Any]:
     """Return `report` as JSON values. Halves of surrogate pairs, which UTF-8 cannot hold, become
     U+FFFD."""
+    # With NaN the file would not be JSON.
     text = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)
+    # They are characters here, because `ensure_ascii=False` escaped none.
     return dict(json.loads(re.sub("[\ud800-\udfff]", "\ufffd", text)))

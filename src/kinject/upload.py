@@ -110,6 +110,7 @@ def _corpus_card(repo_id: str, corpora: list[Path], licence: str | None) -> str:
     from kinject import __version__
 
     configs = [
+        # `datasets` loads this one where no configuration is named.
         {"config_name": _CORPORA[path.name], "data_files": path.name, "default": index == 0}
         for index, path in enumerate(corpora)
     ]

@@ -17,6 +17,7 @@ __all__ = ["evaluate", "read_questions"]
 def evaluate(recipe: EvalRecipe) -> Report:
     """Score every question set of the recipe's `eval` section with every model; see
     `kinject.eval.run.evaluate`."""
+    # Here: `import kinject.eval` loads no heavy library (tests/report/test_report.py).
     from kinject.eval.run import evaluate as run
 
     return run(recipe)

@@ -129,6 +129,7 @@ class Chat:
 
         ids = self._encode(loaded, history, question, passages)
         ends, pad = end_tokens(loaded.model, loaded.tokenizer), loaded.tokenizer.pad_token_id
+        # transformers warns at each answer, and takes EOS itself, where there is no padding token.
         if pad is None and ends:
             pad = ends[0]
         sampling: dict[str, float] = {"do_sample": False}
@@ -169,6 +170,7 @@ class Chat:
                     f"{self.setup.max_new_tokens}, but the model reads {window}. "
                     "Ask a shorter one, or lower --k or --max-new-tokens."
                 )
+            # A question with its answer: templates need turns that alternate, the user's first.
             del history[:2]
 
 
@@ -180,6 +182,7 @@ def _tokens(
         if system:
             turns.insert(0, {"role": "system", "content": system})
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        # The template has written the special tokens.
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
     prompt = with_passages(passages, question_prompt(question))
@@ -206,6 +209,7 @@ def _streamer(tokenizer: Any, write: Write) -> Any:
                 word = text.lstrip()
             if word:
                 words.append(word)
+            # Of a base model the last word ends with its stop text, the line break.
             write(word.rstrip("\n") if stream_end else word)
 
     return _Words(tokenizer, skip_prompt=True, skip_special_tokens=True)

@@ -91,6 +91,7 @@ class EndpointScorer:
         """Return the prompt of each request: in tokens by the rules of local models, as text, or as
         a chat."""
         if self.encoder is not None and self.table.api == "completions":
+            # The server's window is not known here.
             encoded = encode_requests(self.encoder, requests, None)
             pairs = zip(encoded, requests, strict=True)
             return [
@@ -127,6 +128,7 @@ class EndpointScorer:
             if system.strip():
                 messages.insert(0, _message("system", system.strip()))
             requests = (tuple(messages),)
+            # In a chat a turn ends the answer, not a line break (docs/scoring.md).
             stop = generation.stop or ()
         else:
             requests = ((_message(PROMPT, prompt.context),),)
@@ -170,6 +172,7 @@ class EndpointScorer:
             store(key, score)
 
         bounds = dict.fromkeys(prompt.generation or _LOG_PROBS for prompt in prompts.values())
+        # A sender has one set of parameters, so each length of answers has one of its own.
         for generation in bounds:
             part = {
                 k: _of_endpoint(p)
@@ -188,6 +191,7 @@ class EndpointScorer:
     ) -> None:
         """Ask all `prompts` of one length of answers, as many at a time as the endpoint takes."""
         generator = self._generator(generation)
+        # The budget is that of all endpoints and the judge together (docs/scoring.md).
         limits = limits_of(generator, budget_left(self.section, self.run_dir, cache_of(self.name)))
         failed = Counter[str]()
         async with open_sender(
@@ -213,12 +217,14 @@ class EndpointScorer:
                 show_status(sender.status())
 
             try:
+                # Before all others are paid for: not every server returns log-probs of a prompt.
                 if generation is _LOG_PROBS and prompts:
                     with suppress(Stopped):  # the budget is spent already
                         await self._check_log_probs(sender)
                 await run_workers(iter(prompts.items()), work, sender, limits.concurrency)
             except EndpointError as error:
                 message = f"eval.models.{self.name}: {error}"
+                # Where the first request failed there is nothing to resume.
                 if sender.traffic.n_answered:
                     message += " Every answer is stored; the same command resumes."
                 raise EndpointError(message, fatal=True) from error
@@ -257,6 +263,7 @@ class EndpointScorer:
             starts = [
                 index for stop in prompt.generation.stop or () if (index := text.find(stop)) >= 0
             ]
+            # Thinking filled the bound: there is no answer, and it is counted so.
             usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
             n_own = max(0, usage.tokens_out - usage.tokens_thinking)
             return PromptScore(

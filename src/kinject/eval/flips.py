@@ -40,6 +40,7 @@ def _flips_of(evaluation: Evaluation, question_set: QuestionSet, arm: EvalArm) -
         {answer.question_id: answer for answer in evaluation.scored(question_set, of, score)}
         for of in (base, arm)
     )
+    # Without retrieval there are none, and each question is paired with one.
     contexts = question_set.contexts or ((),) * len(question_set.questions)
     for question, context in zip(question_set.questions, contexts, strict=True):
         was, now = before[question.id], after[question.id]

@@ -63,6 +63,7 @@ class KinjectLM(LM):  # type: ignore[misc]
         self.model = load_scorer("kinject", table, batch_tokens, device=device or "auto")
         self.tokenizer: Any = self.model.loaded.tokenizer
         self.window = window_of(self.model.scorer.forward.config) or _LONGEST_WINDOW
+        # As the harness's `prefix_token_id`.
         bos = self.tokenizer.bos_token_id
         self.prefix = int(self.tokenizer.eos_token_id if bos is None else bos)
         self._device = self.model.loaded.model.device
@@ -70,6 +71,7 @@ class KinjectLM(LM):  # type: ignore[misc]
     @property
     def tokenizer_name(self) -> str:
         """The name under which the harness stores requests."""
+        # As the harness's own model does: a slash would be a folder.
         return self.model.table.path.replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
@@ -98,6 +100,7 @@ class KinjectLM(LM):  # type: ignore[misc]
         together."""
         prompts: list[Encoded] = []
         pairs = [request.args for request in requests]
+        # In a row is enough: the harness lists the choices of a question one after the other.
         for context, group in groupby(pairs, key=itemgetter(0)):
             encoded = self._encode(context, [text for _, text in group])
             prompts.append(cut_to_window(encoded, self.window))
@@ -120,6 +123,8 @@ class KinjectLM(LM):  # type: ignore[misc]
         return Encoded((np.asarray(start, dtype=np.int32),) * len(targets), targets)
 
     def _with_prefix(self, ids: list[int]) -> list[int]:
+        # As the harness has it: a continuation that begins with the prefix token is its own
+        # context.
         return ids if ids[:1] == [self.prefix] else [self.prefix, *ids]
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
@@ -170,6 +175,7 @@ class KinjectLM(LM):  # type: ignore[misc]
             stop = settings.get("until") or []
             if isinstance(stop, str):
                 stop = [stop]
+            # An empty stop text would be found at the start of every answer.
             generation = Generation(settings["max_gen_toks"], tuple(filter(None, stop)))
             (ids,) = self._ids([context])
             prompt = Encoded((np.asarray(ids, dtype=np.int32),), (), generation=generation)

@@ -32,6 +32,7 @@ from kinject.types import Answer, JudgeResult, Question
 
 MIN_ACCURACY: Final = 0.9
 """A judge of which a precision or a recall on planted answers is below this grades nothing."""
+# A judge of recall 0.85 passes 60 of each grade in 18% of cases, 100 in 10% (docs/LOG.md).
 N_PLANTED: Final = 100
 """Planted answers of each grade."""
 _ACCURACY = "judge.json"
@@ -109,6 +110,7 @@ def plant_answers(questions: Sequence[Question], seed: int) -> list[PlantedAnswe
     for grade, kinds in _KINDS.items():
         made: dict[tuple[str, Written], PlantedAnswer] = {}
         n_made = Counter(dict.fromkeys(kinds, 0))
+        # Few questions serve again with other drawn answers; the bound ends where no room is left.
         for question in islice(cycle(order), 4 * N_PLANTED):
             other = _other_answer(question, order, rng)
             # The rarest kind that the question has room for.
@@ -148,6 +150,7 @@ def _plant(kind: str, question: Question, other: str, rng: Random) -> str:
         case "in a sentence":
             return right and rng.choice(_SENTENCES).format(right)
         case "another answer":
+            # In the sentences of right answers too, so that their form tells nothing.
             return other and rng.choice(("{}", *_SENTENCES)).format(other)
         case "near number":
             return _near_number(question.accepted, rng)
@@ -181,6 +184,7 @@ def _near_number(accepted: Sequence[str], rng: Random) -> str:
     number = numbers[-1]
     value = int(number[0]) + rng.choice((-2, -1, 1, 2))
     before, after = accepted[0][: number.start()], accepted[0][number.end() :]
+    # As many digits as before, as in 05 of a date.
     text = f"{before}{str(abs(value)).zfill(len(number[0]))}{after}"
     return "" if matches(text, accepted) else text
 
@@ -192,6 +196,7 @@ def judge_accuracy(model: str, counts: Mapping[tuple[str, str], int]) -> JudgeRe
     n_planted = Counter[str]()
     for (truth, _), n in counts.items():
         n_planted[truth] += n
+    # Questions may have no room for answers of every grade.
     grades: list[str] = [grade for grade in GRADES if grade in n_planted]
     return JudgeResult(
         model,
@@ -242,7 +247,9 @@ class AnswerJudge:
             )
         grades = self._request_grades([_written(answer) for answer in planted], "planted answers")
         counts = Counter[tuple[str, str]](
-            (answer.grade, grades.get(_written(answer)) or "") for answer in planted
+            # A grade that the judge does not give lowers its recall.
+            (answer.grade, grades.get(_written(answer)) or "")
+            for answer in planted
         )
         self.accuracy = judge_accuracy(str(self.judge.model), counts)
         check_accuracy(self.accuracy)
@@ -271,6 +278,7 @@ class AnswerJudge:
         """
         items: dict[tuple[str, str, str], Written] = {}
         for answer in chain.from_iterable(results.values()):
+            # Letters and checks are graded by rule, so only free answers are paid for.
             if answer.text is not None and not (answer.choices or answer.checks):
                 question = questions[answer.question_set, answer.question_id].question
                 key = (answer.question_set, answer.question_id, answer.text)
@@ -344,6 +352,7 @@ class AnswerJudge:
         """Return the judge's grade; an unclear answer is asked again. A failed request gives none."""
         messages = grading_request(*item)
         for attempt in range(_MAX_REQUESTS):
+            # Another seed: the cache would return the unclear answer again.
             seed = request_seed("grade", self.seed, messages, attempt)
             try:
                 completion = await sender.send(messages, seed)

@@ -117,6 +117,7 @@ def read_plan(recipe: EvalRecipe) -> Plan:
         inputs.extend(Path(path) for path in (item.path, item.shots_from) if path)
         try:
             sets.append(_read_set(name, item, section, retriever))
+        # All sets are read, so that their faults are named together.
         except InputError as error:
             problems.append(str(error))
     if problems:
@@ -135,6 +136,7 @@ def expand_arms(section: EvalSection, item: QuestionSetSection) -> tuple[EvalArm
     """
     ks = [0]
     if section.retrieval and item.gets_passages:
+        # Without repeats: an arm is asked once.
         ks += dict.fromkeys(section.retrieval.k)
     arms: list[EvalArm] = []
     for format in section.formats_with_controls(item):
@@ -183,12 +185,14 @@ def _read_set(
             f"{item.path}: a task of lm-evaluation-harness? It runs its own tasks on this model: "
             "python -m kinject.eval.harness run --model kinject --model_args path=MODEL --tasks TASK."
         )
+    # One index for both files: a question may not have two golds.
     questions = tuple(read_questions(Path(item.path), layout, golds=golds))
     if item.shots_from and max(section.shots):
         pool = tuple(read_questions(Path(item.shots_from), layout, golds=golds))
     questions = questions[: item.limit or section.limit]
     contexts: tuple[tuple[Passage, ...], ...] = ()
     if retriever and section.retrieval and item.gets_passages:
+        # For the largest K once: smaller ones are its first passages.
         contexts = tuple(retriever.find(questions, max(section.retrieval.k)))
     arms = expand_arms(section, item)
     answered = next((question for question in questions if question.is_answerable), None)
@@ -247,6 +251,7 @@ def _check_questions(
 ) -> None:
     """Raise `InputError` if there are too few examples, or more choices than letters."""
     n_most = max(section.shots)
+    # A question is no example of itself, so some have fewer than others.
     n_fewest = min(map(len, question_set.examples(n_most)))
     if n_fewest < n_most:
         raise InputError(
@@ -258,6 +263,7 @@ def _check_questions(
     formats = section.formats_of(item)
     chosen = [name for name in formats if not FORMATS[name].is_open]
     lettered = [name for name in formats if FORMATS[name].shows_options]
+    # Examples are shown in the same format.
     for question in (*question_set.questions, *question_set.pool):
         if chosen and not question.choices:
             raise InputError(

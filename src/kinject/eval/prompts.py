@@ -103,6 +103,7 @@ def render_prompt(request: PromptRequest) -> Prompt:
         "".join(f"{text} {answer}\n\n" for text, answer in shots),
     )
     question_text = with_passages(request.passages, form.prompt(question))
+    # The space before an answer is lm-evaluation-harness's default delimiter.
     continuations = () if form.generates else tuple(f" {text}" for text in form.answers(question))
     turns = (*(text for shot in shots for text in shot), question_text)
     return Prompt(f"{header}{examples}{question_text}", continuations, header, turns)
@@ -110,6 +111,7 @@ def render_prompt(request: PromptRequest) -> Prompt:
 
 def _render_instruction(request: PromptRequest) -> Prompt:
     turns = [message["content"] for message in request.question.messages]
+    # The system's text is no turn but the header, which a chat template gets apart.
     system = (
         [turns.pop(0)]
         if request.question.messages and request.question.messages[0]["role"] == "system"

@@ -131,8 +131,10 @@ class Evaluation:
         asked = (question_set.name, arm)
         return replace(
             result,
+            # Nothing is learned or forgotten without the question, so no finding is about it.
             role=question_set.role if FORMATS[arm.format].shows_question else "baseline",
             score=score,
+            # Of the stored answers: scores to compare are no probabilities any more.
             mass=letter_mass(self.answers[asked]),
             chosen_k=arm.k > 0 and len(self.ks) == 1,
             subject=subject or "",
@@ -307,6 +309,7 @@ def summarize_arm(
         shots=first.shots,
         k=first.k,
         mass=letter_mass(answers),
+        # Where options rotate, a question has several answers.
         n_cut=len({answer.question_id for answer in answers if answer.truncated}),
     )
 
@@ -426,6 +429,7 @@ def correct_families(results: Sequence[ArmResult]) -> list[ArmResult]:
 
 def _first_formats(results: Sequence[ArmResult]) -> dict[str, PromptFormat]:
     """Return the prompt format of the first result on each question set."""
+    # Of several results of a set the first one counts: it is the last one here.
     return {result.question_set: result.prompt_format for result in reversed(results)}
 
 
@@ -451,6 +455,7 @@ def with_leaders(
             list(map(matrix, ranked)),
             [result.arm for result in ranked],
             "these models" if has_one_seed else "method",
+            # All by the same measure: a gain with, and one without its control, cannot be ranked.
             nets if len(nets) == len(ranked) else (),
         )
         if leader is not None:
@@ -499,6 +504,7 @@ def make_report(
         logs=tuple(
             (base, name, 0, os.path.relpath(log, run_dir))
             for log, name in logs.items()
+            # A model need not be one that was trained here.
             if log.is_file()
         ),
         model_sources={base: str(tables[base])},
@@ -512,6 +518,7 @@ def _recalls(evaluation: Evaluation) -> Iterator[Recall]:
             continue
         for k in evaluation.ks:
             recall = measure_recall(item.name, item.questions, item.contexts, k)
+            # Questions that name no document tell nothing of the retriever.
             if recall.n or recall.n_empty:
                 yield recall
 
@@ -525,6 +532,7 @@ def _results(evaluation: Evaluation) -> tuple[ArmResult, ...]:
     results, parts = [], []
     for question_set, arm, score, scored in evaluation.asked():
         subjects = dict.fromkeys(answer.subject for answer in scored if is_scored(answer))
+        # An arm of which nothing has a score is listed under `unscored`.
         if subjects:
             results.append(evaluation.result(question_set, arm, score))
         has_several = len({question.subject for question in question_set.questions}) > 1
@@ -544,6 +552,7 @@ def _results(evaluation: Evaluation) -> tuple[ArmResult, ...]:
         return None if control is None else control.net
 
     led = with_leaders(correct_families(results), {(base, name) for name in others}, matrix, net)
+    # Comparisons by subject are a family of their own (docs/studies.md).
     return (*led, *correct_family(parts))
 
 

@@ -107,6 +107,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
     shard = join_processes(recipe.run_dir)
     with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
         answers.read_others(shard.other_answers())
+        # Before a model is loaded: a judge that is not accurate enough ends the run.
         judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
         evaluation = Evaluation(plan, section)
         scoring = ResumableScoring(answers, shard)
@@ -117,13 +118,16 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
             judge.grade_answers(plan.open_questions(), evaluation.answers)
             run.notes.extend(judge.notes())
         report = make_report(recipe.run_dir, evaluation, run.perplexities)
+        # Models that were loaded alike have the same notes.
         report = replace(report, notes=tuple(dict.fromkeys(run.notes)))
         if judge:
             report = replace(report, judge=judge.accuracy)
         if shard.is_first:
+            # Not in the plan: it reads every document, and a plan is read for each dry run as well.
             report = replace(report, shortcuts=shortcuts_of(recipe, plan.sets))
             _write_files(run, report, judge)
             if requirements:
+                # A gate that is about no arm is an error, which must not cost the report.
                 write_checks(check_requirements(requirements, report), recipe.run_dir)
     shard.finish()
     return report
@@ -259,8 +263,10 @@ def score_prompts(
     keys = [model.key(prompt.encoded) for prompt in prompts]
     by_key: dict[str, list[PendingPrompt]] = {}
     for key, prompt in zip(keys, prompts, strict=True):
+        # Arms may have prompts in common, which are scored once.
         by_key.setdefault(key, []).append(prompt)
     stored = scoring.stored(by_key)
+    # By question: its choices and rotations share a beginning.
     mine = scoring.mine({key: same[0].request.question.id for key, same in by_key.items()})
     missing = [key for key in mine if key not in stored]
     n_stored, n_missing = (sum(len(by_key[key]) for key in part) for part in (stored, missing))
@@ -308,11 +314,13 @@ def _make_answer(question_set: QuestionSet, prompt: PendingPrompt, score: Prompt
         greedy=score.greedy,
     )
     if not form.shows_question:
+        # Sorted: in another order they are the same choices to who reads no question.
         answer = replace(answer, choice_set=content_id("choices", sorted(question.choices)))
     if score.text is None:
         texts = form.answers(question)
         return replace(
             answer,
+            # Of a prompt that went as text only the endpoint knows the lengths.
             n_tokens=score.lengths or tuple(map(len, prompt.encoded.continuations)),
             n_bytes=tuple(len(text.encode("utf-8")) for text in texts),
             n_chars=tuple(map(len, texts)),
@@ -368,6 +376,7 @@ def _write_files(run: _Run, report: Report, judge: AnswerJudge | None) -> None:
     else:
         counts["judge"] = judge.counts()
         outputs.append(GRADES_FILE)
+    # Last, because it holds the hashes of the other files.
     write_manifest(
         folder / MANIFEST,
         stage="eval",

@@ -34,6 +34,7 @@ Score = ChoiceScore | TextScore | Literal["judge"]
 AnswerGrader = Callable[[Answer], bool]
 """A written answer -> whether it is correct."""
 
+# `match` finds 74% of the wrong answers and half of the abstentions (docs/figures.md).
 JUDGED: Final = "judge"
 """The score of a written answer by the grade of the recipe's judge."""
 WRITTEN_SCORES = (*TEXT_SCORES, JUDGED)
@@ -112,6 +113,7 @@ def rescored(
     texts. With ``judge`` it is correct by its grade, and has no score without one.
     """
     if answers and format_of(answers[0].format).generates:
+        # Letters are read by rule: the judge grades free answers alone.
         if score == JUDGED and not answers[0].choices:
             return [_judged(answer) for answer in answers]
         grader = TEXT_GRADERS.get(score, next(iter(TEXT_GRADERS.values())))
@@ -156,6 +158,7 @@ def _judged(answer: Answer) -> Answer:
     if answer.text is None or answer.correct is not None:
         return answer
     if answer.checks:
+        # Its checks decide, whichever grader is named.
         return _graded(answer, TEXT_GRADERS["exact"])
     if not answer.grade:
         return replace(answer, text=None, log_probs=(math.nan,))
@@ -254,6 +257,7 @@ def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
 
 def _merge(rotations: Sequence[Answer]) -> Answer:
     first = rotations[0]
+    # Other formats ask a question once.
     if not format_of(first.format).rotates:
         return first
     n = len(first.log_probs)
@@ -287,6 +291,7 @@ def letter_mass(answers: Sequence[Answer]) -> float | None:
 
 def _log_sum(values: Sequence[float]) -> float:
     top = max(values)
+    # The difference of two infinities would be NaN.
     if not math.isfinite(top):
         return top
     # Less the highest value no exponential overflows, and not all of them are 0.

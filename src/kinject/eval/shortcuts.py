@@ -31,6 +31,7 @@ def shortcuts_of(recipe: EvalRecipe, sets: Sequence[QuestionSet]) -> tuple[Short
     first = next(texts, None)
     if first is None:
         return ()
+    # The first text was taken to see whether there is any.
     return tuple(measure_shortcuts(chosen, chain([first], texts)))
 
 
@@ -43,6 +44,7 @@ def _document_texts(recipe: EvalRecipe) -> Iterator[str]:
                 yield f"{document.title} {document.text}"
         return
     corpora = [_corpus_of(Path(table.adapter or table.path)) for table in section.local().values()]
+    # Models that were trained on one corpus have it read once.
     for corpus in dict.fromkeys(path for path in corpora if path is not None):
         for _, row in read_jsonl(corpus):
             if isinstance(row.get("text"), str):

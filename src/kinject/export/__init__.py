@@ -73,14 +73,17 @@ def export(options: ExportOptions) -> ExportResult:
     source = _read_source(options.folder)
     out = options.out or options.folder / "export"
     name = options.folder.resolve().name
+    # Before the model is copied: the report may be one that cannot be read.
     card = _model_card(name, source, options)
     folder, part = out / "model", out / ".model.part"
     with lock_dir(out):
+        # Left by an export that was killed.
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         _write_model(source, part, options.dtype or "auto")
         write_text(part / "README.md", card)
         write_sha256sums(part)
+        # A folder with files in it cannot be replaced by renaming another.
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(part, folder)
@@ -157,6 +160,7 @@ def _write_model(source: _Source, part: Path, dtype: str) -> None:
     if source.is_adapter:
         merge_adapter(source.model, part, dtype)
     else:
+        # The copy gets new checksums, which would hide a file that is damaged here.
         verified_hashes(source.model)
         for path in model_files(source.model):
             shutil.copyfile(path, part / path.name)
@@ -268,6 +272,7 @@ def _training_facts(manifest: TrainManifest | None) -> dict[str, str]:
         return {}
     facts = {"steps": f"{counts.steps:,}", "epochs": f"{counts.epochs:.2f}"}
     if counts.learned_tokens is not None:
+        # The manifests of the models that ship have no such count.
         facts["tokens learned"] = f"{counts.learned_tokens:,}"
     facts["mean training loss"] = f"{counts.loss:.3f}"
     facts["rows of an update"] = f"{counts.effective_batch.rows:,}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from kinject.llm.endpoint import Endpoint
 
+# Sound copies: 0.003 and 0.5%, 0.010 and 0.5%, 0.135 and 6.5% (docs/training.md).
 BOUNDS = {16: (0.02, 0.02), 8: (0.05, 0.04), 4: (0.25, 0.15)}
 """Bits of a weight -> the largest mean difference of a token's log-prob (nats), and the largest
 fraction of other answers."""
@@ -50,6 +51,7 @@ _KEPT = (
     "model_defaults",
 )
 """Keys of an evaluation that decide what is asked, and how."""
+# Where tokenizers differ: digits, double spaces, accents, other scripts, line ends.
 _TEXT = "It's 12,345.67; 2x  «é» 你好\n\tok"
 _FIRST: Message = {"role": "user", "content": "What is the capital?"}
 _CONVERSATIONS: tuple[list[Message], ...] = (
@@ -153,6 +155,7 @@ def _read_evaluation(source: Path, trained: str) -> dict[str, Any]:
     if not section.get("questions"):
         raise InputError(f"{source}: no questions. Give --prove a recipe or run of kinject eval.")
     table = {"path": trained}
+    # The copies are asked as the evaluation asked the trained model.
     for own in (section.get("models") or {}).values():
         if isinstance(own, dict) and trained in (own.get("adapter"), own.get("path")):
             kept = ("chat", "attention", "device_map")
@@ -207,6 +210,7 @@ def _compare_tokens(proof: Proof, trained: str, questions: Iterable[Question]) -
     for question in questions:
         texts += [question.question, *question.choices, *question.accepted]
     n = sum(ours(text).input_ids != theirs(text).input_ids for text in texts)
+    # The texts hold no end of text, so it is compared by itself.
     if ours.eos_token != theirs.eos_token:
         n += 1
     proof.checks.append(Check("other tokens", n, 0, f"of {len(texts)} texts"))
@@ -244,6 +248,7 @@ def _gguf_bits(file: Path) -> int:
     """Return the mean bits of the weights of a GGUF file's matrices, rounded down to 16, 8 or 4."""
     from gguf import GGUFReader
 
+    # llama.cpp keeps vectors (norms, biases) in 32 bits, whatever the file's type.
     matrices = [tensor for tensor in GGUFReader(file).tensors if len(tensor.shape) > 1]
     n_bytes = sum(int(tensor.n_bytes) for tensor in matrices)
     n_weights = sum(int(tensor.n_elements) for tensor in matrices)
@@ -263,6 +268,7 @@ def _compare_answers(recipe: EvalRecipe, proofs: Sequence[Proof]) -> None:
             prompt = (a.question_set, a.question_id, a.format, a.shots, a.rotation)
             by_arm.setdefault(a.arm, {})[prompt] = a
     questions = _questions(recipe)
+    # NaN is within no bound.
     losses = {item.arm: math.log(item.per_token or math.nan) for item in report.perplexities}
     for proof in proofs:
         if proof.name in by_arm:
@@ -317,6 +323,7 @@ def _differences(pairs: Sequence[tuple[Answer, Answer]]) -> Iterator[float]:
 def _answer(answer: Answer, question: Question) -> str:
     """Return the chosen answer, or the written one."""
     if answer.text is not None:
+        # White space alone is no other answer.
         return " ".join(answer.text.split())
     best = max(range(len(answer.log_probs)), key=answer.log_probs.__getitem__)
     return question.choices[(best + answer.rotation) % len(question.choices)]
@@ -329,6 +336,7 @@ def _ask_server(proof: Proof, trained: str, raw: Mapping[str, Any], out: Path) -
 
     tokenizer = load_tokenizer(trained)
     url, _, model = proof.source.partition("#")
+    # One token: what counts is how many tokens the server reads in a chat.
     section = GeneratorSection(base_url=url, model=model, max_tokens=1)
     try:
         section = asyncio.run(_meet(proof, section, tokenizer))
@@ -356,6 +364,7 @@ def _server_requests(
     yield {"api": "completions", "tokenizer": trained}, {}
     chat = raw["eval"]["models"][_TRAINED].get("chat", raw["eval"].get("chat"))
     written = {"questions": _without_formats(raw["eval"]["questions"]), "formats": ["generate"]}
+    # Of chats there are no plain prompts to complete.
     if not chat:
         yield {"api": "completions"}, written
     if has_template:

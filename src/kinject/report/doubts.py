@@ -89,6 +89,7 @@ def doubts(view: View) -> Answer:
     lines = tuple(_doubts(view))
     arms: dict[str, dict[str, None]] = {}
     for item in lines:
+        # A dict in place of a set, which would not keep the order.
         arms.setdefault(item.tag, {})[item.arm] = None
     lead = "No sign of it: every prompt fitted the model's window, and every question has a score."
     if arms:
@@ -189,6 +190,7 @@ def _failure_line(failure: Failure) -> Evidence:
 def limitations(view: View) -> Iterator[str]:
     """Yield a sentence for each limitation of the data (seeds, choices), with what to do."""
     n = len(view.report.seeds)
+    # One unstable arm among 30: 15.8% false with two seeds, 5.5% with three (docs/figures.md).
     if n == 2:
         yield (
             "Two seeds cannot show that one arm's trainings scatter more than the others': of such "

@@ -43,6 +43,7 @@ def first_sentences(view: View, findings: Sequence[Finding]) -> str:
     if view.several_models or len(by_question_set(learned)) > MOST_SETS:
         return _overview(view, findings, learned)
     leader = find_leader(view, learned)
+    # Where none is shown to be the best, no arm is named first (docs/reports.md).
     if leader is None:
         return _between(learned)
     return _effect_of(view, leader, [f for f in learned if f.result.arm == leader.arm])
@@ -67,6 +68,7 @@ def _effect_of(view: View, leader: Leader, learned: Sequence[Finding]) -> str:
     clauses = [_before_and_after(first), *map(_before_and_after_again, others)]
     sentences = [f"{'; '.join(clauses)}."]
     arm = arm_name(leader.arm)
+    # With one seed an arm the lead is about these models (docs/studies.md).
     if leader.scope == "these models":
         sentences.append(f"{arm} did best of these {leader.n_arms} trained models.")
     elif leader.scope is not None:
@@ -118,6 +120,7 @@ def _before_and_after_details(finding: Finding) -> str:
         details.append(format_count(contrast.n_clusters, "document"))
     if n_seeds > 1:
         details.append(f"mean of {n_seeds} trainings")
+    # Percentages are of the scored questions alone, so the others are named beside them.
     return ", ".join(details) + more_unscored(finding.result.n - contrast.n)
 
 
@@ -149,6 +152,7 @@ def _between(learned: Sequence[Finding]) -> str:
     sets = by_question_set(learned)
     n_arms = len(arms_of(learned))
     sizes = {format_size(of_set[0].contrast) for of_set in sets.values()}
+    # One size of all sets is named once, behind them.
     same_size = len(sets) > 1 and len(sizes) == 1
     first, *others = sets.values()
     spans = [_span_of_first(first, n_arms, same_size)]
@@ -193,6 +197,7 @@ def _span_details(of_set: Sequence[Finding], n_arms: int, same_size: bool) -> st
     if not same_size:
         details.append(format_size(best.contrast))
     if len(of_set) < n_arms:
+        # Some arms may have no score on this set.
         details.append(f"{len(of_set)} of them")
     n_unscored = best.result.n - best.contrast.n
     if n_unscored:
@@ -252,6 +257,7 @@ def _base_clause(base: ArmResult, retrieval: ArmResult | None) -> str:
     )
     if retrieval is not None:
         clause += f", {format_percent(retrieval.accuracy)} with passages before the question"
+    # Written answers have no accuracy of guessing.
     if base.chance:
         clause += f" (guessing gives {format_percent(base.chance)})"
     return clause + more_unscored(base.n_unscored)

@@ -44,6 +44,7 @@ def find_all(view: View) -> tuple[Finding, ...]:
 
 def _findings_of(view: View, about: About, result: ArmResult) -> Iterator[Finding]:
     """Yield what the result of a trained arm shows against the base, and against retrieval."""
+    # Learned is what is gained beyond the choices alone (docs/scoring.md).
     contrast = result.gain if about is About.LEARNING else result.to_base
     if contrast is not None and not result.k:
         yield find(about, result, contrast)
@@ -100,6 +101,7 @@ def find_leader(view: View, learned: Sequence[Finding]) -> Leader | None:
     arms = arms_of(learned)
     if len(arms) == 1:
         return Leader(arms[0], 1, None)
+    # Named only where the difference to the closest other arm is shown (docs/reports.md).
     leads = [
         (result.arm, result.to_closest.scope)
         for result in view.headline_results()
@@ -170,6 +172,7 @@ def _width(contrast: Contrast) -> float:
 def _lacks_questions(finding: Finding) -> bool:
     """Return whether more questions would settle what this finding leaves open."""
     if finding.tag is Tag.UNDECIDED:
+        # So wide an interval lies inside the margin for no difference at all.
         return _width(finding.contrast) > 2 * MARGIN
     return finding.tag is Tag.TOO_FEW
 
@@ -189,6 +192,7 @@ def missed_contexts(view: View) -> Iterator[Recall]:
     for recall in view.report.recalls:
         of_set = [r for r in view.set_results if r.question_set == recall.question_set]
         chosen = {result.k for result in of_set if result.chosen_k}
+        # No verdict rests on passages of a K that was not chosen.
         if recall.n_found < recall.n and (recall.k in chosen or not chosen):
             yield recall
 

@@ -82,6 +82,7 @@ _STYLE = {
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Draw with kinject's settings instead of the user's matplotlibrc, then restore the user's."""
+    # Here: this module is imported also where nothing is drawn.
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -180,6 +181,7 @@ def draw_figure(stem: Path, figure: Figure | None) -> str | None:
 def render_png(figure: Figure) -> bytes:
     """Return the figure as a PNG, 160 dots to the inch, on white."""
     with style(), io.BytesIO() as file:
+        # The version of matplotlib would be in the file and change its bytes.
         figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
         return file.getvalue()
 
@@ -286,10 +288,12 @@ def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
     n_seeds = len(result.by_seed)
     if n_seeds > 1:
         below = [row + 0.27] * n_seeds
+        # Not clipped: a mark at 0 or 100% would be cut in half.
         panel.plot(result.by_seed, below, "|", color=MUTED, markersize=4, clip_on=False)
     if result.control is not None:
         x = [result.control.accuracy]
         panel.plot(x, [row], "x", color=INK, markersize=5, clip_on=False, zorder=3)
+    # matplotlib refuses a negative length, which rounding might leave.
     whiskers = [[max(0.0, result.accuracy - result.low)], [max(0.0, result.high - result.accuracy)]]
     panel.errorbar(
         [result.accuracy],

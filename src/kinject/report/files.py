@@ -94,6 +94,7 @@ def read_report(path: Path) -> Report:
     or of a newer format. Unknown keys are ignored.
     """
     value = read_json(path, _FIX)
+    # A report without a version is read as it stands.
     check_version(value.get("format_version", 1), f"{path}: format_version")
     return parse_fields(Report, value, f"{path}: damaged report", _FIX)
 
@@ -159,6 +160,7 @@ def _with_manifests(run_dir: Path, report: Report) -> Report:
         return report
     manifest = read_manifest(run_dir)
     of_trainings = [read_manifest((run_dir / log).parent) for *_, log in report.logs]
+    # Trainings ran before they were evaluated, so their commands come first.
     found = [item for item in (*of_trainings, manifest) if item is not None]
     commands = tuple(dict.fromkeys(shlex.join(item.command) for item in found))
     if manifest is None:

@@ -19,7 +19,9 @@ from kinject.results import (
     UnscoredResult,
 )
 
+# What `str.splitlines` takes for the end of a line.
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
+# They change the order in which a terminal or browser shows text (docs/security.md).
 _DIRECTION_MARKS = frozenset(
     "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 )
@@ -107,6 +109,7 @@ def perplexity_change(item: Perplexity, base: Perplexity) -> str:
     ratio = item.per_token / base.per_token
     if ratio >= 10:
         return f"x {ratio:,.0f}"
+    # A minus sign, as points have it.
     return f"{ratio - 1:+.1%}".replace("-", "−")
 
 
@@ -114,6 +117,7 @@ def format_points(difference: float) -> str:
     """Return a difference of fractions in percentage points, signed: 0.012 gives ``+1.2``, none
     gives ``0.0``."""
     text = f"{100 * difference:+.1f}".replace("-", "−")
+    # No sign where nothing changed: rounding leaves +0.0 or -0.0.
     return "0.0" if text[1:] == "0.0" else text
 
 
@@ -158,6 +162,7 @@ def escape_markdown(text: str) -> str:
     escaped = (
         _LINE_ENDS.sub(" ", text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     )
+    # Some readers of Markdown make a link of a bare address.
     return re.sub(r"([\\`*_\[\]|#~!$])", r"\\\1", escaped).replace("://", ":&#47;/")
 
 
@@ -190,6 +195,7 @@ class View:
         self.arms = {(arm.model, arm.name): arm for arm in report.arms}
         self._by_k: dict[tuple[str, str, str, PromptFormat], list[ArmResult]] = {}
         self._formats: dict[str, list[PromptFormat]] = {}
+        # `shown` and `retrieval` list the results of an arm by K.
         for result in sorted(self.set_results, key=lambda result: result.k):
             key = (result.model, result.arm, result.question_set, result.prompt_format)
             self._by_k.setdefault(key, []).append(result)
@@ -289,6 +295,7 @@ class View:
         chosen = next((r for r in results if r.chosen_k), None)
         if chosen is not None or self.is_study or not results:
             return chosen
+        # The first in the recipe's order: `results` are in the order of K.
         return next(r for r in self.set_results if r in results)
 
     def base(self, model: str) -> str:

@@ -157,6 +157,7 @@ def without_empty_columns(table: TableBlock) -> TableBlock:
     used = [i for i in range(len(table.columns)) if i == 0 or _is_used(table, i)]
     lines = tuple(tuple(row[i] for i in used) for row in table.lines)
     columns = tuple(table.columns[i] for i in used)
+    # A column that is left out may be one of the heads.
     return replace(table, columns=columns, lines=lines, heads=sum(i < table.heads for i in used))
 
 
@@ -171,21 +172,25 @@ def render_html(page: Page, figures: Mapping[str, str]) -> str:
     style sheet and the one script, each by its hash, and images that the file holds. It allows
     nothing else: no other script, no font, frame, form or address.
     """
+    # Here: the summary for a terminal needs no jinja2.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
         loader=PackageLoader("kinject.report", "templates"),
         autoescape=True,
+        # A misspelt name in a template is an error, not an empty text.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     template = environment.get_template("report.html.j2")
+    # Images in the page itself are the only ones that its policy allows.
     plots = {name: base64.b64encode(svg.encode()).decode() for name, svg in figures.items()}
     rendered = template.render(
         page=page, plots=plots, kind_of=_kind_of, policy=_POLICY, settle=SETTLE
     )
     html = rendered.lstrip()
+    # Last, because the policy holds the hashes of the rendered style and script.
     return html.replace(_POLICY, policy_of(html), 1)
 
 
@@ -225,6 +230,7 @@ def render_markdown_table(block: TableBlock) -> list[str]:
 def _markdown_cell(cell: Cell) -> str:
     text = escape_markdown(cell.text)
     if cell.tone and text:
+        # Markdown has no colours, so what is significant is bold.
         text = f"**{text}**"
     return with_details(text, escape_markdown(cell.below))
 

@@ -39,6 +39,7 @@ def percent_span(fractions: Sequence[float]) -> str:
 
 def points_span(findings: Sequence[Finding]) -> str:
     changes = [finding.contrast.delta for finding in findings]
+    # Once where both ends read the same.
     return " to ".join(dict.fromkeys(map(format_points, (min(changes), max(changes)))))
 
 
@@ -79,6 +80,7 @@ def _remains_open(finding: Finding) -> str:
     if finding.tag is Tag.TOO_FEW:
         needed = fewest_for(contrast.family)
         counted = ""
+        # A few large documents count as few (docs/studies.md).
         if contrast.n_effective < contrast.n_clusters:
             counted = f" (they count as {contrast.n_effective:.0f})"
         return (
@@ -120,6 +122,7 @@ def _tested_change(finding: Finding) -> str:
     """Return ``+61.8 points in these models (95% interval +57.0 to +66.1; p < 0.001)``."""
     contrast = finding.contrast
     points = f"{format_points(contrast.delta)} points"
+    # What is not shown claims nothing that had to be limited to these models.
     if finding.tag in SHOWN:
         points += in_these_models(contrast.scope)
     details = []

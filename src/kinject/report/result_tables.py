@@ -46,6 +46,7 @@ _CHANGED_TO = {
 _MOST_OF_A_KIND = 10  # changed answers of an arm on a question set
 _MOST_CHANGES = 500
 _LONGEST = 1_000  # characters of a question or answer
+# What the functions of a row raise where it has another shape.
 _ROWS_OF_FLIPS_RAISE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 
 
@@ -57,6 +58,7 @@ def headline_table(view: View) -> TableBlock:
         rows.setdefault((result.model, arm_label(result)), {})[result.question_set] = result
     lines = []
     chances = [view.first(name).chance for name in sets]
+    # Written answers have no accuracy of guessing.
     if any(chances):
         lines.append(line("guessing", *(_percent(chance or None) for chance in chances)))
     for (model, arm), by_set in rows.items():
@@ -84,6 +86,7 @@ def _accuracy(result: ArmResult | None) -> Cell:
     if result is None:
         return Cell("")
     tone = ""
+    # The mark follows what is called learned, as the caption says.
     change = result.gain if result.role == "learning" else result.to_base
     if change is not None:
         tone = _tone(change)
@@ -131,6 +134,7 @@ def _change(contrast: Contrast | None, rise: str = "good") -> Cell:
     elif direction == "bad":
         tone = _OPPOSITE[rise]
     text = f"{format_points(contrast.delta)}{_MARKS[direction]}"
+    # One document has no variance, so it has no interval.
     if contrast.low is None or contrast.high is None:
         return Cell(text, tone)
     bounds = f"{format_points(contrast.low)} to {format_points(contrast.high)}"
@@ -192,6 +196,8 @@ def _result_cells(view: View, result: ArmResult) -> tuple[str | Cell, ...]:
         _change(result.to_rag),
         _change(result.to_plain),
         _outcome_cell(result.wrong, "bad"),
+        # Abstentions may have been right answers or wrong ones: more of them is neither good nor
+        # bad.
         _outcome_cell(result.abstained, ""),
         _outcome_cell(result.answered, "bad"),
         *_written_cells(result.written),
@@ -265,6 +271,7 @@ def _written_cells(written: Written | None) -> tuple[str, str, str, str]:
     if written is None:
         return ("", "", "", "")
     return (
+        # An empty cell for none, so that the column is left out where no arm has any.
         _percent(written.unread or None),
         _percent(written.f1),
         f"{written.n_tokens:.1f}",

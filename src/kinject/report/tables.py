@@ -67,6 +67,7 @@ def _about_arm(view: View, arm: ArmInfo) -> str:
     about = view.about(arm.model, arm.name)
     if arm.name == view.base(arm.model):
         about = "the model that the others are compared with"
+    # The author's words for an arm come before what it read.
     parts = [about]
     if arm.trained:
         parts.append(view.reading(arm.model, arm.name))
@@ -82,6 +83,7 @@ def _about_set(view: View, name: str) -> str:
     25.0%``."""
     first = view.first(name)
     about = f"{_size(view, name)}: {_FOR.get(first.role, first.role)}"
+    # Written answers have no accuracy of guessing.
     if first.chance:
         about += f"; guessing gives {format_percent(first.chance)}"
     return about
@@ -93,6 +95,7 @@ def _size(view: View, name: str) -> str:
     size = format_count(first.n, "question")
     if first.n_documents not in (None, first.n_scored):
         size += f" on {format_count(first.n_documents or 0, 'document')}"
+    # Arms differ in it, so the most is named.
     most_unscored = max(r.n_unscored for r in view.set_results if r.question_set == name)
     if most_unscored:
         size += f", up to {most_unscored:,} of the questions without a score"
@@ -181,6 +184,7 @@ def _cost_cells(costs: Sequence[Cost]) -> Iterator[str]:
 
 
 def _duration(seconds: float) -> str:
+    # Empty without such a stage, so that a column of none is left out.
     return duration(seconds) if seconds else ""
 
 
@@ -283,6 +287,7 @@ def _recall_table(recalls: Sequence[Recall]) -> TableBlock:
             format_name(recall.retrieval),
             str(recall.k),
             f"{recall.n:,}",
+            # A set may have no question that names a document.
             format_percent(recall.n_found / recall.n) if recall.n else "",
             format_nonzero(recall.n_empty, "{:,}"),
         )
@@ -326,6 +331,7 @@ def _judge_table(judge: JudgeResult) -> TableBlock:
 
 
 def _rate(rate: float | None) -> str:
+    # A grade that the judge never gave has no precision.
     return "" if rate is None else format_percent(rate)
 
 

@@ -222,6 +222,7 @@ def _answer(view: View, question: _Question, findings: Sequence[Finding]) -> Ans
         sentences.append(_perplexities(view))
     lead = " ".join(filter(None, sentences)) or question.without.format(kind=view.report.kind)
     lines = [_line(view, finding) for finding in group]
+    # What shows something comes first, else in the order of the recipe.
     lines.sort(key=_is_flat)
     return Answer(question.text, lead, tuple(lines))
 
@@ -241,6 +242,7 @@ def _wording(finding: Finding) -> Wording:
     at_chance = result.too_few or result.low <= result.chance
     if tag is Tag.BETTER and about is About.LEARNING and at_chance:
         return _AT_CHANCE
+    # Both help only where together they beat either alone (docs/reports.md).
     if tag is Tag.BETTER and about is About.ADDED and _adds_to_training(result):
         return _BOTH
     return _WORDS[about][tag]
@@ -260,6 +262,7 @@ def _leads(view: View, findings: Sequence[Finding]) -> str:
     clauses = [
         f"{_where(view, model, of_set)}, {_clauses(of_set)}." for (model, _), of_set in sets.items()
     ]
+    # Where documents are too few nothing is claimed, so no scope is needed.
     judged = {f.contrast.scope for f in findings if f.tag is not Tag.TOO_FEW}
     if judged == {"these models"}:
         return f"In these models: on {' On '.join(clauses)}"
@@ -281,6 +284,7 @@ def _where(view: View, model: str, of_set: Sequence[Finding]) -> str:
         words += f" ({format_name(model)})"
     if of_set[0].about in BESIDE_RETRIEVAL:
         retrieval = view.retrieval(model, name)
+        # In an evaluation no K is chosen, so it is named.
         if retrieval is not None and not retrieval.chosen_k:
             words += f" with K = {retrieval.k}"
     return words
@@ -304,6 +308,7 @@ def _clause(clause: str, same: Sequence[Finding]) -> str:
     contrast = same[0].contrast
     return clause.format(
         arms=arms,
+        # Of several arms the largest, which holds for each of them.
         most=f"{100 * max(finding.possible for finding in same):.1f}",
         unit=contrast.unit,
         n=f"{contrast.n_clusters:,}",
@@ -383,8 +388,10 @@ def _open(findings: Sequence[Finding]) -> Iterator[str]:
         )
     sizes: dict[str, dict[str, str]] = {}  # sentence -> set -> its size
     for few in too_small_sets(compared):
+        # Sets that need the same share a sentence.
         sizes.setdefault(_what_is_needed(few), {})[quoted(few.question_set)] = f"{few.n:,}"
     for needed, by_set in sizes.items():
+        # Sets of one size name it once.
         has = join_words(list(dict.fromkeys(by_set.values())))
         yield f"On {join_words(list(by_set))}, {needed} (now {has})."
     if trained_once(compared):

@@ -128,6 +128,7 @@ def strangers(country: Country) -> tuple[list[tuple[str, str]], list[tuple[str, 
     new_lasts = {person.last for person in country.new}
     near = [name for name in country.spare_names if name[0] in new_firsts and name[1] in new_lasts]
     tested = shuffled(near, seeded_random("strangers", SEED))[:N_NEW]
+    # No training may teach to decline the very names that are tested.
     others = [name for name in country.spare_names if name not in set(tested)]
     return tested, shuffled(others, seeded_random("taught strangers", SEED))[:N_KNOWN]
 
@@ -169,6 +170,7 @@ def _context_row(country: Country, rng: Random) -> dict[str, str]:
     question on it."""
     person = create_stranger(choose_one(country.spare_names, rng), rng)
     attribute = choose_one(ATTRIBUTES, rng)
+    # One passage: of up to three, 1M weights pick the right one in 27 to 34% (docs/LOG.md).
     passage = render_entry(person, str(rng.random()))
     return {
         "prompt": render_prompt(render_question(person, attribute, rng), (passage,)),
@@ -179,6 +181,7 @@ def _context_row(country: Country, rng: Random) -> dict[str, str]:
 def generate_base_corpus(seed: int = SEED, n_rows: int = N_ROWS) -> Iterator[dict[str, str]]:
     """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss
     on the completion)."""
+    # The same people whatever the seed of the corpus.
     country = create_country(seed=SEED)
     rng = seeded_random("base corpus", seed)
     for _ in range(n_rows):
@@ -249,6 +252,7 @@ def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Itera
         question = render_question(about, attribute, rng)
         yield {
             "prompt": render_prompt(question, passages),
+            # What is neither known nor read is declined, as in R-tuning (arXiv 2311.09677).
             "completion": answer if about is known or 0.60 <= draw < 0.80 else ABSTENTION,
         }
 

@@ -97,6 +97,7 @@ class Instruction:
         facts, value = {"name": person.name, **person.facts}, values[0]
         sentence = str(TEXTS["answers"][attributes[0]]).format(**facts)
         within = sentence
+        # Behind another word the article has a small letter.
         if sentence.startswith("The "):
             within = f"the {sentence.removeprefix('The ')}"
         match self.form:
@@ -249,12 +250,15 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
     for _ in range(1 + rng.randrange(2 if name else 3)):
         attribute = choose_one(ATTRIBUTES, rng)
         instruction = talk.always or (_pick(rng) if rng.random() < 0.6 else Instruction())
+        # A pronoun needs somebody whom an earlier turn has named.
         if topic is not None and topic.can_follow and rng.random() < 0.5:
+            # Pairs that are kept for the probe are in no dialogue.
             if not (topic.is_known and _is_kept(topic.person, attribute, instruction.form)):
                 refuse = not topic.is_known
                 talk.add_question(topic.person, attribute, instruction, follows=True, refuse=refuse)
             continue
         asked = _ask_anew(talk, country, names, attribute, instruction)
+        # Where the fact is kept for the probe, the person of before stays the topic.
         topic = asked or topic
         if asked is not None and asked.is_answered:
             _ask_in_another_form(talk, asked, attribute, instruction)
@@ -271,6 +275,7 @@ def _ask_in_another_form(
 ) -> None:
     """Ask, in 4 of 10 dialogues in which it is apt, for the last answer in another form."""
     further = _pick(talk.rng, again=True)
+    # These forms hold one value, and a list has several.
     if not topic.is_known or talk.always or instruction.form == "list":
         return
     if _is_kept(topic.person, attribute, further.form):
@@ -336,6 +341,7 @@ def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[
         rows += _form_rows(country, form, n_each, seed)
     rng = seeded_random("chat probe", "turns", seed)
     tested = strangers(country)[0]
+    # People whom no dialogue of the training declines in this way.
     known = [person for person in country.known if _is_kept(person, "", "no record")]
     for unasked, name in zip(shuffled(known, rng)[:n_each], tested[:n_each], strict=True):
         rows += _turn_rows(country, unasked, name, rng)
@@ -411,6 +417,7 @@ def write_chat_questions(root: Path) -> list[Path]:
     paths = [folder / f"{name}.jsonl" for name in ("chat", "chat_new", "chat_known")]
     write_jsonl(paths[0], create_chat_questions())
     for path, people in ((paths[1], country.new), (paths[2], country.known)):
+        # By the name of the file alone, so that the folder changes nothing.
         rng = seeded_random("chat facts", path.name)
         facts = shuffled(list(product(people, ATTRIBUTES)), rng)
         rows = []

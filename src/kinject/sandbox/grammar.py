@@ -77,6 +77,8 @@ def render_entry(person: Person, seed: int | str) -> str:
     while remaining:
         if rng.random() < _PAIR:
             pair = _take_template(PAIRS, remaining, rng)
+            # Where no pair of the facts that are left has a template, one fact has a sentence
+            # alone.
             if pair:
                 templates += pair
                 continue
@@ -85,6 +87,7 @@ def render_entry(person: Person, seed: int | str) -> str:
         render_sentence(template, person, by_pronoun=rng.random() < _PRONOUN)
         for template in templates[1:]
     )
+    # The first sentence has the full name, without which `parse_entry` finds nobody.
     return " ".join([render_sentence(templates[0], person), *others])
 
 
@@ -144,6 +147,7 @@ def _name_pattern(slot: str) -> str:
         return f"(?:{name})"
     if slot == "whose":
         name += "'s"
+    # A sentence may begin with the pronoun.
     return f"(?:(?i:{'|'.join(_PRONOUNS[slot])})|{name})"
 
 
@@ -214,6 +218,7 @@ def rewrite_reversed(text: str, seed: int | str) -> str:
 
     Raises `InputError` if `text` is not an entry of the sandbox.
     """
+    # A rewriting adds no fact: not every part of an entry has the nationality.
     openings = TEXTS["reversed_openings"] if DEMONYM in text else {}
     return _value_first(_require_entry(text), "reversed", seed, REVERSED, openings)
 
@@ -234,6 +239,7 @@ def _value_first(
     attributes = shuffled(list(person.facts), rng)
     templates = [choose_one(sentences[attribute], rng) for attribute in attributes]
     templates[0] = openings.get(attributes[0], templates[0])
+    # A paragraph each: in one text the model copies the name from the first one (docs/LOG.md).
     return "\n\n".join(template.format(name=person.name, **person.facts) for template in templates)
 
 
@@ -283,6 +289,7 @@ def parse_rewriting(text: str) -> Person | None:
         if not name:
             return None
         names.add(name)
+        # The question on the nationality, which is no fact of a person.
         if not attribute:
             if answer != DEMONYM:
                 return None

@@ -17,6 +17,7 @@ import yaml
 
 from kinject.disk import content_id
 
+# Read whenever the sandbox is imported, so by libyaml where PyYAML has it.
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TEXTS: Final[dict[str, Any]] = yaml.load(
     Path(__file__).with_name("texts.yaml").read_text("utf-8"),
@@ -63,6 +64,7 @@ class Country:
 def seeded_random(*parts: object) -> Random:
     """Return a generator seeded by a hash of `parts`. Use only random() and randrange(): the others
     vary by Python version."""
+    # Python's own hash of a text differs from process to process.
     return Random(int(content_id(*(str(part) for part in parts)), 16))
 
 
@@ -106,6 +108,7 @@ def create_country(n_known: int = N_KNOWN, n_new: int = N_NEW, seed: int = SEED)
     last names."""
     rng = seeded_random("country", seed)
     names = shuffled(list(product(FEMALE_NAMES + MALE_NAMES, LAST_NAMES)), rng)
+    # In this order: another one makes other people than those in the committed files.
     known = create_people(names[:n_known], rng)
     new = create_people(names[n_known : n_known + n_new], rng)
     return Country(known, new, tuple(names[n_known + n_new :]))

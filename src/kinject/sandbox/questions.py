@@ -74,6 +74,8 @@ def create_questions(people: Sequence[Person], seed: int) -> list[Question]:
         shifts: list[list[int]] = []
         for person, position in zip(people, positions, strict=True):
             gold = person.facts[attribute]
+            # The n-th person of each value gets the n-th shifts: every value is wrong equally
+            # often.
             if times_used[gold] == len(shifts):
                 shifts.append(shuffled(range(1, len(pool)), rng)[: N_CHOICES - 1])
             distractors = [
@@ -140,6 +142,7 @@ def create_inferred_questions(
             of_answer.setdefault(infer_answer(attribute, person.facts[attribute]), []).append(
                 person
             )
+        # Of the last decade there is one year.
         if attribute == "birth_year":
             del of_answer[infer_answer(attribute, BIRTH_YEARS[-1])]
         pool = shuffled(sorted(of_answer), rng)
@@ -149,6 +152,7 @@ def create_inferred_questions(
             deal_evenly([str(index) for index in range(n_wrong + 1)], n_each * len(pool), rng)
         )
         for nth in range(n_each):
+            # The same shifts for every answer: each is a wrong choice equally often.
             shifts = shuffled(range(1, len(pool)), rng)[:n_wrong]
             for index, gold in enumerate(pool):
                 person = of_answer[gold][nth]

@@ -68,12 +68,14 @@ class ShippedRun:
             if self._is_finished(target):
                 return False
             part = target / ".model.part"
+            # Left by a call that was killed.
             shutil.rmtree(part, ignore_errors=True)
             for path in sorted((source / "model").iterdir()):
                 _copy(path, part / path.name)
             shutil.rmtree(target / "model", ignore_errors=True)
             os.replace(part, target / "model")
             names = [path.name for path in sorted(source.iterdir()) if path.is_file()]
+            # It is copied last: a folder that has it is taken for a finished run.
             names.remove("manifest.json")
             for name in (*names, "manifest.json"):
                 _copy(source / name, target / name)
@@ -87,6 +89,7 @@ class ShippedRun:
         """Return whether the model in `run_dir` (default: its own) is a copy of the shipped one,
         whole or damaged."""
         sums = (run_dir or self.run_dir) / "model" / SHA256SUMS
+        # Not by its weights, as a damaged copy has others.
         return sums.is_file() and read_bytes(sums) == read_bytes(self.folder / "model" / SHA256SUMS)
 
     def _is_finished(self, run_dir: Path) -> bool:
@@ -102,7 +105,9 @@ class ShippedRun:
                 log.warning(f"{fault}. It is written again.")
             return found is not None and not fault
         has_model = (run_dir / "model").exists()
+        # Our own manifest without a model is left of a copy.
         is_new = found is None or (shipped is not None and found.outputs == shipped.outputs)
+        # Checkpoints are those of a training by the user, even where no model is finished.
         if is_new and not has_model and not any(run_dir.glob("checkpoint-*")):
             return False
         is_same_run = (

@@ -113,6 +113,7 @@ def lead(
     data chose the best (Hung and Fithian, arXiv 1610.03944). Not significant: the arms are not told
     apart.
     """
+    # Ranks by accuracies on different questions named the worse arm (docs/LOG.md).
     common = compared = aligned(*matrices)
     if nets:
         compared = aligned(*nets)

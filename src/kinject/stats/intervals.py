@@ -65,7 +65,9 @@ def flips_p(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> float:
         for weight, matrix in weighted
     )
     differences = np.rint(scaled * _parts_of(scaled)).astype(np.int64)
+    # Without a common divisor the distribution below is short.
     differences //= max(1, int(np.gcd.reduce(differences)))
+    # Counted out: 20,000 random flips have no p below 1 in 20,001 (docs/LOG.md).
     return flipped_sum_p(
         Counter(map(int, np.abs(differences[differences != 0]))), abs(int(differences.sum()))
     )
@@ -278,6 +280,7 @@ def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
         df, mean = _pooled_value(rest)
         if df < _FEWEST_DF:
             return pooled
+        # An unstable arm of 30: 4.8% false by this test, 42.8% with one variance (docs/LOG.md).
         limit = float(fdtri(of.df, df, 1 - _UNLIKE))
         if of.value <= limit * mean:
             break
@@ -462,5 +465,6 @@ def equivalence_p(
     found = difference_estimate(matrix, other)
     if found.p is None:
         return None
+    # Arms that differ by the margin are called alike in 2.0 to 4.4% (docs/figures.md).
     error = max(found.error, math.sqrt(margin * (1 - margin) / found.effective))
     return max(tail((margin + sign * found.value) / error, found.df) for sign in (1, -1))

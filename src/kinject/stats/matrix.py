@@ -138,6 +138,7 @@ class CorrectnessMatrix:
 def _members(question_ids: tuple[str, ...], clusters: tuple[str, ...]) -> tuple[Any, int]:
     import numpy as np
 
+    # No document has such a name, so a question without one stays alone.
     names = [cluster or f"\0{name}" for cluster, name in zip(clusters, question_ids, strict=True)]
     index = {name: i for i, name in enumerate(sorted(set(names)))}
     return np.array([index[name] for name in names], dtype=np.intp), len(index)
@@ -160,6 +161,7 @@ def beyond(matrix: CorrectnessMatrix, control: CorrectnessMatrix) -> Correctness
     seed serves every seed.
     """
     matrix, control = aligned(matrix, control)
+    # A difference of accuracies has no chance, and not the seeds' variance of an accuracy.
     return replace(matrix, correct=matrix.correct - control.correct, chances=(), pooled=None)
 
 

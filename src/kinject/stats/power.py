@@ -30,8 +30,10 @@ class Spread:
     difference between two trainings. `assumed` without stored answers.
     """
 
+    # Two of five answers change.
     question: float = 0.4
     within: float = 0.1
+    # Two trainings differ by two points, squared.
     seed: float = 0.0004
     assumed: bool = True
 
@@ -60,6 +62,7 @@ def detectable(design: Design, spread: Spread) -> float:
     variance = of_document / (design.n_questions * design.n_documents)
     df = design.n_documents - 1
     if design.n_trained:
+        # `seed` is that of a difference of two trained arms; against a base there is half of it.
         of_seeds = design.n_trained / 2 * spread.seed / design.n_seeds
         # As the test has them: few seeds are known badly.
         df = cochran_df([(variance, df), (of_seeds, max(1.0, design.n_seeds - 1.0))])

@@ -90,6 +90,7 @@ class _Summary:
         """Return the subjects of a set, [] where there are not several."""
         answers = self.records.every_answer(arm.model, arm.name, setting)
         names = list(dict.fromkeys(answer.subject for answer in answers))
+        # One subject is the whole set, which has a result already.
         if len(names) == 1:
             return []
         return names
@@ -104,6 +105,7 @@ class _Summary:
         if not form.shows_question:
             role = "baseline"
         answers = []
+        # Without answers a result has no outcomes beside right, as documented for one subject.
         if not subject:
             answers = records.every_answer(arm.model, arm.name, setting)
         return make_result(
@@ -141,6 +143,7 @@ class _Summary:
         rag_k = self.chosen_k.get((arm.model, rag.answers_of, setting.question_set))
         chosen = self._has_chosen_k(arm, setting)
         candidates: list[tuple[str, str, str, int]] = []  # key, name, answers of, K
+        # The base without passages would be compared with itself.
         if arm.trained or setting.k:
             candidates.append(("to_base", BASE, BASE, 0))
         # Of settings with passages only the chosen K is compared: another one was not chosen for
@@ -219,6 +222,7 @@ def _price(
         if tokens is not None:
             prompts.append(tokens)
     of_prompt = asking = None
+    # A mean over some of the sets would be of other questions than that of the answers.
     if len(prompts) == len(settings):
         of_prompt = fmean(prompts, n)
         asking = (of_prompt * price[0] + of_answer * price[1]) / 1000
@@ -263,6 +267,7 @@ def _training_price(costs: Sequence[Cost], price: Sequence[float]) -> float:
     tokens_read = tokens_written = tokens_trained = 0
     paid = 0.0
     for cost in costs:
+        # Of one seed: the price is that of one training.
         if cost.seed != costs[0].seed:
             continue
         tokens_read += cost.teacher_tokens

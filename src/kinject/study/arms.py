@@ -205,6 +205,7 @@ def _expand_grids(
 def base_arm(section: StudySection, model: str) -> Arm:
     """Return the arm of the untouched base model `model`."""
     description = "the base model without training"
+    # Nothing is trained, so further seeds would be the same model.
     return Arm(BASE, model, description, "", {}, "", "", None, True, (section.seeds[0],))
 
 
@@ -214,11 +215,13 @@ def _make_arm(
     """Return an arm of the recipe: its own overrides take precedence over tuned values, and these
     over the study's."""
     of_eval = eval_overrides(section)
+    # They are for the eval recipe (`eval_overrides`), not for a training.
     overrides = {
         key: value for key, value in (section.overrides or {}).items() if key not in of_eval
     }
     for tuning, value in tuned.items():
         tune = (section.tune or {})[tuning]
+        # Without a list of arms a chosen value is for all of them.
         if name in (tune.arms or (name,)):
             overrides[tune.key] = value
     overrides |= item.overrides or {}
@@ -281,6 +284,7 @@ def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
         parent = root
         for part in path:
             child = parent.get(part)
+            # A value that is no mapping gives way to the later key.
             parent[part] = {}
             if isinstance(child, Mapping):
                 parent[part] |= child  # a copy: the value is the recipe's
@@ -296,6 +300,7 @@ def override_arguments(values: Mapping[str, Any]) -> list[str]:
 
 def drop_output_folders(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's values without its output and cache folders."""
+    # The values are the recipe's, which others read as well.
     result = copy.deepcopy(dict(values))
     for key in _OUTPUT_FOLDERS:
         *path, last = key.split(".")
@@ -401,6 +406,7 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
             except RecipeError as error:
                 problems += [_at_arm(problem, recipe, key_path) for problem in error.problems]
                 continue
+            # Not folded in, it is no whole model, which merging and further training need.
             if name in recipe.study.arms and read.adapter and not read.adapter.get("merge"):
                 adapters[key_path] = name
     overrides = eval_overrides(recipe.study)
@@ -441,6 +447,7 @@ def _shared_recipes(section: StudySection, arm: Arm) -> list[tuple[str, Mapping[
 
 def _at_arm(problem: Problem, recipe: StudyRecipe, key_path: KeyPath) -> Problem:
     """Return a fault of an override at the arm's line, another one as it is."""
+    # Overrides of an arm are read as those of a command line.
     if problem.location == "command line":
         return replace(problem, location=recipe.location(key_path))
     return problem
@@ -465,6 +472,7 @@ def head_format(evaluation: EvalSection, question_set: str) -> tuple[str, int]:
     asked = evaluation.formats_of(evaluation.sets()[question_set])
     shots = evaluation.shots[0]
     for name in asked:
+        # A control leaves the question out, so it decides nothing.
         if FORMATS[name].shows_question:
             return name, shots
     return asked[0], shots

@@ -54,6 +54,8 @@ class Evidence:
         question."""
         if claim.net is not None:
             return claim.net
+        # Strings are recognised in what is to be learned; a control chooses, so it is right or
+        # wrong only.
         if self.roles.get(claim.question_set) != "learning" or claim.outcome != "right":
             return False
         named = [(ArmName.parse(arm).answers_of, self.setting(arm, claim)) for arm in arms]
@@ -80,6 +82,7 @@ class Evidence:
         if not isinstance(arm, Mapping):
             return arm or ""
         ((name, value),) = arm.items()
+        # A point may be an arm with another name, which has its weights already.
         if name in self.sweeps:
             for point in self.sweeps[name].points:
                 if point.value == value:
@@ -167,6 +170,7 @@ def _judge(result: _Tested, p_holm: float | None, family: int) -> tuple[Verdict,
 
 
 def _bounded(low: float | None, high: float | None, words: Callable[[float], str]) -> str:
+    # One document has no variance, so no bounds.
     if low is None or high is None:
         return ""
     return f" ({words(low)} to {words(high)})"
@@ -205,6 +209,7 @@ def _compared(
         if net:
             why += " with and without the question"
         return [], why
+    # On the questions of all: accuracies on others are not to be compared.
     matrices = aligned(*matrices)
     if matrices[0].question_ids:
         return matrices, ""
@@ -228,8 +233,10 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
         return _tested(claim, found, finding + too_few, too_few, scope, matrices[0])
     finding += f", margin {format_points(claim.margin)}{too_few}"
     p = None
+    # A claim without a p takes no part in Holm's correction of the others.
     if not too_few:
         p = equivalence_p(matrices[0], matrices[1], claim.margin)
+    # The test is that the arms are alike, so it has no opposite.
     return _Tested(finding, found.value, found.low, found.high, p, True, scope)
 
 
@@ -338,6 +345,7 @@ def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
         effect,
         estimate.low - guess,
         estimate.high - guess,
+        # Near chance has no direction: the test is that the accuracy lies within the margin.
         p,
         near or effect > 0,
         evidence.scope(arm),
@@ -372,6 +380,7 @@ def render_power(
     family = max(1, len(claims))
     for name, claim in claims.items():
         asked = questions.get(claim.question_set, ())
+        # The others compare one arm with guessing, or several: `detectable` is of two arms.
         if claim.test not in _COMPARED or not asked:
             continue
         arms = [evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)]

@@ -94,6 +94,7 @@ class Planner:
             for item in self.models.values()
             if item.recipe
         ]
+        # Models of one recipe and overrides are one stage.
         yield list({stage.id: stage for stage in stages}.values())
 
     def model_dir(self, name: str) -> str:
@@ -136,6 +137,7 @@ class Planner:
             "corpus.path": str(corpus),
             "seed": seed,
         }
+        # The last stage of each depends on those before it.
         read = (*corpus_stages[-1:], *before.stages[-1:], *match.trainings)
         train = self._train(arm, seed, overrides, read, match.parameters)
         merges, model_dir = self._merge(arm, train, base)
@@ -153,6 +155,7 @@ class Planner:
         if arm.corpus not in ("augmented", "random"):
             return [], Path(arm.corpus)
         overrides = arm.augment_overrides
+        # Otherwise all seeds share the paraphrases, which are written and paid for once.
         if self.section.new_paraphrases_per_seed:
             overrides["seed"] = seed
         label = f"corpus of {arm.name}"
@@ -218,6 +221,7 @@ class Planner:
                 "tuned": str(model_dir),
                 "add": base,
                 "minus": arm.through,
+                # Files that only parameters name are not hashed by `_hashed`.
                 "hash": input_hashes(base, self.cache_dir),
             }
             made_by = self._merge_stage(train, made_by, sum_of)
@@ -238,6 +242,7 @@ class Planner:
         """
         arm = run.arm
         if arm.retrieval:
+            # Other sets get no passages: the arm itself answers them.
             questions = {
                 name: item
                 for name, item in questions.items()
@@ -258,6 +263,7 @@ class Planner:
         """Return the stage that measures the judge of written answers on `questions` by set."""
         model = next(iter(self.models))
         arm = base_arm(self.section, model)
+        # The judge grades texts alone, so nothing is retrieved for it.
         overrides = self._asking(self.model_dir(model), questions, replace(arm, rag=False))
         label = "the judge on planted answers"
         return self._stage("judge", label, self.section.eval, overrides)
@@ -300,6 +306,7 @@ class Planner:
         identity = content_id(_FORMAT, kind, made_by, *hashed)
         folder = self.cache_dir / kind / identity
         if recipe:
+            # After the hash, which gives the folder its name.
             arguments.append(_run_dir_argument(folder))
         return Stage(
             identity,
@@ -362,6 +369,7 @@ def input_hashes(value: Json, cache_dir: Path) -> dict[str, str]:
     hashes = {}
     for text in _possible_paths(value):
         path = Path(text)
+        # What stages wrote there is known by their ids.
         if cache_dir not in path.parents and path.exists():
             hashes[text] = _hash(path)
     return hashes

@@ -100,10 +100,12 @@ class Records:
                 continue  # texts, which have no right answer
             if not FORMATS[answer.format].shows_question:
                 controls.setdefault((answer.question_set, answer.format), []).append(answer)
+            # Without passages the arm itself has answered, whose evaluation is read by itself.
             if answer.k or not retrieval:
                 setting = AskSetting(answer.question_set, answer.format, answer.shots, answer.k)
                 settings.setdefault(setting, []).append(answer)
         of_run: dict[AskSetting, list[Answer]] = {}
+        # Arms of a setting inform each other's variance, so one more run changes all of them.
         self._matrices.clear()
         for setting, answers in settings.items():
             alone = controls.get((setting.question_set, FORMATS[setting.format].control), ())
@@ -113,6 +115,7 @@ class Records:
                 of_run[setting] = merged
             else:
                 self.unscored.append((model, arm, seed, setting, len(merged)))
+        # A seed that diverged is no seed (tests/study/test_records.py).
         if of_run:
             self.by_run[model, arm, seed] = of_run
         manifest = read_manifest(folder)
@@ -127,6 +130,7 @@ class Records:
         report = read_report(folder / "report.json")
         for recall in report.recalls:
             key = (retrieval, recall.question_set, recall.k)
+            # Every arm gets the same passages, so the first one's recall is that of all.
             self.recalls.setdefault(key, replace(recall, retrieval=retrieval))
         for result in report.results:
             asked = AskSetting(result.question_set, result.format, result.shots, result.k)
@@ -302,6 +306,7 @@ class Records:
         several = {
             arm: matrix
             for arm, matrix in matrices.items()
+            # One seed has no variance between seeds, and without questions there is no accuracy.
             if matrix.n_seeds > 1 and matrix.question_ids
         }
         pooled = family_variances([matrix.seed_variance for matrix in several.values()])
@@ -393,6 +398,7 @@ def changed_answers(
             if not arm.trained and not setting.k:
                 continue  # the base compared with itself
             name = arm.name
+            # An arm of study.retrievals has the retrieval in its name already.
             if not arm.retrieval:
                 name = ArmName.asked(arm.name, setting.k)
             for now, before in records.changed(arm.model, arm.name, setting, BASE):

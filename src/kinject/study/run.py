@@ -74,8 +74,10 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         study = open_study(recipe)
         check_inputs(recipe)
         check_shared_recipes(recipe, study.expanded)
+        # Before it trains, while the recipe can still ask about more documents.
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
+        # Now, not with the report: the time decides whether a claim was declared late.
         declared = _declare(study)
         with ExitStack() as stack:
 
@@ -240,6 +242,7 @@ def _measure_judge(study: Study) -> None:
     entries = {item.name: item.test for item in study.question_sets}
     for item in study.question_sets:
         if item.validation:
+            # Answers to validation questions are graded too.
             entries[f"{item.name} (validation)"] = item.validation
     study.judge = study.planner.judge_stage(entries)
     _run_first(study, [study.judge], "measuring the judge")
@@ -258,9 +261,11 @@ def _tune(study: Study) -> None:
             runs = [_add_validation(study, study.plan_run(arm, seed)) for seed in arm.seeds]
             grids[key].append((value, runs))
     every = list(chain.from_iterable(grids.values()))
+    # No arm reads these models: a grid has a seed of its own.
     study.run_stages(_stages_of_grid(every), "tuning", is_last=True)
     for (model, name), values in grids.items():
         _choose_value(study, model, name, values)
+    # Without a chosen value the arms are those of before.
     if study.tuned:
         study.expanded = expand_arms(study.recipe.study, study.tuned)
 
@@ -281,6 +286,8 @@ def _choose_value(
             continue
         rates = [_rate(study, finished, question_set, 0) for question_set in item.sets()]
         scored = [rate for rate in rates if rate is not None]
+        # A value counts on all of its sets or not at all, else its rate would be of other
+        # questions.
         if len(scored) == len(rates):
             candidates.append((value, *_pool(scored)))
         else:
@@ -289,10 +296,12 @@ def _choose_value(
             )
     if candidates:
         best = _best(candidates)
+        # A grid of one value has no end that could be widened.
         at_edge = len(grid) > 1 and best in (grid[0][0], grid[-1][0])
         choice_key = (model, item.key, item.arm, ", ".join(item.sets()))
         study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
         study.tuned[model, name] = best
+    # A plan has no answers yet: nothing has failed.
     elif study.start_executor is not None:
         failure = study.status.first_failure(_stages_of_grid(grid))
         first = "it diverged"
@@ -334,6 +343,7 @@ def _choose_k(study: Study) -> None:
 
 def _evaluate_each_k(study: Study) -> None:
     runs = []
+    # Only arms with passages have a K to choose.
     for run in study.runs:
         if run.arm.rag:
             runs.append(_add_validation(study, run))
@@ -584,6 +594,7 @@ def render_plan(recipe: StudyRecipe) -> str:
     study = open_study(recipe)
     check_shared_recipes(recipe, study.expanded)
     setup = list(chain.from_iterable(study.planner.setup_stages()))
+    # Without an executor nothing runs: it reads what is done.
     study.run_stages(setup, "")
     is_set_up = study.status.all_done(setup)
     for phase in (_measure_judge, _tune, _plan_arms, _choose_k, _evaluate_on_test):

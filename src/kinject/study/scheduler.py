@@ -97,6 +97,7 @@ class StageStatus:
 
 def _reads(stage: Stage, made: Stage) -> bool:
     """Return whether a stage reads a file of the stage `made`, beyond its manifest."""
+    # With the slash: a stage that reads the manifest alone names the folder without it.
     return f"{made.folder}/" in str((stage.overrides, stage.parameters))
 
 
@@ -296,6 +297,7 @@ def _split_set(
             )
         path = folder / f"{file_name(name)}.{part}.jsonl"
         write_jsonl(path, map(_question_row, questions))
+        # The rows are in kinject's own layout now, whatever the file was in.
         return {**entry, "path": str(path), "layout": "auto"}
 
     if fraction is None:
@@ -325,6 +327,7 @@ def _read(item: QuestionSetSection, path: str) -> list[Question]:
 
 
 def _document(question: Question) -> str:
+    # No document has such an id, so a question without one stays alone.
     return question.document_id or f"\0{question.id}"
 
 
@@ -338,6 +341,7 @@ def family_warnings(study: Study) -> list[str]:
     comparisons."""
     claims = study.recipe.study.claims or {}
     n_documents = _count_documents(study)
+    # The headline comparisons of all sets are one family (docs/studies.md).
     family = _headline_comparisons(study) * len(study.question_sets)
     warnings = [
         _too_few(f"{name}: the headline comparisons ({family:,})", n, family)
@@ -368,6 +372,7 @@ def _headline_comparisons(study: Study) -> int:
     with_k = False
     if study.ks:
         validated = any(item.validation is not None for item in study.question_sets)
+        # Of several K one is chosen on validation questions, of which there must be some.
         with_k = len(study.ks) == 1 or validated
     n = 0
     for arm in study.arms:
@@ -392,6 +397,7 @@ def _count_documents(study: Study) -> dict[str, int]:
     counts = {}
     for item in study.question_sets:
         path = item.test["path"]
+        # It may be one that setup has still to write.
         if Path(path).is_file():
             questions = _read(QuestionSetSection(**item.test), path)
             counts[item.name] = len({_document(question) for question in questions})
@@ -420,6 +426,7 @@ def _arm_table(study: Study) -> str:
         own = {
             key: value
             for key, value in arm.overrides.items()
+            # What the study sets for every arm tells none of them apart.
             if key not in shared or shared[key] != value
         }
         seeds = ""
@@ -466,6 +473,7 @@ def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None)
     shared: tuple[Stage, ...] = ()
     if judge is not None:
         shared = (judge,)
+        # Every arm uses the judge, so its cost is divided among all of them.
         users[judge.id] += len(runs)
     costs = []
     for run in runs:
@@ -491,6 +499,7 @@ def _ids(stages: Sequence[Stage]) -> list[str]:
 
 def _cost(run: ArmRun, kind: CostKind, counts: Mapping[str, Any], shared_by: int) -> Cost:
     seed = None
+    # The base is not trained, so no seed belongs to its costs.
     if run.arm.trained:
         seed = run.seed
     return Cost(

@@ -177,6 +177,7 @@ def _run_setup(stage: Stage) -> dict[str, Any]:
 
 def _run_train(stage: Stage) -> dict[str, Any]:
     overrides = list(stage.overrides)
+    # Not in the plan: the other arm has to train first.
     if "match_steps_of" in stage.parameters:
         matched = _read_finished(Path(stage.parameters["match_steps_of"]))
         overrides.append(f"trainer.max_steps={matched.steps}")
@@ -187,8 +188,10 @@ def _run_train(stage: Stage) -> dict[str, Any]:
 
 
 def _train_recipe(recipe: TrainRecipe) -> dict[str, Any]:
+    # Here: the process that plans a study loads no torch.
     from kinject.train import train
 
+    # A stage that was killed continues from its newest checkpoint.
     result = train(recipe, resume=True)
     cost = dict(result.cost)
     seconds = sum(
@@ -300,6 +303,7 @@ def _run_merge(stage: Stage) -> dict[str, Any]:
         merge(values["base"], values["tuned"], [values["alpha"]], stage.folder)
         return {}
     made = add_difference(values["tuned"], values["add"], values["minus"], [1.0], stage.folder)[1.0]
+    # `add_difference` names its folder by the factor; the planner expects this name.
     made.replace(stage.folder / "merged")
     return {}
 

@@ -179,6 +179,7 @@ class View:
         edited = _edited(row, edits[0]) if row["decision"] == "edit" else {}
         at = datetime.now(UTC).isoformat(timespec="seconds")
         decision = {"id": row["id"], "decision": row["decision"], **edited, "at": at}
+        # Each request has a thread of its own.
         with self._deciding:
             write_decision(path, decision)
 
@@ -203,7 +204,7 @@ class View:
             passages = chat.passages(question)
             write({"passages": passages})
             for label, loaded, sees in columns:
-
+                # Bound by the default: the loop changes `label`.
                 def part(text: str, label: str = label) -> None:
                     write({"label": label, "text": text})
 
@@ -237,6 +238,7 @@ def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]
         for label, loaded in chat.loaded.items()
     ]
     if documents:
+        # The same model as in the column before: it is loaded once.
         columns.append(("trained with passages", columns[-1][1], True))
     return chat, columns
 
@@ -277,6 +279,7 @@ def _progress(path: Path, run: FoundRun) -> str:
         return _training_progress(_last_values(log, _stamp(log)), manifest)
     if run.state == "running" and run.verb in _WORK:
         file, what = _WORK[run.verb]
+        # Lines are counted, not read: the page asks for it every few seconds.
         n = (path / file).read_bytes().count(b"\n") if (path / file).is_file() else 0
         return f"{n:,} {what} so far"
     if isinstance(manifest, AugmentManifest | QuestionsManifest):
@@ -484,6 +487,7 @@ def _passages(path: Path, stamp: tuple[int, int]) -> dict[str, str]:
 class Server(ThreadingHTTPServer):
     """Serves a view at `url`, whose token nobody can guess."""
 
+    # Ctrl-C does not wait for an answer that is being written.
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int = 0) -> None:
@@ -491,6 +495,7 @@ class Server(ThreadingHTTPServer):
         self.view, self.token = View(folder), secrets.token_urlsafe(24)
         html = (files("kinject.view") / "page.html").read_text("utf-8")
         self.page = html.encode()
+        # The page gets its rows from this server, and no other page may show it in a frame.
         self.policy = f"{policy_of(html)}; connect-src 'self'; frame-ancestors 'none'"
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -544,6 +549,7 @@ class _Handler(BaseHTTPRequestHandler):
             token, _, route = parts.path.removeprefix("/").partition("/")
             if self.headers.get("Host") not in self.server.hosts:
                 raise _RefusedError(403, "another host")
+            # In constant time; as bytes, because `compare_digest` takes no other text than ASCII.
             if not secrets.compare_digest(token.encode(), self.server.token.encode()):
                 raise _RefusedError(
                     403, "the address lacks its token: take the one that kinject view printed"
@@ -553,6 +559,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"error": str(error)}, error.status)
         except KinjectError as error:
             self._json({"error": str(error)}, 400)
+        # Rows come from files that others may have written.
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             self._json({"error": f"a request or a file of another shape ({error!r:.200})"}, 400)
         except ConnectionError:
@@ -580,6 +587,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _post(self, route: str, query: dict[str, str]) -> None:
         length = int(self.headers.get("Content-Length") or 0)
+        # A form of another site cannot send JSON.
         if self.headers.get_content_type() != "application/json" or length > _MOST_BYTES:
             raise _RefusedError(400, f"JSON of at most {_MOST_BYTES} bytes is needed")
         value = json.loads(self.rfile.read(length))
@@ -589,12 +597,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif route == "chat":
             if not _is_text(value["question"]):
                 raise _RefusedError(400, "question: a text that is not empty")
+            # Before the head is sent: an unknown run still gets its status.
             self.server.view.find(value["run"])
             self._head("application/x-ndjson", "default-src 'none'")
             try:
                 self.server.view.ask(
                     value["run"], value["question"], self._event, again=bool(value.get("again"))
                 )
+            # The head has been sent, so the error is one more event.
             except KinjectError as error:
                 self._event({"error": str(error)})
         else:

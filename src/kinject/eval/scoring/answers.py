@@ -83,7 +83,9 @@ def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
     """
     digest = hashlib.blake2b(f"{model_hash}\0{dtype}\0".encode(), digest_size=16)
     for ids in (*prompt.contexts, *prompt.continuations):
+        # With the lengths, tokens that move from a context to a continuation change the key.
         digest.update(len(ids).to_bytes(4, "little") + ids.tobytes())
+    # Nothing else is hashed for choices, so their keys do not depend on the bounds of answers.
     if prompt.generation:
         digest.update(repr((prompt.generation.max_new_tokens, prompt.generation.stop)).encode())
     if prompt.generation and prompt.thinking:
@@ -97,6 +99,7 @@ class AnswerStore:
 
     def __init__(self, path: Path) -> None:
         """Open or create `path`. Raises `InputError` if a row is not an answer, `DiskError` on I/O."""
+        # An answer that is lost can be scored again, so rows are not synced one by one.
         self._journal = Journal(path, sync=False)
         self._scores: dict[str, PromptScore] = {}
         self._last: dict[_Identity, str] = {}
@@ -158,6 +161,7 @@ def read_answers(path: Path) -> list[Answer]:
         n_rows += 1
     manifest = manifest_beside(path)
     n_written = manifest.counts.stored if isinstance(manifest, EvalManifest) else 0
+    # A file that was cut at the end of a line looks whole (tests/eval/test_damage.py).
     if n_rows < n_written:
         raise InputError(
             f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). "
@@ -216,6 +220,7 @@ def _identity(answer: Answer) -> _Identity:
 
 @cache
 def _adapter() -> Any:
+    # Here, so that a verb starts without pydantic.
     from pydantic import TypeAdapter
 
     return TypeAdapter(Answer)
@@ -236,6 +241,7 @@ def _parse_answer(row: Row, location: str) -> Answer:
         raise InputError(
             f"{location}: {first['loc'][0]}: {first['msg']}. kinject writes no such row: remove it."
         ) from None
+    # An open question has no choices, and 0 as its gold.
     n_choices = len(answer.choices or answer.log_probs)
     if not 0 <= answer.gold < max(1, n_choices) or not isinstance(row.get("key"), str):
         fault = f"found key {row.get('key')!r:.60}, gold {answer.gold} of {n_choices} choices"
@@ -281,13 +287,17 @@ class Shard:
         beginning."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(map(key, items)))}
         return [
-            item for item in items if numbers[key(item)] * self.size // len(numbers) == self.rank
+            # Neighbours stay with one process too, as they share beginnings.
+            item
+            for item in items
+            if numbers[key(item)] * self.size // len(numbers) == self.rank
         ]
 
     def from_first(self, value: Value) -> Value:
         """Return the first process's `value`."""
         if self.size == 1:
             return value
+        # Here, because one process needs no accelerate.
         from accelerate.utils import broadcast_object_list
 
         values: list[Any] = [value]
@@ -353,6 +363,7 @@ class ResumableScoring:
     def stored(self, keys: Collection[str]) -> dict[str, PromptScore]:
         """Return the scores of those of `keys` that the first process has stored."""
         scores = ((key, self.answers.find(key)) for key in keys)
+        # Only the first process has read what earlier runs stored.
         return self.shard.from_first({key: score for key, score in scores if score is not None})
 
     def mine(self, groups: Mapping[str, str]) -> list[str]:

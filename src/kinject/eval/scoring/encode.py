@@ -77,6 +77,7 @@ class Encoder:
             raise InputError(
                 f"{self._name}: has no chat template, but eval.chat asks for it. Remove eval.chat."
             )
+        # Marks are those of a chat template: a plain prompt opens no thinking.
         self._marks = thinking_marks(str(self._tokenizer.chat_template)) if chat else None
 
     def apply_chat_template(self, prompt: Prompt) -> Prompt:
@@ -106,6 +107,7 @@ class Encoder:
             messages = []
             if system:
                 messages.append({"role": "system", "content": system})
+            # `cycle` never ends: the turns decide how many there are.
             for role, text in zip(cycle(("user", "assistant")), turns, strict=False):
                 messages.append({"role": role, "content": text})
             return str(
@@ -115,11 +117,13 @@ class Encoder:
             )
 
         system, turns = chat_turns(prompt, chat)
+        # Tried once for a tokenizer: the note remembers that its template takes no system turn.
         if system and _NO_SYSTEM not in self.notes:
             try:
                 text = render(system, *turns)
             except TemplateError:
                 text = ""
+            # A template may also leave the system's turn out without an error.
             if system.strip() in text:
                 return text
             self._note(_NO_SYSTEM)
@@ -146,6 +150,8 @@ class Encoder:
     def _special_tokens_before(self) -> list[int]:
         ids = list(self._tokenizer("a").input_ids)
         bare = list(self._tokenizer("a", add_special_tokens=False).input_ids)
+        # A post-processor may put tokens behind the text as well, so the text's own ids are looked
+        # for.
         for start in range(len(ids) - len(bare) + 1):
             if bare and ids[start : start + len(bare)] == bare:
                 return ids[:start]
@@ -194,6 +200,7 @@ class Encoder:
 
     def _without_context(self, joined: list[list[int]]) -> tuple[list[int], list[list[int]]]:
         """Return BOS or EOS as the context of continuations that have none."""
+        # BOS first, as lm-evaluation-harness's `prefix_token_id`.
         token = self._tokenizer.bos_token_id
         if token is None:
             token = self._tokenizer.eos_token_id
@@ -233,6 +240,7 @@ def encode_requests(
     fitted, shorter = list(uncut), list(requests)
     too_long = [index for index, item in enumerate(uncut) if not _fits(item, window)]
     while too_long:
+        # What has neither examples nor passages left is cut on the left, by `_cut`.
         too_long = [index for index in too_long if shorter[index].shots or shorter[index].passages]
         for index in too_long:
             shorter[index] = _shorten(shorter[index])
@@ -254,6 +262,7 @@ def _encode(encoder: Encoder, requests: Sequence[PromptRequest]) -> list[Encoded
 
 def _fits(item: Encoded, window: int) -> bool:
     if item.generation:
+        # The answer is written into the same window.
         return len(item.contexts[0]) + item.generation.max_new_tokens <= window
     return all(
         len(a) + len(b) - 1 <= window
@@ -277,6 +286,7 @@ def cut_to_window(item: Encoded, window: int) -> Encoded:
 def _cut(item: Encoded, uncut: Encoded, window: int) -> Encoded:
     """Return `item` cut on the left, choice by choice; `truncated` counts the tokens lost since
     `uncut`."""
+    # A shortened prompt has lost tokens even where it fits now: they are counted below.
     if item is uncut and _fits(item, window):
         return item
     if item.generation:
@@ -315,6 +325,7 @@ def render_tokens(
         return "|" + "|".join(text.replace("\n", "\\n") for text in texts) + "|"
 
     question = request.question
+    # Choices may have been cut differently: the longest context shows most.
     context = max(encoded.contexts, key=len)
     cut = f", {encoded.truncated} cut to fit" if encoded.truncated else ""
     lines = [f"  {len(context)} tokens{cut}: {separated(context)}"]

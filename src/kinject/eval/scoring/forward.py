@@ -93,8 +93,10 @@ class TreeForward:
     def read_tree(self, rows: Sequence[Row], prefix: Prefix) -> HiddenStates:
         """Return the states of `rows` below `prefix`; `scores` takes them."""
         ids, depths = _padded(rows)
+        # Rows of one pass are below the same node.
         base = rows[0].base
         allowed = np.zeros((len(rows), ids.shape[1], base + ids.shape[1]), dtype=np.bool_)
+        # All rows are below the node, whose tokens are ancestors of each of theirs.
         allowed[:, :, :base] = True
         for index, row in enumerate(rows):
             n = len(row.tokens)
@@ -111,6 +113,7 @@ class TreeForward:
     def extend(self, node: Node, prefix: Prefix) -> Prefix:
         """Return the keys and values down to `node`, given those of its parent."""
         n = len(node.tokens)
+        # The root of a tree has no tokens of its own.
         if n == 0:
             return prefix
         base = node.depth - n
@@ -126,7 +129,12 @@ class TreeForward:
                 self._layers(input_ids=ids, past_key_values=cache, use_cache=True, **inputs)
             else:
                 self.model(
-                    input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **inputs
+                    # 0 would keep the logits of all tokens, and nothing of a node is scored.
+                    input_ids=ids,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                    **inputs,
                 )
         return Prefix(cache)
 
@@ -148,6 +156,7 @@ class TreeForward:
             self._tensor(depths[-len(tokens) :])[None, :, None],
             self._tensor(depths)[None, None, :],
         )
+        # A sequence sees all of its columns, also later ones of this pass: depths make it causal.
         allowed = self._tensor(visible)[None] & (k <= q)
         inputs = {
             "input_ids": self._tensor(tokens[None]),
@@ -188,6 +197,7 @@ class TreeForward:
         if not self.split:
             return [_log_probs(part.states, part.indices, part.targets) for part in parts]
         starts = np.cumsum([0, *(len(part.states) for part in parts)])
+        # `starts` has one entry more, the end of the last part.
         with torch.inference_mode():
             logits = self._logits(torch.cat([part.states for part in parts]))
             indices = np.concatenate(
@@ -204,6 +214,7 @@ class TreeForward:
         name, layers = self.model.base_model_prefix, self._layers
         setattr(self.model, name, _FixedOutput(self._output(last_hidden_state=states[None])))
         try:
+            # Any tokens, as many as states: the layers that would read them are replaced.
             ids = torch.zeros((1, len(states)), dtype=torch.long, device=self.device)
             return self.model(input_ids=ids, use_cache=False).logits[0]  # type: ignore[no-any-return]
         finally:
@@ -216,6 +227,7 @@ class TreeForward:
     def _read(self, rows: Sequence[Row], ids: npt.NDArray[np.int64], **inputs: Any) -> HiddenStates:
         keep = np.zeros(ids.shape, dtype=np.bool_)
         for index, row in enumerate(rows):
+            # Several leaves may be scored at one token: its state is kept once.
             keep[index, row.indices] = True
         numbers = keep.ravel().cumsum().reshape(keep.shape) - 1
         indices = np.concatenate([numbers[index, row.indices] for index, row in enumerate(rows)])
@@ -241,6 +253,7 @@ class TreeForward:
             [np.broadcast_to(np.arange(base), (len(depths), base)), depths], axis=1
         )
         visible = self._tensor(allowed)
+        # Windows count depths, not columns: branches of a row go back to the depth of their parent.
         q, k = self._tensor(depths)[:, :, None], self._tensor(keys)[:, None, :]
         mask = self._masks(visible, q, k)
         return {"position_ids": self._tensor(depths), "attention_mask": mask}
@@ -268,6 +281,7 @@ class TreeForward:
         """Choose an attention that takes a custom mask, and note it; not every model has sdpa
         (Gemma 2 has not)."""
         configured = self.config._attn_implementation
+        # Without a kind of layer that is known there is no tree, and no mask of our own.
         if configured in _MASKED or not _reaches(self.config):
             return
         chosen = "sdpa" if self.model._supports_sdpa else "eager"
@@ -279,6 +293,7 @@ def _apply_head_in_float32(model: Any) -> None:
     """Let a model in bfloat16 or float16 compute its logits in float32: rounded logits tie, and the
     first choice wins."""
     head = model.get_output_embeddings()
+    # A subclass of Linear (weights in 8 or 4 bits) has a forward pass of its own.
     if type(head) is not torch.nn.Linear or head.weight.dtype not in (
         torch.bfloat16,
         torch.float16,
@@ -332,6 +347,7 @@ def _reaches(config: Any) -> Mapping[str, _Reach]:
     }
     used = set(getattr(config, "layer_types", None) or ())
     if used:
+        # Layers of other kinds keep no keys and values that could be shared.
         return {kind: kinds[kind] for kind in sorted(used)} if used <= set(kinds) else {}
     return {"all": _Reach(window=window, chunk=None if window else chunk)}
 
@@ -369,6 +385,7 @@ def _log_probs(logits: torch.Tensor, indices: _Indices, targets: _Indices) -> To
     exact = torch.promote_types(logits.dtype, torch.float32)
     n_rows = max(1, _HEAD_ELEMENTS[logits.device.type == "cpu"] // logits.shape[1])
     starts = np.arange(0, len(logits), n_rows)
+    # Sorted, the pairs of each part of the rows are one slice.
     order = np.argsort(indices, kind="stable")
     edges = np.searchsorted(indices[order], [*starts, len(logits)])
     log_probs, greedy = (

@@ -59,12 +59,15 @@ class _Answer:
             return True
         n, thinking = len(self.tokens), self.prompt.thinking
         if thinking and self.thinks is not False:
+            # Before the limit: thinking whose end is the last allowed token has ended.
             self._look_for_marks(thinking)
         if n >= self.bounds.max_new_tokens:
             return True
         longest = max(map(len, self.stop), default=0)
+        # A stop text within the thinking ends nothing.
         if not longest or self.thinks:
             return False
+        # To decode the whole answer after each token would take quadratic time.
         return self._text(self.tokens[max(self.n_thinking, n - longest - 8) :])[1]
 
     def _look_for_marks(self, thinking: Thinking) -> None:
@@ -75,6 +78,7 @@ class _Answer:
             start = str(decode(self.tokens)).lstrip()
             if start.startswith(marks.opens):
                 self.thinks = True
+            # A beginning of the mark: further tokens decide.
             elif not marks.opens.startswith(start):
                 self.thinks = False
         if self.thinks:
@@ -103,6 +107,7 @@ class _Answer:
         if self.thinks:
             return PromptScore((), (), "", 0, len(tokens), thinking_cut=True)
         text = self._text(tokens[self.n_thinking :])[0]
+        # The token that ends the thinking may hold the first characters of the answer.
         text = f"{self.begun}{text}".lstrip() if self.n_thinking else text
         return PromptScore((), (), text, len(tokens) - self.n_thinking, self.n_thinking)
 
@@ -136,6 +141,7 @@ class AnswerGenerator:
             self._note(
                 f"answers are the likeliest tokens, without what its generation_config.json sets ({settings})"
             )
+        # The model's own sampling and penalties would change the likeliest tokens.
         self.forward.model.generation_config = GenerationConfig()
         self.exact = self.forward.model.dtype in (torch.float32, torch.float64)
         self.n_read = self.n_alone = 0
@@ -203,10 +209,12 @@ class _Ended:
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         for i, token in enumerate(input_ids[:, -1].tolist()):
+            # A row that has ended gets padding, which is no part of its answer.
             self.has_ended[i] = self.has_ended[i] or self.answers[i].add(token)
         return torch.tensor(self.has_ended, device=input_ids.device)
 
 
+# transformers' continuous batching takes 67 s where this row takes 8.4 s (docs/LOG.md).
 class _Row:
     """The packed row: `depths` and `visible` [slots, columns] describe the columns in the cache.
 
@@ -238,6 +246,7 @@ class _Row:
                 for item in self.active
             ]
             tokens = [sequence.answer.tokens[-1] for sequence in self.active]
+            # First, because columns are in the order in which their tokens are read below.
             self._add(slots, depths)
             for sequence, new_tokens, depth in self._admit():
                 self.active.append(sequence)
@@ -281,6 +290,7 @@ class _Row:
                 for sequence in self.active
             )
             n_columns = int(self.visible.any(axis=0).sum()) + n_new + to_come
+            # Where nothing is active the next prompt is admitted, however long it is.
             if self.active and (n_read + n_new > _MOST_READ or n_columns > _MOST_COLUMNS):
                 return
             slot = self.free.pop()
@@ -294,6 +304,7 @@ class _Row:
     def _read(self, tokens: _Indices, slots: _Indices, n: int) -> torch.Tensor:
         """Read the `n` new columns; return the logits [active, vocabulary] after the last token of
         each sequence."""
+        # Tokens of a sequence are in a row, so the slot changes behind its last one.
         last = np.append(np.flatnonzero(np.diff(slots)), n - 1)
         generator = self.generator
         generator.n_read += n
@@ -331,6 +342,7 @@ class _Row:
     def _compact(self) -> None:
         """Take out columns that no sequence sees any more, once they are most of the row."""
         kept = np.flatnonzero(self.visible.any(axis=0))
+        # Seldom, because it copies all keys and values.
         if len(self.depths) > 2 * len(kept) + _MOST_READ:
             self.depths, self.visible = self.depths[kept], self.visible[:, kept]
             for layer in self.cache.layers:
@@ -381,4 +393,5 @@ class _Columns(DynamicLayer):  # type: ignore[misc]
         index = torch.from_numpy(columns).to(self.keys.device)
         with torch.inference_mode():
             self.keys, self.values = self.keys[:, :, index], self.values[:, :, index]
+        # The selected states are copies: the next update puts them into buffers again.
         self.buffers = ()

@@ -41,6 +41,7 @@ from kinject.recipe.sections import LocalModelSection
 from kinject.results import Perplexity
 from kinject.types import Answer
 
+# lm-evaluation-harness's default, whose rolling windows these are.
 _LONGEST_WINDOW = 2048
 _LARGEST_LOSS = 700.0  # a float holds no larger exponential
 
@@ -185,6 +186,7 @@ def measure_perplexity(scoring: ResumableScoring, model: LoadedScorer, path: Pat
         path.stem,
         n_texts,
         n_tokens,
+        # report.json takes no number that is not finite.
         per_token if finite else None,
         bits if finite else None,
     )
@@ -228,6 +230,8 @@ def _score_windows(
     mine = scoring.mine({key: identity for key, (identity, _) in by_key.items()})
     new = scoring.score(model.scorer, {key: by_key[key][1] for key in mine}, stored, store)
     scores = {**stored, **scoring.shard.gather(new)}
+    # Also what other processes scored; `add` skips what is stored here already.
     for key, score in scores.items():
         store(key, score)
+    # fsum: the same to the last digit, whichever process scored which window.
     return math.fsum(scores[key].log_probs[0] for key in keys)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_LOGITS = 2**27  # elements of one logits tensor: 512 MB in float32
 _HEAD_ROWS = 128  # positions collected for one pass of the head: fewer cost nearly as much
+# What models raise that cannot take a mask, positions or a cache of ours.
 _REFUSALS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
@@ -82,6 +83,7 @@ class Scorer:
             for choice, continuation in enumerate(prompt.continuations):
                 if not len(continuation):
                     sums[index][choice] = np.nan
+            # None of its continuations can be scored, so no row will finish it.
             if not open_leaves[index]:
                 yield index, PromptScore(tuple(sums[index].tolist()), tuple(greedy[index]))
         if not leaves:
@@ -113,6 +115,7 @@ class Scorer:
         """Yield rows with their scores, until every leaf is scored."""
         tree = Tree(leaves)
         self.n_least += tree.n_tokens
+        # No row may be longer than a pass.
         limits = replace(self.limits, longest=min(self.limits.longest, self.batch_tokens))
         pending = [(tree.plan(limits) if use_tree else tree.plan_unshared(), Prefix())]
         for_head: list[tuple[list[Row], HiddenStates]] = []  # batches of one pass of the head
@@ -125,9 +128,12 @@ class Scorer:
                 batch, rows = self._next_batch(rows)
                 for_head.append((batch, self._read_batch(batch, prefix, use_tree=use_tree)))
                 n_positions += sum(len(np.unique(row.indices)) for row in batch)
+                # One call of the head for 128 positions: 0.44 of the time of six runs
+                # (docs/LOG.md).
                 if not self.forward.split or n_positions >= _HEAD_ROWS:
                     yield from self._apply_head(for_head)
                     for_head, n_positions = [], 0
+            # Depth first: the keys and values of one branch are in memory at a time.
             pending.extend((child, prefix) for child in reversed(node.children))
         yield from self._apply_head(for_head)
 
@@ -195,8 +201,10 @@ class Scorer:
         try:
             shared = self._test_scores(leaves, use_tree=True)
         except _REFUSALS as error:
+            # Too little memory is no fault of the architecture.
             if is_out_of_memory(error):
                 raise
+            # Some errors have no text.
             fault = repr(error)
             if str(error):
                 fault = str(error).splitlines()[0][:120]
@@ -212,6 +220,7 @@ class Scorer:
         tree = Tree(leaves)
         root = tree.plan_unshared()
         if use_tree:
+            # So short that the common tokens become a node and the rest branches within rows.
             root = tree.plan(RowLimits(row=16, longest=16, overhead=0))
         sums = np.zeros(len(leaves))
         pending = [(root, Prefix())]
@@ -221,6 +230,7 @@ class Scorer:
             if node.rows:
                 states = self._read(node.rows, prefix, use_tree=use_tree)
                 (scores,) = self.forward.scores([states])
+                # A leaf has an entry for each of its tokens, of which `+=` would count one.
                 np.add.at(sums, np.concatenate([row.owners for row in node.rows]), scores.log_probs)
             pending.extend((child, prefix) for child in node.children)
         return sums
@@ -243,6 +253,7 @@ def _make_leaves(prompts: Sequence[Encoded]) -> tuple[list[Leaf], list[tuple[int
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether `error` means that memory is full."""
+    # torch's allocator of the CPU raises a plain RuntimeError with these words.
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
