@@ -21,6 +21,7 @@ from kinject.recipe import QuestionsSection
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.types import Document, Message, Passage
 
+# Possessive (`*+`): a line of many equal marks is not tried again at each length.
 _LINE = re.compile(
     r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|wrong|sentence)"
     r"\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
@@ -106,6 +107,7 @@ def read_drafts(answer: str) -> list[Draft]:
     """Return the drafts in a model's answer. A missing line is an empty field."""
     drafts: list[Draft] = []
     lines: list[tuple[str, str]] = []
+    # The last one begins a draft that is never read: it closes the draft before it.
     for line in [*plain_text(answer).splitlines(), "Question: -"]:
         match = _LINE.match(line.strip())
         if match is None:
@@ -119,6 +121,7 @@ def read_drafts(answer: str) -> list[Draft]:
 
 
 def _parse_draft(lines: Sequence[tuple[str, str]]) -> Draft:
+    # Reversed, so that of two lines with one key the first counts.
     first = dict(reversed(lines))
     wrong = tuple(value for key, value in lines if key == "wrong")
     sentence = first.get("sentence", "").strip('"“”')
@@ -331,6 +334,8 @@ class Outcome:
     def known(self) -> list[Draft]:
         """Return the drafts on whose facts no more questions are asked for."""
         known = [candidate.draft for candidate in self.candidates]
+        # What the model knows without the passage makes no question, however it is asked; a fact
+        # whose draft had a fault of form may be asked about again.
         return known + [
             draft for draft, reason, _ in self.refused if draft and reason == "closed-book"
         ]
@@ -505,4 +510,5 @@ def question_row(
 def is_validation(document_id: str, fraction: float) -> bool:
     """Return whether the questions on a document are for validation. It depends on the id alone, so
     it never changes."""
+    # A content id has 64 bits.
     return int(content_id("split", document_id), 16) < fraction * 2**64

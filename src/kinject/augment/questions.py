@@ -216,6 +216,8 @@ class QuestionWriter:
 
     def outcome_id(self, document: Document, passage: Passage) -> str:
         """Return an id that depends on everything that shapes the questions on a passage."""
+        # All three prompts, two of them without a question: a changed template makes other
+        # questions.
         section, blank = self.section, ("",) * len(LETTERS)
         arguments = (source_of(document, passage), section.n_proposed, (), section.kinds)
         messages = [

@@ -200,6 +200,7 @@ class Rewriter:
             for attempt in range(self._n_attempts(group)):
                 if missing:
                     missing = await self._attempt(group, missing, attempt, checker)
+            # What is still missing was given up: the progress line ends all the same.
             self._advance(len(missing))
         self.progress.total -= max(0, n_announced - n_requests)
 
@@ -334,6 +335,8 @@ class Rewriter:
     def _accept_texts(self, answer: _Answer, checker: Checker) -> None:
         """Add the texts of an answer to those that later ones must differ from; refuse copies of
         earlier ones."""
+        # Checked again where models were asked: then the block was read before any of it was
+        # accepted.
         for text, _ in list(answer.texts):
             duplicate = checker.duplicate(text)
             if duplicate:
@@ -395,6 +398,8 @@ class Rewriter:
             await self._verify(group, answers)
         if self.judge is None or group.style.mechanical:
             return
+        # After the generator's own answer: a text that it does not confirm costs no request to the
+        # judge.
         await self._judge_texts(self.judge, group, answers)
         if group.style.scope == "passage":
             await self._count_statements(self.judge, group, answers)
@@ -411,6 +416,7 @@ class Rewriter:
         replies = await _gather(group, map(self.sender.send, prompts, seeds))
         injected = has_injection(group.document.title, group.passage.shown)
         for (answer, text), reply in zip(pairs, replies, strict=True):
+            # The passage may order the model to say yes, so that its answer is worth nothing.
             if injected:
                 answer.refuse(text, _INJECTED)
             elif isinstance(reply, EndpointError):

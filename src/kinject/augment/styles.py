@@ -159,6 +159,7 @@ class Style:
         """
         if self.mechanical:
             return Repaired((answer,))
+        # Parts of a list, of pairs or of turns are no alternatives to each other.
         splits = self.parser == "text" and self.rows == "text" and self.chat != "turns"
         repaired = repair(
             plain_text(answer), title, passage, splits=splits, loops=self.parser == "text"
@@ -207,6 +208,8 @@ class Style:
             pairs = pairs_of(text)
             if chat is not None:
                 return [{"messages": _turns([pair])} for pair in pairs]
+            # The space belongs to the completion: the last token of a prompt that ends in one is
+            # not that of the whole text.
             return [{"prompt": question, "completion": f" {answer}"} for question, answer in pairs]
         if chat is not None and self.chat == "turns":
             pairs = pairs_of(text)
@@ -316,6 +319,7 @@ def _identity(style: Style) -> str:
         changed["all_facts"] = True
     named["rules"] = _DEFAULT_RULES | changed
     return content_id(
+        # Not `chat`: it shapes rows, so that switching to conversations costs no request.
         {key: value for key, value in named.items() if key not in ("about", "source", "chat")}
     )
 
@@ -494,7 +498,9 @@ class _Styles(Mapping[str, Style]):
 @cache
 def _shipped_style(name: str) -> Style:
     if name in MECHANICAL:
+        # The passage's own sentences in another order are near copies of it by intent.
         return Style(name, MECHANICAL[name][0], rules=Rules(refuse_echo=False, refuse_near=False))
+    # A test tries their templates. With reading files one by one that took 0.07 of 1.45 s away.
     return read_style(STYLE_FILES / f"{name}.yaml", templates=False)
 
 

@@ -138,6 +138,8 @@ def check_completion(completion: Completion) -> Verdict:
         return Verdict(*_ENDS[reason])
     if not completion.text.strip():
         return Verdict("no answer", f"finish_reason is {reason or 'missing'}")
+    # Other servers than OpenAI's have their own words for a whole answer, or none; an unknown one
+    # may be a cut.
     if reason not in ("stop", "eos", "end_turn", ""):
         return Verdict("truncated", f"finish_reason is {reason}")
     return Verdict()
@@ -167,7 +169,10 @@ class Checker:
         # Only a model writes under these rules; the function of a mechanical style obeys no text.
         if self._rules.refuse_echo or self._rules.quotes:
             clean, self._injection = split_injection(source)
+        # Without its injection, whose words a quotation would carry on. Writers break lines
+        # elsewhere, so that white space is folded.
         self._quotable = " ".join(clean.split())
+        # A fact that stands in the injection alone is an addition.
         self.facts = source_facts(clean, context)
         self._countable = facts_of(self.facts)
         self._form = normal_form(clean)
@@ -211,6 +216,7 @@ class Checker:
             yield "empty", ""
         if len(text) > self._max_characters:
             yield "length", f"{len(text):,} characters for {len(self._source):,}"
+        # The order is that of docs/augmentation.md: the first fault is the reason of a refusal.
         yield from self._foreign_parts(text)
         form, shingles = _form_and_shingles(text)
         yield from self._copies(text, form, shingles)
@@ -230,6 +236,7 @@ class Checker:
         source = self._source
         for reason, pattern in (("refusal", REFUSAL), ("wrapper", _MARKUP)):
             match = pattern.search(text)
+            # "I cannot come" is no refusal where the passage says so itself.
             if match and not pattern.search(source):
                 yield reason, f"found {match[0].strip()[:60]!r}"
         tag = new_markup(text, source)
@@ -278,6 +285,7 @@ class Checker:
         without one."""
         if has_injection(text):
             return "it repeats the injection"
+        # Words that the rest of the passage has too are no sign that the injection was repeated.
         injected = _shingles(normal_form(self._injection)) - self._shingles
         if len(shingles & injected) > _MAX_INJECTED_TRIPLES:
             return "its words are those of the injection"

@@ -101,6 +101,7 @@ def _lines(text: str, language: Language) -> Iterator[tuple[str, bool]]:
     for line in text.split("\n"):
         heading = line.lstrip().startswith("#")
         line = _ITEM.sub("", line, count=1)
+        # Titles have capitals of their own: "Great Sales of Silicon" has no name in it.
         if heading or _is_title(line):
             yield _ORDINAL.sub("", line.strip("#*_ \t")), True
             continue
@@ -239,6 +240,7 @@ def _is_code(word: str) -> bool:
 def _is_german_word(lower: str, language: Language) -> bool:
     """Return whether a German word with a capital is a noun: a common one, with the ending of a
     noun, or made of common words."""
+    # Places first: cities such as Paris are among the common words of German texts.
     if lower in language.places or (lower.endswith("s") and lower[:-1] in language.places):
         return False
     if lower in language.common or lower.endswith(_GERMAN_NOUN_ENDINGS) or _is_compound(lower):
@@ -334,6 +336,7 @@ def is_known(name: str, reading: Reading, source: Reading) -> bool:
             return True
         return name in re.sub(r"\W", "", source.body.casefold())
     singular = name.removesuffix("s")
+    # WHO for the World Health Organization, or a word that the text itself wrote out.
     if spelling.removesuffix("s").isupper() and 2 <= len(name) <= 6:
         return singular in source.initials or singular in reading.initials
     if len(name) >= _LONG_NAME and difflib.get_close_matches(name, source.words, 1, _ALIKE):
@@ -360,6 +363,7 @@ def _is_derived(word: str, other: str) -> bool:
     shorter = min(len(word), len(other))
     if shorter < 4:
         return {word, other} == {word[:shorter], word[:shorter] + "s"}
+    # The last shared letter may belong to the ending: Itali|an, Ital|y.
     need = max(4, shorter - 1)
     if not word.isascii():  # endings of other languages: Нина, Ниной
         need = max(3, shorter - 2)
