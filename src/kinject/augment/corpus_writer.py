@@ -167,6 +167,7 @@ class CorpusWriter:
         Raises `DiskError`, and `InputError` if a stored row is damaged.
         """
         section, styles = self._section, [self._plan.catalog[name] for name in self._plan.styles]
+        # The index of all passages takes memory that only these rows need.
         if any(style.rows == "quoted" for style in styles):
             shown = chain.from_iterable(passages for _, passages in documents)
             self._raft = _RaftRows(shown, section.raft or RaftSection(), self._plan.seed)
@@ -254,6 +255,7 @@ class CorpusWriter:
     ) -> None:
         # The facts of the group's passage, which is a whole document for some styles.
         own = variant.checks.get("facts", ())
+        # A passage without a fact has no text that could carry one.
         if any(coverage.facts for coverage in coverages):
             self._n_without += list(own).count([])
         for coverage in coverages:
@@ -442,6 +444,7 @@ class _RaftRows:
 
     def _distractors(self, gold: Passage, question: str, n: int) -> list[str]:
         """Return the texts of `n` passages of other documents, fewer if there are fewer."""
+        # Enough to leave out each passage of the question's own document; to rank all takes longer.
         n_ranked = min(n + self._n_passages[gold.document_id], len(self._ids))
         ranked = best_of(self._index.scores(question), n_ranked)
         others = (self._texts[self._ids[index]] for index in ranked)

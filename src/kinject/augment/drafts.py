@@ -223,6 +223,7 @@ def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> _Fault | None:
         other_words = set(other_question.split())
         overlap = len(words & other_words) / max(1, len(words | other_words))
         same_answer = answer == normal_form(other.answer)
+        # Like words alone let two questions on one fact through.
         same_fact = overlap > _MAX_OVERLAP or sentence == normal_form(other.sentence)
         if question == other_question or (same_answer and same_fact):
             return "duplicate", other.question
@@ -510,5 +511,6 @@ def question_row(
 def is_validation(document_id: str, fraction: float) -> bool:
     """Return whether the questions on a document are for validation. It depends on the id alone, so
     it never changes."""
-    # A content id has 64 bits.
+    # A content id has 64 bits. Validation texts of a training have a hash of their own: with this one,
+    # these questions would be on documents that nobody trained on.
     return int(content_id("split", document_id), 16) < fraction * 2**64

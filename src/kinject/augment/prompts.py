@@ -129,6 +129,7 @@ def _render_source(source: Source) -> str:
     """
     above = [heading for heading in source.headings if heading != source.title]
     lines = []
+    # Title and headings come from the document, too, but stand outside of its tags.
     if source.title and not has_injection(source.title):
         lines.append(f"The passage is from a text called {source.title!r}.")
     if above and not has_injection(*above):

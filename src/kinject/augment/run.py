@@ -185,6 +185,7 @@ async def _rewrite(
         start = monotonic()
         try:
             await rewriter.run(passages, limits.concurrency)
+            # After all texts: which facts are short is known only then.
             if section.coverage is not None:
                 await rewriter.top_up(passages, limits.concurrency, section.coverage)
         except EndpointError as error:

@@ -282,8 +282,10 @@ _MOST_BYTES = 2**28
 class SandboxServer(ThreadingHTTPServer):
     """An OpenAI-compatible endpoint on this machine alone: /v1/chat/completions and /v1/models."""
 
+    # Clients keep connections open, whose threads must not hold up the end.
     daemon_threads = True
     block_on_close = False
+    # socketserver's default of 5 is far below what a run has in flight.
     request_queue_size = 1024
     connection_class: type[BaseHTTPRequestHandler]
 

@@ -200,6 +200,7 @@ class IndexedRows(Journal):
                     raise InputError(f"{path}: a row without {name!r}. {fix}")
             self._offsets[row[key]].append(offset)
 
+        # Not synced at each row: what a power cut takes is in the cache, and is not paid again.
         super().__init__(path, sync=False, on_row=index, fix=fix)
 
     def get(self, name: str) -> list[Row]:
@@ -371,6 +372,7 @@ class Store:
     ) -> None:
         """Store a refused answer with its reason, once."""
         identity = content_id("refused", request.id, attempt)
+        # A rerun after a kill may read the same answer from the cache again.
         if any(row["id"] == identity for row in self.refusals([request])):
             return
         row: Row = {

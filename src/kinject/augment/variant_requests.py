@@ -18,6 +18,7 @@ from kinject.types import Message, Passage, Variant
 
 MOST_AT_ONCE = 64
 """Requests of one group that are sent at once."""
+# With one block as the end, a target stopped at the first NONE near it.
 _BARREN = 24
 """Requests in a row without a text after which a target of tokens is given up."""
 Notes = Callable[[str], tuple[str, ...] | None]
@@ -94,6 +95,7 @@ def _turns(plan: Plan, group: Group, items: Sequence[Item]) -> Iterator[tuple[in
     """Yield (requests before it about the same item, item) of each request of a group."""
     style, n = group.style, group.n_samples
     if style.combine:
+        # Drawn: in the document's order a target that ends early would favour the first entity.
         schedule = style.schedule(items, content_id("schedule", plan.seed, group.passage.id))
         for item in islice(schedule, n):
             yield 0, item

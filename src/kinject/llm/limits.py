@@ -95,6 +95,8 @@ class Budget:
         rest of theirs.
         """
         while self.most is not None and self.spent + self.reserved + cost > self.most:
+            # Only when nothing is in flight: 16 requests reserved ten times their cost, and budgets
+            # ended at half.
             if not self.n_reserved:
                 self.empty = True
                 return False
@@ -178,5 +180,6 @@ class LoadBalancer:
         endpoint.limit = max(
             1.0, min(float(endpoint.most), endpoint.limit + (-1 if overloaded else _GROWTH))
         )
+        # A limit that grew by a whole request has room for one more than the one that ended.
         for _ in range(1 + max(0, int(endpoint.limit) - n_before)):
             self.line.wake()

@@ -241,6 +241,8 @@ def make_trials(passages: Sequence[tuple[str, str]], seed: int) -> list[tuple[st
             wrong = plant_error(kind, good, rng, language)
             if wrong is not None and len(trials) - n_before < per_kind:
                 trials[kind, title, passage, wrong] = None
+    # Other words, not another order of sentences: that moves pronouns and what came first, which a
+    # judge of order is right to refuse.
     correct = [("", title, passage, good) for title, passage, _, good in known]
     return [*trials, *dict.fromkeys(correct[:N_TRIALS])]
 
