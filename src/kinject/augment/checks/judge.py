@@ -117,7 +117,7 @@ def read_verdict(answer: str) -> Verdict:
     the lines about the sentences.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
-    # The prompt asks for the verdict on the last line; a judge that begins with it is read, too.
+    # At the beginning of these lines alone: "it is not faithful" anywhere counted as a yes once.
     verdicts = list(filter(None, map(_VERDICT.match, [*lines[:1], *lines[-1:]])))
     faults = [match[1].strip() for match in map(_WRONG.match, lines) if match]
     unfaithful = any(match[1] or "unfaithful" in match[2].lower() for match in verdicts)
