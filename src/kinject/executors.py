@@ -130,6 +130,7 @@ class LocalExecutor:
                 process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Else this end would keep the pipe open, and the death of a worker would not end `recv`.
         theirs.close()
         return _Worker(process, ours, devices)
 
@@ -248,6 +249,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
+        # sys.exit would end this thread alone.
         os._exit(1)
 
 

@@ -104,6 +104,7 @@ class SecretFilter:
             if len(secret) >= WINDOW
             for form in (secret, quote(secret), quote(secret, safe=""))
         }
+        # Longest first: an alternation takes the first that fits.
         forms = sorted(values, key=len, reverse=True)
         parts = (
             f"{re.escape(form[:WINDOW])}(?:{re.escape(form[WINDOW:])}|[\\w+/=.~%-]*)"

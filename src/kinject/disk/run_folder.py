@@ -85,6 +85,7 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         refuse_outside_links(folder)
+        # After the check of links: the lock may be one, which this would follow.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except (FileExistsError, NotADirectoryError) as error:
         raise DiskError(
@@ -99,6 +100,8 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
         delete_parts(folder)
         yield
     finally:
+        # The file stays: it marks a run folder, and a name that is made again would let two
+        # processes hold two locks.
         os.close(descriptor)
 
 
@@ -404,6 +407,7 @@ def _is_held(lock: Path) -> bool:
     """Return whether a process holds a run folder."""
     with contextlib.suppress(OSError), lock.open("rb") as file:
         try:
+            # Shared, so that two lists at once do not take each other for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

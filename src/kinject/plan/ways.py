@@ -75,6 +75,7 @@ _LAUNCH = (
     "accelerate launch --config_file recipes/distributed/{}.yaml --num_processes {}{} "
     "-m kinject.cli train RECIPE"
 )
+# Without it FSDP2 under accelerate keeps whole gradients while it accumulates.
 _SYNC = "trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}"
 _EXCLUDED = {"projected": "regularization.projection=null", "muon": "techniques.muon=null"}
 """Field of `Step` -> the override that switches it off: some ways to train cannot have it."""

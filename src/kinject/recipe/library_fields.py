@@ -210,6 +210,7 @@ def check_trainer(trainer: Mapping[str, Any], checker: Checker) -> tuple[dict[st
     """
     fields, written, notes = rename_old_fields(trainer, checker)
     known = trainer_fields()
+    # With torch's schedules and kinject's own, which SFTConfig's type does not have.
     known["lr_scheduler_type"] = (known["lr_scheduler_type"][0], Literal[tuple(schedule_names())])
     allowed = known.keys() - REFUSED.keys()
     checked: dict[str, Any] = {}
@@ -404,11 +405,13 @@ def schedule_arguments(name: str) -> dict[str, tuple[Any, Any]]:
     if name in OWN_SCHEDULES:
         return dict(OWN_SCHEDULES[name])
     source = _source(name)
+    # The hints of a class are those of its attributes, not of its arguments.
     hints = typing.get_type_hints(vars(source)["__init__"] if isinstance(source, type) else source)
     arguments = {}
     for key, parameter in inspect.signature(source).parameters.items():
         if key not in _SET_BY_KINJECT:
             arguments[key] = (
+                # The libraries annotate few of them: the default shows the type of the others.
                 _TYPES.get(key, hints.get(key, type(parameter.default))),
                 parameter.default,
             )

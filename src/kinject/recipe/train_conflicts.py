@@ -248,6 +248,7 @@ def machine(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     if backend is not None:
         import torch
 
+        # With those for debugging, which torch leaves out by itself.
         known = torch._dynamo.list_backends(exclude_tags=())
         if backend not in known:
             message = f"found {backend!r}.{suggestion(backend, known)}"
@@ -267,6 +268,7 @@ def machine(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
 
 def _packages(recipe: TrainRecipe, launch: Launch) -> Iterator[tuple[str, str, str]]:
     """Yield (key, module, name for pip) of each package that a setting needs."""
+    # On a CPU no package helps: `_on_a_cpu` has the message.
     if launch["use_liger_kernel"] and launch.device != "cpu":
         yield "trainer.use_liger_kernel", "liger_kernel", "liger-kernel"
     if recipe.model.quantization != "none":

@@ -353,6 +353,7 @@ class EvalSection:
                 if getattr(table, item.name) is None:
                     defaults[item.name] = getattr(self.model_defaults, item.name)
         elif table.api == "chat":
+            # Such an endpoint renders the template itself, whatever eval.chat is.
             defaults["chat"] = defaults["chat"] or True
         return replace(table, **defaults)
 
@@ -421,6 +422,7 @@ def _same_answers(section: EvalSection) -> Iterator[tuple[str, str]]:
     first: dict[str, str] = {}
     tables = section.endpoints()
     for name, table in tables.items():
+        # Answers are stored by the model's name, which stays the same when it moves.
         identity = repr((replace(table.endpoint, base_url=None), table.api, table.revision))
         other = first.setdefault(identity, name)
         if tables[other].address != table.address:
