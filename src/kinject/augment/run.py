@@ -212,6 +212,7 @@ async def open_judge(
         section.judge,
         run_dir,
         limits,
+        # The cost so far is that of a whole cache, and the judge has prices of its own.
         cache="judge.sqlite",
         partner=partner,
         opener=sandbox.open_generator,

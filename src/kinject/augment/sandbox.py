@@ -328,6 +328,7 @@ class Connection(BaseHTTPRequestHandler):
         length = int(self.headers.get("content-length", "0"))
         if not 0 <= length <= _MOST_BYTES:
             raise ValueError(f"a body of {length} bytes")
+        # Read in any case: on a connection that stays open the rest would be the next request.
         body = self.rfile.read(length)
         if self._is_from_here():
             if self.path == "/v1/chat/completions":

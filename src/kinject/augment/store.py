@@ -338,6 +338,7 @@ class Store:
             text="",
             generator="",
             prompt_hash=request.prompt_hash,
+            # The tokens of its answers are counted with the refused ones.
             usage=Usage(),
         )
 

@@ -314,6 +314,8 @@ again."""
 def _identity(style: Style) -> str:
     named = asdict(style)
     default = asdict(Rules())
+    # Only rules that are on: a new one, off in all styles, once changed every id, and with them the
+    # draws of the studies (98.7% of new facts in the demo instead of 98.2%).
     changed = {name: value for name, value in named["rules"].items() if value != default[name]}
     if changed.pop("complete", False):
         changed["all_facts"] = True

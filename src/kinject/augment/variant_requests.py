@@ -128,6 +128,7 @@ def request_blocks(
     while n_barren < _BARREN:
         n_missing = max(0, group.target - n_tokens)
         n_needed = -int(-n_missing // max(1.0, mean))  # rounded up
+        # Each text is paid for: no more are requested than the target needs by the mean so far.
         block = list(islice(requests, min(MOST_AT_ONCE, n_needed)))
         if not block:
             return

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 )
 def _eval(arguments: argparse.Namespace) -> Outcome:
     if arguments.require:
+        # JSON is YAML, as which overrides are read.
         arguments.arguments.append(f"eval.require={json.dumps(arguments.require)}")
     recipe = recipe_of(arguments, "eval")
     if arguments.show is not None:

@@ -321,6 +321,7 @@ def _derivations(
     if vague:
         yield from _simple_parts(value, units, same, years)
     is_year = len(number) == 4 and "1000" < number < "2100" and units <= {"year"}
+    # Any number of two digits as derivable let "90 seats" pass in a passage without numbers.
     n_digits = len(number.replace(".", "").rstrip("0"))
     if n_digits > 2 and not is_year:  # a shorter one is nearly always some part of another
         for other, n in product(every, range(2, 13)):

@@ -172,6 +172,7 @@ class Judge:
     async def _ask(
         self, title: str, passage: str, text: str, rules: Rules | None = None
     ) -> Verdict:
+        # With the passage: a list of its statements lacks causes and the order of sentences.
         answer = await self._answer(judge_messages(title, passage, text, rules))
         if not answer:
             return Verdict("judge", "its answer was cut at max_tokens, or empty")
