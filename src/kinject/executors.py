@@ -78,6 +78,7 @@ def start_fork_server() -> None:
     if _count_gpus():
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(CPU_PRELOAD))
+    # Before the signals are blocked: when it starts, multiprocessing's tracker lets SIGINT through.
     resource_tracker.ensure_running()
     # Inherited by the server and its workers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)
@@ -224,6 +225,7 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     if "torch" in sys.modules:  # imported before OMP_NUM_THREADS was set
+        # The variable may have a number for each level of nesting.
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()

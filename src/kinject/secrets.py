@@ -102,6 +102,7 @@ class SecretFilter:
             form
             for secret in secrets
             if len(secret) >= WINDOW
+            # The forms in which errors repeat a key: a filter of every encoding took 327 lines.
             for form in (secret, quote(secret), quote(secret, safe=""))
         }
         # Longest first: an alternation takes the first that fits.

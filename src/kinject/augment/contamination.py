@@ -90,6 +90,8 @@ class ContaminationCheck:
             ngram = " ".join(words[start : start + length])
             if ngram not in self._questions:
                 first_words = " ".join(words[start : start + _FEWEST])
+                # By first words, since n-grams are of different lengths: whole questions, where
+                # these are short.
                 self._by_start.setdefault(first_words, []).append(ngram)
             self._questions.setdefault(ngram, set()).add(question_id)
 

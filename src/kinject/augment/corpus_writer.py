@@ -430,6 +430,7 @@ class _RaftRows:
         quotation.
         """
         section = self._section
+        # By the row alone: one row more elsewhere changes no other.
         rng = Random(content_id("raft", self._seed, row_id))
         shows_gold = rng.random() >= section.without_gold
         others = self._distractors(gold, question, section.distractors + (not shows_gold))

@@ -137,6 +137,7 @@ def file_name(name: str) -> str:
     if _PLAIN_NAME.match(name) and len(name.encode()) <= _MOST_NAME_BYTES:
         return name
     similar = re.sub(r"[^\w+=@-]+", "_", name).strip("_-+=@")
+    # File systems limit bytes, not letters; half a letter at the end is left out.
     similar = similar.encode()[:_MOST_NAME_BYTES].decode("utf-8", "ignore")
     return f"{similar or 'name'}-{content_id(name)[:8]}"
 

@@ -221,6 +221,7 @@ def _activations(step: Step) -> tuple[int, int]:
     act = str(getattr(text, "hidden_act", None) or getattr(text, "activation_function", ""))
     inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
     inner = inner or getattr(text, "n_inner", None) or 4 * width
+    # A token passes its own experts only.
     inner *= getattr(text, "num_experts_per_tok", None) or 1
     stream = 4 if step.dtype == torch.float32 else size
     if act == "gelu_new":  # layer norms keep their input; this GELU is made of six operations

@@ -243,6 +243,7 @@ def read_recipe(
     file = read_yaml(path)
     raw = copy.deepcopy(file.root)
     overridden, problems = _apply_overrides(overrides, raw)
+    # Before all checks: without general text a recipe is the one that lacks these lines.
     notes = _leave_out_general_text(raw)
     kind, required = Recipe, tuple[str, ...]()
     if verb is not None:

@@ -159,6 +159,7 @@ class Judge:
         verdict = await self._ask(title, passage, text, rules)
         if not verdict.accepted or not has_injection(title, passage, text):
             return verdict
+        # By content: a rerun plants the same error, and has its verdict in the cache.
         rng = Random(content_id(self.seed, passage, text))
         language = detect_language(passage) or "en"
         texts = (plant_error(kind, text, rng, language) for kind in ALL_KINDS)
