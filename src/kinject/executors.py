@@ -106,6 +106,7 @@ class LocalExecutor:
         self, n_workers: int, n_gpus: int, preload: Sequence[str] = (), *, fresh: bool = False
     ) -> None:
         self._fresh = fresh
+        # Not a fork of this process: with two threads of torch its child waited for ever.
         self._context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
         if preload:
             self._context.set_forkserver_preload(list(preload))

@@ -429,6 +429,7 @@ def serve(make: Callable[[], Any], arguments: argparse.Namespace, label: str) ->
         raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
     try:
         with make() as server:
+            # At once, also into a pipe: programs wait for the address.
             show(f"{label}: {server.url} (Ctrl-C stops it)", flush=True)
             arguments.announce({"url": server.url})
             if "open" in arguments and arguments.open:

@@ -189,6 +189,7 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
         gathered = n_whole * shapes.layer
     memory = Memory(weights, gradients, state, activations, logits, gathered, 0, host)
     if step.device == "cpu":
+        # Without the holes each of 12 measured runs had 100 to 300 MiB more than was planned.
         memory = replace(memory, fragmentation=_heap_holes(step, memory))
     return memory
 
@@ -196,6 +197,7 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
 def _heap_holes(step: Step, memory: Memory) -> int:
     """Return the bytes of a CPU's heap that no tensor uses."""
     total = memory.peak - memory.gathered
+    # No constant: 200 MiB at any size put a step of 125 MiB of tensors at 1.14 of the measurement.
     holes = min(_HEAP_HOLES, total // 2)
     if step.checkpointing:
         holes += int(_CHECKPOINTING_HOLES * (memory.activations + memory.logits))

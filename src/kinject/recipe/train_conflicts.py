@@ -336,6 +336,8 @@ def _weights_in_parts(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
 
 
 def _rows_in_parts(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    # No error comes otherwise: accelerate drops the mask, and TRL's check sees no packing, since
+    # kinject packs.
     if launch["packing"] and not launch.wraps_documents:
         message = "packed documents would read each other: context parallelism has no mask."
         fix = "Set trainer.packing: false; or packing_strategy: wrapped, which lets them."

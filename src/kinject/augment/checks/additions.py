@@ -295,6 +295,7 @@ def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vag
     decimals = len(number.partition(".")[2])
     # Quotients are off in their last digits.
     tolerance = 1e-6
+    # By its digits, so that words such as "nearly" need not be known in every language.
     if decimals:
         tolerance += 0.5 * 10.0**-decimals  # as precise as it is written
     value = float(number)

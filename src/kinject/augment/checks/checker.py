@@ -174,7 +174,7 @@ class Checker:
         # Without its injection, whose words a quotation would carry on. Writers break lines
         # elsewhere, so that white space is folded.
         self._quotable = " ".join(clean.split())
-        # A fact that stands in the injection alone is an addition.
+        # Without it, too: with its names in the source, texts that obeyed it passed in free styles.
         self.facts = source_facts(clean, context)
         self._countable = facts_of(self.facts)
         self._form = normal_form(clean)
