@@ -192,8 +192,8 @@ class Rewriter:
             missing = [request for request in requests if request.id not in stored]
             if not missing:
                 continue
-            # Made where something is missing: a checker reads the whole passage, and with one for each
-            # group a rerun of 2,000 passages took 7.8 s instead of 2.2.
+            # Made where something is missing: a checker reads the whole passage, and with one for
+            # each group a rerun of 2,000 passages took 7.8 s instead of 2.2.
             checker = checker or group.checker()
             for text in unseen:
                 checker.accept(text)

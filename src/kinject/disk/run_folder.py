@@ -365,6 +365,7 @@ def _run(folder: Path, run_dir: Path, verb: str, recipe: str) -> FoundRun:
     words = [] if manifest is None else list(manifest.command)
     if words[1:2] != [verb]:
         words = ["kinject", verb, recipe] if recipe else []
+    # The command continues a run, and must not begin it anew.
     words = [word for word in words if word not in ("--overwrite", "--resume")]
     if words and verb == "train" and state == "unfinished":
         words.append("--resume")

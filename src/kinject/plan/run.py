@@ -432,6 +432,7 @@ def time_steps(recipe: TrainRecipe) -> StepTiming | str:
         if code:
             reason = last_log_line(folder) if (folder / LOG).is_file() else ""
             return f"the steps failed: {reason or f'exit code {code}'}"
+    # Of steps that took too long, those that ended count.
     if len(rows) < _WARM_UP_STEPS + 1:
         return f"{_WARM_UP_STEPS + 1} steps take more than {_SECONDS:g} s here."
     ends = [row["seconds"] for row in rows[_WARM_UP_STEPS - 1 :]]

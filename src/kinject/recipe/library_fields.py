@@ -495,6 +495,7 @@ def _check_combination(
             ("trainer", "lr_scheduler_type"),
             "noam needs trainer.warmup_steps: its peak is where they end.",
         )
+    # transformers drops the warm-up of a plateau without a word, and torch has none.
     if name in ADAPTIVE_SCHEDULES and warmup:
         fix = (
             "Set lr_scheduler_kwargs.warmup (in evaluations)"
@@ -512,6 +513,7 @@ _NEW_RANGES: Mapping[str, Mapping[str, Any]] = {
     "dropout": _UNIT,
     "pdrop": _UNIT,
     "initializer_range": {"min": 1e-6, "max": 10},
+    # A config of 2**63 layers is built layer by layer, and never ends.
     "num_hidden_layers": {"min": 1, "max": 10_000},
     "hidden_size": {"min": 1, "max": 10**6},
     "vocab_size": {"min": 1, "max": 10**8},
