@@ -52,6 +52,7 @@ class QuestionFormat:
         system's turn."""
         if not self.shows_options or not question.subject:
             return ""
+        # The words of MMLU's own prompts, as lm-evaluation-harness has them.
         subject = question.subject.replace("_", " ")
         return f"The following are multiple choice questions (with answers) about {subject}.\n\n"
 

@@ -215,6 +215,7 @@ class CorpusWriter:
         if group.skipped or not group.n_samples:
             return
         items = stored_items(self._plan, group, self._store.notes)
+        # None is a preparation without an answer: a failure, not a passage to skip.
         if items == []:
             self.styles[group.style.name].skipped["items"] += 1
         blocks: Iterable[list[VariantRequest]] = [unprepared_requests(group)]
@@ -257,6 +258,7 @@ class CorpusWriter:
         own = variant.checks.get("facts", ())
         # A passage without a fact has no text that could carry one.
         if any(coverage.facts for coverage in coverages):
+            # Not None: that is a text on which a person decided, whose facts are not counted yet.
             self._n_without += list(own).count([])
         for coverage in coverages:
             for text, facts in zip(variant.texts, own, strict=True):
@@ -264,6 +266,7 @@ class CorpusWriter:
         rows = list(self._variant_rows(group, request, variant))
         for index, row in enumerate(rows):
             facts = None
+            # Other rows are parts of a text (pairs, paragraphs), which carry a part of its facts.
             if len(rows) == len(own):
                 facts = own[index]
             if facts is None:

@@ -178,6 +178,7 @@ def _find_fault_in_passage(draft: Draft, passage: str, retention: bool) -> _Faul
     mention = _MENTIONS_TEXT.search(draft.question)
     if mention:
         return "points at the text", mention[0]
+    # Spaces around both, so that whole words are found.
     form = f" {normal_form(passage)} "
     is_stated = f" {normal_form(draft.sentence)} " in form
     if retention and (is_stated or f" {normal_form(draft.answer)} " in form):
@@ -496,6 +497,7 @@ def question_row(
     return {
         "id": question_id(document.id, _draft_row(draft)),
         "document_id": document.id,
+        # Not of the question: several on one fact are joined by it.
         "fact_id": content_id(
             "fact", document.id, normal_form(draft.sentence), normal_form(draft.answer)
         ),

@@ -170,6 +170,7 @@ def _count_group(
         n_sent += missing
     n_out = n_words * TOKENS_PER_WORD
     counts.update(written=n_requests, all_out=round(n_out * (n_requests + n_preparations)))
+    # After `written`: stored texts cost nothing more, but count in the tokens of a text.
     if not missing:
         return
     counts["requests"] += n_sent
@@ -197,6 +198,7 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
         n_requests = min(n_all, group.n_samples)
     if group.target is not None:
         n_words = max(1, len(word_spans(group.passage.text)))
+        # By texts as long as the passage, as `request_blocks` begins.
         n_requests = min(n_requests, -(-group.target // n_words))
     return n_requests, n_preparations
 

@@ -222,6 +222,7 @@ def environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        # A prompt is no HTML; `escape_tags` makes harmless what could end its tags.
         autoescape=False,
     )
     made.globals.clear()  # nothing here needs them, and each template would get a copy

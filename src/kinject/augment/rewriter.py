@@ -74,6 +74,7 @@ class _Answer:
 
     def refuse(self, text: str, verdict: Verdict) -> None:
         """Refuse one of its texts."""
+        # By identity: of two equal texts in one answer one may be kept.
         self.texts = [pair for pair in self.texts if pair[0] is not text]
         self.refused.append(verdict.reason)
         if self.verdict.accepted:

@@ -322,6 +322,7 @@ class Store:
             parts: tuple[str, ...] = ()
             if self.decisions[row["id"]]["decision"] == "keep":
                 parts = self._catalog[row["style"]].read(row["text"], "", "").texts
+            # What the parser finds nothing in is kept as it came.
             for index, part in enumerate(parts or (row["text"],)):
                 texts.append(_Text(text_id(row["id"], index), part))
         return texts

@@ -55,6 +55,7 @@ SKIPPED = {
 }
 """Need of a style -> the reason for which a passage without it is skipped. `items` are those of its
 preparations."""
+# A template is a program: its expressions raise Python's errors, too.
 _RENDER_ERRORS = (
     TemplateError,
     TypeError,

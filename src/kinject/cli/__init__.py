@@ -261,6 +261,7 @@ def _run(words: Sequence[str]) -> int:
     """Parse and run a command; return its exit code. With --json, what it prints goes to stderr,
     and its result to stdout."""
     parser, as_json, out = _parser(), "--json" in words, sys.stdout
+    # --json is taken out by hand, since it may stand before or behind the verb.
     arguments, overrides = parser.parse_known_args([word for word in words if word != "--json"])
     if overrides and (
         not hasattr(arguments, "arguments") or any(word.startswith("-") for word in overrides)

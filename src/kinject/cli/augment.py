@@ -59,6 +59,7 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     paths, settings, run_dir = list[Path](), list[str](), None
     for word in arguments.arguments:
         key, equals, value = word.partition("=")
+        # Other words with an = are paths, which may hold one.
         if equals and key == "run_dir":
             run_dir = value
         elif equals and key.startswith("documents."):

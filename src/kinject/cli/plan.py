@@ -68,6 +68,7 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
     show(render_plan(result))
     if arguments.figure is not None:
         draw_rates(result, arguments.figure)
+    # 1 where no way to run it fits.
     return result, 0 if result.way.command else 1
 
 

@@ -61,6 +61,7 @@ _FIXES = (
         "A folder of its path is missing: was it deleted? Run the same command again.",
     ),
 )
+# The first five are the system's; a folder in the way or a missing one may be anyone's.
 _SYSTEM_FAILURES = frozenset(number for numbers, _ in _FIXES[:5] for number in numbers)
 _REFUSED_WRITE = re.compile(
     "No space left|File too large|quota exceeded|PytorchStreamWriter|file write failed"

@@ -213,6 +213,7 @@ def _planned_rates(
     """Return (the steps of the run, its learning rates by step); 0 and None where unknown."""
     from kinject.train.schedules import planned_curve
 
+    # Trainer's default of -1 means that none are set.
     n_steps, per_epoch = max(trainer_field(recipe.trainer, "max_steps"), 0), 0
     if length is not None:
         n_steps = length.steps

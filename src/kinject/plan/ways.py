@@ -334,7 +334,9 @@ def _sent_bytes(way: str, step: Step, shapes: Shapes, count: int) -> int:
     if step.dtype == torch.float32 and step.mixed is not None:
         halved = 2
     if way == "ZeRO-2":
+        # The gradients of each micro-batch, and the weights once.
         return int(ring * ((times + 1) * trained / halved))
+    # In each micro-batch the weights forwards and backwards, and the gradients.
     return int(ring * (times * (2 * weights / halved + trained)))
 
 

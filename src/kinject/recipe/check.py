@@ -149,6 +149,7 @@ class Checker:
     def _list(self, hint: Hint, value: Value, key: KeyPath) -> Value:
         if not isinstance(value, list):
             return self._invalid(key, f"found {_describe(value)}, expected a list.")
+        # All of them before the look at any: every fault is reported.
         items = [self.value(hint, item, (*key, index)) for index, item in enumerate(value)]
         if any(item is _INVALID for item in items):
             return _INVALID

@@ -81,6 +81,7 @@ def read_yaml(path: Path) -> YamlFile:
     Aliases are read, but not tags, merge keys, or more than `MOST_BYTES`.
     """
     try:
+        # Some editors write a byte-order mark.
         text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError(

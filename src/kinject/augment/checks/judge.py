@@ -228,6 +228,7 @@ class Judge:
 def make_trials(passages: Sequence[tuple[str, str]], seed: int) -> list[tuple[str, str, str, str]]:
     """Return (kind of planted error, "" for a correct text; title, passage, text) for (title,
     passage) pairs."""
+    # A dict, as a set in order: a trial that is drawn twice counts once.
     rng, trials = Random(seed), dict[tuple[str, str, str, str], None]()
     languages = [detect_language(passage) or "en" for _, passage in passages]
     known = [
