@@ -433,6 +433,7 @@ def serve(make: Callable[[], Any], arguments: argparse.Namespace, label: str) ->
             # At once, also into a pipe: programs wait for the address.
             show(f"{label}: {server.url} (Ctrl-C stops it)", flush=True)
             arguments.announce({"url": server.url})
+            # The sandbox's endpoint has no page, and so no such option.
             if "open" in arguments and arguments.open:
                 webbrowser.open(server.url)
             server.serve_forever()
@@ -468,6 +469,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, row in _TABLE.items():
         above, _, last = name.rpartition(" ")
         if above not in below:
+            # A verb that does something by itself (kinject recipes) needs no action.
             is_required = above not in _RUNS
             below[above] = parsers[above].add_subparsers(
                 dest="action", metavar="ACTION", required=is_required

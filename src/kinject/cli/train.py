@@ -185,6 +185,7 @@ def _export(arguments: argparse.Namespace) -> Outcome:
         for key, value in vars(arguments).items()
         if key in ExportOptions.__dataclass_fields__
     }
+    # The value of --prove without a RUN.
     if arguments.prove == Path():
         values["prove"] = arguments.report or arguments.folder
     result = export(ExportOptions(**{**values, "copies": tuple(arguments.copies)}))

@@ -268,6 +268,7 @@ def check_output(path: Path, fix: str) -> str:
     sha256 = file_hash(path)
     manifest = read_manifest_beside(path)
     outputs = None if manifest is None else manifest.get("outputs")
+    # A manifest that does not name the file says nothing of it.
     if isinstance(outputs, dict) and outputs.get(path.name, sha256) != sha256:
         raise InputError(
             f"{path}: its bytes are not those that were written (manifest.json beside it has their "

@@ -204,6 +204,7 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
 
 
 _VERSION = re.compile(rf"(?<![\w.])(?:v\.?\s?)?(\d+(?:\.\d+){{2,}})(?!{_LETTER}|\.\d)")
+# 1.234.567 is a number, not a version.
 _THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3})+")
 
 

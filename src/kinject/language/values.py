@@ -55,6 +55,7 @@ _HAN_NUMBER = re.compile(
     rf"(?:\d+[千万萬億亿])*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{_HAN}]+)"
 )
 _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
+# Chinese and Japanese write May 2019 as 2019.5, too.
 _YEAR_AND_MONTH = re.compile(r"(?<![\d.])([12]\d{3})\.(1?\d)(?![\d.])")
 _HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
 _TENTHS = {

@@ -222,6 +222,7 @@ def _card(name: str) -> str:
     """Return the name in `GPUS` of what torch or the user calls a card, "" if there is none."""
     if name in GPUS:
         return name
+    # torch's names have more words, as NVIDIA H100 80GB HBM3.
     words = name.replace("-", " ").split()
     return next((card for card in GPUS if card in words), "")
 

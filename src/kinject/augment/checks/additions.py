@@ -268,6 +268,7 @@ def _is_part_of_year(number: str, units: set[str], year: str) -> bool:
     value, hundreds = float(number), int(year) // 100
     if value not in (hundreds + 1, hundreds * 100):
         return False
+    # A bare 19 is no century; 1800 may stand for one by itself.
     return "century" in units or value > 100
 
 

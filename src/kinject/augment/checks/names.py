@@ -113,6 +113,7 @@ def _lines(text: str, language: Language) -> Iterator[tuple[str, bool]]:
             if title.count(" ") < 8:
                 yield _ORDINAL.sub("", title.strip("*_ ")), True
                 line = line[label.end() :]
+        # A word behind a dash may begin a sentence, as behind a colon.
         yield _DASH.sub(": ", line.replace("**", "").replace("__", " ")), False
 
 
