@@ -513,6 +513,6 @@ def question_row(
 def is_validation(document_id: str, fraction: float) -> bool:
     """Return whether the questions on a document are for validation. It depends on the id alone, so
     it never changes."""
-    # A content id has 64 bits. Validation texts of a training have another hash: with this one these
-    # questions would be on documents that nobody trained on.
+    # A content id has 64 bits. Validation texts of a training have another hash: with this one
+    # these questions would be on documents that nobody trained on.
     return int(content_id("split", document_id), 16) < fraction * 2**64

@@ -503,7 +503,7 @@ def _shipped_style(name: str) -> Style:
     if name in MECHANICAL:
         # Near copies by intent: of 16 orders of each sandbox entry 1,612 of 1,920 were refused.
         return Style(name, MECHANICAL[name][0], rules=Rules(refuse_echo=False, refuse_near=False))
-    # A test tries their templates. With reading files one by one that took 0.07 of 1.45 s away.
+    # A test tries their templates: to read all files and fill in each template took a run 0.08 s.
     return read_style(STYLE_FILES / f"{name}.yaml", templates=False)
 
 

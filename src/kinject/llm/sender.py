@@ -498,8 +498,7 @@ def graceful_shutdown(sender: Sender) -> Iterator[None]:
     At the end of the block `KeyboardInterrupt` (`Terminated`) is raised. A second signal cancels
     the block.
     """
-    # Python sets handlers of signals in the main thread alone; there, as in Jupyter, the loop is
-    # elsewhere.
+    # Python sets signal handlers in the main thread alone, and in Jupyter the loop runs in another.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
