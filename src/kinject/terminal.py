@@ -115,6 +115,7 @@ def _protect_input() -> None:
 
 def _protected_output(number: int, stream: TextIO | None) -> _Text:
     target = _target(number, stream)
+    # What Python still holds would come after what is written from here on.
     if stream is not None:
         stream.flush()
     return _Text(

@@ -34,6 +34,7 @@ def plain_text(answer: str) -> str:
     fence = _FENCED.match(text)
     if fence:
         text = fence[1].strip()
+    # Marks around all of it only: “A” and “B” are two quotations.
     for opening, closing in ('""', "“”", "«»"):
         enclosed = text[1:-1]
         if (
@@ -192,6 +193,7 @@ def name_fully(title: str, passage: str, seed: int) -> str:
     rewritten = []
     for sentence in sentences(passage):
         first = _FULL_NAME.match(sentence)
+        # "The Old Town" begins with a capital, too, and names no person.
         if first and first[0].split()[0].lower() not in SENTENCE_STARTERS:
             current = first[0]
         if current:
@@ -358,6 +360,7 @@ def _without(pattern: re.Pattern[str], text: str, source: str) -> str:
 def _without_title(text: str, title: str) -> str:
     """Return `text` without a first line that repeats the title of its document."""
     first, _, rest = text.partition("\n")
+    # A title without more is the text.
     is_title = title and first.strip("#*_ :").casefold() == title.strip().casefold()
     if is_title and rest.strip():
         return rest.strip()

@@ -78,6 +78,7 @@ def language_line(text: str) -> str:
     return render(shared_texts()["language"], Source("", text), {})
 
 
+# Each sample of each style asks for the same values of its passage.
 @lru_cache(maxsize=1024)
 def describe(source: Source, name: str) -> Any:
     """Return the value of a variable of `VARIABLES` for a passage."""

@@ -160,6 +160,7 @@ def _answer(request: tuple[str, str], passage: str, task: str, seed: int) -> str
             drawn = shuffled(list(person.facts), seeded_random("drawn", passage, seed))
             return _sentence(person, drawn[0], passage, seed)
         case (_, "verify"):
+            # Between the first lines of the prompt in implications.yaml and its last two.
             statements = [parse_entry(line) for line in task.splitlines()[3:-2]]
             supported = (
                 drawn is not None and drawn.facts.items() <= person.facts.items()
@@ -194,6 +195,7 @@ def _paraphrase(passage: str, seed: int) -> str:
     return text
 
 
+# The words of `told` in shared.yaml.
 _TOLD = re.compile(
     r"<text>\n(?P<text>.*)\n</text>\n\nThese statements are numbered:\n(?P<statements>.*?)\n\n",
     re.DOTALL,
@@ -228,6 +230,7 @@ def _grade(accepted: Sequence[str], text: str) -> str:
     return "WRONG"
 
 
+# The words of questions.yaml.
 _WANTED = re.compile(r"^Write at most (\d+) four-choice questions", re.MULTILINE)
 _OPTION = re.compile(r"^([A-D])\. (.+)$", re.MULTILINE)
 _SPECIFICITY = 8

@@ -488,6 +488,7 @@ class _Styles(Mapping[str, Style]):
             return _shipped_style(name)
         return self._custom[name]
 
+    # Mapping's own would read the style's file.
     def __contains__(self, name: object) -> bool:
         return name in _SHIPPED or name in self._custom
 

@@ -186,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def answer(words: Sequence[str], value: Mapping[str, Any], file: TextIO | None = None) -> None:
     """Print the one JSON object of a command with --json: its result and exit code, or its
     error."""
+    # One object in all, of however many processes.
     if "--json" in words and is_first_process():
         from pydantic_core import to_jsonable_python
 

@@ -228,6 +228,7 @@ def _chat(arguments: argparse.Namespace) -> Outcome:
         if not line or line.strip() == "/quit":
             return {"turns": turns}, 0
         if line.strip():
+            # A terminal shows what is typed, a pipe does not.
             if not is_terminal:
                 show(f"> {line.strip()}")
             _answer(chat, line.strip(), turns)

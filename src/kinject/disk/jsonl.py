@@ -65,6 +65,7 @@ def _names_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
+# NaN raises: JSON has none, and other readers refuse it.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_fields_of)
 
 

@@ -108,6 +108,7 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
 def _lock(folder: Path, descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The name of the last holder may be longer.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, _this_process().encode(), 0)
     except BlockingIOError as error:

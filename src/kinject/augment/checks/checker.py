@@ -203,6 +203,8 @@ class Checker:
         if fault is not None:
             return Verdict(*fault)
         facts = [fact.id for fact in carried(self._countable, self.facts, text)]
+        # Without a fact a text may still be a good one; if it speaks of the passage, it is about
+        # the task.
         if self._countable and not facts:
             about = _ABOUT.search(text)
             if about and not _ABOUT.search(self._source):
