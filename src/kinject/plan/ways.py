@@ -411,6 +411,8 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
         )
     is_full = step.adapter is None and not step.freeze
     off = tuple(override for field, override in _EXCLUDED.items() if getattr(step, field))
+    # Adafactor keeps a row and a column of each matrix, SGD nothing: 8 bits would save no state
+    # there.
     if is_full and "8bit" not in step.optim and step.optim not in ("adafactor", "sgd"):
         words = ("trainer.optim=adamw_8bit",)
         if step.muon:  # it is for adamw_torch only
@@ -434,6 +436,7 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
         fields = {"dtype": torch.bfloat16, "rounding": True, "projected": False, "muon": False}
         yield Change(words, cost, fields)
     half = step.mixed or torch.bfloat16
+    # A base that does not train needs no float32.
     lora: dict[str, Any] = {"dtype": half, "rounding": False}
     words = (f"model.dtype={str(half).removeprefix('torch.')}",)
     if step.rounding:
