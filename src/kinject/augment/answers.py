@@ -327,6 +327,7 @@ def repair(
             repairs.append("label")
         if loops:
             looped = without_loops(bare)
+            # By more than the white space that is taken off as well.
             if len(looped) < len(bare) - _LOOPED:
                 bare = looped
                 repairs.append("loop")

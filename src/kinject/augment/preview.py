@@ -110,6 +110,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
     if n_texts:
         tokens_per_text = counts["all_out"] / n_texts
     n_for_five = QUOTA * counts["passages"]
+    # With fewer than five texts a passage no fact can stand in five.
     if tokens_per_text and n_texts >= n_for_five and n_facts:
         tokens_per_fact = counts["all_out"] * n_for_five / n_texts / n_facts
     return Preview(

@@ -155,6 +155,7 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
         passages.add(document, split)
         contamination.add_source(document.text)
         n_variants += sum(map(_n_announced, document_groups(plan, document, split)))
+    # Pairs are known when all documents are.
     return n_variants + sum(map(_n_announced, pair_groups(plan, passages)))
 
 

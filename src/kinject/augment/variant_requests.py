@@ -170,6 +170,7 @@ def _variant_request(
     else:
         messages = style.messages(group.source, turn, item)
         prompt_hash = content_id(messages, style.identity)
+    # By turn, not by sample: an item more before it changes no id.
     variant_id = content_id(
         "variant", group.passage.id, style.name, prompt_hash, identity, plan.seed, turn
     )

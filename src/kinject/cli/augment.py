@@ -29,6 +29,7 @@ def _try(arguments: argparse.Namespace) -> Outcome:
 
     survey = try_(arguments.documents, endpoint=arguments.endpoint, model=arguments.model)
     show(render_survey(survey))
+    # Recipes that were there already were not written, but are in the same folder.
     folder = min((*survey.recipes, *survey.kept)).parent
     counts = survey.preview.n_documents, *survey.pilot
     show("\n" + render_commands(survey.path, folder, counts, ready=survey.ready))

@@ -236,6 +236,7 @@ def make_trials(passages: Sequence[tuple[str, str]], seed: int) -> list[tuple[st
     ]
     per_kind = N_TRIALS // len(ALL_KINDS)
     for kind in ALL_KINDS:
+        # Anew for each kind, so that not the same passages get all errors.
         rng.shuffle(known)
         n_before = len(trials)
         # Not every text has room for each kind: of few passages each is tried again, with another
