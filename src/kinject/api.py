@@ -51,6 +51,8 @@ def _checked(recipe: AnyRecipe | str | Path, verb: Verb) -> AnyRecipe:
     if not isinstance(recipe, str | Path):
         return recipe
     if verb in ("train", "eval"):
+        # No recipe makes the sandbox's own texts: without this, train after augment failed in an
+        # empty folder.
         write_missing_inputs(Path(recipe))
     checked: AnyRecipe = read_recipe(recipe, verb=verb)
     return checked

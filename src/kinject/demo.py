@@ -122,6 +122,7 @@ def _demo_real(folder: str | Path) -> Report:
                 "they are; then asks the\n"
                 "        untrained model with what a dense retriever finds"
             )
+            # Its turn comes when a training ends and a core is free.
             dense = _Task("eval", Path("recipes/real/dense.yaml"), Path("runs/real/dense"))
             _train(executor, _REAL_TRAININGS, Path(folder), [dense])
             _print_line(

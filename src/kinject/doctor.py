@@ -152,6 +152,7 @@ def _check_recipe(recipe: Recipe) -> Check:
             problems += str(error).splitlines()
     for generator in _generators(recipe):
         key = generator.api_key_env
+        # A server of one's own may want no key.
         if generator.kind == "openai" and generator.address is None and not os.environ.get(key):
             problems.append(
                 f"{recipe.path}: the environment variable {key} is not set. export {key}=..."

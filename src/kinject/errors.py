@@ -35,6 +35,7 @@ class KinjectError(Exception):
     """
 
     def __init__(self, message: str) -> None:
+        # No further: a message may quote megabytes of its input.
         lines = without_secrets(message).split("\n", _MOST_LINES)
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"... and {lines[_MOST_LINES].count(chr(10)) + 1} more lines."]

@@ -78,6 +78,7 @@ def start_fork_server() -> None:
     if _count_gpus():
         return
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(CPU_PRELOAD))
+    # Before the signals are blocked: when it starts, multiprocessing's tracker lets SIGINT through.
     resource_tracker.ensure_running()
     # Inherited by the server and its workers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_TERMINAL)
@@ -105,6 +106,7 @@ class LocalExecutor:
         self, n_workers: int, n_gpus: int, preload: Sequence[str] = (), *, fresh: bool = False
     ) -> None:
         self._fresh = fresh
+        # Not a fork of this process: with two threads of torch its child waited for ever.
         self._context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
         if preload:
             self._context.set_forkserver_preload(list(preload))
@@ -130,6 +132,7 @@ class LocalExecutor:
                 process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        # Else this end would keep the pipe open, and the death of a worker would not end `recv`.
         theirs.close()
         return _Worker(process, ours, devices)
 
@@ -223,6 +226,7 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     if "torch" in sys.modules:  # imported before OMP_NUM_THREADS was set
+        # The variable may have a number for each level of nesting.
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -248,6 +252,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
+        # sys.exit would end this thread alone.
         os._exit(1)
 
 

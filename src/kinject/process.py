@@ -256,6 +256,7 @@ def terminable() -> Iterator[None]:
         timer.daemon = True
         timer.start()
 
+    # Python discarded a SIGTERM in a callback of a weak reference, and a study ran to its end.
     sys.unraisablehook = send_again
     try:
         with handled_by(_raise):

@@ -52,6 +52,7 @@ class QuestionFormat:
         system's turn."""
         if not self.shows_options or not question.subject:
             return ""
+        # The words of MMLU's own prompts, as lm-evaluation-harness has them.
         subject = question.subject.replace("_", " ")
         return f"The following are multiple choice questions (with answers) about {subject}.\n\n"
 
@@ -85,6 +86,7 @@ class QuestionFormat:
         return 0 if self.is_open else question.answer
 
 
+# Of a base that read only stories, "Question: ... Answer:" gave 36 to 41%, this 63 to 70%.
 class Continuation(QuestionFormat):
     """The question is the beginning of a text, which each choice continues: for a base model that
     knows no questions."""

@@ -102,8 +102,10 @@ class SecretFilter:
             form
             for secret in secrets
             if len(secret) >= WINDOW
+            # The forms in which errors repeat a key: a filter of every encoding took 327 lines.
             for form in (secret, quote(secret), quote(secret, safe=""))
         }
+        # Longest first: an alternation takes the first that fits.
         forms = sorted(values, key=len, reverse=True)
         parts = (
             f"{re.escape(form[:WINDOW])}(?:{re.escape(form[WINDOW:])}|[\\w+/=.~%-]*)"

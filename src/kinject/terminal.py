@@ -115,6 +115,7 @@ def _protect_input() -> None:
 
 def _protected_output(number: int, stream: TextIO | None) -> _Text:
     target = _target(number, stream)
+    # What Python still holds would come after what is written from here on.
     if stream is not None:
         stream.flush()
     return _Text(
@@ -284,6 +285,7 @@ class Progress:
         fewest = min(_FEWEST_UNITS, self.total - self._done_before)
         if n_new < fewest or now - self._start < _FEWEST_SECONDS:
             return f"{duration(now - self._start)} so far"
+        # Up to the last unit: by the time that has passed, an ETA grows while a long unit runs.
         left = (self.total - self.done) / self.rate - (now - self._last_advance)
         return f"ETA {duration(max(0.0, left))}"
 
@@ -330,6 +332,8 @@ class Progress:
         from rich.text import Text
 
         def line() -> Text:
+            # Not a string: a name such as [/red] is markup to rich, and ended a run with an
+            # exception.
             return Text(self.line(console.width), no_wrap=True)
 
         return Live(get_renderable=line, console=console, transient=True)

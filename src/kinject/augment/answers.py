@@ -34,6 +34,7 @@ def plain_text(answer: str) -> str:
     fence = _FENCED.match(text)
     if fence:
         text = fence[1].strip()
+    # Marks around all of it only: “A” and “B” are two quotations.
     for opening, closing in ('""', "“”", "«»"):
         enclosed = text[1:-1]
         if (
@@ -192,6 +193,7 @@ def name_fully(title: str, passage: str, seed: int) -> str:
     rewritten = []
     for sentence in sentences(passage):
         first = _FULL_NAME.match(sentence)
+        # "The Old Town" begins with a capital, too, and names no person.
         if first and first[0].split()[0].lower() not in SENTENCE_STARTERS:
             current = first[0]
         if current:
@@ -223,6 +225,8 @@ _TASK_WORDS = (
     r"paraphras|rewrit|rephras|reword|revis|version|implication|passage|summar|table|tutorial|faq"
     r"|umschreib|umformul|fassung|reformul|paráfras|parafras|versi|改写|重写|释义|版本|書き換え|言い換え"
 )
+# Bounded, as all patterns here: hostile answers must take linear time
+# (tests/augment/test_repair.py).
 _PREAMBLE = re.compile(
     r"\A[\W_]{0,12}(?:"
     r"(?:sure|certainly|of course|absolutely|okay|ok|great|gladly|understood|no problem"
@@ -323,6 +327,7 @@ def repair(
             repairs.append("label")
         if loops:
             looped = without_loops(bare)
+            # By more than the white space that is taken off as well.
             if len(looped) < len(bare) - _LOOPED:
                 bare = looped
                 repairs.append("loop")
@@ -356,6 +361,7 @@ def _without(pattern: re.Pattern[str], text: str, source: str) -> str:
 def _without_title(text: str, title: str) -> str:
     """Return `text` without a first line that repeats the title of its document."""
     first, _, rest = text.partition("\n")
+    # A title without more is the text.
     is_title = title and first.strip("#*_ :").casefold() == title.strip().casefold()
     if is_title and rest.strip():
         return rest.strip()
@@ -376,6 +382,7 @@ def split_texts(text: str, n_source: int) -> Iterator[str]:
         parts = [text[start:end].strip() for start, end in pairwise(bounds)]
         parts = [_bare(pattern, part) for part in parts]
         long = [part for part in parts if count_words(part) >= least]
+        # The short statements of a list are one text, not alternatives.
         if len(long) > 1 and 2 * len(long) >= len([part for part in parts if part]):
             yield from (part for part in parts if count_words(part) >= _LEAST_WORDS)
             return
@@ -392,6 +399,7 @@ def _bare(pattern: re.Pattern[str], part: str) -> str:
 def _numbered_from_one(text: str) -> Iterator[re.Match[str]]:
     expected = 1
     for match in _NUMBERED.finditer(text):
+        # A year before a full stop begins no part.
         if int(match[1]) == expected:
             expected += 1
             yield match

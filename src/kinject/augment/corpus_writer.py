@@ -167,6 +167,7 @@ class CorpusWriter:
         Raises `DiskError`, and `InputError` if a stored row is damaged.
         """
         section, styles = self._section, [self._plan.catalog[name] for name in self._plan.styles]
+        # The index of all passages takes memory that only these rows need.
         if any(style.rows == "quoted" for style in styles):
             shown = chain.from_iterable(passages for _, passages in documents)
             self._raft = _RaftRows(shown, section.raft or RaftSection(), self._plan.seed)
@@ -214,6 +215,7 @@ class CorpusWriter:
         if group.skipped or not group.n_samples:
             return
         items = stored_items(self._plan, group, self._store.notes)
+        # None is a preparation without an answer: a failure, not a passage to skip.
         if items == []:
             self.styles[group.style.name].skipped["items"] += 1
         blocks: Iterable[list[VariantRequest]] = [unprepared_requests(group)]
@@ -254,7 +256,9 @@ class CorpusWriter:
     ) -> None:
         # The facts of the group's passage, which is a whole document for some styles.
         own = variant.checks.get("facts", ())
+        # A passage without a fact has no text that could carry one.
         if any(coverage.facts for coverage in coverages):
+            # Not None: that is a text on which a person decided, whose facts are not counted yet.
             self._n_without += list(own).count([])
         for coverage in coverages:
             for text, facts in zip(variant.texts, own, strict=True):
@@ -262,6 +266,7 @@ class CorpusWriter:
         rows = list(self._variant_rows(group, request, variant))
         for index, row in enumerate(rows):
             facts = None
+            # Other rows are parts of a text (pairs, paragraphs), which carry a part of its facts.
             if len(rows) == len(own):
                 facts = own[index]
             if facts is None:
@@ -428,6 +433,7 @@ class _RaftRows:
         quotation.
         """
         section = self._section
+        # By the row alone: one row more elsewhere changes no other.
         rng = Random(content_id("raft", self._seed, row_id))
         shows_gold = rng.random() >= section.without_gold
         others = self._distractors(gold, question, section.distractors + (not shows_gold))
@@ -442,6 +448,7 @@ class _RaftRows:
 
     def _distractors(self, gold: Passage, question: str, n: int) -> list[str]:
         """Return the texts of `n` passages of other documents, fewer if there are fewer."""
+        # Enough to leave out each passage of the question's own document; to rank all takes longer.
         n_ranked = min(n + self._n_passages[gold.document_id], len(self._ids))
         ranked = best_of(self._index.scores(question), n_ranked)
         others = (self._texts[self._ids[index]] for index in ranked)

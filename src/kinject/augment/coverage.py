@@ -61,6 +61,7 @@ class PassageCoverage:
 
     def short(self, quota: int) -> list[Fact]:
         """Return the facts that fewer than `quota` texts carry, the rarest first."""
+        # By index where counts are equal: a rerun must name the same facts to find its texts.
         pairs = sorted((n, index) for index, n in enumerate(self.counts) if n < quota)
         return [self.facts[index] for _, index in pairs]
 
@@ -104,6 +105,7 @@ def top_up_requests(
         request_id = content_id(
             "top up", group.passage.id, style.name, prompt_hash, plan.identity, plan.seed, number
         )
+        # After the group's own samples, which begin at 0.
         sample = group.n_samples + number
         yield VariantRequest(request_id, sample, prompt_hash, number, messages=messages)
 

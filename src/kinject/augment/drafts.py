@@ -21,6 +21,7 @@ from kinject.recipe import QuestionsSection
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.types import Document, Message, Passage
 
+# Possessive (`*+`): a line of many equal marks is not tried again at each length.
 _LINE = re.compile(
     r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|wrong|sentence)"
     r"\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
@@ -106,6 +107,7 @@ def read_drafts(answer: str) -> list[Draft]:
     """Return the drafts in a model's answer. A missing line is an empty field."""
     drafts: list[Draft] = []
     lines: list[tuple[str, str]] = []
+    # The last one begins a draft that is never read: it closes the draft before it.
     for line in [*plain_text(answer).splitlines(), "Question: -"]:
         match = _LINE.match(line.strip())
         if match is None:
@@ -119,6 +121,7 @@ def read_drafts(answer: str) -> list[Draft]:
 
 
 def _parse_draft(lines: Sequence[tuple[str, str]]) -> Draft:
+    # Reversed, so that of two lines with one key the first counts.
     first = dict(reversed(lines))
     wrong = tuple(value for key, value in lines if key == "wrong")
     sentence = first.get("sentence", "").strip('"“”')
@@ -175,6 +178,7 @@ def _find_fault_in_passage(draft: Draft, passage: str, retention: bool) -> _Faul
     mention = _MENTIONS_TEXT.search(draft.question)
     if mention:
         return "points at the text", mention[0]
+    # Spaces around both, so that whole words are found.
     form = f" {normal_form(passage)} "
     is_stated = f" {normal_form(draft.sentence)} " in form
     if retention and (is_stated or f" {normal_form(draft.answer)} " in form):
@@ -220,6 +224,7 @@ def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> _Fault | None:
         other_words = set(other_question.split())
         overlap = len(words & other_words) / max(1, len(words | other_words))
         same_answer = answer == normal_form(other.answer)
+        # Like words alone let two questions on one fact through.
         same_fact = overlap > _MAX_OVERLAP or sentence == normal_form(other.sentence)
         if question == other_question or (same_answer and same_fact):
             return "duplicate", other.question
@@ -331,6 +336,8 @@ class Outcome:
     def known(self) -> list[Draft]:
         """Return the drafts on whose facts no more questions are asked for."""
         known = [candidate.draft for candidate in self.candidates]
+        # What the model knows without the passage makes no question, however it is asked; a fact
+        # whose draft had a fault of form may be asked about again.
         return known + [
             draft for draft, reason, _ in self.refused if draft and reason == "closed-book"
         ]
@@ -490,6 +497,7 @@ def question_row(
     return {
         "id": question_id(document.id, _draft_row(draft)),
         "document_id": document.id,
+        # Not of the question: several on one fact are joined by it.
         "fact_id": content_id(
             "fact", document.id, normal_form(draft.sentence), normal_form(draft.answer)
         ),
@@ -505,4 +513,6 @@ def question_row(
 def is_validation(document_id: str, fraction: float) -> bool:
     """Return whether the questions on a document are for validation. It depends on the id alone, so
     it never changes."""
+    # A content id has 64 bits. Validation texts of a training have another hash: with this one
+    # these questions would be on documents that nobody trained on.
     return int(content_id("split", document_id), 16) < fraction * 2**64

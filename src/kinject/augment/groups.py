@@ -142,5 +142,6 @@ def _pairs(
                 known = found.setdefault(name, [])
                 if len(known) < 2 and all(other.id != document.id for other, _ in known):
                     known.append((document, passage))
+    # Sorted: `shared` is a set, whose order differs between processes.
     for name in sorted(found):
         yield name, found[name][0], found[name][1]

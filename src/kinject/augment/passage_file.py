@@ -84,6 +84,7 @@ class PassageFile:
 
     def __iter__(self) -> Iterator[PlannedDocument]:
         try:
+            # The last rows may still be in Python's buffer.
             self._file.flush()
         except OSError as error:
             raise unwritable(self._path, error) from error

@@ -106,6 +106,7 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
         if isinstance(wanted, int):
             styles[name] = wanted
         else:
+            # As many samples as there may be: the target ends them.
             styles[name], targets[name] = MAX_SAMPLES, wanted.tokens
     return Plan(
         documents_path=Path(section.documents),

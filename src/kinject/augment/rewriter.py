@@ -74,6 +74,7 @@ class _Answer:
 
     def refuse(self, text: str, verdict: Verdict) -> None:
         """Refuse one of its texts."""
+        # By identity: of two equal texts in one answer one may be kept.
         self.texts = [pair for pair in self.texts if pair[0] is not text]
         self.refused.append(verdict.reason)
         if self.verdict.accepted:
@@ -192,7 +193,8 @@ class Rewriter:
             missing = [request for request in requests if request.id not in stored]
             if not missing:
                 continue
-            # A checker reads the whole passage, which a group that is complete does not need.
+            # Made where something is missing: a checker reads the whole passage, and with one for
+            # each group a rerun of 2,000 passages took 7.8 s instead of 2.2.
             checker = checker or group.checker()
             for text in unseen:
                 checker.accept(text)
@@ -200,6 +202,7 @@ class Rewriter:
             for attempt in range(self._n_attempts(group)):
                 if missing:
                     missing = await self._attempt(group, missing, attempt, checker)
+            # What is still missing was given up: the progress line ends all the same.
             self._advance(len(missing))
         self.progress.total -= max(0, n_announced - n_requests)
 
@@ -334,6 +337,8 @@ class Rewriter:
     def _accept_texts(self, answer: _Answer, checker: Checker) -> None:
         """Add the texts of an answer to those that later ones must differ from; refuse copies of
         earlier ones."""
+        # Checked again where models were asked: then the block was read before any of it was
+        # accepted.
         for text, _ in list(answer.texts):
             duplicate = checker.duplicate(text)
             if duplicate:
@@ -395,6 +400,8 @@ class Rewriter:
             await self._verify(group, answers)
         if self.judge is None or group.style.mechanical:
             return
+        # After the generator's own answer: a text that it does not confirm costs no request to the
+        # judge.
         await self._judge_texts(self.judge, group, answers)
         if group.style.scope == "passage":
             await self._count_statements(self.judge, group, answers)
@@ -411,6 +418,7 @@ class Rewriter:
         replies = await _gather(group, map(self.sender.send, prompts, seeds))
         injected = has_injection(group.document.title, group.passage.shown)
         for (answer, text), reply in zip(pairs, replies, strict=True):
+            # The passage may order the model to say yes, so that its answer is worth nothing.
             if injected:
                 answer.refuse(text, _INJECTED)
             elif isinstance(reply, EndpointError):

@@ -155,6 +155,7 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
         passages.add(document, split)
         contamination.add_source(document.text)
         n_variants += sum(map(_n_announced, document_groups(plan, document, split)))
+    # Pairs are known when all documents are.
     return n_variants + sum(map(_n_announced, pair_groups(plan, passages)))
 
 
@@ -185,6 +186,7 @@ async def _rewrite(
         start = monotonic()
         try:
             await rewriter.run(passages, limits.concurrency)
+            # After all texts: which facts are short is known only then.
             if section.coverage is not None:
                 await rewriter.top_up(passages, limits.concurrency, section.coverage)
         except EndpointError as error:
@@ -211,6 +213,7 @@ async def open_judge(
         section.judge,
         run_dir,
         limits,
+        # The cost so far is that of a whole cache, and the judge has prices of its own.
         cache="judge.sqlite",
         partner=partner,
         opener=sandbox.open_generator,

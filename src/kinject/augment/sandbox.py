@@ -160,6 +160,7 @@ def _answer(request: tuple[str, str], passage: str, task: str, seed: int) -> str
             drawn = shuffled(list(person.facts), seeded_random("drawn", passage, seed))
             return _sentence(person, drawn[0], passage, seed)
         case (_, "verify"):
+            # Between the first lines of the prompt in implications.yaml and its last two.
             statements = [parse_entry(line) for line in task.splitlines()[3:-2]]
             supported = (
                 drawn is not None and drawn.facts.items() <= person.facts.items()
@@ -194,6 +195,7 @@ def _paraphrase(passage: str, seed: int) -> str:
     return text
 
 
+# The words of `told` in shared.yaml.
 _TOLD = re.compile(
     r"<text>\n(?P<text>.*)\n</text>\n\nThese statements are numbered:\n(?P<statements>.*?)\n\n",
     re.DOTALL,
@@ -228,6 +230,7 @@ def _grade(accepted: Sequence[str], text: str) -> str:
     return "WRONG"
 
 
+# The words of questions.yaml.
 _WANTED = re.compile(r"^Write at most (\d+) four-choice questions", re.MULTILINE)
 _OPTION = re.compile(r"^([A-D])\. (.+)$", re.MULTILINE)
 _SPECIFICITY = 8
@@ -282,8 +285,10 @@ _MOST_BYTES = 2**28
 class SandboxServer(ThreadingHTTPServer):
     """An OpenAI-compatible endpoint on this machine alone: /v1/chat/completions and /v1/models."""
 
+    # Clients keep connections open, whose threads must not hold up the end.
     daemon_threads = True
     block_on_close = False
+    # socketserver's default of 5 is far below what a run has in flight.
     request_queue_size = 1024
     connection_class: type[BaseHTTPRequestHandler]
 
@@ -326,6 +331,7 @@ class Connection(BaseHTTPRequestHandler):
         length = int(self.headers.get("content-length", "0"))
         if not 0 <= length <= _MOST_BYTES:
             raise ValueError(f"a body of {length} bytes")
+        # Read in any case: on a connection that stays open the rest would be the next request.
         body = self.rfile.read(length)
         if self._is_from_here():
             if self.path == "/v1/chat/completions":

@@ -200,6 +200,7 @@ class IndexedRows(Journal):
                     raise InputError(f"{path}: a row without {name!r}. {fix}")
             self._offsets[row[key]].append(offset)
 
+        # Not synced at each row: what a power cut takes is in the cache, and is not paid again.
         super().__init__(path, sync=False, on_row=index, fix=fix)
 
     def get(self, name: str) -> list[Row]:
@@ -321,6 +322,7 @@ class Store:
             parts: tuple[str, ...] = ()
             if self.decisions[row["id"]]["decision"] == "keep":
                 parts = self._catalog[row["style"]].read(row["text"], "", "").texts
+            # What the parser finds nothing in is kept as it came.
             for index, part in enumerate(parts or (row["text"],)):
                 texts.append(_Text(text_id(row["id"], index), part))
         return texts
@@ -337,6 +339,7 @@ class Store:
             text="",
             generator="",
             prompt_hash=request.prompt_hash,
+            # The tokens of its answers are counted with the refused ones.
             usage=Usage(),
         )
 
@@ -371,6 +374,7 @@ class Store:
     ) -> None:
         """Store a refused answer with its reason, once."""
         identity = content_id("refused", request.id, attempt)
+        # A rerun after a kill may read the same answer from the cache again.
         if any(row["id"] == identity for row in self.refusals([request])):
             return
         row: Row = {

@@ -55,6 +55,7 @@ SKIPPED = {
 }
 """Need of a style -> the reason for which a passage without it is skipped. `items` are those of its
 preparations."""
+# A template is a program: its expressions raise Python's errors, too.
 _RENDER_ERRORS = (
     TemplateError,
     TypeError,
@@ -159,6 +160,7 @@ class Style:
         """
         if self.mechanical:
             return Repaired((answer,))
+        # Parts of a list, of pairs or of turns are no alternatives to each other.
         splits = self.parser == "text" and self.rows == "text" and self.chat != "turns"
         repaired = repair(
             plain_text(answer), title, passage, splits=splits, loops=self.parser == "text"
@@ -207,6 +209,8 @@ class Style:
             pairs = pairs_of(text)
             if chat is not None:
                 return [{"messages": _turns([pair])} for pair in pairs]
+            # The space belongs to the completion: the last token of a prompt that ends in one is
+            # not that of the whole text.
             return [{"prompt": question, "completion": f" {answer}"} for question, answer in pairs]
         if chat is not None and self.chat == "turns":
             pairs = pairs_of(text)
@@ -311,11 +315,14 @@ again."""
 def _identity(style: Style) -> str:
     named = asdict(style)
     default = asdict(Rules())
+    # Only rules that are on: a new one, off in all styles, once changed every id, and with them the
+    # draws of the studies (98.7% of new facts in the demo instead of 98.2%).
     changed = {name: value for name, value in named["rules"].items() if value != default[name]}
     if changed.pop("complete", False):
         changed["all_facts"] = True
     named["rules"] = _DEFAULT_RULES | changed
     return content_id(
+        # Not `chat`: it shapes rows, so that switching to conversations costs no request.
         {key: value for key, value in named.items() if key not in ("about", "source", "chat")}
     )
 
@@ -481,6 +488,7 @@ class _Styles(Mapping[str, Style]):
             return _shipped_style(name)
         return self._custom[name]
 
+    # Mapping's own would read the style's file.
     def __contains__(self, name: object) -> bool:
         return name in _SHIPPED or name in self._custom
 
@@ -494,7 +502,9 @@ class _Styles(Mapping[str, Style]):
 @cache
 def _shipped_style(name: str) -> Style:
     if name in MECHANICAL:
+        # Near copies by intent: of 16 orders of each sandbox entry 1,612 of 1,920 were refused.
         return Style(name, MECHANICAL[name][0], rules=Rules(refuse_echo=False, refuse_near=False))
+    # A test tries their templates: to read all files and fill in each template took a run 0.08 s.
     return read_style(STYLE_FILES / f"{name}.yaml", templates=False)
 
 

@@ -18,6 +18,7 @@ from kinject.types import Message, Passage, Variant
 
 MOST_AT_ONCE = 64
 """Requests of one group that are sent at once."""
+# With one block as the end, a target stopped at the first NONE near it.
 _BARREN = 24
 """Requests in a row without a text after which a target of tokens is given up."""
 Notes = Callable[[str], tuple[str, ...] | None]
@@ -94,6 +95,7 @@ def _turns(plan: Plan, group: Group, items: Sequence[Item]) -> Iterator[tuple[in
     """Yield (requests before it about the same item, item) of each request of a group."""
     style, n = group.style, group.n_samples
     if style.combine:
+        # Drawn: in the document's order a target that ends early would favour the first entity.
         schedule = style.schedule(items, content_id("schedule", plan.seed, group.passage.id))
         for item in islice(schedule, n):
             yield 0, item
@@ -126,6 +128,7 @@ def request_blocks(
     while n_barren < _BARREN:
         n_missing = max(0, group.target - n_tokens)
         n_needed = -int(-n_missing // max(1.0, mean))  # rounded up
+        # Each text is paid for: no more are requested than the target needs by the mean so far.
         block = list(islice(requests, min(MOST_AT_ONCE, n_needed)))
         if not block:
             return
@@ -167,6 +170,7 @@ def _variant_request(
     else:
         messages = style.messages(group.source, turn, item)
         prompt_hash = content_id(messages, style.identity)
+    # By turn, not by sample: an item more before it changes no id.
     variant_id = content_id(
         "variant", group.passage.id, style.name, prompt_hash, identity, plan.seed, turn
     )

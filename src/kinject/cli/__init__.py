@@ -186,11 +186,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def answer(words: Sequence[str], value: Mapping[str, Any], file: TextIO | None = None) -> None:
     """Print the one JSON object of a command with --json: its result and exit code, or its
     error."""
+    # One object in all, of however many processes.
     if "--json" in words and is_first_process():
         from pydantic_core import to_jsonable_python
 
         plain = to_jsonable_python(
-            value, inf_nan_mode="null", fallback=_as_json, serialize_unknown=False
+            # JSON has neither NaN nor infinities.
+            value,
+            inf_nan_mode="null",
+            fallback=_as_json,
+            serialize_unknown=False,
         )
         show(json.dumps(plain), file=file, flush=True)
 
@@ -257,6 +262,7 @@ def _run(words: Sequence[str]) -> int:
     """Parse and run a command; return its exit code. With --json, what it prints goes to stderr,
     and its result to stdout."""
     parser, as_json, out = _parser(), "--json" in words, sys.stdout
+    # --json is taken out by hand, since it may stand before or behind the verb.
     arguments, overrides = parser.parse_known_args([word for word in words if word != "--json"])
     if overrides and (
         not hasattr(arguments, "arguments") or any(word.startswith("-") for word in overrides)
@@ -307,8 +313,10 @@ def _quieten_libraries() -> None:
     for library in ("transformers", "peft", "trl", "accelerate", "datasets", "torch"):
         for category in (FutureWarning, DeprecationWarning):  # they concern other libraries
             warnings.filterwarnings("ignore", category=category, module=library)
-    # Threads that spin long slow each other down on a busy machine.
+    # Threads that spin starve each other: beside a second process the sandbox's model trains 5,500
+    # tokens a second instead of 800, alone as many as before.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Its threads do not survive a fork: tokenizers warns in each worker and turns them off.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ["MPLBACKEND"] = "agg"  # figures go to files
 
@@ -423,8 +431,10 @@ def serve(make: Callable[[], Any], arguments: argparse.Namespace, label: str) ->
         raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
     try:
         with make() as server:
+            # At once, also into a pipe: programs wait for the address.
             show(f"{label}: {server.url} (Ctrl-C stops it)", flush=True)
             arguments.announce({"url": server.url})
+            # The sandbox's endpoint has no page, and so no such option.
             if "open" in arguments and arguments.open:
                 webbrowser.open(server.url)
             server.serve_forever()
@@ -460,6 +470,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, row in _TABLE.items():
         above, _, last = name.rpartition(" ")
         if above not in below:
+            # A verb that does something by itself (kinject recipes) needs no action.
             is_required = above not in _RUNS
             below[above] = parsers[above].add_subparsers(
                 dest="action", metavar="ACTION", required=is_required

@@ -29,6 +29,7 @@ def _try(arguments: argparse.Namespace) -> Outcome:
 
     survey = try_(arguments.documents, endpoint=arguments.endpoint, model=arguments.model)
     show(render_survey(survey))
+    # Recipes that were there already were not written, but are in the same folder.
     folder = min((*survey.recipes, *survey.kept)).parent
     counts = survey.preview.n_documents, *survey.pilot
     show("\n" + render_commands(survey.path, folder, counts, ready=survey.ready))
@@ -59,6 +60,7 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     paths, settings, run_dir = list[Path](), list[str](), None
     for word in arguments.arguments:
         key, equals, value = word.partition("=")
+        # Other words with an = are paths, which may hold one.
         if equals and key == "run_dir":
             run_dir = value
         elif equals and key.startswith("documents."):

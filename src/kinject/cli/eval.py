@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 )
 def _eval(arguments: argparse.Namespace) -> Outcome:
     if arguments.require:
+        # JSON is YAML, as which overrides are read.
         arguments.arguments.append(f"eval.require={json.dumps(arguments.require)}")
     recipe = recipe_of(arguments, "eval")
     if arguments.show is not None:
@@ -227,6 +228,7 @@ def _chat(arguments: argparse.Namespace) -> Outcome:
         if not line or line.strip() == "/quit":
             return {"turns": turns}, 0
         if line.strip():
+            # A terminal shows what is typed, a pipe does not.
             if not is_terminal:
                 show(f"> {line.strip()}")
             _answer(chat, line.strip(), turns)

@@ -49,6 +49,7 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
         if value is not None and value <= 0:
             raise InputError(f"--{name}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
+    # Here, since it imports torch: faults of the recipe are reported first.
     from kinject.plan.run import draw_rates, plan, render_plan
     from kinject.plan.ways import parse_memory
 
@@ -67,6 +68,7 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
     show(render_plan(result))
     if arguments.figure is not None:
         draw_rates(result, arguments.figure)
+    # 1 where no way to run it fits.
     return result, 0 if result.way.command else 1
 
 

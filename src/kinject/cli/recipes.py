@@ -49,6 +49,7 @@ def _lines(recipe: ShippedRecipe, width: int) -> list[str]:
                 width,
                 initial_indent=" " * 6,
                 subsequent_indent=" " * 8,
+                # An option such as --real stays whole.
                 break_on_hyphens=False,
             )
     return lines
@@ -161,6 +162,7 @@ def _data_get(arguments: argparse.Namespace) -> Outcome:
 
     fetched: dict[str, Any] = {}
     for data in find_data(arguments.names):
+        # Before the download, which may take minutes.
         show("\n".join(describe(data, arguments.out)), flush=True)
         fetched[data.name] = paths = get_data(data, arguments.out)
         state = f"{len(paths):,} files written" if paths else "was there already"

@@ -34,6 +34,7 @@ from kinject.terminal import show
     ),
 )
 def _train(arguments: argparse.Namespace) -> Outcome:
+    # Checked before a job file is printed: a fault is to end this command, not a job in the queue.
     recipe = recipe_of(arguments, "train")
     if arguments.job is not None:
         text = render_job(arguments.job, list(arguments.arguments))
@@ -175,6 +176,7 @@ def _export(arguments: argparse.Namespace) -> Outcome:
     target = None
     if arguments.upload is not None:
         target = Target(arguments.upload, arguments.public)
+        # Before the export, which may take long.
         target.check()
         if is_corpus(arguments.folder):
             return _uploaded(upload_corpus(arguments.folder, target, arguments.license)), 0
@@ -183,6 +185,7 @@ def _export(arguments: argparse.Namespace) -> Outcome:
         for key, value in vars(arguments).items()
         if key in ExportOptions.__dataclass_fields__
     }
+    # The value of --prove without a RUN.
     if arguments.prove == Path():
         values["prove"] = arguments.report or arguments.folder
     result = export(ExportOptions(**{**values, "copies": tuple(arguments.copies)}))

@@ -13,6 +13,7 @@ from kinject.disk.files import (
     content_id,
     delete_file,
     file_hash,
+    file_stamp,
     fix_for,
     folder_hash,
     format_size,

@@ -35,6 +35,7 @@ path_exists, is_file, is_folder = os.path.exists, os.path.isfile, os.path.isdir
 """False for a name that no file can have (too long, or with a NUL), for which pathlib's raise."""
 
 SHA256SUMS = "SHA256SUMS"
+# Sorted: the order of keys in a file must not change an id.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, allow_nan=False)
 _SUMS_LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 _MOST_THREADS = 8
@@ -60,6 +61,7 @@ _FIXES = (
         "A folder of its path is missing: was it deleted? Run the same command again.",
     ),
 )
+# The first five are the system's; a folder in the way or a missing one may be anyone's.
 _SYSTEM_FAILURES = frozenset(number for numbers, _ in _FIXES[:5] for number in numbers)
 _REFUSED_WRITE = re.compile(
     "No space left|File too large|quota exceeded|PytorchStreamWriter|file write failed"
@@ -153,6 +155,7 @@ def delete_parts(folder: Path) -> None:
     The caller holds the folder's lock.
     """
     for parent, folders, names in os.walk(folder):
+        # In place: os.walk goes on with this list.
         folders[:] = [name for name in folders if not os.path.exists(f"{parent}/{name}/{LOCK}")]
         for name in names:
             if name.startswith(".") and name.endswith(_PART):
@@ -165,6 +168,14 @@ def delete_file(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise unwritable(path, error, "deleted") from error
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Return what changes when a file does: its time of change in nanoseconds, and its bytes."""
+    if not path.is_file():
+        return 0, 0
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def write_text(path: Path, text: str) -> None:
@@ -212,6 +223,8 @@ def open_regular(name: str | os.PathLike[str], flags: int) -> int:
     Raises `DiskError` as `check_regular`.
     """
     path = Path(name)
+    # Until fstat refuses it, a pipe must not block, and a terminal must not become this process's
+    # own.
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o644)
     try:
         _refuse_unless_regular(path, os.fstat(descriptor))
@@ -259,6 +272,7 @@ def read_bytes(path: Path, most: int | None = None, stream: BinaryIO | None = No
     limit = LARGEST_FILE if most is None else min(most, LARGEST_FILE)
     with open_to_read(path) if stream is None else contextlib.nullcontext(stream) as file:
         try:
+            # One byte more shows that the file is longer.
             remaining, parts = limit + 1, []
             # One read of the limit would allocate as much.
             while part := file.read(min(remaining, 2**20)):
@@ -328,6 +342,7 @@ def file_hashes(paths: Sequence[Path]) -> list[str]:
     """Return `file_hash` of each of several files, read in parallel. Raises `DiskError` as it
     does."""
     n_threads = min(_MOST_THREADS, os.cpu_count() or 1, max(1, len(paths)))
+    # Threads are enough: hashlib releases the interpreter's lock.
     with ThreadPoolExecutor(n_threads) as threads:
         return list(threads.map(file_hash, paths))
 
@@ -339,6 +354,7 @@ def folder_hash(folder: Path, pattern: str = "**/*", known: Mapping[str, str] | 
     """
     hashes = known or {}
     digest = hashlib.sha256()
+    # The order of a folder's entries differs between file systems.
     for path in sorted(folder.glob(pattern)):
         if path.is_file():
             name = path.relative_to(folder).as_posix()

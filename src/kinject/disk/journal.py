@@ -156,6 +156,7 @@ def _cut_torn_tail(path: Path) -> None:
         with open(path, "rb+", opener=open_regular) as file:
             size = file.seek(0, os.SEEK_END)
             end = size
+            # From the end, a block at a time: a journal may be larger than memory.
             while end > 0:
                 step = min(65536, end)
                 file.seek(end - step)

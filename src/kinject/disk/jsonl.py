@@ -65,6 +65,7 @@ def _names_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
+# NaN raises: JSON has none, and other readers refuse it.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_fields_of)
 
 
@@ -89,6 +90,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 def parse_json(data: bytes) -> Any:
     """Return the JSON value in `data` (UTF-8). Raises `ValueError`, also for a key that an object
     holds twice."""
+    # json.loads would guess UTF-16 and UTF-32 from the first bytes.
     return _DECODER.decode(data.decode("utf-8"))
 
 
@@ -178,8 +180,10 @@ def parse_row(line: bytes, location: str) -> Row:
         raise InputError(
             f"{location}: found {type(value).__name__}, each line must hold one JSON object."
         )
+    # Few rows have so many brackets: the others need no walk through their values.
     if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(value) > DEEPEST:
         raise _too_deep(location)
+    # Only an escape can be half a pair: the decoding of UTF-8 refuses any other.
     if b"\\u" in line:
         _check_surrogates(value, location)
     return value

@@ -85,6 +85,7 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         refuse_outside_links(folder)
+        # After the check of links: the lock may be one, which this would follow.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except (FileExistsError, NotADirectoryError) as error:
         raise DiskError(
@@ -99,12 +100,15 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
         delete_parts(folder)
         yield
     finally:
+        # The file stays: it marks a run folder, and a name that is made again would let two
+        # processes hold two locks.
         os.close(descriptor)
 
 
 def _lock(folder: Path, descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The name of the last holder may be longer.
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, _this_process().encode(), 0)
     except BlockingIOError as error:
@@ -134,6 +138,7 @@ def file_name(name: str) -> str:
     if _PLAIN_NAME.match(name) and len(name.encode()) <= _MOST_NAME_BYTES:
         return name
     similar = re.sub(r"[^\w+=@-]+", "_", name).strip("_-+=@")
+    # File systems limit bytes, not letters; half a letter at the end is left out.
     similar = similar.encode()[:_MOST_NAME_BYTES].decode("utf-8", "ignore")
     return f"{similar or 'name'}-{content_id(name)[:8]}"
 
@@ -264,6 +269,7 @@ def check_output(path: Path, fix: str) -> str:
     sha256 = file_hash(path)
     manifest = read_manifest_beside(path)
     outputs = None if manifest is None else manifest.get("outputs")
+    # A manifest that does not name the file says nothing of it.
     if isinstance(outputs, dict) and outputs.get(path.name, sha256) != sha256:
         raise InputError(
             f"{path}: its bytes are not those that were written (manifest.json beside it has their "
@@ -361,6 +367,7 @@ def _run(folder: Path, run_dir: Path, verb: str, recipe: str) -> FoundRun:
     words = [] if manifest is None else list(manifest.command)
     if words[1:2] != [verb]:
         words = ["kinject", verb, recipe] if recipe else []
+    # The command continues a run, and must not begin it anew.
     words = [word for word in words if word not in ("--overwrite", "--resume")]
     if words and verb == "train" and state == "unfinished":
         words.append("--resume")
@@ -404,6 +411,7 @@ def _is_held(lock: Path) -> bool:
     """Return whether a process holds a run folder."""
     with contextlib.suppress(OSError), lock.open("rb") as file:
         try:
+            # Shared, so that two lists at once do not take each other for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from string import ascii_uppercase
 from time import monotonic
 from typing import Any
 
+from kinject.corpus.choices import measure_shortcuts
 from kinject.disk import (
     FORMAT_VERSION,
     check_output,
@@ -18,11 +20,12 @@ from kinject.disk import (
     delete_file,
     lock_dir,
     read_journal,
+    read_jsonl,
     write_json,
     write_jsonl,
     write_manifest,
 )
-from kinject.documents import document_hashes
+from kinject.documents import document_hashes, read_documents
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
 from kinject.eval.flips import find_flips
@@ -35,14 +38,13 @@ from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
-from kinject.eval.shortcuts import shortcuts_of
-from kinject.manifests import MANIFEST, EvalCounts
+from kinject.manifests import MANIFEST, EvalCounts, read_train_manifest
 from kinject.models import check_model
 from kinject.process import world_size
 from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EndpointModelSection, EvalSection, LocalModelSection
-from kinject.results import Perplexity, Report, to_json
+from kinject.results import Perplexity, Report, Shortcuts, to_json
 from kinject.terminal import Progress, show
 from kinject.types import Answer
 
@@ -124,7 +126,7 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
             report = replace(report, judge=judge.accuracy)
         if shard.is_first:
             # Not in the plan: it reads every document, and a plan is read for each dry run as well.
-            report = replace(report, shortcuts=shortcuts_of(recipe, plan.sets))
+            report = replace(report, shortcuts=_shortcuts_of(recipe, plan.sets))
             _write_files(run, report, judge)
             if requirements:
                 # A gate that is about no arm is an error, which must not cost the report.
@@ -385,3 +387,48 @@ def _write_files(run: _Run, report: Report, judge: AnswerJudge | None) -> None:
         counts=counts,
         outputs=outputs,
     )
+
+
+def _shortcuts_of(recipe: EvalRecipe, sets: Sequence[QuestionSet]) -> tuple[Shortcuts, ...]:
+    """Return what the choices of the sets to be learned give away to who knows the documents'
+    strings.
+
+    () where no documents are known. Raises as `read_documents` and `read_jsonl`.
+    """
+    chosen = {}
+    for item in sets:
+        compares_choices = any(not FORMATS[arm.format].generates for arm in item.arms)
+        if compares_choices and item.role == "learning":
+            chosen[item.name] = item.questions
+    texts = _document_texts(recipe)
+    first = next(texts, None)
+    if first is None:
+        return ()
+    # The first text was taken to see whether there is any.
+    return tuple(measure_shortcuts(chosen, chain([first], texts)))
+
+
+def _document_texts(recipe: EvalRecipe) -> Iterator[str]:
+    """Yield the texts of the documents that are searched; without retrieval, of those trained on."""
+    section = recipe.eval
+    if section.retrieval is not None:
+        for path in section.retrieval.documents:
+            for document in read_documents(Path(path), recipe.documents):
+                yield f"{document.title} {document.text}"
+        return
+    corpora = [_corpus_of(Path(table.adapter or table.path)) for table in section.local().values()]
+    # Models that were trained on one corpus have it read once.
+    for corpus in dict.fromkeys(path for path in corpora if path is not None):
+        for _, row in read_jsonl(corpus):
+            if isinstance(row.get("text"), str):
+                yield row["text"]
+
+
+def _corpus_of(model: Path) -> Path | None:
+    """Return the JSONL corpus that the model of a training was trained on; None where it is not
+    known or gone."""
+    training = read_train_manifest(model.parent)
+    if training is None:
+        return None
+    path = Path(training.recipe.corpus.path)
+    return path if path.suffix == ".jsonl" and path.is_file() else None

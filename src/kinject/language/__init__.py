@@ -62,6 +62,8 @@ def detect_language(text: str) -> str:
     """
     if len(text) < _MIN_LETTERS and len(_WIDE.findall(text)) < _MIN_WIDE_LETTERS:
         return ""
+    # Right at 10 / 20 / 80 words in 96.0 / 97.8 / 99.7%, with a start of 0.01 s; lingua 92.9 / 95.3
+    # / 95.9% with 0.9 s at its low accuracy, 15.6 s and 912 MB in full.
     reliable, _, ((_, code, percent, _), *_) = pycld2.detect(_readable(text))
     if not reliable or code == "un" or percent < _MIN_PERCENT:
         return ""

@@ -211,6 +211,7 @@ def _clock_fits(wanted: Clock, clock: Clock) -> bool:
         return True
     # an accepted 10:30 may be that of the morning or of the evening
     is_open = not wanted.has_half and clock.has_half
+    # 0:30 is of the clock of 24 hours: never 12:30 pm.
     return is_open and wanted.minutes >= 60 and wanted.minutes + HALF_A_DAY == clock.minutes
 
 

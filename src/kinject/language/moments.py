@@ -139,6 +139,7 @@ def _take_day_in_digits(reader: Reader, match: re.Match[str]) -> None:
     first, second, year = int(match[1]), int(match[3]), int(match[4])
     day_first = _day_in_digits(second, first, year)
     month_first = _day_in_digits(first, second, year)
+    # With points, and where decimals follow a comma, the day is first.
     is_open = match[2] != "." and not reader.comma and first != second
     if day_first and month_first and is_open:
         order = (first, second)
@@ -189,6 +190,7 @@ _NAMED = re.compile(r"\b(?:12 )?(?:noon|midday|(?P<night>midnight))\b")
 
 def take_clocks(reader: Reader) -> None:
     """Take the times of day of a text."""
+    # What is taken is gone from the rest, so that a shorter form finds no part of a longer one.
     for pattern in _CLOCKS:
         for match in pattern.finditer(reader.rest):
             _take_clock(reader, match)
@@ -237,6 +239,7 @@ def _clock(match: re.Match[str], minutes: int) -> Clock | None:
     parts = match.groupdict()
     half, part = parts.get("half"), parts.get("part")
     if not half and not part:
+        # 24:00 is a midnight.
         if minutes > 2 * HALF_A_DAY:
             return None
         return Clock(minutes % (2 * HALF_A_DAY))

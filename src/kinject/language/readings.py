@@ -24,6 +24,8 @@ def read_items(folded: str, code: str, comma: bool) -> tuple[Item, ...]:
     behind a comma where a number can be read in two ways (1,000).
     """
     reader = Reader(folded, code, comma)
+    # The longest forms first: each takes its characters, and the digits of a date or a version are
+    # no numbers of their own.
     take_days(reader)
     take_clocks(reader)
     _take_versions(reader)
@@ -166,6 +168,7 @@ def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     # 5G is no weight
     is_name = len(spelling) == 1 and spelling in "ghms" and reader.folded[unit_end - 1].isupper()
     if unit and not is_name:
+        # Money or a weight: `_ALSO` lets it say either.
         if spelling in ("pound", "pounds"):
             unit = "pound"
         end, number = unit_end, replace(number, unit=number.unit or unit)
@@ -191,6 +194,7 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
         factor = _MONEY_SCALES[scale]
     number = replace(number, value=number.value * factor)
     if number.digits:
+        # With its scale it is no version: 1.0 million is a million.
         number = replace(number, digits=f"{number.digits} {scale}")
     end = match.end()
     preposition = _PREPOSITION.match(reader.rest, end)
@@ -200,6 +204,7 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
 
 
 _VERSION = re.compile(rf"(?<![\w.])(?:v\.?\s?)?(\d+(?:\.\d+){{2,}})(?!{_LETTER}|\.\d)")
+# 1.234.567 is a number, not a version.
 _THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3})+")
 
 
@@ -304,10 +309,13 @@ def _decimal_value(written: str, comma: bool) -> Fraction:
 def _has_decimals(whole: str, decimals: str, marks: list[str], comma: bool) -> bool:
     """Return whether the last of the marks of a number stands before decimals."""
     last = marks[-1]
+    # These part thousands in every language.
     if last in "' ٬":
         return False
     if len(marks) > 1:
+        # 1,234,567 has one kind of mark, 1,234.5 two.
         return last != marks[0]
+    # 0.125 has no thousands.
     may_be_group = len(decimals) == 3 and 1 <= len(whole) <= 3 and not whole.startswith("0")
     if not may_be_group or last == "٫":
         return True
@@ -328,6 +336,8 @@ def _take_number_words(reader: Reader) -> None:
             continue
         *earlier, last = grammar.parse_words(words)
         for value in earlier:
+            # Without width, so that it stands before the last of the words and takes nothing from
+            # it.
             reader.take(match.start(), match.start(), Number(Fraction(value)))
         is_ordinal = grammar.language.code == "en" and bool(_ORDINAL_WORD.search(words))
         number = Number(Fraction(last), is_ordinal=is_ordinal)

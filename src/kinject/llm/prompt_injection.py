@@ -16,6 +16,8 @@ _MODELS = (
     r"(?:AIs?|LLMs?|(?:large )?language models?|chatbots?|(?:AI )?assistants?|paraphrasers?"
     r"|rewriters?|graders?|examiners?|judges?)"
 )
+# Bounded repeats: an unbounded one is quadratic or cubic on repeated text, and answers are
+# untrusted.
 _INJECTION = re.compile(
     r"\b(?:ignore|disregard|forget|override)\b[^.\n]{0,60}?"
     r"\b(?:instructions?|prompts?|rules|above|previous|prior|preceding|passage|guidelines"

@@ -198,6 +198,7 @@ class Sender:
             # request causes the fault.
             unreachable = failure.kind == "connection" and 0 < self.traffic.n_answered == n_answered
             n_answered = self.traffic.n_answered
+            # An outage of 30 s used up eight tries, and ended a run of days.
             if failure.kind == "overload" or unreachable:
                 n_waits += 1
                 if self._silent_too_long():
@@ -241,6 +242,8 @@ class Sender:
             except Transient as fault:
                 overloaded = fault.kind in _PRESSURE
                 endpoint.record_fault(fault)
+                # The endpoint may charge an answer that did not arrive whole: it counts at the most
+                # that it can cost.
                 if fault.lost:
                     self.traffic.n_lost += 1
                     used = most
@@ -286,6 +289,7 @@ class Sender:
     async def _pause(self, tries: int, retry_after: float | None) -> None:
         pause = min(FIRST_PAUSE * 2 ** min(tries - 1, 16), LONGEST_PAUSE) * random.uniform(0.5, 1.0)
         if retry_after is not None:
+            # A hostile server asked for 8,640,000 s, which a run would have obeyed.
             pause = max(pause, min(retry_after, LONGEST_WAIT) * random.uniform(1.0, 1.1))
         try:
             await asyncio.wait_for(self._stopping.wait(), pause)
@@ -447,6 +451,7 @@ async def gather_answers(requests: Iterable[Awaitable[Answer]]) -> list[Answer |
     other.
     """
     results = await asyncio.gather(*requests, return_exceptions=True)
+    # An error without `fatal` (a disk that is full) concerns every request, too.
     fatal = [
         result
         for result in results
@@ -493,6 +498,7 @@ def graceful_shutdown(sender: Sender) -> Iterator[None]:
     At the end of the block `KeyboardInterrupt` (`Terminated`) is raised. A second signal cancels
     the block.
     """
+    # Python sets signal handlers in the main thread alone, and in Jupyter the loop runs in another.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -513,6 +519,7 @@ def graceful_shutdown(sender: Sender) -> Iterator[None]:
         signals.append(signum)
         loop.call_soon_threadsafe(interrupt)
 
+    # Not asyncio's handlers: removing one restores the system's default, not the handler of before.
     with handled_by(receive):
         try:
             yield

@@ -94,6 +94,7 @@ class LocalModel:
         while True:
             await self._has_requests.wait()
             n_before = 0
+            # As long as requests still come: the first one must not be a batch of its own.
             while n_before < min(len(self._waiting), self._section.concurrency):
                 n_before = len(self._waiting)
                 await asyncio.sleep(_SECONDS_TO_FILL)
@@ -210,6 +211,7 @@ class VllmModel(LocalModel):
         check_model(model)
         source = find_source(model, "model")
         self._tokenizer, self._config = load_tokenizer(source), load_config(source)
+        # A fixed seed for the engine; each request brings its own.
         self._engine = LLM(model=source, seed=0)
 
     def _generate(self, prompts: list[list[int]], seeds: list[int]) -> list[list[int]]:
@@ -248,6 +250,7 @@ def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tu
     # With the special tokens: they mark channels and, in some vocabularies, thinking.
     text = str(tokenizer.decode(tokens))
     thinking, answer = split_thinking(text)
+    # No thinking was found: the special tokens may go by their ids.
     if answer == text:
         return thinking, str(tokenizer.decode(tokens, skip_special_tokens=True))
     for token in tokenizer.all_special_tokens:

@@ -75,6 +75,7 @@ _LAUNCH = (
     "accelerate launch --config_file recipes/distributed/{}.yaml --num_processes {}{} "
     "-m kinject.cli train RECIPE"
 )
+# Without it FSDP2 under accelerate keeps whole gradients while it accumulates.
 _SYNC = "trainer.accelerator_config={gradient_accumulation_kwargs: {sync_each_batch: true}}"
 _EXCLUDED = {"projected": "regularization.projection=null", "muon": "techniques.muon=null"}
 """Field of `Step` -> the override that switches it off: some ways to train cannot have it."""
@@ -221,6 +222,7 @@ def _card(name: str) -> str:
     """Return the name in `GPUS` of what torch or the user calls a card, "" if there is none."""
     if name in GPUS:
         return name
+    # torch's names have more words, as NVIDIA H100 80GB HBM3.
     words = name.replace("-", " ").split()
     return next((card for card in GPUS if card in words), "")
 
@@ -333,7 +335,9 @@ def _sent_bytes(way: str, step: Step, shapes: Shapes, count: int) -> int:
     if step.dtype == torch.float32 and step.mixed is not None:
         halved = 2
     if way == "ZeRO-2":
+        # The gradients of each micro-batch, and the weights once.
         return int(ring * ((times + 1) * trained / halved))
+    # In each micro-batch the weights forwards and backwards, and the gradients.
     return int(ring * (times * (2 * weights / halved + trained)))
 
 
@@ -407,6 +411,8 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
         )
     is_full = step.adapter is None and not step.freeze
     off = tuple(override for field, override in _EXCLUDED.items() if getattr(step, field))
+    # Adafactor keeps a row and a column of each matrix, SGD nothing: 8 bits would save no state
+    # there.
     if is_full and "8bit" not in step.optim and step.optim not in ("adafactor", "sgd"):
         words = ("trainer.optim=adamw_8bit",)
         if step.muon:  # it is for adamw_torch only
@@ -430,6 +436,7 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
         fields = {"dtype": torch.bfloat16, "rounding": True, "projected": False, "muon": False}
         yield Change(words, cost, fields)
     half = step.mixed or torch.bfloat16
+    # A base that does not train needs no float32.
     lora: dict[str, Any] = {"dtype": half, "rounding": False}
     words = (f"model.dtype={str(half).removeprefix('torch.')}",)
     if step.rounding:

@@ -70,6 +70,7 @@ def adapter_types() -> dict[str, Any]:
     return {
         name: made
         for name, made in names.items()
+        # Prompt learning to peft, too, but rows, scoring and writing know its keys and values.
         if name == "cartridge"
         or (name not in ADAPTER_TYPES_REFUSED and not issubclass(made, PromptLearningConfig))
     }

@@ -24,6 +24,7 @@ Hint: TypeAlias = Any
 KeyPath = tuple[str | int, ...]
 """The keys and list indices that lead from the root of a file to a value."""
 
+# Not None, which is a value that a field may have.
 _INVALID = object()
 _BOUNDS = ("min", "above", "max", "below", "or")
 _NAMES: Mapping[Hint, str] = {
@@ -51,6 +52,7 @@ _MOST_SUGGESTED = 24
 def suggestion(word: Value, allowed: Iterable[str]) -> str:
     """Return `` Did you mean X?`` for the nearest allowed word, else the list of the allowed."""
     names = sorted(allowed)
+    # A value may be megabytes long, and difflib's time grows with the square of it.
     near = difflib.get_close_matches(f"{word!s:.80}", names, n=1, cutoff=0.6)
     if near:
         return f" Did you mean {near[0]}?"
@@ -147,6 +149,7 @@ class Checker:
     def _list(self, hint: Hint, value: Value, key: KeyPath) -> Value:
         if not isinstance(value, list):
             return self._invalid(key, f"found {_describe(value)}, expected a list.")
+        # All of them before the look at any: every fault is reported.
         items = [self.value(hint, item, (*key, index)) for index, item in enumerate(value)]
         if any(item is _INVALID for item in items):
             return _INVALID
@@ -169,6 +172,8 @@ class Checker:
                 return None
             return self._invalid(key, "found nothing; give it a value or remove the line.")
         options = [option for option in arguments if option is not type(None)]
+        # Tried in silence: two errors for one value of a union are one reason why this is not
+        # pydantic.
         silent = Checker(_ignore_fault)
         for option in options:
             if silent.value(option, value, key) is not _INVALID:
@@ -190,6 +195,7 @@ class Checker:
     def _scalar(self, hint: Hint, value: Value, key: KeyPath) -> Value:
         if hint is bool and isinstance(value, bool):
             return value
+        # True is an int in Python.
         if hint is int and isinstance(value, int) and not isinstance(value, bool):
             return value
         if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -207,6 +213,7 @@ class Checker:
         if not isinstance(value, int | float):
             return True
         largest = sys.float_info.max
+        # So written, NaN is caught as well, and a whole number that no float can hold.
         if not -largest <= value <= largest:
             self.report(key, f"found {value}, expected a finite number.")
             return False

@@ -195,6 +195,7 @@ def _trainer() -> Schema:
     """Return the schema of the trainer's fields, with their older names and the refused ones."""
     properties = _schemas(trainer_fields())
     properties["lr_scheduler_type"]["enum"] = schedule_names()
+    # Read as today's, so that an editor must not mark them.
     properties["optim"]["enum"] += RENAMED_OPTIMIZERS
     older = {}
     for name, today in RENAMED.items():
@@ -215,6 +216,8 @@ def _trainer() -> Schema:
             **shape,
         }
     for name, why in REFUSED.items():
+        # yaml-language-server 1.25 shows no errorMessage beside `not`, and takes no schema with an
+        # empty enum.
         older[name] = {"not": {}, "deprecationMessage": f"{name} {why}", "doNotSuggest": True}
     return {"properties": {**properties, **older}, "additionalProperties": False}
 

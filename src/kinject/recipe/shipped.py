@@ -18,6 +18,8 @@ from kinject.recipe.check import suggestion, texts_in
 from kinject.recipe.yaml_lines import read_yaml
 
 SCHEMA = "recipe.schema.json"
+# By setuptools' data-files: with the recipes as a mapped package directory, editable installs
+# became an import hook.
 _INSTALLED = f"share/kinject/recipes/{SCHEMA}"
 
 

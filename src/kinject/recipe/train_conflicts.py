@@ -261,6 +261,7 @@ def machine(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     if backend is not None:
         import torch
 
+        # With those for debugging, which torch leaves out by itself.
         known = torch._dynamo.list_backends(exclude_tags=())
         if backend not in known:
             message = f"found {backend!r}.{suggestion(backend, known)}"
@@ -280,6 +281,7 @@ def machine(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
 
 def _packages(recipe: TrainRecipe, launch: Launch) -> Iterator[tuple[str, str, str]]:
     """Yield (key, module, name for pip) of each package that a setting needs."""
+    # On a CPU no package helps: `_on_a_cpu` has the message.
     if launch["use_liger_kernel"] and launch.device != "cpu":
         yield "trainer.use_liger_kernel", "liger_kernel", "liger-kernel"
     if recipe.model.quantization != "none":
@@ -347,6 +349,8 @@ def _weights_in_parts(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
 
 
 def _rows_in_parts(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+    # No error comes otherwise: accelerate drops the mask, and TRL's check sees no packing, since
+    # kinject packs.
     if launch["packing"] and not launch.wraps_documents:
         message = "packed documents would read each other: context parallelism has no mask."
         fix = "Set trainer.packing: false; or packing_strategy: wrapped, which lets them."
@@ -520,6 +524,7 @@ def gradients(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
             )
             yield Problem(key, f"{message} Set another optim.")
     sam = recipe.techniques.sam
+    # bfloat16 loses a change below some 0.2 to 0.4% of a weight.
     if sam > 0 and recipe.model.dtype in ("bfloat16", "float16"):
         message = f"a step of {sam:g} uphill rounds away in weights of 16 bits."
         fix = "Set model.dtype: float32; trainer.bf16 or fp16 then speeds up the arithmetic."

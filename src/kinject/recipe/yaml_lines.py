@@ -81,12 +81,14 @@ def read_yaml(path: Path) -> YamlFile:
     Aliases are read, but not tags, merge keys, or more than `MOST_BYTES`.
     """
     try:
+        # Some editors write a byte-order mark.
         text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError(
             [Problem("", f"not UTF-8 (byte {error.start}). Save the file as UTF-8.", f"{path}:1")]
         ) from error
     root, lines = _parse(text, str(path))
+    # A file without a value is an empty recipe; a written null is no mapping.
     root = {} if root is None and () not in lines else root
     if not isinstance(root, dict):
         raise RecipeError(
@@ -156,6 +158,7 @@ class _ValueReader:
             raise _TooMuchError(
                 line, f"nested more than {_DEEPEST} levels deep (an alias within itself?)"
             )
+        # The line of the key stays, where there is one: a value may begin on the next.
         self.lines.setdefault(path, line)
         if isinstance(node, yaml.ScalarNode):
             return self._build_scalar(node, path)
@@ -188,12 +191,15 @@ class _ValueReader:
         implied = str(resolved).removeprefix(_TAG)
         if kind not in _READ:
             self.report(line, path, _about_tag(node))
+        # Before it is constructed: PyYAML raises KeyError, IndexError, AttributeError and
+        # ValueError for such.
         elif kind != implied and (kind, implied) != ("float", "int"):
             self.report(
                 line,
                 path,
                 f"found {text!r}, expected {_READ[kind]} to match its tag. Remove the tag.",
             )
+        # Beyond 4,300 digits int() raises a plain ValueError.
         elif kind in ("int", "float") and len(text) > _LONGEST_NUMBER:
             self.report(
                 line, path, f"found a number of {len(text)} characters, allowed: {_LONGEST_NUMBER}."
@@ -220,6 +226,7 @@ class _ValueReader:
                     line, (*path, key), f"is there twice (first in line {first}). Keep one."
                 )
             else:
+                # For its checks of text alone: a key stays as it is written.
                 self._build_scalar(
                     yaml.ScalarNode(f"{_TAG}str", key, key_node.start_mark), (*path, key)
                 )

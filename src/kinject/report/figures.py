@@ -49,6 +49,7 @@ def series(index: int) -> tuple[str, str, str]:
 
 LONGEST = 34
 """Characters of a name in a figure."""
+_MOST_POINTS = 400  # of a curve
 _WIDTH = 125  # characters of a legend's row
 _MARK_WIDTH = 7  # characters of a mark with its space
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
@@ -414,3 +415,13 @@ def _draw_trade(panel: Axes, view: View, trade: _Trade, group: _Group) -> dict[s
     # A sweep may have the name of an arm, and both are drawn.
     key = f"{group.name}\0{is_sweep}"
     return {key: line_mark(format_name(group.name, LONGEST), **look, markersize=6)}
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[list[float | None]]:
+    """Return the steps and the values of a curve as at most `_MOST_POINTS` means of neighbours, for
+    a page that draws it; None for a value that is not finite."""
+    size = math.ceil(len(points) / _MOST_POINTS)
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    steps: list[float | None] = [sum(step for step, _ in part) / len(part) for part in parts]
+    values = [sum(value for _, value in part) / len(part) for part in parts]
+    return [steps, [None if math.isnan(value) else value for value in values]]

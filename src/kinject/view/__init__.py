@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from kinject.augment.store import read_decisions, text_id, write_decision
-from kinject.disk import FoundRun, Row, find_runs, read_jsonl
+from kinject.disk import FoundRun, Row, file_stamp, find_runs, read_jsonl
 from kinject.errors import InputError, KinjectError
 from kinject.eval.chat import Chat, ChatSetup, find_models, open_chat
 from kinject.manifests import (
@@ -35,6 +35,7 @@ from kinject.manifests import (
     documents_behind,
     manifest_beside,
 )
+from kinject.report.figures import thinned
 from kinject.report.page import policy_of
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ _MOST_ROWS = 200
 _MOST_BYTES = 2**20  # of a request
 _LONGEST = 20_000  # characters of a text on the page
 _LOGGED = ("loss", "learning_rate", "grad_norm", "epoch")
-_MOST_POINTS = 400  # of a curve
 _MOST_NEW_TOKENS = 128
 
 Item = dict[str, Any]
@@ -127,7 +127,7 @@ class View:
             for key, value in row.items():
                 if key in _LOGGED or key.startswith("eval_"):
                     values.setdefault(key, {})[row["step"]] = math.nan if value is None else value
-        return {key: _thinned(sorted(curve.items())) for key, curve in values.items()}
+        return {key: thinned(sorted(curve.items())) for key, curve in values.items()}
 
     def numbers(self, name: str) -> Item:
         """Return the numbers of a finished run, as its manifest has them."""
@@ -144,7 +144,7 @@ class View:
         listed = LISTS.get(run.verb, {}).get(title)
         if listed is None or not (path / listed.file).is_file():
             raise _RefusedError(404, f"{name} has no list {title}")
-        items = _items(path / listed.file, listed, _stamp(path / listed.file))
+        items = _items(path / listed.file, listed, file_stamp(path / listed.file))
         matching = [item for item, text in items if query.matches(text)]
         tags = Counter(item["tag"] for item in matching if item["tag"])
         if query.tag:
@@ -152,7 +152,7 @@ class View:
         decisions, shown = read_decisions(path), []
         passages: Mapping[str, str] = {}
         if run.verb == "augment":
-            passages = _passages(path / "corpus.jsonl", _stamp(path / "corpus.jsonl"))
+            passages = _passages(path / "corpus.jsonl", file_stamp(path / "corpus.jsonl"))
         for item in matching[query.offset : query.offset + min(query.limit, _MOST_ROWS)]:
             decision = decisions.get(item.get("id", ""))
             passage = passages.get(item.get("passage", ""), "")
@@ -170,7 +170,7 @@ class View:
             raise _RefusedError(400, _NOT_DECIDED)
         if row.get("decision") not in _DECISIONS:
             raise _RefusedError(400, "decision: keep, drop, edit or undo")
-        items = _items(path / listed.file, listed, _stamp(path / listed.file))
+        items = _items(path / listed.file, listed, file_stamp(path / listed.file))
         edits = [
             item["edit"] for item, _ in items if item.get("id") and item["id"] == row.get("id")
         ]
@@ -243,24 +243,6 @@ def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]
     return chat, columns
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[list[float | None]]:
-    """Return the steps and the values of a curve, means of neighbours; None for a value that is not
-    finite."""
-    size = math.ceil(len(points) / _MOST_POINTS)
-    parts = [points[start : start + size] for start in range(0, len(points), size)]
-    steps: list[float | None] = [sum(step for step, _ in part) / len(part) for part in parts]
-    values = [sum(value for _, value in part) / len(part) for part in parts]
-    return [steps, [None if math.isnan(value) else value for value in values]]
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """Return what changes when a file does."""
-    if not path.is_file():
-        return 0, 0
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
-
-
 @lru_cache(maxsize=256)
 def _last_values(path: Path, stamp: tuple[int, int]) -> Row:
     """Return the last value of each key of a log; the page asks for it every few seconds, of every
@@ -276,7 +258,7 @@ def _progress(path: Path, run: FoundRun) -> str:
     manifest = manifest_beside(path / MANIFEST)
     log = path / "log.jsonl"
     if run.verb == "train" and log.is_file():
-        return _training_progress(_last_values(log, _stamp(log)), manifest)
+        return _training_progress(_last_values(log, file_stamp(log)), manifest)
     if run.state == "running" and run.verb in _WORK:
         file, what = _WORK[run.verb]
         # Lines are counted, not read: the page asks for it every few seconds.

@@ -84,8 +84,11 @@ def source_facts(source: str, context: str = "") -> Facts:
         about, names = read(context, facts.code), facts.names
         names = replace(names, words=names.words | about.words, body=f"{names.body}\n{about.body}")
         return replace(facts, names=names, context=read_values(f"{source}\n{context}", facts.code))
+    # Too few words have no detected language; ASCII is then read as English.
     code = detect_language(source) or guess_language(source) or ("en" if source.isascii() else "")
     facts = read_facts(source, code)
+    # Of the whole source: `facts.values` lacks the numbers of headings and of list items, which are
+    # no additions in a text either.
     return replace(facts, context=read_values(source, code))
 
 
@@ -104,6 +107,7 @@ def read_facts(text: str, code: str) -> Facts:
 
 @lru_cache(maxsize=512)
 def _plain_form(text: str) -> str:
+    # Chinese and Japanese part no words: each character counts as one.
     if not text.isascii():
         text = _HAN.sub(r" \g<0> ", text)
     return f" {' '.join(map(plain, _WORDS.findall(text)))} "
@@ -124,6 +128,7 @@ def without_additions(source: Facts, text: str) -> tuple[str, list[Addition]]:
         addition = find_addition(source, item)
         if addition:
             added[index] = addition
+    # A list that mostly adds is no list with faulty items; `find_addition` then refuses it whole.
     if not added or 2 * len(added) > len(items):
         return text, []
     for index in added:
@@ -228,6 +233,8 @@ def _is_same(number: str, units: set[str], other: str, kind: set[str]) -> bool:
     value = float(number)
     if ":" in other:
         hours, minutes = (int(part) for part in other.split(":"))
+        # 20:40 is half past 8 by a clock of 12 hours, or 20 minutes to the next. The 0 minutes of a
+        # full hour are no number to tell.
         return value > 0 and value in (hours, hours % 12, (hours + 1) % 12, minutes, 60 - minutes)
     exact = float(other.rstrip("s"))
     if value == exact or number.replace(".", "") == other.replace(".", ""):
@@ -261,6 +268,7 @@ def _is_part_of_year(number: str, units: set[str], year: str) -> bool:
     value, hundreds = float(number), int(year) // 100
     if value not in (hundreds + 1, hundreds * 100):
         return False
+    # A bare 19 is no century; 1800 may stand for one by itself.
     return "century" in units or value > 100
 
 
@@ -286,7 +294,9 @@ def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vag
     if ":" in number or number.endswith("s"):
         return False
     decimals = len(number.partition(".")[2])
+    # Quotients are off in their last digits.
     tolerance = 1e-6
+    # By its digits, so that words such as "nearly" need not be known in every language.
     if decimals:
         tolerance += 0.5 * 10.0**-decimals  # as precise as it is written
     value = float(number)
@@ -299,6 +309,7 @@ def _derivations(
 ) -> Iterator[float]:
     """Yield what the numbers of a passage come to in the ways that are open to `number`."""
     value = float(number)
+    # Times (20:30) and decades (1990s) are no numbers to calculate with.
     decimals = [other for other in known if other.replace(".", "", 1).isdecimal()][:_MOST_VALUES]
     every = list(map(float, decimals))
     same = [float(other) for other in decimals if known[other] & units or known[other] == units]
@@ -312,6 +323,7 @@ def _derivations(
     if vague:
         yield from _simple_parts(value, units, same, years)
     is_year = len(number) == 4 and "1000" < number < "2100" and units <= {"year"}
+    # Any number of two digits as derivable let "90 seats" pass in a passage without numbers.
     n_digits = len(number.replace(".", "").rstrip("0"))
     if n_digits > 2 and not is_year:  # a shorter one is nearly always some part of another
         for other, n in product(every, range(2, 13)):
@@ -340,6 +352,8 @@ def _simple_parts(
 
 
 def _added_dates(source: Facts, new: Facts) -> Iterator[Addition]:
+    # A word of the source that may be a month (May) counts as one: a text that names it adds
+    # nothing.
     known = source.values.months | source.values.possible_months | source.context.months
     for month in sorted(new.values.months - known):
         yield Addition("date", f"{_month_titles()[month]} is not in the source")
@@ -359,6 +373,7 @@ def _added_units(source: Facts, new: Facts) -> Iterator[Addition]:
         for group in _ALIKE:
             if not group.isdisjoint(known):
                 added -= group
+        # "one" is often a pronoun, so that its unit says nothing.
         if not added or not known or (number in ("0", "1") and number not in new.values.certain):
             continue
         if min(added) in _TIMES and min(known) not in _TIMES:
@@ -402,11 +417,13 @@ def facts_of(source: Facts) -> tuple[Fact, ...]:
         facts.append(Fact("date", f"{month:02d}-{day:02d}", f"{day} {titles[month]}"))
     named: list[tuple[str, ...]] = []
     for run in sorted(dict.fromkeys(source.names.runs), key=len, reverse=True):
+        # Longest first, so that a surname alone is no fact beside the full name.
         if not any(set(run) <= set(longer) for longer in named):
             named.append(run)
             written = " ".join(source.names.spelling[word] for word in run)
             facts.append(Fact("name", " ".join(run), written))
     for form, text in source.quotations.items():
+        # A word alone in quotation marks may be a term or a title.
         if " " in form:
             facts.append(Fact("quotation", form, text))
     return tuple(facts)

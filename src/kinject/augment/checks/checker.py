@@ -42,6 +42,8 @@ _MARKUP = re.compile(
     r"[<‹]/?(?:passage|rewriting)>|<\|[^|>\n]{1,40}\|>|\[/?INST\]|</?think>", re.IGNORECASE
 )
 
+# 0.8 misses one changed word in some 22; 0.7 refuses 3 to 8 in a thousand of the sandbox's own
+# paraphrases, which are written again.
 MAX_OVERLAP = 0.7
 """Two texts that share more of their word triples (Jaccard similarity) count as copies of each
 other."""
@@ -138,6 +140,8 @@ def check_completion(completion: Completion) -> Verdict:
         return Verdict(*_ENDS[reason])
     if not completion.text.strip():
         return Verdict("no answer", f"finish_reason is {reason or 'missing'}")
+    # Other servers than OpenAI's have their own words for a whole answer, or none; an unknown one
+    # may be a cut.
     if reason not in ("stop", "eos", "end_turn", ""):
         return Verdict("truncated", f"finish_reason is {reason}")
     return Verdict()
@@ -167,7 +171,10 @@ class Checker:
         # Only a model writes under these rules; the function of a mechanical style obeys no text.
         if self._rules.refuse_echo or self._rules.quotes:
             clean, self._injection = split_injection(source)
+        # Without its injection, whose words a quotation would carry on. Writers break lines
+        # elsewhere, so that white space is folded.
         self._quotable = " ".join(clean.split())
+        # Without it, too: with its names in the source, texts that obeyed it passed in free styles.
         self.facts = source_facts(clean, context)
         self._countable = facts_of(self.facts)
         self._form = normal_form(clean)
@@ -196,6 +203,8 @@ class Checker:
         if fault is not None:
             return Verdict(*fault)
         facts = [fact.id for fact in carried(self._countable, self.facts, text)]
+        # Without a fact a text may still be a good one; if it speaks of the passage, it is about
+        # the task.
         if self._countable and not facts:
             about = _ABOUT.search(text)
             if about and not _ABOUT.search(self._source):
@@ -211,6 +220,7 @@ class Checker:
             yield "empty", ""
         if len(text) > self._max_characters:
             yield "length", f"{len(text):,} characters for {len(self._source):,}"
+        # The order is that of docs/augmentation.md: the first fault is the reason of a refusal.
         yield from self._foreign_parts(text)
         form, shingles = _form_and_shingles(text)
         yield from self._copies(text, form, shingles)
@@ -230,6 +240,7 @@ class Checker:
         source = self._source
         for reason, pattern in (("refusal", REFUSAL), ("wrapper", _MARKUP)):
             match = pattern.search(text)
+            # "I cannot come" is no refusal where the passage says so itself.
             if match and not pattern.search(source):
                 yield reason, f"found {match[0].strip()[:60]!r}"
         tag = new_markup(text, source)
@@ -278,6 +289,7 @@ class Checker:
         without one."""
         if has_injection(text):
             return "it repeats the injection"
+        # Words that the rest of the passage has too are no sign that the injection was repeated.
         injected = _shingles(normal_form(self._injection)) - self._shingles
         if len(shingles & injected) > _MAX_INJECTED_TRIPLES:
             return "its words are those of the injection"
@@ -320,6 +332,7 @@ def _shingles(form: str) -> Shingles:
 
 def overlap(shingles: Shingles, others: Shingles) -> float:
     """Return the Jaccard similarity of two sets, exactly."""
+    # Exact, without MinHash: a passage has tens of texts, not millions, and a pair takes 1 us.
     shared = len(shingles & others)
     return shared / max(1, len(shingles) + len(others) - shared)
 

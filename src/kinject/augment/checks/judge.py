@@ -117,6 +117,7 @@ def read_verdict(answer: str) -> Verdict:
     the lines about the sentences.
     """
     lines = [line for line in answer.splitlines() if line.strip()]
+    # At the beginning of these lines alone: "it is not faithful" anywhere counted as a yes once.
     verdicts = list(filter(None, map(_VERDICT.match, [*lines[:1], *lines[-1:]])))
     faults = [match[1].strip() for match in map(_WRONG.match, lines) if match]
     unfaithful = any(match[1] or "unfaithful" in match[2].lower() for match in verdicts)
@@ -158,10 +159,13 @@ class Judge:
         verdict = await self._ask(title, passage, text, rules)
         if not verdict.accepted or not has_injection(title, passage, text):
             return verdict
+        # By content: a rerun plants the same error, and has its verdict in the cache.
         rng = Random(content_id(self.seed, passage, text))
         language = detect_language(passage) or "en"
         texts = (plant_error(kind, text, rng, language) for kind in ALL_KINDS)
         wrong = next((changed for changed in texts if changed is not None), None)
+        # Without room for a planted error nothing shows that the judge does not obey: that is a
+        # refusal, too.
         if wrong is None or (await self._ask(title, passage, wrong, rules)).accepted:
             return Verdict("judge", _MISSED)
         return verdict
@@ -169,6 +173,7 @@ class Judge:
     async def _ask(
         self, title: str, passage: str, text: str, rules: Rules | None = None
     ) -> Verdict:
+        # With the passage: a list of its statements lacks causes and the order of sentences.
         answer = await self._answer(judge_messages(title, passage, text, rules))
         if not answer:
             return Verdict("judge", "its answer was cut at max_tokens, or empty")
@@ -178,6 +183,7 @@ class Judge:
         """Return short statements of what a passage says, () for an answer without any. Raises as
         `Sender.send`."""
         lines = lines_of(await self._answer(statements_messages(title, passage)))
+        # A line that ends with a colon introduces the list.
         statements = dict.fromkeys(line for line in lines if line[-1] not in ":：")
         return tuple(statements)[:_MOST_STATEMENTS]
 
@@ -187,6 +193,7 @@ class Judge:
         answer = await self._answer(stated_messages(statements, text))
         last_line = answer.rpartition("\n")[2]
         numbers = set(map(int, re.findall(r"\d{1,3}", last_line)))
+        # A judge may name numbers that no statement has.
         return sorted(numbers & {*range(1, len(statements) + 1)})
 
     async def _answer(self, messages: list[Message]) -> str:
@@ -221,6 +228,7 @@ class Judge:
 def make_trials(passages: Sequence[tuple[str, str]], seed: int) -> list[tuple[str, str, str, str]]:
     """Return (kind of planted error, "" for a correct text; title, passage, text) for (title,
     passage) pairs."""
+    # A dict, as a set in order: a trial that is drawn twice counts once.
     rng, trials = Random(seed), dict[tuple[str, str, str, str], None]()
     languages = [detect_language(passage) or "en" for _, passage in passages]
     known = [
@@ -228,12 +236,17 @@ def make_trials(passages: Sequence[tuple[str, str]], seed: int) -> list[tuple[st
     ]
     per_kind = N_TRIALS // len(ALL_KINDS)
     for kind in ALL_KINDS:
+        # Anew for each kind, so that not the same passages get all errors.
         rng.shuffle(known)
         n_before = len(trials)
+        # Not every text has room for each kind: of few passages each is tried again, with another
+        # place drawn.
         for title, passage, language, good in islice(cycle(known), max(len(known), 3 * per_kind)):
             wrong = plant_error(kind, good, rng, language)
             if wrong is not None and len(trials) - n_before < per_kind:
                 trials[kind, title, passage, wrong] = None
+    # Other words, not another order of sentences: that moves pronouns and what came first, which a
+    # judge of order is right to refuse.
     correct = [("", title, passage, good) for title, passage, _, good in known]
     return [*trials, *dict.fromkeys(correct[:N_TRIALS])]
 
@@ -384,6 +397,8 @@ def _other_number(match: re.Match[str], rng: Random) -> str:
 def _roles(text: str, words: Words) -> Iterator[re.Match[str]]:
     """Yield the places where a verb or a preposition gives two different names their roles."""
     names = {POSSESSIVE.sub("", match[0]) for match in words.find_names(text)}
+    # Longest first: an alternation takes the first that fits, and a first name would hide the full
+    # one. Without names the pattern must fit nowhere, and an empty one fits everywhere.
     listed = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"\Z."
     for pattern in words.table.get("roles", ()):
         for group in ("a", "b"):

@@ -19,6 +19,8 @@ class ProjectionSection:
     path: str = option(
         help="Corpus (JSONL) of the texts to keep; nothing is learned from it.", path="file"
     )
+    # On stories3M 0.2 learned .92 / .83 / .72 (memorised, reworded, inferred) at a perplexity of
+    # stories of 25, plain training by AdamW .92 / .85 / .72 at 2,619; the base has 4.
     free: float = option(
         0.2,
         help="Fraction of the inputs' energy on these texts whose directions may change; less "
@@ -217,6 +219,8 @@ class TechniquesSection:
         min=0.0,
         max=100.0,
     )
+    # In the sandbox 1 had 96.8% of new and 99.7% of known facts, AdamW 95.7 and 99.3; 4 and 8
+    # forget.
     muon: float | None = option(
         None,
         help="Update the matrices inside the layers by Muon, at this factor of "
