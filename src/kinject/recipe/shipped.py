@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import distribution
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,11 @@ def _folder() -> Path:
     checkout = Path(__file__).parents[3] / "recipes"
     if (checkout / SCHEMA).is_file():
         return checkout
-    for file in distribution("kinject").files or ():
+    try:
+        files = distribution("kinject").files or ()
+    except PackageNotFoundError:
+        files = ()  # a copied part of a checkout, without its recipes
+    for file in files:
         if file.as_posix().endswith(_INSTALLED):
             return Path(str(file.locate())).resolve().parent
     return checkout
