@@ -33,7 +33,7 @@ _LONGEST_WINDOW = 2048
 class KinjectLM(LM):  # type: ignore[misc]
     """A model folder, GGUF file or name on the hub, with or without an adapter. One process."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the arguments that lm_eval passes by name)
         self,
         path: str,
         *,

@@ -135,7 +135,7 @@ class Plan(Tabular):
         return [{"memory": name, "GiB": n_bytes / GIB} for name, n_bytes in parts.items()]
 
 
-def plan(
+def plan(  # noqa: PLR0913 (one for each option of the command)
     recipe: TrainRecipe,
     *,
     memory: int | None = None,
