@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from kinject.augment import augment
 from kinject.corpus.choices import measure_shortcuts
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
+from kinject.recipe import read_recipe
 
 ROOT = Path(__file__).parents[1]
 DATA, QUESTIONS = ROOT / "data" / "company", ROOT / "eval" / "company"
@@ -55,6 +57,16 @@ def test_choices_give_nothing_away(level: str) -> None:
         assert accuracy == pytest.approx(0.25, abs=0.03)
     places = Counter(question.answer for question in questions)
     assert max(places.values()) - min(places.values()) <= 4
+
+
+def test_every_paraphrase_passes_the_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study ends an arm whose corpus is short by one text."""
+    monkeypatch.chdir(ROOT)
+    recipe = read_recipe(ROOT / "recipes/company/augment.yaml", [f"run_dir={tmp_path / 'run'}"])
+    result = augment(recipe)
+    assert (result.got, result.asked) == (1280, 1280), result.refused
 
 
 def test_no_question_is_trained_on() -> None:

@@ -71,7 +71,7 @@ def compare_packing(setting: Setting, attention: str) -> dict[str, Any]:
     losses = {}
     for name, packing in (("packed", True), ("single", False)):
         changes = {
-            "corpus.validation_corpus": str(held_out), "model.attention": attention,
+            "corpus.path": str(held_out), "corpus.validation_corpus": str(held_out), "model.attention": attention,
             "trainer.packing": packing, "trainer.max_steps": 1, "trainer.per_device_eval_batch_size": 4,
         }  # fmt: skip
         if not packing:
