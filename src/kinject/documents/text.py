@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, Self
 
 import yaml
 
@@ -235,12 +235,44 @@ def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
     return unpacked
 
 
-def parse_xml(path: Path, data: bytes) -> Any:
+class XmlElement(Protocol):
+    """The part of lxml's elements that readers use; the library has no types."""
+
+    @property
+    def tag(self) -> str: ...
+
+    @property
+    def attrib(self) -> Mapping[str, str]: ...
+
+    @property
+    def text(self) -> str | None: ...
+
+    @property
+    def tail(self) -> str | None: ...
+
+    def __iter__(self) -> Iterator[Self]: ...
+
+    def find(self, path: str) -> Self | None: ...
+
+    def findtext(self, path: str) -> str | None: ...
+
+    def get(self, key: str, default: str = ...) -> Any: ...
+
+    def getparent(self) -> Self: ...
+
+    def iter(self, tag: str) -> Iterator[Self]: ...
+
+    def iterancestors(self) -> Iterator[Self]: ...
+
+    def iterchildren(self, tag: str = ...) -> Iterator[Self]: ...
+
+
+def parse_xml(path: Path, data: bytes) -> XmlElement:
     """Return the root of an XML text: no entity is expanded, nothing is fetched."""
     etree = import_extra("lxml.etree", path)
-    return etree.fromstring(
-        data, etree.XMLParser(resolve_entities=False, no_network=True, recover=True)
-    )
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, recover=True)
+    root: XmlElement = etree.fromstring(data, parser)
+    return root
 
 
 _MOST_CELLS = 2_000_000
