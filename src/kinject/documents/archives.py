@@ -83,6 +83,7 @@ def _wanted(
     most = _MOST_IN_ALL * options.largest
     bytes_left = most
     for name, size, member in members:
+        # No member is outside the archive, whatever its name.
         parts = [part for part in name.split("/") if part not in ("", "..", ".")]
         if any(part.startswith(".") for part in parts) or parts[:1] in ([], ["__MACOSX"]):
             continue
@@ -99,6 +100,7 @@ def _zip_member(
 ) -> Iterator[LocatedDocument]:
     fault = ""
     data = b""
+    # The first bit marks an encrypted member.
     if member.flag_bits & 1:
         fault = "locked with a password. Pack it without one."
     elif member.file_size > options.largest:
@@ -133,6 +135,7 @@ def read_tar(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
 def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents in a gzip file, whose kind is found by its name without ``.gz``."""
     try:
+        # One byte more than allowed: a small file may unpack to a huge one.
         data = gzip.GzipFile(fileobj=stream).read(options.largest + 1)
     except DAMAGED_ARCHIVE as error:
         raise InputError(

@@ -147,7 +147,7 @@ class CopyFinder:
     """
 
     def __init__(self, threshold: float | None, text_of: Callable[[int], str]) -> None:
-        """`threshold` is the overlap from which a text is a near-copy, None for exact copies only."""
+        """`threshold`: the overlap from which a text is a near-copy; None: exact copies only."""
         self._threshold, self._text_of = threshold, text_of
         self._exact: dict[str, int] = {}
         self._bands: defaultdict[int, list[int]] = defaultdict(list)

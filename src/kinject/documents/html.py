@@ -194,6 +194,7 @@ def _keep_structure(units: Sequence[str], kept: list[bool], first: int, last: in
 
 def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -> bool:
     words = re.findall(r"\w+", unit.lower())
+    # Triples of a short line are too few, and found anywhere: the whole line must be there.
     if len(words) < 4:
         return bool(words) and " ".join(words) in lines
     unit_triples = list(zip(words, words[1:], words[2:], strict=False))
@@ -336,6 +337,7 @@ def _language(node: LexborNode) -> str:
 
 def _is_prose(code: str) -> bool:
     """Return whether preformatted text is sentences, as mails are in their archives."""
+    # Lines of code hold fewer words.
     lines = [line for line in code.splitlines() if line.strip()]
     words = sum(len(re.findall(r"[^\W\d_]{2,}", line)) for line in lines)
     return len(lines) > 8 and words > 7 * len(lines)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from kinject.documents.text import heading, markdown_table, one_line
 
 _BULLET = re.compile(r"^(?:[•◦▪‣●○■□–·➢✓\ue000-\uf8ff]|[-*o](?=\s))\s*")
+# Private characters are bullets of symbol fonts, which PDFium cannot name.
 _MARK = re.compile(r"(?:[^\w\s]|[\ue000-\uf8ff]|o|\(?(?:\d{1,2}|[a-z]|[ivx]{1,4})[.)])")
 """The marks before an item of a list."""
 _LEADERS = re.compile(r"(?:\s?\.){5,}\s*")
@@ -294,7 +295,7 @@ def _fill_a_column(lines: Sequence[Sequence[Box]]) -> bool:
 
 
 def _is_even(words: Sequence[Box]) -> bool:
-    """Return whether the gaps between the words of a line are those of a sentence, not of a table."""
+    """Return whether the gaps between the words of a line are those of a sentence."""
     return all(
         _gap(word, following) < _JUSTIFIED_GAP * word.size for word, following in pairwise(words)
     )
@@ -323,7 +324,7 @@ def _with_tables(lines: Sequence[Sequence[Box]]) -> list[Box]:
 
 
 def _prose_columns(words: Sequence[Box]) -> list[Box]:
-    """Return the lines of the columns between the gutters of `words`, one column after the other."""
+    """Return the lines of the columns between the gutters of `words`, column after column."""
     starts = [words[0].x0] + [right - 1 for _, right in _gutters(words)]
     boxes: list[Box] = []
     for number in range(len(starts)):
@@ -411,7 +412,7 @@ def _table_end(lines: Sequence[Sequence[Box]], first: int) -> int:
 
 
 def _with_wrapped(lines: Sequence[Sequence[Box]], full: int, end: int) -> int:
-    """Return `full`, or past the lines after it that continue a cell of the last row: close to it."""
+    """Return `full`, or past the lines after it that continue a cell of the last row."""
     while full < end and _space_above(lines, full) < _WRAPPED_CELL * lines[full][0].size:
         full += 1
     return full
@@ -679,16 +680,21 @@ def _blocks(page: Sequence[Box], levels: Mapping[float, int], bold_level: int) -
             # The table parts a sentence: it goes above its paragraph.
             blocks[-2:] = [blocks[-1], blocks[-2]]
             continues = True
-        if continues and _HYPHEN.search(blocks[-1]) and text[:1].islower():
-            blocks[-1] = blocks[-1][:-1] + text
-        elif continues:
-            blocks[-1] += f" {text}"
+        if continues:
+            blocks[-1] = _with_line(blocks[-1], text)
         elif item and blocks and _ENDS_IN_ITEM.search(blocks[-1]):
             blocks[-1] += f"\n{text}"
         else:
             blocks.append(heading(level, text) if level else text)
         previous = box
     return blocks
+
+
+def _with_line(paragraph: str, line: str) -> str:
+    """Return a paragraph with its next line; a hyphen between them is taken out of a word."""
+    if _HYPHEN.search(paragraph) and line[:1].islower():
+        return paragraph[:-1] + line
+    return f"{paragraph} {line}"
 
 
 def _usual_space(page: Sequence[Box]) -> float:

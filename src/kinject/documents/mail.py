@@ -1,4 +1,4 @@
-"""Mails, alone, in mailboxes, and saved by Outlook (MSG); each attachment is a document of its own."""
+"""Mails, alone, in mailboxes, and saved by Outlook (MSG); an attachment is its own document."""
 
 from __future__ import annotations
 
@@ -111,6 +111,7 @@ def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
             if isinstance(content, bytes):
                 source, _ = decode(path, content, str(part.get_content_charset() or ""))
                 (plain if kind == "text/plain" else pages).append(source)
+    # The HTML of a mail repeats its plain text.
     if not any(text.strip() for text in plain):
         plain = [page_of(path, page, whole_page=True)[1] for page in pages]
     return _without_quotes("\n\n".join(plain)), attachments

@@ -521,6 +521,7 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     """Yield a workbook: a heading for each visible sheet, then its lines and tables. `sheets` is in
     meta."""
     data = BytesIO(read_bytes(path, options.largest, stream))
+    # Before the library unpacks it, into memory.
     check_archive(path, data, options)
     openpyxl = import_extra("openpyxl", path)
     with library_errors(path, "workbook", "Save it again as .xlsx."):

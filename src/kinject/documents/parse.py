@@ -74,7 +74,7 @@ class FoundFile:
 
 
 def is_heap(path: Path) -> bool:
-    """Return whether `path` names several files: a folder, or a pattern with ``*``, ``?`` or ``[``."""
+    """Return whether `path` names several files: a folder, or a pattern (``*``, ``?``, ``[``)."""
     return is_folder(path) if path_exists(path) else has_magic(str(path))
 
 
@@ -232,6 +232,7 @@ class Parsing:
     def run(self) -> Mapping[str, Any]:
         """Parse the file, within its limits: the kernel ends this process after too many processor
         seconds."""
+        # The worker goes on with other files: its limits are set for one, and set back.
         limits = resource.getrlimit(resource.RLIMIT_DATA)
         most = int(MEMORY * 2**30)
         # A negative limit is none.
@@ -296,7 +297,7 @@ def parse(path: str, options: ReadOptions) -> Iterator[Parsed]:
 
 
 def _examined(location: str, document: Document, path: str) -> Parsed:
-    """Return a document without its repeats, with everything about it that needs no other document."""
+    """Return a document without its repeats, with the facts that need no other document."""
     edits, is_log = repeats(document.text)
     meta_json = json.dumps(dict(document.meta), default=str)
     # JSON has no NaN.

@@ -44,7 +44,8 @@ _MOST_SEGMENTS = 2_000
 _FIX = "Print it to a new PDF, or take it out."
 _LIGATURES = str.maketrans(
     {
-        **{"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st"},
+        **{"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl"},
+        **dict.fromkeys("ﬅﬆ", "st"),
         # A soft hyphen shows at the end of a line only.
         "\u00ad": "",
         "\u00a0": " ",
@@ -259,7 +260,7 @@ class _Word:
 def _words(
     text_page: PdfTextPage, n: int, top: float, down: list[Rule], raw: PdfiumRaw
 ) -> Iterator[Box]:
-    """Yield the words of a page in the order in which they are drawn; the rules `down` part them."""
+    """Yield the words of a page in the order in which they are drawn; rules `down` part them."""
     word: _Word | None = None
     for index in range(n):
         letter = _letter(text_page, index, top, raw)

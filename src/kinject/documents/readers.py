@@ -153,6 +153,7 @@ def kind_of(path: Path, head: bytes) -> str:
         if signature.isalpha() and named and b"\0" not in head:
             continue
         raise InputError(f"{path}: found {reason}.")
+    # In rows a NUL is the fault of one row, which its reader reports with the line.
     if b"\0" in head and not _is_utf16(head) and named not in ("jsonl", "csv"):
         raise InputError(
             f"{path}: found bytes that are no text, and of no kind that has a reader "
@@ -169,6 +170,7 @@ def _kind_of_binary(path: Path, head: bytes, named: str | None) -> str | None:
     # Old Office files begin alike: the name decides.
     if head.startswith(b"\xd0\xcf\x11\xe0") and named == "msg":
         return "msg"
+    # As viewers of PDF do: other bytes may be above.
     if b"%PDF-" in head[:1024]:
         return "pdf"
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
@@ -206,6 +208,7 @@ def _kind_of_text(path: Path, head: bytes, named: str | None) -> str:
         return "text"
     root = _ROOT.match(head)
     root_name = root["root"].lower().decode() if root else ""
+    # Markdown may begin with a tag.
     if root_name in ("html", "mediawiki") and named != "markdown":
         return root_name
     if root and root["type"] and b"html" in root["type"].lower():

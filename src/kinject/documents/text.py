@@ -181,6 +181,7 @@ def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, 
 def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
     """Yield encodings that `data` may have: by its byte-order mark, UTF-8, the `declared` one, by
     its letters."""
+    # Any bytes are text in most encodings: those that can be checked come first.
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         yield "utf-16"
     for wide, half in (("utf-16-le", data[1:2000:2]), ("utf-16-be", data[:2000:2])):
@@ -231,6 +232,7 @@ def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
         stream.seek(0)
     if any(member.flag_bits & 1 for member in members):
         raise InputError(f"{path}: locked with a password. Save a copy without one.")
+    # A small archive may unpack to more than memory holds.
     unpacked = sum(member.file_size for member in members)
     if unpacked > options.largest or len(members) > MOST_MEMBERS:
         raise InputError(
