@@ -1,41 +1,35 @@
-"""From words on a page to text: columns, tables without rules, paragraphs, headings; running
-headers and footers left out."""
+"""From words on a page to text: columns, tables without rules, paragraphs, headings."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from operator import attrgetter
 from statistics import median
-from typing import NamedTuple
 
-from kinject.documents.text import heading, markdown_table, one_line
+from kinject.documents.boxes import (
+    HYPHEN,
+    Box,
+    cell_text,
+    flat,
+    header_only,
+    joined_line,
+    left_edge,
+    lines_of,
+    middle,
+    text_of,
+)
+from kinject.documents.text import heading, markdown_table
 
 _BULLET = re.compile(r"^(?:[•◦▪‣●○■□–·➢✓\ue000-\uf8ff]|[-*o](?=\s))\s*")
 # Private characters are bullets of symbol fonts, which PDFium cannot name.
 _MARK = re.compile(r"(?:[^\w\s]|[\ue000-\uf8ff]|o|\(?(?:\d{1,2}|[a-z]|[ivx]{1,4})[.)])")
 """The marks before an item of a list."""
-_LEADERS = re.compile(r"(?:\s?\.){5,}\s*")
 _NUMBERED = re.compile(r"^\(?(?:\d{1,2}|[a-z])[.)]\s+\S")
 _SENTENCE_END = re.compile(r"[.!?:;…][\"'”’»)]*$")
-_VARIES = re.compile(r"\d+|\b[ivxlc]+\b")
-_HYPHEN = re.compile(r"[^\W\d_]-$")
-"""A letter and a hyphen at the end of a line: the word may go on in the next one."""
-_PAGE_NUMBER = re.compile(r"\W*(?:page|seite|p\.)?\s*#\W*(?:(?:of|von|/)\s*#\W*)?")
 _ENDS_IN_ITEM = re.compile(r"(?:^|\n)- [^\n]*$")
-
-# Where running headers and footers are: this fraction of the height, above and below, and in it
-# this many lines.
-_EDGE = 0.12
-_EDGE_LINES = 3
-# A line at the edge that is longer, in characters, is a paragraph.
-_LONGEST_FURNITURE = 200
-# Points within which a running header is at the same height on two pages.
-_SAME_HEIGHT = 6
-# A running header is on this fraction of the pages, and on at least three; on all of two or three.
-_FURNITURE_PAGES = 0.3
 
 # Distances in font sizes, so that they hold for small and for large print.
 # Two words of one line have a smaller gap between them.
@@ -60,10 +54,6 @@ _INDENT = 0.9
 _NEXT_COLUMN = -2
 
 # Fractions.
-# Words whose boxes overlap by this much of the lower one's height are on one line.
-_SAME_LINE = 0.5
-# A line is bold if this much of its text is: a few words in it may be set otherwise.
-_MOSTLY_BOLD = 0.8
 # A heading's font is larger than the body's by this factor, and sets less than this part of the
 # text.
 _HEADING_SIZE = 1.12
@@ -111,83 +101,12 @@ _LONGEST_HEADING = 150
 _NEAR_LINES = 8
 
 
-class Box(NamedTuple):
-    """A word, a line, or a table: points from the left and from the top of the page, its text and
-    its font."""
-
-    x0: float
-    y0: float
-    x1: float
-    y1: float
-    text: str
-    size: float
-    bold: bool = False
-    is_table: bool = False
-
-
-_left = attrgetter("x0")
 _upper = attrgetter("y0")
-
-
-def middle(box: Box) -> tuple[float, float]:
-    """Return the centre of a box."""
-    return (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
-
-
-def _middle_height(box: Box) -> float:
-    return middle(box)[1]
-
-
-def _text_length(box: Box) -> int:
-    return len(box.text)
-
-
-def _text_of(words: Sequence[Box]) -> str:
-    return " ".join(word.text for word in words)
-
-
-def _flat(lines: Sequence[Sequence[Box]]) -> list[Box]:
-    return list(chain.from_iterable(lines))
 
 
 def _gap(word: Box, following: Box) -> float:
     """Return the space between two words of a line."""
     return following.x0 - word.x1
-
-
-def lines_of(words: Sequence[Box]) -> list[list[Box]]:
-    """Return words grouped to lines from the top, each from the left."""
-    lines: list[list[Box]] = []
-    for word in sorted(words, key=_middle_height):
-        if lines and _is_beside(word, lines[-1][0]):
-            lines[-1].append(word)
-        else:
-            lines.append([word])
-    return [sorted(line, key=_left) for line in lines]
-
-
-def _is_beside(word: Box, first: Box) -> bool:
-    """Return whether a word is on the line of `first`."""
-    if word.is_table or first.is_table:
-        return False
-    y0, y1 = max(word.y0, first.y0), min(word.y1, first.y1)
-    return y1 - y0 > _SAME_LINE * min(word.y1 - word.y0, first.y1 - first.y0)
-
-
-def joined_line(words: Sequence[Box]) -> Box:
-    """Return the words of a line as one box."""
-    longest = max(words, key=_text_length)
-    n_bold = sum(len(word.text) for word in words if word.bold)
-    return Box(
-        min(word.x0 for word in words),
-        min(word.y0 for word in words),
-        max(word.x1 for word in words),
-        max(word.y1 for word in words),
-        _LEADERS.sub(" ", _text_of(words)),
-        longest.size,
-        bold=n_bold > _MOSTLY_BOLD * sum(map(_text_length, words)),
-        is_table=words[0].is_table,
-    )
 
 
 def in_reading_order(boxes: Sequence[Box], depth: int = 0) -> list[Box]:
@@ -198,11 +117,11 @@ def in_reading_order(boxes: Sequence[Box], depth: int = 0) -> list[Box]:
     if columns is None:
         return _with_tables(lines)
     first, last, x = columns
-    enclosed = _flat(lines[first:last])
+    enclosed = flat(lines[first:last])
     left = [word for word in enclosed if middle(word)[0] < x]
     right = [word for word in enclosed if middle(word)[0] >= x]
-    below = _flat(lines[last:])
-    ordered = _with_tables(lines_of(_flat(lines[:first])))
+    below = flat(lines[last:])
+    ordered = _with_tables(lines_of(flat(lines[:first])))
     for part in (left, right, below):
         if part:
             ordered += in_reading_order(part, depth + 1)
@@ -264,7 +183,7 @@ def _crosses(line: Sequence[Box], x: float) -> bool:
 def _trimmed(lines: Sequence[Sequence[Box]], first: int, last: int) -> tuple[int, int]:
     """Return the run without the lines at its start that are larger than the rest: a title that
     happens to be short."""
-    usual = median(word.size for word in _flat(lines[first:last]))
+    usual = median(word.size for word in flat(lines[first:last]))
     while first < last and lines[first][0].size > _TITLE_SIZE * usual:
         first += 1
     return first, last
@@ -307,7 +226,7 @@ def _with_tables(lines: Sequence[Sequence[Box]]) -> list[Box]:
     index = 0
     while index < len(lines):
         end = _table_end(lines, index)
-        words = _flat(lines[index:end])
+        words = flat(lines[index:end])
         if end - index >= _COLUMN_LINES and _is_prose(words):
             boxes += _prose_columns(words)
             index = end
@@ -339,13 +258,7 @@ def _header_or_line(line: Sequence[Box]) -> Box:
     cells = _segments(line)
     if box.is_table or len(cells) < 3:
         return box
-    return box._replace(text=header_only([_text_of(cell) for cell in cells]), is_table=True)
-
-
-def header_only(cells: Sequence[str]) -> str:
-    """Return the header of a table whose rows are on the next page."""
-    escaped = " | ".join(cell.replace("|", "\\|") for cell in cells)
-    return f"| {escaped} |\n|{' --- |' * len(cells)}"
+    return box._replace(text=header_only([text_of(cell) for cell in cells]), is_table=True)
 
 
 def _is_prose(words: Sequence[Box]) -> bool:
@@ -370,7 +283,7 @@ def _segments(line: Sequence[Box]) -> list[list[Box]]:
 def _gutters(words: Sequence[Box]) -> list[tuple[float, float]]:
     """Return the (left, right) of the vertical strips between the columns of `words`."""
     gutters: list[tuple[float, float]] = []
-    ordered = sorted(words, key=_left)
+    ordered = sorted(words, key=left_edge)
     end = ordered[0].x1
     least = _TABLE_GUTTER * median(word.size for word in words)
     for word in ordered[1:]:
@@ -486,21 +399,6 @@ def _cells(row: Sequence[Box], starts: Sequence[float]) -> list[str]:
     return cells
 
 
-def cell_text(words: Sequence[Box]) -> str:
-    """Return the words of a cell as one line; a hyphen at the end of a line joins it to the next
-    one."""
-    text = ""
-    for line in lines_of(words):
-        following = _text_of(line)
-        if _HYPHEN.search(text) and following[:1].islower():
-            text = text[:-1] + following
-        elif not text or re.search(r"\w-$", text):
-            text += following
-        else:
-            text += f" {following}"
-    return _LEADERS.sub(" ", text)
-
-
 def _spread(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list[str]:
     """Return the cells of the first row, whose texts span several columns, in each of these.
 
@@ -510,14 +408,14 @@ def _spread(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list[str]
     ends = _column_ends(rows[1:], starts)
     cells = [""] * len(starts)
     free = 0
-    for part in _segments(sorted(rows[0], key=_left)):
+    for part in _segments(sorted(rows[0], key=left_edge)):
         first, last = _column(part[0].x0 + 1, starts), _column(part[-1].x1 - 1, starts)
         is_right = free > 0 and abs(part[-1].x1 - ends.get(last, 0.0)) < _ALIGNED
         if is_right:
             first = free
         elif free:
             cells[free:first] = [cells[free - 1]] * (first - free)
-        cells[first : last + 1] = [_text_of(part)] * (last + 1 - first)
+        cells[first : last + 1] = [text_of(part)] * (last + 1 - first)
         free = last + 1
     cells[free:] = [cells[free - 1]] * (len(cells) - free)
     return cells
@@ -526,7 +424,7 @@ def _spread(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> list[str]
 def _column_ends(rows: Sequence[Sequence[Box]], starts: Sequence[float]) -> dict[int, float]:
     """Return column -> the right edge of its widest cell."""
     ends: dict[int, float] = {}
-    for word in _flat(rows):
+    for word in flat(rows):
         column = _column(middle(word)[0], starts)
         ends[column] = max(ends.get(column, word.x1), word.x1)
     return ends
@@ -555,7 +453,7 @@ def compose(pages: Sequence[Sequence[Box]]) -> tuple[str, list[list[int | str]],
             text += f"\n{rows}"
             continue
         if text and _is_broken_off(text) and following[:1].islower():
-            text = text[:-1] if _HYPHEN.search(text) else f"{text} "
+            text = text[:-1] if HYPHEN.search(text) else f"{text} "
         elif text:
             text += "\n\n"
         starts.append([len(text), number])
@@ -571,7 +469,7 @@ def _rounded_size(box: Box) -> float:
 def _heading_levels(pages: Sequence[Sequence[Box]]) -> tuple[dict[float, int], int]:
     """Return size -> level of the headings, and the level of those that are only bold."""
     sizes: Counter[float] = Counter()
-    for box in _flat(pages):
+    for box in flat(pages):
         if not box.is_table:
             sizes[_rounded_size(box)] += len(box.text)
     if not sizes:
@@ -608,56 +506,6 @@ def _table_rows(text: str, following: str) -> str | None:
     return f"{continued}\n\n{rest}" if rest else continued
 
 
-def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
-    """Return pages of words without the lines at the edge that other pages have at the same height,
-    and page numbers."""
-    if len(pages) < 2:
-        return [list(page) for page in pages]
-    top = min((box.y0 for box in _flat(pages)), default=0.0)
-    bottom = max((box.y1 for box in _flat(pages)), default=0.0)
-    zone = _EDGE * (bottom - top)
-    edges = [_edge(page, top + zone, bottom - zone) for page in pages]
-    pages_with: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
-    for number, edge in enumerate(edges):
-        for box, _ in edge:
-            for place in _places(box):
-                pages_with[place].add(number)
-    least = max(3, _FURNITURE_PAGES * len(pages)) if len(pages) > 3 else 2
-    kept = []
-    for page, edge in zip(pages, edges, strict=True):
-        dropped: set[int] = set()
-        for box, words in edge:
-            is_repeated = any(len(pages_with[place]) >= least for place in _places(box))
-            if is_repeated or _PAGE_NUMBER.fullmatch(_pattern(box.text)):
-                dropped.update(map(id, words))
-        kept.append([box for box in page if id(box) not in dropped] or list(page))
-    return kept
-
-
-def _places(box: Box) -> list[tuple[str, int]]:
-    """Return the pattern of a line at its height and at the next one, as heights vary a little."""
-    pattern, height = _pattern(box.text), round(box.y0 / _SAME_HEIGHT)
-    return [(pattern, height), (pattern, height + 1)]
-
-
-def _pattern(text: str) -> str:
-    return _VARIES.sub("#", one_line(text).lower())[:_LONGEST_FURNITURE]
-
-
-def _edge(page: Sequence[Box], top: float, bottom: float) -> list[tuple[Box, list[Box]]]:
-    """Return the lines that are the highest on a page, above `top`, and the lowest, below `bottom`,
-    each with its words."""
-    lines = lines_of(page)
-    outer = [*lines[:_EDGE_LINES], *lines[max(_EDGE_LINES, len(lines) - _EDGE_LINES) :]]
-    edge = []
-    for words in outer:
-        line = joined_line(words)
-        is_outside = line.y0 < top or line.y1 > bottom
-        if is_outside and not line.is_table and len(line.text) < _LONGEST_FURNITURE:
-            edge.append((line, words))
-    return edge
-
-
 def _blocks(page: Sequence[Box], levels: Mapping[float, int], bold_level: int) -> list[str]:
     """Return the paragraphs, headings, lists and tables of a page."""
     blocks: list[str] = []
@@ -692,7 +540,7 @@ def _blocks(page: Sequence[Box], levels: Mapping[float, int], bold_level: int) -
 
 def _with_line(paragraph: str, line: str) -> str:
     """Return a paragraph with its next line; a hyphen between them is taken out of a word."""
-    if _HYPHEN.search(paragraph) and line[:1].islower():
+    if HYPHEN.search(paragraph) and line[:1].islower():
         return paragraph[:-1] + line
     return f"{paragraph} {line}"
 

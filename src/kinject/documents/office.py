@@ -369,9 +369,7 @@ def _blocks(parent: XmlElement) -> Iterator[XmlElement]:
     return _children(parent, f"{_W}p", f"{_W}tbl")
 
 
-_DELETED = (f"{_W}del", f"{_W}moveFrom")
-_PROPERTIES = (f"{_W}pPr", f"{_W}rPr")
-_UNREAD = (*_DELETED, *_PROPERTIES, f"{_W}txbxContent", _FALLBACK)
+_UNREAD = (*(f"{_W}{name}" for name in ("del", "moveFrom", "pPr", "rPr", "txbxContent")), _FALLBACK)
 
 
 def _run_text(paragraph: XmlElement) -> str:

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from kinject.disk import read_bytes
-from kinject.documents.layout import (
+from kinject.documents.boxes import (
     Box,
     cell_text,
-    compose,
     header_only,
-    in_reading_order,
     lines_of,
     middle,
     without_furniture,
 )
+from kinject.documents.layout import compose, in_reading_order
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import (
     import_extra,
