@@ -136,11 +136,7 @@ def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
     bottom = max((box.y1 for box in flat(pages)), default=0.0)
     zone = _EDGE * (bottom - top)
     edges = [_edge(page, top + zone, bottom - zone) for page in pages]
-    pages_with: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
-    for number, edge in enumerate(edges):
-        for box, _ in edge:
-            for place in _places(box):
-                pages_with[place].add(number)
+    pages_with = _pages_with(edges)
     least = max(3, _FURNITURE_PAGES * len(pages)) if len(pages) > 3 else 2
     kept = []
     for page, edge in zip(pages, edges, strict=True):
@@ -151,6 +147,18 @@ def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
                 dropped.update(map(id, words))
         kept.append([box for box in page if id(box) not in dropped] or list(page))
     return kept
+
+
+def _pages_with(
+    edges: Sequence[Sequence[tuple[Box, list[Box]]]],
+) -> dict[tuple[str, int], set[int]]:
+    """Return the pages that have a pattern at a height, for each line at their edges."""
+    pages_with: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+    for number, edge in enumerate(edges):
+        for box, _ in edge:
+            for place in _places(box):
+                pages_with[place].add(number)
+    return pages_with
 
 
 def _places(box: Box) -> list[tuple[str, int]]:
