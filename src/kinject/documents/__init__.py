@@ -38,8 +38,8 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
         result = collect([path], section)
         if result.n_skipped:
             log.warning(
-                f"{path}: {result.n_skipped:,} files or documents there cannot be read and are left out; {result.skipped_path} "
-                "has each with its reason."
+                f"{path}: {result.n_skipped:,} files or documents there cannot be read and are "
+                f"left out; {result.skipped_path} has each with its reason."
             )
         yield from read_rows(result.documents_path)
         return
@@ -47,6 +47,7 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
     for location, document in _read_located(path):
         if isinstance(document, InputError):
             raise document
+        # A number takes less memory than the text of an id, of which there may be millions.
         earlier = seen.setdefault(int(content_id(document.id), 16), location)
         if earlier != location:
             raise InputError(
@@ -63,7 +64,7 @@ def _read_located(path: Path) -> Iterator[LocatedDocument]:
     if data is not None or is_saved(path):
         read = read_saved_dataset(path) if data is None else read_data_set(str(path), data)
         for location, document in read:
-            fault = None if isinstance(document, InputError) else fault_of(document, location)
+            fault = fault_of(document, location) if isinstance(document, Document) else None
             yield location, fault or document
         return
     if not path_exists(path):

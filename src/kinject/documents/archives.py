@@ -10,9 +10,10 @@ import posixpath
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypeVar, cast
 from urllib.parse import unquote
 
 from kinject.disk import format_size, read_bytes
@@ -21,6 +22,7 @@ from kinject.documents.readers import LocatedDocument, ReadOptions, read_member
 from kinject.documents.text import (
     DAMAGED_ARCHIVE,
     MOST_MEMBERS,
+    XmlElement,
     check_archive,
     decode,
     joined,
@@ -31,11 +33,21 @@ from kinject.documents.text import (
 from kinject.errors import InputError
 
 _TAGS = {
-    "h": "h{level}", "p": "p", "list": "ul", "list-item": "li", "table-row": "tr", "table-cell": "td", "covered-table-cell": "",
-    "line-break": "br", "page": "section", "annotation": "", "tracked-changes": "", "forms": "", "note-citation": "",
-}  # fmt: skip
+    "h": "h{level}",
+    "p": "p",
+    "list": "ul",
+    "list-item": "li",
+    "table-row": "tr",
+    "table-cell": "td",
+    "line-break": "br",
+    "page": "section",
+    **dict.fromkeys(("covered-table-cell", "annotation", "tracked-changes", "forms"), ""),
+    "note-citation": "",
+}
 """Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their
 content."""
+_SPANS = {"rowspan": "number-rows-spanned", "colspan": "number-cols-spanned"}
+Member = TypeVar("Member", zipfile.ZipInfo, tarfile.TarInfo)
 _MOST_REPEATED = 50
 """Cells of the same content in a row that are written; a sheet's empty rest repeats thousands of
 times."""
@@ -48,17 +60,14 @@ def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     errors."""
     try:
         with zipfile.ZipFile(stream) as archive:
-            members = sorted(
-                (one for one in archive.infolist() if not one.is_dir()),
-                key=lambda one: one.filename,
-            )
+            members = [member for member in archive.infolist() if not member.is_dir()]
+            members.sort(key=attrgetter("filename"))
             if len(members) > MOST_MEMBERS:
                 raise InputError(
                     f"{path}: holds {len(members):,} files, allowed: {MOST_MEMBERS:,}. Split it."
                 )
-            for location, member in _wanted(
-                path, ((one.filename, one.file_size, one) for one in members), options
-            ):
+            files = ((member.filename, member.file_size, member) for member in members)
+            for location, member in _wanted(path, files, options):
                 yield from _zip_member(archive, member, location, options)
     except DAMAGED_ARCHIVE as error:
         raise InputError(
@@ -67,19 +76,21 @@ def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
 
 
 def _wanted(
-    path: Path, members: Iterable[tuple[str, int, Any]], options: ReadOptions
-) -> Iterator[tuple[Path, Any]]:
+    path: Path, members: Iterable[tuple[str, int, Member]], options: ReadOptions
+) -> Iterator[tuple[Path, Member]]:
     """Yield (location, member) of those that are not hidden. Raises `InputError` if they unpack to
     too much."""
-    bytes_left = _MOST_IN_ALL * options.largest
+    most = _MOST_IN_ALL * options.largest
+    bytes_left = most
     for name, size, member in members:
+        # No member is outside the archive, whatever its name.
         parts = [part for part in name.split("/") if part not in ("", "..", ".")]
         if any(part.startswith(".") for part in parts) or parts[:1] in ([], ["__MACOSX"]):
             continue
         bytes_left -= size
         if bytes_left < 0:
             raise InputError(
-                f"{path}: unpacks to more than {format_size(_MOST_IN_ALL * options.largest)}. Unpack it, and give the folder."
+                f"{path}: unpacks to more than {format_size(most)}. Unpack it, and give the folder."
             )
         yield path.joinpath(*parts), member
 
@@ -89,10 +100,12 @@ def _zip_member(
 ) -> Iterator[LocatedDocument]:
     fault = ""
     data = b""
+    # The first bit marks an encrypted member.
     if member.flag_bits & 1:
         fault = "locked with a password. Pack it without one."
     elif member.file_size > options.largest:
-        fault = f"unpacks to {format_size(member.file_size)}, allowed: {format_size(options.largest)}. Split it."
+        size, largest = format_size(member.file_size), format_size(options.largest)
+        fault = f"unpacks to {size}, allowed: {largest}. Split it."
     else:
         try:
             data = archive.read(member)
@@ -122,6 +135,7 @@ def read_tar(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
 def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents in a gzip file, whose kind is found by its name without ``.gz``."""
     try:
+        # One byte more than allowed: a small file may unpack to a huge one.
         data = gzip.GzipFile(fileobj=stream).read(options.largest + 1)
     except DAMAGED_ARCHIVE as error:
         raise InputError(
@@ -131,8 +145,14 @@ def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         raise InputError(
             f"{path}: unpacks to more than {format_size(options.largest)}. Unpack and split it."
         )
-    name = path.name[:-3] if path.suffix.lower() == ".gz" else path.name
+    is_gz = path.suffix.lower() == ".gz"
+    name = path.stem if is_gz else path.name
     yield from read_member(path / name, data, options)
+
+
+_BOOK_FIELDS = {"title": "title", "author": "creator", "date": "date", "licence": "rights"}
+_OPEN_FIELDS = {"title": "title", "author": "creator", "date": "date"}
+"""Key of meta -> element of Dublin Core, in books and in OpenDocument."""
 
 
 def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -146,21 +166,13 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         root = next(_named(container, "rootfile")).get("full-path")
         package = parse_xml(path, book.read(root))
         items = {item.get("id"): item.get("href") for item in _named(package, "item")}
-        files = [
-            items.get(item.get("idref"))
-            for item in _named(package, "itemref")
-            if item.get("linear") != "no"
-        ]
-        fields = (
-            ("title", "title"),
-            ("author", "creator"),
-            ("date", "date"),
-            ("licence", "rights"),
-        )
-        meta = {
-            key: " ".join(element.text or "" for element in _named(package, name)).strip()
-            for key, name in fields
-        }
+        # What is not linear is beside the text: notes, answers, the cover.
+        spine = [item for item in _named(package, "itemref") if item.get("linear") != "no"]
+        files = [items.get(item.get("idref")) for item in spine]
+        meta = {}
+        for key, name in _BOOK_FIELDS.items():
+            texts = [element.text or "" for element in _named(package, name)]
+            meta[key] = " ".join(texts).strip()
         folder = posixpath.dirname(root)
         chapters = []
         for file in filter(None, files):
@@ -171,15 +183,11 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
                 chapters.append((file, page_of(path, source, whole_page=True)[1]))
     text, starts = joined([(name, text) for name, text in chapters if text])
     title = meta.pop("title")
-    yield whole_file(
-        path,
-        title,
-        text,
-        {**{key: value for key, value in meta.items() if value}, "chapters": starts},
-    )
+    stated = {key: value for key, value in meta.items() if value}
+    yield whole_file(path, title, text, {**stated, "chapters": starts})
 
 
-def _named(root: Any, name: str) -> Iterator[Any]:
+def _named(root: XmlElement, name: str) -> Iterator[XmlElement]:
     """Yield the elements of a local name, whatever their namespace."""
     yield from root.iter(f"{{*}}{name}")
 
@@ -195,27 +203,23 @@ def read_open_document(
         library_errors(path, "OpenDocument file", "Save it again."),
         zipfile.ZipFile(data) as archive,
     ):
-        body = parse_xml(path, archive.read("content.xml")).find("{*}body")
-        stated = (
-            parse_xml(path, archive.read("meta.xml")) if "meta.xml" in archive.namelist() else body
-        )
-        fields = {"title": "title", "author": "creator", "date": "date"}
-        meta = {
-            key: (stated.findtext(f".//{{http://purl.org/dc/elements/1.1/}}{name}") or "").strip()
-            for key, name in fields.items()
-        }
+        content = parse_xml(path, archive.read("content.xml"))
+        # Without a body the file is damaged: the error of its first use is reported.
+        stated = body = cast("XmlElement", content.find("{*}body"))
+        if "meta.xml" in archive.namelist():
+            stated = parse_xml(path, archive.read("meta.xml"))
+        meta = {}
+        for key, name in _OPEN_FIELDS.items():
+            value = stated.findtext(f".//{{http://purl.org/dc/elements/1.1/}}{name}")
+            meta[key] = (value or "").strip()
         _, text, _ = page_of(path, f"<html><body>{_as_html(body)}</body></html>", whole_page=True)
     heading = re.search(r"^#+ (.+)$", text, re.MULTILINE)
     title = meta.pop("title") or (heading[1] if heading else "")
-    yield whole_file(
-        path,
-        title,
-        text,
-        {key: value[:10] if key == "date" else value for key, value in meta.items() if value},
-    )
+    meta["date"] = meta["date"][:10]
+    yield whole_file(path, title, text, {key: value for key, value in meta.items() if value})
 
 
-def _as_html(element: Any) -> str:
+def _as_html(element: XmlElement) -> str:
     """Return the content of an element, with what follows its children, as HTML."""
     parts = [html.escape(element.text or "")]
     for child in element:
@@ -227,23 +231,30 @@ def _as_html(element: Any) -> str:
         elif name == "tab":
             parts.append("\t")
         elif name == "table":
-            sheet = (
-                f"<h1>{html.escape(values.get('name', ''))}</h1>"
-                if element.tag.endswith("spreadsheet")
-                else ""
-            )
-            parts.append(f"{sheet}<table>{_as_html(child)}</table>")
+            # A workbook's tables are its sheets, whose names are headings.
+            if element.tag.endswith("spreadsheet"):
+                parts.append(f"<h1>{html.escape(values.get('name', ''))}</h1>")
+            parts.append(f"<table>{_as_html(child)}</table>")
         elif name == "note":
             parts.append(f" ({re.sub('</?p>', '', _as_html(child)).strip()})")
         elif tag != "" and isinstance(child.tag, str):
-            tag = (tag or "").format(level=min(int(values.get("outline-level", 1)), 6))
-            spans = "".join(
-                f" {key}={values[f'number-{key[:-4]}s-spanned']}"
-                for key in ("rowspan", "colspan")
-                if f"number-{key[:-4]}s-spanned" in values
-            )
-            inner = _as_html(child)
-            n = min(int(values.get("number-columns-repeated", 1)), _MOST_REPEATED) if inner else 1
-            parts.append((f"<{tag}{spans}>{inner}</{tag}>" if tag else inner) * n)
+            parts.append(_element_html(child, tag or "", values))
         parts.append(html.escape(child.tail or ""))
     return "".join(parts)
+
+
+def _element_html(element: XmlElement, tag: str, values: Mapping[str, str]) -> str:
+    """Return an element as the `tag` of HTML, "" for its content alone; `values` are its
+    attributes."""
+    tag = tag.format(level=min(int(values.get("outline-level", 1)), 6))
+    inner = _as_html(element)
+    n = 1
+    if inner:
+        n = min(int(values.get("number-columns-repeated", 1)), _MOST_REPEATED)
+    if not tag:
+        return inner * n
+    spans = ""
+    for key, name in _SPANS.items():
+        if name in values:
+            spans += f" {key}={values[name]}"
+    return f"<{tag}{spans}>{inner}</{tag}>" * n

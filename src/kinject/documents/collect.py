@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -100,19 +100,19 @@ class DocumentsResult(Tabular):
         for row in self.skipped():
             if not row["left_out"]:
                 reasons[row["detail"]].append(row["where"])
-        ordered = sorted(reasons.items(), key=lambda entry: -len(entry[1]))
+        counts = Counter({detail: len(files) for detail, files in reasons.items()})
+        ordered = [detail for detail, _ in counts.most_common()]
         lines = []
-        for detail, files in ordered[:_MOST_SHOWN]:
-            more = (
-                f" and {len(files) - _MOST_LOCATIONS:,} more"
-                if len(files) > _MOST_LOCATIONS
-                else ""
-            )
-            lines.append(f"{', '.join(files[:_MOST_LOCATIONS])}{more}: {detail}")
-        if len(ordered) > _MOST_SHOWN:
-            n = sum(len(files) for _, files in ordered[_MOST_SHOWN:])
+        for detail in ordered[:_MOST_SHOWN]:
+            files = ", ".join(reasons[detail][:_MOST_LOCATIONS])
+            if counts[detail] > _MOST_LOCATIONS:
+                files += f" and {counts[detail] - _MOST_LOCATIONS:,} more"
+            lines.append(f"{files}: {detail}")
+        others = ordered[_MOST_SHOWN:]
+        if others:
+            n = sum(counts[detail] for detail in others)
             lines.append(
-                f"{n:,} more for {len(ordered) - _MOST_SHOWN:,} other reasons: {self.skipped_path} has each"
+                f"{n:,} more for {len(others):,} other reasons: {self.skipped_path} has each"
             )
         return lines
 
@@ -121,9 +121,8 @@ class DocumentsResult(Tabular):
         kept: what differs."""
         lines = []
         for _, row in read_jsonl(self.folder / "duplicates.jsonl"):
-            words, others = (
-                ", ".join(row.get(key, [])[:6]) for key in ("words_only_here", "words_only_there")
-            )
+            words = ", ".join(row.get("words_only_here", [])[:6])
+            others = ", ".join(row.get("words_only_there", [])[:6])
             if "version" in row:
                 what = f"a version, both are kept: {words} where the other has {others}"
                 lines.append(f"{row['version']} of {row['kept']} ({what})")
@@ -133,10 +132,10 @@ class DocumentsResult(Tabular):
                     f"{row['dropped']} of {row['kept']} ({row['overlap']:.0%} of the words{only})"
                 )
         n_more = len(lines) - _MOST_SHOWN
-        return [
-            *lines[:_MOST_SHOWN],
-            *([f"{n_more:,} more: {self.folder / 'duplicates.jsonl'} has each"] * (n_more > 0)),
-        ]
+        if n_more > 0:
+            more = f"{n_more:,} more: {self.folder / 'duplicates.jsonl'} has each"
+            return [*lines[:_MOST_SHOWN], more]
+        return lines
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each file: its documents, and the reason if it, or a part of it, was
@@ -144,10 +143,11 @@ class DocumentsResult(Tabular):
         reasons: dict[str, str] = {}
         for row in self.skipped():
             reasons.setdefault(row["file"], row["detail"])
-        return [
-            {"file": row["file"], "documents": row["documents"], "copies": row["copies"], "skipped": reasons.get(row["file"], "")}
-            for row in self.files()
-        ]  # fmt: skip
+        rows = []
+        for file in self.files():
+            row = {key: file[key] for key in ("file", "documents", "copies")}
+            rows.append({**row, "skipped": reasons.get(file["file"], "")})
+        return rows
 
 
 def collect(
@@ -167,9 +167,8 @@ def collect(
     with lock_dir(folder, wait=True):
         files = find_files(sources)
         if not files:
-            raise InputError(
-                f"{sources[0]}: no document there can be read: it is an empty folder. Check the path."
-            )
+            fault = "no document there can be read: it is an empty folder. Check the path."
+            raise InputError(f"{sources[0]}: {fault}")
         heap = _hashed(files, section)
         n_parsed = _parse_new(heap, section, folder)
         return _write([str(source) for source in sources], heap, section, folder, n_parsed)
@@ -231,42 +230,42 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
     from kinject import executors  # not before something is to be parsed: it takes a while
 
     work = (folder / "parsing").resolve()
-    tasks = [
-        Parsing(
-            number,
-            os.path.abspath(heap[number].found.path),
-            record.resolve(),
-            work,
-            _read_options(section),
-        )
-        for record, number in first.items()
-    ]
+    options = _read_options(section)
+    tasks = []
+    for record, number in first.items():
+        path = os.path.abspath(heap[number].found.path)
+        tasks.append(Parsing(number, path, record.resolve(), work, options))
     n_processes = min(core_count(), len(tasks))
-    waiting, n_running = iter(tasks), 0
+    waiting, n_running = deque(tasks), 0
     with (
         executors.LocalExecutor(n_processes, 0, ("kinject.documents.parse",)) as executor,
         Progress("documents", len(tasks), "files") as progress,
     ):
-        while True:
-            while executor.has_room() and (task := next(waiting, None)) is not None:
-                executor.submit(task)
+        while waiting or n_running:
+            while waiting and executor.has_room():
+                executor.submit(waiting.popleft())
                 n_running += 1
-            if not n_running:
-                break
             for outcome in executor.wait():
                 n_running -= 1
                 if outcome.died:
-                    fault, is_its_own = outcome.task.fault_of_death(outcome.error)
-                    if is_its_own:
-                        write_record(outcome.task.record, [Parsed("", None, {}, fault)])
-                    for file in () if is_its_own else heap:
-                        if file.record == heap[outcome.task.number].record:
-                            file.fault = file.fault or fault
+                    _note_death(heap, outcome.task, outcome.error)
                 elif outcome.result is None:
                     raise DiskError(f"{outcome.task.label}: {outcome.error}")
                 progress.advance()
     shutil.rmtree(work, ignore_errors=True)
     return len(tasks)
+
+
+def _note_death(heap: Sequence[HeapFile], task: Parsing, error: str) -> None:
+    """Note the fault of a file whose process died: in its record, if the file is the reason, so
+    that it is not tried again; else for this run only."""
+    fault, is_its_own = task.fault_of_death(error)
+    if is_its_own:
+        write_record(task.record, [Parsed("", None, {}, fault)])
+        return
+    for file in heap:
+        if file.record == heap[task.number].record:
+            file.fault = file.fault or fault
 
 
 def _write(
@@ -296,14 +295,17 @@ def _write(
     if not counts["n_documents"]:
         first = islice(read_jsonl(folder / "skipped.jsonl"), _MOST_SHOWN)
         reasons = "\n".join(f"  {row['where']}: {row['detail']}" for _, row in first)
-        raise InputError(
-            f"{', '.join(sources)}: no document there can be read.\n{reasons}".rstrip()
-        )
+        fault = f"{', '.join(sources)}: no document there can be read.\n{reasons}"
+        raise InputError(fault.rstrip())
     counts["fingerprint"] = content_id(file_hash(folder / "documents.jsonl"))
     write_manifest(
-        manifest_path, stage="documents", inputs=dict.fromkeys(sources, counts["fingerprint"]),
-        recipe={"documents": asdict(section)}, counts=counts, outputs=OUTPUTS,
-    )  # fmt: skip
+        manifest_path,
+        stage="documents",
+        inputs=dict.fromkeys(sources, counts["fingerprint"]),
+        recipe={"documents": asdict(section)},
+        counts=counts,
+        outputs=OUTPUTS,
+    )
     return DocumentsResult(folder, counts["fingerprint"], counts, n_parsed)
 
 
@@ -312,23 +314,34 @@ def render_documents(result: DocumentsResult) -> str:
     out."""
     counts = result.counts
     copies, repeats, lines = counts["duplicates"], counts["repeats"], counts["boilerplate"]
-    left_out = (
-        f", and {counts['left_out']:,} hidden, temporary or of the system"
-        if counts["left_out"]
-        else ""
+    read = (
+        f"{counts['n_documents']:,} documents from {counts['n_read']:,} of "
+        f"{counts['n_files']:,} files ({listing(counts['kinds'])}); "
+        f"{result.n_parsed:,} files parsed in this run"
     )
+    languages = {language_name(code) or "not clear": n for code, n in counts["languages"].items()}
+    skipped = f"{result.n_skipped:,}"
+    if counts["left_out"]:
+        skipped += f", and {counts['left_out']:,} hidden, temporary or of the system"
     rows = [
-        ("read", f"{counts['n_documents']:,} documents from {counts['n_read']:,} of {counts['n_files']:,} files "
-                 f"({listing(counts['kinds'])}); {result.n_parsed:,} files parsed in this run"),
+        ("read", read),
         ("words", f"{counts['n_words']:,}"),
-        ("languages", listing({language_name(code) or "not clear": n for code, n in counts["languages"].items()})),
+        ("languages", listing(languages)),
         ("copies", f"left out: {copies['exact']:,} exact, {copies['near']:,} near"),
         *(("", f"- {text}") for text in result.render_copies()),
-        ("repeats", f"left out: {repeats['passages']:,} passages, and lines of logs, in {repeats['documents']:,} documents"),
-        ("boilerplate", f"{lines['lines']:,} lines that many documents share, left out {lines['removed']:,} times and kept once"),
-        ("skipped", f"{result.n_skipped:,}{left_out}"),
+        (
+            "repeats",
+            f"left out: {repeats['passages']:,} passages, and lines of logs, "
+            f"in {repeats['documents']:,} documents",
+        ),
+        (
+            "boilerplate",
+            f"{lines['lines']:,} lines that many documents share, "
+            f"left out {lines['removed']:,} times and kept once",
+        ),
+        ("skipped", skipped),
         *(("", f"- {text}") for text in result.render_skipped()),
-    ]  # fmt: skip
+    ]
     table = [f"{name:<12}{text}" for name, text in rows]
     return "\n".join([*table, "", f"written: {result.documents_path}"])
 

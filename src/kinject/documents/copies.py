@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Words = np.ndarray[tuple[int], np.dtype[np.uint32]]
     """Hashes of a text's words, in order."""
+    Pairs = np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 Span = tuple[int, int]
 Edit = tuple[int, int, str]
@@ -66,12 +67,13 @@ def word_hashes(text: str) -> Words:
     )
 
 
-def pairs_of(words: Words) -> Any:
+def pairs_of(words: Words) -> Pairs:
     """Return the different pairs of neighbouring words, as sorted 64-bit numbers."""
     import numpy as np
 
     wide = words.astype(np.uint64)
-    return np.unique((wide[:-1] << np.uint64(32)) | wide[1:])
+    pairs: Pairs = np.unique((wide[:-1] << np.uint64(32)) | wide[1:])
+    return pairs
 
 
 def min_hash(words: Words) -> bytes:
@@ -96,10 +98,8 @@ def overlap(words: Words, other_words: Words) -> float:
     n_common = len(np.intersect1d(first, second, assume_unique=True))
     if n_common < _LEAST_PAIRS * (len(first) + len(second) - n_common):
         return 0.0
-    (a, n_a), (b, n_b) = (
-        np.unique(words, return_counts=True),
-        np.unique(other_words, return_counts=True),
-    )
+    a, n_a = np.unique(words, return_counts=True)
+    b, n_b = np.unique(other_words, return_counts=True)
     _, at_a, at_b = np.intersect1d(a, b, assume_unique=True, return_indices=True)
     return float(np.minimum(n_a[at_a], n_b[at_b]).sum() / max(len(words), len(other_words)))
 
@@ -147,7 +147,7 @@ class CopyFinder:
     """
 
     def __init__(self, threshold: float | None, text_of: Callable[[int], str]) -> None:
-        """`threshold` is the overlap from which a text is a near-copy, None for exact copies only."""
+        """`threshold`: the overlap from which a text is a near-copy; None: exact copies only."""
         self._threshold, self._text_of = threshold, text_of
         self._exact: dict[str, int] = {}
         self._bands: defaultdict[int, list[int]] = defaultdict(list)
@@ -159,7 +159,10 @@ class CopyFinder:
         keep it, if it is new."""
         if exact in self._exact:
             return Copy(self._exact[exact], 1.0, "exact")
-        near = self._near(number, sketch) if self._threshold is not None and sketch else None
+        near = None
+        # A short text has no sketch.
+        if self._threshold is not None and sketch:
+            near = self._near(number, sketch)
         if near is None:
             self._exact[exact] = number
             self._hashes[number] = sketch
@@ -184,22 +187,28 @@ class CopyFinder:
                     best = Copy(other, share, "near")
                 else:
                     versions.append(Version(number, other, *facts))
-        self.versions += versions[:1] if best is None else []
+        # A text that is a copy of one may be a version of others: it is left out all the same.
+        if best is None:
+            self.versions += versions[:1]
         return best
 
     def _candidates(self, sketch: bytes) -> list[int]:
         import numpy as np
 
-        numbers = {number for band in _bands(sketch) for number in self._bands.get(band, ())}
+        numbers = set[int]()
+        for band in _bands(sketch):
+            numbers.update(self._bands.get(band, ()))
         mine = np.frombuffer(sketch, np.uint32)
-        alike = {
-            n: np.count_nonzero(mine == np.frombuffer(self._hashes[n], np.uint32)) for n in numbers
-        }
-        return sorted(n for n in numbers if alike[n] >= _LEAST_ESTIMATE * N_HASHES)
+        alike = []
+        for number in sorted(numbers):
+            other = np.frombuffer(self._hashes[number], np.uint32)
+            if np.count_nonzero(mine == other) >= _LEAST_ESTIMATE * N_HASHES:
+                alike.append(number)
+        return alike
 
 
 def _bands(sketch: bytes) -> Iterator[int]:
-    size = 4 * _ROWS
+    size = 4 * _ROWS  # bytes of its 32-bit numbers
     return (hash((start, sketch[start : start + size])) for start in range(0, len(sketch), size))
 
 
@@ -240,8 +249,10 @@ def _facts(text: str) -> dict[tuple[str, str], Counter[str]]:
 def _code_spans(text: str) -> list[Span]:
     """Return the spans of fenced code."""
     fences = [match.start() for match in _FENCE.finditer(text)]
-    ends = [*fences[1::2], *([len(text)] if len(fences) % 2 else [])]
-    return list(zip(fences[::2], ends, strict=True))
+    # A fence that is never closed ends with the text.
+    if len(fences) % 2:
+        fences.append(len(text))
+    return list(zip(fences[::2], fences[1::2], strict=True))
 
 
 def shared_lines(text: str) -> Iterator[tuple[str, Span]]:
@@ -254,11 +265,9 @@ def shared_lines(text: str) -> Iterator[tuple[str, Span]]:
     code = _code_spans(text)
     for match in _LINE.finditer(text):
         line = match[0]
-        if (
-            len(line) > _LONGEST_LINE
-            or _STRUCTURE.match(line)
-            or len(_WORD.findall(line)) < _FEWEST_LINE_WORDS
-        ):
+        if len(line) > _LONGEST_LINE or _STRUCTURE.match(line):
+            continue
+        if len(_WORD.findall(line)) < _FEWEST_LINE_WORDS:
             continue
         if not any(start <= match.start() < end for start, end in code):
             yield " ".join(line.lower().split()), match.span()
@@ -298,9 +307,9 @@ def _log_lines(text: str) -> list[Edit]:
 
     It is one if half of its lines are like more than 20 others but for the words with digits.
     """
-    lines = [
-        match for match in _LINE.finditer(text) if match[0].strip() and not match[0].startswith("|")
-    ]
+    lines = [line for line in _LINE.finditer(text) if line[0].strip()]
+    # Rows of a table may be alike and each a fact of its own.
+    lines = [line for line in lines if not line[0].startswith("|")]
     if len(lines) < 10 * _MOST_REPEATS:
         return []
     shapes = [_WORD_WITH_DIGIT.sub("0", line[0]) for line in lines]
@@ -327,16 +336,15 @@ def edited(text: str, edits: Sequence[Edit], meta: Mapping[str, Any]) -> tuple[s
     if not edits:
         return text, dict(meta)
     parts, end, shift = [], 0, 0
-    moves: list[tuple[int, int, int]] = [
-        (0, 0, 0)
-    ]  # (start and end of what went, how far what follows moves)
+    # (start and end of what went, how far what follows moves)
+    moves: list[tuple[int, int, int]] = [(0, 0, 0)]
     for start, stop, new in edits:
         if start < end:
             continue
-        if not new:  # a line or a passage: with the empty lines behind it
-            while (
-                stop < len(text) and text[stop] == "\n" and (not start or text[start - 1] == "\n")
-            ):
+        # A line or a passage that goes takes the empty lines behind it.
+        is_whole_line = not start or text[start - 1] == "\n"
+        if not new and is_whole_line:
+            while text[stop : stop + 1] == "\n":
                 stop += 1
         parts += [text[end:start], new]
         end = stop
@@ -348,10 +356,14 @@ def edited(text: str, edits: Sequence[Edit], meta: Mapping[str, Any]) -> tuple[s
     def moved(position: int) -> int:
         number = bisect_right(starts, position) - 1
         start, stop, shift = moves[number]
-        return position + shift if position >= stop else start + moves[number - 1][2]
+        if position >= stop:
+            return position + shift
+        # What begins in a part that went begins where it was.
+        return start + moves[number - 1][2]
 
     changed = dict(meta)
     for key in ("pages", "sheets", "slides", "chapters"):
-        if isinstance(marks := meta.get(key), list | tuple):
+        marks = meta.get(key)
+        if isinstance(marks, list | tuple):
             changed[key] = [[moved(int(mark[0])), *mark[1:]] for mark in marks]
     return "".join(parts), changed

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from kinject.disk import read_bytes
 from kinject.documents.readers import LocatedDocument, ReadOptions
@@ -21,7 +21,7 @@ from kinject.documents.text import (
 )
 
 if TYPE_CHECKING:
-    from selectolax.lexbor import LexborNode
+    from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 _CHARSET = re.compile(
     rb"""<(?:meta|\?xml)[^>]{0,200}(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE
@@ -36,6 +36,8 @@ _SHORT_PAGE = 500
 """Characters up to which a page is read whole."""
 _SHARED = 0.6
 """The fraction of the word triples of a line that the main text holds as well."""
+_FOUND = 0.8
+"""The fraction of trafilatura's text that must be found among the lines of the page."""
 _META = (
     ("author", "meta[name=author]", "content"),
     ("date", "meta[property='article:published_time']", "content"),
@@ -49,8 +51,8 @@ _WIKI_PAGE = "#main-content.wiki-content"
 """The text of a page that Confluence exported."""
 _LONGEST_CELL = 2_000
 """Characters: where a cell holds more, the table lays out a page."""
-_UNREAD = "head script style noscript template nav footer aside form button select svg iframe object canvas"
-_SKIPPED = frozenset(_UNREAD.split())
+_UNREAD = "head script style noscript template nav footer aside form button select svg iframe"
+_SKIPPED = frozenset([*_UNREAD.split(), "object", "canvas"])
 _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
 """Classes of the navigation of Texinfo's and DocBook's pages; "header" where it names the next
 page."""
@@ -81,7 +83,7 @@ def declared_charset(data: bytes) -> str:
 
 def page_of(
     path: Path, source: str, *, whole_page: bool = False
-) -> tuple[str, str, dict[str, Any]]:
+) -> tuple[str, str, dict[str, str]]:
     """Return the title ("" without one), the Markdown and the meta (author, date, licence) of the
     HTML text `source`.
 
@@ -92,21 +94,10 @@ def page_of(
     tree = parser(source)
     text = page_text(tree.body) if tree.body is not None else ""
     main = text if whole_page else ""
-    if not main and len(text) > _SHORT_PAGE and tree.css_first(_WIKI_PAGE) is None:
-        trafilatura = import_extra("trafilatura", path)
-        extracted = trafilatura.extract(source, include_comments=False) or ""
-        main = _lines_within(text, extracted, {_plain(link.text()) for link in tree.css("a")})
-        if len(main) < 0.8 * len(extracted):  # the text is in a script of the page
-            main = extracted
     if not main:
-        articles = tree.css("article")
-        root = tree.css_first(f"main, {_WIKI_PAGE}") or (
-            articles[0] if len(articles) == 1 else None
-        )
-        main = page_text(root) if root is not None else text
-    main_heading = tree.css_first(
-        ".titlepage h1, .titlepage h2"
-    )  # DocBook's, above authors and dates
+        main = _main_text(path, source, tree, text)
+    # DocBook's heading is above authors and dates, which are not of the main text.
+    main_heading = tree.css_first(".titlepage h1, .titlepage h2")
     if main_heading is not None and one_line(main_heading.text()) not in main[:2_000]:
         main = f"# {one_line(main_heading.text())}\n\n{main}"
     heading = tree.css_first("title") or tree.css_first("h1")
@@ -114,12 +105,33 @@ def page_of(
     return title, main, _meta(tree)
 
 
-def _meta(tree: Any) -> dict[str, str]:
+def _main_text(path: Path, source: str, tree: LexborHTMLParser, text: str) -> str:
+    """Return the main text of a page whose whole text is `text`."""
+    if len(text) > _SHORT_PAGE and tree.css_first(_WIKI_PAGE) is None:
+        trafilatura = import_extra("trafilatura", path)
+        extracted: str = trafilatura.extract(source, include_comments=False) or ""
+        main = _lines_within(text, extracted, {_plain(link.text()) for link in tree.css("a")})
+        # Most of the text is in a script of the page.
+        if len(main) < _FOUND * len(extracted):
+            return extracted
+        if main:
+            return main
+    root = tree.css_first(f"main, {_WIKI_PAGE}")
+    articles = tree.css("article")
+    # Several articles are a list of them, as on the front page of a blog.
+    if root is None and len(articles) == 1:
+        root = articles[0]
+    return text if root is None else page_text(root)
+
+
+def _meta(tree: LexborHTMLParser) -> dict[str, str]:
     """Return author, date and licence, where the page states them."""
     meta: dict[str, str] = {}
     for key, selector, attribute in _META:
         node = tree.css_first(selector)
-        value = (node.attributes.get(attribute) or "").strip() if node is not None else ""
+        if node is None:
+            continue
+        value = (node.attributes.get(attribute) or "").strip()
         if value:
             meta.setdefault(key, value)
     return meta
@@ -143,29 +155,46 @@ def _lines_within(text: str, main: str, links: set[str]) -> str:
     kept = [_is_within(unit, triples, lines) for unit in units]
     if not any(kept):
         return ""
-    first, last = kept.index(True), len(kept) - kept[::-1].index(True)
-    following = below = False
+    last = len(kept) - kept[::-1].index(True)
+    _keep_items(units, kept, last, links)
+    _keep_structure(units, kept, kept.index(True), last)
+    lines_kept = []
+    for unit, keep in zip(units, kept, strict=True):
+        if keep or not unit.strip():
+            lines_kept.append(unit)
+    return re.sub(r"\n{3,}", "\n\n", "".join(lines_kept)).strip()
+
+
+def _keep_items(units: Sequence[str], kept: list[bool], last: int, links: set[str]) -> None:
+    """Keep the items of a list, up to the unit `last`, that follow a kept line and are no links."""
+    below = False
     for index, unit in enumerate(units):
         item = _ITEM.match(unit)
-        kept[index] = kept[index] or (
-            index < last and item is not None and below and _plain(unit[item.end() :]) not in links
-        )
-        below = kept[index] if unit.strip() else below
+        if item is not None and below and index < last and not kept[index]:
+            kept[index] = _plain(unit[item.end() :]) not in links
+        if unit.strip():
+            below = kept[index]
+
+
+def _keep_structure(units: Sequence[str], kept: list[bool], first: int, last: int) -> None:
+    """Keep the tables and code between two units, and the headings above what is kept."""
+    following = False
     for index in range(len(units) - 1, -1, -1):
         unit = units[index]
         if not unit.strip():
             continue
         if unit.startswith("#"):
-            kept[index], following = kept[index] or following, False
-        else:
-            kept[index] = kept[index] or (first <= index < last and unit.startswith(("| ", "```")))
-            following = kept[index]
-    lines_kept = (unit for unit, keep in zip(units, kept, strict=True) if keep or not unit.strip())
-    return re.sub(r"\n{3,}", "\n\n", "".join(lines_kept)).strip()
+            kept[index] = kept[index] or following
+            following = False
+            continue
+        if first <= index < last and unit.startswith(("| ", "```")):
+            kept[index] = True
+        following = kept[index]
 
 
 def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -> bool:
     words = re.findall(r"\w+", unit.lower())
+    # Triples of a short line are too few, and found anywhere: the whole line must be there.
     if len(words) < 4:
         return bool(words) and " ".join(words) in lines
     unit_triples = list(zip(words, words[1:], words[2:], strict=False))
@@ -176,7 +205,7 @@ def page_text(root: LexborNode) -> str:
     """Return the content below `root` as Markdown: headings, lists, tables with header, code; space
     as a browser shows it."""
     page = _Page()
-    stack: list[tuple[Any, bool]] = [(root, False)]
+    stack: list[tuple[LexborNode, bool]] = [(root, False)]
     while stack:  # pages may be nested deeper than Python recurses
         node, closing = stack.pop()
         tag = node.tag or ""
@@ -207,13 +236,12 @@ class _Page:
         self._code = (0, "")
 
     def add_text(self, text: str) -> None:
-        text = text if self.verbatim else _SPACE.sub(" ", text)
+        if not self.verbatim:
+            text = _SPACE.sub(" ", text)
         if text.strip() or (self.verbatim and text):
-            self.parts += [
-                self._gap,
-                self._mark,
-                text.lstrip() if not self.verbatim and self._gap + self._mark else text,
-            ]
+            if not self.verbatim and self._gap + self._mark:
+                text = text.lstrip()
+            self.parts += [self._gap, self._mark, text]
             self._gap = self._mark = ""
         elif text and not self._gap:
             self._gap = " "
@@ -234,9 +262,8 @@ class _Page:
         elif tag == "li" and self._lists:
             kind, n = self._lists[-1]
             self._lists[-1] = kind, n + 1
-            self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM) + (
-                f"{n + 1}. " if kind == "ol" else "- "
-            )
+            self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM)
+            self._mark += f"{n + 1}. " if kind == "ol" else "- "
         elif _LEVEL.fullmatch(tag):
             self._mark, self._heading = "#" * int(tag[1]) + " ", True
 
@@ -244,16 +271,21 @@ class _Page:
         if self.verbatim:
             self.verbatim -= tag == "pre"
             if not self.verbatim:
-                start, language = self._code
-                code = "".join(self.parts[start:])
-                del self.parts[start:]
-                if code.strip():
-                    self.add_block(code.strip("\n") if _is_prose(code) else fenced(code, language))
+                self._close_code()
         elif tag in ("ul", "ol") and self._lists:
             self._lists.pop()
         elif tag == "li" or _LEVEL.fullmatch(tag):
             self._mark, self._heading = "", False
         self._space(tag)
+
+    def _close_code(self) -> None:
+        """Write what was in a <pre> as one block."""
+        start, language = self._code
+        code = "".join(self.parts[start:])
+        del self.parts[start:]
+        if not code.strip():
+            return
+        self.add_block(code.strip("\n") if _is_prose(code) else fenced(code, language))
 
     def text(self) -> str:
         return "\n".join(line.rstrip(" \t") for line in "".join(self.parts).split("\n")).strip()
@@ -261,40 +293,51 @@ class _Page:
     def _space(self, tag: str) -> None:
         """Widen the white space before the next text as the tag `tag` does."""
         if self.verbatim:
-            self.parts += ["\n"] * (tag == "br")
+            if tag == "br":
+                self.parts.append("\n")
             return
         space = _BREAKS.get(tag, "")
         if self._heading and space == "\n":
             space = " "
-        self._widen("\n" if tag in ("ul", "ol", "p") and self._lists else space)
+        # Within a list no blank line parts its items.
+        if tag in ("ul", "ol", "p") and self._lists:
+            space = "\n"
+        self._widen(space)
 
     def _widen(self, space: str) -> None:
-        self._gap = max(self._gap, space, key=lambda space: (space.count("\n"), len(space)))
+        self._gap = max(self._gap, space, key=_width_of_space)
+
+
+def _width_of_space(space: str) -> tuple[int, int]:
+    return space.count("\n"), len(space)
 
 
 def _is_skipped(node: LexborNode, tag: str) -> bool:
     """Return whether the element holds no text of the page. A form around the whole page is none of
     its forms."""
     names = set((node.attributes.get("class") or "").split()) & _NAVIGATION
-    if names and (
-        names != {"header"} or node.text().lstrip().startswith(("Next:", "Previous:", "Up:"))
-    ):
-        return True
-    return tag in _SKIPPED and not (
-        tag == "form" and node.css_first("h1, h2, p, table") is not None
-    )
+    if names:
+        is_menu = node.text().lstrip().startswith(("Next:", "Previous:", "Up:"))
+        if is_menu or names != {"header"}:
+            return True
+    if tag == "form" and node.css_first("h1, h2, p, table") is not None:
+        return False
+    return tag in _SKIPPED
 
 
 def _language(node: LexborNode) -> str:
     """Return the programming language that the class of a <pre>, or of the <code> in it, names."""
+    classes = node.attributes.get("class") or ""
     code = node.css_first("code")
-    classes = f"{node.attributes.get('class') or ''} {(code.attributes.get('class') if code else '') or ''}"
+    if code is not None:
+        classes += f" {code.attributes.get('class') or ''}"
     match = _CODE_CLASS.search(classes)
     return match[1].lower() if match else ""
 
 
 def _is_prose(code: str) -> bool:
     """Return whether preformatted text is sentences, as mails are in their archives."""
+    # Lines of code hold fewer words.
     lines = [line for line in code.splitlines() if line.strip()]
     words = sum(len(re.findall(r"[^\W\d_]{2,}", line)) for line in lines)
     return len(lines) > 8 and words > 7 * len(lines)
@@ -303,45 +346,54 @@ def _is_prose(code: str) -> bool:
 def _data_table(table: LexborNode) -> str:
     """Return a <table> as Markdown, or "" where it only lays out the page (its cells hold tables,
     headings or long texts)."""
-    children = [
-        row
-        for part in table.iter()
-        for row in (part.iter() if part.tag in ("thead", "tbody", "tfoot") else [part])
-    ]
-    rows = [
-        (row, [cell for cell in row.iter() if cell.tag in ("td", "th")])
-        for row in children
-        if row.tag == "tr"
-    ]
+    rows = _table_rows(table)
     nested = len(table.css("table")) > 1 or table.css_first("h1, h2, h3, pre") is not None
     if nested or len(rows) < 2 or max(len(cells) for _, cells in rows) < 2:
         return ""
     n_header = 0
+    longest = 0
     texts: list[list[tuple[str, int, int]]] = []
     for row, cells in rows:
         is_header = row.parent is not None and row.parent.tag == "thead"
         is_header = is_header or all(cell.tag == "th" for cell in cells)
-        n_header += is_header and n_header == len(texts)
-        texts.append(
-            [
-                (one_line(page_text(cell)), _span(cell, "rowspan"), _span(cell, "colspan"))
-                for cell in cells
-            ]
-        )
-    if max(len(text) for row in texts for text, _, _ in row) > _LONGEST_CELL:
+        if is_header and n_header == len(texts):
+            n_header += 1
+        line = []
+        for cell in cells:
+            text = one_line(page_text(cell))
+            longest = max(longest, len(text))
+            line.append((text, _span(cell, "rowspan"), _span(cell, "colspan")))
+        texts.append(line)
+    if longest > _LONGEST_CELL:
         return ""
-    caption = table.css_first("caption")
-    lines = [one_line(page_text(caption))] if caption is not None else []
     try:
         grid = spanned(texts)
     except ValueError:  # spans far beyond any table: its cells are read as they come
         return ""
-    return "\n\n".join(
-        [*filter(None, lines), markdown_table(grid, max(1, min(n_header, len(texts) - 1)))]
-    )
+    text = markdown_table(grid, max(1, min(n_header, len(texts) - 1)))
+    caption = table.css_first("caption")
+    if caption is None:
+        return text
+    return "\n\n".join(filter(None, [one_line(page_text(caption)), text]))
+
+
+def _table_rows(table: LexborNode) -> list[tuple[LexborNode, list[LexborNode]]]:
+    """Return the rows of a table with their cells, but for those of tables within it."""
+    rows: list[LexborNode] = []
+    for part in table.iter():
+        is_group = part.tag in ("thead", "tbody", "tfoot")
+        children = list(part.iter()) if is_group else [part]
+        rows += [row for row in children if row.tag == "tr"]
+    return [(row, _cells_of(row)) for row in rows]
+
+
+def _cells_of(row: LexborNode) -> list[LexborNode]:
+    return [cell for cell in row.iter() if cell.tag in ("td", "th")]
 
 
 def _span(cell: LexborNode, name: str) -> int:
     """Return how many rows or columns a cell spans, at most as many as browsers allow."""
     value = cell.attributes.get(name) or "1"
-    return min(int(value), 1000) if value.isascii() and value.isdecimal() and len(value) < 6 else 1
+    if value.isascii() and value.isdecimal() and len(value) < 6:
+        return min(int(value), 1000)
+    return 1

@@ -1,4 +1,4 @@
-"""Mails, alone, in mailboxes, and saved by Outlook (MSG); each attachment is a document of its own."""
+"""Mails, alone, in mailboxes, and saved by Outlook (MSG); an attachment is its own document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from email.message import Message
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from kinject.disk import content_id, read_bytes, read_lines
 from kinject.documents.html import page_of
@@ -20,6 +20,7 @@ from kinject.documents.text import decode, import_extra, library_errors
 from kinject.errors import InputError
 from kinject.types import Document
 
+_HEADERS = ("From", "To", "Subject", "Date", "Received", "Message-ID")
 _QUOTE = re.compile(r"^\s*>")
 _INTRODUCES = re.compile(
     r"^.{0,200}(?:wrote|writes|schrieb|a écrit|escribió|ha scritto)\b.{0,80}:\s*$", re.IGNORECASE
@@ -56,12 +57,8 @@ def _boxed(
 ) -> Iterator[LocatedDocument]:
     location = f"{path}: message {number}"
     if n_dropped:
-        yield (
-            location,
-            InputError(
-                f"{location}: a mail of more than {options.largest:,} bytes. Split the mailbox."
-            ),
-        )
+        fault = f"a mail of more than {options.largest:,} bytes. Split the mailbox."
+        yield location, InputError(f"{location}: {fault}")
     else:
         yield from _mail(path, location, bytes(message), options)
 
@@ -73,10 +70,7 @@ def _mail(
     try:
         with library_errors(path, "mail", "Export it again."):
             mail = email.message_from_bytes(data, policy=email.policy.default)
-            if not any(
-                mail.get(name)
-                for name in ("From", "To", "Subject", "Date", "Received", "Message-ID")
-            ):
+            if not any(map(mail.get, _HEADERS)):
                 raise InputError(
                     f"{location}: not a mail: none of its first lines is From, To, Subject or Date."
                 )
@@ -88,10 +82,8 @@ def _mail(
         return
     body = f"# {title}\n\n{text}" if title and text else text
     if body or not attachments:
-        yield (
-            location,
-            Document(content_id(title or location, body), title or path.stem, body, location, meta),
-        )
+        identity = content_id(title or location, body)
+        yield location, Document(identity, title or path.stem, body, location, meta)
     for index, attachment in enumerate(attachments, start=1):
         yield from _attachment(path, location, attachment, index, options)
 
@@ -107,12 +99,7 @@ def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
         part = stack.pop()
         kind = part.get_content_type()
         if part.is_multipart() and kind != "message/rfc822":
-            inner = part.get_payload()
-            stack += [
-                child
-                for child in reversed(inner if isinstance(inner, list) else [])
-                if isinstance(child, Message)
-            ]
+            stack += reversed(_children(part))
         elif (
             kind == "message/rfc822"
             or part.get_content_disposition() == "attachment"
@@ -124,9 +111,18 @@ def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
             if isinstance(content, bytes):
                 source, _ = decode(path, content, str(part.get_content_charset() or ""))
                 (plain if kind == "text/plain" else pages).append(source)
+    # The HTML of a mail repeats its plain text.
     if not any(text.strip() for text in plain):
         plain = [page_of(path, page, whole_page=True)[1] for page in pages]
     return _without_quotes("\n\n".join(plain)), attachments
+
+
+def _children(part: Message) -> list[Message]:
+    """Return the parts of a part; a damaged one may have a text in place of them."""
+    inner = part.get_payload()
+    if not isinstance(inner, list):
+        return []
+    return [child for child in inner if isinstance(child, Message)]
 
 
 def _without_quotes(text: str) -> str:
@@ -154,12 +150,8 @@ def _attachment(
         inner = part.get_payload()
         forwarded = inner[0] if isinstance(inner, list) and inner else None
         if isinstance(forwarded, Message) and options.within < MOST_WITHIN:
-            yield from _mail(
-                path,
-                f"{location}/{name}",
-                forwarded.as_bytes(),
-                replace(options, within=options.within + 1),
-            )
+            deeper = replace(options, within=options.within + 1)
+            yield from _mail(path, f"{location}/{name}", forwarded.as_bytes(), deeper)
         return
     data = part.get_payload(decode=True)
     if isinstance(data, bytes):
@@ -169,7 +161,8 @@ def _attachment(
 def _header(mail: Message, name: str) -> str:
     try:
         return str(mail.get(name) or "")
-    except Exception:  # noqa: BLE001 - the library raises whatever a damaged header leads to; a mail without it is a mail
+    # The library raises whatever a damaged header leads to; a mail without it is a mail.
+    except Exception:  # noqa: BLE001
         return ""
 
 
@@ -192,27 +185,32 @@ def read_msg(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         folders = sorted({entry[0] for entry in mail.listdir() if entry[0].startswith("__attach")})
         attachments = []
         for folder in folders:
-            if mail.exists(content := f"{folder}/__substg1.0_37010102"):
-                name = (
-                    _property(mail, f"{folder}/", "3707")
-                    or _property(mail, f"{folder}/", "3704")
-                    or folder
-                )
+            content = f"{folder}/__substg1.0_37010102"
+            if mail.exists(content):
+                long_name = _property(mail, f"{folder}/", "3707")
+                name = long_name or _property(mail, f"{folder}/", "3704") or folder
                 attachments.append((name, mail.openstream(content).read()))
     title = " ".join(subject.split())
-    text = f"# {title}\n\n{body.strip()}" if title and body.strip() else body.strip()
+    text = body.strip()
+    if title and text:
+        text = f"# {title}\n\n{text}"
     meta = {"author": sender} if sender else {}
-    yield (
-        str(path),
-        Document(
-            content_id(title, text), title or path.stem, text.replace("\r\n", "\n"), str(path), meta
-        ),
-    )
+    identity = content_id(title, text)
+    text = text.replace("\r\n", "\n")
+    yield str(path), Document(identity, title or path.stem, text, str(path), meta)
     for name, data in attachments:
         yield from read_member(Path(f"{path}/{Path(name).name}"), data, options)
 
 
-def _property(mail: Any, folder: str, name: str) -> str:
+class OleFile(Protocol):
+    """The part of olefile's class for files that is used; the library has no types."""
+
+    def exists(self, filename: str) -> bool: ...
+
+    def openstream(self, filename: str) -> BinaryIO: ...
+
+
+def _property(mail: OleFile, folder: str, name: str) -> str:
     """Return a text of a mail, "" without one: in UTF-16, else in the encoding of Windows."""
     for kind, charset in (("001F", "utf-16-le"), ("001E", "cp1252")):
         stream = f"{folder}__substg1.0_{name}{kind}"

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, Protocol
 
 from kinject.disk import content_id, read_bytes
 from kinject.documents.html import page_of
@@ -26,9 +26,46 @@ from kinject.documents.text import (
 from kinject.errors import InputError
 from kinject.types import Document
 
+
+class WikiCode(Protocol):
+    """The part of mwparserfromhell's parsed markup that is used."""
+
+    def strip_code(self, *, normalize: bool, collapse: bool, keep_template_params: bool) -> str: ...
+
+
+class WikiParser(Protocol):
+    """The module mwparserfromhell."""
+
+    def parse(self, value: str) -> WikiCode: ...
+
+
+_LONGEST_ARTICLE = 2_000_000
+"""Characters of an article, which is parsed as a whole."""
 _ROLE = re.compile(r":[a-zA-Z][\w:.+-]*:`([^`]*)`")
 """A role of docutils or Sphinx, whose text is kept without the role."""
 _TARGET = re.compile(r"^(.*\S)\s*<[^<>]+>$", re.DOTALL)
+_DOCUTILS = {
+    # No file is read but this one, and no faults are printed.
+    "file_insertion_enabled": False,
+    "raw_enabled": False,
+    "_disable_config": True,
+    "report_level": 5,
+    "halt_level": 5,
+    "embed_stylesheet": False,
+    "stylesheet_path": None,
+    "syntax_highlight": "none",
+    "output_encoding": "unicode",
+    # The first heading stays in the text.
+    "doctitle_xform": False,
+    "initial_header_level": 1,
+    "line_length_limit": 1_000_000,
+}
+_TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+
+
+def _first_heading(body: str) -> str:
+    title = _TITLE.search(body)
+    return title[1] if title else ""
 
 
 def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -38,26 +75,18 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
 
     def shown(role: re.Match[str]) -> str:
         target = _TARGET.match(role[1])
-        return (
-            target[1]
-            if target
-            else role[1].rpartition(".")[2]
-            if role[1].startswith("~")
-            else role[1].lstrip("!")
-        )
+        if target:
+            return target[1]
+        # Sphinx shows the last part of a name after "~", and no link after "!".
+        if role[1].startswith("~"):
+            return role[1].rpartition(".")[2]
+        return role[1].lstrip("!")
 
-    settings = {
-        "file_insertion_enabled": False, "raw_enabled": False, "report_level": 5, "halt_level": 5, "_disable_config": True,
-        "embed_stylesheet": False, "stylesheet_path": None, "syntax_highlight": "none", "output_encoding": "unicode",
-        "doctitle_xform": False, "initial_header_level": 1, "line_length_limit": 1_000_000,
-    }  # fmt: skip
     with library_errors(path, "reStructuredText file", "Repair its markup, or rename it to .txt."):
-        page = core.publish_string(
-            _ROLE.sub(shown, text), writer="html5", settings_overrides=settings
-        )
+        plain = _ROLE.sub(shown, text)
+        page = core.publish_string(plain, writer="html5", settings_overrides=_DOCUTILS)
         _, body, _ = page_of(path, page, whole_page=True)
-    title = re.search(r"^# (.+)$", body, re.MULTILINE)
-    yield whole_file(path, title[1] if title else "", body, meta)
+    yield whole_file(path, _first_heading(body), body, meta)
 
 
 def read_rtf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -68,10 +97,8 @@ def read_rtf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         text = striprtf.rtf_to_text(data.decode("latin-1"), errors="replace")
 
     def table(match: re.Match[str]) -> str:
-        return (
-            markdown_table([line.rstrip("|").split("|") for line in match[0].strip().split("\n")])
-            + "\n\n"
-        )
+        rows = [line.rstrip("|").split("|") for line in match[0].strip().split("\n")]
+        return f"{markdown_table(rows)}\n\n"
 
     text = re.sub(r"(?:^[^\n|]*\|[^\n]*\|\n?){2,}", table, text, flags=re.MULTILINE)
     yield whole_file(path, "", re.sub(r"\n{3,}", "\n\n", text).strip())
@@ -86,11 +113,11 @@ def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
         parts = []
         for cell in book["cells"]:
             source = "".join(cell["source"]).strip()
-            if source:
-                parts.append(fenced(source, language) if cell["cell_type"] == "code" else source)
-    body = "\n\n".join(parts)
-    title = re.search(r"^# (.+)$", body, re.MULTILINE)
-    yield whole_file(path, title[1].strip() if title else "", body)
+            if source and cell["cell_type"] == "code":
+                source = fenced(source, language)
+            parts.append(source)
+    body = "\n\n".join(filter(None, parts))
+    yield whole_file(path, _first_heading(body).strip(), body)
 
 
 def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -105,10 +132,13 @@ def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterat
         ):
             number += 1
             title = one_line(page.findtext("{*}title") or "")
+            text = date = ""
             revisions = page.findall("{*}revision")
-            text = (revisions[-1].findtext("{*}text") if revisions else "") or ""
-            date = (revisions[-1].findtext("{*}timestamp") if revisions else "") or ""
+            if revisions:
+                text = revisions[-1].findtext("{*}text") or ""
+                date = revisions[-1].findtext("{*}timestamp") or ""
             is_article = (page.findtext("{*}ns") or "0") == "0" and page.find("{*}redirect") is None
+            # An export may be larger than memory: pages that are read leave the tree.
             page.clear()
             while page.getprevious() is not None:
                 del page.getparent()[0]
@@ -117,20 +147,23 @@ def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterat
                 yield location, _article(location, title, text, date, parser)
 
 
-def _article(location: str, title: str, text: str, date: str, parser: Any) -> Document | InputError:
+def _article(
+    location: str, title: str, text: str, date: str, parser: WikiParser
+) -> Document | InputError:
     try:
         with library_errors(Path(location), "wiki text", "Take the page out."):
-            if len(text) > 2_000_000:
+            if len(text) > _LONGEST_ARTICLE:
                 raise InputError(
-                    f"{location}: an article of {len(text):,} characters, allowed: 2,000,000. Split it."
+                    f"{location}: an article of {len(text):,} characters, "
+                    f"allowed: {_LONGEST_ARTICLE:,}. Split it."
                 )
             body = wiki_text(text, parser)
     except InputError as error:
         return error
-    body = f"{heading(1, title)}\n\n{body}" if body else ""
-    return Document(
-        content_id(title, body), title, body, location, {"date": date[:10]} if date else {}
-    )
+    if body:
+        body = f"{heading(1, title)}\n\n{body}"
+    meta = {"date": date[:10]} if date else {}
+    return Document(content_id(title, body), title, body, location, meta)
 
 
 _WIKI_TABLE = re.compile(r"^[ \t:]*\{\|(?:(?!^[ \t:]*\{\|)(?s:.))*?^[ \t]*\|\}", re.MULTILINE)
@@ -148,7 +181,7 @@ _DROPPED = re.compile(
 _CODE = re.compile(r"<(syntaxhighlight|source|pre)\b([^<>]*)>((?s:.*?))</\1\s*>", re.IGNORECASE)
 
 
-def wiki_text(text: str, parser: Any) -> str:
+def wiki_text(text: str, parser: WikiParser) -> str:
     """Return wiki markup as Markdown; templates, references, files and categories are left out."""
     blocks: list[str] = []
 
@@ -158,46 +191,55 @@ def wiki_text(text: str, parser: Any) -> str:
 
     def code(match: re.Match[str]) -> str:
         language = re.search(r"lang\s*=\s*[\"']?([\w+#-]+)", match[2])
-        return keep(fenced(html.unescape(match[3]), language[1].lower() if language else ""))
+        name = language[1].lower() if language else ""
+        return keep(fenced(html.unescape(match[3]), name))
+
+    def table(match: re.Match[str]) -> str:
+        return keep(_wiki_table(match[0], parser))
+
+    def block(match: re.Match[str]) -> str:
+        return blocks[int(match[1])]
 
     text = _CODE.sub(code, text.replace("\x02", "").replace("\x03", ""))
     text = _LANGUAGE_LINK.sub("", _DROPPED.sub("", text))
     for _ in range(3):  # the innermost tables first
-        text, n = _WIKI_TABLE.subn(lambda match: keep(_wiki_table(match[0], parser)), text)
+        text, n = _WIKI_TABLE.subn(table, text)
         if not n:
             break
     text = _plain(text, parser)
     text = _WIKI_ITEM.sub(_mark, text)
-    text = _WIKI_HEADING.sub(lambda match: f"\n\n{heading(len(match[1]), match[2])}\n\n", text)
+    text = _WIKI_HEADING.sub(_markdown_heading, text)
     for _ in range(4):  # a table may hold the code and the tables within it
-        text = re.sub("\x02(\\d+)\x03", lambda match: blocks[int(match[1])], text)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(line.rstrip() for line in text.split("\n"))).strip()
+        text = re.sub("\x02(\\d+)\x03", block, text)
+    lines = [line.rstrip() for line in text.split("\n")]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
-def _plain(text: str, parser: Any) -> str:
+def _markdown_heading(match: re.Match[str]) -> str:
+    return f"\n\n{heading(len(match[1]), match[2])}\n\n"
+
+
+def _plain(text: str, parser: WikiParser) -> str:
     """Return wiki text without templates, links and emphasis; headings and list marks stay."""
-    marked = _WIKI_HEADING.sub(
-        lambda match: f"\x04{match[1]}\x05{match[2]}\x05{match[1]}\x04", text
-    )
+    # The parser would take the marks of headings and lists away, and knows no control characters.
+    marked = _WIKI_HEADING.sub("\x04\\1\x05\\2\x05\\1\x04", text)
     marked = re.sub(r"^([*#:;]+)", "\x06\\1\x06", marked, flags=re.MULTILINE)
-    plain = str(
-        parser.parse(marked).strip_code(normalize=True, collapse=False, keep_template_params=False)
-    )
-    return (
-        re.sub("\x04(=+)\x05(.*?)\x05=+\x04", r"\1\2\1", plain)
-        .replace("\x06", "")
-        .replace("__NOTOC__", "")
-    )
+    code = parser.parse(marked)
+    plain = str(code.strip_code(normalize=True, collapse=False, keep_template_params=False))
+    plain = re.sub("\x04(=+)\x05(.*?)\x05=+\x04", r"\1\2\1", plain)
+    return plain.replace("\x06", "").replace("__NOTOC__", "")
 
 
 def _mark(match: re.Match[str]) -> str:
     marks = match[1]
-    if marks[-1] in ":;":
-        return "" if set(marks) <= set(":;") else "  " * (len(marks) - 1)
-    return "  " * (len(marks) - 1) + ("- " if marks[-1] == "*" else "1. ")
+    # A paragraph that is indented, or a term and what it means: no list.
+    if set(marks) <= set(":;"):
+        return ""
+    kinds = {"*": "- ", "#": "1. "}
+    return "  " * (len(marks) - 1) + kinds.get(marks[-1], "")
 
 
-def _wiki_table(text: str, parser: Any) -> str:
+def _wiki_table(text: str, parser: WikiParser) -> str:
     """Return a table of wiki markup as Markdown, its caption above."""
     rows: list[list[tuple[str, int, int]]] = [[]]
     headers = [0]
@@ -213,28 +255,28 @@ def _wiki_table(text: str, parser: Any) -> str:
             headers.append(0)
         else:
             is_header = line.startswith("!")
-            for cell in re.split(r"\|\||!!" if is_header else r"\|\|", line[1:]):
-                rows[-1].append(_cell(cell, parser))
-                headers[-1] += is_header
-    filled = [(row, n == len(row)) for row, n in zip(rows, headers, strict=True) if row]
-    n_header = next(
-        (index for index, (_, is_header) in enumerate(filled) if not is_header), len(filled)
-    )
-    table = (
-        markdown_table(spanned(row for row, _ in filled), max(1, min(n_header, len(filled) - 1)))
-        if filled
-        else ""
-    )
+            cells = re.split(r"\|\||!!" if is_header else r"\|\|", line[1:])
+            rows[-1] += [_cell(cell, parser) for cell in cells]
+            if is_header:
+                headers[-1] += len(cells)
+    are_headers = [n == len(row) for row, n in zip(rows, headers, strict=True) if row]
+    rows = [row for row in rows if row]
+    if not rows:
+        return caption
+    n_header = [*are_headers, False].index(False)
+    table = markdown_table(spanned(rows), max(1, min(n_header, len(rows) - 1)))
     return "\n\n".join(filter(None, [caption, table]))
 
 
-def _cell(cell: str, parser: Any) -> tuple[str, int, int]:
+def _cell(cell: str, parser: WikiParser) -> tuple[str, int, int]:
     """Return the text of a cell with the rows and columns that it spans."""
     attributes, bar, content = cell.partition("|")
     if not bar or "[[" in attributes or "{{" in attributes:
         attributes, content = "", cell
-    spans = [
-        re.search(rf"{name}\s*=\s*[\"']?(\d{{1,3}})", attributes) for name in ("rowspan", "colspan")
-    ]
     text = one_line(_plain(content.strip(), parser).replace("\n", " "))
-    return text, *(int(span[1]) if span else 1 for span in spans)  # type: ignore[return-value]
+    return text, _span(attributes, "rowspan"), _span(attributes, "colspan")
+
+
+def _span(attributes: str, name: str) -> int:
+    span = re.search(rf"{name}\s*=\s*[\"']?(\d{{1,3}})", attributes)
+    return int(span[1]) if span else 1

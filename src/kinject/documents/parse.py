@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from glob import has_magic
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ _SIGNAL = re.compile(r"signal (\d+)")
 _SYSTEM = frozenset(
     {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r", "__macosx", "$recycle.bin"}
 )
-_KERNEL = ("/proc", "/sys", "/dev")
+_KERNEL = ("/proc/", "/sys/", "/dev/")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -73,7 +74,7 @@ class FoundFile:
 
 
 def is_heap(path: Path) -> bool:
-    """Return whether `path` names several files: a folder, or a pattern with ``*``, ``?`` or ``[``."""
+    """Return whether `path` names several files: a folder, or a pattern (``*``, ``?``, ``[``)."""
     return is_folder(path) if path_exists(path) else has_magic(str(path))
 
 
@@ -96,15 +97,17 @@ def find_files(sources: Sequence[Path]) -> list[FoundFile]:
     files: dict[str, FoundFile] = {}
     for source in sources:
         real = os.path.realpath(source)
-        if real == "/" or any(
-            real == folder or real.startswith(f"{folder}/") for folder in _KERNEL
-        ):
+        if real == "/" or f"{real}/".startswith(_KERNEL):
             raise InputError(
                 f"{source}: the root or the devices of the system. Give a folder with documents."
             )
         for file in _files_of(source, alone=len(sources) == 1):
             files.setdefault(file.name, file)
-    return sorted(files.values(), key=lambda file: file.name.split("/"))
+    return sorted(files.values(), key=_parts)
+
+
+def _parts(file: FoundFile) -> list[str]:
+    return file.name.split("/")
 
 
 def _files_of(source: Path, *, alone: bool) -> Iterator[FoundFile]:
@@ -125,9 +128,8 @@ def _files_of(source: Path, *, alone: bool) -> Iterator[FoundFile]:
         )
     for path in paths:
         if not path.is_dir():
-            yield _entry(
-                str(path), shown(path.relative_to(base) if alone else path), os.path.realpath(base)
-            )
+            name = path.relative_to(base) if alone else path
+            yield _entry(str(path), shown(name), os.path.realpath(base))
 
 
 def _fixed_part(pattern: Path) -> Path:
@@ -142,16 +144,13 @@ def _walk(folder: str, prefix: str, root: str) -> Iterator[FoundFile]:
         yield FoundFile(prefix, folder, fault="a folder that kinject has written.", left_out=True)
         return
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = sorted(os.scandir(folder), key=attrgetter("name"))
     except OSError as error:
-        yield FoundFile(
-            prefix or shown(folder),
-            folder,
-            fault=_without_path(unreadable(Path(folder), error), folder),
-        )
+        fault = _without_path(unreadable(Path(folder), error), folder)
+        yield FoundFile(prefix or shown(folder), folder, fault=fault)
         return
     for entry in entries:
-        name = f"{prefix}/{shown(entry.name)}" if prefix else shown(entry.name)
+        name = "/".join(filter(None, [prefix, shown(entry.name)]))
         if entry.is_dir(follow_symlinks=False) and not _is_left_out(entry.name):
             yield from _walk(entry.path, name, root)
         else:
@@ -165,9 +164,8 @@ def _entry(path: str, name: str, root: str) -> FoundFile:
         kind = "hidden" if own.startswith(".") else "the system's"
         return FoundFile(name, path, fault=f"a file or folder that is {kind}.", left_out=True)
     if os.path.isdir(path):
-        return FoundFile(
-            name, path, fault="a link to a folder. Give the path of that folder, if it is meant."
-        )
+        fault = "a link to a folder. Give the path of that folder, if it is meant."
+        return FoundFile(name, path, fault=fault)
     return _file(path, name, root)
 
 
@@ -178,11 +176,8 @@ def _is_left_out(name: str) -> bool:
 def _file(path: str, name: str, root: str) -> FoundFile:
     real = os.path.realpath(path)
     if real != root and not real.startswith(f"{root}/"):
-        return FoundFile(
-            name,
-            path,
-            fault="a link to a file elsewhere. Give the path of that file, if it is meant.",
-        )
+        fault = "a link to a file elsewhere. Give the path of that file, if it is meant."
+        return FoundFile(name, path, fault=fault)
     try:
         check_regular(Path(path))
         status = os.stat(path)
@@ -201,9 +196,9 @@ def _without_path(error: KinjectError, path: str) -> str:
 def shown(name: str | os.PathLike[str]) -> str:
     """Return a file's name in characters that UTF-8 has: other bytes as ``\\xe4``."""
     text = os.fspath(name)
-    return (
-        os.fsencode(text).decode("utf-8", "backslashreplace") if _SURROGATE.search(text) else text
-    )
+    if _SURROGATE.search(text) is None:
+        return text
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
 class Parsed(NamedTuple):
@@ -237,13 +232,15 @@ class Parsing:
     def run(self) -> Mapping[str, Any]:
         """Parse the file, within its limits: the kernel ends this process after too many processor
         seconds."""
+        # The worker goes on with other files: its limits are set for one, and set back.
         limits = resource.getrlimit(resource.RLIMIT_DATA)
         most = int(MEMORY * 2**30)
+        # A negative limit is none.
+        if limits[1] >= 0:
+            most = min(most, limits[1])
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
-            resource.setrlimit(
-                resource.RLIMIT_DATA, (most if limits[1] < 0 else min(most, limits[1]), limits[1])
-            )
+            resource.setrlimit(resource.RLIMIT_DATA, (most, limits[1]))
             write_record(self.record, parse(self.path, self.options))
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, limits)
@@ -259,7 +256,11 @@ class Parsing:
             return f"takes more than {SECONDS:g} s. Split it.", True
         if signum == signal.SIGKILL:
             return f"takes more than {MEMORY:g} GiB of memory. Split it.", False
-        fault = f"ends the process that reads it ({error}). Save it again in another format, or take it out."
+        fault = (
+            f"ends the process that reads it ({error}). "
+            "Save it again in another format, or take it out."
+        )
+        # Somebody may have sent these signals; the file is read again next time.
         return fault, signum not in (0, signal.SIGTERM, signal.SIGINT)
 
 
@@ -273,12 +274,12 @@ def parse(path: str, options: ReadOptions) -> Iterator[Parsed]:
                 relative = location.removeprefix(name)
                 if isinstance(document, InputError):
                     fault = str(document).removeprefix(location).removeprefix(name)
-                    match = _LOCATION.match(
-                        fault
-                    )  # a line or a page stands in the location, not in the fault
-                    relative, fault = (
-                        (relative + match[1], fault[match.end() :]) if match else (relative, fault)
-                    )
+                    # A line or a page is part of the location, not of the fault: equal faults of
+                    # many files are counted as one.
+                    match = _LOCATION.match(fault)
+                    if match:
+                        relative += match[1]
+                        fault = fault[match.end() :]
                     yield Parsed(relative, None, {}, fault.removeprefix(": "))
                 else:
                     yield _examined(relative, document, name)
@@ -286,46 +287,50 @@ def parse(path: str, options: ReadOptions) -> Iterator[Parsed]:
         yield Parsed("", None, {}, "nested too deeply to be read. Repair it, or take it out.")
     except KinjectError as error:
         yield Parsed("", None, {}, str(error).removeprefix(f"{name}: "))
-    except Exception as error:  # noqa: BLE001 - a library's reader met a file that its authors did not foresee
-        fault = f"its reader fails ({type(error).__name__}: {str(error)[:150]}). Save it again in another format."
+    # A library's reader met a file that its authors did not foresee.
+    except Exception as error:  # noqa: BLE001
+        reason = f"{type(error).__name__}: {str(error)[:150]}"
+        fault = f"its reader fails ({reason}). Save it again in another format."
         if is_shortage(error):
             fault = f"takes more than {MEMORY:g} GiB of memory. Split it."
         yield Parsed("", None, {}, fault)
 
 
 def _examined(location: str, document: Document, path: str) -> Parsed:
-    """Return a document without its repeats, with everything about it that needs no other document."""
+    """Return a document without its repeats, with the facts that need no other document."""
     edits, is_log = repeats(document.text)
-    plain = json.loads(
-        json.dumps(dict(document.meta), default=str), parse_constant=lambda _: None
-    )  # JSON has no NaN
+    meta_json = json.dumps(dict(document.meta), default=str)
+    # JSON has no NaN.
+    plain = json.loads(meta_json, parse_constant=_none)
     text, meta = edited(document.text, edits, plain)
     words = word_hashes(text)
     start = text[:_LANGUAGE_CHARACTERS]
     facts = {
-        "named": document.title == Path(path).stem, "exact": text_hash(text), "words": len(words),
-        "sketch": min_hash(words).hex(), "language": detect_language(start) or guess_language(start),
-        "n_repeats": len(edits), "log": is_log,
-    }  # fmt: skip
-    row_id = "" if document.id == content_id(document.title, document.text) else document.id
-    return Parsed(
-        location,
-        Document(row_id, document.title, text, document.source.removeprefix(path), meta),
-        facts,
-    )
+        "named": document.title == Path(path).stem,
+        "exact": text_hash(text),
+        "words": len(words),
+        "sketch": min_hash(words).hex(),
+        "language": detect_language(start) or guess_language(start),
+        "n_repeats": len(edits),
+        "log": is_log,
+    }
+    # A row's own id is kept; that of another document is made of its file's name later.
+    row_id = document.id
+    if row_id == content_id(document.title, document.text):
+        row_id = ""
+    source = document.source.removeprefix(path)
+    return Parsed(location, Document(row_id, document.title, text, source, meta), facts)
+
+
+def _none(_: str) -> None:
+    """Return None for a constant of JSON's extensions."""
 
 
 def write_record(path: Path, documents: Iterable[Parsed]) -> None:
     """Store the documents of a file. Raises `DiskError` if they cannot be written."""
     with atomic_file(path, "wb") as file:
-        for location, document, facts, fault in documents:
-            fields = document and [
-                document.id,
-                document.title,
-                document.text,
-                document.source,
-                document.meta,
-            ]
+        for location, doc, facts, fault in documents:
+            fields = doc and [doc.id, doc.title, doc.text, doc.source, doc.meta]
             row = json.dumps([location, fields, facts, fault], ensure_ascii=False)
             file.write(row.encode("utf-8", "replace") + b"\n")
 
@@ -338,9 +343,8 @@ def parsed_of(line: bytes) -> Parsed:
 
 def record_path(cache: Path, sha256: str, path: str, options: ReadOptions) -> Path:
     """Return where the documents of a file with this content are stored."""
-    key = content_id(
-        "parsed", asdict(options), readers_version(), sha256, Path(path).suffix.lower()
-    )
+    suffix = Path(path).suffix.lower()
+    key = content_id("parsed", asdict(options), readers_version(), sha256, suffix)
     return cache / key[:2] / f"{key}.jsonl"
 
 
@@ -349,15 +353,10 @@ def readers_version() -> str:
     """Return a hash of this code and the versions of the libraries, which decide the documents of a
     file."""
     here = Path(__file__).parent
-    code = [
-        hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in [*sorted(here.glob("*.py")), here.parent / "language" / "__init__.py"]
-    ]
-    libraries = {
-        re.split(r"[^\w.-]", line)[0]
-        for line in metadata.requires("kinject") or ()
-        if "documents" in line
-    }
+    modules = [*sorted(here.glob("*.py")), here.parent / "language" / "__init__.py"]
+    code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in modules]
+    required = [line for line in metadata.requires("kinject") or () if "documents" in line]
+    libraries = {re.split(r"[^\w.-]", line)[0] for line in required}
     versions = []
     for name in sorted({*libraries, "pyarrow", "pycld2", "rensa"}):
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -9,22 +9,21 @@ from __future__ import annotations
 import ctypes
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from kinject.disk import read_bytes
-from kinject.documents.layout import (
+from kinject.documents.boxes import (
     Box,
     cell_text,
-    compose,
     header_only,
-    in_reading_order,
     lines_of,
     middle,
     without_furniture,
 )
+from kinject.documents.layout import compose, in_reading_order
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import (
     import_extra,
@@ -39,15 +38,87 @@ _MOST_OPERATIONS = 200_000
 """Texts and drawings on one page of a PDF, and characters: a dense map has some ten thousand."""
 _MOST_RULES = 5_000
 """Rules of one page among which tables are looked for."""
+_MOST_SEGMENTS = 2_000
+"""Lines of a path that may be rules: one with more is a drawing."""
 _FIX = "Print it to a new PDF, or take it out."
-_LIGATURES = str.maketrans({
-    "ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st", "\u00ad": "", "\u00a0": " ",
-})  # fmt: skip
+_LIGATURES = str.maketrans(
+    {
+        **{"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl"},
+        **dict.fromkeys("ﬅﬆ", "st"),
+        # A soft hyphen shows at the end of a line only.
+        "\u00ad": "",
+        "\u00a0": " ",
+    }
+)
 _NO_TITLE = re.compile(
     r"^(?:untitled|\(?(?:anonymous|unspecified)\)?$|microsoft word|powerpoint"
     r"|.*\.(?:docx?|pdf|tex|dvi|indd|qxd|html?|pptx?)$)",
     re.IGNORECASE,
 )
+
+
+# In heights of a word, as fonts differ: a letter whose middle is further up or down is on another
+# line,
+_OTHER_LINE = 0.5
+# and one that is further to the right begins another word,
+_SPACE = 0.25
+# as does one with a smaller space and a rule in it: cells of a table may touch.
+_RULE_SPACE = 0.03
+_BOLD = 600
+"""The weight of a font from which it is bold (400 is regular, 700 bold)."""
+# Points up to which rules are one, or touch: they are drawn with a width.
+_NEAR = 3
+# Points: a shorter rule is a dash, a letter or a box to be ticked.
+_SHORTEST_RULE = 6
+
+
+class PdfPath(Protocol):
+    """A path of pypdfium2's, which has no types."""
+
+    def get_bounds(self) -> tuple[float, float, float, float]: ...
+
+    def get_matrix(self) -> Any: ...
+
+
+class PdfTextPage(Protocol):
+    def count_chars(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class PdfPage(Protocol):
+    def get_textpage(self) -> PdfTextPage: ...
+
+    def get_bbox(self) -> tuple[float, float, float, float]: ...
+
+    def get_objects(self, *, filter: Sequence[int], max_depth: int) -> Iterator[PdfPath]: ...
+
+    def close(self) -> None: ...
+
+
+class PdfFile(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int) -> PdfPage: ...
+
+    def get_metadata_dict(self) -> dict[str, str]: ...
+
+    def close(self) -> None: ...
+
+
+class PdfiumRaw(Protocol):
+    """PDFium's own functions, by their names in C."""
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+class Pdfium(Protocol):
+    """The module pypdfium2."""
+
+    raw: PdfiumRaw
+    PdfiumError: type[Exception]
+
+    def PdfDocument(self, data: bytes) -> PdfFile: ...
 
 
 class Rule(NamedTuple):
@@ -77,21 +148,22 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         document.close()
     if not any(pages):
         raise InputError(
-            f"{path}: empty document: none of its {len(pages)} pages holds text. It is a scan, which needs OCR: "
-            "run ocrmypdf on it."
+            f"{path}: empty document: none of its {len(pages)} pages holds text. "
+            "It is a scan, which needs OCR: run ocrmypdf on it."
         )
-    text, starts, title = compose(
-        [in_reading_order(page) if page else [] for page in without_furniture(pages)]
-    )
+    ordered = [in_reading_order(page) if page else [] for page in without_furniture(pages)]
+    text, starts, title = compose(ordered)
     stated = meta.pop("title", "")
-    without = [number + 1 for number, boxes in enumerate(pages) if not boxes]
-    yield whole_file(
-        path, title if not stated or _NO_TITLE.match(stated) else stated, text,
-        {**meta, "pages": starts, **({"pages_without_text": without} if without and len(pages) > 1 else {})},
-    )  # fmt: skip
+    if stated and not _NO_TITLE.match(stated):
+        title = stated
+    meta["pages"] = starts
+    without = [number for number, boxes in enumerate(pages, start=1) if not boxes]
+    if without and len(pages) > 1:
+        meta["pages_without_text"] = without
+    yield whole_file(path, title, text, meta)
 
 
-def _opened(path: Path, data: bytes, pdfium: Any) -> Any:
+def _opened(path: Path, data: bytes, pdfium: Pdfium) -> PdfFile:
     """Return the open PDF. Raises `InputError` if it needs a password or is damaged."""
     with library_errors(path, "PDF", _FIX):
         try:
@@ -104,18 +176,19 @@ def _opened(path: Path, data: bytes, pdfium: Any) -> Any:
             ) from error
 
 
-def _meta(document: Any) -> dict[str, Any]:
+def _meta(document: PdfFile) -> dict[str, Any]:
     """Return title, author and date, as far as the PDF states them."""
     stated = document.get_metadata_dict()
     date = re.match(r"D:(\d{4})(\d\d)(\d\d)", stated["CreationDate"])
     fields = {
-        "title": one_line(stated["Title"]), "author": one_line(stated["Author"]),
+        "title": one_line(stated["Title"]),
+        "author": one_line(stated["Author"]),
         "date": "-".join(date.groups()) if date else "",
-    }  # fmt: skip
+    }
     return {key: value for key, value in fields.items() if value}
 
 
-def _page(document: Any, number: int, pdfium: Any) -> list[Box]:
+def _page(document: PdfFile, number: int, pdfium: Pdfium) -> list[Box]:
     """Return the words of a page, and its ruled tables."""
     page = document[number]
     text_page = None
@@ -127,12 +200,9 @@ def _page(document: Any, number: int, pdfium: Any) -> list[Box]:
             raise ValueError(f"more than {_MOST_OPERATIONS:,} drawing operations")
         left, _, right, top = page.get_bbox()
         across, down = _rules(page, top, pdfium)
-        words = [
-            word
-            for word in _words(text_page, n_chars, top, down, pdfium.raw)
-            if left - 5 <= word.x0 <= right + 5
-        ]
-        words = list(dict.fromkeys(words))  # bold text that is drawn twice
+        drawn = _words(text_page, n_chars, top, down, pdfium.raw)
+        # A dict: bold text may be drawn twice.
+        words = list(dict.fromkeys(word for word in drawn if left - 5 <= word.x0 <= right + 5))
         if not words:
             return []
         words, tables = _ruled_tables(words, across, down)
@@ -143,62 +213,102 @@ def _page(document: Any, number: int, pdfium: Any) -> list[Box]:
         page.close()
 
 
-def _words(text_page: Any, n: int, top: float, down: list[Rule], raw: Any) -> Iterator[Box]:
-    """Yield the words of a page in the order in which they are drawn; the rules `down` part them."""
-    box = raw.FS_RECTF()
-    letters: list[str] = []
-    x0 = y0 = x1 = y1 = size = 0.0
-    start = 0
+class _Letter(NamedTuple):
+    """A character on a page, with its box: points from the left and from the top."""
 
-    def word() -> Box:
-        weight = raw.FPDFText_GetFontWeight(text_page, start)
-        return Box(x0, y0, x1, y1, "".join(letters).translate(_LIGATURES), size, weight >= 600)
+    text: str
+    number: int
+    x0: float
+    y0: float
+    x1: float
+    y1: float
 
-    for index in range(n):
-        code = raw.FPDFText_GetUnicode(text_page, index)
-        letter = (
-            "-"
-            if code in (2, 0xFFFE)
-            else chr(code)
-            if 32 < code < 0x110000 and not 0xD800 <= code < 0xE000
-            else ""
+
+class _Word:
+    """The letters of a word, as they are drawn."""
+
+    def __init__(self, first: _Letter, size: float) -> None:
+        self.number, self.size = first.number, size
+        self.letters = [first.text]
+        _, _, self.x0, self.y0, self.x1, self.y1 = first
+
+    def add(self, letter: _Letter) -> None:
+        self.letters.append(letter.text)
+        self.x1 = max(self.x1, letter.x1)
+        self.y0 = min(self.y0, letter.y0)
+        self.y1 = max(self.y1, letter.y1)
+
+    def is_continued_by(self, letter: _Letter, down: list[Rule]) -> bool:
+        """Return whether a letter is close enough, and no rule of `down` is before it."""
+        height = max(self.y1 - self.y0, 1.0)
+        gap = letter.x0 - self.x1
+        if abs((letter.y0 + letter.y1) - (self.y0 + self.y1)) / 2 > _OTHER_LINE * height:
+            return False
+        # Far to the right, or back to the left: another word.
+        if gap > _SPACE * height or letter.x0 < self.x1 - height:
+            return False
+        if gap <= _RULE_SPACE * height:
+            return True
+        y = (self.y0 + self.y1) / 2
+        return not any(
+            self.x1 - 1 < rule.position < letter.x0 + 1 and rule.start < y < rule.end
+            for rule in down
         )
-        if (
-            not letter.strip()
-            or code == 0xFFFF
-            or not raw.FPDFText_GetLooseCharBox(text_page, index, box)
-        ):
-            if letters:
-                yield word()
-                letters = []
-            continue
-        left, right, upper, lower = box.left, box.right, top - box.top, top - box.bottom
-        if letters:
-            height = max(y1 - y0, 1.0)
-            apart = (
-                abs((upper + lower) - (y0 + y1)) / 2 > 0.5 * height
-                or left - x1 > 0.25 * height
-                or left < x1 - height
-            )
-            close = left - x1 > 0.03 * height and any(
-                x1 - 1 < rule.position < left + 1 and rule.start < (y0 + y1) / 2 < rule.end
-                for rule in down
-            )
-            if apart or close:
-                yield word()
-                letters = []
-        if letters:
-            x1, y0, y1 = max(x1, right), min(y0, upper), max(y1, lower)
+
+
+def _words(
+    text_page: PdfTextPage, n: int, top: float, down: list[Rule], raw: PdfiumRaw
+) -> Iterator[Box]:
+    """Yield the words of a page in the order in which they are drawn; rules `down` part them."""
+    word: _Word | None = None
+    for index in range(n):
+        letter = _letter(text_page, index, top, raw)
+        if letter is None:
+            if word is not None:
+                yield _box(text_page, word, raw)
+            word = None
+        elif word is None:
+            word = _Word(letter, _size(text_page, letter, raw))
+        elif word.is_continued_by(letter, down):
+            word.add(letter)
         else:
-            x0, y0, x1, y1, start = left, upper, right, lower, index
-            size = raw.FPDFText_GetFontSize(text_page, index)
-            size = lower - upper if not 0.3 * (lower - upper) < size < 3 * (lower - upper) else size
-        letters.append(letter)
-    if letters:
-        yield word()
+            yield _box(text_page, word, raw)
+            word = _Word(letter, _size(text_page, letter, raw))
+    if word is not None:
+        yield _box(text_page, word, raw)
 
 
-def _rules(page: Any, top: float, pdfium: Any) -> tuple[list[Rule], list[Rule]]:
+def _letter(text_page: PdfTextPage, index: int, top: float, raw: PdfiumRaw) -> _Letter | None:
+    """Return a character of a page, None for white space and what is no character."""
+    code = raw.FPDFText_GetUnicode(text_page, index)
+    letter = ""
+    # PDFium's marks of a hyphen at the end of a line.
+    if code in (2, 0xFFFE):
+        letter = "-"
+    elif 32 < code < 0x110000 and not 0xD800 <= code < 0xE000:
+        letter = chr(code)
+    if not letter.strip() or code == 0xFFFF:
+        return None
+    box = raw.FS_RECTF()
+    if not raw.FPDFText_GetLooseCharBox(text_page, index, box):
+        return None
+    return _Letter(letter, index, box.left, top - box.top, box.right, top - box.bottom)
+
+
+def _size(text_page: PdfTextPage, letter: _Letter, raw: PdfiumRaw) -> float:
+    """Return the size of a letter's font; a file may state another and scale the page."""
+    size: float = raw.FPDFText_GetFontSize(text_page, letter.number)
+    height = letter.y1 - letter.y0
+    return size if 0.3 * height < size < 3 * height else height
+
+
+def _box(text_page: PdfTextPage, word: _Word, raw: PdfiumRaw) -> Box:
+    text = "".join(word.letters).translate(_LIGATURES)
+    is_bold = raw.FPDFText_GetFontWeight(text_page, word.number) >= _BOLD
+    return Box(word.x0, word.y0, word.x1, word.y1, text, word.size, is_bold)
+
+
+def _rules(page: PdfPage, top: float, pdfium: Pdfium) -> tuple[list[Rule], list[Rule]]:
     """Return the horizontal and the vertical rules of a page, thin rectangles as well."""
     raw = pdfium.raw
     across: list[Rule] = []
@@ -211,28 +321,30 @@ def _rules(page: Any, top: float, pdfium: Any) -> tuple[list[Rule], list[Rule]]:
         except pdfium.PdfiumError:
             continue
         if right - left < 3 or upper - bottom < 3:
-            if right - left > 6:
+            if right - left > _SHORTEST_RULE:
                 across.append(Rule(top - (bottom + upper) / 2, left, right))
-            elif upper - bottom > 6:
+            elif upper - bottom > _SHORTEST_RULE:
                 down.append(Rule((left + right) / 2, top - upper, top - bottom))
             continue
-        n_segments = raw.FPDFPath_CountSegments(drawn)
-        stroke, fill = ctypes.c_int(), ctypes.c_int()
-        if (
-            n_segments > 2_000
-            or not raw.FPDFPath_GetDrawMode(drawn, fill, stroke)
-            or not stroke.value
-        ):
-            continue
-        for (ax, ay), (bx, by) in pairwise(_points(drawn, n_segments, raw)):
-            if abs(ay - by) < 1 and abs(ax - bx) > 6:
+        for (ax, ay), (bx, by) in pairwise(_corners(drawn, raw)):
+            if abs(ay - by) < 1 and abs(ax - bx) > _SHORTEST_RULE:
                 across.append(Rule(top - (ay + by) / 2, min(ax, bx), max(ax, bx)))
-            elif abs(ax - bx) < 1 and abs(ay - by) > 6:
+            elif abs(ax - bx) < 1 and abs(ay - by) > _SHORTEST_RULE:
                 down.append(Rule((ax + bx) / 2, top - max(ay, by), top - min(ay, by)))
     return across, down
 
 
-def _points(drawn: Any, n: int, raw: Any) -> Iterator[tuple[float, float]]:
+def _corners(drawn: PdfPath, raw: PdfiumRaw) -> Iterator[tuple[float, float]]:
+    """Yield the corners of a path whose lines are drawn, none of a drawing with thousands."""
+    n_segments = raw.FPDFPath_CountSegments(drawn)
+    stroke, fill = ctypes.c_int(), ctypes.c_int()
+    if n_segments > _MOST_SEGMENTS:
+        return
+    if raw.FPDFPath_GetDrawMode(drawn, fill, stroke) and stroke.value:
+        yield from _points(drawn, n_segments, raw)
+
+
+def _points(drawn: PdfPath, n: int, raw: PdfiumRaw) -> Iterator[tuple[float, float]]:
     """Yield the corners of a path on the page; NaN separates its subpaths."""
     matrix = drawn.get_matrix()
     x, y = ctypes.c_float(), ctypes.c_float()
@@ -255,17 +367,16 @@ def _ruled_tables(
     """Return the words outside of tables whose cells are ruled, and these tables."""
     tables = []
     for horizontal, vertical in _grids(across, down):
-        xs, ys = (
-            _merged(rule.position for rule in vertical),
-            _merged(rule.position for rule in horizontal),
-        )
-        if len(xs) < 3 or len(ys) < (2 if len(xs) > 3 else 3):
+        xs = _merged(rule.position for rule in vertical)
+        ys = _merged(rule.position for rule in horizontal)
+        # Two cells side by side are no table, three may be its header.
+        if len(xs) < 3 or len(ys) < 2 or (len(xs) == 3 and len(ys) == 2):
             continue
-        enclosed = [
-            word
-            for word in words
-            if xs[0] < middle(word)[0] < xs[-1] and ys[0] < middle(word)[1] < ys[-1]
-        ]
+        enclosed = []
+        for word in words:
+            x, y = middle(word)
+            if xs[0] < x < xs[-1] and ys[0] < y < ys[-1]:
+                enclosed.append(word)
         if not enclosed:
             continue
         rows, n_header = _cells(enclosed, xs, ys, horizontal, vertical)
@@ -277,11 +388,11 @@ def _ruled_tables(
     return words, tables
 
 
-def _merged(values: Any) -> list[float]:
+def _merged(values: Iterable[float]) -> list[float]:
     """Return sorted values without those that are nearly the same."""
     merged: list[float] = []
     for value in sorted(values):
-        if not merged or value - merged[-1] > 3:
+        if not merged or value - merged[-1] > _NEAR:
             merged.append(value)
     return merged
 
@@ -296,24 +407,36 @@ def _grids(across: list[Rule], down: list[Rule]) -> list[tuple[list[Rule], list[
             index = parent[index]
         return index
 
-    by_height = sorted(range(len(across)), key=lambda index: across[index].position)
+    by_height = sorted(enumerate(across), key=_height)
     for offset, rule in enumerate(down):
-        for index in by_height:
-            other = across[index]
-            if other.position > rule.end + 3:
+        for index, other in by_height:
+            if other.position > rule.end + _NEAR:
                 break
-            if other.position > rule.start - 3 and other.start - 3 < rule.position < other.end + 3:
+            touches = other.start - _NEAR < rule.position < other.end + _NEAR
+            if touches and other.position > rule.start - _NEAR:
                 parent[root(index)] = root(len(across) + offset)
-    groups: defaultdict[int, tuple[list[Rule], list[Rule]]] = defaultdict(lambda: ([], []))
+    groups: dict[int, tuple[list[Rule], list[Rule]]] = {}
     for index in range(len(parent)):
+        horizontal, vertical = groups.setdefault(root(index), ([], []))
         if index < len(across):
-            groups[root(index)][0].append(across[index])
+            horizontal.append(across[index])
         else:
-            groups[root(index)][1].append(down[index - len(across)])
-    return sorted(
-        (group for group in groups.values() if len(group[0]) > 1 and len(group[1]) > 2),
-        key=lambda group: group[0][0].position,
-    )
+            vertical.append(down[index - len(across)])
+    # A grid has a rule above and below, and one within it.
+    grids = [group for group in groups.values() if len(group[0]) > 1 and len(group[1]) > 2]
+    return sorted(grids, key=_first_height)
+
+
+def _height(numbered: tuple[int, Rule]) -> float:
+    return numbered[1].position
+
+
+def _first_height(grid: tuple[list[Rule], list[Rule]]) -> float:
+    return grid[0][0].position
+
+
+Cell = tuple[int, int]
+"""Row and column in a ruled grid."""
 
 
 def _cells(
@@ -322,45 +445,65 @@ def _cells(
     """Return the cells of a ruled grid, one that has no rule to its neighbour as part of it, and
     the rows of the header."""
     n_rows, n_columns = len(ys) - 1, len(xs) - 1
-    owner = {(row, column): (row, column) for row in range(n_rows) for column in range(n_columns)}
-
-    def root(cell: tuple[int, int]) -> tuple[int, int]:
-        while owner[cell] != cell:
-            cell = owner[cell]
-        return cell
-
-    for row in range(n_rows):
-        for column in range(n_columns):
-            x, y = (xs[column] + xs[column + 1]) / 2, (ys[row] + ys[row + 1]) / 2
-            if column + 1 < n_columns and not any(
-                abs(r.position - xs[column + 1]) < 4 and r.start - 1 <= y <= r.end + 1 for r in down
-            ):
-                owner[root((row, column + 1))] = root((row, column))
-            if row + 1 < n_rows and not any(
-                abs(r.position - ys[row + 1]) < 4 and r.start - 1 <= x <= r.end + 1 for r in across
-            ):
-                owner[root((row + 1, column))] = root((row, column))
-    entries: defaultdict[tuple[int, int], list[Box]] = defaultdict(list)
+    owner = _owners(xs, ys, across, down)
+    entries: defaultdict[Cell, list[Box]] = defaultdict(list)
     for word in words:
         x, y = middle(word)
         row = max(index for index in range(n_rows) if ys[index] <= y)
         column = max(index for index in range(n_columns) if xs[index] <= x)
-        entries[root((row, column))].append(word)
+        entries[owner[row, column]].append(word)
     rows: list[list[str]] = []
     for row in range(n_rows):
-        cells = [entries.get(root((row, column)), []) for column in range(n_columns)]
-        lines = [lines_of(words_of_cell) for words_of_cell in cells]
-        counts = {len(cell_lines) for cell_lines in lines if cell_lines}
-        parted = (
-            row > 0 and len(counts) == 1 and sum(map(bool, lines)) > 2
-        )  # rows without rules between them
-        for index in range(max(counts) if parted else 1):
-            rows.append([cell_text(cell_lines[index] if parted else words) if cell_lines else ""  # noqa: PERF401
-                         for cell_lines, words in zip(lines, cells, strict=True)])  # fmt: skip
+        cells = [entries.get(owner[row, column], []) for column in range(n_columns)]
+        rows += _parted_rows(cells) if row else [list(map(cell_text, cells))]
     n_header = 1
-    while n_header < n_rows - 1 and any(
-        root((n_header - 1, column)) == root((n_header - 1, column + 1))
-        for column in range(n_columns - 1)
-    ):
+    while n_header < n_rows - 1 and _has_merged(owner, n_header - 1, n_columns):
         n_header += 1
     return rows, n_header
+
+
+def _has_merged(owner: Mapping[Cell, Cell], row: int, n_columns: int) -> bool:
+    """Return whether a cell of a row spans columns, so that the header goes on below it."""
+    owners = [owner[row, column] for column in range(n_columns)]
+    return any(cell == following for cell, following in pairwise(owners))
+
+
+def _parted_rows(cells: list[list[Box]]) -> list[list[str]]:
+    """Return a row of a grid as its rows of text: several if there are no rules between them."""
+    lines = [lines_of(words) for words in cells]
+    counts = {len(cell_lines) for cell_lines in lines if cell_lines}
+    # Three cells or more with as many lines each: wrapped texts would differ.
+    if len(counts) != 1 or sum(map(bool, lines)) < 3:
+        return [list(map(cell_text, cells))]
+    n_lines = counts.pop()
+    columns = [list(map(cell_text, cell_lines)) or [""] * n_lines for cell_lines in lines]
+    return list(map(list, zip(*columns, strict=True)))
+
+
+def _owners(
+    xs: list[float], ys: list[float], across: list[Rule], down: list[Rule]
+) -> dict[Cell, Cell]:
+    """Return, for each cell of a grid, the first of the cells that no rule parts from it."""
+    n_rows, n_columns = len(ys) - 1, len(xs) - 1
+    owner = {cell: cell for cell in product(range(n_rows), range(n_columns))}
+
+    def root(cell: Cell) -> Cell:
+        while owner[cell] != cell:
+            cell = owner[cell]
+        return cell
+
+    for row, column in product(range(n_rows), range(n_columns)):
+        x, y = (xs[column] + xs[column + 1]) / 2, (ys[row] + ys[row + 1]) / 2
+        if column + 1 < n_columns and not _is_ruled(down, xs[column + 1], y):
+            owner[root((row, column + 1))] = root((row, column))
+        if row + 1 < n_rows and not _is_ruled(across, ys[row + 1], x):
+            owner[root((row + 1, column))] = root((row, column))
+    return {cell: root(cell) for cell in owner}
+
+
+def _is_ruled(rules: list[Rule], position: float, middle: float) -> bool:
+    """Return whether one of the rules is between two cells."""
+    return any(
+        abs(rule.position - position) < 4 and rule.start - 1 <= middle <= rule.end + 1
+        for rule in rules
+    )

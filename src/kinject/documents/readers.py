@@ -57,13 +57,16 @@ class Kind:
 
 
 _SAME = "c cpp go java kt lua php r scala sh sql swift ts vb yaml toml ini tsx jsx"
+_OTHER = """
+    .py python  .js javascript  .rb ruby  .rs rust  .cs csharp  .h c  .hpp cpp  .cc cpp  .m matlab
+    .jl julia  .hs haskell  .ps1 powershell  .bash bash  .yml yaml  .dart dart  .ex elixir
+    .clj clojure  .f90 fortran  .pas pascal  .proto protobuf  .tf hcl  .groovy groovy  .tex latex
+    .pl perl
+"""
 LANGUAGES: Mapping[str, str] = {
     **{f".{name}": name for name in _SAME.split()},
-    ".py": "python", ".js": "javascript", ".rb": "ruby", ".rs": "rust", ".cs": "csharp", ".h": "c", ".hpp": "cpp",
-    ".cc": "cpp", ".m": "matlab", ".jl": "julia", ".hs": "haskell", ".ps1": "powershell", ".bash": "bash", ".yml": "yaml",
-    ".dart": "dart", ".ex": "elixir", ".clj": "clojure", ".f90": "fortran", ".pas": "pascal", ".proto": "protobuf",
-    ".tf": "hcl", ".groovy": "groovy", ".tex": "latex", ".pl": "perl",
-}  # fmt: skip
+    **dict(re.findall(r"(\S+) (\S+)", _OTHER)),
+}
 """Suffix of source code -> the name of its language, as it is written behind a fence of Markdown.
 """
 KINDS: Mapping[str, Kind] = {
@@ -101,30 +104,27 @@ _BINARY = frozenset(
     {"pdf", "docx", "pptx", "xlsx", "epub", "parquet", "zip", "gzip", "odf", "msg", "tar"}
 )
 _ARCHIVES = frozenset({"zip", "gzip", "tar"})
+# The part of a text in UTF-16 that is NUL: half of it if all is ASCII.
+_UTF16_NUL = 0.35
 _TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 MOST_WITHIN = 4
 """Archives and mails that a file may lie in."""
-_SIGNATURES = (
-    (b"\x1f\x8b", "gzip"), (b"PAR1", "parquet"), (b"{\\rtf", "rtf"),
-)  # fmt: skip
+_SIGNATURES = ((b"\x1f\x8b", "gzip"), (b"PAR1", "parquet"), (b"{\\rtf", "rtf"))
 _IMAGE = "an image. ocrmypdf makes a PDF with text of it; or take it out"
 _OLD = (
     "an Office file of before 2007, or one locked with a password. Save it as .docx, .xlsx or .pptx"
 )
-_REFUSED = (
-    (b"\xd0\xcf\x11\xe0", _OLD),
-    *(
-        (signature, _IMAGE)
-        for signature in (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"GIF8", b"BM")
-    ),
-    *(
-        (start, "an archive. Unpack it")
-        for start in (b"7z\xbc\xaf", b"Rar!", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd")
-    ),
-)
-"""(beginning of a file, its kind and the fix), for kinds that no reader reads."""
+_IMAGES = (b"\x89PNG", b"\xff\xd8\xff", b"II*\0", b"MM\0*", b"GIF8", b"BM")
+_PACKED = (b"7z\xbc\xaf", b"Rar!", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd")
+_REFUSED = {
+    b"\xd0\xcf\x11\xe0": _OLD,
+    **dict.fromkeys(_IMAGES, _IMAGE),
+    **dict.fromkeys(_PACKED, "an archive. Unpack it"),
+}
+"""Beginning of a file -> its kind and the fix, for kinds that no reader reads."""
 _ROOT = re.compile(
-    rb"\s*(?:<\?(?s:.*?)\?>\s*|<!--(?s:.*?)-->\s*|<!doctype(?P<type>[^>\[]*)(?:\[[^\]]*\])?>\s*)*+<(?P<root>[a-z][\w:-]*)",
+    rb"\s*(?:<\?(?s:.*?)\?>\s*|<!--(?s:.*?)-->\s*"
+    rb"|<!doctype(?P<type>[^>\[]*)(?:\[[^\]]*\])?>\s*)*+<(?P<root>[a-z][\w:-]*)",
     re.IGNORECASE,
 )
 _MAILBOX = re.compile(rb"From \S+.*\d\d:\d\d.*\n(?:>?[\w-]+:[ \t]|\S)")
@@ -140,38 +140,53 @@ def kind_of(path: Path, head: bytes) -> str:
 
     Raises `InputError` with the reason if no reader can read it.
     """
-    suffix = path.suffix.lower()
-    named = SUFFIXES.get(suffix)
+    named = SUFFIXES.get(path.suffix.lower())
     if not head:
         raise InputError(f"{path}: holds no documents: the file is empty. Take it out.")
-    if (_TAR.search(path.name) and head[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7")) or head[
-        257:262
-    ] == b"ustar":
+    kind = _kind_of_binary(path, head, named)
+    if kind is not None:
+        return kind
+    for signature, reason in _REFUSED.items():
+        if not head.startswith(signature):
+            continue
+        # Letters, as "BM", may begin a text: a known suffix and no NUL are evidence of one.
+        if signature.isalpha() and named and b"\0" not in head:
+            continue
+        raise InputError(f"{path}: found {reason}.")
+    # In rows a NUL is the fault of one row, which its reader reports with the line.
+    if b"\0" in head and not _is_utf16(head) and named not in ("jsonl", "csv"):
+        raise InputError(
+            f"{path}: found bytes that are no text, and of no kind that has a reader "
+            f"(suffix {path.suffix!r}). Take it out."
+        )
+    return _kind_of_text(path, head.removeprefix(codecs.BOM_UTF8), named)
+
+
+def _kind_of_binary(path: Path, head: bytes, named: str | None) -> str | None:
+    """Return the kind of a file by its first bytes, None if no signature is among them."""
+    is_packed = head[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7")
+    if (is_packed and _TAR.search(path.name)) or head[257:262] == b"ustar":
         return "tar"
+    # Old Office files begin alike: the name decides.
     if head.startswith(b"\xd0\xcf\x11\xe0") and named == "msg":
         return "msg"
+    # As viewers of PDF do: other bytes may be above.
     if b"%PDF-" in head[:1024]:
         return "pdf"
-    if head.startswith(b"PK\x03\x04") or head.startswith(b"PK\x05\x06"):
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _kind_of_zip(path, head, named)
     for signature, kind in _SIGNATURES:
         if head.startswith(signature):
             return kind
-    for signature, reason in _REFUSED:
-        if head.startswith(signature) and not (signature.isalpha() and named and b"\0" not in head):
-            raise InputError(f"{path}: found {reason}.")
-    if b"\0" in head and not _is_utf16(head) and named not in ("jsonl", "csv"):
-        description = f"bytes that are no text, and of no kind that has a reader (suffix {path.suffix!r}). Take it out"
-        raise InputError(f"{path}: found {description}.")
-    return _kind_of_text(path, head.removeprefix(codecs.BOM_UTF8), named)
+    return None
 
 
 def _is_utf16(head: bytes) -> bool:
     """Return whether bytes are text in UTF-16: by their mark, or as every other byte is NUL."""
-    half = max(head[:2000:2].count(0), head[1:2000:2].count(0))
-    return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or half > 0.35 * len(
-        head[:2000]
-    )
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return True
+    n_nul = max(head[:2000:2].count(0), head[1:2000:2].count(0))
+    return n_nul > _UTF16_NUL * len(head[:2000])
 
 
 def _kind_of_zip(path: Path, head: bytes, named: str | None) -> str:
@@ -189,37 +204,45 @@ def _kind_of_zip(path: Path, head: bytes, named: str | None) -> str:
 
 def _kind_of_text(path: Path, head: bytes, named: str | None) -> str:
     """Return the kind of a file that is text: by its first tag or header, else by its suffix."""
-    root = _ROOT.match(head)
-    name = root["root"].lower().decode() if root else ""
-    markup = {"html": "html", "mediawiki": "mediawiki"}.get(name)
     if b"\x1f\nFile: " in head:  # the manual of a program, as info shows it
         return "text"
-    if markup and named != "markdown":
-        return markup
+    root = _ROOT.match(head)
+    root_name = root["root"].lower().decode() if root else ""
+    # Markdown may begin with a tag.
+    if root_name in ("html", "mediawiki") and named != "markdown":
+        return root_name
     if root and root["type"] and b"html" in root["type"].lower():
         return "html"
-    if (
-        named is None
-        and path.suffix.lower() in ("", ".mbx", ".mail", ".msg")
-        and _MAILBOX.match(head)
-    ):
+    suffix = path.suffix.lower()
+    is_mailbox = _MAILBOX.match(head) is not None
+    if is_mailbox and named is None and suffix in ("", ".mbx", ".mail", ".msg"):
         return "mailbox"
     if named == "mail" or (named is None and len(set(_MAIL_HEADER.findall(head[:4000]))) > 2):
-        return "mailbox" if _MAILBOX.match(head) else "mail"
-    if named in _BINARY:
+        return "mailbox" if is_mailbox else "mail"
+    if named is None:
+        _check_unnamed(path, head, root_name)
+    elif named in _BINARY:
         raise InputError(
-            f"{path}: not a readable {path.suffix[1:].upper()}: it holds plain text. Rename it to .txt, or take it out."
-        )
-    if named is None and name and path.suffix.lower() in (".xml", ".xsd", ".rss", ".svg", ""):
-        raise InputError(
-            f"{path}: found XML whose root is <{name}>, can read MediaWiki's. Export HTML, or convert it."
-        )
-    if named is None and path.suffix and not _is_plain_text(head):
-        known = ", ".join(sorted(set(SUFFIXES) - set(LANGUAGES)))
-        raise InputError(
-            f"{path}: found suffix {path.suffix!r} and no text, can read {known} and source code. Convert it or take it out."
+            f"{path}: not a readable {path.suffix[1:].upper()}: it holds plain text. "
+            "Rename it to .txt, or take it out."
         )
     return named or "text"
+
+
+def _check_unnamed(path: Path, head: bytes, root_name: str) -> None:
+    """Raise `InputError` if a file whose suffix is of no kind is XML (its root is `root_name`), or
+    no text."""
+    if root_name and path.suffix.lower() in (".xml", ".xsd", ".rss", ".svg", ""):
+        raise InputError(
+            f"{path}: found XML whose root is <{root_name}>, can read MediaWiki's. "
+            "Export HTML, or convert it."
+        )
+    if path.suffix and not _is_plain_text(head):
+        known = ", ".join(sorted(set(SUFFIXES) - set(LANGUAGES)))
+        raise InputError(
+            f"{path}: found suffix {path.suffix!r} and no text, can read {known} and source code. "
+            "Convert it or take it out."
+        )
 
 
 def _is_plain_text(head: bytes) -> bool:
@@ -246,15 +269,12 @@ def read_file(
             raise InputError(f"{path}: an archive within an archive is not read. Unpack it.")
         if options.within > MOST_WITHIN:
             raise InputError(
-                f"{path}: lies in {options.within} mails and archives, allowed: {MOST_WITHIN}. Unpack it."
+                f"{path}: lies in {options.within} mails and archives, allowed: {MOST_WITHIN}. "
+                "Unpack it."
             )
         for location, document in reader_of(name)(path, stream, options):
-            yield (
-                location,
-                document
-                if isinstance(document, InputError)
-                else fault_of(document, location) or document,
-            )
+            fault = fault_of(document, location) if isinstance(document, Document) else None
+            yield location, fault or document
     except InputError as error:
         yield str(path), error
 
@@ -282,16 +302,19 @@ def fault_of(document: Document, location: str) -> InputError | None:
     for key, text in (("text", document.text), ("title", document.title)):
         if len(text) > LONGEST_LINE:
             return InputError(
-                f"{location}: {key}: {len(text):,} characters, allowed: {LONGEST_LINE:,}. Split the document."
+                f"{location}: {key}: {len(text):,} characters, allowed: {LONGEST_LINE:,}. "
+                "Split the document."
             )
         if "\0" in text:
             return InputError(
-                f"{location}: {key}: a NUL character at position {text.index(chr(0))}. Is this a text file? Take it out."
+                f"{location}: {key}: a NUL character at position {text.index(chr(0))}. "
+                "Is this a text file? Take it out."
             )
         surrogate = _SURROGATE.search(text)
         if surrogate:
             return InputError(
-                f"{location}: {key}: half a surrogate pair (\\u{ord(surrogate[0]):04x}) at position {surrogate.start()}, "
-                "which UTF-8 cannot hold. Repair the text where it was exported."
+                f"{location}: {key}: half a surrogate pair (\\u{ord(surrogate[0]):04x}) "
+                f"at position {surrogate.start()}, which UTF-8 cannot hold. "
+                "Repair the text where it was exported."
             )
     return None

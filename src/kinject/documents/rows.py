@@ -3,13 +3,14 @@ names on the hub."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 from kinject.disk import (
     LONGEST_LINE,
@@ -27,6 +28,7 @@ from kinject.errors import InputError
 from kinject.hub_data import HubDataSet
 from kinject.types import Document
 
+JsonValue = dict[str, Any] | list[Any] | str | float | bool | None
 _NAMES = {
     "text": ("text", "content", "body", "article", "passage", "Text", "Content", "Body"),
     "title": ("title", "headline", "subject", "Title", "Subject"),
@@ -49,7 +51,8 @@ def document_of(row: Row, location: str, options: ReadOptions) -> Document:
     if "text" not in row:
         keys = ", ".join(map(repr, row)) or "none"
         raise InputError(
-            f"{location}: no key {options.text_field or 'text'!r} (found {keys}). It must hold the document."
+            f"{location}: no key {options.text_field or 'text'!r} (found {keys}). "
+            "It must hold the document."
         )
     for key in ("text", "title", "source"):
         if not isinstance(row.get(key, ""), str):
@@ -77,17 +80,16 @@ def with_plain_names(row: Row, options: ReadOptions) -> Row:
     for plain, names in _NAMES.items():
         name = chosen.get(plain) or next((name for name in names if name in row), None)
         if name is not None and name != plain and name in row:
-            row = {
-                plain: row[name],
-                **{key: value for key, value in row.items() if key not in (name, plain)},
-            }
+            others = {key: value for key, value in row.items() if key not in (name, plain)}
+            row = {plain: row[name], **others}
     return row
 
 
 def read_json_rows(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield the documents of a JSONL file."""
     for number, line in read_lines(path, stream):
-        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
         location = f"{path}:{number}"
@@ -113,48 +115,55 @@ def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
 
     A file with an object on each line is read as JSONL.
     """
-    data = read_bytes(path, options.largest, stream).removeprefix(b"\xef\xbb\xbf")
+    data = read_bytes(path, options.largest, stream).removeprefix(codecs.BOM_UTF8)
     try:
         value = parse_json(data)
     except RecursionError as error:
         raise InputError(f"{path}: nested too deep. Expected a list of plain objects.") from error
     except ValueError as error:  # also a key that is there twice, and another encoding
-        lines = data.split(b"\n", 2)
-        if (
-            len(lines) > 1
-            and lines[0].lstrip().startswith(b"{")
-            and lines[0].rstrip().endswith(b"}")
-        ):
+        first, line_end, _ = data.partition(b"\n")
+        if line_end and first.strip().startswith(b"{") and first.strip().endswith(b"}"):
             yield from read_json_rows(path, io.BytesIO(data), options)
             return
         raise InputError(
-            f"{path}: not JSON: {str(error)[:150]}. Expected a list of objects, or one on each line."
+            f"{path}: not JSON: {str(error)[:150]}. "
+            "Expected a list of objects, or one on each line."
         ) from error
-    lists = [item for item in value.values() if _are_rows(item)] if isinstance(value, dict) else []
-    if isinstance(value, dict) and ("text" in with_plain_names(value, options) or not lists):
-        lists = [[value]]
-    if not _are_rows(value) and len(lists) != 1:
-        raise InputError(
-            f"{path}: found {type(value).__name__}, expected a list of objects with a text each."
-        )
-    rows = value if isinstance(value, list) else lists[0]
+    rows = _rows_of(path, value, options)
     if not any("text" in with_plain_names(row, options) for row in rows):
         keys = ", ".join(map(repr, rows[0]))
-        fault = f"no key {options.text_field or 'text'!r} in any of {len(rows):,} objects (the first has {keys[:300]})"
-        raise InputError(f"{path}: {fault}. It must hold the document.")
+        raise InputError(
+            f"{path}: no key {options.text_field or 'text'!r} in any of {len(rows):,} objects "
+            f"(the first has {keys[:300]}). It must hold the document."
+        )
     for number, row in enumerate(rows, start=1):
         location = f"{path}: item {number}"
+        line = json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass")
         try:
-            row = parse_row(
-                json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass"), location
-            )
+            row = parse_row(line, location)
         except InputError as error:
             yield location, error
         else:
             yield _located_document(location, row, options)
 
 
-def _are_rows(value: object) -> bool:
+def _rows_of(path: Path, value: JsonValue, options: ReadOptions) -> list[dict[str, Any]]:
+    """Return the rows of a JSON file: a list, the only list in an object, or the object."""
+    lists = []
+    if isinstance(value, dict):
+        lists = [item for item in value.values() if _are_rows(item)]
+        if not lists or "text" in with_plain_names(value, options):
+            return [value]
+    elif _are_rows(value):
+        lists = [value]
+    if len(lists) != 1:
+        raise InputError(
+            f"{path}: found {type(value).__name__}, expected a list of objects with a text each."
+        )
+    return lists[0]
+
+
+def _are_rows(value: JsonValue) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
@@ -167,15 +176,14 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     (file:line) as `csv_records`, but a row with more or fewer cells than the header is yielded.
     """
     text, meta = decode(path, read_bytes(path, options.largest, stream))
-    delimiter = _delimiter(text[:_SAMPLE], "\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+    default = "\t" if path.suffix.lower() in (".tsv", ".tab") else ","
+    delimiter = _delimiter(text[:_SAMPLE], default)
     rows = _rows(path, "header", text, delimiter)
     _, header = next(rows, (1, []))
     if isinstance(header, InputError) or not header:
         return
-    if (
-        "text" not in with_plain_names(dict.fromkeys(header), options)
-        and options.text_field is None
-    ):
+    has_text = "text" in with_plain_names(dict.fromkeys(header), options)
+    if not has_text and options.text_field is None:
         yield from _whole_table(path, header, rows, meta)
         return
     if len(set(header)) < len(header):  # a reader could not choose
@@ -190,8 +198,12 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         else:
             record = dict(zip(header, cells, strict=True))
             text_fields = {"text", options.text_field}
-            row = {key: cell for key, cell in record.items() if cell or key in text_fields}
-            yield _located_document(location, {**row, "meta": meta} if meta else row, options)
+            row: dict[str, Any] = {
+                key: cell for key, cell in record.items() if cell or key in text_fields
+            }
+            if meta:
+                row["meta"] = meta
+            yield _located_document(location, row, options)
 
 
 def _whole_table(
@@ -210,8 +222,8 @@ def _whole_table(
         size += sum(map(len, cells)) + 3 * len(cells)
         if size > LONGEST_LINE:
             raise InputError(
-                f"{path}: no column of texts (found {', '.join(header)[:200]}), and longer than {format_size(LONGEST_LINE)} "
-                "as one table. Name the column, or split the table."
+                f"{path}: no column of texts (found {', '.join(header)[:200]}), and longer than "
+                f"{format_size(LONGEST_LINE)} as one table. Name the column, or split the table."
             )
     if len(body) == 1 and len(header) == 1:
         return
@@ -228,13 +240,13 @@ def _delimiter(sample: str, default: str) -> str:
             rows = list(islice(filter(None, csv.reader(lines, delimiter=delimiter)), _SNIFFED))
         except csv.Error:
             continue
-        counts = {
-            len(row)
-            for row in (rows[:-1] if len(rows) < _SNIFFED and len(sample) >= _SAMPLE / 4 else rows)
-        }
+        # The sample may end within its last row.
+        if len(rows) < _SNIFFED and len(sample) >= _SAMPLE / 4:
+            del rows[-1:]
+        counts = set(map(len, rows))
         if len(counts) == 1 and max(counts) > 1:
             n_columns[delimiter] = max(counts)
-    return max(n_columns, key=lambda delimiter: n_columns[delimiter], default=default)
+    return max(n_columns, key=n_columns.__getitem__, default=default)
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -258,9 +270,11 @@ def _rows(
     csv.field_size_limit(LONGEST_LINE)
     plain = delimiter == "\t"  # no cell holds a tab, so that quotes mean nothing
     rows = csv.reader(
-        io.StringIO(text, newline=""), strict=True, delimiter=delimiter,
+        io.StringIO(text, newline=""),
+        strict=True,
+        delimiter=delimiter,
         quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
-    )  # fmt: skip
+    )
     n_cells = 0
     while True:
         number = rows.line_num + 1
@@ -268,12 +282,11 @@ def _rows(
         try:
             cells = next(rows, None)
         except csv.Error as error:
-            problem = (
-                "a quote opened here is never closed" if "end of data" in str(error) else str(error)
-            )
-            raise InputError(
-                f"{location}: not CSV: {problem}. Quote cells that hold quotes, commas or line ends."
-            ) from error
+            problem = str(error)
+            if "end of data" in problem:
+                problem = "a quote opened here is never closed"
+            fix = "Quote cells that hold quotes, commas or line ends."
+            raise InputError(f"{location}: not CSV: {problem}. {fix}") from error
         if cells is None:
             return
         n_cells = n_cells or len(cells)
@@ -286,7 +299,9 @@ def _rows(
 
 def _unquoted(cell: str) -> str:
     """Return a cell of a table with tabs without the quotes that are around it."""
-    return cell[1:-1].replace('""', '"') if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
+    if len(cell) > 1 and cell[0] == cell[-1] == '"':
+        return cell[1:-1].replace('""', '"')
+    return cell
 
 
 def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -301,12 +316,8 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
                 for row in batch.to_pylist():
                     number += 1
                     yield _table_row(row, f"{path}:{number}", options)
-    except (
-        pyarrow.ArrowException,
-        OSError,
-        ValueError,
-        OverflowError,
-    ) as error:  # also text that is not UTF-8
+    # Text that is not UTF-8 raises a ValueError.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise InputError(
             f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it again."
         ) from error
@@ -315,11 +326,8 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
 def _table_row(row: Row, location: str, options: ReadOptions) -> LocatedDocument:
     """Return the document in a row of a table; an empty cell counts as absent."""
     text = {options.text_field, "text"}
-    return _located_document(
-        location,
-        {key: value for key, value in row.items() if value is not None or key in text},
-        options,
-    )
+    filled = {key: value for key, value in row.items() if value is not None or key in text}
+    return _located_document(location, filled, options)
 
 
 def read_saved_dataset(path: Path) -> Iterator[LocatedDocument]:

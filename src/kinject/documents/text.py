@@ -12,9 +12,9 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol, Self
 
 import yaml
 
@@ -27,26 +27,36 @@ _FRONT_MATTER = re.compile(
     r"---[ \t]*\n((?:(?!---|\.\.\.).*\n){1,200})(?:---|\.\.\.)[ \t]*(?:\n\s*|\Z)"
 )
 _INFO = re.compile(
-    "\n?\x1f\n(?:File: [^\n]*\n|Tag Table:\n[^\x1f]*|Local Variables:\n[^\x1f]*|End Tag Table\n*|Indirect:\n[^\x1f]*)?|\x1f"
+    "\n?\x1f\n(?:File: [^\n]*\n|Tag Table:\n[^\x1f]*|Local Variables:\n[^\x1f]*"
+    "|End Tag Table\n*|Indirect:\n[^\x1f]*)?|\x1f"
 )
 """The navigation between the nodes of an info manual."""
 _HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
 _DETECTED = (
-    "cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874", "gb18030", "big5",
-    "shift_jis", "euc_jp", "euc_kr", "cp866", "iso8859_2", "mac_cyrillic",
-)  # fmt: skip
+    *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257"),
+    *("cp874", "gb18030", "big5", "shift_jis", "euc_jp", "euc_kr", "cp866", "iso8859_2"),
+    "mac_cyrillic",
+)
 """Encodings that are looked for in a text that declares none."""
-_CHARSETS = frozenset(codecs.lookup(name).name for name in (
-    *_DETECTED, "utf-8", "utf-16", "utf-16-le", "utf-16-be", "koi8-u", "cp1258", "gbk", "gb2312", "iso2022_jp", "mac-roman",
+_DECLARED = (
+    *_DETECTED,
+    *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "koi8-u", "cp1258", "gbk", "gb2312"),
+    *("iso2022_jp", "mac-roman"),
+    # There is no iso8859-12.
     *(f"iso8859-{n}" for n in range(1, 17) if n != 12),
-))  # fmt: skip
+)
+_CHARSETS = frozenset(codecs.lookup(name).name for name in _DECLARED)
 """Encodings that a page or a mail may declare: those of the web, none of which runs code or takes
 long."""
 _WESTERN = frozenset(
     "ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑáíóúÁÍÓÚ¿¡ãõåøÅØÆ“”‘’„–—…€«»°§·\xa0²³½©®´µ•".encode("cp1252")
 )
-
-
+# Every other byte of Latin letters in UTF-16 is NUL; some of the text may be of other letters.
+_MOSTLY_NUL = 0.7
+# Letters above ASCII are a small part of a text of western Europe, and most of Greek or Russian.
+_FEW_HIGH = 0.15
+# Nearly all of its other letters and quotation marks are those of `_WESTERN`.
+_WESTERN_OF_HIGH = 0.97
 MOST_MEMBERS = 100_000
 DAMAGED_ARCHIVE = (
     zipfile.BadZipFile,
@@ -82,21 +92,21 @@ def _front_matter(text: str) -> tuple[str, dict[str, Any]]:
         return text, {}
     try:
         stated = json.loads(json.dumps(yaml.safe_load(match[1]), default=str))
-    except (
-        yaml.YAMLError,
-        TypeError,
-        ValueError,
-        RecursionError,
-    ):  # a rule above text that is no YAML
+    # A rule above text that is no YAML.
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError):
         return text, {}
-    return (text[match.end() :], stated) if isinstance(stated, dict) else (text, {})
+    if not isinstance(stated, dict):
+        return text, {}
+    return text[match.end() :], stated
 
 
 def read_code(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a file of source code as one fenced block, with its language, below its name."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     language = LANGUAGES[path.suffix.lower()]
-    body = f"# {path.name}\n\n{fenced(text, language)}" if text.strip() else ""
+    body = ""
+    if text.strip():
+        body = f"# {path.name}\n\n{fenced(text, language)}"
     yield whole_file(path, path.name, body, {**meta, "language": language})
 
 
@@ -109,7 +119,8 @@ def joined(parts: Sequence[tuple[int | str, str]]) -> tuple[str, list[list[int |
     for name, text in parts:
         if not text:
             continue
-        length += 2 if texts else 0
+        if texts:
+            length += 2
         starts.append([length, name])
         texts.append(text)
         length += len(text)
@@ -132,7 +143,8 @@ def import_extra(module: str, path: Path) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            f"{path}: reading {path.suffix} needs {module.partition('.')[0]}, which is not installed. "
+            f"{path}: reading {path.suffix} needs {module.partition('.')[0]}, "
+            "which is not installed. "
             "Run: pip install 'kinject[documents]'"
         ) from error
 
@@ -160,12 +172,8 @@ def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, 
     """
     for charset in _charsets(path, data, declared):
         with contextlib.suppress(UnicodeDecodeError):
-            text = (
-                data.decode(charset)
-                .removeprefix("\ufeff")
-                .replace("\r\n", "\n")
-                .replace("\r", "\n")
-            )
+            text = data.decode(charset).removeprefix("\ufeff")
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
             return text, {} if charset == "utf-8" else {"encoding": charset}
     raise InputError(f"{path}: neither UTF-8 nor text in another known encoding. Save it as UTF-8.")
 
@@ -173,10 +181,11 @@ def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, 
 def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
     """Yield encodings that `data` may have: by its byte-order mark, UTF-8, the `declared` one, by
     its letters."""
+    # Any bytes are text in most encodings: those that can be checked come first.
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         yield "utf-16"
     for wide, half in (("utf-16-le", data[1:2000:2]), ("utf-16-be", data[:2000:2])):
-        if half.count(0) > 0.7 * len(half):  # UTF-16 of Latin letters
+        if half.count(0) > _MOSTLY_NUL * len(half):
             yield wide
     yield "utf-8"
     with contextlib.suppress(LookupError):
@@ -186,11 +195,8 @@ def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
             yield name
     if _is_western(data):
         yield "cp1252"
-    best = (
-        import_extra("charset_normalizer", path)
-        .from_bytes(_high_part(data), cp_isolation=list(_DETECTED))
-        .best()
-    )
+    detector = import_extra("charset_normalizer", path)
+    best = detector.from_bytes(_high_part(data), cp_isolation=list(_DETECTED)).best()
     if best is not None:
         yield best.encoding.replace("_", "-")
 
@@ -206,10 +212,10 @@ def _high_part(data: bytes) -> bytes:
 def _is_western(data: bytes) -> bool:
     """Return whether the bytes above ASCII are few, and letters and quotation marks of western
     Europe in Windows-1252."""
-    high = [byte for byte in data[: 2**20] if byte > 127]
-    return len(high) < 0.15 * len(data[: 2**20]) and sum(
-        byte in _WESTERN for byte in high
-    ) > 0.97 * len(high)
+    start = data[: 2**20]
+    high = [byte for byte in start if byte > 127]
+    n_western = sum(byte in _WESTERN for byte in high)
+    return len(high) < _FEW_HIGH * len(start) and n_western > _WESTERN_OF_HIGH * len(high)
 
 
 def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
@@ -226,27 +232,63 @@ def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
         stream.seek(0)
     if any(member.flag_bits & 1 for member in members):
         raise InputError(f"{path}: locked with a password. Save a copy without one.")
+    # A small archive may unpack to more than memory holds.
     unpacked = sum(member.file_size for member in members)
     if unpacked > options.largest or len(members) > MOST_MEMBERS:
         raise InputError(
-            f"{path}: unpacks to {format_size(unpacked)} in {len(members):,} parts, allowed: {format_size(options.largest)} "
-            f"in {MOST_MEMBERS:,}. Split it."
+            f"{path}: unpacks to {format_size(unpacked)} in {len(members):,} parts, "
+            f"allowed: {format_size(options.largest)} in {MOST_MEMBERS:,}. Split it."
         )
     return unpacked
 
 
-def parse_xml(path: Path, data: bytes) -> Any:
+class XmlElement(Protocol):
+    """The part of lxml's elements that readers use; the library has no types."""
+
+    @property
+    def tag(self) -> str: ...
+
+    @property
+    def attrib(self) -> Mapping[str, str]: ...
+
+    @property
+    def text(self) -> str | None: ...
+
+    @property
+    def tail(self) -> str | None: ...
+
+    def __iter__(self) -> Iterator[Self]: ...
+
+    def find(self, path: str) -> Self | None: ...
+
+    def findtext(self, path: str) -> str | None: ...
+
+    def get(self, key: str, default: str = ...) -> Any: ...
+
+    def getparent(self) -> Self: ...
+
+    def iter(self, tag: str) -> Iterator[Self]: ...
+
+    def iterancestors(self) -> Iterator[Self]: ...
+
+    def iterchildren(self, tag: str = ...) -> Iterator[Self]: ...
+
+
+def parse_xml(path: Path, data: bytes) -> XmlElement:
     """Return the root of an XML text: no entity is expanded, nothing is fetched."""
     etree = import_extra("lxml.etree", path)
-    return etree.fromstring(
-        data, etree.XMLParser(resolve_entities=False, no_network=True, recover=True)
-    )
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, recover=True)
+    root: XmlElement = etree.fromstring(data, parser)
+    return root
 
 
 _MOST_CELLS = 2_000_000
 """Cells of one table, after cells that span rows and columns are repeated in each."""
 DEEPEST_ITEM = 8
 """Levels of a list within lists that are shown by indentation."""
+WideRow = tuple[list[str], bool]
+"""The cells of a row of a sheet, and whether one of them spans some of the columns."""
+_NUMBER = re.compile(r"[-+]?[\d.,:%€$£ -]*\d[\d.,:%€$£ -]*")
 _SPACE = re.compile(r"\s+")
 _FENCES = re.compile(r"^\s*(`{3,})", re.MULTILINE)
 
@@ -277,34 +319,45 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
     are lines.
     """
     width = max(map(len, rows), default=0)
-    grid = [[one_line(cell) for cell in row] + [""] * (width - len(row)) for row in rows]
+    grid = [_padded(row, width) for row in rows]
     above = []
-    while (
-        grid and width > 1 and len(set(grid[0])) == 1 and len(grid) > 1
-    ):  # a title over all columns
+    # A row of one text is a title over all columns.
+    while len(grid) > 1 and width > 1 and len(set(grid[0])) == 1:
         above.append(grid.pop(0)[0])
         n_header = max(1, n_header - 1)
-    header = [
-        " ".join(dict.fromkeys(filter(None, column)))
-        for column in zip(*grid[:n_header], strict=True)
-    ]
+    header = [_joined_cells(column) for column in zip(*grid[:n_header], strict=True)]
     body = [row for row in grid[n_header:] if any(row)]
-    columns = [
-        index for index, name in enumerate(header) if name or any(row[index] for row in body)
-    ]
-    lines = [[row[index] for index in columns] for row in (header, *body)]
-    lines = [
-        [row[0], *[""] * (len(row) - 1)] if len(row) > 2 and len(set(row)) == 1 else row
-        for row in lines
-    ]
+    columns = [index for index in range(len(header)) if any(row[index] for row in [header, *body])]
+    lines = [_body_line([row[index] for index in columns]) for row in (header, *body)]
     if len(columns) < 2 or not body:
         text = [" | ".join(filter(None, row)) for row in lines]
     else:
-        escaped = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in lines]
-        text = ["| " + line + " |" for line in escaped]
+        text = [_markdown_row(row) for row in lines]
         text.insert(1, "|" + " --- |" * len(columns))
+    table = "\n".join(filter(None, text))
     head = "\n\n".join(filter(None, above))
-    return (f"{head}\n\n" if head else "") + "\n".join(filter(None, text))
+    return f"{head}\n\n{table}" if head else table
+
+
+def _padded(row: Sequence[str], width: int) -> list[str]:
+    """Return the cells of a row as lines, with empty ones up to `width`."""
+    return [*map(one_line, row), *[""] * (width - len(row))]
+
+
+def _joined_cells(column: Iterable[str]) -> str:
+    """Return the different texts of the header's cells above one another."""
+    return " ".join(dict.fromkeys(filter(None, column)))
+
+
+def _body_line(row: list[str]) -> list[str]:
+    """Return a row; one text across three columns or more only once."""
+    if len(row) > 2 and len(set(row)) == 1:
+        return [row[0], *[""] * (len(row) - 1)]
+    return row
+
+
+def _markdown_row(row: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
 
 
 def spanned(rows: Iterable[Iterable[tuple[str, int, int]]]) -> list[list[str]]:
@@ -348,58 +401,53 @@ def tables_of(rows: Sequence[Sequence[str]], wide: Sequence[bool] = ()) -> str:
     header. A block that follows a blank row under the same columns, and begins with a number,
     continues the table before it.
     """
-    blocks: list[tuple[tuple[int, int], list[tuple[list[str], bool]]]] = []
-    for blank, group in groupby(
-        range(len(rows)), key=lambda index: not any(map(str.strip, rows[index]))
-    ):
-        if blank:
-            continue
-        indices = list(group)
-        for first, last in _column_runs([rows[index] for index in indices]):
-            block = [
-                (list(rows[index][first:last]), bool(wide) and wide[index]) for index in indices
-            ]
-            earlier = blocks[-1] if blocks else None
-            if (
-                earlier
-                and earlier[0] == (first, last)
-                and len(earlier[1][0][0]) > 1
-                and _has_number(block[0][0])
-            ):
-                earlier[1].extend(block)
+    is_wide = list(wide) or [False] * len(rows)
+    blocks: list[tuple[tuple[int, int], list[WideRow]]] = []
+    for indices in _runs([any(map(str.strip, row)) for row in rows]):
+        for columns in _column_runs([rows[index] for index in indices]):
+            first, last = columns
+            block = [(list(rows[index][first:last]), is_wide[index]) for index in indices]
+            earlier_columns, earlier = blocks[-1] if blocks else ((0, 0), [])
+            is_table = earlier_columns == columns and len(earlier[0][0]) > 1
+            if is_table and _has_number(block[0][0]):
+                earlier += block
             else:
-                blocks.append(((first, last), block))
+                blocks.append((columns, block))
     return "\n\n".join(_block_text(block) for _, block in blocks)
+
+
+def _runs(filled: Sequence[bool]) -> list[list[int]]:
+    """Return the runs of indices whose value is true."""
+    runs: list[list[int]] = []
+    for index, is_filled in enumerate(filled):
+        if not is_filled:
+            continue
+        if index and filled[index - 1]:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return runs
 
 
 def _column_runs(block: Sequence[Sequence[str]]) -> list[tuple[int, int]]:
     """Return (first, past the last) of the runs of columns that are not blank in `block`."""
-    width = max(map(len, block))
-    filled = [
-        any(index < len(row) and row[index].strip() for row in block) for index in range(width)
-    ]
-    return [
-        (run[0], run[-1] + 1)
-        for full, group in groupby(range(width), key=lambda index: filled[index])
-        if full and (run := list(group))
-    ]
+    filled = [any(map(str.strip, column)) for column in zip_longest(*block, fillvalue="")]
+    return [(run[0], run[-1] + 1) for run in _runs(filled)]
 
 
 def _has_number(row: Sequence[str]) -> bool:
-    return any(
-        re.fullmatch(r"[-+]?[\d.,:%€$£ -]*\d[\d.,:%€$£ -]*", cell.strip())
-        for cell in row
-        if cell.strip()
-    )
+    return any(_NUMBER.fullmatch(cell.strip()) for cell in row)
 
 
-def _block_text(block: list[tuple[list[str], bool]]) -> str:
+def _block_text(block: list[WideRow]) -> str:
     """Return a block as lines of text as long as rows hold one cell, then as a table."""
     lines = []
-    while (
-        block and len(block[0][0]) > 1 and sum(1 for cell in set(block[0][0]) if cell.strip()) == 1
-    ):
-        lines.append(one_line(next(cell for cell in block.pop(0)[0] if cell.strip())))
+    while block and len(block[0][0]) > 1:
+        texts = {cell for cell in block[0][0] if cell.strip()}
+        if len(texts) != 1:
+            break
+        lines.append(one_line(texts.pop()))
+        del block[0]
     n_header = 1
     while n_header < len(block) - 1 and block[n_header - 1][1]:
         n_header += 1

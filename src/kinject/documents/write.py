@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,40 +93,70 @@ class HeapWriter:
         self._find_copies()
         kept = [found for found in self.found if found.copy is None]
         self._find_boilerplate(kept)
-        n_words = Counter[str]()
-        write_jsonl(self.folder / "documents.jsonl", self._rows(kept, n_words))
-        per_file = {
-            "documents": Counter(found.file for found in kept), "skipped": Counter(row["number"] for row in self.skipped),
-            "copies": Counter(found.file for found in self.found if found.copy is not None),
-        }  # fmt: skip
-        files = [
-            {"file": file.found.name, "bytes": file.found.size, "sha256": file.sha256,
-             **{key: numbers[number] for key, numbers in per_file.items()}} for number, file in enumerate(self.heap)
-        ]  # fmt: skip
-        write_jsonl(self.folder / "files.jsonl", files)
+        written = Counter[str]()
+        write_jsonl(self.folder / "documents.jsonl", self._rows(kept, written))
+        write_jsonl(self.folder / "files.jsonl", self._file_rows(kept))
         left = [
             {key: value for key, value in row.items() if key != "number"} for row in self.skipped
         ]
         write_jsonl(self.folder / "skipped.jsonl", left)
-        lines = [
-            {"dropped": f"{len(names) - 1:,} documents", "kept": names[0], "how": "line", "line": line}
-            for line, names in self.boilerplate.items() if len(names) > 1
-        ]  # fmt: skip
+        lines = self._line_rows()
         write_jsonl(self.folder / "duplicates.jsonl", [*self.omitted, *lines])
+        return self._counts(kept, written, len(lines))
+
+    def _file_rows(self, kept: Sequence[_Found]) -> list[dict[str, Any]]:
+        """Return the rows of files.jsonl."""
+        documents = Counter(found.file for found in kept)
+        skipped = Counter(row["number"] for row in self.skipped)
+        copies = Counter(found.file for found in self.found if found.copy is not None)
+        rows = []
+        for number, file in enumerate(self.heap):
+            rows.append(
+                {
+                    "file": file.found.name,
+                    "bytes": file.found.size,
+                    "sha256": file.sha256,
+                    "documents": documents[number],
+                    "skipped": skipped[number],
+                    "copies": copies[number],
+                }
+            )
+        return rows
+
+    def _line_rows(self) -> list[dict[str, Any]]:
+        """Return the rows of duplicates.jsonl of the lines that were taken out."""
+        rows = []
+        for line, names in self.boilerplate.items():
+            if len(names) > 1:
+                dropped = f"{len(names) - 1:,} documents"
+                rows.append({"dropped": dropped, "kept": names[0], "how": "line", "line": line})
+        return rows
+
+    def _counts(
+        self, kept: Sequence[_Found], written: Mapping[str, int], n_lines: int
+    ) -> dict[str, Any]:
+        """Return the counts of the manifest."""
         read = {found.file for found in self.found}
+        suffixes = [Path(self.heap[number].found.name).suffix.lower() for number in read]
         repeats = [found.facts["n_repeats"] for found in kept if found.facts["n_repeats"]]
         copies = Counter(found.copy.kind for found in self.found if found.copy is not None)
         n_left_out = sum(row["left_out"] for row in self.skipped)
+        # The first document that has a line keeps it.
+        n_removed = sum(map(len, self.boilerplate.values())) - len(self.boilerplate)
         return {
-            "n_files": len(self.heap), "n_read": len(read), "n_documents": n_words["documents"],
-            "n_words": n_words["words"], "n_bytes": sum(file.found.size for file in self.heap),
-            "kinds": _ranked(Path(self.heap[number].found.name).suffix.lower() or "no suffix" for number in read),
+            "n_files": len(self.heap),
+            "n_read": len(read),
+            "n_documents": written["documents"],
+            "n_words": written["words"],
+            "n_bytes": sum(file.found.size for file in self.heap),
+            "kinds": _ranked(suffix or "no suffix" for suffix in suffixes),
             "languages": _ranked(found.facts["language"] for found in kept),
-            "skipped": len(self.skipped) - n_left_out, "left_out": n_left_out,
+            "skipped": len(self.skipped) - n_left_out,
+            "left_out": n_left_out,
             "duplicates": {kind: copies[kind] for kind in ("exact", "near")},
             "repeats": {"documents": len(repeats), "passages": sum(repeats)},
-            "boilerplate": {"lines": len(lines), "removed": sum(map(len, self.boilerplate.values())) - len(self.boilerplate)},
-        }  # fmt: skip
+            "boilerplate": {"lines": n_lines, "removed": n_removed},
+        }
 
     def _name(self, found: _Found) -> str:
         return self.heap[found.file].found.name + found.location
@@ -159,49 +189,53 @@ class HeapWriter:
 
     def _find_copies(self) -> None:
         """Mark each document that is a copy of one of the same day, or a newer one."""
-        finder = CopyFinder(
-            self.section.near_duplicates, lambda number: self._document(self.found[number]).text
-        )
-        newest_first = sorted(
-            range(len(self.found)), key=lambda number: self.found[number].date, reverse=True
-        )
-        for number in newest_first:
-            facts = self.found[number].facts
-            self.found[number].copy = finder.find(
-                number, facts["exact"], bytes.fromhex(facts["sketch"])
-            )
+        finder = CopyFinder(self.section.near_duplicates, self._text)
+        # Of equal dates the first file in order: sorting backwards keeps it.
+        dates = [found.date for found in self.found]
+        for number in sorted(range(len(dates)), key=dates.__getitem__, reverse=True):
+            found = self.found[number]
+            sketch = bytes.fromhex(found.facts["sketch"])
+            found.copy = finder.find(number, found.facts["exact"], sketch)
         for version in finder.versions:
-            name, older = (
-                self._name(self.found[version.number]),
-                self._name(self.found[version.other]),
-            )
             self.omitted.append(
-                {"version": name, "kept": older, "how": "both kept", "words_only_here": [version.fact], "words_only_there":
-                 [version.other_fact]}
-            )  # fmt: skip
+                {
+                    "version": self._name(self.found[version.number]),
+                    "kept": self._name(self.found[version.other]),
+                    "how": "both kept",
+                    "words_only_here": [version.fact],
+                    "words_only_there": [version.other_fact],
+                }
+            )
         for found in self.found:
             if found.copy is not None:
-                kept = self.found[found.copy.kept]
-                near = found.copy.kind == "near"
-                words = (
-                    only_words(self._document(found).text, self._document(kept).text)
-                    if near
-                    else []
-                )
-                self.omitted.append(
-                    {"dropped": self._name(found), "kept": self._name(kept), "how": found.copy.kind,
-                     "overlap": round(found.copy.overlap, 3), **({"words_only_here": words} if words else {})}
-                )  # fmt: skip
+                self.omitted.append(self._copy_row(found, found.copy))
             elif found.facts["n_repeats"]:
-                name, how = self._name(found), "line of a log" if found.facts["log"] else "passage"
-                self.omitted.append(
-                    {
-                        "dropped": name,
-                        "kept": name,
-                        "how": how,
-                        "passages": found.facts["n_repeats"],
-                    }
-                )
+                self.omitted.append(self._repeats_row(found))
+
+    def _copy_row(self, found: _Found, copy: Copy) -> dict[str, Any]:
+        """Return the row of duplicates.jsonl of a copy."""
+        kept = self.found[copy.kept]
+        row = {
+            "dropped": self._name(found),
+            "kept": self._name(kept),
+            "how": copy.kind,
+            "overlap": round(copy.overlap, 3),
+        }
+        if copy.kind == "near":
+            words = only_words(self._document(found).text, self._document(kept).text)
+            if words:
+                row["words_only_here"] = words
+        return row
+
+    def _repeats_row(self, found: _Found) -> dict[str, Any]:
+        """Return the row of duplicates.jsonl of a document with repeats."""
+        name = self._name(found)
+        how = "line of a log" if found.facts["log"] else "passage"
+        return {"dropped": name, "kept": name, "how": how, "passages": found.facts["n_repeats"]}
+
+    def _text(self, number: int) -> str:
+        """Return the text of a document by its number."""
+        return self._document(self.found[number]).text
 
     def _document(self, found: _Found) -> Document:
         with open_to_read(self.heap[found.file].record) as file:
@@ -224,7 +258,9 @@ class HeapWriter:
         """Return the edits that take lines out of a document that an earlier one has; the first one
         keeps them."""
         edits = []
-        for line, (start, end) in shared_lines(text) if self.boilerplate else ():
+        if not self.boilerplate:
+            return []
+        for line, (start, end) in shared_lines(text):
             names = self.boilerplate.get(line)
             if names is None or name in names[:1]:
                 continue
@@ -241,19 +277,26 @@ class HeapWriter:
                 text, meta = edited(document.text, self._cuts(name, document.text), document.meta)
                 progress.advance()
                 if not text.strip():
-                    self._skip(
-                        found.file, found.location, "nothing but lines that many documents share."
-                    )
+                    fault = "nothing but lines that many documents share."
+                    self._skip(found.file, found.location, fault)
                     continue
                 n.update(documents=1, words=found.facts["words"])
                 licence = meta.get("licence") or meta.get("license")
                 extra = {"language": found.facts["language"], "licence": licence}
+                meta.update({key: value for key, value in extra.items() if value})
+                title, source = document.title, document.source
+                # In a heap a file is named by its path below the heap.
+                if found.facts["named"]:
+                    title = Path(self.heap[found.file].found.name).stem
+                if source in ("", found.location):
+                    source = name
                 yield {
                     "id": self._id(found, document),
-                    "title": Path(self.heap[found.file].found.name).stem if found.facts["named"] else document.title,
-                    "text": text, "source": name if document.source in ("", found.location) else document.source,
-                    "meta": {**meta, **{key: value for key, value in extra.items() if value}},
-                }  # fmt: skip
+                    "title": title,
+                    "text": text,
+                    "source": source,
+                    "meta": meta,
+                }
 
     def _id(self, found: _Found, document: Document) -> str:
         """Return the id of a document: a row's own, else the file's name (with the member's) and a
@@ -268,7 +311,8 @@ class HeapWriter:
         if document.id and identity in self.ids:
             identity = f"{name}#{identity}"
         self.ids[identity] += 1
-        return identity if self.ids[identity] == 1 else f"{identity}-{self.ids[identity]}"
+        n = self.ids[identity]
+        return f"{identity}-{n}" if n > 1 else identity
 
 
 def _date(name: str, document: Document, mtime: float) -> str:
@@ -278,8 +322,10 @@ def _date(name: str, document: Document, mtime: float) -> str:
     if match:
         return "-".join(filter(None, match.groups()))
     stated = str(document.meta.get("date", ""))[:10]
-    return stated if re.fullmatch(r"(?:19|20)\d\d-\d\d-\d\d", stated) else day_of(mtime)
+    if re.fullmatch(r"(?:19|20)\d\d-\d\d-\d\d", stated):
+        return stated
+    return day_of(mtime)
 
 
-def _ranked(values: Iterator[str]) -> dict[str, int]:
+def _ranked(values: Iterable[str]) -> dict[str, int]:
     return dict(Counter(values).most_common())
