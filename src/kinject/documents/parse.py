@@ -355,7 +355,11 @@ def readers_version() -> str:
     here = Path(__file__).parent
     modules = [*sorted(here.glob("*.py")), here.parent / "language" / "__init__.py"]
     code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in modules]
-    required = [line for line in metadata.requires("kinject") or () if "documents" in line]
+    try:
+        requirements = metadata.requires("kinject") or ()
+    except metadata.PackageNotFoundError:
+        requirements = ()  # a checkout that was copied to where its libraries are
+    required = [line for line in requirements if "documents" in line]
     libraries = {re.split(r"[^\w.-]", line)[0] for line in required}
     versions = []
     for name in sorted({*libraries, "pyarrow", "pycld2", "rensa"}):
