@@ -249,7 +249,7 @@ RULER = {
     "functions with over 15 branches": 6,
     "parameters typed Any or object": 42,
     "fmt: skip": 9,
-    "lines over 100 columns": 76,
+    "lines over 100 columns": 8,
     "verbs": 17,
     "recipe keys": 225,
     "words of docs": 43_480,
@@ -258,7 +258,7 @@ RULER = {
 
 Wanted, a 100 lines of code: 2.0 conditional expressions, 0.2 lambdas, 0.2 nested comprehensions; in all no flag as a factor, 20
 functions with over 15 branches, 60 parameters typed Any, 20 `fmt: skip`, no line over 100 columns."""
-LEAST_COMMENTS = 1_722
+LEAST_COMMENTS = 1_727
 """Comments in src, each of which gives a reason: this number may only rise. Wanted: 4 a 100 lines of code."""
 
 

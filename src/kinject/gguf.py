@@ -114,7 +114,8 @@ def _convert(file: Path, folder: Path) -> None:
     ) as error:  # a damaged file, or an architecture that it cannot convert, raises any exception
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise InputError(
-            f"{file}: transformers cannot convert this GGUF file ({reason}). Take the model's safetensors instead."
+            f"{file}: transformers cannot convert this GGUF file ({reason}). Take the model's "
+            "safetensors instead."
         ) from error
     config = type(model.config).from_dict(
         {k: v for k, v in model.config.to_dict().items() if k not in _LEFT_OUT}
@@ -328,7 +329,8 @@ def _write(folder: Path, file: Path, kind: str) -> None:
     rope = config.rope_parameters if architecture in _ARCHITECTURES else {}
     if rope.get("rope_type", "other") != "default":
         raise InputError(
-            f"{folder}: a GGUF file of this model ({architecture}) needs llama.cpp's converter: put convert_hf_to_gguf.py on "
+            f"{folder}: a GGUF file of this model ({architecture}) needs llama.cpp's converter: "
+            "put convert_hf_to_gguf.py on "
             "the PATH."
         )
     _check_calculation(folder, config)
@@ -440,7 +442,8 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
     )
     if data["model"]["type"] != "BPE" or rule is None:
         raise InputError(
-            f"{folder}: its tokenizer needs llama.cpp's converter: put convert_hf_to_gguf.py on the PATH."
+            f"{folder}: its tokenizer needs llama.cpp's converter: put convert_hf_to_gguf.py on "
+            "the PATH."
         )
     _check_tokens(folder, data)
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}

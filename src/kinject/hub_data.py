@@ -61,7 +61,8 @@ class HubDataSet:
             raise
         except Exception as error:  # the library raises whatever its readers and the network raise
             raise InputError(
-                f"{self.text or self.name}: as a data set, split {self.split!r}, it cannot be read after "
+                f"{self.text or self.name}: as a data set, split {self.split!r}, it cannot be "
+                "read after "
                 f"{n_read} rows ({_first_line(error)}). Write it as {FORM}."
             ) from error
 
@@ -75,7 +76,8 @@ class HubDataSet:
             return str(HfApi().dataset_info(self.name, revision=self.revision).sha)
         except Exception as error:  # as above
             raise InputError(
-                f"{self.text or self.name}: the hub does not report its revision ({_first_line(error)})."
+                f"{self.text or self.name}: the hub does not report its revision "
+                f"({_first_line(error)})."
             ) from error
 
     def pinned(self) -> HubDataSet:
@@ -112,7 +114,8 @@ class HubDataSet:
             return cast("Iterable[Row]", loaded)
         if self.split not in loaded:
             raise InputError(
-                f"{self.text or self.name}: no split {self.split!r}. It has {', '.join(map(str, loaded))}."
+                f"{self.text or self.name}: no split {self.split!r}. It has "
+                f"{', '.join(map(str, loaded))}."
             )
         return cast("Iterable[Row]", loaded[self.split])
 
@@ -120,7 +123,8 @@ class HubDataSet:
         """Raise `InputError` if there is a reason why the hub cannot be reached."""
         if reason:
             raise InputError(
-                f"{self.text or self.name}: no such file or folder, and {reason}. Check the path, or give a "
+                f"{self.text or self.name}: no such file or folder, and {reason}. Check the path, "
+                "or give a "
                 "file or a folder."
             )
 

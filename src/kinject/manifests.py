@@ -1,8 +1,9 @@
 """Manifests: what a stage tells the later ones, typed.
 
-Each stage writes manifest.json into its run folder (`kinject.disk.write_manifest`): its command, inputs, recipe, counts and
-outputs. Here is what other stages read of it. A manifest of another version or shape is refused in one line, so that a
-reader never guesses; keys that no class below names are ignored, as in every file of kinject.
+Each stage writes manifest.json into its run folder (`kinject.disk.write_manifest`): its command,
+inputs, recipe, counts and outputs. Here is what other stages read of it. A manifest of another
+version or shape is refused in one line, so that a reader never guesses; keys that no class below
+names are ignored, as in every file of kinject.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class EffectiveBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class RowExposures:
-    """How often a training read a document, in rows: that of the least, the median, the most read."""
+    """How often a training read a document, in rows: that of the least, the median, the most
+    read."""
 
     min: float
     median: float
@@ -205,7 +207,8 @@ class DocumentsManifest(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedModel:
-    """A model of an evaluation's recipe: one in a folder or on the hub, or one behind an endpoint."""
+    """A model of an evaluation's recipe: one in a folder or on the hub, or one behind an
+    endpoint."""
 
     path: str | None = None
     adapter: str | None = None

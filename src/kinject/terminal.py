@@ -182,7 +182,8 @@ def show(
 
 
 def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
-    """Return `rows` as columns, those in `right` aligned to the right, each line indented by two."""
+    """Return `rows` as columns, those in `right` aligned to the right, each line indented by
+    two."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -120,7 +120,8 @@ def _corpus_card(repo_id: str, corpora: list[Path], licence: str | None) -> str:
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n",
         f"# {repo_id.rpartition('/')[2]}",
         "",
-        f"Documents and paraphrases of them, written by a language model with kinject {__version__}.",
+        "Documents and paraphrases of them, written by a language model with kinject "
+        f"{__version__}.",
         "",
         "| file | origin | rows |",
         "|---|---|---|",

@@ -60,13 +60,20 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, s
     if not has_generation_markers(model_template):
         try:
             replaced = get_training_chat_template(tokenizer)
-        except Exception:  # noqa: BLE001 - TRL renders the template to test it, and a template raises anything
+        # TRL renders the template to test it, and a template raises anything.
+        except Exception:  # noqa: BLE001
             return None, (
-                "trainer.assistant_only_loss: the chat template has no generation tags, and TRL has no training "
-                "template for it. The assistant's part is found by rendering each conversation turn by turn; rows in which the "
-                "template rewrites earlier turns are refused. A template with tags may be set as trainer.chat_template_path"
+                "trainer.assistant_only_loss: the chat template has no generation tags, and TRL "
+                "has no training "
+                "template for it. The assistant's part is found by rendering each conversation "
+                "turn by turn; rows in which the "
+                "template rewrites earlier turns are refused. A template with tags may be set as "
+                "trainer.chat_template_path"
             )
-        note = "trainer.assistant_only_loss: conversations are rendered with TRL's training template for this model"
+        note = (
+            "trainer.assistant_only_loss: conversations are rendered with TRL's training template "
+            "for this model"
+        )
     return replaced, note
 
 
@@ -82,7 +89,8 @@ def check_kwargs(kwargs: Mapping[str, Any], *templates: str | Mapping[str, str] 
             raise InputError(f"found {name}, which is set by kinject. Remove it.")
         if name not in words:
             raise InputError(
-                f"found {name}, which the chat template does not read. Check the spelling, or remove it."
+                f"found {name}, which the chat template does not read. Check the spelling, or "
+                "remove it."
             )
 
 
@@ -119,7 +127,8 @@ def encode_conversation(
     learned = [True] * len(ids)
     if chat.assistant_only and offsets is None:
         raise InputError(
-            "this tokenizer is a slow one, which does not know the position of its tokens in the text, so the assistant's part "
+            "this tokenizer is a slow one, which does not know the position of its tokens in the "
+            "text, so the assistant's part "
             "cannot be marked. Set trainer.assistant_only_loss: false."
         )
     if chat.assistant_only and offsets is not None:
@@ -148,7 +157,8 @@ def _render(
         )
     except Exception as error:  # a template is a program: its expressions raise anything
         raise InputError(
-            f"the chat template cannot be rendered ({str(error)[:200]}). Change the row, or set trainer.chat_template_path."
+            f"the chat template cannot be rendered ({str(error)[:200]}). Change the row, or set "
+            "trainer.chat_template_path."
         ) from error
 
 
@@ -162,7 +172,8 @@ def _render_before(
     if messages:
         return _render(tokenizer, messages, options, True)
     try:
-        # A batch of one conversation without a message: transformers asks an empty one for its first.
+        # A batch of one conversation without a message: transformers asks an empty one for its
+        # first.
         (text,) = tokenizer.apply_chat_template(
             [[]], tokenize=False, add_generation_prompt=True, **options
         )
@@ -197,7 +208,8 @@ def _assistant_spans(
         if again != text:
             raise InputError(
                 "the chat template renders this row in two ways, so the assistant's part cannot be "
-                "marked. Set trainer.assistant_only_loss: false, or another trainer.chat_template_path."
+                "marked. Set trainer.assistant_only_loss: false, or another "
+                "trainer.chat_template_path."
             )
         return [(start, end) for start, end in tagged if start < end]
     spans = []
@@ -208,8 +220,10 @@ def _assistant_spans(
         after = _render(tokenizer, row.messages[: index + 1], options, False)
         if not (after.startswith(before) and text.startswith(after.rstrip())):
             raise InputError(
-                "the chat template has no generation tags and rewrites earlier turns, so the assistant's part of message "
-                f"{index + 1} cannot be marked. Set a template with tags as trainer.chat_template_path, or "
+                "the chat template has no generation tags and rewrites earlier turns, so the "
+                "assistant's part of message "
+                f"{index + 1} cannot be marked. Set a template with tags as "
+                "trainer.chat_template_path, or "
                 "trainer.assistant_only_loss: false."
             )
         spans.append((len(before), len(after)))
@@ -377,9 +391,13 @@ def _describe_lost(lost: Sequence[tuple[str, str]]) -> str:
     names = list(dict.fromkeys(name for name, _ in lost))
     hint = ""
     if any(name.endswith("thinking") for name in names):
-        hint = " Many show the thinking of the last turn only: end a row with the turn whose thinking it teaches."
+        hint = (
+            " Many show the thinking of the last turn only: end a row with the turn whose thinking "
+            "it teaches."
+        )
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
-        f"the chat template leaves out {'; '.join(names[:3])}{more}.{hint} Remove it from the row, set another "
+        f"the chat template leaves out {'; '.join(names[:3])}{more}.{hint} Remove it from the "
+        "row, set another "
         "trainer.chat_template_path, or accept the loss with corpus.allow_dropped_tokens: true."
     )

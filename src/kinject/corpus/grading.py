@@ -512,8 +512,8 @@ _MARKUP = re.compile(r"\*+|__|`+|\$+|\\[()\[\]]|\\(?:boxed|text(?:bf)?|math(?:rm
 def read_letter(text: str, choices: Sequence[str]) -> int | None:
     """Return the index of the option that a written answer names; None if that is not plain.
 
-    It is read from a statement ("The answer is (B)", "Antwort: B", "答案是B"), from a line that begins
-    with the letter of an option ("**B**", "B. Paris"), or from the text of an option alone. Several
+    It is read from a statement ("The answer is (B)", "Antwort: B", "答案是B"), from a line that
+    begins with the letter of an option ("**B**", "B. Paris"), or from the text of an option alone. Several
     statements must agree, or those of the last line; a letter beside another option's text, two
     letters, or a list of the options name none.
     """

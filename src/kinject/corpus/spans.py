@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 """First character, and the first behind."""
-Json = Union[dict[str, "Json"], list["Json"], str, int, float, bool, None]  # noqa: UP007 - refers to itself
+# With | the alias could not refer to itself.
+Json = Union[dict[str, "Json"], list["Json"], str, int, float, bool, None]  # noqa: UP007
 
 
 class Tokens(NamedTuple):

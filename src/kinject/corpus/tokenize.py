@@ -67,8 +67,8 @@ Row = TypeVar("Row")
 _BATCH = 256  # rows that the tokenizer is given at once
 _FLUSH = 1 << 17  # tokens in memory while an entry is written
 _FILES: dict[str, Any] = {
-    "ids": np.uint32, "learned": np.bool_, "ends": np.int64, "documents": np.int64, "left_out": np.uint32,
-    "unread": np.uint32, "lines": np.int64, "chat": np.bool_, "only_end": np.bool_,
+    "ids": np.uint32, "learned": np.bool_, "ends": np.int64, "documents": np.int64,
+    "left_out": np.uint32, "unread": np.uint32, "lines": np.int64, "chat": np.bool_, "only_end": np.bool_,
 }  # fmt: skip
 
 
@@ -216,10 +216,12 @@ def _learned(
 def _conversation(
     row: CorpusRow, tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, faults: LineFaults
 ) -> TokenRow | None:
-    """Return a conversation as tokens, None after a fault. The chat template sets its boundaries."""
+    """Return a conversation as tokens, None after a fault. The chat template sets its
+    boundaries."""
     if tokenizer.chat_template is None:
         raise InputError(
-            "corpus: rows with messages need a chat template, and this tokenizer has none. Set trainer.chat_template_path."
+            "corpus: rows with messages need a chat template, and this tokenizer has none. Set "
+            "trainer.chat_template_path."
         )
     try:
         ids, learned, n_left_out = encode_conversation(row, tokenizer, chat)
@@ -269,7 +271,8 @@ def _require_boundaries(tokenizer: PreTrainedTokenizerBase, tokenization: Tokeni
     for name, required in (("bos", tokenization.bos), ("eos", tokenization.eos)):
         if required and getattr(tokenizer, f"{name}_token_id") is None:
             raise InputError(
-                f"corpus.{name}: this tokenizer has no {name.upper()} token. Set corpus.{name}: false."
+                f"corpus.{name}: this tokenizer has no {name.upper()} token. Set corpus.{name}: "
+                "false."
             )
 
 
@@ -405,7 +408,8 @@ def cached_entry(folder: Path, key: str, write: Callable[[Path], None]) -> Path:
     except OSError as error:
         message = unwritable(folder, error)
         raise DiskError(
-            f"{message} So the tokenised corpus cannot be written; corpus.cache_dir may be another folder."
+            f"{message} So the tokenised corpus cannot be written; corpus.cache_dir may be "
+            "another folder."
         ) from error
     return entry
 

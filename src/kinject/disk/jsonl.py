@@ -118,8 +118,8 @@ def read_json(path: Path, fix: str) -> Row:
 
 
 def parse_fields(kind: type[_Kind], value: Mapping[str, Any], location: str, fix: str) -> _Kind:
-    """Return `value`, read from a JSON file, as the dataclass `kind`. Keys that it does not have are
-    ignored.
+    """Return `value`, read from a JSON file, as the dataclass `kind`. Keys that it does not have
+    are ignored.
 
     Raises `InputError` at `location`, with the first field of another type and `fix`.
     """

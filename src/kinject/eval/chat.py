@@ -110,7 +110,8 @@ class Chat:
     def reply(
         self, label: str, loaded: LoadedModel, question: str, passages: Sequence[str], write: Write
     ) -> str:
-        """Write and return the answer of one model with the history of `label`. Raises as `answer`."""
+        """Write and return the answer of one model with the history of `label`. Raises as
+        `answer`."""
         history = self.histories.setdefault(label, [])
         answer = self._answer(loaded, history, question, passages, write)
         history += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

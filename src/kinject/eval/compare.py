@@ -55,7 +55,8 @@ class Comparison(Tabular):
     pairs: tuple[Pair, ...]
 
     ROWS: ClassVar = (
-        "pairs: result.question_set name base_name result.format result.shots result.k result.n result.accuracy "
+        "pairs: result.question_set name base_name result.format result.shots result.k result.n "
+        "result.accuracy "
         "contrast.delta contrast.low contrast.high contrast.deciding_p"
     )
 
@@ -185,11 +186,12 @@ def render_comparison(pairs: Sequence[Pair]) -> str:
 
 
 _HEAD = (
-    "arm", "to", "format", "shots", "K", "n", "accuracy", "base", "change", "95% interval", "w>r", "r>w", "p",
-    "p Holm", "alone", "net", "95% interval", "p Holm",
+    "arm", "to", "format", "shots", "K", "n", "accuracy", "base", "change", "95% interval", "w>r",
+    "r>w", "p", "p Holm", "alone", "net", "95% interval", "p Holm",
 )  # fmt: skip
 _LEGEND = (
-    "alone: accuracy on the same choices without the question; net: the change less the change of that\n"
+    "alone: accuracy on the same choices without the question; net: the change less the change of "
+    "that\n"
     "change: paired by question; w>r, r>w: wrong to right, right to wrong\n"
     "interval and p: by source document (a question without one counts alone), in these models: "
     "another training may differ\n"
@@ -255,7 +257,8 @@ def _pair(
     )
     if other is not None:
         raise InputError(
-            f"{names[0]} and {names[1]}: question {other.question_id!r} of {other.question_set} has "
+            f"{names[0]} and {names[1]}: question {other.question_id!r} of {other.question_set} "
+            "has "
             f"{other.n_choices} choices in one and {choices[other.question_id]} in the other. "
             "Ask both the same questions."
         )

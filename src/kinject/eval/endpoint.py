@@ -63,7 +63,8 @@ class EndpointPrompt(Encoded):
 
 
 class EndpointScorer:
-    """The model `name` of an evaluation, which an endpoint has. `notes` are its notes for the user."""
+    """The model `name` of an evaluation, which an endpoint has. `notes` are its notes for the
+    user."""
 
     def __init__(
         self, name: str, table: EndpointModelSection, section: EvalSection, run_dir: Path, seed: int

@@ -187,6 +187,7 @@ class KinjectLM(LM):  # type: ignore[misc]
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    from kinject.eval import harness  # noqa: F401 - registers under the module's own name, not __main__
+    # Registers the model under the module's own name, not __main__'s.
+    from kinject.eval import harness  # noqa: F401
 
     cli_evaluate()

@@ -344,12 +344,14 @@ class AnswerJudge:
         if len(grades) < len(unique):
             raise InputError(
                 f"eval.judge: the budget of {self.section.budget} ended after {len(grades)} of "
-                f"{len(unique)} {label}. Raise eval.budget and run again: the grades given are kept."
+                f"{len(unique)} {label}. Raise eval.budget and run again: the grades given are "
+                "kept."
             )
         return grades
 
     async def _request_grade(self, sender: Sender, item: Written) -> Grade | None:
-        """Return the judge's grade; an unclear answer is asked again. A failed request gives none."""
+        """Return the judge's grade; an unclear answer is asked again. A failed request gives
+        none."""
         messages = grading_request(*item)
         for attempt in range(_MAX_REQUESTS):
             # Another seed: the cache would return the unclear answer again.

@@ -183,7 +183,8 @@ def _read_set(
     if Path(item.path).suffix in (".yaml", ".yml"):
         raise InputError(
             f"{item.path}: a task of lm-evaluation-harness? It runs its own tasks on this model: "
-            "python -m kinject.eval.harness run --model kinject --model_args path=MODEL --tasks TASK."
+            "python -m kinject.eval.harness run --model kinject --model_args path=MODEL --tasks "
+            "TASK."
         )
     # One index for both files: a question may not have two golds.
     questions = tuple(read_questions(Path(item.path), layout, golds=golds))

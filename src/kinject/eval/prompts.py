@@ -78,7 +78,8 @@ def pick_shots(question: Question, pool: Sequence[Question], n_shots: int) -> tu
 
 
 def rotate_options(question: Question, n: int) -> Question:
-    """Return `question` with its options rotated by `n` positions: position i holds option i + n."""
+    """Return `question` with its options rotated by `n` positions: position i holds option i +
+    n."""
     if not n:
         return question
     size = len(question.choices)

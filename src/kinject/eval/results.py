@@ -185,7 +185,8 @@ class ControlAnswers:
 def make_control(
     answers: ControlAnswers, to_base: Contrast | None, base_name: str, scope: Scope
 ) -> Control:
-    """Return the control of an arm whose comparison with the base, with the question, is `to_base`."""
+    """Return the control of an arm whose comparison with the base, with the question, is
+    `to_base`."""
     bounds, base = bounded_accuracy(answers.matrix), answers.base
     control = Control(
         answers.format, _by_seed(answers.matrix), bounds.value, bounds.low, bounds.high

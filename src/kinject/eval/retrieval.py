@@ -286,7 +286,8 @@ def refuse_pickles(folder: Path, key: str) -> None:
     for path in sorted(folder.rglob("pytorch_model.bin")):
         if not (path.parent / "model.safetensors").is_file():
             raise InputError(
-                f"{key}: {folder}: {path.relative_to(folder)} is a pickle, which can run code as it "
+                f"{key}: {folder}: {path.relative_to(folder)} is a pickle, which can run code as "
+                "it "
                 "loads: kinject reads safetensors only. Save the model again, as safetensors."
             )
 
@@ -330,7 +331,8 @@ _KINDS: Mapping[str, Callable[[Sequence[Passage], RetrievalSection], Retriever]]
 
 
 def make_retriever(section: RetrievalSection, passages: Sequence[Passage]) -> Retriever:
-    """Return the retriever that `section` describes. Raises `InputError` as `DenseRetriever` does."""
+    """Return the retriever that `section` describes. Raises `InputError` as `DenseRetriever`
+    does."""
     retriever = _KINDS[section.kind](passages, section)
     n_cut = sum(passage.cut for passage in passages)
     note = cut_note(n_cut, len(passages), "eval.retrieval.passage_tokens")

@@ -409,7 +409,8 @@ def _shortcuts_of(recipe: EvalRecipe, sets: Sequence[QuestionSet]) -> tuple[Shor
 
 
 def _document_texts(recipe: EvalRecipe) -> Iterator[str]:
-    """Yield the texts of the documents that are searched; without retrieval, of those trained on."""
+    """Yield the texts of the documents that are searched; without retrieval, of those trained
+    on."""
     section = recipe.eval
     if section.retrieval is not None:
         for path in section.retrieval.documents:

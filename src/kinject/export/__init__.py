@@ -134,8 +134,8 @@ def _read_source(folder: Path) -> _Source:
 
 
 def _read_finished(folder: Path) -> TrainManifest | None:
-    """Return the manifest of the run in `folder`, None without a run. Raises `InputError` for one that is
-    no finished training."""
+    """Return the manifest of the run in `folder`, None without a run. Raises `InputError` for
+    one that is no finished training."""
     manifest = read_manifest(folder)
     if manifest is None:
         return None

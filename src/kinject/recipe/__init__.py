@@ -1,4 +1,5 @@
-"""Recipes: one YAML grammar for every verb, checked as a whole, with all faults reported at once."""
+"""Recipes: one YAML grammar for every verb, checked as a whole, with all faults reported at
+once."""
 
 from kinject.recipe.read import (
     AugmentRecipe,

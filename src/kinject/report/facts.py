@@ -128,8 +128,8 @@ def outcome_changes(
 class TooFew:
     """A question set too small for its comparisons: it has `n` of `unit` (questions or documents).
 
-    `needed` of them would allow a test, or where one is possible, tell a change of `MARGIN`. `tells`
-    is the change that is shown in four of five such comparisons; None where no test is possible.
+    `needed` of them would allow a test, or where one is possible, tell a change of `MARGIN`.
+    `tells` is the change that is shown in four of five such comparisons; None where no test is possible.
     """
 
     question_set: str

@@ -188,7 +188,8 @@ def _read_trainings(run_dir: Path, report: Report) -> dict[tuple[str, str], Trai
 
 
 def _reading(run_dir: Path, manifest: TrainManifest) -> str:
-    """Return what a training read: ``paraphrases of the documents, each document about 18 times``."""
+    """Return what a training read: ``paraphrases of the documents, each document about 18
+    times``."""
     corpus = Path(manifest.recipe.corpus.path)
     # The recipe's path is relative to the folder where kinject ran: one above the report's.
     sources = [read_manifest(folder / corpus.parent) for folder in run_dir.resolve().parents]

@@ -1,5 +1,5 @@
-"""The claims of a study: each tested on the answers, corrected for their number, with a verdict; and
-before it runs, what each could tell."""
+"""The claims of a study: each tested on the answers, corrected for their number, with a verdict;
+and before it runs, what each could tell."""
 
 from __future__ import annotations
 

@@ -486,7 +486,8 @@ def _describe_run(trainer: RunTrainer, tokenized: TokenizedCorpora) -> str:
 
 
 def effective_batch(config: SFTConfig, data: TrainingData) -> EffectiveBatch:
-    """Return the rows and mean tokens of an update over all devices, and the factors of the rows."""
+    """Return the rows and mean tokens of an update over all devices, and the factors of the
+    rows."""
     batch, accumulation = config.per_device_train_batch_size, config.gradient_accumulation_steps
     # Processes of tensor or context parallelism share their rows, which count once.
     devices = config.world_size // processes_per_row()

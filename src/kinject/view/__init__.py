@@ -228,7 +228,8 @@ def _is_text(value: Json) -> bool:
 
 
 def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]]:
-    """Return the chat of a training run, and its columns: label, model, whether it sees passages."""
+    """Return the chat of a training run, and its columns: label, model, whether it sees
+    passages."""
     documents = documents_behind(run_dir)
     chat = open_chat(
         ChatSetup(find_models(str(run_dir), None), documents, max_new_tokens=_MOST_NEW_TOKENS)

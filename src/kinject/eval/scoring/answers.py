@@ -98,7 +98,8 @@ class AnswerStore:
     prompt the last counts."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create `path`. Raises `InputError` if a row is not an answer, `DiskError` on I/O."""
+        """Open or create `path`. Raises `InputError` if a row is not an answer, `DiskError` on
+        I/O."""
         # An answer that is lost can be scored again, so rows are not synced one by one.
         self._journal = Journal(path, sync=False)
         self._scores: dict[str, PromptScore] = {}
@@ -335,7 +336,8 @@ def join_processes(run_dir: Path) -> Shard:
     """
     if what_shards():
         raise InputError(
-            f"accelerate launch asks for {what_shards()}, but an evaluation does not shard a model. "
+            f"accelerate launch asks for {what_shards()}, but an evaluation does not shard a "
+            "model. "
             "Launch it with --multi_gpu, each process with the whole model, or start one process "
             "and spread a model over its GPUs: device_map: auto in its table of eval.models."
         )

@@ -95,7 +95,8 @@ class Encoder:
         context = self._render_turns(prompt, self._chat)
         if prompt.continuations and self._marks and self._marks.are_open(context):
             self._note(
-                "the chat template opens the model's thinking, so the choices are scored as its first thoughts"
+                "the chat template opens the model's thinking, so the choices are scored as its "
+                "first thoughts"
             )
         choices = prompt.continuations
         return Prompt(context, tuple(text.removeprefix(" ") for text in choices))
@@ -131,7 +132,8 @@ class Encoder:
             return render("", f"{system}{turns[0]}", *turns[1:])
         except Exception as error:  # a template is a program: its expressions raise anything
             raise InputError(
-                f"{self._name}: its chat template cannot be rendered: {error}. Set eval.chat: false."
+                f"{self._name}: its chat template cannot be rendered: {error}. Set eval.chat: "
+                "false."
             ) from error
 
     def _note(self, text: str) -> None:
@@ -213,7 +215,8 @@ class Encoder:
 
 
 def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
-    """Return the text of the system's turn, "" for none, and the turns of user and model in order."""
+    """Return the text of the system's turn, "" for none, and the turns of user and model in
+    order."""
     if prompt.is_dialogue:
         return _join_system(chat, prompt.header.strip()), prompt.turns
     turn = prompt.context.removeprefix(prompt.header)

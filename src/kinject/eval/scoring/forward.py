@@ -328,7 +328,8 @@ def _unwrapped(model: Any) -> Any:
         and base.config._attn_implementation != CARTRIDGE
     ):
         raise InputError(
-            "An adapter that learns prompts cannot be scored. Use a cartridge, or one that changes weights (LoRA)."
+            "An adapter that learns prompts cannot be scored. Use a cartridge, or one that "
+            "changes weights (LoRA)."
         )
     return base
 

@@ -32,7 +32,8 @@ _Indices = npt.NDArray[np.int64]
 _MOST_ACTIVE = 64  # sequences in the row
 _MOST_COLUMNS = 8192  # of sequences in the row; one that is longer is alone in it
 _MOST_READ = 1024  # tokens of new prompts in one pass; a longer one is alone in it
-_CLOSE = 1e-4  # of the largest logit: two tokens as close as this are decided by a pass of the sequence alone
+# Of the largest logit: two tokens as close as this are decided by a pass of the sequence alone.
+_CLOSE = 1e-4
 _ROWS = 16  # prompts of one length in a batch, where nothing is shared
 
 
@@ -139,7 +140,8 @@ class AnswerGenerator:
         )
         if settings:
             self._note(
-                f"answers are the likeliest tokens, without what its generation_config.json sets ({settings})"
+                "answers are the likeliest tokens, without what its generation_config.json sets "
+                f"({settings})"
             )
         # The model's own sampling and penalties would change the likeliest tokens.
         self.forward.model.generation_config = GenerationConfig()
@@ -163,7 +165,8 @@ class AnswerGenerator:
             return
         if not self.exact:
             self._note(
-                "the last digits of its dtype may change a written answer with the batch; float32 does not"
+                "the last digits of its dtype may change a written answer with the batch; float32 "
+                "does not"
             )
         yield from _Row(
             self, prompts, sorted(order, key=lambda index: prompts[index].contexts[0].tolist())

@@ -198,7 +198,8 @@ def _windows_of(text: str, model: LoadedScorer) -> Iterator[tuple[str, Encoded]]
     start = text_start(tokenizer)
     if start is None:
         raise InputError(
-            f"{model.name}: the tokenizer has neither BOS nor EOS, so the first token of a text has no context."
+            f"{model.name}: the tokenizer has neither BOS nor EOS, so the first token of a text "
+            "has no context."
         )
     length = min(window_of(model.scorer.forward.config) or _LONGEST_WINDOW, _LONGEST_WINDOW)
     ids = [start, *tokenizer(text, add_special_tokens=False, verbose=False).input_ids]

@@ -188,7 +188,8 @@ class Scorer:
                 raise
             raise InputError(
                 f"Out of memory with {n_tokens} tokens in one pass. Lower eval.batch_tokens "
-                f"({self.batch_tokens}), or use shorter passages, fewer examples or a smaller dtype."
+                f"({self.batch_tokens}), or use shorter passages, fewer examples or a smaller "
+                "dtype."
             ) from error
 
     def _test_tree(self, *, split: bool) -> str:

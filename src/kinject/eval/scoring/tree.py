@@ -77,7 +77,8 @@ class Row:
 
 @dataclass(slots=True)
 class Node:
-    """A prefix whose keys and values are kept: `tokens` follow the parent node and end at `depth`."""
+    """A prefix whose keys and values are kept: `tokens` follow the parent node and end at
+    `depth`."""
 
     tokens: Ids
     depth: int

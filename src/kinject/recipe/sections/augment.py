@@ -123,7 +123,8 @@ GENERATOR_REQUIRES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class TokenTarget:
-    """Variants of a style until they have so many tokens together, for each passage (or document)."""
+    """Variants of a style until they have so many tokens together, for each passage (or
+    document)."""
 
     tokens: int = option(help="Tokens, counted as for passage_tokens.", min=1)
 

@@ -67,7 +67,8 @@ class CorpusSection:
     )
     validation_corpus: str | None = option(
         None,
-        help="Corpus, as path, of the validation loss; trainer.eval_strategy sets when it is computed.",
+        help="Corpus, as path, of the validation loss; trainer.eval_strategy sets when it is "
+        "computed.",
         path="corpus",
     )
     general_text: bool = option(

@@ -71,7 +71,8 @@ class GuardsSection:
         "warn",
         help="The loss stays far above its lowest, a gradient norm exceeds 10 times its median or "
         "stays almost 0, or the "
-        "learning rate is too small to move the weights. ignore also silences the note on steps that "
+        "learning rate is too small to move the weights. ignore also silences the note on steps "
+        "that "
         "end before the corpus was read once.",
     )
 
