@@ -6,6 +6,8 @@ python benchmarks/gpu/real.py unpack FILE puts the stages that a call brought ba
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -15,7 +17,7 @@ from typing import Any
 from training import Setting, make_model
 
 ROOT = Path(__file__).parents[2]
-STUDY = ROOT / "recipes/studies/real.yaml"
+STUDY = "recipes/studies/real.yaml"
 PARTS = ROOT / "runs/gpu-model"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 LEFT_FOR_PACKING = 25.0
@@ -52,25 +54,19 @@ def run_study(setting: Setting) -> dict[str, Any]:
     packed = setting.results / "stages.tar.xz"
     if packed.exists() and not cache.exists():
         unpack(packed, cache)
-    command = [
-        sys.executable,
-        "-m",
-        "kinject.cli",
-        "study",
-        str(STUDY),
-        *_overrides(setting, cache),
-    ]
+    folder = _study_folder(setting)
+    command = [sys.executable, "-m", "kinject.cli", "study", STUDY, *_overrides(setting, cache)]
     log = setting.results / "study.log"
     with log.open("ab") as output:
+        # A group of its own: its workers end with it.
+        study = subprocess.Popen(
+            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
-            code = subprocess.run(
-                command,
-                cwd=ROOT,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=setting.seconds - LEFT_FOR_PACKING,
-            ).returncode
+            code = study.wait(setting.seconds - LEFT_FOR_PACKING)
         except subprocess.TimeoutExpired:
+            os.killpg(study.pid, signal.SIGKILL)
+            study.wait()
             code = None
     stages = sorted(path.parent for path in cache.glob("*/*/done.json"))
     stages = [folder for folder in stages if not any(folder.rglob("*.safetensors"))]
@@ -88,19 +84,34 @@ def run_study(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _overrides(setting: Setting, cache: Path) -> list[str]:
-    """Return what a GPU, or a dry run, sets otherwise than the recipe."""
-    values = [f"study.cache_dir={cache}", f"run_dir={setting.results / 'study'}"]
+def _study_folder(setting: Setting) -> Path:
+    """Return a folder with the checkout's recipes, documents and questions, and the model where the recipe has it.
+
+    Stages are known by paths in it, so a study on another machine finds them.
+    """
+    folder = setting.scratch / "study"
     if setting.tiny:
         model = _with_chat(make_model(setting, "0.5B"))
+    else:
+        model = _joined(setting.scratch / "smollm2")
+    links = {name: ROOT / name for name in ("recipes", "data", "eval")} | {
+        "runs/real/smollm2": model
+    }
+    for name, target in links.items():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.symlink_to(target)
+    return folder
+
+
+def _overrides(setting: Setting, cache: Path) -> list[str]:
+    """Return where results go, and what a dry run makes small."""
+    values = [f"study.cache_dir={cache}", f"run_dir={setting.results / 'study'}"]
+    if setting.tiny:
         small = "{trainer.assistant_only_loss: true, trainer.max_steps: 2, trainer.warmup_steps: 0, eval.limit: 2}"
-        return [
-            *values,
-            f"study.models={{smollm2: {model}}}",
-            f"study.overrides={small}",
-            "study.seeds=[0]",
-        ]
-    return [*values, f"study.models={{smollm2: {_joined(setting.scratch / 'smollm2')}}}"]
+        values += [f"study.overrides={small}", "study.seeds=[0]"]
+    return values
 
 
 def _joined(folder: Path) -> Path:
