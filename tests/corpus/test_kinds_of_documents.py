@@ -304,6 +304,26 @@ def test_open_document_and_rich_text_keep_headings_lists_notes_and_tables() -> N
     )
 
 
+def test_a_cell_of_open_document_over_two_columns_keeps_the_others_in_theirs() -> None:
+    def row(*cells: str) -> str:
+        return f"<table:table-row>{''.join(cells)}</table:table-row>"
+
+    def cell(text: str, attributes: str = "") -> str:
+        return f"<table:table-cell{attributes}><text:p>{text}</text:p></table:table-cell>"
+
+    wide = cell("Ferry", ' table:number-columns-spanned="2"') + "<table:covered-table-cell/>"
+    rows = row(cell("Line"), cell("First"), cell("Last")) + row(wide, cell("22:10"))
+    start, _, end = ODF.partition("<text:h")
+    content = f"{start}<table:table>{rows}</table:table></office:text></office:body></office:document-content>"
+    assert end
+    files = {
+        "mimetype": b"application/vnd.oasis.opendocument.text",
+        "content.xml": content.encode(),
+    }
+    *_, last = only("a.odt", zipped(files)).text.splitlines()
+    assert [part.strip() for part in last.strip("|").split("|")][2] == "22:10"
+
+
 def test_a_mail_of_outlook_gives_its_text_and_its_attachments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -46,7 +46,7 @@ _TAGS = {
 }
 """Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their
 content."""
-_SPANS = {"rowspan": "number-rows-spanned", "colspan": "number-cols-spanned"}
+_SPANS = {"rowspan": "number-rows-spanned", "colspan": "number-columns-spanned"}
 Member = TypeVar("Member", zipfile.ZipInfo, tarfile.TarInfo)
 _MOST_REPEATED = 50
 """Cells of the same content in a row that are written; a sheet's empty rest repeats thousands of
