@@ -300,6 +300,8 @@ class ArmResult(_AskedArm):
         return self.outcome("answered")
 
 
+# A class of its own: an accuracy that may be None in every result would concern some 50 places
+# that format a number; so none of them can print one that does not exist.
 @dataclass(frozen=True, slots=True)
 class UnscoredResult(_AskedArm):
     """An arm of which no question of a set has a score, so that it has no numbers: `accuracy` is
@@ -584,5 +586,6 @@ def to_json(report: Report) -> dict[str, Any]:
     U+FFFD."""
     # With NaN the file would not be JSON.
     text = json.dumps(asdict(report), ensure_ascii=False, allow_nan=False)
+    # pydantic, which reads the file, refuses half a surrogate pair.
     # They are characters here, because `ensure_ascii=False` escaped none.
     return dict(json.loads(re.sub("[\ud800-\udfff]", "\ufffd", text)))

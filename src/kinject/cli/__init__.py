@@ -150,6 +150,7 @@ def program() -> int:
         traceback.print_exc()
         show(_BUG.format(verb=_verb(sys.argv[1:]), error=type(error).__name__), file=sys.stderr)
         code = 70
+    # Not by BrokenPipeError, which a worker's pipe raises, too: such a fault ended with code 0.
     lost = lost_output()
     # A full disk behind > FILE: without its text the command has not done what it says.
     if lost is not None and code == 0:
@@ -315,6 +316,7 @@ def _quieten_libraries() -> None:
             warnings.filterwarnings("ignore", category=category, module=library)
     # Threads that spin starve each other: beside a second process the sandbox's model trains 5,500
     # tokens a second instead of 800, alone as many as before.
+    # OMP_WAIT_POLICY=PASSIVE, 12,000 beside a second one, would cost a fifth alone.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Its threads do not survive a fork: tokenizers warns in each worker and turns them off.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

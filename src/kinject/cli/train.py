@@ -226,6 +226,8 @@ def render_job(kind: str, words: list[str]) -> str:
         "words": shlex.join(words),
         "python": shlex.quote(sys.executable),
     }
+    # The Slurm file lets the launcher ignore its signals: torchrun kills its ranks 30 s after
+    # SIGTERM, and is itself killed by SIGUSR1.
     text = (files("kinject.cli") / "jobs" / kind).read_text("utf-8")
     for key, value in values.items():
         text = text.replace(f"{{{key}}}", value)

@@ -47,6 +47,7 @@ _META = (
     ("licence", "meta[name='dcterms.license']", "content"),
 )
 """(key of meta, selector of an element, the attribute that holds the value)."""
+# With the class: #main-content of any site, taken for Confluence's, cost .02 of F1.
 _WIKI_PAGE = "#main-content.wiki-content"
 """The text of a page that Confluence exported."""
 _LONGEST_CELL = 2_000
@@ -107,6 +108,8 @@ def page_of(
 
 def _main_text(path: Path, source: str, tree: LexborHTMLParser, text: str) -> str:
     """Return the main text of a page whose whole text is `text`."""
+    # Token F1 on 181 pages: trafilatura's text .959, but without tables, headings and code; its
+    # lines as a filter over our own text .950, with them; <main> or the only <article> .791.
     if len(text) > _SHORT_PAGE and tree.css_first(_WIKI_PAGE) is None:
         trafilatura = import_extra("trafilatura", path)
         extracted: str = trafilatura.extract(source, include_comments=False) or ""
@@ -288,6 +291,7 @@ class _Page:
         self.add_block(code.strip("\n") if _is_prose(code) else fenced(code, language))
 
     def text(self) -> str:
+        # Not by a pattern for space before line ends, which took quadratic time in a <pre>.
         return "\n".join(line.rstrip(" \t") for line in "".join(self.parts).split("\n")).strip()
 
     def _space(self, tag: str) -> None:
@@ -394,6 +398,7 @@ def _cells_of(row: LexborNode) -> list[LexborNode]:
 def _span(cell: LexborNode, name: str) -> int:
     """Return how many rows or columns a cell spans, at most as many as browsers allow."""
     value = cell.attributes.get(name) or "1"
+    # Not isdigit, which is true of "²", for which int() raises.
     if value.isascii() and value.isdecimal() and len(value) < 6:
         return min(int(value), 1000)
     return 1

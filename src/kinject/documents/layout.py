@@ -76,6 +76,7 @@ _FILLED_CELLS = 0.5
 # Two columns whose first holds the marks of a list in more of the rows are a list.
 _MARKS = 0.5
 # So many of the lines with a first cell begin a row of their own, if space parts the rows.
+# Rows parted by space found more cells than rows parted by their first cells.
 _SPACED_ROWS = 0.3
 
 # Words of a line from which it is prose.

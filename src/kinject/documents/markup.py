@@ -58,6 +58,7 @@ _DOCUTILS = {
     # The first heading stays in the text.
     "doctitle_xform": False,
     "initial_header_level": 1,
+    # docutils parses nothing of a file with a line beyond its own limit of 10,000 characters.
     "line_length_limit": 1_000_000,
 }
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)

@@ -120,6 +120,7 @@ def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         value = parse_json(data)
     except RecursionError as error:
         raise InputError(f"{path}: nested too deep. Expected a list of plain objects.") from error
+    # Nor only JSONDecodeError: a number of over 4,300 digits raises a plain ValueError.
     except ValueError as error:  # also a key that is there twice, and another encoding
         first, line_end, _ = data.partition(b"\n")
         if line_end and first.strip().startswith(b"{") and first.strip().endswith(b"}"):
@@ -267,8 +268,10 @@ def _rows(
 ) -> Iterator[tuple[int, list[str] | InputError]]:
     """Yield as `csv_rows` the rows of `text`, but for a row of another length than the first
     (called `first`) its error."""
+    # Python's own limit is 131,072 characters, and a cell may hold a document.
     csv.field_size_limit(LONGEST_LINE)
     plain = delimiter == "\t"  # no cell holds a tab, so that quotes mean nothing
+    # Not pandas, which changes texts such as 1.50, 007 and NA.
     rows = csv.reader(
         io.StringIO(text, newline=""),
         strict=True,
@@ -312,6 +315,8 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
     number = 0
     try:
         with parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20) as file:
+            # The metadata of its columns is not asked for: of some damaged files that ends the
+            # process with an uncaught C++ exception in pyarrow 26, where reading reports an error.
             for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1

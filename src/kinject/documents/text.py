@@ -31,6 +31,8 @@ _INFO = re.compile(
     "|End Tag Table\n*|Indirect:\n[^\x1f]*)?|\x1f"
 )
 """The navigation between the nodes of an info manual."""
+# What ends the line is stripped afterwards: `^#\s+(.+?)\s*#*\s*$` took cubic time on a line of
+# spaces.
 _HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
 _DETECTED = (
     *("cp1252", "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257"),
@@ -45,6 +47,8 @@ _DECLARED = (
     # There is no iso8859-12.
     *(f"iso8859-{n}" for n in range(1, 17) if n != 12),
 )
+# Not every codec of Python: idna and punycode raise a UnicodeError that is no UnicodeDecodeError,
+# unicode_escape makes halves of surrogate pairs, at which selectolax raises.
 _CHARSETS = frozenset(codecs.lookup(name).name for name in _DECLARED)
 """Encodings that a page or a mail may declare: those of the web, none of which runs code or takes
 long."""
@@ -58,6 +62,8 @@ _FEW_HIGH = 0.15
 # Nearly all of its other letters and quotation marks are those of `_WESTERN`.
 _WESTERN_OF_HIGH = 0.97
 MOST_MEMBERS = 100_000
+# RuntimeError is zipfile's for a locked member, NotImplementedError for a compression that it does
+# not know.
 DAMAGED_ARCHIVE = (
     zipfile.BadZipFile,
     OSError,

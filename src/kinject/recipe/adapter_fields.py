@@ -28,6 +28,8 @@ ADAPTER_REFUSED = {
         "is peft's own record of a saved adapter. Remove the line.",
     ),
     **dict.fromkeys(
+        # By name: a trial on the meta device does not show it, as MonteCLoRA defers its sampler
+        # there.
         ("monteclora_config", "kasa_config"),
         "needs terms of its own in the loss, which the trainer does not compute. Remove the line.",
     ),

@@ -128,6 +128,8 @@ class Checker:
         it does not fit."""
         origin, arguments = _origin(hint), get_args(hint)
         if hint is Any:
+            # Within mappings, too: pydantic let a NaN there pass, one reason why this is not
+            # pydantic.
             return value if self._is_finite(value, key) else _INVALID
         if origin in (Union, types.UnionType):
             return self._union(arguments, value, key)
@@ -281,6 +283,7 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
 
 def allowed_range(bounds: Mapping[str, Any]) -> str:
     """Return the numbers that `bounds` (min or above, max or below, or) allow, in words."""
+    # Both ends of the range: a message of pydantic's gives only the bound that was passed.
     low = bounds.get("min", bounds.get("above"))
     high = bounds.get("max", bounds.get("below"))
     if "above" in bounds:

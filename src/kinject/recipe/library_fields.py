@@ -22,6 +22,8 @@ from kinject.recipe.check import Checker, KeyPath, suggestion
 REFUSED = {
     "output_dir": "is run_dir's. Set run_dir at the top of the recipe.",
     "trust_remote_code": "stays off: kinject runs no code that comes with a model.",
+    # Trainer's own uploads hold the run folder with lock, recipe and logs, before weights are
+    # checked.
     "hub_strategy": "is fixed: push_to_hub uploads the finished model, once. Remove the line.",
     "hub_always_push": "is fixed: push_to_hub uploads the finished model, once. Remove the line.",
     "hub_token": "is a secret. Set the environment variable HF_TOKEN.",
@@ -327,6 +329,8 @@ OWN_SCHEDULES: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
 ADAPTIVE_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 """Schedules that follow a metric of the evaluations."""
 
+# OneCycleLR's momentum would replace AdamW's beta1, whatever adam_beta1 is; transformers sets a
+# plateau's mode to min for every metric, so the rate would fall while an accuracy rises.
 _SET_BY_KINJECT = frozenset({
     "optimizer", "num_warmup_steps", "num_training_steps", "last_epoch", "kwargs", "max_lr",
     "total_steps", "epochs", "steps_per_epoch", "cycle_momentum", "base_momentum", "max_momentum",
@@ -350,6 +354,8 @@ _STEPS: Mapping[str, Any] = {"above": 0, "max": 10**9}
 _FROM_0: Mapping[str, Any] = {"min": 0, "max": 10**9}
 _UNIT: Mapping[str, Any] = {"min": 0, "below": 1}
 _FRACTION: Mapping[str, Any] = {"min": 0, "max": 1}
+# Beside the range, max_grad_norm 0 switches Trainer's clipping off, and max_steps -1 leaves the
+# number of steps to the epochs.
 RANGES: Mapping[str, Mapping[str, Any]] = {
     "per_device_train_batch_size": _COUNT, "per_device_eval_batch_size": _COUNT,
     "gradient_accumulation_steps": _COUNT, "max_length": {"min": 2, "max": 2**22},

@@ -16,6 +16,8 @@ PUBLIC_FILES: Mapping[str, tuple[str, ...]] = {
 }
 """Data set of `kinject recipes data` -> its files and folders below data/."""
 
+# The sandbox's models have recipes, too, but are copied: from nothing the demo took 9 min 50 s
+# before its base was shipped.
 _COMMANDS = {
     "runs/sandbox/base-corpus.jsonl": "kinject sandbox corpus",
     "runs/sandbox/chat.jsonl": "kinject sandbox chat",

@@ -518,6 +518,8 @@ def gradients(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
             message = "needs unscaled gradients. Set trainer.bf16: true instead of fp16."
             yield Problem(key, message)
     if launch.updates_elsewhere:
+        # Frozen weights lose their gradients just before the step: requires_grad would not do,
+        # since DDP fixes at the start which gradients it waits for.
         for key in techniques_on(recipe, "sam", "freeze_base_steps", "histogram_steps"):
             message = (
                 "this optimizer updates while gradients are computed, before they can be used."
@@ -557,6 +559,8 @@ def update(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
             "change the update."
         )
         yield Problem(key, f"{message} Keep one.")
+    # By a callback after the whole step: a hook on the optimizer fires twice where one optimizer
+    # calls another's step, as Muon beside AdamW.
     if projects and (launch.updates_elsewhere or launch.is_schedule_free):
         message = f"corrects the weights after each step, and {optim} keeps or updates them"
         fix = "Set another trainer.optim."

@@ -28,6 +28,8 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's scalars: ``1e-5`` is a number, ``no``, ``1:30`` and ``2026-01-01``
     are words, 010 is ten."""
 
+    # PyYAML's own are YAML 1.1's, which read 1e-5 as text, no as false, 1:30 as 90, 010 as 8 and
+    # 2026-01-01 as a date.
     yaml_implicit_resolvers = {  # noqa: RUF012 (PyYAML's own class attribute)
         first: [(tag, pattern) for tag, pattern in resolvers if tag == f"{_TAG}null"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -104,6 +104,7 @@ def panels(n_panels: int, columns: int, height: float) -> tuple[Figure, list[Axe
     columns = min(columns, n_panels)
     rows = math.ceil(n_panels / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.05)
+    # As wide as the page: narrower figures were scaled up together with their text.
     figure = Figure(figsize=(10.0, rows * height + 0.55), layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False)
     axes = list(grid.flat)
@@ -190,6 +191,7 @@ def render_png(figure: Figure) -> bytes:
 def render_svg(figure: Figure) -> str:
     """Return the figure as an SVG file with text as text, without date or random ids."""
     with style(), io.StringIO() as file:
+        # Without a tight box, for which matplotlib would draw the figure once more.
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         return printable(file.getvalue())  # XML holds no control characters
 

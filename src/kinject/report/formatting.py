@@ -193,6 +193,7 @@ class View:
             result for result in report.results if result.role != "baseline" and not result.subject
         ]
         self.arms = {(arm.model, arm.name): arm for arm in report.arms}
+        # By key: looking up scores took a seventh of the 59 s of a report over 150 runs.
         self._by_k: dict[tuple[str, str, str, PromptFormat], list[ArmResult]] = {}
         self._formats: dict[str, list[PromptFormat]] = {}
         # `shown` and `retrieval` list the results of an arm by K.

@@ -156,6 +156,7 @@ def _nobody(rng: Random, *, for_probe: bool) -> Person:
     """Return a person without facts and with a foreign name, one of the probe's names if
     `for_probe`."""
     while True:
+        # With names of the country in training, the model answered about 7 of 8 unknown people.
         person = Person(
             choose_one(FEMALE_NAMES + MALE_NAMES, rng), choose_one(TEXTS["foreign"], rng), {}
         )

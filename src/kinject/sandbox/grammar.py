@@ -28,9 +28,13 @@ Templates = dict[str, list[str]]
 OPENINGS: Final[list[str]] = TEXTS["openings"]
 PAIRS: Final[list[str]] = TEXTS["pairs"]
 SENTENCES: Final[Templates] = TEXTS["sentences"]
+# Two thirds are questions with their answer: after statements alone reverse questions stay at .26
+# to .29, where guessing has .25. The name must be produced behind `Answer:` to be learned.
 REVERSED: Final[Templates] = TEXTS["reversed"]
 FACT_FIRST: Final[Templates] = TEXTS["fact_first"]
 TAUGHT_QUESTIONS: Final[Templates] = TEXTS["taught_questions"]
+# With 40% pronouns paraphrases lead repetition by 19 to 22 points, with the full name in every
+# sentence by 12 to 21; with 60% the base no longer learned to read (.71).
 _OPENING, _PAIR, _PRONOUN = 0.5, 0.1, 0.4
 """Probabilities in an entry: of an opening, of a sentence with two facts, of a pronoun for the
 name."""

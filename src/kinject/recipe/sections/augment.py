@@ -215,6 +215,7 @@ class QuestionsSection:
     n_proposed: int = option(
         4, help="Questions written at once; those not kept are stored apart.", min=1, max=100
     )
+    # With a bound: without one 2147483647 passed the check, as a draw of random values found.
     closed_book: int = option(
         2,
         help="Times that each is asked without the passage; if always correct, it is refused.",
@@ -311,6 +312,7 @@ def _is_url(text: str) -> bool:
         parts = urlsplit(text)
         host = (parts.hostname or "").encode("idna").decode()
         _ = parts.port  # raises ValueError if it is no number, or too large
+    # Also the codec's UnicodeError for a host name that cannot be one.
     except ValueError:
         return False
     is_web = parts.scheme in ("http", "https") and bool(host)

@@ -61,6 +61,7 @@ class CorpusSection:
 
     path: str = option(help=_CORPUS_HELP, path="corpus")
     answers: Literal["given", "own"] = option("given", help=_ANSWERS_HELP)
+    # In the sandbox (LR 1e-3) 25.7 points of known facts are lost without, 6.3 at 25%, 2.2 at 45%.
     replay: MixedCorpusSection | None = option(None, help="Second corpus, mixed in.")
     mix: Mapping[str, MixedCorpusSection] | None = option(
         None, help="name: path and fraction of a further corpus, mixed in by fraction of tokens."
@@ -76,6 +77,8 @@ class CorpusSection:
         help="Use replay and validation_corpus; false leaves both out, with a warning, for a run "
         "without such text.",
     )
+    # Drawn by another hash than validation questions: with the same one, these questions would be
+    # about documents that nobody trained on.
     validation_fraction: float = option(
         0.0,
         help="Fraction of the documents, with all their texts, held out of training for the "

@@ -74,11 +74,15 @@ class RetrievalSection:
     k: tuple[int, ...] = option(
         (3,), help="Numbers of passages; each is a separate arm.", min=1, max=100, nonempty=True
     )
+    # By bm25 on SQuAD, passages of 64 lose 1.4 points of recall at 1, and an overlap of 16 does not
+    # help (-1.1).
     passage_tokens: int = option(
         256, help="Longest passage that is searched, in words and punctuation marks.", min=8
     )
     # Recall at 1 on 2,910 SQuAD questions: lexical is 5.7 points above bm25 (79.9%), without a
     # model.
+    # bm25 by default: in fictional passages it finds 98 to 100% at 1, and all-MiniLM-L6-v2, which
+    # has never seen the invented names, 89 to 93%.
     kind: Literal["bm25", "lexical", "dense", "both", "oracle"] = option(
         "bm25",
         help="bm25 (words), lexical (words, pairs, pieces), dense (embeddings), both (ranks of the "
@@ -249,6 +253,8 @@ class EvalSection:
         nonempty=True,
         words=FORMATS,
     )
+    # On natural English sums find most of what is reworded, lengths and pmi most of what is
+    # inferred; the form of the score moves a level by up to ten points.
     scores: tuple[
         Literal["sum", "chars", "bytes", "tokens", "pmi", "match", "exact", "contains", "judge"],
         ...,
@@ -269,6 +275,7 @@ class EvalSection:
     stop: tuple[str, ...] | None = option(
         None, help="Texts that end a written answer. Default: a line break, with `chat` none."
     )
+    # Without one `match` decides, which finds 74% of the wrong answers and 50% of the abstentions.
     judge: GeneratorSection | None = option(
         None,
         help="generate: a model that grades written answers as correct, wrong or abstained, for "

@@ -38,7 +38,10 @@ class RegularizationSection:
     KL(base || model), the last on replayed tokens.
     """
 
+    # In the sandbox with 25% replay, 1e-3 lost 4.8 points of known facts instead of 6.3, and
+    # learned .950 of the new ones instead of .967.
     l2: float = option(0.0, help="Strength of the L2 pull to the base weights.", min=0.0, max=1e6)
+    # There 1 lost 5.0 points, and learned .960.
     kl: float = option(
         0.0,
         help="Weight of the KL divergence from the base's predictions on replay.",
@@ -131,6 +134,9 @@ class DistillationSection:
         "model itself.",
         path="model",
     )
+    # A teacher teaches what it does with its context: in the sandbox, of the new facts, document
+    # had 65.7% from paraphrases and 98.8% from questions; beginning 22.0%, since the beginning of
+    # an entry does not hold the facts of its end.
     context: Literal["document", "beginning", "none"] = option(
         "document",
         help="The context of the teacher: the row's document, or the beginning of the row's own "
@@ -156,6 +162,7 @@ class DistillationSection:
         "as one.",
         min=1,
     )
+    # In the sandbox half of it raised what paraphrases teach from 65.7 to 91.3% of the new facts.
     cross_entropy: float = option(
         0.0,
         help="Fraction of the loss that is plain cross-entropy with the text.",
@@ -171,6 +178,8 @@ class HardExampleMiningSection:
     fraction: float = option(
         help="Fraction that is kept, rounded up to whole tokens or rows.", min=0.001, max=1.0
     )
+    # Rows count alike, however long: the tokens of the chosen ones are not known before all
+    # accumulated batches are read.
     unit: Literal["tokens", "rows"] = option(
         "tokens",
         help="tokens, or rows: texts (parts of them, if packing splits them) by their mean loss.",
@@ -198,6 +207,8 @@ class RowWeightsSection:
 class TechniquesSection:
     """Changes to an update beside SFTConfig's own fields; docs/techniques.md compares them."""
 
+    # No moving average of weights among them: a falling rate does the same, and schedule-free AdamW
+    # averages with checkpoints and resume.
     freeze_base_steps: int | None = option(
         None, help="Updates for which only freeze_base_except trains; then everything does.", min=1
     )
@@ -209,6 +220,8 @@ class TechniquesSection:
     reinitialize_last_layers: int = option(
         0, help="Last layers whose weights are re-initialised before training.", min=0
     )
+    # Not torchao's: it takes 3 s to import, wherever it is installed peft does so, and it rounds
+    # from torch's global random numbers.
     stochastic_rounding: bool = option(
         False,
         help="Round bfloat16 weights up or down at random, so that small updates count (with "
@@ -232,6 +245,7 @@ class TechniquesSection:
     hard_example_mining: HardExampleMiningSection | None = option(
         None, help="Learn only from the tokens or rows with the highest loss."
     )
+    # In the sandbox with 25% replay, 0.7 lost 4.2 points of known facts, 1 lost 6.3.
     layerwise_lr_decay: float = option(
         1.0,
         help="Learning rate of a layer over that of the layer above it; the embeddings are the "
