@@ -53,6 +53,7 @@ OTHERS = {
     "make ": "the tests themselves, or what runs them; benchmarks/demo.py runs make demo",
     "accelerate launch": "tests/train/test_distributed.py, tests/eval/test_run.py",
     "python benchmarks/": "tests/test_benchmarks.py",
+    "bash benchmarks/gpu/lease.sh": "tests/test_gpu_program.py",
     "python -m kinject.eval.harness": "tests/eval/test_harness.py",
 }
 """Beginning of a documented command that is not kinject's -> what runs it."""

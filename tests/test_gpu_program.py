@@ -256,6 +256,35 @@ def test_cases_run_in_the_order_in_which_they_are_asked_for(program: Any) -> Non
         run.choose(["trian"], {}, retry=False)
 
 
+def test_a_call_goes_on_with_the_results_that_were_carried_along(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for name in ("src/kinject", "benchmarks/gpu"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    earlier = copy / "runs/gpu/results.jsonl"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text(
+        json.dumps({"case": "machine", "status": "failed", "reason": "x", "tiny": True}) + "\n"
+    )
+    out = tmp_path / "out"
+    environment = {**os.environ, "OUT": str(out), "GPU_PYTHON": sys.executable}
+    lease = ["bash", "benchmarks/gpu/lease.sh"]
+    options = ["--tiny", "--only", "machine", "proof/devices"]
+    done = subprocess.run(
+        [*lease, "1", *options], capture_output=True, text=True, cwd=copy, env=environment
+    )
+    assert "1 done, 0 failed, 0 wait" in done.stdout, done.stdout + done.stderr
+    lines = (out / "results.jsonl").read_text().splitlines()
+    cases = [json.loads(line)["case"] for line in lines if line]
+    assert cases == ["machine", "proof/devices"]
+    assert (out / "gpu.md").is_file()
+    unknown = subprocess.run(
+        [*lease, "3"], capture_output=True, text=True, cwd=copy, env=environment
+    )
+    assert unknown.returncode == 2
+    assert "usage: bash benchmarks/gpu/lease.sh 1|2" in unknown.stderr
+
+
 HIDES_KINJECT = """
 import importlib.metadata as metadata
 known = metadata.distribution

@@ -258,7 +258,7 @@ RULER = {
 
 Wanted, a 100 lines of code: 2.0 conditional expressions, 0.2 lambdas, 0.2 nested comprehensions; in all no flag as a factor, 20
 functions with over 15 branches, 60 parameters typed Any, 20 `fmt: skip`, no line over 100 columns."""
-LEAST_COMMENTS = 1_727
+LEAST_COMMENTS = 1_826
 """Comments in src, each of which gives a reason: this number may only rise. Wanted: 4 a 100 lines of code."""
 
 
