@@ -161,6 +161,7 @@ def test_a_conversation_keeps_its_tools_arguments_and_thinking(tmp_path: Path) -
         ),
         ({"messages": [CHAT[0], CHAT[1] | {"thinking": ["So."]}]}, "thinking: found list"),
         ({"messages": CHAT, "tools": "[{"}, "no JSON"),
+        ({"messages": CHAT, "tools": "[" * 90_000}, "nested too deeply"),
         ({"messages": CHAT, "tools": [{}]}, "tools: expected a list of"),
         ({"messages": CHAT, "chat_template_kwargs": [1]}, "chat_template_kwargs: found list"),
         ({"text": "Bryn.", "tools": [TOOL]}, "tools: belongs to messages"),

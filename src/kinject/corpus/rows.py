@@ -386,6 +386,8 @@ def _tools(value: JsonValue) -> list[Row]:
         # Not JSONDecodeError: an integer of over 4,300 digits raises its parent.
         except ValueError as error:
             raise InputError(f"tools: found text that is no JSON ({error}).") from None
+        except RecursionError:
+            raise InputError("tools: found JSON that is nested too deeply.") from None
     if not isinstance(value, list) or not all(_function_name(tool) for tool in value):
         raise InputError(
             'tools: expected a list of {"type": "function", "function": {"name": ..., ...}}.'
