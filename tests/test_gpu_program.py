@@ -256,11 +256,17 @@ def test_cases_run_in_the_order_in_which_they_are_asked_for(program: Any) -> Non
         run.choose(["trian"], {}, retry=False)
 
 
-def test_a_call_goes_on_with_the_results_that_were_carried_along(tmp_path: Path) -> None:
+def _copied_checkout(tmp_path: Path) -> Path:
+    """Return a copy of the checkout's code alone, as it travels to another machine."""
     copy = tmp_path / "copy"
     for name in ("src/kinject", "benchmarks/gpu"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
+    return copy
+
+
+def test_a_call_resumes_with_the_results_that_were_carried_along(tmp_path: Path) -> None:
+    copy = _copied_checkout(tmp_path)
     earlier = copy / "runs/gpu/results.jsonl"
     earlier.parent.mkdir(parents=True)
     earlier.write_text(
@@ -297,10 +303,7 @@ metadata.distribution = distribution
 
 
 def test_a_copied_checkout_runs_where_kinject_is_not_installed(tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    for name in ("src/kinject", "benchmarks/gpu"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", copy)
+    copy = _copied_checkout(tmp_path)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(HIDES_KINJECT)
     command = [sys.executable, "benchmarks/gpu/run.py", "--tiny", "--only", "train/1B full/kinject"]

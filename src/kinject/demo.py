@@ -251,7 +251,7 @@ def _evaluate(executor: LocalExecutor, task: _Task, folder: Path) -> None:
     section, n = read_recipe(task.recipe, verb="eval").eval, 0
     for item in section.sets().values():
         n += len(expand_arms(section, item)) * len(
-            Path(item.path).read_bytes().splitlines()[: item.limit or section.limit]
+            Path(item.path).read_bytes().splitlines()[: section.limit_of(item)]
         )
     with _rows_shown("evaluating", n, "answers", {task.folder / "answers.jsonl": 1}):
         texts = _run(executor, [task], folder)

@@ -190,7 +190,7 @@ def _read_set(
     questions = tuple(read_questions(Path(item.path), layout, golds=golds))
     if item.shots_from and max(section.shots):
         pool = tuple(read_questions(Path(item.shots_from), layout, golds=golds))
-    questions = questions[: item.limit or section.limit]
+    questions = questions[: section.limit_of(item)]
     contexts: tuple[tuple[Passage, ...], ...] = ()
     if retriever and section.retrieval and item.gets_passages:
         # For the largest K once: smaller ones are its first passages.

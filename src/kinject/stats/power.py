@@ -67,8 +67,7 @@ def detectable(design: Design, spread: Spread) -> float:
         # As the test has them: few seeds are known badly.
         df = cochran_df([(variance, df), (of_seeds, max(1.0, design.n_seeds - 1.0))])
         variance += of_seeds
-    both_tails = quantile(ALPHA / design.family / 2, df)
-    return (both_tails + quantile(1 - POWER, df)) * math.sqrt(variance)
+    return _shown(math.sqrt(variance), ALPHA / design.family, df)
 
 
 def detectable_by(low: float, high: float, n_documents: float) -> float:
@@ -76,7 +75,13 @@ def detectable_by(low: float, high: float, n_documents: float) -> float:
     80%, by itself."""
     df = max(1.0, n_documents - 1)
     error = (high - low) / 2 / quantile(ALPHA / 2, df)
-    return error * (quantile(ALPHA / 2, df) + quantile(1 - POWER, df))
+    return _shown(error, ALPHA, df)
+
+
+def _shown(error: float, alpha: float, df: float) -> float:
+    """Return the difference with this standard error that a two-sided test at `alpha` shows with a
+    probability of 80%."""
+    return error * (quantile(alpha / 2, df) + quantile(1 - POWER, df))
 
 
 def cheapest(design: Design, spread: Spread, wanted: float) -> str:

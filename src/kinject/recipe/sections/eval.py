@@ -320,6 +320,11 @@ class EvalSection:
             for name, value in self.questions.items()
         }
 
+    def limit_of(self, item: QuestionSetSection) -> int | None:
+        """Return how many questions of a set are asked, None for all: its own limit before that of
+        all sets."""
+        return item.limit or self.limit
+
     def formats_of(self, item: QuestionSetSection) -> tuple[str, ...]:
         """Return the formats in which a question set is asked: its own, or this section's."""
         return item.formats or self.formats

@@ -66,6 +66,18 @@ class TrainerOptions:
     callbacks: list[TrainerCallback]
     collator: Collator
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that trainers of every method take; not all of them take the collator."""
+        return {
+            "model": self.model,
+            "args": self.config,
+            "processing_class": self.tokenizer,
+            "peft_config": self.adapter,
+            "run_dir": self.run_dir,
+            "callbacks": self.callbacks,
+        }
+
 
 class Method:
     """A way to train: each kind is one file of this folder, and one line of `METHODS`.
@@ -99,16 +111,7 @@ class Method:
 
     def make_trainer(self, parts: TrainingParts, options: TrainerOptions) -> RunTrainer:
         """Return the trainer of a run."""
-        return KnowledgeTrainer(
-            parts,
-            model=options.model,
-            args=options.config,
-            processing_class=options.tokenizer,
-            peft_config=options.adapter,
-            run_dir=options.run_dir,
-            callbacks=options.callbacks,
-            data_collator=options.collator,
-        )
+        return KnowledgeTrainer(parts, data_collator=options.collator, **options.arguments)
 
     def for_timing(self, recipe: TrainRecipe) -> TrainRecipe:
         """Return the recipe whose steps take as long, without what is made before the first one."""

@@ -91,15 +91,7 @@ class Recall(Method):
 
     def make_trainer(self, parts: TrainingParts, options: TrainerOptions) -> RecallTrainer:
         """Return TRL's trainer of drawn answers."""
-        return RecallTrainer(
-            parts,
-            model=options.model,
-            args=options.config,
-            processing_class=options.tokenizer,
-            peft_config=options.adapter,
-            run_dir=options.run_dir,
-            callbacks=options.callbacks,
-        )
+        return RecallTrainer(parts, **options.arguments)
 
 
 def choose_practice(
