@@ -119,6 +119,13 @@ class Contrast:
         return self.p if self.p_holm is None else self.p_holm
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """`low` and `high`; without an interval -1 and 1, since any difference is possible."""
+        if self.low is None or self.high is None:
+            return -1.0, 1.0
+        return self.low, self.high
+
+    @property
     def too_few(self) -> bool:
         """Whether there are too few documents (or questions) to judge the difference, or for so
         many comparisons."""
