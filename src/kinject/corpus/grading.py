@@ -67,7 +67,7 @@ def normalize_answer(text: str) -> str:
 
     A quotation in RAFT's marks in front of the answer is left out.
     """
-    # As SQuAD's script has it, in English: tests/eval/test_texts.py compares a thousand rows.
+    # As SQuAD's script has it, in English: a thousand rows of a test compare it.
     bare = "".join(
         character for character in final_answer(text).lower() if character not in _PUNCTUATION
     )
