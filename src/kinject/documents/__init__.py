@@ -10,7 +10,7 @@ from pathlib import Path
 from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists
 from kinject.documents.collect import collect, collected_fingerprint
 from kinject.documents.parse import is_heap
-from kinject.documents.readers import LocatedDocument, fault_of, read_file
+from kinject.documents.readers import LocatedDocument, UnreadPart, fault_of, read_file
 from kinject.documents.rows import read_data_set, read_saved_dataset
 from kinject.documents.write import read_rows
 from kinject.errors import DiskError, InputError
@@ -30,6 +30,8 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
     ``{text, id?, title?, source?, meta?}``; other keys go to `meta`. There, a document without an
     id gets the hash of its title and text.
 
+    A page of a PDF that cannot be read is left out, with a warning.
+
     Raises as `collect`; of a single file, `DiskError` when it cannot be read and `InputError`
     (file:line) on a document that is empty, is not text, or has the id of an earlier one, and when
     a library is not installed.
@@ -45,6 +47,9 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
         return
     seen: dict[int, str] = {}
     for location, document in _read_located(path):
+        if isinstance(document, UnreadPart):
+            log.warning(str(document))
+            continue
         if isinstance(document, InputError):
             raise document
         # A number takes less memory than the text of an id, of which there may be millions.

@@ -1,13 +1,18 @@
-"""Words on a page, their lines and cells; running headers and footers are left out."""
+"""Letters and words on a page, their lines and cells; running headers and footers are left out.
+
+Letters are put in the order in which they are read (UAX 9) by their places alone: the order of
+drawing, and PDFium's, is another one where Hebrew or Arabic meets numbers or Latin words.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kinject.documents.text import one_line
 
@@ -32,6 +37,57 @@ _SAME_LINE = 0.5
 # A line is bold if this much of its text is: a few words in it may be set otherwise.
 _MOSTLY_BOLD = 0.8
 
+# In heights of a letter, as fonts differ: a letter whose middle is further up or down is on another
+# line,
+_OTHER_LINE = 0.5
+# and one that is further to the right begins another word,
+_SPACE = 0.25
+# as does one with a smaller space and a rule in it: cells of a table may touch.
+_RULE_SPACE = 0.03
+# Where directions meet, letters that are neighbours were not drawn one after the other, so that the
+# spaces between them are known by their width only; this is half of a narrow one.
+_NARROW_SPACE = 0.1
+# No number or name goes on over a gap this wide: cells, or columns.
+_WIDE_SPACE = 0.8
+
+_CODES = {"R": "R", "AL": "R", "L": "L", "EN": "N", "AN": "N", "ES": "S", "CS": "S", "ET": "T"}
+"""The directions of Unicode -> the codes of the patterns below: letters from right to left, from
+left to right, digits, separators in numbers, signs beside numbers."""
+_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff]")
+_LEFT_TO_RIGHT = re.compile(r"[LN]*L(?:[^R|]*[LN])?|T*N+(?:SN+)*[TP]*")
+"""Codes, as they stand on the page, of names and numbers within text from right to left."""
+_RIGHT_TO_LEFT = re.compile(r"R(?:[^L|]*R)?")
+_PAIRS = {
+    **dict.fromkeys("()", "()"),
+    **dict.fromkeys("[]", "[]"),
+    **dict.fromkeys("{}", "{}"),
+    **dict.fromkeys("«»", "«»"),
+}
+_LAM_ALEF = re.compile("ل[اأإآٱ]")
+
+
+class Rule(NamedTuple):
+    """A horizontal (`position` is y) or vertical (`position` is x) rule from `start` to `end`."""
+
+    position: float
+    start: float
+    end: float
+
+
+class Letter(NamedTuple):
+    """A letter, or several that are drawn as one: its box, the size of its font, its number in the
+    order of drawing, and that of its word: white space parts words."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+    text: str
+    size: float
+    number: int
+    word: int
+    is_table: bool = False
+
 
 class Box(NamedTuple):
     """A word, a line, or a table: points from the left and from the top of the page, its text and
@@ -47,20 +103,235 @@ class Box(NamedTuple):
     is_table: bool = False
 
 
+Placed = TypeVar("Placed", Box, Letter)
 left_edge = attrgetter("x0")
 
 
-def middle(box: Box) -> tuple[float, float]:
+def middle(box: Box | Letter) -> tuple[float, float]:
     """Return the centre of a box."""
     return (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
 
 
-def _middle_height(box: Box) -> float:
+def _middle_width(box: Box | Letter) -> float:
+    return middle(box)[0]
+
+
+def _middle_height(box: Box | Letter) -> float:
     return middle(box)[1]
 
 
 def _text_length(box: Box) -> int:
     return len(box.text)
+
+
+class Word:
+    """The letters of a word, as they are read."""
+
+    def __init__(self, first: Letter) -> None:
+        self.last = first
+        self.number, self.size = first.number, first.size
+        self.letters = [first.text]
+        self.x0, self.y0, self.x1, self.y1 = first[:4]
+
+    def add(self, letter: Letter) -> None:
+        self.last = letter
+        self.letters.append(letter.text)
+        self.x1 = max(self.x1, letter.x1)
+        self.y0 = min(self.y0, letter.y0)
+        self.y1 = max(self.y1, letter.y1)
+
+    def is_continued_by(self, letter: Letter, down: Sequence[Rule]) -> bool:
+        """Return whether a letter is close enough, and no rule of `down` is before it."""
+        if letter.word != self.last.word:
+            return False
+        height = max(self.y1 - self.y0, 1.0)
+        gap = letter.x0 - self.x1
+        if abs((letter.y0 + letter.y1) - (self.y0 + self.y1)) / 2 > _OTHER_LINE * height:
+            return False
+        # Far to the right, or back to the left: another word.
+        if gap > _SPACE * height or letter.x0 < self.x1 - height:
+            return False
+        if gap <= _RULE_SPACE * height:
+            return True
+        y = (self.y0 + self.y1) / 2
+        return not any(
+            self.x1 - 1 < rule.position < letter.x0 + 1 and rule.start < y < rule.end
+            for rule in down
+        )
+
+
+def words_of(letters: Sequence[Letter], down: Sequence[Rule]) -> Iterator[Word]:
+    """Yield the words of letters, which are in order; rules `down` part them."""
+    word: Word | None = None
+    for letter in letters:
+        if word is not None and word.is_continued_by(letter, down):
+            word.add(letter)
+            continue
+        if word is not None:
+            yield word
+        word = Word(letter)
+    if word is not None:
+        yield word
+
+
+def is_right_to_left(text: str) -> bool:
+    """Return whether most letters of a text are those of Hebrew, Arabic and the like."""
+    if not _TO_LEFT.search(text):
+        return False
+    directions = [_code(character) for character in text]
+    return directions.count("R") > directions.count("L")
+
+
+def _code(text: str) -> str:
+    """Return the code of the direction of a letter; brackets and percent have their own."""
+    first = text[0]
+    if first in _PAIRS:
+        return "b"
+    if first in "%٪":
+        return "P"
+    return _CODES.get(unicodedata.bidirectional(first), "o")
+
+
+def in_logical_order(letters: Sequence[Letter], is_mirrored: bool) -> list[Letter]:
+    """Return letters, some of which run from right to left, in the order in which they are read,
+    at places from left to right. Where none does, they are returned as they are.
+
+    `is_mirrored`: the page is, as its lines run from right to left.
+    """
+    if not is_mirrored and not _any_to_left(letters):
+        return list(letters)
+    ordered: list[Letter] = []
+    for line in lines_of(_glyphs(letters)):
+        if is_mirrored or _any_to_left(line):
+            ordered += _line_in_order(line, is_mirrored)
+        else:
+            ordered += sorted(line, key=attrgetter("number"))
+    return ordered
+
+
+def _any_to_left(letters: Sequence[Letter]) -> bool:
+    return _TO_LEFT.search("".join(letter.text for letter in letters)) is not None
+
+
+def _glyphs(letters: Sequence[Letter]) -> list[Letter]:
+    """Return letters with those of a ligature as one, in their order."""
+    glyphs: list[Letter] = []
+    for letter in letters:
+        if glyphs and letter[:4] == glyphs[-1][:4]:
+            glyphs[-1] = glyphs[-1]._replace(text=glyphs[-1].text + letter.text)
+        else:
+            glyphs.append(letter)
+    # PDFium turns text from right to left letter by letter, within ligatures as well unless they
+    # are characters of their own. No font draws an alef before a lam, or a mark before its letter,
+    # as one: they tell which it was.
+    n_forwards = sum(_is_forwards(glyph.text) for glyph in glyphs)
+    if n_forwards >= sum(_is_forwards(glyph.text[::-1]) for glyph in glyphs):
+        return glyphs
+    for index, glyph in enumerate(glyphs):
+        if _code(glyph.text) in "Ro":
+            glyphs[index] = glyph._replace(text=glyph.text[::-1])
+    return glyphs
+
+
+def _is_forwards(text: str) -> bool:
+    """Return whether `text` is a ligature of lam and alef, or of a letter and its mark."""
+    is_marked = unicodedata.combining(text[-1]) > 0 and not unicodedata.combining(text[0])
+    return is_marked or _LAM_ALEF.fullmatch(text) is not None
+
+
+def _line_in_order(line: Sequence[Letter], is_mirrored: bool) -> list[Letter]:
+    """Return the letters of a line in the order in which they are read: what runs against the
+    direction of the page is turned in its place."""
+    letters = sorted(_with_marks(line), key=_middle_width)
+    # The line as it is seen: the codes of letters and gaps, and the letter of each.
+    codes, indices = "", []
+    for index, letter in enumerate(letters):
+        gap = _gap_code(letters[index - 1], letter) if index else ""
+        codes += gap + _code(letter.text)
+        indices += [index] * (len(gap) + 1)
+    spans = [match.span() for match in _RIGHT_TO_LEFT.finditer(codes)]
+    if is_mirrored:
+        codes, indices, spans = codes[::-1], indices[::-1], [(0, len(codes))]
+    for start, end in spans:
+        for match in _LEFT_TO_RIGHT.finditer(codes, start, end):
+            first, last = match.span()
+            # The last bracket of a name belongs to it: Python (LTS).
+            if match[0].count("b") % 2 and codes[last : last + 1] == "b":
+                last += 1
+            _reflect(letters, indices[first:last])
+        if not is_mirrored:
+            if codes.count("b", start, end) % 2 and codes[start - 1 : start] == "b":
+                start -= 1
+            _reflect(letters, indices[start:end])
+    letters.sort(key=_middle_width)
+    ordered: list[Letter] = []
+    word = letters[0].number
+    for index, letter in enumerate(letters):
+        if index and _gap_code(letters[index - 1], letter):
+            word = letter.number
+        ordered.append(letter._replace(word=word))
+    return _with_brackets(ordered)
+
+
+def _with_marks(line: Sequence[Letter]) -> list[Letter]:
+    """Return the letters of a line, each with the marks (vowels, accents) above and below it."""
+    letters = [letter for letter in line if not unicodedata.combining(letter.text[0])]
+    if not letters:
+        return list(line)
+    for mark in line:
+        if not unicodedata.combining(mark.text[0]):
+            continue
+        distances = [abs(_middle_width(letter) - _middle_width(mark)) for letter in letters]
+        nearest = distances.index(min(distances))
+        letters[nearest] = letters[nearest]._replace(text=letters[nearest].text + mark.text)
+    return letters
+
+
+def _gap_code(letter: Letter, following: Letter) -> str:
+    """Return the code of the gap between two neighbours: wide, a space, or none."""
+    gap = following.x0 - letter.x1
+    height = max(letter.y1 - letter.y0, 1.0)
+    # With white space between the two there is one more number.
+    is_next = abs(letter.number - following.number) <= len(letter.text + following.text)
+    least = _NARROW_SPACE
+    if is_next and letter.word == following.word:
+        least = _SPACE
+    elif is_next:
+        least = 0.0
+    if gap > _WIDE_SPACE * letter.size:
+        return "|"
+    if gap > least * height:
+        return " "
+    return ""
+
+
+def _reflect(letters: list[Letter], indices: Sequence[int]) -> None:
+    """Turn neighbours around within their place."""
+    left = min(letters[index].x0 for index in indices)
+    right = max(letters[index].x1 for index in indices)
+    for index in set(indices):
+        letter = letters[index]
+        x0, x1 = left + right - letter.x1, left + right - letter.x0
+        letters[index] = letter._replace(x0=x0, x1=x1)
+
+
+def _with_brackets(letters: Sequence[Letter]) -> list[Letter]:
+    """Return the letters of a line with its brackets open before a word and closed after it: PDFium
+    mirrors some of those that stand between directions, and not others."""
+    turned = list(letters)
+    for index, letter in enumerate(letters):
+        pair = _PAIRS.get(letter.text)
+        if pair is None:
+            continue
+        is_after, is_before = (
+            0 <= other < len(letters)
+            and letters[other].word == letter.word
+            and _code(letters[other].text) in "RLN"
+            for other in (index - 1, index + 1)
+        )
+        if is_after != is_before:
+            turned[index] = letter._replace(text=pair[is_after])
+    return turned
 
 
 def text_of(words: Sequence[Box]) -> str:
@@ -71,9 +342,9 @@ def flat(lines: Sequence[Sequence[Box]]) -> list[Box]:
     return list(chain.from_iterable(lines))
 
 
-def lines_of(words: Sequence[Box]) -> list[list[Box]]:
+def lines_of(words: Sequence[Placed]) -> list[list[Placed]]:
     """Return words grouped to lines from the top, each from the left."""
-    lines: list[list[Box]] = []
+    lines: list[list[Placed]] = []
     for word in sorted(words, key=_middle_height):
         if lines and _is_beside(word, lines[-1][0]):
             lines[-1].append(word)
@@ -82,7 +353,7 @@ def lines_of(words: Sequence[Box]) -> list[list[Box]]:
     return [sorted(line, key=left_edge) for line in lines]
 
 
-def _is_beside(word: Box, first: Box) -> bool:
+def _is_beside(word: Box | Letter, first: Box | Letter) -> bool:
     """Return whether a word is on the line of `first`."""
     if word.is_table or first.is_table:
         return False
@@ -145,7 +416,7 @@ def without_furniture(pages: Sequence[Sequence[Box]]) -> list[list[Box]]:
             is_repeated = any(len(pages_with[place]) >= least for place in _places(box))
             if is_repeated or _PAGE_NUMBER.fullmatch(_pattern(box.text)):
                 dropped.update(map(id, words))
-        kept.append([box for box in page if id(box) not in dropped] or list(page))
+        kept.append([box for box in page if id(box) not in dropped])
     return kept
 
 

@@ -7,24 +7,33 @@ tables, running headers.
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
+from statistics import median
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from kinject.disk import read_bytes
 from kinject.documents.boxes import (
     Box,
+    Letter,
+    Rule,
     cell_text,
+    flat,
     header_only,
+    in_logical_order,
+    is_right_to_left,
     lines_of,
     middle,
+    text_of,
     without_furniture,
+    words_of,
 )
 from kinject.documents.layout import compose, in_reading_order
-from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.readers import LocatedDocument, ReadOptions, UnreadPart
 from kinject.documents.text import (
     import_extra,
     library_errors,
@@ -47,6 +56,8 @@ _LIGATURES = str.maketrans(
         **dict.fromkeys("ﬅﬆ", "st"),
         # A soft hyphen shows at the end of a line only.
         "\u00ad": "",
+        # Marks of direction: the letters are in order without them.
+        **dict.fromkeys("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069", ""),
         "\u00a0": " ",
     }
 )
@@ -56,119 +67,81 @@ _NO_TITLE = re.compile(
     re.IGNORECASE,
 )
 
+_LATIN_WORD = re.compile("[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f]+")
+_CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
 
-# In heights of a word, as fonts differ: a letter whose middle is further up or down is on another
-# line,
-_OTHER_LINE = 0.5
-# and one that is further to the right begins another word,
-_SPACE = 0.25
-# as does one with a smaller space and a rule in it: cells of a table may touch.
-_RULE_SPACE = 0.03
 _BOLD = 600
 """The weight of a font from which it is bold (400 is regular, 700 bold)."""
 # Points up to which rules are one, or touch: they are drawn with a width.
 _NEAR = 3
 # Points: a shorter rule is a dash, a letter or a box to be ticked.
 _SHORTEST_RULE = 6
+# Points between upright text and text that is turned, once it is.
+_AWAY = 10_000
 
 
-class PdfPath(Protocol):
-    """A path of pypdfium2's, which has no types."""
-
-    def get_bounds(self) -> tuple[float, float, float, float]: ...
-
-    def get_matrix(self) -> Any: ...
-
-
-class PdfTextPage(Protocol):
-    def count_chars(self) -> int: ...
-
-    def close(self) -> None: ...
-
-
-class PdfPage(Protocol):
-    def get_textpage(self) -> PdfTextPage: ...
-
-    def get_bbox(self) -> tuple[float, float, float, float]: ...
-
-    def get_objects(self, *, filter: Sequence[int], max_depth: int) -> Iterator[PdfPath]: ...
-
-    def close(self) -> None: ...
-
-
-class PdfFile(Protocol):
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> PdfPage: ...
-
-    def get_metadata_dict(self) -> dict[str, str]: ...
-
-    def close(self) -> None: ...
-
-
-class PdfiumRaw(Protocol):
-    """PDFium's own functions, by their names in C."""
+class Pdfium(Protocol):
+    """A part of pypdfium2 (the module, a file, a page, PDFium's functions), which has no types."""
 
     def __getattr__(self, name: str) -> Any: ...
 
 
-class Pdfium(Protocol):
-    """The module pypdfium2."""
-
-    raw: PdfiumRaw
-    PdfiumError: type[Exception]
-
-    def PdfDocument(self, data: bytes) -> PdfFile: ...
-
-
-class Rule(NamedTuple):
-    """A horizontal (`position` is y) or vertical (`position` is x) rule from `start` to `end`."""
-
-    position: float
-    start: float
-    end: float
+Corners = tuple[float, float, float, float]
+"""Left, bottom, right and top of a box in points from the left lower corner of the page; where the
+page is held to be read, left, upper, right and lower."""
+Sheets = dict[int, list[Box]]
+"""The words of a page by the quarter turns to the right after which they are upright."""
 
 
 def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield the text of a PDF as one document; `pages` in meta are [start, number] of each page
-    with text.
+    """Yield the text of a PDF as one document, and an error for each page that cannot be read;
+    `pages` in meta are [start, number] of each page with text.
 
-    Raises `InputError` naming the page that cannot be read, where a password is needed, and where
-    no page holds text (scanned images).
+    Raises `InputError` where a password is needed, and where no page holds text (scanned images).
     """
     pdfium = import_extra("pypdfium2", path)
     document = _opened(path, read_bytes(path, options.largest, stream), pdfium)
-    pages: list[list[Box]] = []
+    pages: list[Sheets] = []
+    faults: dict[int, str] = {}
     try:
-        meta = _meta(document)
-        for number in range(len(document)):
-            with library_errors(Path(f"{path}: page {number + 1}"), "PDF", _FIX):
-                pages.append(_page(document, number, pdfium))
+        meta = _meta(document, pdfium.raw)
+        for index in range(pdfium.raw.FPDF_GetPageCount(document)):
+            number = index + 1
+            try:
+                with library_errors(Path(f"{path}: page {number}"), "PDF", _FIX):
+                    pages.append(_page(document, index, pdfium))
+            except InputError as error:
+                # The other pages have their text.
+                faults[number] = str(error)
+                pages.append({})
     finally:
         document.close()
-    if not any(pages):
+    if not any(pages) and not faults:
         raise InputError(
             f"{path}: empty document: none of its {len(pages)} pages holds text. "
             "It is a scan, which needs OCR: run ocrmypdf on it."
         )
-    # Running headers go first: of all that raised the number of cells found, this mattered most.
-    ordered = [in_reading_order(page) if page else [] for page in without_furniture(pages)]
-    text, starts, title = compose(ordered)
-    stated = meta.pop("title", "")
-    if stated and not _NO_TITLE.match(stated):
-        title = stated
-    meta["pages"] = starts
-    without = [number for number, boxes in enumerate(pages, start=1) if not boxes]
-    if without and len(pages) > 1:
-        meta["pages_without_text"] = without
-    yield whole_file(path, title, text, meta)
+    # Without any text the file is lost.
+    kind = UnreadPart if any(pages) else InputError
+    for number, fault in faults.items():
+        yield f"{path}: page {number}", kind(fault)
+    if any(pages):
+        text, starts, title = compose(_ordered(pages))
+        stated = meta.pop("title", "")
+        if stated and not _NO_TITLE.match(stated):
+            title = stated
+        meta["pages"] = starts
+        without = [n for n, sheets in enumerate(pages, start=1) if not sheets and n not in faults]
+        if without and len(pages) > 1:
+            meta["pages_without_text"] = without
+        yield whole_file(path, title, text, meta)
 
 
-def _opened(path: Path, data: bytes, pdfium: Pdfium) -> PdfFile:
+def _opened(path: Path, data: bytes, pdfium: Pdfium) -> Pdfium:
     """Return the open PDF. Raises `InputError` if it needs a password or is damaged."""
     with library_errors(path, "PDF", _FIX):
         try:
-            return pdfium.PdfDocument(data)
+            return pdfium.PdfDocument(data)  # type: ignore[no-any-return]
         except pdfium.PdfiumError as error:
             if "password" not in str(error).lower():
                 raise
@@ -177,165 +150,223 @@ def _opened(path: Path, data: bytes, pdfium: Pdfium) -> PdfFile:
             ) from error
 
 
-def _meta(document: PdfFile) -> dict[str, Any]:
+def _meta(document: Pdfium, raw: Pdfium) -> dict[str, Any]:
     """Return title, author and date, as far as the PDF states them."""
-    stated = document.get_metadata_dict()
-    date = re.match(r"D:(\d{4})(\d\d)(\d\d)", stated["CreationDate"])
+    date = re.match(r"D:(\d{4})(\d\d)(\d\d)", _stated(document, b"CreationDate", raw))
     fields = {
-        "title": one_line(stated["Title"]),
-        "author": one_line(stated["Author"]),
+        "title": _stated(document, b"Title", raw),
+        "author": _stated(document, b"Author", raw),
         "date": "-".join(date.groups()) if date else "",
     }
     return {key: value for key, value in fields.items() if value}
 
 
-def _page(document: PdfFile, number: int, pdfium: Pdfium) -> list[Box]:
-    """Return the words of a page, and its ruled tables."""
-    page = document[number]
+def _stated(document: Pdfium, key: bytes, raw: Pdfium) -> str:
+    """Return what a PDF states of itself, without characters that no text may hold."""
+    n_bytes = raw.FPDF_GetMetaText(document, key, None, 0)
+    buffer = ctypes.create_string_buffer(n_bytes)
+    raw.FPDF_GetMetaText(document, key, buffer, n_bytes)
+    # pypdfium2's own function raises at half a surrogate pair.
+    text = buffer.raw.decode("utf-16-le", "ignore")
+    return one_line(_CONTROL.sub(" ", text))
+
+
+def _ordered(pages: Sequence[Sheets]) -> list[list[Box]]:
+    """Return the lines and tables of pages in reading order: upright text, then what is turned."""
+    kept: list[Sheets] = [{} for _ in pages]
+    for turn in range(4):
+        # Running headers go first: of all that raised the number of cells found, this mattered
+        # most.
+        sheets = without_furniture([page.get(turn, []) for page in pages])
+        for page, boxes in zip(kept, sheets, strict=True):
+            if boxes:
+                page[turn] = boxes
+    # A page of nothing but its running headers keeps them.
+    return [_lines(page or whole) for page, whole in zip(kept, pages, strict=True)]
+
+
+def _lines(sheets: Sheets) -> list[Box]:
+    """Return the lines and tables of a page."""
+    n_words = {turn: len(boxes) for turn, boxes in sheets.items()}
+    lines: list[Box] = []
+    for turn in sorted(sheets):
+        turned = in_reading_order(sheets[turn])
+        if n_words[turn] < max(n_words.values()):
+            # A stamp in the margin may be in the largest print, and is no heading.
+            usual = median(box.size for box in flat(list(sheets.values())))
+            turned = [line._replace(size=min(line.size, usual), bold=False) for line in turned]
+        lines += turned
+    return lines
+
+
+class _Frame(NamedTuple):
+    """How a page is held to read it: its corners, the quarter turns after which it is upright, and
+    whether it is mirrored, so that lines from right to left run from left to right."""
+
+    corners: Corners
+    turns: int
+    is_mirrored: bool
+
+    def place(self, turn: int, corners: Corners) -> Corners:
+        """Return (left, upper, right, lower) of a box on the page, points from the top, after
+        `turn` more quarter turns."""
+        turns = self.turns + turn
+        left, bottom, right, upper = _turned(corners, turns)
+        top = _turned(self.corners, turns)[3]
+        if self.is_mirrored:
+            left, right = -right, -left
+        # Far from the upright text, so that nothing there continues it.
+        away = turn * _AWAY
+        return left + away, top - upper + away, right + away, top - bottom + away
+
+
+def _turned(corners: Corners, quarters: int) -> Corners:
+    """Return the corners of a box after quarter turns to the right of the page that it is on."""
+    left, bottom, right, top = corners
+    for _ in range(quarters % 4):
+        left, bottom, right, top = bottom, -right, top, -left
+    return left, bottom, right, top
+
+
+def _page(document: Pdfium, index: int, pdfium: Pdfium) -> Sheets:
+    """Return the words and the ruled tables of a page, apart by the direction of their letters."""
+    raw = pdfium.raw
+    page = document.get_page(index)
     text_page = None
     try:
-        n_objects = pdfium.raw.FPDFPage_CountObjects(page)
+        n_objects = raw.FPDFPage_CountObjects(page)
         text_page = page.get_textpage()
         n_chars = text_page.count_chars()
         if max(n_objects, n_chars) > _MOST_OPERATIONS:
             raise ValueError(f"more than {_MOST_OPERATIONS:,} drawing operations")
-        left, _, right, top = page.get_bbox()
-        across, down = _rules(page, top, pdfium)
-        drawn = _words(text_page, n_chars, top, down, pdfium.raw)
-        # A dict: bold text may be drawn twice.
-        words = list(dict.fromkeys(word for word in drawn if left - 5 <= word.x0 <= right + 5))
-        if not words:
-            return []
-        words, tables = _ruled_tables(words, across, down)
-        return [*words, *tables]
+        text = text_page.get_text_range()
+        frame = _Frame(page.get_bbox(), page.get_rotation() // 90, is_right_to_left(text))
+        letters = _letters(text_page, n_chars, frame, raw)
+        counts = {turn: len(turned) for turn, turned in letters.items()}
+        sheets: Sheets = {}
+        for turn, turned in letters.items():
+            across: list[Rule] = []
+            down: list[Rule] = []
+            # The rules are those of the text that most of the page is.
+            if counts[turn] == max(counts.values()):
+                across, down = _rules(page, frame, turn, pdfium)
+            left, _, right, _ = frame.place(turn, frame.corners)
+            drawn = _words(text_page, in_logical_order(turned, frame.is_mirrored), down, raw)
+            # A dict: bold text may be drawn twice.
+            words = list(dict.fromkeys(word for word in drawn if left - 5 <= word.x0 <= right + 5))
+            words, tables = _ruled_tables(words, across, down)
+            if words or tables:
+                sheets[turn] = [*words, *tables]
+        own = text_of(flat(list(sheets.values())))
+        if _has_letters_apart(own) and not _has_letters_apart(text):
+            return {0: _plain_lines(text)}
+        return sheets
     finally:
         if text_page is not None:
             text_page.close()
         page.close()
 
 
-class _Letter(NamedTuple):
-    """A character on a page, with its box: points from the left and from the top."""
-
-    text: str
-    number: int
-    x0: float
-    y0: float
-    x1: float
-    y1: float
+def _has_letters_apart(text: str) -> bool:
+    """Return whether over a third of the words in Latin letters are single letters."""
+    words = _LATIN_WORD.findall(text)
+    n_single = sum(len(word) == 1 for word in words)
+    return n_single > len(words) / 3
 
 
-class _Word:
-    """The letters of a word, as they are drawn."""
+def _plain_lines(text: str) -> list[Box]:
+    """Return the lines of PDFium's own text, which has no boxes, as lines of even print."""
+    boxes = []
+    for number, line in enumerate(text.splitlines()):
+        clean = one_line(re.sub("[\x02\ufffe]", "-", line).translate(_LIGATURES))
+        if clean:
+            upper = 15.0 * number
+            boxes.append(Box(0, upper, 6.0 * len(clean), upper + 12, clean, 12))
+    return boxes
 
-    def __init__(self, first: _Letter, size: float) -> None:
-        self.number, self.size = first.number, size
-        self.letters = [first.text]
-        _, _, self.x0, self.y0, self.x1, self.y1 = first
 
-    def add(self, letter: _Letter) -> None:
-        self.letters.append(letter.text)
-        self.x1 = max(self.x1, letter.x1)
-        self.y0 = min(self.y0, letter.y0)
-        self.y1 = max(self.y1, letter.y1)
+def _letters(
+    text_page: Pdfium, n_chars: int, frame: _Frame, raw: Pdfium
+) -> dict[int, list[Letter]]:
+    """Return the letters of a page in the order in which they are drawn, by the quarter turns after
+    which they are upright."""
+    letters: defaultdict[int, list[Letter]] = defaultdict(list)
+    n_words = 0
+    box, matrix = raw.FS_RECTF(), raw.FS_MATRIX()
+    for index in range(n_chars):
+        text = _character(raw.FPDFText_GetUnicode(text_page, index))
+        if not text or not raw.FPDFText_GetLooseCharBox(text_page, index, box):
+            n_words += 1
+            continue
+        raw.FPDFText_GetMatrix(text_page, index, matrix)
+        size = raw.FPDFText_GetFontSize(text_page, index)
+        direction = math.atan2(matrix.b, matrix.a)
+        # Some files draw upright text by two wrongs: upside down, in a font of negative size.
+        if size < 0:
+            direction += math.pi
+        turn = (round(direction / (math.pi / 2)) - frame.turns) % 4
+        x0, y0, x1, y1 = frame.place(turn, (box.left, box.bottom, box.right, box.top))
+        # A file may state another size and scale the page.
+        if not 0.3 * (y1 - y0) < size < 3 * (y1 - y0):
+            size = y1 - y0
+        letters[turn].append(Letter(x0, y0, x1, y1, text, size, index, n_words))
+    return letters
 
-    def is_continued_by(self, letter: _Letter, down: list[Rule]) -> bool:
-        """Return whether a letter is close enough, and no rule of `down` is before it."""
-        height = max(self.y1 - self.y0, 1.0)
-        gap = letter.x0 - self.x1
-        if abs((letter.y0 + letter.y1) - (self.y0 + self.y1)) / 2 > _OTHER_LINE * height:
-            return False
-        # Far to the right, or back to the left: another word.
-        if gap > _SPACE * height or letter.x0 < self.x1 - height:
-            return False
-        if gap <= _RULE_SPACE * height:
-            return True
-        y = (self.y0 + self.y1) / 2
-        return not any(
-            self.x1 - 1 < rule.position < letter.x0 + 1 and rule.start < y < rule.end
-            for rule in down
-        )
+
+def _character(code: int) -> str:
+    """Return a character of a page; nothing for white space and what is no character."""
+    # PDFium's marks of a hyphen at the end of a line.
+    if code in (2, 0xFFFE):
+        return "-"
+    if code <= 32 or code >= 0x110000 or 0xD800 <= code < 0xE000 or code == 0xFFFF:
+        return ""
+    return chr(code).strip()
 
 
 def _words(
-    text_page: PdfTextPage, n: int, top: float, down: list[Rule], raw: PdfiumRaw
+    text_page: Pdfium, letters: Sequence[Letter], down: list[Rule], raw: Pdfium
 ) -> Iterator[Box]:
-    """Yield the words of a page in the order in which they are drawn; rules `down` part them."""
-    word: _Word | None = None
-    for index in range(n):
-        letter = _letter(text_page, index, top, raw)
-        if letter is None:
-            if word is not None:
-                yield _box(text_page, word, raw)
-            word = None
-        elif word is None:
-            word = _Word(letter, _size(text_page, letter, raw))
-        elif word.is_continued_by(letter, down):
-            word.add(letter)
-        else:
-            yield _box(text_page, word, raw)
-            word = _Word(letter, _size(text_page, letter, raw))
-    if word is not None:
-        yield _box(text_page, word, raw)
+    """Yield the words of letters; rules `down` part them."""
+    for word in words_of(letters, down):
+        text = "".join(word.letters).translate(_LIGATURES)
+        if not text:
+            continue
+        is_bold = raw.FPDFText_GetFontWeight(text_page, word.number) >= _BOLD
+        yield Box(word.x0, word.y0, word.x1, word.y1, text, word.size, is_bold)
 
 
-def _letter(text_page: PdfTextPage, index: int, top: float, raw: PdfiumRaw) -> _Letter | None:
-    """Return a character of a page, None for white space and what is no character."""
-    code = raw.FPDFText_GetUnicode(text_page, index)
-    letter = ""
-    # PDFium's marks of a hyphen at the end of a line.
-    if code in (2, 0xFFFE):
-        letter = "-"
-    elif 32 < code < 0x110000 and not 0xD800 <= code < 0xE000:
-        letter = chr(code)
-    if not letter.strip() or code == 0xFFFF:
-        return None
-    box = raw.FS_RECTF()
-    if not raw.FPDFText_GetLooseCharBox(text_page, index, box):
-        return None
-    return _Letter(letter, index, box.left, top - box.top, box.right, top - box.bottom)
-
-
-def _size(text_page: PdfTextPage, letter: _Letter, raw: PdfiumRaw) -> float:
-    """Return the size of a letter's font; a file may state another and scale the page."""
-    size: float = raw.FPDFText_GetFontSize(text_page, letter.number)
-    height = letter.y1 - letter.y0
-    return size if 0.3 * height < size < 3 * height else height
-
-
-def _box(text_page: PdfTextPage, word: _Word, raw: PdfiumRaw) -> Box:
-    text = "".join(word.letters).translate(_LIGATURES)
-    is_bold = raw.FPDFText_GetFontWeight(text_page, word.number) >= _BOLD
-    return Box(word.x0, word.y0, word.x1, word.y1, text, word.size, is_bold)
-
-
-def _rules(page: PdfPage, top: float, pdfium: Pdfium) -> tuple[list[Rule], list[Rule]]:
+def _rules(page: Pdfium, frame: _Frame, turn: int, pdfium: Pdfium) -> tuple[list[Rule], list[Rule]]:
     """Return the horizontal and the vertical rules of a page, thin rectangles as well."""
-    raw = pdfium.raw
     across: list[Rule] = []
     down: list[Rule] = []
-    for drawn in page.get_objects(filter=[raw.FPDF_PAGEOBJ_PATH], max_depth=4):
+    for corners in _drawn_rules(page, pdfium):
+        x0, y0, x1, y1 = frame.place(turn, corners)
+        if x1 - x0 > _SHORTEST_RULE:
+            across.append(Rule((y0 + y1) / 2, x0, x1))
+        elif y1 - y0 > _SHORTEST_RULE:
+            down.append(Rule((x0 + x1) / 2, y0, y1))
         if len(across) + len(down) > _MOST_RULES:
             return [], []
+    return across, down
+
+
+def _drawn_rules(page: Pdfium, pdfium: Pdfium) -> Iterator[Corners]:
+    """Yield the boxes of lines and thin rectangles on a page."""
+    raw = pdfium.raw
+    for drawn in page.get_objects(filter=[raw.FPDF_PAGEOBJ_PATH], max_depth=4):
         try:
             left, bottom, right, upper = drawn.get_bounds()
         except pdfium.PdfiumError:
             continue
         if right - left < 3 or upper - bottom < 3:
-            if right - left > _SHORTEST_RULE:
-                across.append(Rule(top - (bottom + upper) / 2, left, right))
-            elif upper - bottom > _SHORTEST_RULE:
-                down.append(Rule((left + right) / 2, top - upper, top - bottom))
+            yield left, bottom, right, upper
             continue
         for (ax, ay), (bx, by) in pairwise(_corners(drawn, raw)):
-            if abs(ay - by) < 1 and abs(ax - bx) > _SHORTEST_RULE:
-                across.append(Rule(top - (ay + by) / 2, min(ax, bx), max(ax, bx)))
-            elif abs(ax - bx) < 1 and abs(ay - by) > _SHORTEST_RULE:
-                down.append(Rule((ax + bx) / 2, top - max(ay, by), top - min(ay, by)))
-    return across, down
+            if abs(ay - by) < 1 or abs(ax - bx) < 1:
+                yield min(ax, bx), min(ay, by), max(ax, bx), max(ay, by)
 
 
-def _corners(drawn: PdfPath, raw: PdfiumRaw) -> Iterator[tuple[float, float]]:
+def _corners(drawn: Pdfium, raw: Pdfium) -> Iterator[tuple[float, float]]:
     """Yield the corners of a path whose lines are drawn, none of a drawing with thousands."""
     n_segments = raw.FPDFPath_CountSegments(drawn)
     stroke, fill = ctypes.c_int(), ctypes.c_int()
@@ -345,7 +376,7 @@ def _corners(drawn: PdfPath, raw: PdfiumRaw) -> Iterator[tuple[float, float]]:
         yield from _points(drawn, n_segments, raw)
 
 
-def _points(drawn: PdfPath, n: int, raw: PdfiumRaw) -> Iterator[tuple[float, float]]:
+def _points(drawn: Pdfium, n: int, raw: Pdfium) -> Iterator[tuple[float, float]]:
     """Yield the corners of a path on the page; NaN separates its subpaths."""
     matrix = drawn.get_matrix()
     x, y = ctypes.c_float(), ctypes.c_float()

@@ -18,6 +18,12 @@ from kinject.types import Document
 LocatedDocument = tuple[str, Document | InputError]
 """The location (file, file:line, file: page 3, archive.zip/member.pdf), and the document or its
 error."""
+
+
+class UnreadPart(InputError):
+    """A part of a document that cannot be read, a page of a PDF; the rest of it is."""
+
+
 HEAD = 16_384
 """The bytes of a file's beginning from which its kind is found."""
 _NO_TEXT = re.compile("[\0-\x08\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
