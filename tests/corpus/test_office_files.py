@@ -378,3 +378,47 @@ def test_properties_may_be_missing_and_a_package_may_have_lost_its_relations() -
         target.writestr("word/styles.xml", "<styles/>")
     _, (fault,) = read("a.docx", empty.getvalue())
     assert fault == "a.docx: not a readable Office file: it has no main part. Save it again."
+
+
+_OPEN = "urn:oasis:names:tc:opendocument:xmlns"
+_OPEN_NAMES = (
+    f'xmlns:office="{_OPEN}:office:1.0" xmlns:text="{_OPEN}:text:1.0" xmlns:table="{_OPEN}:table:1.0" '
+    f'xmlns:draw="{_OPEN}:drawing:1.0" xmlns:chart="{_OPEN}:chart:1.0" xmlns:xlink="http://www.w3.org/1999/xlink" '
+    'xmlns:dc="http://purl.org/dc/elements/1.1/"'
+)
+
+
+def open_document(text: str, **parts: str) -> bytes:
+    body = f"<office:body><office:text>{text}</office:text></office:body>"
+    content = f"<office:document-content {_OPEN_NAMES}>{body}</office:document-content>"
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.text")
+        for name, data in {"content.xml": content, **parts}.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def test_an_open_document_shows_its_equations_charts_and_comments() -> None:
+    rows = [("", "Tugs"), ("May", "4"), ("June", "6")]
+    cells = "<table:table-cell><text:p>{}</text:p></table:table-cell>"
+    table = "".join(
+        f"<table:table-row>{cells.format(first)}{cells.format(second)}</table:table-row>"
+        for first, second in rows
+    )
+    chart = (
+        f"<office:document-content {_OPEN_NAMES}><chart:chart><chart:title><text:p>Afloat</text:p></chart:title>"
+        f"<table:table>{table}</table:table></chart:chart></office:document-content>"
+    )
+    math = '<math xmlns="http://www.w3.org/1998/Math/MathML"><msqrt><mi>w</mi></msqrt></math>'
+    shown = '<draw:frame><draw:object xlink:href="./Object {}"/></draw:frame>'
+    note = (
+        "<office:annotation><dc:creator>Una</dc:creator><text:p>Sure?</text:p></office:annotation>"
+    )
+    text = f"<text:p>Root {shown.format(1)}{note}.</text:p>{shown.format(2)}"
+    parts = {"Object 1/content.xml": math, "Object 2/content.xml": chart, "meta.xml": "<office:"}
+    assert read("a.odt", open_document(text, **parts)) == (
+        "Root \\(\\sqrt{w}\\) (Comment by Una: Sure?).\n\nAfloat\n\n"
+        "|  | Tugs |\n| --- | --- |\n| May | 4 |\n| June | 6 |",
+        [],
+    )
