@@ -189,7 +189,8 @@ def test_an_equation_that_cannot_be_written_leaves_its_paragraph_out_and_names_i
     unknown = part("oMath", "<m:spiral><m:e/></m:spiral>" + r("2"))
     embedded = '<w:r><w:object><o:OLEObject ProgID="Equation.3"/></w:object></w:r>'
     field = r"<w:r><w:instrText> EQ \f(3,8) </w:instrText></w:r>"
-    for faulty in (unknown, embedded, field):
+    simple = r'<w:fldSimple w:instr="EQ \r(2)"/>'
+    for faulty in (unknown, embedded, field, simple):
         body = paragraph(run("Kept.")) + paragraph(run("The pitch is ") + faulty + run(" mm."))
         text, (fault,) = read("a.docx", word(body))
         assert text == "Kept."
@@ -271,6 +272,20 @@ def test_numbers_whose_formats_are_lost_are_named() -> None:
     assert read("a.xlsx", data)[1] == [
         "a.xlsx: formats of numbers: missing from the file, or damaged: 1 numbers are read as they are "
         "stored, dates among them. Save the file again."
+    ]
+
+
+def test_texts_of_cells_that_are_lost_are_named() -> None:
+    rows = _ROWS.replace('<c r="B2"><v>4.5', '<c r="B2" t="s"><v>1')
+    texts = f'<sst xmlns="{_SHEET}"><si><t>shoal</t></si><si><t>deep</t></si></sst>'
+    target = (("sharedStrings", "texts.xml"),)
+    data = workbook(rows, targets=target, **{"texts.xml": texts})
+    assert read("a.xlsx", data) == (f"# Sheet 1\n\n{_ROWS_TEXT.replace('4.5', 'deep')}", [])
+    assert read("a.xlsx", workbook(_ROWS, targets=target)) == (f"# Sheet 1\n\n{_ROWS_TEXT}", [])
+    text, faults = read("a.xlsx", workbook(rows, targets=target))
+    assert text == "# Sheet 1\n\n| Quay | Depth |\n| --- | --- |\n| North |  |"
+    assert faults == [
+        "a.xlsx: texts of cells: missing from the file, or damaged: 1 cells are left out. Save the file again."
     ]
 
 

@@ -348,7 +348,7 @@ def _math_text(node: LexborNode) -> str:
     """Return an equation of MathML; one that cannot be written leaves its mark."""
     try:
         return equation_text(parse_xml(Path("page"), (node.html or "").encode()))
-    except UnwritableMath:
+    except (UnwritableMath, RecursionError):
         return "[an equation]"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ _LARGEST_MERGED = 10_000
 # Signs that XML cannot hold are written as their numbers.
 _ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
 # What Excel writes into the older kind of comment, for programs that do not know threads.
+# lxml's for a text that is no XML, the package's for a part that is not there.
+_DAMAGED = (SyntaxError, KeyError)
 _THREADED = "[Threaded comment]"
 Area = tuple[int, int, int, int]
 """First column, first row, last column, last row."""
@@ -75,7 +78,7 @@ def read_xlsx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
             text = "\n\n".join(filter(None, blocks))
             if text:
                 sheets.append((name, f"{heading(1, name)}\n\n{text}"))
-        book.name_lost_formats()
+        book.name_what_is_lost()
         title, meta = package.properties()
     text, starts = joined(sheets)
     found = {**meta, "sheets": starts}
@@ -102,9 +105,12 @@ class _Book:
         self._dates = import_extra("openpyxl.utils.datetime", package.path)
         self._ranges = import_extra("openpyxl.utils.cell", package.path)
         self._texts: list[str] = []
-        for name in package.related(package.main, "sharedStrings"):
-            for item in package.elements(name, f"{_S}si"):
-                self._texts.append(_rich_text(item))
+        # What is lost of them is named only if a cell shows it.
+        with contextlib.suppress(*_DAMAGED):
+            for name in package.related(package.main, "sharedStrings"):
+                for item in package.elements(name, f"{_S}si"):
+                    self._texts.append(_rich_text(item))
+        self._n_without_text = 0
         self._formats = self._number_formats()
         self._n_without_format = 0
         self._epoch = self._dates.WINDOWS_EPOCH
@@ -132,8 +138,7 @@ class _Book:
                     self._read_row(element, sheet)
                 else:
                     sheet.merged.append(self._ranges.range_boundaries(element.get("ref")))
-        # Of lxml for a text that is no XML, and for a part that is not there.
-        except (SyntaxError, KeyError):
+        except _DAMAGED:
             self.package.add_fault(
                 f"sheet {sheet.name}", "missing from the file, or damaged. Save the file again."
             )
@@ -169,7 +174,11 @@ class _Book:
         if not value:
             return ""
         if kind == "s":
-            return self._texts[int(value)]
+            index = whole_number(value, len(self._texts))
+            if index < len(self._texts):
+                return self._texts[index]
+            self._n_without_text += 1
+            return ""
         if kind == "b":
             return {"1": "TRUE", "0": "FALSE"}.get(value, value)
         if kind == "d":
@@ -200,8 +209,15 @@ class _Book:
             return date.isoformat(" ", "seconds")
         return str(date)
 
-    def name_lost_formats(self) -> None:
-        """Name numbers that may be dates or per cent, where the file has lost its formats."""
+    def name_what_is_lost(self) -> None:
+        """Name cells without their text, and numbers without their format, by which one may be a
+        date."""
+        if self._n_without_text:
+            self.package.add_fault(
+                "texts of cells",
+                f"missing from the file, or damaged: {self._n_without_text:,} cells are left out. "
+                "Save the file again.",
+            )
         if self._n_without_format:
             self.package.add_fault(
                 "formats of numbers",

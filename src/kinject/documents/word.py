@@ -393,7 +393,13 @@ def _check_written(element: XmlElement) -> None:
     name = element.tag.rpartition("}")[2]
     if name == "OLEObject" and element.get("ProgID", "").startswith("Equation"):
         raise UnwritableMath(element.get("ProgID"))
-    if name == "instrText" and re.match(r"\s*EQ\s", element.text or ""):
+    # A field has its instruction in runs of their own, or in an attribute.
+    instruction = ""
+    if name == "instrText":
+        instruction = element.text or ""
+    elif name == "fldSimple":
+        instruction = element.get(f"{_W}instr", "")
+    if re.match(r"\s*EQ\s", instruction):
         raise UnwritableMath("EQ field")
 
 
