@@ -394,35 +394,37 @@ def _data_table(table: LexborNode) -> str:
         return ""
     n_header = 0
     texts: list[list[tuple[str, int, int]]] = []
-    headings_only: list[bool] = []
     for row, cells in rows:
-        spans = [_span(cell, "rowspan") for cell in cells]
-        # Names of the rows below, in a row of their own above them.
-        names_rows = bool(texts) and all(span > 1 for span in spans)
         is_header = row.parent is not None and row.parent.tag == "thead"
-        is_header = is_header or (all(cell.tag == "th" for cell in cells) and not names_rows)
+        all_headings = all(cell.tag == "th" for cell in cells)
+        is_header = is_header or (all_headings and not (texts and _names_rows(cells)))
         if is_header and n_header == len(texts):
             n_header += 1
-        headings_only.append(names_rows)
-        line = []
-        for cell, n_rows in zip(cells, spans, strict=True):
-            text = one_line(page_text(cell, in_cell=True))
-            line.append((text, n_rows, _span(cell, "colspan")))
-        texts.append(line)
+        texts.append([_cell_with_spans(cell) for cell in cells])
     try:
         grid = spanned(texts)
     except ValueError:  # spans far beyond any table: its cells are read as they come
         return ""
     width = max(map(len, grid))
     lines = []
-    for cells_of_row, is_empty in zip(grid, headings_only, strict=True):
-        if len(cells_of_row) == width or not is_empty:
-            lines.append(cells_of_row)
+    for (_, cells), line in zip(rows, grid, strict=True):
+        if len(line) == width or not _names_rows(cells):
+            lines.append(line)
     text = markdown_table(lines, max(1, min(n_header, len(lines) - 1)))
     caption = table.css_first("caption")
     if caption is None:
         return text
     return "\n\n".join(filter(None, [one_line(page_text(caption)), text]))
+
+
+def _names_rows(cells: list[LexborNode]) -> bool:
+    """Return whether a row only holds names of the rows below it."""
+    return all(_span(cell, "rowspan") > 1 for cell in cells)
+
+
+def _cell_with_spans(cell: LexborNode) -> tuple[str, int, int]:
+    text = one_line(page_text(cell, in_cell=True))
+    return text, _span(cell, "rowspan"), _span(cell, "colspan")
 
 
 def _is_layout(table: LexborNode, rows: list[tuple[LexborNode, list[LexborNode]]]) -> bool:
