@@ -395,9 +395,9 @@ def test_the_pairs_of_new_and_known_facts_in_methods_and_models_are_those_of_the
 def test_the_words_on_the_recommended_recipe_are_those_of_the_findings() -> None:
     """Its numbers are rows of the table, and what is not shown there is not shown in methods and the recipe either."""
     findings = " ".join((ROOT / "docs/findings.md").read_text("utf-8").split())
-    best = re.sub(r"\s*\n#\s+", " ", (ROOT / "recipes/best.yaml").read_text("utf-8"))
+    best = re.sub(r"\s*\n#\s+", " ", (ROOT / "recipes/sandbox/best.yaml").read_text("utf-8"))
     numbers = re.search(
-        r"Not shown: that recipes/best.yaml is better than recipes/cpt.yaml \(new (.*?), (.*?);",
+        r"Not shown: that recipes/sandbox/best.yaml is better than recipes/cpt.yaml \(new (.*?), (.*?);",
         findings,
     )
     assert numbers is not None

@@ -248,8 +248,8 @@ RULER = {
     "flags as factors": 0,
     "functions with over 15 branches": 6,
     "parameters typed Any or object": 42,
-    "fmt: skip": 9,
-    "lines over 100 columns": 8,
+    "fmt: skip": 8,
+    "lines over 100 columns": 0,
     "verbs": 17,
     "recipe keys": 225,
     "words of docs": 43_480,
@@ -281,3 +281,22 @@ def test_what_slows_a_reader_grows_no_further() -> None:
     }
     assert over == {}
     assert counted["comments"] >= LEAST_COMMENTS
+
+
+NOT_OF_ONE_PACKAGE = {"goldens", "hostile", "security", "soak"}
+"""Folders of tests of a kind that runs over the whole package."""
+
+
+def test_tests_lie_where_their_package_lies() -> None:
+    """A folder of tests for each package of kinject, and in it tests that import this package."""
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    modules = {path.stem for path in SOURCE.glob("*.py")}
+    folders = {path.name for path in (ROOT / "tests").iterdir() if list(path.rglob("test_*.py"))}
+    assert packages <= folders
+    assert folders <= packages | modules | NOT_OF_ONE_PACKAGE
+    for folder in folders - NOT_OF_ONE_PACKAGE:
+        importing = re.compile(
+            rf"(from|import) kinject\.({folder}|cli|api)\b|\"kinject\.{folder}\."
+        )
+        for path in (ROOT / "tests" / folder).rglob("test_*.py"):
+            assert importing.search(path.read_text("utf-8")), f"{path} tests nothing of {folder}"

@@ -307,7 +307,10 @@ def _splits() -> dict[str, Any]:
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
-    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    words = (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
     by_words = {"llama-bpe": words, "qwen2": words.replace("{1,3}", "")}
     whole = ByteLevel(add_prefix_space=False)
     return {"smollm": Sequence([Digits(individual_digits=True), whole]), "gpt-2": whole} | {

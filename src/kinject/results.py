@@ -119,6 +119,13 @@ class Contrast:
         return self.p if self.p_holm is None else self.p_holm
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """`low` and `high`; without an interval -1 and 1, since any difference is possible."""
+        if self.low is None or self.high is None:
+            return -1.0, 1.0
+        return self.low, self.high
+
+    @property
     def too_few(self) -> bool:
         """Whether there are too few documents (or questions) to judge the difference, or for so
         many comparisons."""
@@ -440,6 +447,11 @@ class Perplexity:
     model: str = ""
     by_seed: tuple[float, ...] = ()
     """In a study; its other numbers are geometric means over the seeds."""
+    losses: tuple[float, ...] = ()
+    """The summed loss of each text in nats, in the order of the file; in a study its mean over the
+    seeds. () where one is not finite, and in older reports."""
+    lengths: tuple[int, ...] = ()
+    """The tokens of each text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,7 +539,7 @@ class Price:
     answer_tokens: float
     asking: float | None
     training: float
-    pays_after: int | Literal["never", "no difference", "not known"] | None
+    pays_after: int | Literal["never", "within 1%", "not known"] | None
 
 
 @dataclass(frozen=True, slots=True)

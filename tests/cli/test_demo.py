@@ -241,7 +241,7 @@ def test_the_real_demo_is_the_whole_job(
         "3 of 3",
     ]
     assert re.search(
-        r"Perplexity of prose, without a test: \d+\.\d for base, \d+\.\d for paraphrases",
+        r"Perplexity of prose \(change from the base, 95% interval\): \d+\.\d for base, \d+\.\d for paraphrases",
         " ".join(out.split()),
     )
     assert (tmp_path / "runs/real/eval/report.html").stat().st_size > 100

@@ -232,6 +232,24 @@ class Panic(BaseException):
     """As Rust's libraries raise."""
 
 
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("train a.yaml --weight_decay 0.1", "trainer.weight_decay=0.1"),
+        ("train --lr=2e-5", "trainer.learning_rate=2e-5"),
+        ("train --batch-size 8", "trainer.per_device_train_batch_size=8"),
+        ("eval --limit 5", "eval.limit=5"),
+        ("augment --budget", "augment.budget=VALUE"),
+    ],
+)
+def test_an_option_that_is_a_key_of_the_recipe_is_written_as_one(
+    capsys: pytest.CaptureFixture[str], words: str, key: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words.split())
+    assert capsys.readouterr().err.endswith(f"with their section: {key}\n")
+
+
 def test_a_panic_of_a_library_is_no_success(
     program: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

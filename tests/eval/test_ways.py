@@ -226,7 +226,9 @@ def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_mo
     path = write_rows("held_out.jsonl", [{"text": text} for text in texts])
     report = run(recipe(perplexity_corpus=str(path)))
     loaded, total, n = load_model(str(tiny_model)), 0.0, 0
+    losses, lengths = [], []
     for text in texts:
+        before, n_before = total, n
         ids = [
             loaded.tokenizer.bos_token_id,
             *loaded.tokenizer(text, add_special_tokens=False).input_ids,
@@ -237,7 +239,11 @@ def test_held_out_perplexity_is_that_of_the_plain_loss(recipe, tmp_path, tiny_mo
                 log_probs = loaded.model.double()(torch.tensor([part])).logits[0].log_softmax(-1)
             total += sum(float(log_probs[i - 1, part[i]]) for i in range(1, len(part)))
             n += len(part) - 1
+        losses.append(before - total)
+        lengths.append(n - n_before)
     (perplexity,) = report.perplexities
+    assert perplexity.losses == pytest.approx(losses, rel=1e-5)  # the second text has two windows
+    assert perplexity.lengths == tuple(lengths)
     assert (perplexity.n_tokens, perplexity.n_texts) == (n, 2)
     assert perplexity.per_token == pytest.approx(math.exp(-total / n), rel=1e-5)
     assert "Perplexity of held-out texts (held_out)" in render_summary(tmp_path / "run", report)

@@ -159,11 +159,11 @@ def _put(recipe: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str,
     return changed
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.soak) for name in ("lora", "sandbox/keep")]
+SLOW = [pytest.param(name, marks=pytest.mark.soak) for name in ("mistral-7b/lora", "sandbox/keep")]
 
 
 @pytest.mark.parametrize(
-    "name", ["augment", "questions", "eval", "documented", "two-phase/questions", *SLOW]
+    "name", ["augment", "questions", "eval", "sandbox/documented", "two-phase/questions", *SLOW]
 )
 def test_schema_and_check_agree_on_every_value_of_a_recipe_replaced(
     name: str, validator: Any, tmp_path: Path

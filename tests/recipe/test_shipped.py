@@ -102,14 +102,14 @@ def test_nothing_is_written_over(here: Path, capsys: pytest.CaptureFixture[str])
     assert main(["recipes", "copy", "cpt"]) == 0
     assert "were there already, the same" in capsys.readouterr().out
     (here / "recipes/cpt.yaml").write_text("run_dir: mine\n")
-    (here / "recipes/lora.yaml").unlink(missing_ok=True)
-    assert main(["recipes", "copy", "cpt", "lora"]) == 2
+    (here / "recipes/mistral-7b/lora.yaml").unlink(missing_ok=True)
+    assert main(["recipes", "copy", "cpt", "mistral-7b/lora"]) == 2
     assert capsys.readouterr().err == (
         "kinject recipes: recipes/cpt.yaml: is there and differs from the shipped file. Move it away, or copy into another "
         "folder: --out FOLDER.\n"
     )
     assert (here / "recipes/cpt.yaml").read_text() == "run_dir: mine\n"
-    assert not (here / "recipes/lora.yaml").exists()  # all or nothing
+    assert not (here / "recipes/mistral-7b/lora.yaml").exists()  # all or nothing
 
 
 def test_a_name_that_is_none_gets_the_nearest(

@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "augment"))
 
 from country import write_study
-from faulty_server import FaultySandbox
 from kills import (
     Case,
     Moment,
@@ -43,6 +42,8 @@ from kills import (
     moments,
     run_undisturbed,
 )
+
+from faulty_server import FaultySandbox
 
 N_KILLS = int(os.environ.get("KINJECT_KILLS", "200"))
 SHARES = {"augment": 0.2, "augment-openai": 0.25, "train": 0.25, "eval": 0.15, "study": 0.15}

@@ -208,7 +208,7 @@ def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_
         "Muon at twice the tokens",
     }
     assert {tokens for name, tokens in read.items() if name not in twice} == {full // 2}
-    assert n_tokens("recipes/best.yaml", {}) == full
+    assert n_tokens("recipes/sandbox/best.yaml", {}) == full
 
 
 @pytest.mark.parametrize("name", ["strategies", "techniques", "whole-runs"])

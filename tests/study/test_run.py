@@ -410,10 +410,10 @@ def test_training_pays_from_the_question_on_at_which_its_price_is_saved():
     assert [(p.arm, p.k, p.asking, p.training) for p in prices] == [
         ("base", 0, 0.6, 0.0), ("base", 1, 2.6, 0.0), ("ft", 0, 0.6, 1.56), ("ft", 1, 2.6, 1.56),
     ]  # fmt: skip
-    assert [p.pays_after for p in prices] == [None, None, 780, "no difference"]
+    assert [p.pays_after for p in prices] == [None, None, 780, "within 1%"]
 
     for extra, pays in (
-        (-0.5, "no difference"),
+        (-0.5, "within 1%"),
         (3.0, "never"),
         (None, "not known"),
     ):  # tokens of a prompt

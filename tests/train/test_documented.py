@@ -23,7 +23,8 @@ from kinject.train.trainer import KnowledgeTrainer
 
 MakeRecipe = Callable[..., Recipe]
 RunTrainer = Callable[..., KnowledgeTrainer]
-RECIPE = Path(__file__).parents[2] / "recipes" / "documented.yaml"
+RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPE = RECIPES / "sandbox" / "documented.yaml"
 
 DOCUMENTED = {
     "gradient_accumulation_steps", "weight_decay", "max_grad_norm", "gradient_checkpointing", "torch_compile", "optim",
@@ -115,7 +116,7 @@ def test_the_guides_recipe_runs_as_it_stands(
 
 
 def test_a_shipped_recipe_of_8b_writes_the_four_options_of_one_card() -> None:
-    path = RECIPE.parent / "llama-3.1-8b" / "cpt.yaml"
+    path = RECIPES / "llama-3.1-8b" / "cpt.yaml"
     header = path.read_text("utf-8").partition("run_dir:")[0]
     for option in ("bf16", "flash", "gradient checkpointing", "adamw_8bit", "On a CPU"):
         assert option in header

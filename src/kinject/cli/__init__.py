@@ -268,7 +268,7 @@ def _run(words: Sequence[str]) -> int:
     if overrides and (
         not hasattr(arguments, "arguments") or any(word.startswith("-") for word in overrides)
     ):
-        parser.error(f"unrecognized arguments: {' '.join(overrides)}")
+        parser.error(f"unrecognized arguments: {' '.join(overrides)}.{_key_hint(words, overrides)}")
     if overrides:  # argparse takes no overrides after an option
         arguments.arguments = [*arguments.arguments, *overrides]
     _quieten_libraries()
@@ -288,6 +288,16 @@ def _run(words: Sequence[str]) -> int:
         answer(words, {"result": value, "exit": code})
     sys.stdout.flush()
     return int(code)
+
+
+def _key_hint(words: Sequence[str], unknown: Sequence[str]) -> str:
+    """Return a sentence on the recipe's key that unknown options mean, "" if there is none."""
+    from kinject.recipe.schema import as_override
+
+    override = as_override(words, unknown, words[0])
+    if not override:
+        return ""
+    return f" Keys of a recipe are given without dashes, with their section: {override}"
 
 
 def _quieten_libraries() -> None:

@@ -39,8 +39,13 @@ if TYPE_CHECKING:
         action="append",
         metavar="[ARM:]SET>=NUMBER",
         help="an accuracy (0.8) or a change from the base (-0.02) that the 95%% interval must "
-        "hold, or exit code 1; "
+        "hold (exit code 1: not met, 3: cannot be told from so few questions); "
         "requirements.json and .xml (JUnit) have the checks",
+    ),
+    option(
+        "--require-evidence",
+        action="store_true",
+        help="exit code 1 also for a requirement that cannot be told",
     ),
 )
 def _eval(arguments: argparse.Namespace) -> Outcome:
@@ -65,7 +70,7 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
             show(line)
         return {"text": "\n".join(lines)}, 0
     from kinject.api import evaluate
-    from kinject.eval.require import check_requirements, read_requirements
+    from kinject.eval.require import check_requirements, exit_code, read_requirements
     from kinject.report.files import render_summary
 
     report, page = evaluate(recipe), recipe.run_dir / "report.html"
@@ -78,8 +83,9 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
     )
     for check in checks:
         show(str(check))
-    is_met = all(check.verdict == "met" for check in checks)
-    code = 0 if is_met and _is_complete(report) else 1
+    code = exit_code(checks, needs_evidence=arguments.require_evidence)
+    if not _is_complete(report):
+        code = 1
     return {"page": page, "requirements": checks, "report": report}, code
 
 

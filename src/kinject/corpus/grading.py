@@ -67,7 +67,7 @@ def normalize_answer(text: str) -> str:
 
     A quotation in RAFT's marks in front of the answer is left out.
     """
-    # As SQuAD's script has it, in English: tests/eval/test_texts.py compares a thousand rows.
+    # As SQuAD's script has it, in English: a thousand rows of a test compare it.
     bare = "".join(
         character for character in final_answer(text).lower() if character not in _PUNCTUATION
     )
@@ -475,7 +475,8 @@ def passes(text: str, checks: Mapping[str, Any]) -> bool:
 
 _SAYS = r"""(?:
     \b(?:answer|choice|option|solution|letter|antwort|lösung|réponse|choix|respuesta
-    |opción|risposta|opzione|resposta|opção|alternativa|antwoord|odpowiedź|ответ|вариант|cevap|yanıt|الإجابة|الجواب)\b
+    |opción|risposta|opzione|resposta|opção|alternativa|antwoord|odpowiedź|ответ|вариант|cevap|yanıt
+    |الإجابة|الجواب)\b
     [^.\n:]{0,60}?
     (?:\b(?:is|was|(?:would|must|should)\sbe|ist|lautet|wäre|est|serait|es|sería|è|sarebbe|é|seria
     |to|это|هي|هو)\b|[=:—–])
@@ -483,7 +484,8 @@ _SAYS = r"""(?:
     | (?:答案|选项|选|選|正解|答え|解答|選択肢|正답|정답|답)\s*(?:应该)?(?:是|为|為|は|은|는|择|擇)?
     )\s*:?\s*"""
 _BETWEEN = r"""(?:(?:the|letter|option|choice|a|la|le|el|die|der|den|lettre|letra|lettera|opción
-    |opzione|opção|buchstabe|буква|clearly|likely|most|probably|therefore|thus|definitely|:)\s+){0,3}"""
+    |opzione|opção|buchstabe|буква|clearly|likely|most|probably|therefore|thus|definitely
+    |:)\s+){0,3}"""
 _WORD = r"A-Za-zÀ-ɏЀ-ӿ0-9'’"
 _AND = r"(?:,|/|&|\b(?:and|or|und|oder|et|ou|y|o|e|и|или)\b|和|或|と)"
 _ALONE = rf"(?![{_WORD}])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))"
@@ -513,9 +515,9 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     """Return the index of the option that a written answer names; None if that is not plain.
 
     It is read from a statement ("The answer is (B)", "Antwort: B", "答案是B"), from a line that
-    begins with the letter of an option ("**B**", "B. Paris"), or from the text of an option alone. Several
-    statements must agree, or those of the last line; a letter beside another option's text, two
-    letters, or a list of the options name none.
+    begins with the letter of an option ("**B**", "B. Paris"), or from the text of an option alone.
+    Several statements must agree, or those of the last line; a letter beside another option's text,
+    two letters, or a list of the options name none.
     """
     plain = (
         # NFKC makes full-width letters plain ones.

@@ -67,9 +67,16 @@ Row = TypeVar("Row")
 _BATCH = 256  # rows that the tokenizer is given at once
 _FLUSH = 1 << 17  # tokens in memory while an entry is written
 _FILES: dict[str, Any] = {
-    "ids": np.uint32, "learned": np.bool_, "ends": np.int64, "documents": np.int64,
-    "left_out": np.uint32, "unread": np.uint32, "lines": np.int64, "chat": np.bool_, "only_end": np.bool_,
-}  # fmt: skip
+    "ids": np.uint32,
+    "learned": np.bool_,
+    "ends": np.int64,
+    "documents": np.int64,
+    "left_out": np.uint32,
+    "unread": np.uint32,
+    "lines": np.int64,
+    "chat": np.bool_,
+    "only_end": np.bool_,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,8 +95,8 @@ KINDS: Mapping[str, Kind] = {
     "gzip": Kind((".gz",), "archives:read_gzip"),
     "tar": Kind((".tar", ".tgz", ".tbz", ".txz"), "archives:read_tar"),
 }
-"""Name -> kind. Whoever adds one adds a test to tests/corpus/test_kinds_of_documents.py and a row
-to docs/own-documents.md."""
+"""Name -> kind. Whoever adds one adds a test to tests/documents/test_kinds_of_documents.py and a
+row to docs/own-documents.md."""
 SUFFIXES: Mapping[str, str] = {
     suffix: name for name, kind in KINDS.items() for suffix in kind.suffixes if suffix
 }

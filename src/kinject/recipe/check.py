@@ -49,9 +49,26 @@ _MOST_SUGGESTED = 24
 """Allowed words that one message lists; trainer has over a hundred keys."""
 
 
+SHORT_NAMES = {
+    "lr": "learning_rate",
+    "rate": "learning_rate",
+    "epochs": "num_train_epochs",
+    "steps": "max_steps",
+    "batch_size": "per_device_train_batch_size",
+    "bs": "per_device_train_batch_size",
+    "grad_accum": "gradient_accumulation_steps",
+    "wd": "weight_decay",
+    "scheduler": "lr_scheduler_type",
+    "optimizer": "optim",
+}
+"""What people write -> the name that they mean; too far apart for a comparison of letters."""
+
+
 def suggestion(word: Value, allowed: Iterable[str]) -> str:
     """Return `` Did you mean X?`` for the nearest allowed word, else the list of the allowed."""
     names = sorted(allowed)
+    if SHORT_NAMES.get(f"{word!s:.80}") in names:
+        return f" Did you mean {SHORT_NAMES[str(word)]}?"
     # A value may be megabytes long, and difflib's time grows with the square of it.
     near = difflib.get_close_matches(f"{word!s:.80}", names, n=1, cutoff=0.6)
     if near:

@@ -12,13 +12,13 @@ import json
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from kinject.disk import write_text
 from kinject.recipe.adapter_fields import ADAPTER_REFUSED, adapter_types
-from kinject.recipe.check import is_required
+from kinject.recipe.check import SHORT_NAMES, is_required
 from kinject.recipe.library_fields import (
     RANGES,
     REFUSED,
@@ -33,6 +33,7 @@ from kinject.recipe.library_fields import (
 )
 from kinject.recipe.read import NOT_NULL, Sections
 from kinject.recipe.sections import GENERATOR_REQUIRES, MAX_SAMPLES
+from kinject.recipe.shipped import FOLDER, SCHEMA
 
 Schema = dict[str, Any]
 
@@ -296,3 +297,39 @@ def _add_requirements(schema: Schema) -> None:
         }
         for kind, (name, _) in GENERATOR_REQUIRES.items()
     ]
+
+
+def as_override(words: Sequence[str], unknown: Sequence[str], verb: str) -> str:
+    """Return how to write the first `unknown` option of a command's `words` as a key of a recipe,
+    "" if no key has its name: for ``--learning_rate 1e-4``, ``trainer.learning_rate=1e-4``."""
+    for index, word in enumerate(words):
+        if not word.startswith("--") or word not in unknown:
+            continue
+        name, _, value = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        # The next word is the option's value where none stands behind "=".
+        if not value and index + 1 < len(words) and not words[index + 1].startswith("-"):
+            value = words[index + 1]
+        for key in keys_named(SHORT_NAMES.get(name, name), verb):
+            return f"{key}={value or 'VALUE'}"
+    return ""
+
+
+def keys_named(name: str, verb: str) -> Iterator[str]:
+    """Yield the dotted keys of a recipe that end in `name`, those of the verb's own section first,
+    then the trainer's."""
+    schema = json.loads((FOLDER / SCHEMA).read_text("utf-8"))
+    sections: Mapping[str, Any] = schema["properties"]
+    for section in dict.fromkeys((verb, "trainer", *sections)):
+        if section in sections and name in _keys_of(sections[section], schema["definitions"]):
+            yield f"{section}.{name}"
+
+
+def _keys_of(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of a section, which the schema describes in place or by reference."""
+    for part in (node, *node.get("allOf", ()), *node.get("anyOf", ())):
+        reference = part.get("$ref", "").rpartition("/")[2]
+        properties: Mapping[str, Any] = definitions.get(reference, part).get("properties", {})
+        if properties:
+            return properties
+    return {}

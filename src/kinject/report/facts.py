@@ -130,7 +130,8 @@ class TooFew:
     """A question set too small for its comparisons: it has `n` of `unit` (questions or documents).
 
     `needed` of them would allow a test, or where one is possible, tell a change of `MARGIN`.
-    `tells` is the change that is shown in four of five such comparisons; None where no test is possible.
+    `tells` is the change that is shown in four of five such comparisons; None where no test is
+    possible.
     """
 
     question_set: str
@@ -164,10 +165,9 @@ def _n_needed(contrast: Contrast) -> int:
 
 
 def _width(contrast: Contrast) -> float:
-    """Return the width of the interval, 2 without one: any difference remains possible."""
-    if contrast.low is None or contrast.high is None:
-        return 2.0
-    return contrast.high - contrast.low
+    """Return the width of the interval, 2 without one."""
+    low, high = contrast.bounds
+    return high - low
 
 
 def _lacks_questions(finding: Finding) -> bool:

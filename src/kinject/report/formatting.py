@@ -18,6 +18,7 @@ from kinject.results import (
     Report,
     UnscoredResult,
 )
+from kinject.stats.perplexities import change_bounds
 
 # What `str.splitlines` takes for the end of a line.
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
@@ -97,8 +98,8 @@ def format_seed(seed: int | None) -> str:
 
 
 def perplexity_change(item: Perplexity, base: Perplexity) -> str:
-    """Return the change of a perplexity from the base's: ``+12.0%``, from ten times on ``x 23``; ""
-    for the base.
+    """Return the change of a perplexity from the base's, with its 95% interval over texts and seeds
+    where there is one: ``+12.0%, +8.1% to +16.0%``, from ten times on ``x 23``; "" for the base.
 
     Perplexities of different tokens cannot be compared; bits per byte can.
     """
@@ -106,7 +107,14 @@ def perplexity_change(item: Perplexity, base: Perplexity) -> str:
         return "other tokens"
     if item is base or item.per_token is None or base.per_token is None:
         return ""
-    ratio = item.per_token / base.per_token
+    change = _ratio(item.per_token / base.per_token)
+    bounds = change_bounds(item, base)
+    if bounds is None:
+        return change
+    return f"{change}, {_ratio(bounds[0])} to {_ratio(bounds[1])}"
+
+
+def _ratio(ratio: float) -> str:
     if ratio >= 10:
         return f"x {ratio:,.0f}"
     # A minus sign, as points have it.

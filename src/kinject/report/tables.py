@@ -27,6 +27,7 @@ from kinject.results import (
     Price,
     Recall,
 )
+from kinject.stats.perplexities import perplexity_bounds
 from kinject.terminal import duration
 from kinject.types import JudgeResult
 
@@ -306,13 +307,22 @@ def _perplexity_table(label: str, items: Sequence[Perplexity]) -> TableBlock:
             format_name(item.arm),
             f"{item.n_tokens:,}",
             format_finite(item.per_token, 3),
+            _perplexity_bounds(item),
             "base" if item is base else perplexity_change(item, base),
             format_finite(item.bits_per_byte, 4),
         )
         for item in items
     )
-    columns = ("model", "tokens", "perplexity", "to base", "bits per byte")
-    return TableBlock("Perplexity of held-out texts", label, columns, lines)
+    columns = ("model", "tokens", "perplexity", "95% interval", "to base", "bits per byte")
+    table = TableBlock("Perplexity of held-out texts", label, columns, lines)
+    return without_empty_columns(table)
+
+
+def _perplexity_bounds(item: Perplexity) -> str:
+    bounds = perplexity_bounds(item)
+    if bounds is None:
+        return ""
+    return f"{bounds[0]:.3f} to {bounds[1]:.3f}"
 
 
 def _judge_table(judge: JudgeResult) -> TableBlock:

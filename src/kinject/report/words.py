@@ -333,7 +333,7 @@ def _perplexities(view: View) -> str:
         changes = [f"{_perplexity(item)} ({perplexity_change(item, base)})" for item in same]
         if changes:
             sentences.append(
-                f"Perplexity of {label}, without a test: {_perplexity(base)}, "
+                f"Perplexity of {label} (change from the base, 95% interval): {_perplexity(base)}, "
                 f"{join_words(changes)}."
             )
     return " ".join(sentences)

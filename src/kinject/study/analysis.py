@@ -244,13 +244,13 @@ def _with_break_even(price: Price, arm: Arm, prices: Sequence[Price]) -> Price:
 
 def _pays_after(
     training: float, asking: float | None, rag: float | None
-) -> int | Literal["never", "no difference", "not known"]:
+) -> int | Literal["never", "within 1%", "not known"]:
     """Return from how many questions on a training pays, against those of the base with passages,
     which cost `rag`."""
     if asking is None or rag is None:
         return "not known"
     if abs(rag - asking) < _ALIKE * rag:
-        return "no difference"
+        return "within 1%"
     if asking >= rag:
         return "never"
     return ceil(1000 * training / (rag - asking))

@@ -32,6 +32,7 @@ from kinject.report.files import read_report
 from kinject.results import Outcome, Perplexity, Recall, Shortcuts
 from kinject.stats.intervals import family_variances
 from kinject.stats.matrix import CorrectnessMatrix, beyond
+from kinject.stats.perplexities import mean_losses
 from kinject.study.arms import BASE, Arm
 from kinject.types import Answer, ArmName, Question
 
@@ -163,6 +164,8 @@ class Records:
                     bits_per_byte,
                     model,
                     tuple(values),
+                    mean_losses(items),
+                    items[0].lengths,
                 )
             )
         return tuple(means)

@@ -168,7 +168,8 @@ class TreeForward:
         rows = self._tensor(wanted)
         with torch.inference_mode():
             if not self.split:
-                return self.model(logits_to_keep=rows, **inputs).logits[0]  # type: ignore[no-any-return]
+                logits: torch.Tensor = self.model(logits_to_keep=rows, **inputs).logits
+                return logits[0]
             output = self._layers(**inputs)
             self._output = type(output)
             return self._logits(output.last_hidden_state[0, rows])
@@ -216,7 +217,8 @@ class TreeForward:
         try:
             # Any tokens, as many as states: the layers that would read them are replaced.
             ids = torch.zeros((1, len(states)), dtype=torch.long, device=self.device)
-            return self.model(input_ids=ids, use_cache=False).logits[0]  # type: ignore[no-any-return]
+            logits: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits
+            return logits[0]
         finally:
             setattr(self.model, name, layers)
 

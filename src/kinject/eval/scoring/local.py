@@ -167,17 +167,24 @@ def measure_perplexity(scoring: ResumableScoring, model: LoadedScorer, path: Pat
     Raises `InputError` for a row without a text.
     """
     windows: list[tuple[str, Encoded]] = []
+    text_of: list[int] = []  # the number of each window's text
     n_bytes = n_texts = 0
     for number, row in read_jsonl(path):
         text = row.get("text")
         if not isinstance(text, str) or not text:
             raise InputError(f"{path}:{number}: text: missing or empty. Each row needs a text.")
-        n_texts, n_bytes = n_texts + 1, n_bytes + len(text.encode())
         windows.extend(_windows_of(text, model))
+        text_of.extend([n_texts] * (len(windows) - len(text_of)))
+        n_texts, n_bytes = n_texts + 1, n_bytes + len(text.encode())
     if not windows:
         raise InputError(f"{path}: holds no texts.")
-    total = _score_windows(scoring, model, windows, path.stem)
-    n_tokens = sum(len(item.continuations[0]) for _, item in windows)
+    losses, lengths = [0.0] * n_texts, [0] * n_texts
+    log_probs = _score_windows(scoring, model, windows, path.stem)
+    for index, (_, item), log_prob in zip(text_of, windows, log_probs, strict=True):
+        losses[index] -= log_prob
+        lengths[index] += len(item.continuations[0])
+    # fsum: the same to the last digit, whichever process scored which window.
+    total, n_tokens = math.fsum(log_probs), sum(lengths)
     loss, bits = -total / n_tokens, -total / n_bytes / math.log(2)
     per_token = math.exp(loss) if loss < _LARGEST_LOSS else math.inf
     finite = math.isfinite(per_token)
@@ -189,6 +196,8 @@ def measure_perplexity(scoring: ResumableScoring, model: LoadedScorer, path: Pat
         # report.json takes no number that is not finite.
         per_token if finite else None,
         bits if finite else None,
+        losses=tuple(losses) if finite else (),
+        lengths=tuple(lengths),
     )
 
 
@@ -214,8 +223,8 @@ def _score_windows(
     model: LoadedScorer,
     windows: Sequence[tuple[str, Encoded]],
     name: str,
-) -> float:
-    """Return the summed log-prob of all windows of the texts `name`."""
+) -> list[float]:
+    """Return the log-prob of each window of the texts `name`."""
     keys = [model.key(item) for _, item in windows]
     by_key = dict(zip(keys, windows, strict=True))
 
@@ -234,5 +243,4 @@ def _score_windows(
     # Also what other processes scored; `add` skips what is stored here already.
     for key, score in scores.items():
         store(key, score)
-    # fsum: the same to the last digit, whichever process scored which window.
-    return math.fsum(scores[key].log_probs[0] for key in keys)
+    return [scores[key].log_probs[0] for key in keys]

@@ -310,7 +310,7 @@ class EvalSection:
         (),
         help="SET>=0.8 or ARM:SET>=-0.02 (a change from the base; +0.1 net: beyond the change "
         "without the question): what an "
-        "interval must hold, or exit code 1.",
+        "interval must hold; exit code 1 if not, 3 if so few questions cannot tell.",
     )
 
     def sets(self) -> dict[str, QuestionSetSection]:

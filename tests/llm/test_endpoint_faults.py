@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faulty_server import Hostile, Talk
 
+from faulty_server import Hostile, Talk
 from kinject.augment import augment
 from kinject.cli import main
 from kinject.disk import read_jsonl, read_manifest_fields

@@ -190,7 +190,7 @@ def test_questions_are_kept_dropped_and_edited_the_same_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = rows_of(Path(__file__).parents[1] / "data" / "sandbox" / "documents.jsonl")[:4]
+    source = rows_of(Path(__file__).parents[2] / "data" / "sandbox" / "documents.jsonl")[:4]
     write_jsonl(tmp_path / "d.jsonl", source)
     section = {"documents": "d.jsonl", "n_questions": 2, "generator": {"kind": "sandbox"}}
     (tmp_path / "q.yaml").write_text(yaml.safe_dump({"run_dir": "runs/q", "questions": section}))

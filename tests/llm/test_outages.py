@@ -7,8 +7,8 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from faulty_server import Hostile, Talk
 
+from faulty_server import Hostile, Talk
 from kinject.augment import augment
 from kinject.errors import EndpointError, RecipeError
 from kinject.llm.endpoint import Endpoint, retry_after

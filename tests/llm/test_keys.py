@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from faulty_server import Hostile, Talk
 
+from faulty_server import Hostile, Talk
 from kinject.augment import augment, render_summary
 from kinject.cli import main
 from kinject.errors import EndpointError, RecipeError

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from faulty_server import Hostile, Talk
 
+from faulty_server import Hostile, Talk
 from kinject.augment import augment
 from kinject.errors import RecipeError
 from kinject.llm import Generator
