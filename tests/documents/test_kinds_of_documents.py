@@ -432,6 +432,37 @@ def test_the_delimiter_of_a_table_is_found(delimiter: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        # Fewer and more cells than the header, a blank row, a short header.
+        ("Tool,Price\nSaw\n\nAdze,8,B2\nAwl,\n",
+         "| Tool | Price |  |\n| --- | --- | --- |\n| Saw |  |  |\n| Adze | 8 | B2 |\n| Awl |  |  |"),
+        ("sep=;\nTon;Preis\nhell;1,5\n", "| Ton | Preis |\n| --- | --- |\n| hell | 1,5 |"),
+        ('Pipe,Bore\n"Ball, brass","2"""\nElbow,3"\n"Tee\nlong",1\n"Nipple,4\n',
+         '| Pipe | Bore |\n| --- | --- |\n| Ball, brass | 2" |\n| Elbow | 3" |\n| Tee long | 1 |\n| "Nipple | 4 |'),
+        ('Cut\tSize\n"oak\tash"\t2"\n"5" board\t1\n', '| Cut | Size |\n| --- | --- |\n| oak ash | 2" |\n| "5" board | 1 |'),
+        ('Quay\nNorth\n"Old mill"\n', "| Quay |\n| --- |\n| North |\n| Old mill |"),
+        ("Minutes, 4 May\nThe dredger is late\nPresent: Ida, Jon, and two guests\n",
+         "Minutes, 4 May\nThe dredger is late\nPresent: Ida, Jon, and two guests\n"),
+        ("We met at noon, as planned.\nThe lock was shut, again.\n", "We met at noon, as planned.\nThe lock was shut, again.\n"),
+        ("Call the pilot; he knows.\nWait for the tide.\n", "Call the pilot; he knows.\nWait for the tide.\n"),
+    ],
+)  # fmt: skip
+def test_no_row_of_a_table_is_left_out_and_prose_is_a_text(data: str, expected: str) -> None:
+    assert only("a.csv", data.encode()).text == expected
+
+
+def test_rows_of_texts_are_filled_up_and_keep_their_commas() -> None:
+    data = 'id,text,year\n1,Low, slow and wide,1931\n2,"Quoted, whole"\n3,"open,1940\n'
+    documents = [document for _, document in read("a.csv", data.encode())]
+    assert [(item.text, item.meta) for item in documents if isinstance(item, Document)] == [
+        ("Low, slow and wide", {"year": "1931"}),
+        ("Quoted, whole", {}),
+        ('"open', {"year": "1940"}),
+    ]
+
+
 def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
     rows = b'[{"body": "One.", "k": 1}, {"body": "Two."}, {"x": 1}]'
     for data in (rows, b'{"meta": 1, "items": ' + rows + b"}"):

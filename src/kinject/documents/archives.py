@@ -17,7 +17,9 @@ from typing import BinaryIO, TypeVar, cast
 from urllib.parse import unquote
 
 from kinject.disk import format_size, read_bytes
+from kinject.documents.equations import UnwritableMath, equation_text
 from kinject.documents.html import declared_charset, page_of
+from kinject.documents.office import comment_text
 from kinject.documents.readers import LocatedDocument, ReadOptions, read_member
 from kinject.documents.text import (
     DAMAGED_ARCHIVE,
@@ -41,11 +43,17 @@ _TAGS = {
     "table-cell": "td",
     "line-break": "br",
     "page": "section",
-    **dict.fromkeys(("covered-table-cell", "annotation", "tracked-changes", "forms"), ""),
+    **dict.fromkeys(("covered-table-cell", "tracked-changes", "forms"), ""),
     "note-citation": "",
 }
 """Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their
 content."""
+_OASIS = "urn:oasis:names:tc:opendocument:xmlns"
+_DRAW = f"{{{_OASIS}:drawing:1.0}}"
+_CHART = f"{{{_OASIS}:chart:1.0}}"
+_TABLE = f"{{{_OASIS}:table:1.0}}"
+_LINK = "{http://www.w3.org/1999/xlink}"
+_DUBLIN = "{http://purl.org/dc/elements/1.1/}"
 _SPANS = {"rowspan": "number-rows-spanned", "colspan": "number-columns-spanned"}
 Member = TypeVar("Member", zipfile.ZipInfo, tarfile.TarInfo)
 _MOST_REPEATED = 50
@@ -205,22 +213,65 @@ def read_open_document(
     ):
         content = parse_xml(path, archive.read("content.xml"))
         # Without a body the file is damaged: the error of its first use is reported.
-        stated = body = cast("XmlElement", content.find("{*}body"))
-        if "meta.xml" in archive.namelist():
-            stated = parse_xml(path, archive.read("meta.xml"))
+        body = cast("XmlElement", content.find("{*}body"))
+        embedded: dict[str, str] = {}
+        for element in body.iter(f"{_DRAW}object"):
+            name = element.get(f"{_LINK}href", "")
+            embedded[name] = _embedded_html(path, archive, name)
+        # The file may have no properties, or damaged ones.
+        stated = _optional_root(path, archive, "meta.xml")
+        if stated is None:
+            stated = body
         meta = {}
         for key, name in _OPEN_FIELDS.items():
-            value = stated.findtext(f".//{{http://purl.org/dc/elements/1.1/}}{name}")
+            value = stated.findtext(f".//{_DUBLIN}{name}")
             meta[key] = (value or "").strip()
-        _, text, _ = page_of(path, f"<html><body>{_as_html(body)}</body></html>", whole_page=True)
+        _, text, _ = page_of(
+            path, f"<html><body>{_as_html(body, embedded)}</body></html>", whole_page=True
+        )
     heading = re.search(r"^#+ (.+)$", text, re.MULTILINE)
     title = meta.pop("title") or (heading[1] if heading else "")
     meta["date"] = meta["date"][:10]
     yield whole_file(path, title, text, {key: value for key, value in meta.items() if value})
 
 
-def _as_html(element: XmlElement) -> str:
-    """Return the content of an element, with what follows its children, as HTML."""
+def _optional_root(path: Path, archive: zipfile.ZipFile, name: str) -> XmlElement | None:
+    """Return the root of a part without which there is a text, None if it cannot be read."""
+    try:
+        return cast("XmlElement | None", parse_xml(path, archive.read(name)))
+    except (KeyError, SyntaxError, *DAMAGED_ARCHIVE):
+        return None
+
+
+def _embedded_html(path: Path, archive: zipfile.ZipFile, name: str) -> str:
+    """Return an equation, or the title and the values of a chart, as HTML; "" for other objects."""
+    part = posixpath.normpath(posixpath.join(name, "content.xml"))
+    root = _optional_root(path, archive, part)
+    if root is None:
+        return ""
+    if root.tag.endswith("}math"):
+        try:
+            return html.escape(equation_text(root))
+        except UnwritableMath:
+            return "[an equation]"
+    texts = [f"<p>{_as_html(title, {})}</p>" for title in root.iter(f"{_CHART}title")]
+    texts += [f"<table>{_as_html(table, {})}</table>" for table in root.iter(f"{_TABLE}table")]
+    return "".join(texts)
+
+
+def _comment_html(annotation: XmlElement) -> str:
+    """Return a comment in brackets, as notes are."""
+    author = annotation.findtext(f"{_DUBLIN}creator") or ""
+    paragraphs = [_as_html(part, {}) for part in annotation.iterchildren("{*}p")]
+    text = re.sub("<[^>]*>", " ", " ".join(paragraphs))
+    if not text.strip():
+        return ""
+    return f" ({comment_text(text, html.escape(author))})"
+
+
+def _as_html(element: XmlElement, embedded: Mapping[str, str]) -> str:
+    """Return the content of an element, with what follows its children, as HTML; `embedded` has
+    the objects by their names."""
     parts = [html.escape(element.text or "")]
     for child in element:
         name = str(child.tag).rpartition("}")[2]
@@ -234,20 +285,26 @@ def _as_html(element: XmlElement) -> str:
             # A workbook's tables are its sheets, whose names are headings.
             if element.tag.endswith("spreadsheet"):
                 parts.append(f"<h1>{html.escape(values.get('name', ''))}</h1>")
-            parts.append(f"<table>{_as_html(child)}</table>")
+            parts.append(f"<table>{_as_html(child, embedded)}</table>")
+        elif name == "object":
+            parts.append(embedded.get(values.get("href", ""), ""))
+        elif name == "annotation":
+            parts.append(_comment_html(child))
         elif name == "note":
-            parts.append(f" ({re.sub('</?p>', '', _as_html(child)).strip()})")
+            parts.append(f" ({re.sub('</?p>', '', _as_html(child, embedded)).strip()})")
         elif tag != "" and isinstance(child.tag, str):
-            parts.append(_element_html(child, tag or "", values))
+            parts.append(_element_html(child, tag or "", values, embedded))
         parts.append(html.escape(child.tail or ""))
     return "".join(parts)
 
 
-def _element_html(element: XmlElement, tag: str, values: Mapping[str, str]) -> str:
+def _element_html(
+    element: XmlElement, tag: str, values: Mapping[str, str], embedded: Mapping[str, str]
+) -> str:
     """Return an element as the `tag` of HTML, "" for its content alone; `values` are its
     attributes."""
     tag = tag.format(level=min(int(values.get("outline-level", 1)), 6))
-    inner = _as_html(element)
+    inner = _as_html(element, embedded)
     n = 1
     if inner:
         n = min(int(values.get("number-columns-repeated", 1)), _MOST_REPEATED)

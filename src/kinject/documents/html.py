@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kinject.disk import read_bytes
+from kinject.documents.equations import UnwritableMath, equation_text
+from kinject.documents.office import raised
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import (
     DEEPEST_ITEM,
@@ -16,6 +19,7 @@ from kinject.documents.text import (
     import_extra,
     markdown_table,
     one_line,
+    parse_xml,
     spanned,
     whole_file,
 )
@@ -52,6 +56,10 @@ _WIKI_PAGE = "#main-content.wiki-content"
 """The text of a page that Confluence exported."""
 _LONGEST_CELL = 2_000
 """Characters: where a cell holds more, the table lays out a page."""
+_LONGEST_BLOCK = 500
+"""The same, where cells hold headings, code or tables, and none is a header."""
+_MOST_WITHIN = 20
+"""Tables within one that shows data."""
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe"
 _SKIPPED = frozenset([*_UNREAD.split(), "object", "canvas"])
 _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
@@ -158,7 +166,7 @@ def _lines_within(text: str, main: str, links: set[str]) -> str:
     kept = [_is_within(unit, triples, lines) for unit in units]
     if not any(kept):
         return ""
-    last = len(kept) - kept[::-1].index(True)
+    last = _end_of_main(units, len(kept) - kept[::-1].index(True))
     _keep_items(units, kept, last, links)
     _keep_structure(units, kept, kept.index(True), last)
     lines_kept = []
@@ -166,6 +174,18 @@ def _lines_within(text: str, main: str, links: set[str]) -> str:
         if keep or not unit.strip():
             lines_kept.append(unit)
     return re.sub(r"\n{3,}", "\n\n", "".join(lines_kept)).strip()
+
+
+def _end_of_main(units: Sequence[str], last: int) -> int:
+    """Return the end of the main text, whose last line found is before `last`: a table or code
+    below a heading belongs to it."""
+    if units[last - 1].startswith("#"):
+        for index in range(last, len(units)):
+            if units[index].startswith(("| ", "```")):
+                return index + 2
+            if units[index].strip():
+                break
+    return last
 
 
 def _keep_items(units: Sequence[str], kept: list[bool], last: int, links: set[str]) -> None:
@@ -190,7 +210,7 @@ def _keep_structure(units: Sequence[str], kept: list[bool], first: int, last: in
             kept[index] = kept[index] or following
             following = False
             continue
-        if first <= index < last and unit.startswith(("| ", "```")):
+        if first <= index < last and unit.startswith(("| ", "```", "\\(")):
             kept[index] = True
         following = kept[index]
 
@@ -204,10 +224,13 @@ def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -
     return sum(triple in triples for triple in unit_triples) >= _SHARED * len(unit_triples)
 
 
-def page_text(root: LexborNode) -> str:
+def page_text(root: LexborNode, *, in_cell: bool = False) -> str:
     """Return the content below `root` as Markdown: headings, lists, tables with header, code; space
-    as a browser shows it."""
-    page = _Page()
+    as a browser shows it.
+
+    The content of a cell has no marks of headings and code, and of a table within it the texts.
+    """
+    page = _Page(in_cell=in_cell)
     stack: list[tuple[LexborNode, bool]] = [(root, False)]
     while stack:  # pages may be nested deeper than Python recurses
         node, closing = stack.pop()
@@ -216,11 +239,16 @@ def page_text(root: LexborNode) -> str:
             page.add_text(node.text_content or "")
         elif closing:
             page.close(tag)
+        elif tag == "math" and not page.verbatim:
+            page.add_text(_math_text(node))
+        elif tag == "sup" and not page.verbatim and raised(node.text()) != node.text():
+            page.add_text(raised(node.text()))
         elif tag[:1].isalpha() and not _is_skipped(node, tag):
-            table = _data_table(node) if tag == "table" and not page.verbatim else ""
-            if table:
-                page.add_block(table)
-                continue
+            if tag == "table" and not page.verbatim and not in_cell:
+                table = _data_table(node)
+                if table:
+                    page.add_block(table)
+                    continue
             page.open(node, tag)
             stack.append((node, True))
             stack += [(child, False) for child in reversed(list(node.iter(include_text=True)))]
@@ -230,8 +258,9 @@ def page_text(root: LexborNode) -> str:
 class _Page:
     """The Markdown of a page as its elements open and close."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_cell: bool) -> None:
         self.parts: list[str] = []
+        self._in_cell = in_cell
         self.verbatim = 0
         self._gap = self._mark = ""
         self._heading = False
@@ -267,7 +296,7 @@ class _Page:
             self._lists[-1] = kind, n + 1
             self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM)
             self._mark += f"{n + 1}. " if kind == "ol" else "- "
-        elif _LEVEL.fullmatch(tag):
+        elif _LEVEL.fullmatch(tag) and not self._in_cell:
             self._mark, self._heading = "#" * int(tag[1]) + " ", True
 
     def close(self, tag: str) -> None:
@@ -287,6 +316,9 @@ class _Page:
         code = "".join(self.parts[start:])
         del self.parts[start:]
         if not code.strip():
+            return
+        if self._in_cell:
+            self.add_block(code.strip())
             return
         self.add_block(code.strip("\n") if _is_prose(code) else fenced(code, language))
 
@@ -310,6 +342,14 @@ class _Page:
 
     def _widen(self, space: str) -> None:
         self._gap = max(self._gap, space, key=_width_of_space)
+
+
+def _math_text(node: LexborNode) -> str:
+    """Return an equation of MathML; one that cannot be written leaves its mark."""
+    try:
+        return equation_text(parse_xml(Path("page"), (node.html or "").encode()))
+    except (UnwritableMath, RecursionError):
+        return "[an equation]"
 
 
 def _width_of_space(space: str) -> tuple[int, int]:
@@ -348,37 +388,60 @@ def _is_prose(code: str) -> bool:
 
 
 def _data_table(table: LexborNode) -> str:
-    """Return a <table> as Markdown, or "" where it only lays out the page (its cells hold tables,
-    headings or long texts)."""
+    """Return a <table> as Markdown, or "" where it only lays out the page."""
     rows = _table_rows(table)
-    nested = len(table.css("table")) > 1 or table.css_first("h1, h2, h3, pre") is not None
-    if nested or len(rows) < 2 or max(len(cells) for _, cells in rows) < 2:
+    if _is_layout(table, rows):
         return ""
     n_header = 0
-    longest = 0
     texts: list[list[tuple[str, int, int]]] = []
     for row, cells in rows:
         is_header = row.parent is not None and row.parent.tag == "thead"
-        is_header = is_header or all(cell.tag == "th" for cell in cells)
+        all_headings = all(cell.tag == "th" for cell in cells)
+        is_header = is_header or (all_headings and not (texts and _names_rows(cells)))
         if is_header and n_header == len(texts):
             n_header += 1
-        line = []
-        for cell in cells:
-            text = one_line(page_text(cell))
-            longest = max(longest, len(text))
-            line.append((text, _span(cell, "rowspan"), _span(cell, "colspan")))
-        texts.append(line)
-    if longest > _LONGEST_CELL:
-        return ""
+        texts.append([_cell_with_spans(cell) for cell in cells])
     try:
         grid = spanned(texts)
     except ValueError:  # spans far beyond any table: its cells are read as they come
         return ""
-    text = markdown_table(grid, max(1, min(n_header, len(texts) - 1)))
+    width = max(map(len, grid))
+    lines = []
+    for (_, cells), line in zip(rows, grid, strict=True):
+        if len(line) == width or not _names_rows(cells):
+            lines.append(line)
+    text = markdown_table(lines, max(1, min(n_header, len(lines) - 1)))
     caption = table.css_first("caption")
     if caption is None:
         return text
     return "\n\n".join(filter(None, [one_line(page_text(caption)), text]))
+
+
+def _names_rows(cells: list[LexborNode]) -> bool:
+    """Return whether a row only holds names of the rows below it."""
+    return all(_span(cell, "rowspan") > 1 for cell in cells)
+
+
+def _cell_with_spans(cell: LexborNode) -> tuple[str, int, int]:
+    text = one_line(page_text(cell, in_cell=True))
+    return text, _span(cell, "rowspan"), _span(cell, "colspan")
+
+
+def _is_layout(table: LexborNode, rows: list[tuple[LexborNode, list[LexborNode]]]) -> bool:
+    """Return whether a table only places the parts of a page: as it states, by its one row or
+    column, or by the length of its cells."""
+    n_within = len(table.css("table")) - 1
+    is_stated = table.attributes.get("role") in ("presentation", "none")
+    if is_stated or n_within > _MOST_WITHIN or len(rows) < 2:
+        return True
+    if max(len(cells) for _, cells in rows) < 2:
+        return True
+    cells = list(chain.from_iterable(cells for _, cells in rows))
+    has_header = table.css_first("caption") is not None or any(cell.tag == "th" for cell in cells)
+    longest = _LONGEST_CELL
+    if not has_header and (n_within or table.css_first("h1, h2, h3, pre") is not None):
+        longest = _LONGEST_BLOCK
+    return any(len(one_line(cell.text())) > longest for cell in cells)
 
 
 def _table_rows(table: LexborNode) -> list[tuple[LexborNode, list[LexborNode]]]:

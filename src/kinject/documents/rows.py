@@ -7,8 +7,10 @@ import codecs
 import csv
 import io
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 
@@ -36,9 +38,14 @@ _NAMES = {
 }
 """The possible names of a document's fields; the first of them that a row has counts."""
 _DELIMITERS = ",;\t|"
-_SAMPLE = 2**16
+_STATED = re.compile(r"\s*sep=(.)\s*")
+"""The first line of a table by which Excel knows its delimiter."""
 _SNIFFED = 20
 """Rows from which the delimiter of a table is found."""
+# A comma of a sentence has a space behind it, of a table's row it may have one.
+_MOSTLY = 0.8
+# Cells of tables, and names in a list, are shorter than parts of sentences.
+_FEW_WORDS = 4
 _FIELDS = ("id", "title", "text", "source", "meta")
 _ROWS = 16
 """Rows of a table in memory at once: each may hold a long document."""
@@ -172,19 +179,20 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     """Yield the documents of a CSV file with a header; its columns are the keys of JSONL rows,
     empty cells are absent.
 
-    Cells are parted by the comma, semicolon, tab or bar that gives the first rows one length. A
-    table without a column of texts is one document: a Markdown table. Raises `InputError`
-    (file:line) as `csv_records`, but a row with more or fewer cells than the header is yielded.
+    Cells are parted by a comma, a semicolon, a tab or a bar. A table without a column of texts is
+    one document, a Markdown table; a file that is no table is a text. No row is left out: one with
+    fewer cells than the header is filled up, and what is too much belongs to the text.
     """
     text, meta = decode(path, read_bytes(path, options.largest, stream))
-    default = "\t" if path.suffix.lower() in (".tsv", ".tab") else ","
-    delimiter = _delimiter(text[:_SAMPLE], default)
-    rows = _rows(path, "header", text, delimiter)
-    _, header = next(rows, (1, []))
-    if isinstance(header, InputError) or not header:
+    lines = text.split("\n")
+    delimiter = _delimiter(lines, options)
+    if not delimiter:
+        yield whole_file(path, "", _one_column(lines) or text, meta)
         return
-    has_text = "text" in with_plain_names(dict.fromkeys(header), options)
-    if not has_text and options.text_field is None:
+    rows = _records(lines, delimiter)
+    _, header = next(rows)
+    names = with_plain_names(dict(zip(header, header, strict=True)), options)
+    if "text" not in names and options.text_field is None:
         yield from _whole_table(path, header, rows, meta)
         return
     if len(set(header)) < len(header):  # a reader could not choose
@@ -192,33 +200,36 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         raise InputError(
             f"{path}:1: two columns are called {repeated!r:.80}. Give each a name of its own."
         )
+    # `names` has the column under its plain name, and its own as the value.
+    text_name = names.get("text", "")
     for number, cells in rows:
-        location = f"{path}:{number}"
-        if isinstance(cells, InputError):
-            yield location, cells
-        else:
-            record = dict(zip(header, cells, strict=True))
-            text_fields = {"text", options.text_field}
-            row: dict[str, Any] = {
-                key: cell for key, cell in record.items() if cell or key in text_fields
-            }
-            if meta:
-                row["meta"] = meta
-            yield _located_document(location, row, options)
+        cells = _fitted(cells, header, text_name, delimiter)
+        record = dict(zip(header, cells, strict=True))
+        row: dict[str, Any] = {
+            key: cell for key, cell in record.items() if cell or key == text_name
+        }
+        if meta:
+            row["meta"] = meta
+        yield _located_document(f"{path}:{number}", row, options)
+
+
+def _fitted(cells: list[str], header: list[str], text_name: str, delimiter: str) -> list[str]:
+    """Return the cells of a row, as many as the header has. Of a comma too many in it the likeliest
+    place is the text, if nobody has quoted it."""
+    n_more = len(cells) - len(header)
+    if n_more <= 0 or text_name not in header:
+        return [*cells, *[""] * -n_more][: len(header)]
+    first = header.index(text_name)
+    last = first + n_more + 1
+    return [*cells[:first], delimiter.join(cells[first:last]), *cells[last:]]
 
 
 def _whole_table(
-    path: Path,
-    header: list[str],
-    rows: Iterator[tuple[int, list[str] | InputError]],
-    meta: Mapping[str, Any],
+    path: Path, header: list[str], rows: Iterator[tuple[int, list[str]]], meta: Mapping[str, Any]
 ) -> Iterator[LocatedDocument]:
-    """Yield a table without a column of texts as one document, and its faulty rows."""
+    """Yield a table without a column of texts as one document."""
     body, size = [header], 0
-    for number, cells in rows:
-        if isinstance(cells, InputError):
-            yield f"{path}:{number}", cells
-            continue
+    for _, cells in rows:
         body.append(cells)
         size += sum(map(len, cells)) + 3 * len(cells)
         if size > LONGEST_LINE:
@@ -226,28 +237,119 @@ def _whole_table(
                 f"{path}: no column of texts (found {', '.join(header)[:200]}), and longer than "
                 f"{format_size(LONGEST_LINE)} as one table. Name the column, or split the table."
             )
-    if len(body) == 1 and len(header) == 1:
-        return
     yield whole_file(path, "", markdown_table(body), meta)
 
 
-def _delimiter(sample: str, default: str) -> str:
-    """Return the delimiter by which the first rows of a table have the same number of cells, and
-    the most."""
-    n_columns = {}
+def _delimiter(lines: list[str], options: ReadOptions) -> str:
+    """Return the delimiter of a table, "" if the lines are no table."""
+    stated = _STATED.fullmatch(lines[0])
+    if stated:
+        lines[0] = ""
+        return stated[1]
+    best = ""
+    best_score = (0.0, 0.0)
     for delimiter in _DELIMITERS:
-        lines = sample.splitlines(keepends=True)
-        try:
-            rows = list(islice(filter(None, csv.reader(lines, delimiter=delimiter)), _SNIFFED))
-        except csv.Error:
+        rows = [row for _, row in islice(_records(lines, delimiter), _SNIFFED)]
+        if not rows:
+            return ""
+        header = dict.fromkeys(rows[0])
+        if options.text_field in header or "text" in with_plain_names(header, options):
+            return delimiter
+        if not _is_table(rows, delimiter):
             continue
-        # The sample may end within its last row.
-        if len(rows) < _SNIFFED and len(sample) >= _SAMPLE / 4:
-            del rows[-1:]
-        counts = set(map(len, rows))
-        if len(counts) == 1 and max(counts) > 1:
-            n_columns[delimiter] = max(counts)
-    return max(n_columns, key=n_columns.__getitem__, default=default)
+        commonest, n_rows = Counter(map(len, rows)).most_common(1)[0]
+        score = (n_rows / len(rows), float(commonest))
+        if score > best_score:
+            best, best_score = delimiter, score
+    return best
+
+
+def _is_table(rows: list[list[str]], delimiter: str) -> bool:
+    """Return whether rows are those of a table. Sentences, too, have commas and semicolons: with a
+    space behind them, and not as many in each line."""
+    if len(rows[0]) < 2:
+        return False
+    later_cells = list(chain.from_iterable(row[1:] for row in rows))
+    n_spaced = sum(cell.startswith(" ") for cell in later_cells)
+    is_spaced = delimiter in ",;" and n_spaced > _MOSTLY * len(later_cells)
+    if len(set(map(len, rows))) > 1:
+        is_header = not any(cell.startswith(" ") for cell in rows[0][1:])
+        n_wide = sum(len(row) > 1 for row in rows)
+        return (is_header or delimiter not in ",;") and 2 * n_wide >= len(rows)
+    if not is_spaced:
+        return True
+    n_words = sum(len(cell.split()) for cell in chain.from_iterable(rows))
+    n_sentences = sum(_ends_sentence(row[-1]) for row in rows)
+    is_prose = n_words > _FEW_WORDS * len(rows) * len(rows[0]) or 2 * n_sentences > len(rows)
+    return len(rows) > 1 and not is_prose
+
+
+def _ends_sentence(text: str) -> bool:
+    return text.rstrip().endswith((".", "!", "?", ":"))
+
+
+def _one_column(lines: list[str]) -> str:
+    """Return lines as a table of one column if they are names below the name of the column, "" for
+    a text."""
+    cells = [cells[0].strip() for _, cells in _records(lines, "\0")]
+    n_words = max((len(cell.split()) for cell in cells), default=0)
+    is_text = any(_ends_sentence(cell) or ", " in cell for cell in cells)
+    if len(cells) < 2 or n_words > _FEW_WORDS or is_text:
+        return ""
+    rows = [f"| {cell.replace('|', chr(92) + '|')} |" for cell in cells]
+    rows.insert(1, "| --- |")
+    return "\n".join(rows)
+
+
+def _records(lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield (first line, cells) of each row that is not blank.
+
+    A quote that is not as in RFC 4180 is a sign as any other, so that no forgotten one joins rows.
+    """
+    # Python's own limit is 131,072 characters, and a cell may hold a document.
+    csv.field_size_limit(LONGEST_LINE)
+    index = 0
+    width = 0
+    while index < len(lines):
+        cells, n_lines = _record(lines, index, delimiter, width)
+        if any(cells):
+            width = width or len(cells)
+            yield index + 1, cells
+        index += n_lines
+
+
+def _record(lines: list[str], start: int, delimiter: str, width: int) -> tuple[list[str], int]:
+    """Return the cells of the row that begins with a line, and how many lines it has."""
+    line = lines[start]
+    if '"' not in line:
+        return line.split(delimiter), 1
+    cells = _quoted_cells(line, delimiter)
+    if cells is not None:
+        return cells, 1
+    # A row ends where each of its quotes has its partner.
+    n_quotes = line.count('"')
+    end = start + 1
+    while n_quotes % 2 and end < len(lines):
+        n_quotes += lines[end].count('"')
+        end += 1
+    cells = _quoted_cells("\n".join(lines[start:end]), delimiter)
+    # A table with tabs need not quote at all: there a quote may be an inch.
+    if cells is not None and n_quotes % 2 == 0 and (delimiter != "\t" or len(cells) == width):
+        return cells, end - start
+    return [_unquoted(cell) for cell in line.split(delimiter)], 1
+
+
+def _quoted_cells(record: str, delimiter: str) -> list[str] | None:
+    """Return the cells of one row by RFC 4180, None if it is not one row."""
+    # Not pandas, which changes texts such as 1.50, 007 and NA.
+    reader = csv.reader(io.StringIO(record, newline=""), strict=True, delimiter=delimiter)
+    try:
+        rows = list(reader)
+    except csv.Error:
+        return None
+    if len(rows) != 1:
+        return None
+    return rows[0]
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -257,27 +359,9 @@ def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     `InputError` (file:line) for a quote that is left open or not followed by a comma, and for a row
     that has more or fewer cells than the first.
     """
-    for number, cells in _rows(path, "first row", decode(path, read_bytes(path))[0]):
-        if isinstance(cells, InputError):
-            raise cells
-        yield number, cells
-
-
-def _rows(
-    path: Path, first: str, text: str, delimiter: str = ","
-) -> Iterator[tuple[int, list[str] | InputError]]:
-    """Yield as `csv_rows` the rows of `text`, but for a row of another length than the first
-    (called `first`) its error."""
-    # Python's own limit is 131,072 characters, and a cell may hold a document.
     csv.field_size_limit(LONGEST_LINE)
-    plain = delimiter == "\t"  # no cell holds a tab, so that quotes mean nothing
-    # Not pandas, which changes texts such as 1.50, 007 and NA.
-    rows = csv.reader(
-        io.StringIO(text, newline=""),
-        strict=True,
-        delimiter=delimiter,
-        quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
-    )
+    text = decode(path, read_bytes(path))[0]
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     n_cells = 0
     while True:
         number = rows.line_num + 1
@@ -294,14 +378,15 @@ def _rows(
             return
         n_cells = n_cells or len(cells)
         if len(cells) not in (0, n_cells):
-            fault = f"found {len(cells)} cells, the {first} has {n_cells}. Quote cells with commas."
-            yield number, InputError(f"{location}: {fault}")
-        elif cells:
-            yield number, [_unquoted(cell) for cell in cells] if plain else cells
+            fix = "Quote cells with commas."
+            fault = f"found {len(cells)} cells, the first row has {n_cells}. {fix}"
+            raise InputError(f"{location}: {fault}")
+        if cells:
+            yield number, cells
 
 
 def _unquoted(cell: str) -> str:
-    """Return a cell of a table with tabs without the quotes that are around it."""
+    """Return a cell without the quotes that are around it."""
     if len(cell) > 1 and cell[0] == cell[-1] == '"':
         return cell[1:-1].replace('""', '"')
     return cell

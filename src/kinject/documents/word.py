@@ -1,0 +1,437 @@
+"""Word documents (.docx)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+from kinject.documents.equations import MATH, UnwritableMath, equation_text
+from kinject.documents.office import (
+    FALLBACK,
+    Package,
+    attribute_at,
+    comment_text,
+    drawing_texts,
+    raised,
+    whole_number,
+)
+from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.text import (
+    DEEPEST_ITEM,
+    XmlElement,
+    heading,
+    library_errors,
+    markdown_table,
+    one_line,
+    spanned,
+    whole_file,
+)
+
+_W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_VAL = f"{_W}val"
+_HEADING_STYLE = re.compile(r"heading ?(\d)", re.IGNORECASE)
+_UNREAD = frozenset(
+    [f"{_W}{name}" for name in ("del", "moveFrom", "pPr", "rPr", "txbxContent", "rt")] + [FALLBACK]
+)
+"""What is no text of its paragraph; w:rt is the reading above a word."""
+_SIGNS = {
+    f"{_W}br": "\n",
+    f"{_W}cr": "\n",
+    f"{_W}noBreakHyphen": "-",
+    f"{_W}ptab": "\t",
+}
+_NOTES = {
+    f"{_W}footnoteReference": ("footnote", ""),
+    f"{_W}endnoteReference": ("endnote", "e"),
+    f"{_W}commentReference": ("comment", "c"),
+}
+"""The mark of a note -> (its kind, the letter before its number)."""
+
+
+def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
+    """Yield a Word document: headings, paragraphs, lists, tables, text boxes, equations and charts
+    in their order, then the footnotes, endnotes and comments."""
+    with library_errors(path, "Word document", "Save it again as .docx."):
+        package = Package(path, stream, options)
+        word = _Word(package)
+        text = word.text()
+        title, meta = package.properties()
+    yield whole_file(path, title or word.title, text, meta)
+    yield from package.faults
+
+
+class _Word:
+    """The Markdown of a Word document."""
+
+    def __init__(self, package: Package) -> None:
+        self.package = package
+        self.body = package.root(package.main)
+        self.title = ""
+        self._styles: dict[str, XmlElement] = {}
+        for root in package.optional_roots(package.main, "styles"):
+            for style in root.iter(f"{_W}style"):
+                self._styles[style.get(f"{_W}styleId", "")] = style
+        self._levels: dict[str, int] = {}
+        self._bullets = self._numberings()
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._notes: dict[tuple[str, str], str] = {}
+        self._n_paragraphs = 0
+
+    def text(self) -> str:
+        blocks = [self._text_of_blocks(body) for body in self.body.iter(f"{_W}body")]
+        return "\n\n".join(filter(None, [*blocks, *self._note_texts()]))
+
+    def _text_of_blocks(self, parent: XmlElement) -> str:
+        """Return the paragraphs and tables in an element; items of a list without blank lines."""
+        text = ""
+        in_list = False
+        for element in _blocks(parent):
+            if element.tag == f"{_W}tbl":
+                block, is_item = self._table(element), False
+            else:
+                block, is_item = self._paragraph(element)
+            if block and is_item and in_list:
+                text += f"\n{block}"
+            elif block:
+                text += f"\n\n{block}"
+                in_list = is_item
+        return text.strip()
+
+    def _paragraph(self, element: XmlElement) -> tuple[str, bool]:
+        """Return a paragraph (with its text boxes below), and whether it is an item of a list."""
+        text = self._own_text(element)
+        boxes = self._boxes(element)
+        level, item = self._level(element), self._item(element)
+        if text and level is not None:
+            self.title = self.title or one_line(text)
+            text = heading(level, text)
+        elif text and item:
+            text = item + one_line(text)
+        return "\n\n".join(filter(None, [text, *boxes])), bool(item) and level is None
+
+    def _own_text(self, element: XmlElement) -> str:
+        """Return the text of a paragraph without its boxes. One that cannot be written is named."""
+        self._n_paragraphs += 1
+        try:
+            return self._run_text(element).strip()
+        except UnwritableMath as error:
+            self.package.add_fault(
+                f"paragraph {self._n_paragraphs}",
+                f"its equation ({error}) cannot be written as text, and the paragraph is left "
+                "out. Write the equation with Insert > Equation.",
+            )
+            return ""
+
+    def _boxes(self, paragraph: XmlElement, in_cell: bool = False) -> list[str]:
+        """Return the text boxes, charts and diagrams in a paragraph."""
+        texts: list[str] = []
+        # Most paragraphs have none, and are not walked through again.
+        if not _has(paragraph, f"{_W}txbxContent") and not _has(paragraph, f"{_W}drawing"):
+            return texts
+        stack = [paragraph]
+        while stack:
+            element = stack.pop()
+            if element.tag == f"{_W}txbxContent":
+                if in_cell:
+                    texts.append(self._cell(element))
+                else:
+                    texts.append(self._text_of_blocks(element))
+                continue
+            if element.tag == f"{_W}drawing":
+                texts += drawing_texts(self.package, self.package.main, element)
+            stack += [child for child in reversed(list(element)) if child.tag != FALLBACK]
+        return texts
+
+    def _run_text(self, paragraph: XmlElement) -> str:
+        """Return the text of a paragraph with tracked insertions and without deletions; its text
+        boxes are left out."""
+        parts: list[str] = []
+        equation_end = -1
+        stack = [paragraph]
+        while stack:
+            element = stack.pop()
+            tag = element.tag
+            if tag == f"{_W}t":
+                parts.append(_letters(element))
+            elif tag == f"{MATH}oMath":
+                # Equations beside each other are shown on lines of their own.
+                if equation_end == len(parts):
+                    parts.append(" ")
+                parts.append(equation_text(element))
+                equation_end = len(parts)
+            elif tag == f"{_W}tab":
+                # Elsewhere than in a run it is the position of a tab stop.
+                if element.getparent().tag == f"{_W}r":
+                    parts.append("\t")
+            elif tag in _SIGNS:
+                parts.append(_SIGNS[tag])
+            elif tag == f"{_W}sym":
+                parts.append(_symbol(element))
+            elif tag in _NOTES:
+                parts.append(self._note_mark(element))
+            elif tag not in _UNREAD:
+                _check_written(element)
+                stack += reversed([child for child in element if isinstance(child.tag, str)])
+        return "".join(parts)
+
+    def _note_mark(self, reference: XmlElement) -> str:
+        """Return the mark of a note: they are counted in the order of their marks."""
+        kind, letter = _NOTES[reference.tag]
+        key = kind, reference.get(f"{_W}id", "")
+        if key not in self._notes:
+            number = sum(known == kind for known, _ in self._notes) + 1
+            self._notes[key] = f"[^{letter}{number}]"
+        return self._notes[key]
+
+    def _note_texts(self) -> list[str]:
+        """Return the notes that the text refers to, as ``[^1]: ...``."""
+        texts: dict[str, str] = {}
+        for kind in ("footnote", "endnote", "comment"):
+            if not any(known == kind for known, _ in self._notes):
+                continue
+            parts = self.package.related(self.package.main, f"{kind}s")
+            root = self.package.wanted(next(iter(parts), ""), f"{kind}s")
+            if root is None:
+                continue
+            for note in root.iter(f"{_W}{kind}"):
+                mark = self._notes.get((kind, note.get(f"{_W}id", "")))
+                if mark is not None:
+                    texts[mark] = self._note_text(note)
+        # A note may itself hold the mark of a comment, which is then found here.
+        return [f"{mark}: {texts[mark]}" for mark in self._notes.values() if texts.get(mark)]
+
+    def _note_text(self, note: XmlElement) -> str:
+        text = self._cell(note)
+        if note.tag == f"{_W}comment" and text:
+            return comment_text(text, note.get(f"{_W}author", ""))
+        return text
+
+    def _level(self, element: XmlElement) -> int | None:
+        """Return the level of a heading, from its own outline level or its style's, else None."""
+        outline = _value(element, f"pPr/{_W}outlineLvl")
+        if not outline:
+            return self._style_level(_value(element, f"pPr/{_W}pStyle"))
+        level = whole_number(outline, 9) + 1
+        # A paragraph may leave the outline that its style puts it into.
+        if level > 6:
+            return None
+        return level
+
+    def _style_level(self, style_id: str, depth: int = 0) -> int | None:
+        """Return the level of headings of a style, which may be that of the style it extends."""
+        if style_id not in self._levels:
+            style = self._styles.get(style_id)
+            # Of a style that the file does not define its id is the name.
+            name = style_id
+            if style is not None:
+                name = _value(style, "name")
+            level = 0
+            heading_style = _HEADING_STYLE.fullmatch(name)
+            if name.lower() == "title":
+                level = 1
+            elif heading_style:
+                level = int(heading_style[1])
+            elif style is not None and depth < 20:
+                outline = style.find(f"{_W}pPr/{_W}outlineLvl")
+                based = style.find(f"{_W}basedOn")
+                if outline is not None and outline.get(_VAL, "9") in "012345":
+                    level = int(outline.get(_VAL)) + 1
+                elif based is not None and not name.lower().startswith("toc "):
+                    level = self._style_level(based.get(_VAL, ""), depth + 1) or 0
+            self._levels[style_id] = level
+        return self._levels[style_id] or None
+
+    def _numberings(self) -> Mapping[tuple[str, int], bool]:
+        """Return (numbering, level) -> whether it is a bullet."""
+        bullets: dict[tuple[str, int], bool] = {}
+        for root in self.package.optional_roots(self.package.main, "numbering"):
+            kinds = {}
+            for abstract in root.iter(f"{_W}abstractNum"):
+                for level in abstract.iter(f"{_W}lvl"):
+                    key = abstract.get(f"{_W}abstractNumId"), level.get(f"{_W}ilvl", "")
+                    kinds[key] = _value(level, "numFmt")
+            for number in root.iter(f"{_W}num"):
+                for (name, depth), kind in kinds.items():
+                    if name == _value(number, "abstractNumId"):
+                        key = number.get(f"{_W}numId", ""), whole_number(depth)
+                        bullets[key] = kind in ("", "bullet", "none")
+        return bullets
+
+    def _item(self, element: XmlElement) -> str:
+        """Return the mark of an item of a list with its indentation, "" for any other paragraph."""
+        properties = element.find(f"{_W}pPr/{_W}numPr")
+        style = element.find(f"{_W}pPr/{_W}pStyle")
+        name = ""
+        if properties is None and style is not None and style.get(_VAL) in self._styles:
+            list_style = self._styles[style.get(_VAL)]
+            properties = list_style.find(f"{_W}pPr/{_W}numPr")
+            name = _value(list_style, "name").lower()
+        if properties is None:
+            if not name.startswith("list bullet"):
+                return ""
+            return "  " * _style_depth(name) + "- "
+        depth = whole_number(_value(properties, "ilvl"), _style_depth(name))
+        numbering = _value(properties, "numId")
+        # Word's numbering 0 takes a paragraph out of the list of its style.
+        if numbering == "0":
+            return ""
+        mark = "- "
+        n = self._count_item(numbering, depth)
+        if not self._bullets.get((numbering, depth), True):
+            mark = f"{n}. "
+        return "  " * min(depth, DEEPEST_ITEM) + mark
+
+    def _count_item(self, numbering: str, depth: int) -> int:
+        """Return the number of the next item of a list; lists within it begin at 1 again."""
+        for other in list(self._counts):
+            if other[0] == numbering and other[1] > depth:
+                del self._counts[other]
+        self._counts[numbering, depth] += 1
+        return self._counts[numbering, depth]
+
+    def _table(self, table: XmlElement) -> str:
+        """Return a table; merged cells are repeated in each grid cell that they cover."""
+        frame = _only_cell(table)
+        if frame is not None:
+            return self._text_of_blocks(frame)
+        rows: list[list[tuple[str, int, int]]] = []
+        n_header = 0
+        above: dict[int, str] = {}
+        has_merged = False
+        for row in _children(table, f"{_W}tr"):
+            cells, n_columns, above = self._row(row, above)
+            marked = row.find(f"{_W}trPr/{_W}tblHeader") is not None
+            # A header over merged cells goes on in the row below.
+            if n_header == len(rows) and (marked or (has_merged and n_header > 0)):
+                n_header += 1
+            has_merged = 1 < len(cells) < n_columns
+            if len(rows) == n_header == 0:
+                n_header = 1
+            rows.append(cells)
+        return markdown_table(spanned(rows), min(n_header, max(1, len(rows) - 1)))
+
+    def _row(
+        self, row: XmlElement, above: Mapping[int, str]
+    ) -> tuple[list[tuple[str, int, int]], int, dict[int, str]]:
+        """Return the cells of a row, its columns in the grid, and the texts of its cells that may
+        go on below; `above` are those of the row before."""
+        n_skipped = whole_number(_value(row, f"trPr/{_W}gridBefore"))
+        cells: list[tuple[str, int, int]] = [("", 1, 1)] * min(n_skipped, 100)
+        column = len(cells)
+        below: dict[int, str] = {}
+        for cell in _children(row, f"{_W}tc"):
+            merge = cell.find(f"{_W}tcPr/{_W}vMerge")
+            n_columns = min(whole_number(_value(cell, f"tcPr/{_W}gridSpan"), 1), 1000)
+            text = self._cell(cell)
+            if merge is not None:
+                if merge.get(_VAL, "continue") == "continue":
+                    text = above.get(column, text)
+                below[column] = text
+            cells.append((text, 1, n_columns))
+            column += n_columns
+        return cells, column, below
+
+    def _cell(self, cell: XmlElement) -> str:
+        """Return the content of a cell, tables within it included, on one line."""
+        texts = []
+        for element in _blocks(cell):
+            if element.tag == f"{_W}p":
+                text = self._own_text(element)
+                # Within a cell a heading is a text as any other.
+                if text and self._level(element) is None:
+                    text = self._item(element) + text
+                texts += [text, *self._boxes(element, in_cell=True)]
+                continue
+            for row in _children(element, f"{_W}tr"):
+                texts += map(self._cell, _children(row, f"{_W}tc"))
+        return one_line(" ".join(texts))
+
+
+def _has(element: XmlElement, tag: str) -> bool:
+    return next(iter(element.iter(tag)), None) is not None
+
+
+def _value(parent: XmlElement, name: str) -> str:
+    """Return the value of a property, "" without one."""
+    return attribute_at(parent, f"{_W}{name}", _VAL)
+
+
+def _style_depth(name: str) -> int:
+    """Return the depth of the items of a style: List Bullet 2 is within another list."""
+    deeper = re.search(r" ([2-9])$", name)
+    if deeper is None:
+        return 0
+    return int(deeper[1]) - 1
+
+
+def _letters(element: XmlElement) -> str:
+    """Return the text of a run, its digits raised if they are."""
+    text = element.text or ""
+    place = element.getparent().find(f"{_W}rPr/{_W}vertAlign")
+    if place is not None and place.get(_VAL) == "superscript":
+        return raised(text)
+    return text
+
+
+def _symbol(element: XmlElement) -> str:
+    """Return the sign of a font, unless only that font knows which one it is."""
+    code = element.get(f"{_W}char", "")
+    if not re.fullmatch("[0-9A-Fa-f]{2,5}", code):
+        return ""
+    number = int(code, 16)
+    if 0xE000 <= number < 0xF900 or number < 32:
+        return ""
+    return chr(number)
+
+
+def _check_written(element: XmlElement) -> None:
+    """Raise `UnwritableMath` if an element is an equation that only its own program can show."""
+    name = element.tag.rpartition("}")[2]
+    if name == "OLEObject" and element.get("ProgID", "").startswith("Equation"):
+        raise UnwritableMath(element.get("ProgID"))
+    # A field has its instruction in runs of their own, or in an attribute.
+    instruction = ""
+    if name == "instrText":
+        instruction = element.text or ""
+    elif name == "fldSimple":
+        instruction = element.get(f"{_W}instr", "")
+    if re.match(r"\s*EQ\s", instruction):
+        raise UnwritableMath("EQ field")
+
+
+def _only_cell(table: XmlElement) -> XmlElement | None:
+    """Return the cell of a table of one cell: a frame around its content."""
+    cells: list[XmlElement] = []
+    for row in _children(table, f"{_W}tr"):
+        cells += _children(row, f"{_W}tc")
+    if len(cells) != 1:
+        return None
+    return cells[0]
+
+
+def _inner(element: XmlElement) -> list[XmlElement]:
+    """Return the element, or its content: content controls and tracked insertions wrap others."""
+    if element.tag == f"{_W}sdt":
+        children = list(chain.from_iterable(element.iterchildren(f"{_W}sdtContent")))
+    elif element.tag in (f"{_W}ins", f"{_W}customXml", f"{_W}moveTo"):
+        children = list(element.iterchildren())
+    else:
+        return [element]
+    return list(chain.from_iterable(map(_inner, children)))
+
+
+def _children(parent: XmlElement, *tags: str) -> Iterator[XmlElement]:
+    """Yield the children of `parent` with one of these tags, those that are wrapped as well."""
+    for child in parent.iterchildren():
+        for element in _inner(child):
+            if element.tag in tags:
+                yield element
+
+
+def _blocks(parent: XmlElement) -> Iterator[XmlElement]:
+    """Yield the paragraphs and tables in `parent`, those in content controls as well."""
+    return _children(parent, f"{_W}p", f"{_W}tbl")

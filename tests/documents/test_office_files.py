@@ -1,0 +1,439 @@
+"""Word documents, slides and workbooks: each is packed here by hand, part by part."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kinject.documents.readers import ReadOptions, read_file
+from kinject.errors import InputError
+from kinject.types import Document
+
+_OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006"
+_WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+_SLIDE = "http://schemas.openxmlformats.org/presentationml/2006/main"
+_ART = "http://schemas.openxmlformats.org/drawingml/2006"
+_NAMES = (
+    f'xmlns:w="{_WORD}" xmlns:m="{_OFFICE}/math" xmlns:r="{_OFFICE}/relationships" xmlns:a="{_ART}/main" '
+    f'xmlns:c="{_ART}/chart" xmlns:p="{_SLIDE}" xmlns:o="urn:schemas-microsoft-com:office:office" '
+    'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006" '
+    'xmlns:dc="http://purl.org/dc/elements/1.1/"'
+)
+_MAIN = {"docx": "word/document.xml", "xlsx": "xl/workbook.xml", "pptx": "ppt/presentation.xml"}
+
+
+def named(tag: str, content: str) -> str:
+    return f"<{tag} {_NAMES}>{content}</{tag}>"
+
+
+def relations(*targets: tuple[str, str]) -> str:
+    """(kind, target) of each relation; its id is rId and its number."""
+    entries = [
+        f'<Relationship Id="rId{number}" Type="{_OFFICE}/relationships/{kind}" Target="{target}"/>'
+        for number, (kind, target) in enumerate(targets, start=1)
+    ]
+    start = '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+    return f"{start}{''.join(entries)}</Relationships>"
+
+
+def packed(kind: str, main: str, targets: tuple[tuple[str, str], ...], **parts: str) -> bytes:
+    """The file of a kind: its main part, what that refers to, and other parts by their names."""
+    folder, name = _MAIN[kind].split("/")
+    members = {
+        "[Content_Types].xml": "<Types/>",
+        "_rels/.rels": relations(("officeDocument", _MAIN[kind])),
+        _MAIN[kind]: main,
+        f"{folder}/_rels/{name}.rels": relations(*targets),
+        **{f"{folder}/{part}": content for part, content in parts.items()},
+    }
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for member, content in members.items():
+            archive.writestr(member, content)
+    return out.getvalue()
+
+
+def word(body: str, *targets: tuple[str, str], **parts: str) -> bytes:
+    return packed("docx", named("w:document", f"<w:body>{body}</w:body>"), targets, **parts)
+
+
+def paragraph(content: str) -> str:
+    return f"<w:p>{content}</w:p>"
+
+
+def run(text: str) -> str:
+    return f"<w:r><w:t>{text}</w:t></w:r>"
+
+
+def cell(content: str) -> str:
+    return f"<w:tc>{content}</w:tc>"
+
+
+def row(*texts: str) -> str:
+    return f"<w:tr>{''.join(cell(paragraph(run(text))) for text in texts)}</w:tr>"
+
+
+def read(name: str, data: bytes) -> tuple[str, list[str]]:
+    """The text of a file, and what of it is named as not read."""
+    text, faults = "", []
+    for location, document in read_file(Path(name), io.BytesIO(data), ReadOptions()):
+        if isinstance(document, InputError):
+            faults.append(str(document))
+            assert str(document).startswith(location)
+        else:
+            assert isinstance(document, Document)
+            text = document.text
+    return text, faults
+
+
+def test_notes_and_comments_stand_below_the_text_as_footnotes_do() -> None:
+    mark = '<w:r><w:{}Reference w:id="{}"/></w:r>'
+    body = paragraph(run("The mill ground rye") + mark.format("endnote", 7) + run(" until 1884."))
+    body += paragraph(run("It burned.") + mark.format("footnote", 2) + mark.format("comment", 0))
+    body += paragraph("<w:del>" + mark.format("comment", 5) + "</w:del>" + run("Rebuilt in brick."))
+    notes = {
+        "endnotes": '<w:endnote w:id="0"><w:p/></w:endnote><w:endnote w:id="7">'
+        + paragraph(run("Ledger, folio 12."))
+        + "</w:endnote>",
+        "footnotes": f'<w:footnote w:id="2">{paragraph(run("At night."))}</w:footnote>',
+        "comments": f'<w:comment w:id="0" w:author="Ines Falk">{paragraph(run("Which year?"))}</w:comment>'
+        f'<w:comment w:id="5" w:author="Ines Falk">{paragraph(run("Unseen."))}</w:comment>',
+    }
+    parts = {f"{kind}.xml": named(f"w:{kind}", content) for kind, content in notes.items()}
+    text, faults = read("a.docx", word(body, *((kind, f"{kind}.xml") for kind in notes), **parts))
+    assert text == (
+        "The mill ground rye[^e1] until 1884.\n\nIt burned.[^1][^c1]\n\nRebuilt in brick.\n\n"
+        "[^e1]: Ledger, folio 12.\n\n[^1]: At night.\n\n[^c1]: Comment by Ines Falk: Which year?"
+    )
+    assert faults == []
+
+
+def test_notes_that_are_missing_are_named() -> None:
+    body = paragraph(run("Cast in 1790.") + '<w:r><w:footnoteReference w:id="3"/></w:r>')
+    for targets, parts in (((), {}), ((("footnotes", "notes.xml"),), {"notes.xml": "<w:footnot"})):
+        text, faults = read("a.docx", word(body, *targets, **parts))
+        assert text == "Cast in 1790.[^1]"
+        assert faults == [
+            "a.docx: footnotes: missing from the file, or damaged. Save the file again."
+        ]
+
+
+def test_a_table_in_a_text_box_and_in_a_frame_is_a_table() -> None:
+    table = f"<w:tbl>{row('Lock', 'Fall')}{row('Arvid', '3.4 m')}</w:tbl>"
+    box = f"<w:txbxContent>{paragraph(run('Locks'))}{table}</w:txbxContent>"
+    drawn = "<mc:Choice><w:drawing>{0}</w:drawing></mc:Choice><mc:Fallback>{0}</mc:Fallback>"
+    shape = f"<w:r><mc:AlternateContent>{drawn}</mc:AlternateContent></w:r>"
+    markdown = "| Lock | Fall |\n| --- | --- |\n| Arvid | 3.4 m |"
+    text, _ = read("a.docx", word(paragraph(run("Canal") + shape.format(box))))
+    assert text == f"Canal\n\nLocks\n\n{markdown}"
+    frame = f"<w:tbl><w:tr>{cell(table + paragraph(''))}</w:tr></w:tbl>"
+    text, _ = read("a.docx", word(frame))
+    assert text == markdown
+    cells = cell(paragraph(run("North"))) + cell(paragraph(shape.format(box)))
+    boxed = f"<w:tbl>{row('Gate', 'Note')}<w:tr>{cells}</w:tr></w:tbl>"
+    text, _ = read("a.docx", word(boxed))
+    assert text.endswith("| North | Locks Lock Fall Arvid 3.4 m |")
+
+
+def r(text: str) -> str:
+    return f"<m:r><m:t>{text}</m:t></m:r>"
+
+
+def part(name: str, content: str) -> str:
+    return f"<m:{name}>{content}</m:{name}>"
+
+
+def form(name: str, settings: str = "", **parts: str) -> str:
+    properties = f"<m:{name}Pr>{settings}</m:{name}Pr>" if settings else ""
+    return part(name, properties + "".join(part(key, value) for key, value in parts.items()))
+
+
+@pytest.mark.parametrize(
+    ("math", "expected"),
+    [
+        (r("x=7"), "x=7"),
+        (form("sSup", e=r("v"), sup=r("3")), r"\(v^{3}\)"),
+        (form("sSup", e=r("10"), sup=r("-6")), r"\({10}^{-6}\)"),
+        (form("sSub", e=r("k"), sub=r("0")) + r("T"), r"\(k_{0}T\)"),
+        (form("sSubSup", e=r("N"), sub=r("i"), sup=r("2")), r"\(N_{i}^{2}\)"),
+        (form("sPre", sub=r("6"), sup=r("14"), e=r("C")), r"\({}_{6}^{14}C\)"),
+        (form("f", num=r("p+1"), den=r("q")), r"\(\frac{p+1}{q}\)"),
+        (form("f", '<m:type m:val="lin"/>', num=r("1"), den=r("2")), r"\(\frac{1}{2}\)"),
+        (form("f", '<m:type m:val="noBar"/>', num=r("n"), den=r("k")), r"\(\genfrac{}{}{0pt}{}{n}{k}\)"),
+        (form("rad", '<m:degHide m:val="1"/>', deg="", e=r("5")), r"\(\sqrt{5}\)"),
+        (form("rad", deg=r("3"), e=form("f", num=r("a"), den=r("c"))), r"\(\sqrt[3]{\frac{a}{c}}\)"),
+        (form("nary", '<m:chr m:val="∑"/>', sub=r("j=1"), sup=r("m"), e=r("j")), r"\(\sum_{j=1}^{m}{j}\)"),
+        (form("nary", '<m:supHide m:val="1"/>', sub=r("C"), sup="", e=r("dz")), r"\(\int_{C}{dz}\)"),
+        (form("sSup", e=form("d", e=r("y+2")), sup=r("4")), r"\({(y+2)}^{4}\)"),
+        (form("d", '<m:begChr m:val="{"/><m:endChr m:val=""/>', e=form("sSup", e=r("z"), sup=r("2"))), r"\(\{z^{2}\)"),
+        (form("func", fName=r("cos"), e=form("d", e=r("ωt"))), r"\(\cos(ωt)\)"),
+        (form("func", fName=form("limLow", e=r("lim"), lim=r("h→0")), e=r("h")), r"\(\lim_{h→0}{h}\)"),
+        (form("acc", '<m:chr m:val="&#x0304;"/>', e=r("u")), r"\(\bar{u}\)"),
+        (form("bar", '<m:pos m:val="top"/>', e=r("AB")), r"\(\overline{AB}\)"),
+        (part("m", part("mr", part("e", r("1")) + part("e", r("0"))) + part("mr", part("e", r("0")) + part("e", r("8")))),
+         r"\(\begin{matrix} 1 & 0 \\ 0 & 8 \end{matrix}\)"),
+    ],
+)  # fmt: skip
+def test_equations_keep_their_powers_fractions_roots_and_sums(math: str, expected: str) -> None:
+    body = paragraph(run("So ") + part("oMath", math) + run(" holds."))
+    text, faults = read("a.docx", word(body))
+    assert (text, faults) == (f"So {expected} holds.", [])
+
+
+def test_an_equation_that_cannot_be_written_leaves_its_paragraph_out_and_names_it() -> None:
+    unknown = part("oMath", "<m:spiral><m:e/></m:spiral>" + r("2"))
+    embedded = '<w:r><w:object><o:OLEObject ProgID="Equation.3"/></w:object></w:r>'
+    field = r"<w:r><w:instrText> EQ \f(3,8) </w:instrText></w:r>"
+    simple = r'<w:fldSimple w:instr="EQ \r(2)"/>'
+    for faulty in (unknown, embedded, field, simple):
+        body = paragraph(run("Kept.")) + paragraph(run("The pitch is ") + faulty + run(" mm."))
+        text, (fault,) = read("a.docx", word(body))
+        assert text == "Kept."
+        assert fault.startswith("a.docx: paragraph 2: its equation (")
+
+
+def test_raised_digits_stay_raised() -> None:
+    raised = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>{}</w:t></w:r>'
+    body = paragraph(run("8.2 · 10") + raised.format("-4") + run(" m") + raised.format("3"))
+    body += paragraph(run("The 19") + raised.format("th") + run(" century"))
+    assert read("a.docx", word(body))[0] == "8.2 · 10⁻⁴ m³\n\nThe 19th century"
+
+
+_POINTS = '<c:pt idx="0"><c:v>May</c:v></c:pt><c:pt idx="1"><c:v>June</c:v></c:pt>'
+_SERIES = f"""<c:ser>
+<c:tx><c:strRef><c:strCache><c:pt idx="0"><c:v>Herring</c:v></c:pt></c:strCache></c:strRef></c:tx>
+<c:cat><c:strRef><c:strCache>{_POINTS}</c:strCache></c:strRef></c:cat>
+<c:val><c:numRef><c:f>Data!$B$2:$B$3</c:f><c:numCache><c:formatCode>0%</c:formatCode>
+<c:pt idx="1"><c:v>0.55</c:v></c:pt></c:numCache></c:numRef></c:val>
+</c:ser>"""
+_TITLE = "<c:title><c:tx><c:rich><a:p><a:r><a:t>Catch</a:t></a:r></a:p></c:rich></c:tx></c:title>"
+_PLOT = f"<c:plotArea><c:barChart>{_SERIES}</c:barChart></c:plotArea>"
+_CHART = named("c:chartSpace", f"<c:chart>{_TITLE}{_PLOT}</c:chart>")
+_CHART_TEXT = "Catch\n\n|  | Herring |\n| --- | --- |\n| May |  |\n| June | 55% |"
+
+
+def test_charts_give_their_title_and_values() -> None:
+    drawing = '<w:r><w:drawing><c:chart r:id="rId1"/></w:drawing></w:r>'
+    data = word(paragraph(drawing), ("chart", "charts/c.xml"), **{"charts/c.xml": _CHART})
+    assert read("a.docx", data) == (_CHART_TEXT, [])
+
+
+def workbook(*sheets: str, targets: tuple[tuple[str, str], ...] = (), **parts: str) -> bytes:
+    """A workbook of sheets: the content of each but for its root."""
+    contents = {
+        f"worksheets/s{number}.xml": f'<worksheet xmlns="{_SHEET}" xmlns:r="{_OFFICE}/relationships">{content}</worksheet>'
+        for number, content in enumerate(sheets, start=1)
+    }
+    entries = [f'<sheet name="Sheet {n}" r:id="rId{n}"/>' for n in range(1, len(sheets) + 1)]
+    main = f'<workbook xmlns="{_SHEET}" xmlns:r="{_OFFICE}/relationships"><sheets>{"".join(entries)}</sheets></workbook>'
+    kinds = tuple(("worksheet", name) for name in contents)
+    return packed("xlsx", main, (*kinds, *targets), **{**contents, **parts})
+
+
+def inline(place: str, text: str) -> str:
+    return f'<c r="{place}" t="inlineStr"><is><t>{text}</t></is></c>'
+
+
+_FIRST_ROW = f'<row r="1">{inline("A1", "Quay")}{inline("B1", "Depth")}</row>'
+_SECOND_ROW = f'<row r="2">{inline("A2", "North")}<c r="B2"><v>4.5</v></c></row>'
+_ROWS = f"<sheetData>{_FIRST_ROW}{_SECOND_ROW}</sheetData>"
+_ROWS_TEXT = "| Quay | Depth |\n| --- | --- |\n| North | 4.5 |"
+
+
+def test_a_part_that_the_text_does_not_need_may_be_missing_or_damaged() -> None:
+    broken = (("theme", "theme/t.xml"), ("image", "media/gone.png"), ("image", "NULL"), ("styles", "styles.xml"),
+              ("settings", "settings.xml"), ("font", ""))  # fmt: skip
+    damaged = {"theme/t.xml": "<a:theme", "styles.xml": "\0\1"}
+    style = '<w:pPr><w:pStyle w:val="Heading2"/></w:pPr>'
+    data = word(paragraph(style + run("Berths")) + paragraph(run("Six.")), *broken, **damaged)
+    assert read("a.docx", data) == ("## Berths\n\nSix.", [])
+    # Rules that no program knows, and a picture that is gone.
+    rules = '<conditionalFormatting sqref="A1"><cfRule type="no such"/></conditionalFormatting><drawing r:id="rId9"/>'
+    data = workbook(_ROWS + rules, targets=broken, **damaged)
+    assert read("a.xlsx", data) == (f"# Sheet 1\n\n{_ROWS_TEXT}", [])
+    assert read("a.pptx", deck(slide("Piers"), targets=broken, **damaged)) == ("## Piers", [])
+
+
+def test_numbers_whose_formats_are_lost_are_named() -> None:
+    styles = f'<styleSheet xmlns="{_SHEET}"><cellXfs><xf numFmtId="0"/><xf numFmtId="14"/></cellXfs></styleSheet>'
+    rows = _ROWS.replace('"B2"><v>4.5', '"B2" s="{}"><v>45000')
+    target = (("styles", "styles.xml"),)
+    for style, expected in ((1, "2023-03-15"), (7, "45000")):  # a style that is not defined
+        data = workbook(rows.format(style), targets=target, **{"styles.xml": styles})
+        text, faults = read("a.xlsx", data)
+        assert text.endswith(f"| North | {expected} |")
+        assert faults == []
+    data = workbook(rows.format(1), targets=target, **{"styles.xml": "<styleSheet"})
+    assert read("a.xlsx", data)[1] == [
+        "a.xlsx: formats of numbers: missing from the file, or damaged: 1 numbers are read as they are "
+        "stored, dates among them. Save the file again."
+    ]
+
+
+def test_texts_of_cells_that_are_lost_are_named() -> None:
+    rows = _ROWS.replace('<c r="B2"><v>4.5', '<c r="B2" t="s"><v>1')
+    texts = f'<sst xmlns="{_SHEET}"><si><t>shoal</t></si><si><t>deep</t></si></sst>'
+    target = (("sharedStrings", "texts.xml"),)
+    data = workbook(rows, targets=target, **{"texts.xml": texts})
+    assert read("a.xlsx", data) == (f"# Sheet 1\n\n{_ROWS_TEXT.replace('4.5', 'deep')}", [])
+    assert read("a.xlsx", workbook(_ROWS, targets=target)) == (f"# Sheet 1\n\n{_ROWS_TEXT}", [])
+    text, faults = read("a.xlsx", workbook(rows, targets=target))
+    assert text == "# Sheet 1\n\n| Quay | Depth |\n| --- | --- |\n| North |  |"
+    assert faults == [
+        "a.xlsx: texts of cells: missing from the file, or damaged: 1 cells are left out. Save the file again."
+    ]
+
+
+def slide(title: str, *shapes: str) -> str:
+    mark = '<p:nvSpPr><p:nvPr><p:ph type="title"/></p:nvPr></p:nvSpPr>'
+    title_shape = f"<p:sp>{mark}<p:spPr/><p:txBody>{line(title)}</p:txBody></p:sp>"
+    return named("p:sld", f"<p:cSld><p:spTree>{title_shape}{''.join(shapes)}</p:spTree></p:cSld>")
+
+
+def line(text: str) -> str:
+    return f"<a:p><a:r><a:t>{text}</a:t></a:r></a:p>"
+
+
+def shape(left: int, top: int, paragraphs: str) -> str:
+    return f'<p:sp><p:spPr><a:xfrm><a:off x="{left}" y="{top}"/></a:xfrm></p:spPr><p:txBody>{paragraphs}</p:txBody></p:sp>'
+
+
+def deck(*slides: str, targets: tuple[tuple[str, str], ...] = (), **parts: str) -> bytes:
+    contents = {f"slides/s{n}.xml": content for n, content in enumerate(slides, start=1) if content}
+    entries = [f'<p:sldId id="{255 + n}" r:id="rId{n}"/>' for n in range(1, len(slides) + 1)]
+    main = named("p:presentation", f"<p:sldIdLst>{''.join(entries)}</p:sldIdLst>")
+    kinds = tuple(("slide", f"slides/s{n}.xml") for n in range(1, len(slides) + 1))
+    return packed("pptx", main, (*kinds, *targets), **{**contents, **parts})
+
+
+def test_a_slide_or_a_sheet_that_is_gone_is_named_and_the_others_are_read() -> None:
+    text, (fault,) = read("a.pptx", deck(slide("Bow"), "", slide("Stern")))
+    assert text == "## Bow\n\n## Stern"
+    assert fault == "a.pptx: slide 2: missing from the file, or damaged. Save the file again."
+    text, (fault,) = read("a.xlsx", workbook(_ROWS, "<sheetData><row></sheetData>"))
+    assert text == f"# Sheet 1\n\n{_ROWS_TEXT}"
+    assert fault.startswith("a.xlsx: sheet Sheet 2: missing from the file, or damaged.")
+
+
+def test_shapes_are_read_from_the_top_with_their_equations_and_comments() -> None:
+    power = part("oMath", form("sSup", e=r("r"), sup=r("2")))
+    fallback = "<mc:Fallback><a:r><a:t>?</a:t></a:r></mc:Fallback>"
+    choice = f"<mc:Choice>{power}</mc:Choice>"
+    math = f"<a:p><mc:AlternateContent>{choice}{fallback}</mc:AlternateContent></a:p>"
+    comments = named("p:cmLst", '<p:cm authorId="3"><p:text>Check the draught.</p:text></p:cm>')
+    authors = named("p:cmAuthorLst", '<p:cmAuthor id="3" name="Jo Brandt"/>')
+    rels = relations(("comments", "../comments/c.xml"))
+    data = deck(
+        slide("Hull", shape(0, 900, line("low")), shape(50, 100, math)),
+        targets=(("commentAuthors", "authors.xml"),),
+        **{"authors.xml": authors, "slides/_rels/s1.xml.rels": rels, "comments/c.xml": comments},
+    )
+    assert read("a.pptx", data) == (
+        "## Hull\n\n\\(r^{2}\\)\n\nlow\n\nComment by Jo Brandt: Check the draught.",
+        [],
+    )
+
+
+def strict(data: bytes) -> bytes:
+    """The file with the names of Strict Open XML."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(out, "w") as target:
+        for member in source.namelist():
+            content = source.read(member)
+            pattern = rb"http://schemas\.openxmlformats\.org/(officeDocument|\w+ml)/2006"
+            target.writestr(member, re.sub(pattern, rb"http://purl.oclc.org/ooxml/\1", content))
+    return out.getvalue()
+
+
+def test_strict_open_xml_is_read() -> None:
+    for name, data in (
+        ("a.docx", word(paragraph(run("Strict.") + part("oMath", form("sSup", e=r("g"), sup=r("5")))))),
+        ("a.pptx", deck(slide("Keel", shape(9, 9, line("oak"))))),
+        ("a.xlsx", workbook(_ROWS)),
+    ):  # fmt: skip
+        assert b"purl.oclc.org" in strict(data)
+        assert read(name, strict(data)) == read(name, data)
+        assert read(name, data)[1] == []
+
+
+def test_a_workbook_names_comments_text_boxes_and_the_charts_of_other_sheets() -> None:
+    drawing = named("c:drawing", f"<a:txBody>{line('Winter figures')}</a:txBody>")
+    comment = '<comment ref="B2" authorId="0"><text><t>At low tide.</t></text></comment>'
+    content = f"<authors><author>Lea</author></authors><commentList>{comment}</commentList>"
+    comments = f'<comments xmlns="{_SHEET}">{content}</comments>'
+    parts = {
+        "worksheets/_rels/s1.xml.rels": relations(("comments", "../c.xml"), ("drawing", "../d.xml")),
+        "c.xml": comments,
+        "d.xml": drawing,
+        "_rels/d.xml.rels": relations(("chart", "chart.xml")),
+        "chart.xml": _CHART,
+    }  # fmt: skip
+    text, faults = read("a.xlsx", workbook(_ROWS, **parts))
+    assert text == (
+        f"# Sheet 1\n\n{_ROWS_TEXT}\n\nWinter figures\n\n{_CHART_TEXT}\n\nComment on B2 by Lea: At low tide."
+    )
+    assert faults == []
+    own = {**parts, "chart.xml": _CHART.replace("Data!", "'Sheet 1'!")}
+    assert "Herring" not in read("a.xlsx", workbook(_ROWS, **own))[0]
+
+
+def test_properties_may_be_missing_and_a_package_may_have_lost_its_relations() -> None:
+    data = word(paragraph(run("Alone.")))
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(out, "w") as target:
+        target.writestr("word\\document.xml", source.read("word/document.xml"))
+    assert read("a.docx", out.getvalue()) == ("Alone.", [])
+    empty = io.BytesIO()
+    with zipfile.ZipFile(empty, "w") as target:
+        target.writestr("word/styles.xml", "<styles/>")
+    _, (fault,) = read("a.docx", empty.getvalue())
+    assert fault == "a.docx: not a readable Office file: it has no main part. Save it again."
+
+
+_OPEN = "urn:oasis:names:tc:opendocument:xmlns"
+_OPEN_NAMES = (
+    f'xmlns:office="{_OPEN}:office:1.0" xmlns:text="{_OPEN}:text:1.0" xmlns:table="{_OPEN}:table:1.0" '
+    f'xmlns:draw="{_OPEN}:drawing:1.0" xmlns:chart="{_OPEN}:chart:1.0" xmlns:xlink="http://www.w3.org/1999/xlink" '
+    'xmlns:dc="http://purl.org/dc/elements/1.1/"'
+)
+
+
+def open_document(text: str, **parts: str) -> bytes:
+    body = f"<office:body><office:text>{text}</office:text></office:body>"
+    content = f"<office:document-content {_OPEN_NAMES}>{body}</office:document-content>"
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.text")
+        for name, data in {"content.xml": content, **parts}.items():
+            archive.writestr(name, data)
+    return out.getvalue()
+
+
+def test_an_open_document_shows_its_equations_charts_and_comments() -> None:
+    rows = [("", "Tugs"), ("May", "4"), ("June", "6")]
+    cells = "<table:table-cell><text:p>{}</text:p></table:table-cell>"
+    table = "".join(
+        f"<table:table-row>{cells.format(first)}{cells.format(second)}</table:table-row>"
+        for first, second in rows
+    )
+    chart = (
+        f"<office:document-content {_OPEN_NAMES}><chart:chart><chart:title><text:p>Afloat</text:p></chart:title>"
+        f"<table:table>{table}</table:table></chart:chart></office:document-content>"
+    )
+    math = '<math xmlns="http://www.w3.org/1998/Math/MathML"><msqrt><mi>w</mi></msqrt></math>'
+    shown = '<draw:frame><draw:object xlink:href="./Object {}"/></draw:frame>'
+    note = (
+        "<office:annotation><dc:creator>Una</dc:creator><text:p>Sure?</text:p></office:annotation>"
+    )
+    text = f"<text:p>Root {shown.format(1)}{note}.</text:p>{shown.format(2)}"
+    parts = {"Object 1/content.xml": math, "Object 2/content.xml": chart, "meta.xml": "<office:"}
+    assert read("a.odt", open_document(text, **parts)) == (
+        "Root \\(\\sqrt{w}\\) (Comment by Una: Sure?).\n\nAfloat\n\n"
+        "|  | Tugs |\n| --- | --- |\n| May | 4 |\n| June | 6 |",
+        [],
+    )
