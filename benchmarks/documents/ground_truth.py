@@ -139,10 +139,9 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, metavar="KIND")
     arguments = parser.parse_args()
     python = arguments.other_python
-    tools = []
-    for tool in TOOLS:
-        if python and other_texts(python, tool, []) is not None:
-            tools.append(tool)
+    tools: list[str] = []
+    if python:
+        tools = [tool for tool in TOOLS if other_texts(python, tool, []) is not None]
     print(f"| {' | '.join(['kind', 'files', 'kinject', *tools])} |")
     print("|" + " --- |" * (3 + len(tools)))
     for kind in arguments.kinds:
