@@ -279,6 +279,22 @@ def test_web_pages(tmp_path: Path, run_here: Callable[..., str]) -> None:
     assert rows == [("kinject_text", *["1.000"] * 3), ("trafilatura_text", *["1.000"] * 3)]
 
 
+def test_ground_truth_of_docling(tmp_path: Path, run_here: Callable[..., str]) -> None:
+    for name in ("sources", "groundtruth"):
+        (tmp_path / "csv" / name).mkdir(parents=True)
+    (tmp_path / "csv/sources/tolls.csv").write_text("Stop,Toll\nKelm,3\nArden,5\n")
+    truth = "| Stop | Toll |\n|---|---|\n| Kelm | 3 |\n| Arden | 4 |\n"
+    (tmp_path / "csv/groundtruth/tolls.csv.md").write_text(truth)
+    cells = [{"text": text} for text in ("Stop", "Toll", "Kelm", "3", "Arden", "4", "")]
+    structure = {"tables": [{"data": {"table_cells": cells}}]}
+    (tmp_path / "csv/groundtruth/tolls.csv.json").write_text(json.dumps(structure))
+    printed = run_here("documents/ground_truth.py", tmp_path, "--other-python", sys.executable)
+    assert printed.splitlines()[0] == "| kind | files | kinject |"  # neither tool is here
+    row = re.search(r"^\| csv \| 1 \| ([\d.]+); ([\d.]+) \|$", printed, re.MULTILINE)
+    assert row is not None
+    assert row.groups() == ("0.833", "0.833")  # five of six
+
+
 def test_faithfulness(material: Path, run_here: Callable[..., str]) -> None:
     printed = run_here("augment/faithfulness.py", material / "data", "--errors", "4")
     assert "8 of 8 accepted" in printed

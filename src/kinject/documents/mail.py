@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
+import base64
+import codecs
 import email
 import email.policy
 import email.utils
 import re
-from collections.abc import Iterator
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from email.message import Message
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from kinject.disk import content_id, read_bytes, read_lines
-from kinject.documents.html import page_of
-from kinject.documents.readers import MOST_WITHIN, LocatedDocument, ReadOptions, read_member
-from kinject.documents.text import decode, import_extra, library_errors
+from kinject.documents.html import declared_charset, page_of
+from kinject.documents.readers import (
+    MOST_WITHIN,
+    LocatedDocument,
+    ReadOptions,
+    read_member,
+    reader_of,
+)
+from kinject.documents.text import (
+    WESTERN_CODECS,
+    code_page_codec,
+    decode,
+    import_extra,
+    is_mostly_high,
+    library_errors,
+)
 from kinject.errors import InputError
 from kinject.types import Document
 
 _HEADERS = ("From", "To", "Subject", "Date", "Received", "Message-ID")
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_LEAST_OF_PAGE = 0.3
+"""The fraction of the words of a mail's web page that its plain text has at least, if it is one."""
+_SAME = 0.9
+"""The fraction of the words that two parts which say the same have in common."""
+_QUOTES = re.compile(">+")
+_SIGNATURE = "-- "
+"""The line above a signature, which is never continued."""
+_PROPERTIES = "__properties_version1.0"
+_SUBJECT, _SENDER, _BODY, _RICH_TEXT, _PAGE = "0037", "0C1A", "1000", "1009", "1013"
+_ATTACHED, _SHORT_NAME, _LONG_NAME = "3701", "3704", "3707"
+_MESSAGE_PAGE, _INTERNET_PAGE = 0x3FFD, 0x3FDE
+"""Numbers of Outlook's properties of a mail and of an attachment."""
 _QUOTE = re.compile(r"^\s*>")
 _INTRODUCES = re.compile(
     r"^.{0,200}(?:wrote|writes|schrieb|a écrit|escribió|ha scritto)\b.{0,80}:\s*$", re.IGNORECASE
@@ -29,7 +60,7 @@ _INTRODUCES = re.compile(
 
 def read_eml(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
     """Yield a mail, then the documents of its attachments."""
-    yield from _mail(path, str(path), read_bytes(path, options.largest, stream), options)
+    yield from _read(path, str(path), read_bytes(path, options.largest, stream), options)
 
 
 def read_mbox(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -37,6 +68,10 @@ def read_mbox(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     begins a mail."""
     message = bytearray()
     number, n_dropped, blank = 0, 0, True
+    is_kept_as_text = _is_kept_as_text(stream.read(4))
+    stream.seek(0)
+    if is_kept_as_text:
+        stream = BytesIO(_in_utf8(path, read_bytes(path, options.largest, stream)))
     for _, line in read_lines(path, stream):
         if blank and line.startswith(b"From "):
             if number:
@@ -60,61 +95,96 @@ def _boxed(
         fault = f"a mail of more than {options.largest:,} bytes. Split the mailbox."
         yield location, InputError(f"{location}: {fault}")
     else:
-        yield from _mail(path, location, bytes(message), options)
+        yield from _read(path, location, bytes(message), options)
 
 
-def _mail(
+def _read(
     path: Path, location: str, data: bytes, options: ReadOptions
 ) -> Iterator[LocatedDocument]:
     """Yield the mail in `data`; its attachments are read or reported one by one."""
     try:
         with library_errors(path, "mail", "Export it again."):
-            mail = email.message_from_bytes(data, policy=email.policy.default)
+            mail = _parsed(_in_utf8(path, data))
             if not any(map(mail.get, _HEADERS)):
                 raise InputError(
                     f"{location}: not a mail: none of its first lines is From, To, Subject or Date."
                 )
-            text, attachments = _parts(path, mail)
-            title = " ".join(str(_header(mail, "Subject")).split())
-            meta = _meta(mail)
     except InputError as error:
         yield location, error
         return
-    body = f"# {title}\n\n{text}" if title and text else text
-    if body or not attachments:
-        identity = content_id(title or location, body)
-        yield location, Document(identity, title or path.stem, body, location, meta)
+    yield from _mail(path, location, mail, options)
+
+
+def _is_kept_as_text(data: bytes) -> bool:
+    """Return whether mails begin as programs write them that keep them as text: in UTF-16, or with
+    the mark of UTF-8."""
+    return data.startswith(_MARKS) or 0 in data[:2]
+
+
+def _in_utf8(path: Path, data: bytes) -> bytes:
+    """Return mails without such a mark, in which the library finds no header."""
+    if not _is_kept_as_text(data):
+        return data
+    return decode(path, data)[0].encode("utf-8")
+
+
+def _parsed(data: bytes) -> Message:
+    return email.message_from_bytes(data, policy=email.policy.default)
+
+
+def _mail(
+    path: Path, location: str, mail: Message, options: ReadOptions
+) -> Iterator[LocatedDocument]:
+    """Yield a mail, then the documents of its attachments."""
+    attachments: list[Message] = []
+    try:
+        with library_errors(path, "mail", "Export it again."):
+            text = _text_of(path, mail, attachments)
+            title = " ".join(_header(path, mail, "Subject").split())
+            meta = _meta(path, mail)
+    except InputError as error:
+        yield location, error
+        return
+    if text or not attachments:
+        yield location, _document(path, location, title, text, meta)
     for index, attachment in enumerate(attachments, start=1):
         yield from _attachment(path, location, attachment, index, options)
 
 
-def _parts(path: Path, mail: Message) -> tuple[str, list[Message]]:
-    """Return the text of a mail (its plain text, else its HTML) without the quotation at its end,
-    and its attachments."""
-    plain: list[str] = []
-    pages: list[str] = []
-    attachments: list[Message] = []
-    stack: list[Message] = [mail]
-    while stack:
-        part = stack.pop()
-        kind = part.get_content_type()
-        if part.is_multipart() and kind != "message/rfc822":
-            stack += reversed(_children(part))
-        elif (
-            kind == "message/rfc822"
-            or part.get_content_disposition() == "attachment"
-            or part.get_filename()
-        ):
-            attachments.append(part)
-        elif kind in ("text/plain", "text/html"):
-            content = part.get_payload(decode=True)
-            if isinstance(content, bytes):
-                source, _ = decode(path, content, str(part.get_content_charset() or ""))
-                (plain if kind == "text/plain" else pages).append(source)
-    # The HTML of a mail repeats its plain text.
-    if not any(text.strip() for text in plain):
-        plain = [page_of(path, page, whole_page=True)[1] for page in pages]
-    return _without_quotes("\n\n".join(plain)), attachments
+def _document(
+    path: Path, location: str, title: str, text: str, meta: Mapping[str, str]
+) -> Document:
+    body = text
+    if title and text:
+        body = f"# {title}\n\n{text}"
+    identity = content_id(title or location, body)
+    return Document(identity, title or path.stem, body, location, meta)
+
+
+def _text_of(path: Path, part: Message, attachments: list[Message]) -> str:
+    """Return the text of a part of a mail, and add the attachments in it to `attachments`."""
+    kind = part.get_content_type()
+    if part.is_multipart() and kind != "message/rfc822":
+        children = _children(part)
+        texts = [_text_of(path, child, attachments) for child in children]
+        if kind == "multipart/alternative":
+            return _alternative(children, texts)
+        return _joined(texts)
+    is_attached = part.get_content_disposition() == "attachment" or part.get_filename()
+    if kind == "message/rfc822" or is_attached:
+        attachments.append(part)
+        return ""
+    content = part.get_payload(decode=True)
+    if kind not in ("text/plain", "text/html") or not isinstance(content, bytes):
+        return ""
+    declared = str(part.get_content_charset() or "")
+    if kind == "text/html":
+        page, _ = decode(path, content, declared or declared_charset(content))
+        return page_of(path, page, whole_page=True)[1]
+    text, _ = decode(path, content, declared)
+    if str(part.get_param("format", "")).lower() == "flowed":
+        text = _unwrapped(text, str(part.get_param("delsp", "")).lower() == "yes")
+    return _without_quotes(text)
 
 
 def _children(part: Message) -> list[Message]:
@@ -123,6 +193,60 @@ def _children(part: Message) -> list[Message]:
     if not isinstance(inner, list):
         return []
     return [child for child in inner if isinstance(child, Message)]
+
+
+def _alternative(children: Sequence[Message], texts: Sequence[str]) -> str:
+    """Return one of the texts that say the same: the plain one, unless it only says that the mail
+    is a web page."""
+    longest = max(texts, key=_n_words, default="")
+    for child, text in zip(children, texts, strict=True):
+        is_plain = child.get_content_type() == "text/plain"
+        if is_plain and text and _n_words(text) >= _LEAST_OF_PAGE * _n_words(longest):
+            return text
+    return longest
+
+
+def _n_words(text: str) -> int:
+    return len(text.split())
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Return the texts of parts that follow one another."""
+    kept: list[str] = []
+    earlier: list[Counter[str]] = []
+    for text in texts:
+        words = Counter(re.findall(r"\w+", text.lower()))
+        # Some mailers send a text and the same text as a web page as if one followed the other.
+        if text and not any(_says_the_same(words, others) for others in earlier):
+            kept.append(text)
+            earlier.append(words)
+    return "\n\n".join(kept)
+
+
+def _says_the_same(words: Counter[str], others: Counter[str]) -> bool:
+    return (words & others).total() >= _SAME * max(words.total(), others.total())
+
+
+def _unwrapped(text: str, is_space_dropped: bool) -> str:
+    """Return text of format=flowed (RFC 3676) with each paragraph on one line."""
+    lines: list[str] = []
+    depth_before, is_open = 0, False
+    for line in text.split("\n"):
+        quotes = _QUOTES.match(line)
+        depth = 0
+        if quotes:
+            depth = len(quotes[0])
+        # A space is put before lines that would be taken for something else.
+        content = line[depth:].removeprefix(" ")
+        is_flowed = content.endswith(" ") and content != _SIGNATURE
+        if is_flowed and is_space_dropped:
+            content = content[:-1]
+        if is_open and depth == depth_before and content != _SIGNATURE:
+            lines[-1] += content
+        else:
+            lines.append(f"{'>' * depth} {content}".removeprefix(" "))
+        depth_before, is_open = depth, is_flowed
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _without_quotes(text: str) -> str:
@@ -145,61 +269,68 @@ def _attachment(
     path: Path, location: str, part: Message, index: int, options: ReadOptions
 ) -> Iterator[LocatedDocument]:
     """Yield the documents of an attachment: a mail that was forwarded, or a file."""
-    name = Path(str(part.get_filename() or f"attachment-{index}")).name
-    if part.get_content_type() == "message/rfc822":
-        inner = part.get_payload()
-        forwarded = inner[0] if isinstance(inner, list) and inner else None
-        if isinstance(forwarded, Message) and options.within < MOST_WITHIN:
-            deeper = replace(options, within=options.within + 1)
-            yield from _mail(path, f"{location}/{name}", forwarded.as_bytes(), deeper)
+    try:
+        with library_errors(path, "attachment", "Export the mail again."):
+            name = Path(str(part.get_filename() or f"attachment-{index}")).name
+            forwarded = None
+            if part.get_content_type() == "message/rfc822":
+                forwarded = next(iter(_children(part)), None)
+            data = part.get_payload(decode=True)
+            # Against the standard, which allows no such encoding of a mail.
+            if forwarded is not None and not forwarded.keys():
+                encoded = forwarded.get_payload()
+                if part.get("Content-Transfer-Encoding", "").lower() == "base64":
+                    forwarded = _parsed(base64.b64decode(str(encoded)))
+    except InputError as error:
+        yield f"{location}/attachment-{index}", error
         return
-    data = part.get_payload(decode=True)
-    if isinstance(data, bytes):
+    if forwarded is not None:
+        yield from _within(f"{location}/{name}", path, forwarded, options)
+    elif isinstance(data, bytes):
         yield from read_member(Path(f"{location}/{name}"), data, options)
 
 
-def _header(mail: Message, name: str) -> str:
+def _within(
+    location: str, path: Path, mail: Message, options: ReadOptions
+) -> Iterator[LocatedDocument]:
+    """Yield a mail that lies in another, and its attachments."""
+    if options.within >= MOST_WITHIN:
+        yield location, _too_deep(location)
+    else:
+        yield from _mail(path, location, mail, replace(options, within=options.within + 1))
+
+
+def _too_deep(location: str) -> InputError:
+    return InputError(
+        f"{location}: lies in more than {MOST_WITHIN} mails and archives, allowed: {MOST_WITHIN}. "
+        "Unpack it."
+    )
+
+
+def _header(path: Path, mail: Message, name: str) -> str:
     try:
-        return str(mail.get(name) or "")
+        value = str(mail.get(name) or "")
     # The library raises whatever a damaged header leads to; a mail without it is a mail.
     except Exception:  # noqa: BLE001
         return ""
+    if "\ufffd" not in value and _SURROGATE.search(value) is None:
+        return value
+    # Bytes above ASCII, of which the library does not know the charset.
+    for key, raw in mail.raw_items():
+        if key.lower() == name.lower():
+            return decode(path, str(raw).encode("utf-8", "surrogateescape"))[0]
+    return value
 
 
-def _meta(mail: Message) -> dict[str, Any]:
+def _meta(path: Path, mail: Message) -> dict[str, str]:
     """Return author and date of a mail."""
+    stated = _header(path, mail, "Date")
     try:
-        date = email.utils.parsedate_to_datetime(_header(mail, "Date")).isoformat()
+        date = email.utils.parsedate_to_datetime(stated).isoformat()
     except (ValueError, TypeError, OverflowError):
-        date = _header(mail, "Date")
-    meta = {"author": _header(mail, "From"), "date": date}
+        date = stated
+    meta = {"author": _header(path, mail, "From"), "date": date}
     return {key: value for key, value in meta.items() if value}
-
-
-def read_msg(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield a mail that Outlook saved, then the documents of its attachments."""
-    olefile = import_extra("olefile", path)
-    with library_errors(path, "Outlook mail", "Save it as .eml."):
-        mail = olefile.OleFileIO(BytesIO(read_bytes(path, options.largest, stream)))
-        subject, sender, body = (_property(mail, "", name) for name in ("0037", "0C1A", "1000"))
-        folders = sorted({entry[0] for entry in mail.listdir() if entry[0].startswith("__attach")})
-        attachments = []
-        for folder in folders:
-            content = f"{folder}/__substg1.0_37010102"
-            if mail.exists(content):
-                long_name = _property(mail, f"{folder}/", "3707")
-                name = long_name or _property(mail, f"{folder}/", "3704") or folder
-                attachments.append((name, mail.openstream(content).read()))
-    title = " ".join(subject.split())
-    text = body.strip()
-    if title and text:
-        text = f"# {title}\n\n{text}"
-    meta = {"author": sender} if sender else {}
-    identity = content_id(title, text)
-    text = text.replace("\r\n", "\n")
-    yield str(path), Document(identity, title or path.stem, text, str(path), meta)
-    for name, data in attachments:
-        yield from read_member(Path(f"{path}/{Path(name).name}"), data, options)
 
 
 class OleFile(Protocol):
@@ -207,13 +338,148 @@ class OleFile(Protocol):
 
     def exists(self, filename: str) -> bool: ...
 
+    def listdir(self) -> list[list[str]]: ...
+
     def openstream(self, filename: str) -> BinaryIO: ...
 
 
-def _property(mail: OleFile, folder: str, name: str) -> str:
-    """Return a text of a mail, "" without one: in UTF-16, else in the encoding of Windows."""
-    for kind, charset in (("001F", "utf-16-le"), ("001E", "cp1252")):
-        stream = f"{folder}__substg1.0_{name}{kind}"
-        if mail.exists(stream):
-            return str(mail.openstream(stream).read().decode(charset, "replace")).rstrip("\0")
-    return ""
+def read_msg(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
+    """Yield a mail that Outlook saved, then the documents of its attachments."""
+    olefile = import_extra("olefile", path)
+    with library_errors(path, "Outlook mail", "Save it as .eml."):
+        file = olefile.OleFileIO(BytesIO(read_bytes(path, options.largest, stream)))
+    yield from _outlook_mail(path, str(path), file, "", options)
+
+
+def _outlook_mail(
+    path: Path, location: str, file: OleFile, folder: str, options: ReadOptions
+) -> Iterator[LocatedDocument]:
+    """Yield the mail in a folder of an Outlook file ("": the file's own), then its attachments."""
+    mail = _OutlookFolder(path, file, folder)
+    try:
+        with library_errors(path, "Outlook mail", "Save it as .eml."):
+            title = " ".join(mail.text(_SUBJECT).split())
+            text = mail.body(location, options)
+            sender = mail.text(_SENDER)
+    except InputError as error:
+        yield location, error
+        return
+    meta = {}
+    if sender:
+        meta["author"] = sender
+    attachments = mail.attachments()
+    if text or not attachments:
+        yield location, _document(path, location, title, text, meta)
+    for attached in attachments:
+        yield from _outlook_attachment(path, location, file, attached, options)
+
+
+def _outlook_attachment(
+    path: Path, location: str, file: OleFile, folder: str, options: ReadOptions
+) -> Iterator[LocatedDocument]:
+    """Yield the documents of an attachment: a file, or a mail within the mail."""
+    data, name = b"", ""
+    try:
+        with library_errors(path, "attachment", "Save the mail as .eml."):
+            attachment = _OutlookFolder(path, file, folder)
+            name = attachment.text(_LONG_NAME) or attachment.text(_SHORT_NAME)
+            data = attachment.read(f"{_ATTACHED}0102")
+    except InputError as error:
+        yield f"{location}/{name}", error
+        return
+    name = Path(name or folder.rstrip("/")).name
+    inner = f"{folder}__substg1.0_{_ATTACHED}000D/"
+    if data:
+        yield from read_member(Path(f"{location}/{name}"), data, options)
+    elif file.exists(f"{inner}{_PROPERTIES}") and options.within >= MOST_WITHIN:
+        yield f"{location}/{name}", _too_deep(f"{location}/{name}")
+    elif file.exists(f"{inner}{_PROPERTIES}"):
+        deeper = replace(options, within=options.within + 1)
+        yield from _outlook_mail(path, f"{location}/{name}", file, inner, deeper)
+
+
+class _OutlookFolder:
+    """A mail or an attachment in an Outlook file: properties that have a number and a type."""
+
+    def __init__(self, path: Path, file: OleFile, folder: str) -> None:
+        self._path = path
+        self._file = file
+        self._folder = folder
+        self._codec: str | None = None
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of a property, b"" without it."""
+        stream = f"{self._folder}__substg1.0_{name}"
+        if not self._file.exists(stream):
+            return b""
+        return self._file.openstream(stream).read()
+
+    def text(self, name: str) -> str:
+        """Return a text, "" without it: in UTF-16, else in the code page of the mail."""
+        wide = self.read(f"{name}001F")
+        if wide:
+            return wide.decode("utf-16-le", "replace").rstrip("\0")
+        narrow = self.read(f"{name}001E")
+        if not narrow:
+            return ""
+        if self._codec is None:
+            self._codec = self._codec_of_texts(narrow)
+        return narrow.decode(self._codec, "replace").rstrip("\0")
+
+    def body(self, location: str, options: ReadOptions) -> str:
+        """Return the text of a mail: its plain text, else its web page, else its rich text."""
+        plain = self.text(_BODY).replace("\r\n", "\n").strip()
+        if plain:
+            return _without_quotes(plain)
+        page = self.text(_PAGE)
+        data = self.read(f"{_PAGE}0102")
+        if data:
+            declared = self._codecs().get(_INTERNET_PAGE) or declared_charset(data)
+            page, _ = decode(self._path, data, declared)
+        text = ""
+        if page.strip():
+            text = page_of(self._path, page, whole_page=True)[1]
+        packed = self.read(f"{_RICH_TEXT}0102")
+        if text or not packed:
+            return text
+        rich = import_extra("compressed_rtf", self._path).decompress(packed)
+        name = Path(f"{location}/body.rtf")
+        documents = [document for _, document in reader_of("rtf")(name, BytesIO(rich), options)]
+        return "\n\n".join(one.text for one in documents if isinstance(one, Document))
+
+    def attachments(self) -> list[str]:
+        """Return the folders of the attachments."""
+        above = self._folder.split("/")[:-1]
+        names = set()
+        for entry in self._file.listdir():
+            is_below = entry[: len(above)] == above and len(entry) > len(above) + 1
+            if is_below and entry[len(above)].startswith("__attach"):
+                names.add(entry[len(above)])
+        return [f"{self._folder}{name}/" for name in sorted(names)]
+
+    def _codec_of_texts(self, text: bytes) -> str:
+        """Return the codec of the texts in 8 bits, found from all of them: a short one may be valid
+        in several."""
+        known = self._codecs()
+        declared = known.get(_MESSAGE_PAGE) or known.get(_INTERNET_PAGE, "")
+        texts = [self.read(f"{name}001E") for name in (_BODY, _SUBJECT, _SENDER, _PAGE)]
+        data = b"\n".join(filter(None, texts)) or text
+        # The one of the message is that of the computer, which may not be that of the text.
+        if is_mostly_high(data) and declared in WESTERN_CODECS:
+            declared = known.get(_INTERNET_PAGE, declared)
+        return decode(self._path, data, declared)[1].get("encoding", "utf-8")
+
+    def _codecs(self) -> dict[int, str]:
+        """Return the codecs that the mail states, by the number of the property."""
+        properties = f"{self._folder}{_PROPERTIES}"
+        if not self._file.exists(properties):
+            return {}
+        data = self._file.openstream(properties).read()
+        found = {}
+        # Rows of 16 bytes below a head of 32, in a mail within a mail of 24, which is no multiple.
+        first = 24 if self._folder else 32
+        for start in range(first, len(data) - 15, 16):
+            _, number, _, value = struct.unpack("<HHIQ", data[start : start + 16])
+            if number in (_MESSAGE_PAGE, _INTERNET_PAGE):
+                found[number] = code_page_codec(value & 0xFFFFFFFF)
+        return found

@@ -1,4 +1,4 @@
-"""reStructuredText, rich text (RTF), notebooks, and MediaWiki's XML export."""
+"""reStructuredText, notebooks, and MediaWiki's XML export."""
 
 from __future__ import annotations
 
@@ -88,21 +88,6 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         page = core.publish_string(plain, writer="html5", settings_overrides=_DOCUTILS)
         _, body, _ = page_of(path, page, whole_page=True)
     yield whole_file(path, _first_heading(body), body, meta)
-
-
-def read_rtf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield a file of rich text: its paragraphs, and its tables."""
-    striprtf = import_extra("striprtf.striprtf", path)
-    data = read_bytes(path, options.largest, stream)
-    with library_errors(path, "RTF file", "Save it as .docx."):
-        text = striprtf.rtf_to_text(data.decode("latin-1"), errors="replace")
-
-    def table(match: re.Match[str]) -> str:
-        rows = [line.rstrip("|").split("|") for line in match[0].strip().split("\n")]
-        return f"{markdown_table(rows)}\n\n"
-
-    text = re.sub(r"(?:^[^\n|]*\|[^\n]*\|\n?){2,}", table, text, flags=re.MULTILINE)
-    yield whole_file(path, "", re.sub(r"\n{3,}", "\n\n", text).strip())
 
 
 def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:

@@ -89,7 +89,7 @@ KINDS: Mapping[str, Kind] = {
     "xlsx": Kind((".xlsx", ".xlsm"), "sheets:read_xlsx"),
     "epub": Kind((".epub",), "archives:read_epub"),
     "odf": Kind((".odt", ".ods", ".odp"), "archives:read_open_document"),
-    "rtf": Kind((".rtf",), "markup:read_rtf"),
+    "rtf": Kind((".rtf",), "rtf:read_rtf"),
     "msg": Kind((".msg",), "mail:read_msg"),
     "mail": Kind((".eml",), "mail:read_eml"),
     "mailbox": Kind((".mbox",), "mail:read_mbox"),

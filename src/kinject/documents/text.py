@@ -43,15 +43,42 @@ _DETECTED = (
 _DECLARED = (
     *_DETECTED,
     *("utf-8", "utf-16", "utf-16-le", "utf-16-be", "koi8-u", "cp1258", "gbk", "gb2312"),
-    *("iso2022_jp", "mac-roman"),
+    *("iso2022_jp", "iso2022_kr", "hz", "utf-7", "mac-roman", "mac_greek", "mac_latin2"),
+    *("mac_turkish", "cp932", "cp949", "cp950", "big5hkscs", "johab", "cp437", "cp850", "cp852"),
+    *("cp737", "cp775", "cp855", "cp857", "cp860", "cp861", "cp862", "cp863", "cp864", "cp865"),
+    *("cp869", "cp858"),
     # There is no iso8859-12.
     *(f"iso8859-{n}" for n in range(1, 17) if n != 12),
 )
 # Not every codec of Python: idna and punycode raise a UnicodeError that is no UnicodeDecodeError,
 # unicode_escape makes halves of surrogate pairs, at which selectolax raises.
 _CHARSETS = frozenset(codecs.lookup(name).name for name in _DECLARED)
-"""Encodings that a page or a mail may declare: those of the web, none of which runs code or takes
-long."""
+"""Encodings that a page or a mail may declare: those of the web and of code pages, none of which
+runs code or takes long."""
+_CODE_PAGES = {
+    **{932: "cp932", 936: "gb18030", 20936: "gb18030", 51936: "gb18030", 54936: "gb18030"},
+    **{10000: "mac-roman", 10006: "mac_greek", 10007: "mac_cyrillic", 10029: "mac_latin2"},
+    **{10081: "mac_turkish", 1361: "johab", 20866: "koi8-r", 21866: "koi8-u", 20127: "ascii"},
+    **{20932: "euc_jp", 51932: "euc_jp", 50220: "iso2022_jp", 50221: "iso2022_jp"},
+    **{50222: "iso2022_jp", 50225: "iso2022_kr", 51949: "cp949", 20949: "cp949", 52936: "hz"},
+    **{38598: "iso8859-8", 65000: "utf-7", 65001: "utf-8", 1200: "utf-16-le", 1201: "utf-16-be"},
+    **{28590 + n: f"iso8859-{n}" for n in range(1, 17) if n != 12},
+}
+"""Number of a code page of Windows -> its codec, where that is not called by the number."""
+_SUPERSETS = {
+    **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
+    **{"gb2312": "gb18030", "gbk": "gb18030", "euc_kr": "cp949", "shift_jis": "cp932"},
+}
+"""Codec -> the one that browsers read in its place, which has more characters."""
+_SEVEN_BIT = {"iso2022_jp": b"\x1b", "iso2022_kr": b"\x1b", "hz": b"~{", "utf-7": b"+"}
+"""Codecs whose bytes are those of ASCII -> what begins another letter."""
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a]")
+_JAPANESE = (b"\x1b$B", b"\x1b$@")
+"""What begins Japanese in ISO-2022-JP, and is in no other text."""
+# Of letters above ASCII only: Greek or Russian, whatever western encoding a mail declares.
+_MOSTLY_HIGH = 0.5
+_FEWEST_HIGH = 12
+WESTERN_CODECS = frozenset({"cp1252", "iso8859-15", "ascii"})
 _WESTERN = frozenset(
     "ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑáíóúÁÍÓÚ¿¡ãõåøÅØÆ“”‘’„–—…€«»°§·\xa0²³½©®´µ•".encode("cp1252")
 )
@@ -193,18 +220,51 @@ def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
     for wide, half in (("utf-16-le", data[1:2000:2]), ("utf-16-be", data[:2000:2])):
         if half.count(0) > _MOSTLY_NUL * len(half):
             yield wide
+    name = _declared_codec(declared)
+    if name in _SEVEN_BIT and _SEVEN_BIT[name] in data:
+        yield name
+    if any(start in data for start in _JAPANESE):
+        yield "iso2022_jp"
+    # Cyrillic in UTF-16 is valid in UTF-8, as control characters.
+    if name.startswith("utf-16") and _CONTROL.search(data):
+        yield name
     yield "utf-8"
-    with contextlib.suppress(LookupError):
-        name = codecs.lookup(declared or "utf-8").name
-        name = {"iso8859-1": "cp1252", "ascii": "cp1252"}.get(name, name)  # as browsers read them
-        if name in _CHARSETS:
-            yield name
+    # Mailers declare ASCII, or a western encoding, for what they do not know.
+    is_plausible = name not in WESTERN_CODECS or not is_mostly_high(data)
+    if name in _CHARSETS and is_plausible:
+        yield name
     if _is_western(data):
         yield "cp1252"
     detector = import_extra("charset_normalizer", path)
     best = detector.from_bytes(_high_part(data), cp_isolation=list(_DETECTED)).best()
     if best is not None:
         yield best.encoding.replace("_", "-")
+    if name in WESTERN_CODECS:
+        yield "cp1252"
+
+
+def _declared_codec(declared: str) -> str:
+    """Return the codec for the name of a charset, "" if there is none."""
+    try:
+        name = codecs.lookup(declared).name
+    except (LookupError, ValueError):  # ValueError: a NUL in the name
+        return ""
+    return _SUPERSETS.get(name, name)
+
+
+def code_page_codec(number: int) -> str:
+    """Return the codec of a code page of Windows, "" if Python has none."""
+    name = _declared_codec(_CODE_PAGES.get(number, f"cp{number}"))
+    if name not in _CHARSETS and name != "ascii":
+        return ""
+    return name
+
+
+def is_mostly_high(data: bytes) -> bool:
+    """Return whether most bytes of the words of `data` are above ASCII, as in no western text."""
+    start = b"".join(data[: 2**16].split())
+    n_high = sum(byte > 127 for byte in start)
+    return n_high >= _FEWEST_HIGH and n_high > _MOSTLY_HIGH * len(start)
 
 
 def _high_part(data: bytes) -> bytes:

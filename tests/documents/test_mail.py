@@ -1,0 +1,198 @@
+"""Mails as they are: code pages, bodies as web pages and rich text, parts that follow one another."""
+
+from __future__ import annotations
+
+import base64
+import io
+from email.message import EmailMessage
+from email.mime.multipart import MIMEMultipart
+from email.mime.text import MIMEText
+from pathlib import Path
+
+import compressed_rtf
+import pytest
+
+from kinject.documents.readers import read_file
+from kinject.types import Document
+from outlook import mail_streams, ole_file
+
+INTERNET, MESSAGE = 0x3FDE, 0x3FFD
+ENCAPSULATED = (
+    rb"{\rtf1\ansi\ansicpg1251\fromhtml1{\fonttbl{\f0\fcharset204 Arial;}}{\*\htmltag64 <p>}"
+    rb"\htmlrtf {\htmlrtf0 {\*\htmltag84 <b>}\htmlrtf \b\htmlrtf0 \'cc\'ee\'f1\'f2{\*\htmltag92 </b>} "
+    rb"{\*\htmltag84 &lt;}\htmlrtf <\htmlrtf0 9 \u8364?\htmlrtf\par}\htmlrtf0{\*\htmltag72 </p>}}"
+)
+
+
+def _read(name: str, data: bytes) -> list[tuple[str, Document]]:
+    documents = []
+    for location, document in read_file(Path(name), io.BytesIO(data)):
+        assert isinstance(document, Document), document
+        documents.append((location, document))
+    return documents
+
+
+def _text(name: str, data: bytes) -> str:
+    ((_, document),) = _read(name, data)
+    return document.text
+
+
+@pytest.mark.parametrize(
+    ("page", "codec", "text"),
+    [
+        (950, "big5", "橋在星期二關閉。請走渡輪。"),
+        (932, "cp932", "橋は火曜日に閉まります①。"),
+        (1255, "cp1255", "הגשר סגור ביום שלישי בבוקר"),
+        (54936, "gb18030", "大桥星期二关闭，请乘渡轮。"),
+        (20866, "koi8-r", "Мост закрыт во вторник до полудня"),
+        (28592, "iso8859-2", "Most będzie zamknięty we wtorek, proszę płynąć łodzią."),
+        (949, "cp949", "다리는 화요일에 닫힙니다. 똠방각하"),
+        (50220, "iso2022_jp", "橋は火曜日に閉まります"),
+        (65001, "utf-8", "Die Brücke ist am Dienstag gesperrt. 橋"),
+    ],
+)
+@pytest.mark.parametrize("stated_by", [(MESSAGE,), (INTERNET,), (MESSAGE, INTERNET)])
+def test_a_mail_of_outlook_is_read_in_its_code_page(
+    page: int, codec: str, text: str, stated_by: tuple[int, ...]
+) -> None:
+    texts = {"0037001E": text[:4].encode(codec), "1000001E": f"{text}\r\n".encode(codec)}
+    data = ole_file(mail_streams(texts, dict.fromkeys(stated_by, page)))
+    assert _text("a.msg", data) == f"# {text[:4].strip()}\n\n{text}"
+
+
+def test_a_mail_of_outlook_with_a_web_page_or_rich_text_only_is_read() -> None:
+    page = "<p>Мост <b>закрыт</b>.</p>".encode("cp1251")
+    assert (
+        _text("a.msg", ole_file(mail_streams({"10130102": page}, {INTERNET: 1251})))
+        == "Мост закрыт."
+    )
+    wide = "<p>Brücke &amp; Fähre</p>".encode("utf-16-le")
+    assert _text("a.msg", ole_file(mail_streams({"1013001F": wide}, {}))) == "Brücke & Fähre"
+    rich = compressed_rtf.compress(rb"{\rtf1\ansi The bridge\u8212?closed.\par On Tuesday.\par}")
+    assert (
+        _text("a.msg", ole_file(mail_streams({"10090102": rich}, {})))
+        == "The bridge—closed.\nOn Tuesday."
+    )
+    packed = compressed_rtf.compress(ENCAPSULATED)
+    assert _text("a.msg", ole_file(mail_streams({"10090102": packed}, {}))) == "Мост <9 €"
+
+
+def test_a_mail_within_a_mail_of_outlook_is_read_in_its_own_code_page() -> None:
+    folder = "__attach_version1.0_#00000000/"
+    inner = f"{folder}__substg1.0_3701000D/"
+    streams = {
+        **mail_streams({"1000001F": "Siehe unten.".encode("utf-16-le")}, {}),
+        f"{folder}__substg1.0_3704001E": b"old.msg",
+        **mail_streams({"1000001E": "Γέφυρα κλειστή".encode("cp1253")}, {MESSAGE: 1253}, inner),
+        f"{inner}__attach_version1.0_#00000000/__substg1.0_3704001E": b"n.txt",
+        f"{inner}__attach_version1.0_#00000000/__substg1.0_37010102": b"Tolls.",
+    }
+    found = [(location, document.text) for location, document in _read("a.msg", ole_file(streams))]
+    assert found == [
+        ("a.msg", "Siehe unten."),
+        ("a.msg/old.msg", "Γέφυρα κλειστή"),
+        ("a.msg/old.msg/n.txt", "Tolls."),
+    ]
+
+
+def _multipart(kind: str, *parts: tuple[str, str]) -> bytes:
+    mail = MIMEMultipart(kind)
+    mail["From"], mail["Subject"] = "a@example.org", "Tolls"
+    for subtype, text in parts:
+        mail.attach(MIMEText(text, subtype, "utf-8"))
+    return bytes(mail)
+
+
+def test_parts_that_follow_one_another_are_all_read_and_of_alternatives_one() -> None:
+    page, footer = "<p>The toll is <b>3</b> crowns.</p>", "--\nScanned by Kelm Shield."
+    text = "# Tolls\n\nThe toll is 3 crowns."
+    assert (
+        _text("a.eml", _multipart("mixed", ("html", page), ("plain", footer)))
+        == f"{text}\n\n{footer}"
+    )
+    plain = ("plain", "The toll is 3 crowns.")
+    assert _text("a.eml", _multipart("alternative", plain, ("html", page))) == text
+    assert _text("a.eml", _multipart("mixed", plain, ("html", page))) == text
+    long_page = f"<p>{'The toll of the bridge is three crowns. ' * 9}</p>"
+    stub = ("plain", "This mail is a web page.")
+    assert "three crowns" in _text("a.eml", _multipart("alternative", stub, ("html", long_page)))
+
+
+def test_a_list_footer_beside_alternatives_follows_them() -> None:
+    outer = MIMEMultipart("mixed")
+    outer["From"], outer["Subject"] = "a@example.org", "Tolls"
+    inner = MIMEMultipart("alternative")
+    inner.attach(MIMEText("Three crowns.", "plain"))
+    inner.attach(MIMEText("<p>Three <i>crowns</i>.</p>", "html"))
+    outer.attach(inner)
+    outer.attach(MIMEText("You get this as a member of tolls@.", "plain"))
+    expected = "# Tolls\n\nThree crowns.\n\nYou get this as a member of tolls@."
+    assert _text("a.eml", bytes(outer)) == expected
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+def test_mails_kept_as_unicode_text_are_read(encoding: str) -> None:
+    mail = "From: a@example.org\nSubject: Zölle\nContent-Type: text/plain; charset=utf-16\n\nDrei Kronen – ab Mai.\n"
+    assert _text("a.eml", mail.encode(encoding)) == "# Zölle\n\nDrei Kronen – ab Mai."
+    box = f"From a Mon Jun 01 10:00:00 2009\n{mail}\nFrom b Mon Jun 01 11:00:00 2009\n{mail}"
+    found = [document.text for _, document in _read("a.mbox", box.encode(encoding))]
+    assert found == ["# Zölle\n\nDrei Kronen – ab Mai."] * 2
+
+
+RUSSIAN = "Мост закрыт во вторник до полудня, паром ходит каждый час."
+
+
+@pytest.mark.parametrize(
+    ("declared", "codec", "text"),
+    [
+        ("us-ascii", "cp1251", RUSSIAN),
+        ("iso-8859-1", "koi8-r", RUSSIAN),
+        ("x-unknown", "cp1251", RUSSIAN),
+        ("windows-1252", "utf-8", RUSSIAN),
+        ("iso-2022-jp", "iso2022_jp", "橋は火曜日に閉まります"),
+        ("", "iso2022_jp", "橋は火曜日に閉まります"),
+        ("gb2312", "gbk", "大橋星期二關閉"),
+        ("utf-16le", "utf-16-le", RUSSIAN),
+        ("us-ascii", "cp1252", "Die Brücke über den Fluß ist am Dienstag gesperrt."),
+    ],
+)
+def test_a_mail_whose_charset_is_wrong_or_unknown_is_read(
+    declared: str, codec: str, text: str
+) -> None:
+    charset = f'; charset="{declared}"' if declared else ""
+    head = "From: a@example.org\nSubject: x\nContent-Transfer-Encoding: base64\n"
+    head += f"Content-Type: text/plain{charset}\n\n"
+    assert (
+        _text("a.eml", head.encode() + base64.encodebytes(text.encode(codec))) == f"# x\n\n{text}"
+    )
+
+
+def test_a_subject_of_raw_bytes_is_read() -> None:
+    mail = f"From: a@example.org\nSubject: {RUSSIAN}\n\nText".encode("cp1251")
+    assert _read("a.eml", mail)[0][1].title == RUSSIAN
+
+
+def test_flowed_lines_are_one_paragraph_and_forwarded_mails_documents() -> None:
+    inner = EmailMessage()
+    inner["Subject"] = "Old"
+    inner.set_content("Grüße.", cte="quoted-printable")
+    body = "The toll of \nthe bridge \nis 3.\n\n>> Who \n>> asks?\n\n From Kelm.\n-- \nBo"
+    outer = MIMEMultipart("mixed")
+    outer["From"] = "a@example.org"
+    flowed = MIMEText(body, "plain")
+    flowed.set_param("format", "flowed")
+    outer.attach(flowed)
+    middle = EmailMessage()
+    middle["Subject"] = "Middle"
+    middle.set_content("See below.")
+    middle.add_attachment(inner)
+    part = EmailMessage()
+    part["Content-Type"] = "message/rfc822"
+    part.set_payload([middle])
+    outer.attach(part)
+    found = [(location, document.text) for location, document in _read("a.eml", bytes(outer))]
+    assert found == [
+        ("a.eml", "The toll of the bridge is 3.\n\n>> Who asks?\n\nFrom Kelm.\n--\nBo"),
+        ("a.eml/attachment-1", "# Middle\n\nSee below."),
+        ("a.eml/attachment-1/attachment-1", "# Old\n\nGrüße."),
+    ]
