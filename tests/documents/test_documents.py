@@ -5,6 +5,7 @@ import pytest
 
 from kinject.disk import content_id
 from kinject.documents import read_documents
+from kinject.documents.text import markdown_table
 from kinject.errors import DiskError, InputError
 
 
@@ -74,3 +75,12 @@ def test_no_documents_is_an_error(tmp_path: Path) -> None:
         list(read_documents(tmp_path / "empty"))
     with pytest.raises(DiskError, match="nothing is there"):
         list(read_documents(tmp_path / "absent.jsonl"))
+
+
+def test_a_row_of_equal_values_keeps_each_and_a_heading_in_a_table_stands_once() -> None:
+    rows = [["a", "b", "c"], ["3", "3", "3"], ["yes", "yes", "yes"], ["Prices of May"] * 3]
+    assert markdown_table(rows).splitlines()[2:] == [
+        "| 3 | 3 | 3 |",
+        "| yes | yes | yes |",
+        "| Prices of May |  |  |",
+    ]

@@ -416,9 +416,14 @@ def _joined_cells(column: Iterable[str]) -> str:
 
 
 def _body_line(row: list[str]) -> list[str]:
-    """Return a row; one text across three columns or more only once."""
-    if len(row) > 2 and len(set(row)) == 1:
-        return [row[0], *[""] * (len(row) - 1)]
+    """Return a row; words across three columns or more only once, as a heading inside a table is.
+
+    One word or number in each cell is data: of `3 | 3 | 3` two would be lost.
+    """
+    text = row[0]
+    is_heading = " " in text and not any(map(str.isdigit, text))
+    if len(row) > 2 and len(set(row)) == 1 and is_heading:
+        return [text, *[""] * (len(row) - 1)]
     return row
 
 
