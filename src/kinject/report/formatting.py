@@ -107,16 +107,21 @@ def perplexity_change(item: Perplexity, base: Perplexity) -> str:
         return "other tokens"
     if item is base or item.per_token is None or base.per_token is None:
         return ""
-    change = _ratio(item.per_token / base.per_token)
-    bounds = change_bounds(item, base)
-    if bounds is None:
+    ratio = item.per_token / base.per_token
+    low, high = change_bounds(item, base) or (ratio, ratio)
+    # One form for all three: "+880%, +756% to x 11" is hard to read.
+    in_times = high >= 10
+    change = _ratio(ratio, in_times=in_times)
+    if low == high:
         return change
-    return f"{change}, {_ratio(bounds[0])} to {_ratio(bounds[1])}"
+    return f"{change}, {_ratio(low, in_times=in_times)} to {_ratio(high, in_times=in_times)}"
 
 
-def _ratio(ratio: float) -> str:
-    if ratio >= 10:
+def _ratio(ratio: float, *, in_times: bool) -> str:
+    if in_times and ratio >= 10:
         return f"x {ratio:,.0f}"
+    if in_times:
+        return f"x {ratio:.1f}"
     # A minus sign, as points have it.
     return f"{ratio - 1:+.1%}".replace("-", "−")
 
