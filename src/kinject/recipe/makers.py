@@ -66,8 +66,7 @@ def _commands(path: Path) -> Iterator[str]:
         if run.state != "done":
             yield run.command
         return
-    if len(path.parts) > 2 and path.parts[0] == "runs" and path.parts[2] in _OF_TRY:
-        yield _try_command(path.parts[1])
+    yield from _try_commands(path)
     try:
         shipped = read_shipped().values()
     except InputError:  # installed without recipes
@@ -81,8 +80,14 @@ def _commands(path: Path) -> Iterator[str]:
             yield f"kinject recipes copy {recipe.name}"
 
 
-def _try_command(name: str) -> str:
-    """Return the command that writes runs/`name`/documents and runs/`name`/pilot."""
+def _try_commands(path: Path) -> Iterator[str]:
+    """Yield the command that writes a path in runs/NAME/documents or runs/NAME/pilot."""
+    if len(path.parts) < 3 or path.parts[0] != "runs" or path.parts[2] not in _OF_TRY:
+        return
+    name = path.parts[1]
     # The run is named after the documents; elsewhere than here, only the user knows where they are.
-    folder = name if Path(name).exists() else "FOLDER"
-    return f"kinject try {shlex.quote(folder)}"
+    folder = "FOLDER"
+    if Path(name).exists():
+        folder = name
+    # FOLDER is for the reader to replace, and needs no quotes.
+    yield f"kinject try {shlex.quote(folder)}"

@@ -61,8 +61,6 @@ _SIMILAR = 0.82
 """Of difflib: documets is as similar to documents as 0.94, evaluation to validation 0.80."""
 _SUFFIXES = (".yaml", ".yml", ".json")
 """Of recipes; another one may be a document's."""
-_GLOBS = ("*.yaml", "*/*.yaml")
-"""Where a folder that is given in the place of a recipe may have recipes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -549,7 +547,9 @@ def _similar_file(path: Path) -> Path | None:
     # By the stem: with a common suffix, corpus.jsonl is similar to documents.jsonl.
     stems = {Path(name).stem: name for name in names if Path(name).suffix == path.suffix}
     near = difflib.get_close_matches(path.stem, stems, n=1, cutoff=_SIMILAR)
-    return path.with_name(stems[near[0]]) if near else None
+    if near:
+        return path.with_name(stems[near[0]])
+    return None
 
 
 def _read_file(path: Path) -> YamlFile:
@@ -570,8 +570,10 @@ def _read_file(path: Path) -> YamlFile:
 
 def _about_folder(path: Path) -> str:
     """Return the problem of a folder in the place of a recipe."""
-    example = next((recipe for depth in _GLOBS for recipe in sorted(path.glob(depth))), None)
-    expected = "a YAML file" if example is None else f"as {example}"
+    expected = "a YAML file"
+    recipes = [*sorted(path.glob("*.yaml")), *sorted(path.glob("*/*.yaml"))]
+    if recipes:
+        expected = f"as {recipes[0]}"
     fix = f"For the documents in it: kinject try {shlex.quote(str(path))}"
     return f"found a folder, expected a recipe ({expected}). {fix}"
 

@@ -47,6 +47,7 @@ _CORPUS_FIX = (
     "Run kinject augment again: nothing is requested twice. If you changed it yourself, give it "
     "another name."
 )
+_NOT_SET = "not set"
 _MOST_DIFFERENCES = 5
 """Keys that a message about another run in a folder lists."""
 _FILES = ("log.jsonl", "timing.jsonl", f"model/{SHA256SUMS}")
@@ -323,9 +324,9 @@ def _differences(manifest: Manifest, recipe: TrainRecipe, inputs: Mapping[str, s
     here = _dotted(recipe.training_values())
     found = []
     for key in sorted(there.keys() | here.keys()):
-        old, new = there.get(key), here.get(key)
+        old, new = there.get(key, _NOT_SET), here.get(key, _NOT_SET)
         if old != new:
-            found.append(f"{key} {_shown(old)} there, {_shown(new)} here")
+            found.append(f"{key} {old!s:.60} there, {new!s:.60} here")
     # A file that the recipe names by the same path may have been written again.
     names = sorted((manifest.inputs.keys() & inputs.keys()) - {"fingerprint"})
     found += [f"the content of {name}" for name in names if manifest.inputs[name] != inputs[name]]
@@ -346,10 +347,6 @@ def _dotted(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         elif value is not None:
             flat[f"{above}{key}"] = value
     return flat
-
-
-def _shown(value: object) -> str:
-    return "not set" if value is None else f"{value!s:.60}"
 
 
 def _damage(folder: Path, manifest: Manifest) -> str:
