@@ -208,7 +208,10 @@ def _export(arguments: argparse.Namespace) -> Outcome:
             show(f"{path}: written")
     for proof in result.proofs:
         show("\n".join(proof.lines()))
-    show("\nUse it:\n  " + "\n  ".join(result.commands))
+    if result.commands:
+        show("\nUse it:\n  " + "\n  ".join(result.commands))
+    if result.serve:
+        show(f"\n{result.serve}")
     if not all(proof.holds for proof in result.proofs):
         return result, 1  # what differs from the trained model is not uploaded
     if target is not None:
