@@ -1,82 +1,45 @@
-"""The figures of README and findings are those of the stored results, whose claims are older than they are."""
+"""Results as Python shows them."""
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import subprocess
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "docs" / "results"
-COMPANY: dict[str, Any] = json.loads((RESULTS / "company.json").read_text("utf-8"))
-ROWS = {
-    "base": ("base model", "base"),
-    "documents repeated": ("documents repeated", "documents repeated"),
-    "documents and paraphrases": (
-        "documents and ten paraphrases of each, as many tokens",
-        "documents and paraphrases",
-    ),
-}
-"""Arm -> its row in README's table, and in that of the findings."""
+from kinject.results import ArmInfo, ArmResult, Report
 
 
-def cells(page: str, heading: str, row: str) -> list[float]:
-    """Return the numbers in the first row of that name below a heading (or line) of a page."""
-    text = (ROOT / page).read_text("utf-8").partition(heading)[2]
-    line = next(line for line in text.splitlines() if line.startswith(f"| {row} |"))
-    return [float(number) for number in re.findall(r"\d+\.\d", line)]
+def _result(arm: str, question_set: str, accuracy: float, **more: object) -> ArmResult:
+    values = {"format": "texts", "shots": 0, "k": 0, "chance": 0.25, "interval": "Wilson", **more}
+    return ArmResult(
+        model="m",
+        arm=arm,
+        question_set=question_set,
+        role="learning",
+        n=20,
+        by_seed=(accuracy,),
+        accuracy=accuracy,
+        low=0.0,
+        high=1.0,
+        to_base=None,
+        **values,  # type: ignore[arg-type]
+    )
 
 
-@pytest.mark.parametrize("arm", ROWS)
-def test_the_tables_of_the_company_are_its_results(arm: str) -> None:
-    of_set = {item["set"]: item for item in COMPANY["results"] if item["arm"] == arm}
-    wanted = []
-    for name in ("reworded", "inferred"):
-        wanted += [100 * of_set[name]["accuracy"], 100 * of_set[name]["without_question"]]
-    wanted.append(100 * of_set["general"]["accuracy"])
-    wanted += [item["per_token"] for item in COMPANY["perplexities"] if item["arm"] == arm]
-    of_readme, of_findings = ROWS[arm]
-    rounded = pytest.approx(wanted, abs=0.051)
-    assert cells("README.md", "reads 128 documents", of_readme) == rounded
-    assert cells("docs/findings.md", "### 128 documents of a company", of_findings) == rounded
-
-
-def test_what_is_said_of_the_company_is_in_its_results() -> None:
-    text = (ROOT / "docs/findings.md").read_text("utf-8")
-    said = text.partition("Beyond the choices, in these two models:")[2].partition("Prose:")[0]
-    found = re.findall(r"\+(\d+\.\d)\s+\((\d+\.\d)\s+to\s+(\d+\.\d)", said.replace(" points", ""))
-    wanted = []
-    for name in ("reworded", "inferred"):
-        for arm in ("documents and paraphrases", "documents repeated"):
-            (net,) = [
-                item["net"]
-                for item in COMPANY["results"]
-                if (item["arm"], item["set"]) == (arm, name)
-            ]
-            wanted.append(tuple(f"{100 * net[key]:.1f}" for key in ("delta", "low", "high")))
-    assert found == wanted
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
-def test_claims_are_older_than_their_results(path: Path) -> None:
-    """The commit of the claims is an ancestor of the first one that has the results."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    if not (ROOT / ".git").exists() or git("rev-parse", "--is-shallow-repository") == "true":
-        pytest.skip("the history is not here")
-    claims = json.loads(path.read_text("utf-8"))["claims_commit"]
-    name = str(path.relative_to(ROOT))
-    added = git("log", "--diff-filter=A", "--format=%H", "--", name).splitlines()
-    if not added:
-        pytest.skip("not committed yet")
-    ancestors = git("rev-list", added[-1]).splitlines()
-    assert any(commit.startswith(claims) for commit in ancestors)
+def test_a_report_is_five_lines_whatever_its_names_hold() -> None:
+    results = (
+        _result("base", "facts", 0.3),
+        _result("base", "facts", 0.9, k=3),
+        _result("taught", "facts", 0.55),
+        _result("taught", "facts", 0.1, format="letters"),
+        _result("taught", "facts", 0.2, subject="rivers"),
+        _result("base", "old", 0.8),
+    )
+    arms = tuple(ArmInfo(f"arm{n}", "m", "", n > 0) for n in range(8))
+    report = Report("evaluation", "Two\nlines", ("m",), arms, results)
+    assert repr(report).splitlines() == [
+        "evaluation: Two lines",
+        "models: m",
+        "arms: arm0, arm1, arm2, arm3, arm4, 3 more",
+        "sets: facts (base 30.0%, taught 55.0%); old (base 80.0%)",
+        "6 results, 0 failures; to_frame() has each",
+    ]
+    empty = Report("study", "", (), (), ())
+    assert len(repr(empty).splitlines()) == 5
+    assert f"{report}" == repr(report)

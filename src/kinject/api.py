@@ -69,15 +69,25 @@ def runs(folder: str | Path = ".") -> list[FoundRun]:
     return find_runs(Path(folder))
 
 
-def try_(documents: str | Path, *, endpoint: str | None = None, model: str | None = None) -> Survey:
+def try_(
+    documents: str | Path,
+    *,
+    endpoint: str | None = None,
+    model: str | None = None,
+    everything: bool = False,
+) -> Survey:
     """Look at a folder of documents and write recipes for it, as ``kinject try``; an endpoint is
     asked for its model's name.
 
+    Runs and recipes of kinject in the folder, and wheels, are left out, unless `everything` is
+    read.
+
     kinject.try_("handbook/").to_frame()
     """
-    from kinject.augment.survey import try_documents
+    from kinject.augment.survey import own_files, try_documents
 
-    return try_documents(Path(documents), endpoint=endpoint, model=model)
+    left_out = () if everything else own_files(Path(documents))
+    return try_documents(Path(documents), endpoint=endpoint, model=model, left_out=left_out)
 
 
 def documents(

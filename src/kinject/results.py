@@ -1,5 +1,4 @@
-"""Results of an evaluation (a study with one seed) and of a study. Pages and figures compute none
-of their numbers."""
+"""Results of an evaluation (a study with one seed) and a study. Pages compute none of them."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from kinject.types import Count, Difference, Fraction, JudgeResult, Tabular, Written
+from kinject.types import Count, Difference, Fraction, JudgeResult, Tabular, Written, first_few
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "unanswerable", "baseline"]
@@ -591,6 +590,24 @@ class Report(Tabular):
         "abstained.rate abstained.to_base.delta abstained.to_base.deciding_p "
         "answered.rate answered.to_base.delta answered.to_base.deciding_p"
     )
+
+    def __repr__(self) -> str:
+        """Return five lines, whatever a name holds; all fields fill screens."""
+        formats, sets = dict[str, PromptFormat](), dict[str, list[str]]()
+        for item in self.results:
+            # One number an arm: of the whole set, without passages, in the set's first format.
+            first = formats.setdefault(item.question_set, item.prompt_format)
+            if item.k == 0 and not item.subject and item.prompt_format == first:
+                sets.setdefault(item.question_set, []).append(f"{item.arm} {item.accuracy:.1%}")
+        of_sets = [f"{name} ({first_few(texts)})" for name, texts in sets.items()]
+        lines = [
+            f"{self.kind}: {self.title:.80}",
+            f"models: {first_few(self.models)}",
+            f"arms: {first_few([arm.name for arm in self.arms])}",
+            f"sets: {first_few(of_sets, '; ')}",
+            f"{len(self.results)} results, {len(self.failures)} failures; to_frame() has each",
+        ]
+        return "\n".join(" ".join(line.split()) for line in lines)
 
 
 def to_json(report: Report) -> dict[str, Any]:

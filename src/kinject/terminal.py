@@ -181,6 +181,11 @@ def show(
     )
 
 
+def format_count(n: int, noun: str) -> str:
+    """Return ``1 question`` or ``1,200 questions``."""
+    return f"1 {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
 def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
     """Return `rows` as columns, those in `right` aligned to the right, each line indented by
     two."""

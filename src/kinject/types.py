@@ -6,13 +6,17 @@ a rerun resumes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 Message = Mapping[str, str]
 """One chat message: ``{"role": "system" | "user" | "assistant", "content": text}``."""
+
+
+_MOST_IN_REPR = 5
+"""Names in a line of a result's repr."""
 
 
 class Tabular:
@@ -47,6 +51,15 @@ class Tabular:
         lines = ("".join(f"<td>{_cell(value)}</td>" for value in row.values()) for row in rows)
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def first_few(texts: Sequence[str], separator: str = ", ") -> str:
+    """Return the first of `texts`, joined, and how many more there are."""
+    shown = [f"{text:.80}" for text in texts[:_MOST_IN_REPR]]
+    n_more = len(texts) - len(shown)
+    if n_more:
+        shown.append(f"{n_more} more")
+    return separator.join(shown)
 
 
 def _attribute(item: object, name: str) -> Any:

@@ -18,7 +18,7 @@ from kinject.augment.survey import GAP, cloze_questions
 from kinject.cli import main
 from kinject.disk import read_jsonl
 from kinject.documents import read_documents
-from kinject.errors import DiskError, InputError
+from kinject.errors import DiskError, EndpointError, InputError
 from kinject.recipe import read_recipe
 from kinject.types import Document
 
@@ -157,6 +157,50 @@ def test_with_an_endpoint_and_a_model_nothing_is_left_to_fill_in(
     assert "then, with your endpoint and your model" in capsys.readouterr().out
     assert main(["try", str(mixed), "--endpoint", "http://127.0.0.1:9/v1"]) == 2
     assert "--endpoint http://127.0.0.1:9/v1: it names no model" in capsys.readouterr().err
+
+
+def test_runs_recipes_and_wheels_in_the_folder_are_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "minutes"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"The mill of place {number} was built by Mara.")
+    (folder / "recipes").mkdir()  # a cook's
+    (folder / "recipes" / "soup.txt").write_text("Boil the leeks for 20 minutes in 2 l of water.")
+    first = try_(".")
+    assert first.documents.counts["n_documents"] == 4
+    (folder / "tool-1.0-py3-none-any.whl").write_bytes(b"PK")
+    assert main(["try", "."]) == 0  # no terminal: they are left out
+    text = "left out, no documents of yours: data, eval, recipes, runs, tool-1.0-py3-none-any.whl"
+    assert text in capsys.readouterr().out
+    assert {row["file"] for row in try_(".").documents.files()} == {"0.txt", "1.txt", "2.txt"}
+    everything = try_(".", everything=True).documents.files()
+    assert {row["file"].split("/")[0] for row in everything} >= {"runs", "recipes", "0.txt"}
+
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self) -> str:
+            return "y\n"
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    main(["try", "."])
+    out = capsys.readouterr().out
+    assert "Read data, eval, recipes, runs, tool-1.0-py3-none-any.whl, too?" in out
+    assert "left out, no documents" not in out
+
+
+def test_an_endpoint_that_does_not_answer_ends_it_before_a_document_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("The mill was built by Mara.")
+    with pytest.raises(EndpointError, match=r"127\.0\.0\.1:2/v1: it names no model"):
+        try_("a.txt", endpoint="http://127.0.0.1:2/v1")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_nothing_to_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

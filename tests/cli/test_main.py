@@ -43,7 +43,8 @@ def _fails(capsys: pytest.CaptureFixture[str], command: list[str]) -> list[str]:
 
 def test_a_missing_recipe_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _fails(capsys, ["train", "no.yaml"]) == [
-        "kinject train: no.yaml: cannot be read: No such file or directory. Check the path."
+        "kinject train: no.yaml: no recipe is there. Check the path; kinject try FOLDER writes recipes "
+        "for your documents, and kinject recipes lists those that ship."
     ]
     assert "no recipe given" in _fails(capsys, ["train"])[0]
     assert "found 2 recipes" in _fails(capsys, ["train", "a.yaml", "b.yaml"])[0]

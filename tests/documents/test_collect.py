@@ -437,7 +437,7 @@ def test_the_command_the_function_and_a_recipe_do_the_same(
     (heap / "a.md").write_text(f"---\nlicence: CC0-1.0\n---\n\n{prose(1)}")
     assert main(["documents", "heap", "documents.near_duplicates=0.9"]) == 0
     out = capsys.readouterr().out
-    assert "read        1 documents from 1 of 1 files (.md 1)" in out
+    assert "read        1 document from 1 of 1 file (.md 1)" in out
     text = Path("runs/heap/documents/documents.jsonl").read_text()
     assert "CC0-1.0" in text
     assert documents("heap", options=DocumentsSection(near_duplicates=0.9)).already_done

@@ -6,6 +6,7 @@ benchmarks/eval/prove.py has more of each kind, on trained models.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from kinject.cli import main
 from kinject.disk import write_jsonl
+from kinject.export import _decide, _Source
+from kinject.export.prove import Check, Proof
 from kinject.recipe import read_recipe
 from kinject.train import train
 
@@ -153,6 +156,8 @@ def test_sound_copies_pass_and_broken_ones_are_caught(
     }
     assert f"{tiny_model}: DIFFERS from the trained model" in out
     assert "cut.gguf" in out
+    file = run / "export" / "model-q8_0.gguf"
+    assert out.strip().endswith(f"Serve {file}: it answers as the trained model.")
     changed = [row for proof in proofs.values() for row in proof["changed"]]
     assert changed
     for row in changed:
@@ -190,3 +195,21 @@ def test_what_cannot_be_proved_is_one_line(
     assert "no questions. Give --prove a recipe or run of kinject eval." in capsys.readouterr().err
     assert main(["export", str(run), "--copy", "x"]) == 2
     assert "--copy: is for --prove only." in capsys.readouterr().err
+
+
+def test_what_failed_is_never_recommended() -> None:
+    source = _Source(Path("runs/a/model"), "base", False, None)
+    sound, failed = Check("loss", 0.01, 0.02, "nats"), Check("loss", math.nan, 0.02, "nats")
+
+    def proof(name: str, bits: int, check: Check) -> Proof:
+        return Proof(name, name, bits, checks=[check])
+
+    proofs = [proof("f", 16, sound), proof("f.gguf", 8, failed), proof("http://h/v1", 4, sound)]
+    assert _decide(proofs, source) == "Serve f: it answers as the trained model."
+    proofs += [proof("q5.gguf", 4, sound), Proof("q2", "q2", 4, fault="no header")]
+    assert _decide(proofs, source).startswith("Serve q5.gguf:")
+    none = [proof("f", 16, failed), proof("f.gguf", 8, failed)]
+    assert _decide(none, source) == (
+        "Serve none of these: each differs from the trained model, runs/a/model."
+    )
+    assert _decide([], source) == ""

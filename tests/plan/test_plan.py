@@ -16,7 +16,7 @@ import yaml
 import kinject
 from kinject.cli import main
 from kinject.errors import KinjectError
-from kinject.plan.run import plan
+from kinject.plan.run import plan, render_plan
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.setup import check_training
 
@@ -99,6 +99,54 @@ def test_the_command_prints_and_draws(
     assert "fits one device" in out
     assert "time  " not in out
     assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_hours_are_planned_before_every_file_is_there(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_recipe(max_steps=-1, num_train_epochs=2, per_device_train_batch_size=1)
+    path = tmp_path / "recipe.yaml"
+
+    def planned(*overrides: str) -> Any:
+        return plan(read_recipe(path, list(overrides), "plan"), gpu="L4")
+
+    whole = planned()
+    missing = "corpus.validation_corpus=held-out.jsonl"
+    assert planned(missing).length == whole.length
+    text = "\n".join(planned(missing, "corpus.replay={path: r.jsonl, fraction: 0.6}").notes)
+    assert "planned without what is not there yet: r.jsonl, held-out.jsonl." in text
+    mixed = planned("corpus.replay={path: r.jsonl, fraction: 0.6}").length
+    assert mixed.tokens == pytest.approx(whole.length.tokens / 0.4, rel=0.02)
+    assert mixed.steps == pytest.approx(whole.length.steps / 0.4, abs=2)
+
+    documents = [{"id": f"{n}", "title": "T", "text": "The mill stands. " * 60} for n in range(5)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+    (tmp_path / "write.yaml").write_text(
+        "run_dir: runs/w\naugment:\n  documents: d.jsonl\n  styles: {paraphrase: 3}\n"
+        "  generator: {kind: openai, model: m}\n"
+    )
+    early = planned("corpus.path=runs/w/corpus.jsonl")
+    n_written = 5 * 60 * 4  # words and marks
+    assert early.length.tokens == pytest.approx(2 * 4 * n_written * 1.35, rel=0.02)
+    assert early.length.steps == pytest.approx(early.length.tokens / 64, abs=3)
+    assert "by the estimate of kinject augment write.yaml --dry-run" in "\n".join(early.notes)
+    lines = render_plan(early)
+    assert " s a step, planned at " in lines
+    assert "time is not estimated" not in lines
+    assert planned("corpus.path=runs/none/corpus.jsonl").length is None
+
+
+def test_train_dry_run_is_the_plan(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_recipe()
+    words = [str(tmp_path / "recipe.yaml"), f"corpus.path={tmp_path / 'later.jsonl'}"]
+    code = main(["plan", *words])
+    text = capsys.readouterr().out
+    assert main(["train", "--dry-run", *words]) == code == 0
+    assert capsys.readouterr().out == text
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_config_alone_is_enough_and_a_missing_corpus_is_said(

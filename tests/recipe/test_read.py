@@ -99,9 +99,9 @@ def test_all_faults_come_at_once_each_with_its_line(write: Write) -> None:
         "r.yaml:6: corpus.replay.path: found 'no2.jsonl', but nothing is there. Check the path.",
         "r.yaml:6: corpus.replay.fraction: found 1.5, allowed: 0.0 to 0.95.",
         "r.yaml:8: trainer.learning_rat: unknown key. Did you mean learning_rate?",
-        "r.yaml:9: trainer.max_steps: found 'many' (text), expected a whole number.",
+        "r.yaml:9: trainer.max_steps: found 'many' (text), expected a whole number, as 1000.",
         "r.yaml:10: trainer.optim: found 'adamw_9bit' (text). Did you mean adamw_8bit?",
-        "command line: trainer.seed: found 'x' (text), expected a whole number.",
+        "command line: trainer.seed: found 'x' (text), expected a whole number, as 1000.",
     ]
 
 
@@ -152,17 +152,17 @@ def test_a_key_without_its_section_is_suggested_with_it(write: Write) -> None:
         ("run_dir: a\nseed: -1\n", "r.yaml:2: seed: found -1, allowed: 0 to 4,294,967,295."),
         (
             "run_dir: a\nseed: .inf\n",
-            "r.yaml:2: seed: found inf (a number), expected a whole number.",
+            "r.yaml:2: seed: found inf (a number), expected a whole number, as 1000.",
         ),
         (
             "run_dir: a\nseed: true\n",
-            "r.yaml:2: seed: found True (a switch), expected a whole number.",
+            "r.yaml:2: seed: found True (a switch), expected a whole number, as 1000.",
         ),
         (
             "run_dir: a\ncorpus: {path: x, bos: yes}\n",
             "r.yaml:2: corpus.bos: found 'yes' (text), expected true or false.",
         ),
-        ("run_dir: a\nseed:\n", "r.yaml:2: seed: found nothing, expected a whole number."),
+        ("run_dir: a\nseed:\n", "r.yaml:2: seed: found nothing, expected a whole number, as 1000."),
         (
             "run_dir: a\ndocuments: {fields: {txt: body}}\n",
             "r.yaml:2: documents.fields.txt: found 'txt' (text). Did you mean text?",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,18 @@ def test_a_folder_with_another_run_is_refused_unless_overwritten(make_recipe: Ma
     assert (again.account, again.n_steps) == (first.account, first.n_steps)
     assert weights.stat().st_mtime_ns == stamp
     other = make_recipe(trainer={"learning_rate": 2e-3})
-    with pytest.raises(TrainingError, match="holds a run of another recipe"):
+    with pytest.raises(TrainingError, match="holds a run of another recipe") as found:
         train(other)
+    assert re.search(r"model: trainer.learning_rate \S+ there, 0.002 here. Set", str(found.value))
+    more = {"weight_decay": 0.5, "max_grad_norm": 3}
+    with pytest.raises(TrainingError, match=r"trainer.weight_decay not set there, 0.5 here\."):
+        train(make_recipe(trainer=more))
+    corpus = Path(make_recipe().corpus.path)
+    text = corpus.read_text()
+    corpus.write_text(text + text.splitlines()[0] + "\n")
+    with pytest.raises(TrainingError, match=r"corpus or model: the content of corpus\. Set"):
+        train(make_recipe())
+    corpus.write_text(text)
     assert not train(other, overwrite=True).already_done
 
 

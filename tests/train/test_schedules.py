@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from kinject.disk import read_jsonl
 from kinject.errors import RecipeError, TrainingError
-from kinject.plan.run import model_config
+from kinject.plan.length import model_config
 from kinject.recipe import Recipe
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_names
 from kinject.train import train

@@ -15,6 +15,7 @@ from kinject.augment.groups import LONGEST_DOCUMENT, Group, document_groups, pai
 from kinject.augment.passage_file import PlannedDocuments
 from kinject.augment.plan import Plan, make_plan
 from kinject.augment.prompts import describe
+from kinject.augment.store import CURRENCY
 from kinject.augment.styles import SKIPPED, STYLES, Style, read_style
 from kinject.augment.variant_requests import variant_requests
 from kinject.corpus.passages import cut_note, split_passages, word_spans
@@ -25,6 +26,7 @@ from kinject.llm.cache import CACHES
 from kinject.llm.limits import limits_of, spent_so_far
 from kinject.recipe import AugmentRecipe, AugmentSection, QuestionsRecipe
 from kinject.recipe.check import suggestion
+from kinject.terminal import format_count
 from kinject.types import Document, Message
 
 TOKENS_PER_WORD = 1.35
@@ -143,9 +145,10 @@ def preview_questions(recipe: QuestionsRecipe) -> str:
         n_documents += 1
         n_passages += len(split_passages(document, section.passage_tokens, word_spans))
     return (
-        f"{n_documents:,} documents, {n_passages:,} passages: "
-        f"{n_passages * section.n_questions:,} questions, "
-        f"{n_passages * len(section.kinds):,} requests or more go to {model} for them "
+        f"{format_count(n_documents, 'document')}, {format_count(n_passages, 'passage')}: "
+        f"{format_count(n_passages * section.n_questions, 'question')}, "
+        f"{format_count(n_passages * len(section.kinds), 'request')} or more go to {model} "
+        "for them "
         "(each is also answered with and without its passage)"
     )
 
@@ -223,7 +226,7 @@ def render_preview(preview: Preview) -> str:
             line += f", {preview.tokens_per_fact:,.0f} for each fact in five of them"
         lines.append(line)
     if preview.cost:
-        lines.append(f"cost        {preview.cost:>12,.4f}  by estimate")
+        lines.append(f"cost        {preview.cost:>12,.4f}  by estimate, {CURRENCY}")
     if preview.spent:
         lines.append(
             f"spent       {preview.spent:>12,.4f}  so far, for the answers in the run folder"

@@ -59,7 +59,7 @@ from kinject.llm.sender import (
 )
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.results import Shortcuts
-from kinject.terminal import Progress
+from kinject.terminal import Progress, format_count
 from kinject.types import Completion, Document, Message, Passage, Question
 
 _Request = tuple[list[Message], int]
@@ -482,7 +482,8 @@ def render_questions(result: QuestionsResult) -> str:
     cost."""
     cut = cut_note(result.n_cut, result.n_passages, "questions.passage_tokens")
     lines = [
-        f"{result.n_documents} documents, {result.n_passages} passages -> "
+        f"{format_count(result.n_documents, 'document')}, "
+        f"{format_count(result.n_passages, 'passage')} -> "
         f"{result.got} of {result.asked} questions in {result.questions_path}",
         f"validation.jsonl {result.n_validation}, test.jsonl {result.n_test} (by document); "
         f"{result.spare} more are valid but less specific",

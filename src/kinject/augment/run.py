@@ -42,7 +42,7 @@ from kinject.llm.sender import (
     run_event_loop,
 )
 from kinject.recipe import AugmentRecipe, AugmentSection
-from kinject.terminal import Progress
+from kinject.terminal import Progress, format_count
 
 log = logging.getLogger(__name__)
 
@@ -267,8 +267,9 @@ def render_summary(result: AugmentResult) -> str:
     short corpus."""
     cut = cut_note(result.n_cut, result.n_passages, "augment.passage_tokens")
     lines = [
-        f"{result.n_documents} documents, {result.n_passages} passages -> "
-        f"{result.n_rows} rows in {result.corpus_path}",
+        f"{format_count(result.n_documents, 'document')}, "
+        f"{format_count(result.n_passages, 'passage')} -> "
+        f"{format_count(result.n_rows, 'row')} in {result.corpus_path}",
         *filter(None, [cut]),
         "",
         f"{'style':<16}{'asked':>8}{'got':>8}{'texts':>8}{'refused':>9}{'failed':>8}",
@@ -282,7 +283,8 @@ def render_summary(result: AugmentResult) -> str:
     for code, number in result.languages.items():
         off = ", ".join(language_of(code).not_checked)
         if off:
-            lines.append(f"not checked in {number} answers ({code or 'language not clear'}): {off}")
+            count = format_count(number, "answer")
+            lines.append(f"not checked in {count} ({code or 'language not clear'}): {off}")
     if result.refused:
         lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]

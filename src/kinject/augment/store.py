@@ -16,6 +16,7 @@ from kinject.augment.variant_requests import VariantRequest
 from kinject.disk import Journal, Row, RowLike, content_id, read_jsonl, write_jsonl
 from kinject.errors import InputError
 from kinject.llm.sender import Sender
+from kinject.terminal import format_count
 from kinject.types import Completion, Tabular, Usage, Variant
 
 
@@ -60,7 +61,8 @@ class WritingResult(Tabular):
 
     def render_requests(self) -> list[str]:
         """Return a line about requests and tokens."""
-        line = f"{self.n_sent} requests sent in this run, {self.n_cached} answered from the cache"
+        sent = format_count(self.n_sent, "request")
+        line = f"{sent} sent in this run, {self.n_cached} answered from the cache"
         if self.tokens_in or self.tokens_out:
             line += f"; {self.tokens_in:,} tokens in, {self.tokens_out:,} out"
             if self.tokens_thinking:
@@ -71,7 +73,8 @@ class WritingResult(Tabular):
         """Return lines about cost and budget; none where there are no prices."""
         lines = []
         if self.cost:
-            lines.append(f"cost {self.cost:.4f}, everything answered into {self.run_dir} included")
+            cost = f"cost {self.cost:.4f} {CURRENCY}"
+            lines.append(f"{cost}, everything answered into {self.run_dir} included")
         if self.out_of_budget:
             lines.append("Stopped before the budget was exceeded.")
         return lines
@@ -92,6 +95,8 @@ _COUNTS = (
     "out_of_budget",
 )
 """The fields of a `WritingResult` that every manifest has."""
+CURRENCY = "in the currency of generator.price"
+"""Of every cost: prices are numbers alone."""
 TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 
 

@@ -26,7 +26,15 @@ from kinject.augment.drafts import Candidate, Draft, find_fault, question_row
 from kinject.augment.preview import Preview, preview, render_preview
 from kinject.corpus.choices import with_shared_choices
 from kinject.corpus.passages import sentences, split_passages, word_spans
-from kinject.disk import Row, content_id, file_name, path_exists, write_jsonl
+from kinject.disk import (
+    Row,
+    content_id,
+    file_name,
+    find_runs,
+    is_folder,
+    path_exists,
+    write_jsonl,
+)
 from kinject.documents import read_documents
 from kinject.documents.collect import DocumentsResult, collect, render_documents
 from kinject.documents.write import read_rows
@@ -35,8 +43,9 @@ from kinject.hub_data import find_data_set, is_saved
 from kinject.language import language_name
 from kinject.language.tables import language_of
 from kinject.recipe import read_recipe
-from kinject.recipe.shipped import write_own_recipes
+from kinject.recipe.shipped import holds_only_shipped, write_own_recipes
 from kinject.results import fewest_for
+from kinject.terminal import format_count
 from kinject.types import Document, Passage, Tabular
 
 # 24 passages of 120 words took gaps from 39.0 to 58.5% in a first run, 32 of 60 words from 53.2 to
@@ -82,7 +91,8 @@ class Survey(Tabular):
 
     `documents` is the run that collected the documents, `preview` what augmenting with the recipe
     would request. `kept` are recipes that were there and were not written over. `pilot` counts
-    documents and questions of the pilot; `ready`: endpoint and model are filled in.
+    documents and questions of the pilot; `ready`: endpoint and model are filled in. `left_out`
+    are entries of the folder that were not read (`own_files`).
     """
 
     path: Path
@@ -92,6 +102,7 @@ class Survey(Tabular):
     kept: Sequence[Path] = ()
     pilot: tuple[int, int] = (0, 0)
     ready: bool = False
+    left_out: Sequence[str] = ()
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each file: its documents, and the reason if it, or a part of it, was
@@ -100,31 +111,45 @@ class Survey(Tabular):
 
 
 def try_documents(
-    path: Path, *, endpoint: str | None = None, model: str | None = None, root: Path = Path()
+    path: Path,
+    *,
+    endpoint: str | None = None,
+    model: str | None = None,
+    left_out: Sequence[str] = (),
+    root: Path = Path(),
 ) -> Survey:
     """Collect the documents at `path` into `root`/runs/NAME/documents; write recipes/NAME/*.yaml,
     and the pilot in runs/NAME.
 
     NAME is that of the folder or file. The recipes read the collected documents; those that are
     there stay. An `endpoint` writes (asked for the name of its model, no more), and `model` learns.
+    Entries of the folder that are `left_out` are not read.
     Raises as `collect`, and `EndpointError`.
     """
     if not path_exists(path) and find_data_set(str(path)) is None:
         raise DiskError(f"{path}: nothing is there. Check the path.")
+    # Before the documents, which may take minutes: an endpoint may not answer.
+    texts = {_LINK: str(package_folder()), **_filled_in(endpoint, model)}
     name = path.resolve().name
     if path.is_file():
         name = path.resolve().stem
     name = file_name(name)
     folder = root / "runs" / name
-    given = path
+    given = [path]
+    if left_out:
+        # Hidden ones, which a walk through the folder leaves out, would be read as sources.
+        given = [
+            child
+            for child in sorted(path.iterdir())
+            if child.name not in left_out and not child.name.startswith(".")
+        ]
     if find_data_set(str(path)) is not None or is_saved(path):
-        given = folder / "rows.jsonl"
-        write_jsonl(given, read_documents(path))
-    documents = collect([given], folder=folder / "documents")
+        given = [folder / "rows.jsonl"]
+        write_jsonl(given[0], read_documents(path))
+    documents = collect(given, folder=folder / "documents")
     corpus, questions = cloze_questions(read_rows(documents.documents_path), _PILOT_DOCUMENTS)
     write_jsonl(folder / "pilot" / f"{name}.jsonl", corpus)
     write_jsonl(folder / "pilot" / "questions.jsonl", questions)
-    texts = {_LINK: str(package_folder()), **_filled_in(endpoint, model)}
     written, kept = write_own_recipes(name, root, texts)
     recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
     return Survey(
@@ -135,12 +160,34 @@ def try_documents(
         kept=tuple(kept),
         pilot=(len(corpus), len(questions)),
         ready=endpoint is not None and model is not None,
+        left_out=tuple(left_out),
     )
+
+
+def own_files(path: Path) -> list[str]:
+    """Return the entries of a folder that are kinject's own, and packages: no documents.
+
+    They are the folders of runs and recipes, those of the data that recipes bring, and wheels.
+    """
+    if not is_folder(path):
+        return []
+    names = {child.name for child in path.glob("*.whl")}
+    names |= {name for name in ("data", "eval") if holds_only_shipped(path, name)}
+    for run in find_runs(path):
+        if run.recipe:
+            names.add(Path(run.recipe).parts[0])
+        if run.state != "not started":
+            names.add(run.run_dir.parts[0])
+    # A run folder may be elsewhere.
+    return sorted(name for name in names if (path / name).exists() and name not in ("/", ".."))
 
 
 def render_survey(survey: Survey) -> str:
     """Return the survey as text."""
-    lines = [str(survey.path), "", render_documents(survey.documents), ""]
+    lines = [str(survey.path), ""]
+    if survey.left_out:
+        lines += [f"left out, no documents of yours: {', '.join(survey.left_out)}", ""]
+    lines += [render_documents(survey.documents), ""]
     lines += ["rewriting them by the recipe:", render_preview(survey.preview)]
     for code in survey.documents.counts["languages"]:
         off = ", ".join(language_of(code).not_checked)
@@ -348,8 +395,9 @@ def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, r
     lines += [
         f"  kinject train {shlex.quote(f'{folder}/pilot.yaml')}",
         f"  kinject eval {shlex.quote(f'{folder}/pilot-eval.yaml')}",
-        f"It reads one passage of each of {n_documents:,} of your {n_read:,} documents, "
-        f"and is asked {n_questions:,} questions:",
+        f"It reads one passage of each of {n_documents:,} of your "
+        f"{format_count(n_read, 'document')}, "
+        f"and is asked {format_count(n_questions, 'question')}:",
         "a rule took a number, a date or a name out of a sentence, "
         "and wrong choices of the same kind from other documents.",
         verdict,

@@ -418,14 +418,6 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
     if files[0] is None:
         raise InputError(f"no recipe given. For example: kinject {verb} recipes/cpt.yaml")
     path = Path(files[0])
-    if not path.exists():
-        from kinject.recipe.shipped import read_shipped
-
-        if any(path == recipe.path for recipe in read_shipped().values()):
-            name = path.relative_to("recipes").with_suffix("")
-            raise InputError(
-                f"{path}: not in this folder. kinject recipes copy {name} puts it here."
-            )
     # Before the recipe is read, which refuses inputs that are missing.
     if verb in ("train", "eval"):
         from kinject.sandbox import write_missing_inputs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from pathlib import Path
 
 from kinject.cli import Outcome, incomplete, option, recipe_of, verb
@@ -25,15 +26,32 @@ from kinject.terminal import show
 )
 def _try(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import try_
-    from kinject.augment.survey import render_commands, render_survey
+    from kinject.augment.survey import own_files, render_commands, render_survey
 
-    survey = try_(arguments.documents, endpoint=arguments.endpoint, model=arguments.model)
+    own = own_files(arguments.documents)
+    everything = bool(own) and _is_wanted(own)
+    survey = try_(
+        arguments.documents,
+        endpoint=arguments.endpoint,
+        model=arguments.model,
+        everything=everything,
+    )
     show(render_survey(survey))
     # Recipes that were there already were not written, but are in the same folder.
     folder = min((*survey.recipes, *survey.kept)).parent
     counts = survey.preview.n_documents, *survey.pilot
     show("\n" + render_commands(survey.path, folder, counts, ready=survey.ready))
     return survey, incomplete(survey.documents.n_skipped)
+
+
+def _is_wanted(names: list[str]) -> bool:
+    """Ask at a terminal whether runs, recipes and wheels are documents. Without one they are
+    not."""
+    if not sys.stdin.isatty():
+        return False
+    show(f"Read {', '.join(names)}, too? They are kinject's own, or packages. [y/N] ", end="")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 @verb(

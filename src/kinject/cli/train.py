@@ -27,6 +27,12 @@ from kinject.terminal import show
         "--overwrite", action="store_true", help="start over, whatever is in run_dir", either=True
     ),
     option(
+        "--dry-run",
+        action="store_true",
+        help="print the plan of kinject plan, and stop",
+        either=True,
+    ),
+    option(
         "--job",
         choices=("slurm", "skypilot"),
         help="print a job file that runs this, and stop",
@@ -34,6 +40,14 @@ from kinject.terminal import show
     ),
 )
 def _train(arguments: argparse.Namespace) -> Outcome:
+    if arguments.dry_run:
+        # As kinject plan reads it: inputs may be missing.
+        planned = recipe_of(arguments, "plan")
+        from kinject.plan.run import plan, render_plan
+
+        result = plan(planned)
+        show(render_plan(result))
+        return result, incomplete(not result.way.command)
     # Checked before a job file is printed: a fault is to end this command, not a job in the queue.
     recipe = recipe_of(arguments, "train")
     if arguments.job is not None:
@@ -194,7 +208,10 @@ def _export(arguments: argparse.Namespace) -> Outcome:
             show(f"{path}: written")
     for proof in result.proofs:
         show("\n".join(proof.lines()))
-    show("\nUse it:\n  " + "\n  ".join(result.commands))
+    if result.commands:
+        show("\nUse it:\n  " + "\n  ".join(result.commands))
+    if result.serve:
+        show(f"\n{result.serve}")
     if not all(proof.holds for proof in result.proofs):
         return result, 1  # what differs from the trained model is not uploaded
     if target is not None:

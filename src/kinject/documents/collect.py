@@ -44,7 +44,7 @@ from kinject.language import language_name
 from kinject.manifests import read_documents_manifest
 from kinject.process import core_count
 from kinject.recipe import DocumentsSection
-from kinject.terminal import Progress
+from kinject.terminal import Progress, format_count
 from kinject.types import Tabular
 
 log = logging.getLogger(__name__)
@@ -319,9 +319,9 @@ def render_documents(result: DocumentsResult) -> str:
     counts = result.counts
     copies, repeats, lines = counts["duplicates"], counts["repeats"], counts["boilerplate"]
     read = (
-        f"{counts['n_documents']:,} documents from {counts['n_read']:,} of "
-        f"{counts['n_files']:,} files ({listing(counts['kinds'])}); "
-        f"{result.n_parsed:,} files parsed in this run"
+        f"{format_count(counts['n_documents'], 'document')} from {counts['n_read']:,} of "
+        f"{format_count(counts['n_files'], 'file')} ({listing(counts['kinds'])}); "
+        f"{format_count(result.n_parsed, 'file')} parsed in this run"
     )
     languages = {language_name(code) or "not clear": n for code, n in counts["languages"].items()}
     skipped = f"{result.n_skipped:,}"
@@ -335,13 +335,13 @@ def render_documents(result: DocumentsResult) -> str:
         *(("", f"- {text}") for text in result.render_copies()),
         (
             "repeats",
-            f"left out: {repeats['passages']:,} passages, and lines of logs, "
-            f"in {repeats['documents']:,} documents",
+            f"left out: {format_count(repeats['passages'], 'passage')}, and lines of logs, "
+            f"in {format_count(repeats['documents'], 'document')}",
         ),
         (
             "boilerplate",
-            f"{lines['lines']:,} lines that many documents share, "
-            f"left out {lines['removed']:,} times and kept once",
+            f"{format_count(lines['lines'], 'line')} that many documents share, "
+            f"left out {format_count(lines['removed'], 'time')} and kept once",
         ),
         ("skipped", skipped),
         *(("", f"- {text}") for text in result.render_skipped()),

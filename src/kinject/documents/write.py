@@ -14,7 +14,7 @@ from kinject.disk import open_to_read, read_jsonl, write_jsonl
 from kinject.documents.copies import Copy, CopyFinder, Edit, edited, only_words, shared_lines
 from kinject.documents.parse import FoundFile, Parsed, parsed_of
 from kinject.recipe import DocumentsSection
-from kinject.terminal import Progress
+from kinject.terminal import Progress, format_count
 from kinject.types import Document
 
 _LEAST_SHARING = 10
@@ -128,7 +128,7 @@ class HeapWriter:
         rows = []
         for line, names in self.boilerplate.items():
             if len(names) > 1:
-                dropped = f"{len(names) - 1:,} documents"
+                dropped = format_count(len(names) - 1, "document")
                 rows.append({"dropped": dropped, "kept": names[0], "how": "line", "line": line})
         return rows
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from kinject.disk import (
@@ -55,12 +56,16 @@ class ExportOptions:
 @dataclass(frozen=True)
 class ExportResult:
     """The model folder that was written, the commands that serve or publish it, the proof of each
-    copy, the GGUF file."""
+    copy, the GGUF file, and a line on what to serve.
+
+    No command is for a copy that its proof refuses.
+    """
 
     folder: Path
     commands: tuple[str, ...]
     proofs: tuple[Proof, ...] = ()
     gguf: Path | None = None
+    serve: str = ""
 
 
 def export(options: ExportOptions) -> ExportResult:
@@ -96,7 +101,30 @@ def export(options: ExportOptions) -> ExportResult:
     if options.prove:
         copies += options.copies
         proofs = prove(str(source.model), copies, options.prove, out / "prove")
-    return ExportResult(folder, tuple(_commands(folder, name, source, file)), tuple(proofs), file)
+    failed = {proof.source for proof in proofs if not proof.holds}
+    commands = list[str]()
+    if str(folder) not in failed:
+        commands += _folder_commands(folder, name)
+    # The adapter itself is the trained model, with which the others are compared.
+    if source.is_adapter:
+        commands.append(_adapter_command(name, source))
+    if file and str(file) not in failed:
+        commands.append(f"llama-server -m {shlex.quote(str(file))}")
+    return ExportResult(folder, tuple(commands), tuple(proofs), file, _decide(proofs, source))
+
+
+def _decide(proofs: Sequence[Proof], source: _Source) -> str:
+    """Return a line on which file to serve: of those here that answer as the trained model, the
+    one with the fewest bits of a weight; "" without a proof."""
+    here = [proof for proof in proofs if not proof.source.startswith(("http://", "https://"))]
+    sound = [proof for proof in here if proof.holds]
+    if sound:
+        # Of several with as many bits the last: a file behind the folder that it was made of.
+        best = min(reversed(sound), key=attrgetter("bits"))
+        return f"Serve {best.source}: it answers as the trained model."
+    if here:
+        return f"Serve none of these: each differs from the trained model, {source.model}."
+    return ""
 
 
 @dataclass(frozen=True)
@@ -280,9 +308,8 @@ def _training_facts(manifest: TrainManifest | None) -> dict[str, str]:
     return facts | {key: str(trainer[key]) for key in _SETTINGS_ON_CARD if key in trainer}
 
 
-def _commands(model: Path, name: str, source: _Source, file: Path | None) -> Iterator[str]:
-    """Yield the commands that serve the exported model, or the adapter without folding it in, and
-    that publish it."""
+def _folder_commands(model: Path, name: str) -> Iterator[str]:
+    """Yield the commands that serve and publish the exported model folder."""
     folder = shlex.quote(str(model))
     yield f"vllm serve {folder} --served-model-name {shlex.quote(name)}"
     yield f"transformers serve {folder}"
@@ -292,12 +319,13 @@ def _commands(model: Path, name: str, source: _Source, file: Path | None) -> Ite
             "# its tokenizer has no chat template: ask /v1/completions of vLLM; transformers serve "
             "needs one"
         )
-    if source.is_adapter:
-        adapter = shlex.quote(f"{name}={source.model}")
-        yield (
-            f"vllm serve {shlex.quote(source.base)} --enable-lora --lora-modules {adapter}  "
-            "# rank up to 16, no DoRA"
-        )
-    if file:
-        yield f"llama-server -m {shlex.quote(str(file))}"
     yield f"hf upload OWNER/NAME {folder}"
+
+
+def _adapter_command(name: str, source: _Source) -> str:
+    """Return the command that serves an adapter without folding it in."""
+    adapter = shlex.quote(f"{name}={source.model}")
+    return (
+        f"vllm serve {shlex.quote(source.base)} --enable-lora --lora-modules {adapter}  "
+        "# rank up to 16, no DoRA"
+    )

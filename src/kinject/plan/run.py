@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -19,12 +18,10 @@ from typing import Any
 
 import torch
 
-from kinject.corpus.fetched import with_local_corpora
-from kinject.corpus.rows import CorpusFile
 from kinject.disk import is_file, is_folder
-from kinject.errors import InputError, KinjectError, fault
+from kinject.errors import InputError, fault
 from kinject.gguf import gguf_file
-from kinject.models import choose_device, choose_precision, load_tokenizer, new_config, window_of
+from kinject.models import choose_device, choose_precision, window_of
 from kinject.plan.estimate import (
     PARTS,
     Memory,
@@ -32,8 +29,14 @@ from kinject.plan.estimate import (
     Step,
     count_flops,
     estimate,
-    read_config,
     read_shapes,
+)
+from kinject.plan.length import (
+    RunLength,
+    count_length,
+    model_config,
+    updates_per_epoch,
+    without_missing,
 )
 from kinject.plan.ways import (
     GIB,
@@ -47,12 +50,11 @@ from kinject.plan.ways import (
     quoted,
     render_size,
 )
-from kinject.recipe import ModelSection, TokenizerSection, TrainRecipe
+from kinject.recipe import ModelSection, TrainRecipe
 from kinject.recipe.conflicts import find_problems
 from kinject.report.figures import INK, LEARNING, style
 from kinject.terminal import Progress, duration, sparkline
 from kinject.train.config import trainer_field
-from kinject.train.load import load_training_tokenizer
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
 from kinject.types import Tabular
 
@@ -62,18 +64,6 @@ log = logging.getLogger(__name__)
 # held 1,136 MiB after three steps, 1,218 after six.
 _WARM_UP_STEPS, _TIMED_STEPS, _SECONDS = 2, 6, 120.0
 """Of the real steps that are timed, and the longest time for all of them."""
-
-
-@dataclass(frozen=True)
-class RunLength:
-    """The steps and tokens of a run. `tokens` are read in all `steps` together; `learned` of them
-    are in the loss."""
-
-    n_rows: int
-    steps: int
-    epochs: float
-    tokens: int
-    learned: int
 
 
 @dataclass(frozen=True)
@@ -179,7 +169,7 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
                 "public shape."
             )
         shapes = read_shapes(step)
-        length = _count_length(recipe, devices.count, notes)
+        length = count_length(recipe, devices.count, notes)
     estimated = estimate(step, shapes)
     way, changes = choose(step, devices)
     timing = seconds = None
@@ -283,17 +273,6 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
     )
 
 
-def model_config(model: ModelSection) -> Any:
-    """Return transformers' config of the model to train. Raises `InputError` as `read_config`."""
-    if model.new is None:
-        return read_config(model.path or "", model.revision)
-    if isinstance(model.tokenizer, TokenizerSection):
-        return new_config(model.new, model.tokenizer.vocab_size)
-    return new_config(
-        model.new, len(load_tokenizer(model.tokenizer or "", revision=model.revision))
-    )
-
-
 def _dtype(model: ModelSection, devices: Devices) -> torch.dtype:
     """Return the dtype of the weights; of quantised ones that of their products."""
     if model.dtype != "auto":
@@ -318,75 +297,6 @@ def _mixed(trainer: Mapping[str, Any], devices: Devices) -> torch.dtype | None:
     return dtypes[choose_precision(devices.kind)]
 
 
-def _count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLength | None:
-    """Return the length of the run; None, with a note, if corpus, questions or tokenizer are
-    missing.
-
-    Raises as `measure_length`.
-    """
-    # A plan downloads nothing: a data set counts once a training has fetched it.
-    recipe = with_local_corpora(recipe, fetch=False)
-    paths = [recipe.corpus.path, *(part.path for part in recipe.corpus.parts().values())]
-    if recipe.corpus.validation_corpus is not None:
-        paths.append(recipe.corpus.validation_corpus)
-    if recipe.projection is not None:
-        paths.append(recipe.projection.path)
-    if recipe.probes is not None:
-        paths += [item.path for item in recipe.probes.sets().values()]
-    missing = [path for path in paths if not is_file(path)]
-    if missing:
-        notes.append(f"steps and tokens are not counted: {', '.join(missing)} does not exist yet.")
-        return None
-    try:
-        tokenizer = load_training_tokenizer(recipe.model, CorpusFile(Path(recipe.corpus.path)))
-    except KinjectError as error:
-        notes.append(f"steps and tokens are not counted: {error}")
-        return None
-    return measure_length(recipe, tokenizer, n_devices)
-
-
-def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLength:
-    """Read, tokenize and pack the corpus as training will (corpus.cache_dir keeps it for the run),
-    and count.
-
-    Raises as training for this corpus: `RecipeError`, `InputError` and `TrainingError`.
-    """
-    from kinject.train.data import check_positions, open_corpora, tokenize_and_pack
-    from kinject.train.methods import method_of
-
-    method = method_of(recipe)
-    tokenized = tokenize_and_pack(recipe, method, tokenizer, open_corpora(recipe, method))
-    data = tokenized.train
-    check_positions(model_config(recipe.model), data)
-    n_rows = len(data.rows)
-    steps, epochs = count_steps(recipe.trainer, n_rows, n_devices)
-    # From the account: a sum over rows counts the token that is repeated at each cut, 2% in wrapped
-    # rows of 48.
-    n_read = round((data.account.source - data.account.lost) * epochs)
-    return RunLength(n_rows, steps, epochs, n_read, round(data.account.trained * epochs))
-
-
-def count_steps(trainer: Mapping[str, Any], n_rows: int, n_devices: int) -> tuple[int, float]:
-    """Return (optimizer steps, epochs) of a run over `n_rows`, as transformers' Trainer counts
-    them."""
-    steps_per_epoch = updates_per_epoch(trainer, n_rows, n_devices)
-    max_steps = trainer_field(trainer, "max_steps")
-    if max_steps > 0:
-        return max_steps, max_steps / steps_per_epoch
-    epochs = float(trainer_field(trainer, "num_train_epochs"))
-    return math.ceil(epochs * steps_per_epoch), epochs
-
-
-def updates_per_epoch(trainer: Mapping[str, Any], n_rows: int, n_devices: int) -> int:
-    """Return the optimizer steps of an epoch over `n_rows`, as Trainer counts them."""
-    rows_per_batch = trainer_field(trainer, "per_device_train_batch_size") * n_devices
-    drop_last = trainer_field(trainer, "dataloader_drop_last")
-    n_batches = -(-n_rows // rows_per_batch)
-    if drop_last:
-        n_batches = n_rows // rows_per_batch
-    return int(max(-(-n_batches // trainer_field(trainer, "gradient_accumulation_steps")), 1))
-
-
 def _calibrate(
     recipe: TrainRecipe, devices: Devices, fits: bool, length: RunLength | None, notes: list[str]
 ) -> StepTiming | None:
@@ -397,14 +307,18 @@ def _calibrate(
         timing = "the devices are not this machine's"
     elif not fits:
         timing = "the step does not fit"
-    elif length is None:
-        timing = "the corpus cannot be read"
+    elif length is None or not is_file(recipe.corpus.path):
+        timing = "the corpus is not there yet"
     elif path and is_folder(path) and not _has_weights(path):
         timing = f"{path} holds no weights"
     else:
-        timing = time_steps(recipe)
+        timing = time_steps(without_missing(recipe)[0])
     if isinstance(timing, str):
-        notes.append(f"time is not estimated: {timing.removesuffix('.')}.")
+        # A card's time is planned by its data sheet, which must not stand beside "not estimated".
+        verb = "estimated"
+        if devices.kind == "cuda":
+            verb = "measured"
+        notes.append(f"time is not {verb}: {timing.removesuffix('.')}.")
         return None
     return timing
 
@@ -535,9 +449,12 @@ def _run(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "time", f"{duration(plan.seconds)} ({each}; {left_out})"
     elif plan.devices.kind == "cuda":
         seconds = flops / plan.devices.flops
-        whole = ""
+        n_steps = len(plan.rates or ())
         if length is not None:
-            whole = f"{duration(seconds * length.steps)}, "
+            n_steps = length.steps
+        whole = ""
+        if n_steps:
+            whole = f"{duration(seconds * n_steps)}, "
         pace = f"{plan.devices.flops / 1e12:.3g} TFLOP/s on each device (assumed, not measured)"
         yield "time", f"{whole}{seconds:.3g} s a step, planned at {pace}"
     if plan.rates is not None:

@@ -45,6 +45,11 @@ _KINDS: Mapping[type, str] = {
     float: "a number",
 }
 """Type of a value -> what it is."""
+_EXAMPLES: Mapping[Hint, str] = {
+    int: ", as 1000",
+    float: ", as 0.5 or 1e-4",
+}
+"""What follows the name of a type in a message."""
 _MOST_SUGGESTED = 24
 """Allowed words that one message lists; trainer has over a hundred keys."""
 
@@ -167,7 +172,11 @@ class Checker:
 
     def _list(self, hint: Hint, value: Value, key: KeyPath) -> Value:
         if not isinstance(value, list):
-            return self._invalid(key, f"found {_describe(value)}, expected a list.")
+            # Many forget the brackets around a single value.
+            example = ""
+            if isinstance(value, str | int | float):
+                example = f", as [{value!s:.40}]"
+            return self._invalid(key, f"found {_describe(value)}, expected a list{example}.")
         # All of them before the look at any: every fault is reported.
         items = [self.value(hint, item, (*key, index)) for index, item in enumerate(value)]
         if any(item is _INVALID for item in items):
@@ -221,7 +230,8 @@ class Checker:
             return float(value) if self._is_finite(value, key) else _INVALID
         if hint in (str, Path) and isinstance(value, str):
             return hint(value)
-        return self._invalid(key, f"found {_describe(value)}, expected {_name(hint)}.")
+        example = _EXAMPLES.get(hint, "")
+        return self._invalid(key, f"found {_describe(value)}, expected {_name(hint)}{example}.")
 
     def _is_finite(self, value: Value, key: KeyPath) -> bool:
         """Return whether every number in `value` is finite, after reporting those that are not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -30,13 +31,15 @@ _COMMANDS = {
     "eval/sandbox": "kinject sandbox build",
 }
 """What no recipe makes, or a copy that ships saves the time of -> the command that writes it."""
+_OF_TRY = ("documents", "pilot")
+"""Folders of runs/NAME that `kinject try` writes; their files come from no recipe."""
 
 
 def command_for(path: str) -> str:
     """Return the command that makes the file or folder at `path`, "" if none is known.
 
-    It may fetch public data, write the sandbox's, copy what ships, or run a recipe of this folder
-    or a shipped one into whose run folder `path` leads.
+    It may fetch public data, write the sandbox's, copy what ships, look at documents, or run a
+    recipe of this folder or a shipped one into whose run folder `path` leads.
     """
     for command in _commands(Path(path)):
         return command
@@ -63,6 +66,7 @@ def _commands(path: Path) -> Iterator[str]:
         if run.state != "done":
             yield run.command
         return
+    yield from _try_commands(path)
     try:
         shipped = read_shipped().values()
     except InputError:  # installed without recipes
@@ -72,5 +76,18 @@ def _commands(path: Path) -> Iterator[str]:
         if recipe.verb and isinstance(run_dir, str) and Path(run_dir) in path.parents:
             yield f"kinject {recipe.verb} {recipe.path}"
     for recipe in shipped:
-        if recipe.copies(path):
+        if recipe.copies(path) or recipe.path == path:
             yield f"kinject recipes copy {recipe.name}"
+
+
+def _try_commands(path: Path) -> Iterator[str]:
+    """Yield the command that writes a path in runs/NAME/documents or runs/NAME/pilot."""
+    if len(path.parts) < 3 or path.parts[0] != "runs" or path.parts[2] not in _OF_TRY:
+        return
+    name = path.parts[1]
+    # The run is named after the documents; elsewhere than here, only the user knows where they are.
+    folder = "FOLDER"
+    if Path(name).exists():
+        folder = name
+    # FOLDER is for the reader to replace, and needs no quotes.
+    yield f"kinject try {shlex.quote(folder)}"

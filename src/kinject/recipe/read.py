@@ -57,6 +57,10 @@ _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$|^[A-Za-z0-9][\w
 _LONGEST_NAME = 255
 """Bytes of a file's or folder's name; names on the hub are shorter."""
 _NOT_THERE = ", but nothing is there."
+_SIMILAR = 0.82
+"""Of difflib: documets is as similar to documents as 0.94, evaluation to validation 0.80."""
+_SUFFIXES = (".yaml", ".yml", ".json")
+"""Of recipes; another one may be a document's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,12 +239,12 @@ def read_recipe(
     `overrides` are ``section.key=value`` (value in YAML). With `verb`, its sections must be present
     and, unless `check_inputs` is False or the verb is plan, the inputs that they name must exist.
     Without, the whole file is checked but no input is looked for. Raises `RecipeError` with every
-    fault, `DiskError` when the file cannot be read.
+    fault, or if there is no recipe at `path`; `DiskError` when the file cannot be read.
 
         recipe = kinject.read_recipe("recipes/cpt.yaml", ["trainer.max_steps=50"], "train")
     """
     path = Path(path)
-    file = read_yaml(path)
+    file = _read_file(path)
     raw = copy.deepcopy(file.root)
     overridden, problems = _apply_overrides(overrides, raw)
     # Before all checks: without general text a recipe is the one that lacks these lines.
@@ -396,7 +400,7 @@ def read_values(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
     Raises `RecipeError` for bad YAML or an override that cannot be put in.
     """
-    raw = copy.deepcopy(read_yaml(path).root)
+    raw = copy.deepcopy(_read_file(path).root)
     _, problems = _apply_overrides(overrides, raw)
     if problems:
         raise RecipeError(problems)
@@ -515,17 +519,74 @@ def is_model(value: str) -> bool:
 
 
 def _hint_at_path(entry: str) -> str:
-    """Return a hint for a path that does not exist."""
-    parent = Path(entry).parent
+    """Return a hint for a path that does not exist: the command that makes it, else a file that
+    may be meant."""
+    parent, hint = Path(entry).parent, ""
     if not is_folder(parent):
         first = next((folder for folder in Path(entry).parents if is_folder(folder)), Path())
         hint = f" The folder {parent} does not exist"
         hint += "." if str(first) == "." else f" ({first} does)."
-    else:
-        hint = suggestion(Path(entry).name, (child.name for child in parent.glob("*")))
-        if "Did you mean" not in hint:  # it lists the folder, which may hold anything
-            hint = ""
     command = command_for(entry)
     if command:
         return f"{hint} Make it first: {command}"
+    similar = _similar_file(Path(entry))
+    if similar is not None:
+        return f"{hint} Did you mean {similar}?"
     return f"{hint} Check the path."
+
+
+def _similar_file(path: Path) -> Path | None:
+    """Return the file or folder beside a missing `path` whose name differs by a typing error, or
+    only by its suffix."""
+    if not is_folder(path.parent):
+        return None
+    names = sorted(child.name for child in path.parent.iterdir())
+    for name in names:
+        if Path(name).stem == path.stem:
+            return path.with_name(name)
+    # By the stem: with a common suffix, corpus.jsonl is similar to documents.jsonl.
+    stems = {Path(name).stem: name for name in names if Path(name).suffix == path.suffix}
+    near = difflib.get_close_matches(path.stem, stems, n=1, cutoff=_SIMILAR)
+    if near:
+        return path.with_name(stems[near[0]])
+    return None
+
+
+def _read_file(path: Path) -> YamlFile:
+    """Read a recipe file. Raises `RecipeError` if there is none, with the command that makes it,
+    and as `read_yaml`."""
+    if is_folder(path):
+        raise RecipeError([Problem("", _about_folder(path), str(path))])
+    if not path_exists(path):
+        raise RecipeError([Problem("", _about_missing(path), str(path))])
+    try:
+        return read_yaml(path)
+    except RecipeError as error:
+        if path.suffix in _SUFFIXES:
+            raise
+        fix = f"A recipe is a YAML file. For documents: kinject try {shlex.quote(str(path))}"
+        raise RecipeError([*error.problems, Problem("", fix, str(path))]) from error
+
+
+def _about_folder(path: Path) -> str:
+    """Return the problem of a folder in the place of a recipe."""
+    expected = "a YAML file"
+    recipes = [*sorted(path.glob("*.yaml")), *sorted(path.glob("*/*.yaml"))]
+    if recipes:
+        expected = f"as {recipes[0]}"
+    fix = f"For the documents in it: kinject try {shlex.quote(str(path))}"
+    return f"found a folder, expected a recipe ({expected}). {fix}"
+
+
+def _about_missing(path: Path) -> str:
+    """Return the problem of a recipe that does not exist."""
+    command = command_for(str(path))
+    if command.startswith("kinject recipes copy"):
+        return f"not in this folder. {command} puts it here."
+    similar = _similar_file(path)
+    if similar is not None and not is_folder(similar):
+        return f"no recipe is there. Did you mean {similar}?"
+    return (
+        "no recipe is there. Check the path; kinject try FOLDER writes recipes for your documents, "
+        "and kinject recipes lists those that ship."
+    )

@@ -183,6 +183,13 @@ def write_own_recipes(
     return written, differing
 
 
+def holds_only_shipped(root: Path, name: str) -> bool:
+    """Return whether the folder `name` below `root` has files, and all of them are copies of
+    shipped data."""
+    files = [path for path in (root / name).rglob("*") if path.is_file()]
+    return bool(files) and all((FOLDER.parent / f.relative_to(root)).is_file() for f in files)
+
+
 @cache
 def _read(file: Path) -> ShippedRecipe:
     name = file.relative_to(FOLDER).with_suffix("").as_posix()

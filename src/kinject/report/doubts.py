@@ -8,7 +8,6 @@ from kinject.report.facts import GivenAway, given_away, missed_contexts
 from kinject.report.formatting import (
     View,
     arm_label,
-    format_count,
     format_name,
     format_percent,
     join_words,
@@ -17,6 +16,7 @@ from kinject.report.formatting import (
 )
 from kinject.report.page import Answer, Evidence
 from kinject.results import ArmResult, Failure, Recall
+from kinject.terminal import format_count
 
 _MOST_LISTED = 6  # names in one sentence
 _GRAVE = 0.05  # the fraction of questions from which on a doubt is marked

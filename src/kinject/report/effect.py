@@ -14,7 +14,6 @@ from kinject.report.facts import (
 from kinject.report.formatting import (
     View,
     arm_name,
-    format_count,
     format_percent,
     join_words,
     more_unscored,
@@ -33,6 +32,7 @@ from kinject.results import (
     ArmResult,
 )
 from kinject.stats.comparisons import About, Finding, Tag
+from kinject.terminal import format_count
 
 
 def first_sentences(view: View, findings: Sequence[Finding]) -> str:

@@ -22,7 +22,6 @@ from kinject.report.formatting import (
     Training,
     View,
     escape_markdown,
-    format_count,
     format_name,
     join_words,
     unscored_text,
@@ -57,6 +56,7 @@ from kinject.report.tables import (
 )
 from kinject.report.words import write_opening
 from kinject.results import Report
+from kinject.terminal import format_count
 
 _MOST_NAMED = 4  # arms in the title, question sets in the head
 _CAPTIONS = {

@@ -19,6 +19,7 @@ from kinject.results import (
     UnscoredResult,
 )
 from kinject.stats.perplexities import change_bounds
+from kinject.terminal import format_count
 
 # What `str.splitlines` takes for the end of a line.
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
@@ -65,11 +66,6 @@ def _is_hidden(character: str) -> bool:
 def quoted(name: str) -> str:
     """Return the name of a question set so that no sentence runs into it: ``“new”``."""
     return f"“{format_name(name)}”"
-
-
-def format_count(n: int, noun: str) -> str:
-    """Return ``1 question`` or ``1,200 questions``."""
-    return f"1 {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def format_percent(fraction: float) -> str:

@@ -9,7 +9,6 @@ from kinject.report.facts import (
     SHOWN,
 )
 from kinject.report.formatting import (
-    format_count,
     format_p,
     format_percent,
     format_points,
@@ -21,6 +20,7 @@ from kinject.results import (
     in_these_models,
 )
 from kinject.stats.comparisons import About, Finding, Tag
+from kinject.terminal import format_count
 
 
 def format_size(contrast: Contrast) -> str:

@@ -9,7 +9,6 @@ from kinject.report.formatting import (
     View,
     arm_name,
     bare_p,
-    format_count,
     format_finite,
     format_name,
     format_nonzero,
@@ -28,7 +27,7 @@ from kinject.results import (
     Recall,
 )
 from kinject.stats.perplexities import perplexity_bounds
-from kinject.terminal import duration
+from kinject.terminal import duration, format_count
 from kinject.types import JudgeResult
 
 _FOR = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kinject.recipe.sections import ClaimSection
-from kinject.report.formatting import format_count, format_p, format_percent, format_points
+from kinject.report.formatting import format_p, format_percent, format_points
 from kinject.results import ALPHA, FEWEST, MARGIN, Claim, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import trend
 from kinject.stats.intervals import (
@@ -23,6 +23,7 @@ from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
 from kinject.study.arms import BASE, value_label
 from kinject.study.records import AskSetting, Records
+from kinject.terminal import format_count
 from kinject.types import ArmName, Question
 
 

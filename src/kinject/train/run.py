@@ -31,6 +31,7 @@ from kinject.manifests import FinishedTraining, Manifest, TrainManifest, read_ma
 from kinject.models import check_files, model_hash
 from kinject.process import is_first_process, made_by_first_process
 from kinject.recipe import ModelSection, TrainRecipe
+from kinject.recipe.read import NOT_TRAINING
 from kinject.terminal import rate_text
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
 from kinject.train.data import summarize_exposures
@@ -46,6 +47,9 @@ _CORPUS_FIX = (
     "Run kinject augment again: nothing is requested twice. If you changed it yourself, give it "
     "another name."
 )
+_NOT_SET = "not set"
+_MOST_DIFFERENCES = 5
+"""Keys that a message about another run in a folder lists."""
 _FILES = ("log.jsonl", "timing.jsonl", f"model/{SHA256SUMS}")
 """Files of a finished run whose hashes the manifest holds."""
 
@@ -65,7 +69,7 @@ def run(recipe: TrainRecipe, *, resume: bool, overwrite: bool) -> TrainResult:
     inputs = made_by_first_process(lambda: hash_inputs(recipe))
     # The first process of a launch holds the lock for all.
     with lock_dir(recipe.run_dir) if is_first_process() else contextlib.nullcontext():
-        finished = _check_folder(recipe.run_dir, inputs, resume=resume, overwrite=overwrite)
+        finished = _check_folder(recipe, inputs, resume=resume, overwrite=overwrite)
         if finished is not None:
             return finished
         trainer = make_trainer(recipe, inputs, configs)
@@ -232,18 +236,19 @@ def _write_manifest(
 
 
 def _check_folder(
-    folder: Path, inputs: Mapping[str, str], *, resume: bool, overwrite: bool
+    recipe: TrainRecipe, inputs: Mapping[str, str], *, resume: bool, overwrite: bool
 ) -> TrainResult | None:
     """Return the result of a finished run of the same inputs, if any; else clear the folder.
 
     Raises `TrainingError` if the folder holds another run, or needs --resume or --overwrite.
     """
+    folder = recipe.run_dir
     if not overwrite:
         manifest = read_manifest(folder)
         if manifest is None and not resume:
             _refuse_unknown(folder)
         if manifest is not None:
-            finished = _finished_run(folder, manifest, inputs, resume=resume)
+            finished = _finished_run(recipe, manifest, inputs, resume=resume)
             if finished is not None:
                 return finished
             _refuse_unfinished(folder, resume=resume)
@@ -274,14 +279,14 @@ def _refuse_unfinished(folder: Path, *, resume: bool) -> None:
 
 
 def _finished_run(
-    folder: Path, manifest: Manifest, inputs: Mapping[str, str], *, resume: bool
+    recipe: TrainRecipe, manifest: Manifest, inputs: Mapping[str, str], *, resume: bool
 ) -> TrainResult | None:
     """Return the result of a finished run of the same inputs; None if its model is to be made, or
     made again since a file is damaged.
 
     Raises `TrainingError` for a run of other inputs, and for damage without `resume`.
     """
-    counts = None
+    folder, counts = recipe.run_dir, None
     same = False  # another stage's folder holds another run
     if isinstance(manifest, TrainManifest):
         same = manifest.fingerprint == inputs["fingerprint"]
@@ -289,9 +294,10 @@ def _finished_run(
             counts = manifest.finished()
     if not same:
         if counts is not None or checkpoints(folder):
+            differences = _differences(manifest, recipe, inputs)
             raise TrainingError(
-                f"{folder}: holds a run of another recipe, corpus or model. Set another run_dir, "
-                "or start over with --overwrite."
+                f"{folder}: holds a run of another recipe, corpus or model{differences}. Set "
+                "another run_dir, or start over with --overwrite."
             )
         return None
     if counts is None:
@@ -306,6 +312,41 @@ def _finished_run(
         )
     log.warning(f"{fault}. The model is made again.")
     return None
+
+
+def _differences(manifest: Manifest, recipe: TrainRecipe, inputs: Mapping[str, str]) -> str:
+    """Return what keeps a run from being that of `recipe`, as ``: trainer.seed 1 there, 2 here``;
+    "" for a run of another stage."""
+    if not isinstance(manifest, TrainManifest):
+        return ""
+    written = manifest.as_written["recipe"]
+    there = _dotted({key: item for key, item in written.items() if key not in NOT_TRAINING})
+    here = _dotted(recipe.training_values())
+    found = []
+    for key in sorted(there.keys() | here.keys()):
+        old, new = there.get(key, _NOT_SET), here.get(key, _NOT_SET)
+        if old != new:
+            found.append(f"{key} {old!s:.60} there, {new!s:.60} here")
+    # A file that the recipe names by the same path may have been written again.
+    names = sorted((manifest.inputs.keys() & inputs.keys()) - {"fingerprint"})
+    found += [f"the content of {name}" for name in names if manifest.inputs[name] != inputs[name]]
+    if not found:
+        return ""
+    n_more = len(found) - _MOST_DIFFERENCES
+    if n_more > 0:
+        found[_MOST_DIFFERENCES:] = [f"and {n_more} more"]
+    return f": {'; '.join(found)}"
+
+
+def _dotted(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return dotted key -> value of every value in nested mappings; those of None are left out."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _dotted(value, f"{above}{key}.")
+        elif value is not None:
+            flat[f"{above}{key}"] = value
+    return flat
 
 
 def _damage(folder: Path, manifest: Manifest) -> str:
