@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from test_named import FILES, ROWS
 
 from kinject.corpus import passages
-from kinject.corpus.passages import sentence_ends
 from kinject.errors import KinjectError
+from kinject.language.sentences import sentence_ends
 from kinject.recipe import read_recipe
 from kinject.recipe.read import Sections
 from kinject.recipe.yaml_lines import read_yaml
