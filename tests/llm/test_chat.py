@@ -206,6 +206,24 @@ def test_a_limit_keeps_its_name_where_the_name_is_not_at_fault(
     assert limits_sent(server) == [LIMITS[0]] * 4
 
 
+@pytest.mark.parametrize(
+    ("extra_body", "expected"),
+    [
+        ({"max_completion_tokens": 700}, {"max_completion_tokens": 700}),
+        ({"max_tokens": 90, "top_k": 5}, {"max_tokens": 90}),
+        ({"max_tokens": None}, {}),
+    ],
+)
+def test_a_limit_that_the_recipe_names_is_sent_as_it_names_it(
+    extra_body: dict[str, Any], expected: dict[str, int]
+) -> None:
+    section = GeneratorSection(
+        "openai", model="m", base_url="http://127.0.0.1:9/v1", extra_body=extra_body
+    )
+    body = Endpoint(section).body([], 1)
+    assert {name: body[name] for name in LIMITS if name in body} == expected
+
+
 def test_a_parameter_that_extra_body_has_as_null_is_left_out() -> None:
     other = Endpoint(
         GeneratorSection(
@@ -216,6 +234,7 @@ def test_a_parameter_that_extra_body_has_as_null_is_left_out() -> None:
         )
     ).body([], 1)
     assert other["max_tokens"] == 1024
+    assert "max_completion_tokens" not in other
     assert not {"seed", "temperature"} & set(other)
 
 

@@ -246,8 +246,8 @@ class Endpoint:
         self._warned = False
         # The name of the limit that the server takes, "" until an answer shows it.
         self._settled_limit = ""
-        if any(name in (section.extra_body or {}) for name in _LIMITS):
-            self._settled_limit = _LIMITS[0]  # the recipe decides
+        extra = section.extra_body or {}
+        self._recipe_names_limit = any(name in extra for name in _LIMITS)
 
     async def __aenter__(self) -> Endpoint:
         import openai
@@ -335,6 +335,8 @@ class Endpoint:
         """Return the reply to `body`, with its limit under the other name if the server refuses the
         first; the server's answer to one decides for all later requests."""
         reply = await self._post(body)
+        if self._recipe_names_limit:
+            return reply
         first, other = _LIMITS
         if other in body:
             first, other = other, first
@@ -466,12 +468,13 @@ class Endpoint:
             "model": section.model,
             "messages": messages,
             "temperature": section.sampling_temperature,
-            self.limit: section.max_tokens,
             "seed": seed,
             "stop": section.stop or None,
             "chat_template_kwargs": section.chat_template_kwargs,
-            **(section.extra_body or {}),
         }
+        if not self._recipe_names_limit:
+            body[self.limit] = section.max_tokens
+        body.update(section.extra_body or {})
         return {key: value for key, value in body.items() if value is not None}
 
     def _connection_error(self, error: BaseException) -> EndpointError:
