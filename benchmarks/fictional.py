@@ -31,8 +31,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kinject.corpus.passages import sentences
 from kinject.disk import content_id, read_jsonl, write_jsonl
+from kinject.language.sentences import sentences
 
 LEVELS = {"memorised": "mem", "reworded": "gen", "inferred": "hard_gen"}
 STATEMENTS, END = 3, 3

@@ -26,8 +26,9 @@ from planted_facts import LANGUAGES
 
 from kinject.augment.checks.judge import RELATION_KINDS, plant_error, read_verdict, reword
 from kinject.augment.prompts import judge_messages
-from kinject.corpus.passages import sentences, word_spans
+from kinject.corpus.passages import word_spans
 from kinject.disk import content_id, read_jsonl
+from kinject.language.sentences import sentences
 
 _TOKENS_PER_WORD = 1.35
 

@@ -30,8 +30,8 @@ from planted_facts import find_names, plant_error
 from kinject.augment.checks.additions import find_addition, find_missing, source_facts
 from kinject.augment.checks.checker import Checker
 from kinject.augment.styles import STYLES
-from kinject.corpus.passages import sentences
 from kinject.disk import content_id, read_jsonl, write_jsonl
+from kinject.language.sentences import sentences
 
 STYLE = STYLES["paraphrase"]
 KINDS = ("number", "date", "name")

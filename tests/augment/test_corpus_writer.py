@@ -14,8 +14,8 @@ import pytest
 
 from kinject.augment import augment
 from kinject.augment.prompts import passage_of
-from kinject.corpus.passages import sentences
 from kinject.disk import read_jsonl
+from kinject.language.sentences import sentences
 from kinject.recipe import Recipe
 from kinject.types import Completion, Message
 

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinject.corpus.passages import sentences, split_passages, word_spans
+from kinject.corpus.passages import split_passages, word_spans
+from kinject.language.sentences import sentences
 from kinject.types import Document
 
 words = st.lists(

@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kinject.corpus.passages import sentences
 from kinject.errors import InputError
 from kinject.eval.plan import expand_arms
 from kinject.eval.retrieval import (
@@ -23,6 +22,7 @@ from kinject.eval.retrieval import (
     measure_recall,
     read_passages,
 )
+from kinject.language.sentences import sentences
 from kinject.recipe.sections import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
 

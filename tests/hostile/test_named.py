@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from kinject.corpus.passages import sentence_ends
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import files
 from kinject.documents import document_hashes, pdf, read_documents
 from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.eval.compare import read_run
+from kinject.language.sentences import sentence_ends
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report
 from made import as_parquet, lines_of, pdf_of

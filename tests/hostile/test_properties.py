@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from test_named import FILES, ROWS
 
 from kinject.corpus import passages
-from kinject.corpus.passages import sentence_ends
 from kinject.errors import KinjectError
+from kinject.language.sentences import sentence_ends
 from kinject.recipe import read_recipe
 from kinject.recipe.read import Sections
 from kinject.recipe.yaml_lines import read_yaml
@@ -88,7 +88,7 @@ GOOD = {
     "corpus": lines_of([{"text": "One.", "id": "r"}, {"prompt": "Q", "completion": " A"}]),
     "questions": lines_of([{"question": "Who?", "choices": ["x", "y"], "answer": 0, "id": "q"}]),
     "questions csv": b"Where?,a,b,c,d,B\n\"Who, then?\",\"a\nb\",b,c,d,A\n",
-    "recipe": (Path(__file__).parents[2] / "recipes" / "documented.yaml").read_bytes(),
+    "recipe": (Path(__file__).parents[2] / "recipes" / "sandbox" / "documented.yaml").read_bytes(),
 }  # fmt: skip
 """Undamaged files that the readers of `FILES` read."""
 PIECES = st.binary(max_size=4) | st.sampled_from((

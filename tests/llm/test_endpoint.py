@@ -75,6 +75,8 @@ def test_a_pause_that_the_endpoint_asks_for_is_kept(
         b'{"choices": 5}',
         b'{"choices": [5]}',
         body(["parts"]),
+        body([{"type": "text", "text": 5}]),
+        body({"type": "text", "text": "no list"}),
         b'{"choices": [{"message": {"con',
         b"\xff",
     ],
@@ -83,6 +85,40 @@ def test_a_body_that_is_no_completion_is_malformed(content: bytes) -> None:
     with pytest.raises(Transient, match="not a chat completion") as caught:
         parsed(content)
     assert caught.value.kind == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "thinking"),
+    [
+        (
+            [{"type": "text", "text": "Two "}, {"type": "text", "text": "rivers."}],
+            "Two rivers.",
+            "",
+        ),
+        (
+            [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "A."}],
+            "A.",
+            "",
+        ),
+        (
+            [{"type": "text", "text": None}, {"kind": "odd"}, {"type": "text", "text": "A."}],
+            "A.",
+            "",
+        ),
+        ([{"type": "text", "text": "<reasoning>b</reasoning>A."}], "A.", "b"),
+        ([{"type": "thinking", "thinking": "b"}, {"type": "text", "text": "A."}], "A.", "b"),
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "b"}]}], "", "b"),
+        ([], "", ""),
+    ],
+)
+def test_a_content_of_parts_is_read(content: object, text: str, thinking: str) -> None:
+    answer = parsed(body(content))
+    assert (answer.text, answer.thinking, answer.finish_reason) == (text, thinking, "stop")
+
+
+def test_a_part_that_refuses_is_a_refusal() -> None:
+    refusal = parsed(body([{"type": "refusal", "refusal": "Not this one."}]))
+    assert (refusal.text, refusal.finish_reason) == ("", "content_filter")
 
 
 def test_what_a_completion_lacks_is_told_by_its_finish_reason() -> None:

@@ -115,6 +115,28 @@ FAULTS: dict[str, Fault] = {
     "404": Fault(status(404), "stop", r"no model 'sandbox' \(404.*It offers sandbox, other"),
     "429": Fault(status(429), "overload", "answered 429.*Nothing else came"),
     "429 quota": Fault(status(429, b'{"error": {"code": "insufficient_quota"}}'), "stop", "out of credit"),
+    "403 without credit": Fault(
+        status(403, b'{"error": {"message": "Insufficient account balance", "type": "denied"}}'),
+        "stop", r"out of credit \(403: Insufficient account balance\)",
+    ),
+    "200 quota": Fault(
+        whole(b'{"error": {"message": "as ordered", "type": "insufficient_quota", "code": null}}'),
+        "stop", r"out of credit \(200: as ordered\)",
+    ),
+    "200 quota without an error object": Fault(
+        whole(b'{"code": "insufficient_user_quota", "message": "as ordered", "data": null}'), "stop", "out of credit",
+    ),
+    "200 quota of a choice": Fault(
+        whole(b'{"choices": [{"message": {"content": ""}, "error": {"code": 402, "message": "as ordered"}}]}'), "stop",
+        r"out of credit \(402: as ordered\)",
+    ),
+    "200 quota beside no choices": Fault(
+        whole(b'{"choices": [], "message": "Sorry: insufficient credits."}'), "stop", "out of credit",
+    ),
+    "200 key": Fault(whole(b'{"error": {"message": "as ordered", "code": "401"}}'), "stop", r"the key is refused \(401"),
+    "200 overload": Fault(
+        whole(b'[{"error": {"message": "as ordered", "code": 429}}]'), "overload", r"answered 429 \(as ordered\)",
+    ),
     "500": Fault(status(500), "server error", "answered 500"),
     "502": Fault(status(502), "connection", "answered 502"),
     "503": Fault(status(503), "overload", "answered 503"),

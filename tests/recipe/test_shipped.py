@@ -6,6 +6,7 @@ import glob
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,12 @@ def test_a_study_is_copied_with_its_shared_recipes_and_theirs(here: Path) -> Non
     assert not (here / "mine" / "data").exists()  # nothing of the sandbox's is asked for
 
 
+def test_a_recipe_is_copied_with_the_style_that_it_names(here: Path) -> None:
+    assert main(["recipes", "copy", "endpoints/styles"]) == 0
+    copied = (here / "data/styles/letter.yaml").read_bytes()
+    assert copied == (ROOT / "data/styles/letter.yaml").read_bytes()
+
+
 def test_what_nobody_ships_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "copy", "sft"]) == 0
     yours = "yours to bring (or name others in the recipe): data/general-held-out.jsonl, data/my-qa.jsonl"
@@ -148,3 +155,56 @@ def test_every_recipe_that_needs_no_data_of_others_goes_into_a_wheel_where_an_in
     recipes = {name for name in taken if name.startswith("share/kinject/recipes/")}
     assert recipes == {f"share/kinject/{name}" for name in shipped_recipes}
     assert ROOT / "recipes" == FOLDER
+
+
+class KeyReader:
+    """Collects the keys of recipes by the section of the schema that they belong to."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        self.schema = schema
+        self.found: set[tuple[str, str]] = set()
+
+    def known(self) -> set[tuple[str, str]]:
+        """Return all (section, key) of kinject; the fields of trainer and adapter are the libraries'."""
+        known = {("", key) for key in self.schema["properties"]}
+        for name, section in self.schema["definitions"].items():
+            known |= {(name, key) for key in section.get("properties", ())}
+        return known
+
+    def read(self, value: object, schema: dict[str, Any], section: str = "") -> None:
+        """Collect the keys in the value of a recipe."""
+        if "$ref" in schema:
+            section = schema["$ref"].rpartition("/")[2]
+            schema = self.schema["definitions"][section]
+        for one in (*schema.get("anyOf", ()), *schema.get("allOf", ())):
+            self.read(value, one, section)
+        if isinstance(value, list):
+            for item in value:
+                self.read(item, schema.get("items") or {}, section)
+        own = schema.get("properties", {})
+        if not isinstance(value, dict) or (schema.get("required") and value.keys() - own.keys()):
+            return  # of several kinds of tables, this is another one
+        for key, inner in value.items():
+            if key in own:
+                self.found.add((section, key))
+            if section and "." in key:
+                self.read_setting(key, inner)
+            else:
+                self.read(inner, own.get(key) or schema.get("additionalProperties") or {}, section)
+
+    def read_setting(self, dotted: str, value: object) -> None:
+        """Collect the keys of a setting of a study for another section, as techniques.sam."""
+        for key in reversed(dotted.split(".")):
+            value = {key: value}
+        self.read(value, self.schema)
+
+
+OF_YOUR_CODE = {("TechniquesSection", "custom")}
+"""Keys that name a class outside of kinject, so that no recipe that ships can hold them."""
+
+
+def test_every_own_key_stands_in_a_recipe_that_ships() -> None:
+    keys = KeyReader(json.loads((ROOT / "recipes/recipe.schema.json").read_text("utf-8")))
+    for path in sorted(ROOT.glob("recipes/**/*.yaml")):
+        keys.read(read_yaml(path).root, keys.schema)
+    assert sorted(keys.known() - keys.found - OF_YOUR_CODE) == []

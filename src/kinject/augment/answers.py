@@ -17,7 +17,7 @@ from itertools import pairwise
 from random import Random
 
 from kinject.augment.checks.names import SENTENCE_STARTERS
-from kinject.corpus.passages import sentences
+from kinject.language.sentences import sentences
 
 _FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
 _BULLET = re.compile(r"\A\s*(?:[-*•]|\(?\d{1,2}[.)])\s+")

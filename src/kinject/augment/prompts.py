@@ -17,8 +17,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kinject.augment.checks.checker import Rules
 from kinject.augment.checks.names import SENTENCE_STARTERS
-from kinject.corpus.passages import sentence_ends, sentences
 from kinject.language import detect_language, find_script, language_name
+from kinject.language.sentences import sentence_ends, sentences
 from kinject.llm.prompt_injection import escape_tags, has_injection
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.types import Document, Message, Passage

@@ -16,8 +16,8 @@ from kinject.augment.answers import pairs_of
 from kinject.augment.drafts import is_question_prompt
 from kinject.augment.prompts import first_words, passage_of, rewriting_of, shared_texts
 from kinject.augment.styles import STYLES
-from kinject.corpus.passages import sentences
 from kinject.errors import DiskError, InputError
+from kinject.language.sentences import sentences
 from kinject.llm import Generator, sender
 from kinject.llm.endpoint import is_loopback
 from kinject.llm.judges import graded_in

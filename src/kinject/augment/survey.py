@@ -25,7 +25,7 @@ from kinject.augment.checks.checker import normal_form
 from kinject.augment.drafts import Candidate, Draft, find_fault, question_row
 from kinject.augment.preview import Preview, preview, render_preview
 from kinject.corpus.choices import with_shared_choices
-from kinject.corpus.passages import sentences, split_passages, word_spans
+from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import (
     Row,
     content_id,
@@ -41,6 +41,7 @@ from kinject.documents.write import read_rows
 from kinject.errors import DiskError, EndpointError
 from kinject.hub_data import find_data_set, is_saved
 from kinject.language import language_name
+from kinject.language.sentences import sentences
 from kinject.language.tables import language_of
 from kinject.recipe import read_recipe
 from kinject.recipe.shipped import holds_only_shipped, write_own_recipes

@@ -23,6 +23,7 @@ from kinject.corpus.passages import final_answer
 from kinject.errors import InputError
 from kinject.language.amounts import Item, fits, has_run, values_of
 from kinject.language.readings import read_items
+from kinject.language.sentences import FULL_STOPS
 from kinject.language.spelling import WIDE, Word, fold, same_words, words_in
 from kinject.types import Question
 
@@ -326,7 +327,8 @@ def plain_text(text: str) -> str:
     return " ".join(text.split())
 
 
-_SENTENCE = re.compile(r"[^.!?。！？\n]*\w[^.!?。！？\n]*(?:[.!?。！？]+(?=\s|$|[\"'”’)])|\n|$)")
+_ENDS = f".!?{FULL_STOPS}؟"
+_SENTENCE = re.compile(rf"[^{_ENDS}\n]*\w[^{_ENDS}\n]*(?:[{_ENDS}]+(?=\s|$|[\"'”’)])|\n|$)")
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE)
 _PARAGRAPH = re.compile(r"\S(?:.|\n(?!\s*\n))*")
 _QUOTED = re.compile(r'\s*["“].+["”]\s*', re.DOTALL)

@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from kinject.disk import content_id
+from kinject.language.sentences import sentence_ends
 from kinject.types import Document, Passage
 
 if TYPE_CHECKING:
@@ -41,13 +42,6 @@ of a list item."""
 _DELIMITERS = re.compile(r"[\s:|-]*-[\s:|-]*")
 """The second row of a table, which makes the first its head."""
 _LINE_END = re.compile(r"(?<=\S)[ \t]*\n")
-# Possessive, so that a long run of full stops is tried once.
-_END = re.compile(r"""(?<![.!?…])[.!?…]++["'”’»)\]]*+(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
-_ABBREVIATION = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Gen|Col|Lt|Capt|Rev|Hon|No|vs|etc|cf|ca|approx|est|Mt|Ltd"
-    r"|Inc|Bros|Jan|Feb|Aug|Sept|Oct|Nov|Dec|fig|eq|vol|pp|e\.g|i\.e|al)"
-    r"|\b[A-Z](?:\.[A-Z])*)\.$"
-)
 
 
 def split_passages(document: Document, n_tokens: int, spans: TokenSpans) -> list[Passage]:
@@ -369,42 +363,6 @@ def cut_note(n_cut: int, n_passages: int, key: str) -> str:
         return ""
     unit = "inside a sentence, a table row or a code block that is longer than a passage"
     return f"{n_cut:,} of {n_passages:,} passages end {unit}. Raise {key} to keep it whole."
-
-
-def sentence_ends(text: str) -> list[int]:
-    """Return, in ascending order, the positions just after each sentence or paragraph of `text`
-    (space not included).
-
-    A rule, not a model: a full stop ends a sentence unless it follows an abbreviation or an
-    initial, or a small letter follows it.
-    """
-    ends: list[int] = []
-    for match in _END.finditer(text):
-        if match[0].isspace():
-            end = match.start()
-            while end and text[end - 1].isspace():
-                end -= 1
-        else:
-            end = match.end()
-            following = text[end : end + 40].lstrip()
-            if following[:1].islower() or (
-                # The end of the text alone: to search all before each full stop would be quadratic.
-                match[0] == "." and _ABBREVIATION.search(text[max(0, end - 12) : end])
-            ):
-                continue
-        if end and (not ends or end > ends[-1]):
-            ends.append(end)
-    text_end = len(text.rstrip())
-    if text_end and (not ends or ends[-1] < text_end):
-        ends.append(text_end)
-    return ends
-
-
-def sentences(text: str) -> list[str]:
-    """Return the sentences of `text`, without the space around them."""
-    ends = sentence_ends(text)
-    texts = (text[start:end].strip() for start, end in zip([0, *ends], ends, strict=False))
-    return [sentence for sentence in texts if sentence]
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:

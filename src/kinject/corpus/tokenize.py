@@ -34,7 +34,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.chat import ChatFormat, encode_conversation, learns_no_words
-from kinject.corpus.passages import sentence_ends
 from kinject.corpus.rows import CorpusRow, LazyRows, LineFaults
 from kinject.corpus.spans import Span, common_beginning, overlapping, tokens_of
 from kinject.disk import (
@@ -49,6 +48,7 @@ from kinject.disk import (
     write_text,
 )
 from kinject.errors import DiskError, InputError
+from kinject.language.sentences import sentence_ends
 from kinject.process import is_first_process
 
 if TYPE_CHECKING:

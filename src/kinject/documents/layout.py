@@ -28,7 +28,7 @@ _BULLET = re.compile(r"^(?:[•◦▪‣●○■□–·➢✓\ue000-\uf8ff]|[-
 _MARK = re.compile(r"(?:[^\w\s]|[\ue000-\uf8ff]|o|\(?(?:\d{1,2}|[a-z]|[ivx]{1,4})[.)])")
 """The marks before an item of a list."""
 _NUMBERED = re.compile(r"^\(?(?:\d{1,2}|[a-z])[.)]\s+\S")
-_SENTENCE_END = re.compile(r"[.!?:;…][\"'”’»)]*$")
+_SENTENCE_END = re.compile(r"[.!?:;…。！？।॥۔؟][\"'”’»)]*$")
 _ENDS_IN_ITEM = re.compile(r"(?:^|\n)- [^\n]*$")
 
 # Distances in font sizes, so that they hold for small and for large print.

@@ -27,7 +27,7 @@ from kinject.eval.scoring.answers import Store
 from kinject.eval.scoring.encode import Encoded, Encoder, chat_turns, encode_requests
 from kinject.llm import Stopped
 from kinject.llm.cache import CACHES, stored_usage
-from kinject.llm.endpoint import CHOICE, CONTEXT, PROMPT, read_choice
+from kinject.llm.completions import CHOICE, CONTEXT, PROMPT, read_choice
 from kinject.llm.limits import limits_of, spent_so_far
 from kinject.llm.sender import (
     CHARACTERS_PER_TOKEN,

@@ -16,7 +16,6 @@ from kinject.corpus.passages import (
     Bm25,
     best_of,
     cut_note,
-    sentences,
     split_passages,
     word_spans,
     words_of,
@@ -26,6 +25,7 @@ from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
 from kinject.hub import find_source
+from kinject.language.sentences import sentences
 from kinject.recipe import DocumentsSection
 from kinject.recipe.sections import RetrievalSection
 from kinject.results import Recall

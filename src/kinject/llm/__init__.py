@@ -1,11 +1,10 @@
-"""Requests to generators: what endpoints and local models share; their errors, their thinking, the
-tokens that they report."""
+"""Requests to generators: what endpoints and local models share; their errors, the tokens that they
+report."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kinject.disk import content_id
@@ -56,76 +55,6 @@ class Transient(EndpointError):
 def request_seed(*parts: object) -> int:
     """Return a seed of 31 bits for a request that depends on `parts` alone."""
     return int(content_id(*parts)[:8], 16) & 0x7FFFFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkingMarks:
-    """The texts with which a model's thinking begins and ends."""
-
-    opens: str
-    closes: str
-
-    def are_open(self, prompt: str) -> bool:
-        """Return whether `prompt` ends where thinking has begun."""
-        return prompt.rstrip().endswith(self.opens)
-
-
-_MARKS = (
-    ThinkingMarks(
-        "<|channel|>", "<|channel|>final<|message|>"
-    ),  # gpt-oss: every channel but the final one
-    ThinkingMarks("<|channel>", "<channel|>"),  # Gemma 4
-    ThinkingMarks("<think>", "</think>"),
-    ThinkingMarks("[THINK]", "[/THINK]"),
-)
-
-
-def thinking_marks(template: str) -> ThinkingMarks | None:
-    """Return the marks of thinking that a chat template writes or takes off; None if it knows
-    none."""
-    for marks in _MARKS:
-        if marks.opens in template or marks.closes in template:
-            return marks
-    return None
-
-
-_CHANNEL = re.compile(
-    r"<\|channel\|>\s*(\w+).{0,200}?<\|message\|>(.*?)"
-    r"(?=<\|(?:start|end|return|call|channel)\|>|\Z)",
-    re.DOTALL,
-)
-
-
-def split_thinking(text: str) -> tuple[str, str]:
-    """Return (thinking, answer) of a model's text.
-
-    Thinking is between marks at the beginning, before a closing mark whose opening one the chat
-    template wrote, or in every channel of gpt-oss but the final one. A text that never stops
-    thinking has no answer.
-    """
-    if "<|channel|>" in text:
-        thinking = answer = ""
-        for name, content in _CHANNEL.findall(text):
-            if name == "final":
-                answer += content
-            else:
-                thinking += content
-        return thinking.strip(), answer.strip()
-    for marks in _MARKS[1:]:
-        thinking, closed, answer = text.partition(marks.closes)
-        if closed or thinking.lstrip().startswith(marks.opens):
-            return thinking.strip().removeprefix(marks.opens).strip(), answer.strip()
-    return "", text
-
-
-def with_thinking(usage: Usage, n_thinking: int, n_answer: int) -> Usage:
-    """Return `usage` with the tokens of thinking: those reported, else by its share of the
-    characters."""
-    if usage.tokens_thinking or not usage.tokens_out or not n_thinking:
-        return usage
-    # Prices are by token, and the endpoint's tokenizer is not at hand.
-    n_tokens = round(usage.tokens_out * n_thinking / (n_thinking + n_answer))
-    return replace(usage, tokens_thinking=n_tokens)
 
 
 JsonValue = Mapping[str, Any] | Sequence[Any] | str | float | bool | None

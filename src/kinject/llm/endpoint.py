@@ -1,12 +1,7 @@
 """One OpenAI-compatible endpoint, through the openai client: its answer to a request, or its error
 by kind.
 
-All that it says is untrusted. Beside chats there is the completions route: texts that a model
-continues, and log-probs of given choices. Such a request is a list of messages whose roles are
-those of `PROMPT`, `CONTEXT` and `CHOICE`, so that the sender's cache, limits and retries hold for
-it, too. Log-probs come from ``echo``: the endpoint repeats the prompt, each token with its
-log-prob, as vLLM and SGLang do. Only ``token_logprobs`` and the numbers of tokens are read, from
-the end.
+All that it says is untrusted.
 """
 
 from __future__ import annotations
@@ -16,21 +11,20 @@ import contextlib
 import ipaddress
 import json
 import logging
-import math
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
-from kinject.llm import JsonValue, Transient, read_usage, split_thinking, with_thinking
+from kinject.llm import JsonValue, Transient, read_usage
+from kinject.llm.thinking import split_thinking, with_thinking
 from kinject.recipe import GeneratorSection
 from kinject.secrets import SHOWN, known_secrets, secret_filter
-from kinject.types import Completion, Message, Usage
+from kinject.types import Completion, Message
 
 if TYPE_CHECKING:
     import httpx2
@@ -64,23 +58,28 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+
 _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""
 _LONGEST_REASON = 64
-_ODD_BODY = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+ODD_BODY = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 """What reading a body raises that is no answer: no JSON, other keys or types, brackets without end.
 """
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
-
-
-PROMPT: Final = "prompt"
-"""Role of a text that the model continues; its answer is the text that it writes."""
-CONTEXT, CHOICE = "context", "choice"
-"""Roles of two lists of token ids, as JSON: the answer is the log-prob of the second after the
-first (`read_choice`)."""
-
-TOKEN_IDS = re.compile(r"\[\d+(?:, \d+)*\]")
-"""A text that is token ids."""
-_MOST = 1e30
-"""Size from which a log-prob is none."""
-_ABOUT_LOG_PROBS = re.compile(r"echo|log_?prob", re.IGNORECASE)
+_LIMITS = ("max_tokens", "max_completion_tokens")
+"""Names of the limit of an answer: most servers know the first, OpenAI's reasoning models only the
+second."""
+_NO_CREDIT = re.compile(
+    r"insufficient[ _-]*(?:(?:account|user|remaining)[ _-]+)?(?:quota|balance|credits?|funds)"
+    r"|exceeded_current_quota|credit balance is too low|out of credits?\b|arrearage"
+    r"|billing_hard_limit|billing_not_active",
+    re.IGNORECASE,
+)
+"""Of an empty account, in the codes and messages of OpenAI, DeepSeek, Moonshot, Alibaba, Anthropic
+and One API. Not "exceeded your current quota": Google says so of a limit for a minute, too."""
+_UNKNOWN = re.compile(r"un(?:supported|known|recognized)|extra_forbidden", re.IGNORECASE)
+_ABOUT_VALUE = re.compile(
+    r"too (?:large|long|big|high)|at most|exceed|(?:less|smaller|greater) than|context length"
+    r"|maximum (?:context|value|allowed|of|is)\b",
+    re.IGNORECASE,
+)
+_ERROR_STATUS = re.compile(r"[45]\d\d")
 
 
 def _finish_reason(value: JsonValue) -> str:
@@ -106,18 +105,81 @@ def printable(text: str) -> str:
     return line
 
 
-def error_of(body: bytes) -> tuple[str, str]:
-    """Return (message, code) of an error body in the form of OpenAI or FastAPI, or (the body,
-    "")."""
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An error that an endpoint reports, by its status or inside an answer of status 200.
+
+    `codes` are its code and its type, `parameter` the parameter that it names. `is_named`: the body
+    has it under ``error``.
+    """
+
+    status: int
+    message: str
+    codes: tuple[str, ...] = ()
+    parameter: str = ""
+    is_named: bool = True
+
+    @property
+    def is_out_of_credit(self) -> bool:
+        """Whether the account is empty, which no waiting changes."""
+        # OpenAI reports it as 429, gateways inside a 200, others as 400 or 403.
+        return self.status == 402 or bool(_NO_CREDIT.search(" ".join((*self.codes, self.message))))
+
+    def refuses(self, parameter: str) -> bool:
+        """Return whether it refuses a parameter by its name, not for its value."""
+        if self.status not in (400, 422):
+            return False
+        text = f"{self.message} {self.parameter}"
+        if not re.search(rf"(?<!\w){parameter}(?!\w)", text):
+            return False
+        # A server that finds the value too high might ignore the other name, and answer unbounded.
+        return bool(_UNKNOWN.search(" ".join(self.codes))) or not _ABOUT_VALUE.search(text)
+
+
+def read_error(status: int, body: bytes) -> ErrorReply:
+    """Return the error in a body, in the forms of OpenAI, FastAPI and Google; another body is its
+    message."""
+    try:
+        return _error_in(status, json.loads(body))
+    except (ValueError, TypeError, RecursionError):
+        return ErrorReply(status, body[:10_000].decode("utf-8", "replace") or "no body")
+
+
+def _error_in(status: int, value: JsonValue) -> ErrorReply:
+    """Return the error in the value of a body. Raises `TypeError` for a value that is none."""
+    if isinstance(value, list) and len(value) == 1:  # Google wraps it in a list
+        value = value[0]
+    if not isinstance(value, Mapping):
+        raise TypeError(type(value).__name__)
+    is_named = bool(value.get("error"))
+    error: JsonValue = value
+    if is_named:
+        error = value["error"]
+    if isinstance(error, str):
+        return ErrorReply(status, error)
+    if not isinstance(error, Mapping):
+        raise TypeError(type(error).__name__)
+    message = error.get("message") or error.get("detail") or value
+    codes = tuple(str(error[key]) for key in ("code", "type") if error.get(key))
+    return ErrorReply(status, str(message), codes, str(error.get("param") or ""), is_named)
+
+
+def _error_inside(body: bytes) -> ErrorReply | None:
+    """Return the error in an answer of status 200, with the status that its code names; None if it
+    holds none."""
     try:
         value = json.loads(body)
-        error = value.get("error", value)
-        if isinstance(error, str):
-            return error, ""
-        message = error.get("message") or error.get("detail") or value
-        return str(message), str(error.get("code") or "")
-    except (ValueError, AttributeError, RecursionError):
-        return body[:10_000].decode("utf-8", "replace") or "no body", ""
+        if isinstance(value, Mapping) and value.get("choices") and not value.get("error"):
+            value = value["choices"][0]
+        error = _error_in(200, value)
+    except ODD_BODY:
+        return None
+    for code in error.codes:
+        if _ERROR_STATUS.fullmatch(code):  # OpenRouter passes on the status of the model's host
+            return replace(error, status=int(code))
+    if error.is_named or error.is_out_of_credit:
+        return error
+    return None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -127,6 +189,44 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     if not _NUMBER.fullmatch(value):
         return None
     return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A message of an endpoint."""
+
+    text: str
+    thinking: str
+    is_refused: bool
+
+
+def _read_message(message: Mapping[str, Any]) -> _Answer:
+    """Return the answer in a message. Raises one of `ODD_BODY` for another form."""
+    content = message.get("content") or ""
+    # Fields of vLLM and DeepSeek, and of OpenRouter.
+    apart = message.get("reasoning_content") or message.get("reasoning")
+    refusal = message.get("refusal")
+    if isinstance(content, list):
+        apart = apart or _join_parts(content, "thinking")  # Mistral
+        refusal = refusal or _join_parts(content, "refusal")
+        content = _join_parts(content, "text")
+    thinking, text = split_thinking(content)
+    if apart and isinstance(apart, str):
+        thinking = apart
+    return _Answer(text, thinking, bool(refusal))
+
+
+def _join_parts(parts: Sequence[Mapping[str, Any]], kind: str) -> str:
+    """Return the texts of the parts of a `kind`; those of other kinds are skipped."""
+    texts: list[str] = []
+    for part in parts:
+        if part.get("type") != kind:
+            continue
+        text = part.get(kind) or ""
+        if isinstance(text, list):  # thinking may be a list of parts itself
+            text = _join_parts(text, "text")
+        texts.append(text)
+    return "".join(texts)
 
 
 class Endpoint:
@@ -144,6 +244,10 @@ class Endpoint:
         self._secrets = secret_filter(tuple(dict.fromkeys([self._key, *others])))
         self._client: openai.AsyncOpenAI  # set by `__aenter__`
         self._warned = False
+        # The name of the limit that the server takes, "" until an answer shows it.
+        self._settled_limit = ""
+        extra = section.extra_body or {}
+        self._recipe_names_limit = any(name in extra for name in _LIMITS)
 
     async def __aenter__(self) -> Endpoint:
         import openai
@@ -207,13 +311,51 @@ class Endpoint:
         self, body: Mapping[str, Any], read: Callable[[bytes], Completion]
     ) -> Completion:
         """Return the result of `read` on the reply to a `body`. Raises as `complete`."""
-        reply = await self._post(body)
+        reply = await self._post_bounded(body)
         if 200 <= reply.status_code < 300:
-            return read(reply.content)
-        if error_of(reply.content)[1] == "content_filter":
+            try:
+                return read(reply.content)
+            except Transient as fault:
+                inside = _error_inside(reply.content)
+                if inside is None:
+                    raise
+                raise await self.reported_error(inside, reply.headers) from fault
+        error = read_error(reply.status_code, reply.content)
+        if "content_filter" in error.codes:
             # Some endpoints refuse the prompt, not the answer.
             return Completion("", "content_filter")
-        raise await self.status_error(reply)
+        raise await self.reported_error(error, reply.headers)
+
+    @property
+    def limit(self) -> str:
+        """The name under which the limit of an answer is sent."""
+        return self._settled_limit or _LIMITS[0]
+
+    async def _post_bounded(self, body: Mapping[str, Any]) -> httpx2.Response:
+        """Return the reply to `body`, with its limit under the other name if the server refuses the
+        first; the server's answer to one decides for all later requests."""
+        reply = await self._post(body)
+        if self._recipe_names_limit:
+            return reply
+        first, other = _LIMITS
+        if other in body:
+            first, other = other, first
+        if 200 <= reply.status_code < 300:
+            self._settled_limit = self._settled_limit or first
+            return reply
+        error = read_error(reply.status_code, reply.content)
+        # A request that was in flight when another one decided is sent again, too.
+        if self._settled_limit == first or first not in body or not error.refuses(first):
+            return reply
+        renamed = dict(body)
+        renamed[other] = renamed.pop(first)
+        second = await self._post(renamed)
+        if read_error(second.status_code, second.content).refuses(other):
+            self._settled_limit = first  # it refuses both names: its first message is the true one
+            return reply
+        if second.status_code < 300 or second.status_code in (400, 422):
+            self._settled_limit = other
+        return second
 
     async def _post(self, body: Mapping[str, Any]) -> httpx2.Response:
         """Return the whole reply to `body`, whatever its status. Raises as `complete`."""
@@ -269,34 +411,30 @@ class Endpoint:
             first: dict[str, Any] = {}
             if choices:
                 first = choices[0]
-            message, reason = first.get("message") or {}, first.get("finish_reason")
-            thinking, text = split_thinking(message.get("content") or "")
-            # Fields of vLLM and DeepSeek, and of OpenRouter.
-            apart = message.get("reasoning_content") or message.get("reasoning")
-        except _ODD_BODY as error:
+            answer = _read_message(first.get("message") or {})
+            is_error = value.get("error") or first.get("error")
+            if not choices:
+                is_error = is_error or _error_in(200, value).is_out_of_credit
+        except ODD_BODY as error:
             # A proxy's page costs nothing; JSON that is cut or has no choices may be an answer that
             # was paid.
             begun = body.lstrip()[:1] == b"{"
             raise self.malformed(body, "chat completion", error, lost=begun) from error
-        if not text and (value.get("error") or first.get("error")):
-            error_text = self.shown(error_of(body)[0])
-            raise Transient(
-                f"{self.url}: answered 200 with an error ({error_text}).", kind="malformed"
-            )
+        if not answer.text and is_error:
+            # `exchange` reads which one.
+            raise Transient(f"{self.url}: answered 200 with an error.", kind="malformed")
         if not choices:
             return Completion("", "no choices", used)
-        if isinstance(apart, str):
-            thinking = apart
         self.check_model(value.get("model"))
+        text, reason = answer.text, first.get("finish_reason")
         most = self.section.max_tokens * _CHARACTERS_OF_A_TOKEN
-        if not text and message.get("refusal"):
+        if not text and answer.is_refused:
             reason = "content_filter"
         elif len(text) > most:
             text, reason = text[:most], "length"
-        used = with_thinking(used, len(thinking), len(text))
-        return self.clean(
-            Completion(_utf8(text), _finish_reason(reason), used, _utf8(thinking[:most]))
-        )
+        used = with_thinking(used, len(answer.thinking), len(text))
+        thinking = _utf8(answer.thinking[:most])
+        return self.clean(Completion(_utf8(text), _finish_reason(reason), used, thinking))
 
     def malformed(self, body: bytes, kind: str, error: Exception, *, lost: bool) -> Transient:
         """Return the error of a body that is no completion of this `kind`."""
@@ -326,20 +464,17 @@ class Endpoint:
     def body(self, messages: Sequence[Message], seed: int) -> dict[str, Any]:
         """Return the body of a request. A parameter that `extra_body` has as null is left out."""
         section = self.section
-        limit = "max_tokens"
-        # OpenAI's reasoning models refuse max_tokens; most other servers know no other name.
-        if (urlsplit(self.url).hostname or "").endswith(".openai.com"):
-            limit = "max_completion_tokens"
         body: dict[str, Any] = {
             "model": section.model,
             "messages": messages,
             "temperature": section.sampling_temperature,
-            limit: section.max_tokens,
             "seed": seed,
             "stop": section.stop or None,
             "chat_template_kwargs": section.chat_template_kwargs,
-            **(section.extra_body or {}),
         }
+        if not self._recipe_names_limit:
+            body[self.limit] = section.max_tokens
+        body.update(section.extra_body or {})
         return {key: value for key, value in body.items() if value is not None}
 
     def _connection_error(self, error: BaseException) -> EndpointError:
@@ -364,14 +499,17 @@ class Endpoint:
             f"{self.url}: no connection ({reason}). Is the endpoint running?", kind="connection"
         )
 
-    async def status_error(self, reply: httpx2.Response) -> EndpointError:
-        """Return the error of a reply other than 200."""
-        status, (text, code) = reply.status_code, error_of(reply.content)
-        reason = self.shown(text)
-        fatal = await self._fatal_message(reply, code, reason)
+    async def reported_error(self, error: ErrorReply, headers: Mapping[str, str]) -> EndpointError:
+        """Return the error that an endpoint reports: what to do about it, and whether it may
+        pass."""
+        status, reason = error.status, self.shown(error.message)
+        fatal = await self._fatal_message(error, headers, reason)
         if fatal:
             return EndpointError(f"{self.url}: {fatal}", fatal=True)
-        message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(reply.headers)
+        if status == 200:
+            message = f"{self.url}: answered 200 with an error ({reason})."
+            return Transient(message, kind="malformed")
+        message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(headers)
         if status in _KINDS:
             return Transient(message, kind=_KINDS[status], retry_after=pause)
         if status >= 500:
@@ -380,22 +518,23 @@ class Endpoint:
             message += " If it refuses a parameter, set it to null in extra_body."
         return EndpointError(message)
 
-    async def _fatal_message(self, reply: httpx2.Response, code: str, reason: str) -> str:
-        """Return the message about a reply after which every request would fail, "" for another
-        reply."""
-        status, variable = reply.status_code, self.section.api_key_env
+    async def _fatal_message(
+        self, error: ErrorReply, headers: Mapping[str, str], reason: str
+    ) -> str:
+        """Return the message about an error after which every request would fail, "" for another
+        one."""
+        status, variable = error.status, self.section.api_key_env
+        if error.is_out_of_credit:
+            fix = "Top it up, then run again: stored answers are kept."
+            return f"the account is out of credit ({status}: {reason}). {fix}"
         if status in (401, 403):
             fault = "the key is refused" if self._key else "it wants a key"
             fix = f"Put a valid one in the environment variable {variable}."
             return f"{fault} ({status}: {reason}). {fix}"
         if status == 404:
             return await self._missing_model_message(reason)
-        # OpenAI reports an empty account as 429, which waiting would not mend.
-        if status == 402 or code == "insufficient_quota":
-            fix = "Top it up, then run again: stored answers are kept."
-            return f"the account is out of credit ({status}: {reason}). {fix}"
         if 300 <= status < 400:
-            target = self.shown(reply.headers.get("location", "nowhere"))
+            target = self.shown(headers.get("location", "nowhere"))
             fix = "If that is correct, set it as base_url."
             return f"answered {status}: it redirects requests to {target}. {fix}"
         return ""
@@ -425,131 +564,6 @@ class Endpoint:
         if self._key:
             line = line.replace(self._key, SHOWN)
         return printable(self._secrets.redact(line))
-
-
-class CompletionsEndpoint(Endpoint):
-    """The completions route of one endpoint, open inside ``async with``."""
-
-    route = "completions"
-
-    async def complete(self, messages: list[Message], seed: int) -> Completion:
-        """Return the text that the model writes, or a choice's log-prob as JSON, by the roles.
-
-        Raises as `Endpoint.complete`; an endpoint that returns no log-probs of the prompt is a
-        fatal error.
-        """
-        parts = {message["role"]: message["content"] for message in messages}
-        if PROMPT in parts:
-            return await self.exchange(self._writing_body(parts[PROMPT], seed), self._read_written)
-        context, choice = json.loads(parts[CONTEXT]), json.loads(parts[CHOICE])
-        read = partial(self._read_scored, n_context=len(context), n_choice=len(choice))
-        return await self.exchange(self._scoring_body([*context, *choice]), read)
-
-    def _writing_body(self, prompt: str, seed: int) -> dict[str, Any]:
-        """Return the body of a request for a text; prompts that are JSON lists are token ids."""
-        body = self.body([], seed)
-        del body["messages"]
-        body["prompt"] = prompt
-        if TOKEN_IDS.fullmatch(prompt):
-            body["prompt"] = json.loads(prompt)
-        return body
-
-    def _scoring_body(self, prompt: list[int]) -> dict[str, Any]:
-        extra = dict(self.section.extra_body or {})
-        options = {"max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": 1}
-        return {"model": self.section.model, "prompt": prompt, **options, **extra}
-
-    async def status_error(self, reply: httpx2.Response) -> EndpointError:
-        """Return the error of a reply other than 200. One about log-probs is fatal: no request
-        would get any."""
-        text = error_of(reply.content)[0]
-        if "prompt must be a string" in text:  # of transformers serve
-            fix = "leave out the tokenizer of its table and set eval.formats: [generate]"
-            return EndpointError(f"{self.url}: it takes no token ids: {fix}.", fatal=True)
-        if _ABOUT_LOG_PROBS.search(text) and reply.status_code not in (401, 403, 404, 429):
-            return self._no_log_probs(f"answered {reply.status_code} ({self.shown(text)})")
-        return await super().status_error(reply)
-
-    def _no_log_probs(self, reason: str) -> EndpointError:
-        return EndpointError(
-            f"{self.url}: it returns no log-probs of the prompt (echo with logprobs): {reason}. "
-            "Set eval.formats: [generate], or serve the model with one that does (vLLM, SGLang).",
-            fatal=True,
-        )
-
-    def _read(self, body: bytes) -> tuple[dict[str, Any], Usage]:
-        """Return the first choice of a body, and the tokens used. Raises `Transient` for another
-        body."""
-        try:
-            value = json.loads(body)
-            choice, usage = value["choices"][0], read_usage(value.get("usage"))
-            if not isinstance(choice, dict) or not isinstance(choice["text"], str):
-                raise TypeError(type(choice).__name__)
-        except _ODD_BODY as error:
-            raise self.malformed(body, "completion", error, lost=False) from error
-        self.check_model(value.get("model"))
-        return choice, usage
-
-    def _read_written(self, body: bytes) -> Completion:
-        choice, usage = self._read(body)
-        return self.clean(Completion(choice["text"], str(choice.get("finish_reason") or ""), usage))
-
-    def _read_scored(self, body: bytes, n_context: int, n_choice: int) -> Completion:
-        """Return the sum of the log-probs of the tokens of the choice."""
-        choice, usage = self._read(body)
-        log_probs = choice.get("logprobs")
-        if not isinstance(log_probs, Mapping):
-            log_probs = {}
-        values, tops = log_probs.get("token_logprobs"), log_probs.get("top_logprobs")
-        if not isinstance(values, Sequence) or isinstance(values, str):
-            raise self._no_log_probs("the answer has no token_logprobs")
-        # A server that adds a BOS of its own shifts the positions of the choice.
-        if usage.tokens_in != n_context + n_choice:
-            raise EndpointError(
-                f"{self.url}: it counts {usage.tokens_in} tokens in a prompt of "
-                f"{n_context + n_choice} token ids, so the tokens of the choice cannot be found.",
-                fatal=True,
-            )
-        # Counted from the end: some leave out the BOS of a prompt, some the written token if it
-        # ends the text.
-        end = len(values) - usage.tokens_out
-        if not usage.tokens_in - 1 <= end <= usage.tokens_in:
-            raise self._no_log_probs(f"{len(values)} log-probs came for {usage.tokens_in} tokens")
-        part = slice(end - (usage.tokens_in - n_context), end)
-        choice_log_probs = values[part]
-        if not all(map(_is_log_prob, choice_log_probs)):
-            raise self._no_log_probs("tokens of the choice have none")
-        if not isinstance(tops, list):
-            tops = []
-        score = {
-            "log_prob": math.fsum(choice_log_probs),
-            "n_tokens": len(choice_log_probs),
-            "greedy": _is_greedy(choice_log_probs, tops[part]),
-        }
-        return Completion(json.dumps(score), usage=usage)
-
-
-def _is_log_prob(value: JsonValue) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) < _MOST
-
-
-def read_choice(completion: Completion) -> tuple[float, int, bool]:
-    """Return the log-prob of a choice, its number of tokens, and whether each was the likeliest."""
-    score = json.loads(completion.text)
-    return float(score["log_prob"]), int(score["n_tokens"]), bool(score["greedy"])
-
-
-def _is_greedy(log_probs: Sequence[float], tops: Sequence[JsonValue]) -> bool:
-    """Return whether every token was the likeliest, as lm-evaluation-harness finds it; False if the
-    answer does not show it."""
-    if len(tops) < len(log_probs) or not log_probs:
-        return False
-    return all(
-        isinstance(top, Mapping) and bool(top) and value >= max(top.values())
-        for value, top in zip(log_probs, tops, strict=True)
-    )
 
 
 class _Interrupted(Exception):

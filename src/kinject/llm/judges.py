@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from kinject.llm import split_thinking
 from kinject.llm.prompt_injection import escape_tags
+from kinject.llm.thinking import split_thinking
 from kinject.types import Message
 
 Grade = Literal["correct", "wrong", "abstained"]

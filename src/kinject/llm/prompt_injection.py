@@ -39,7 +39,7 @@ _INJECTION = re.compile(
     r"|(?-i:\b(?:UN)?FAITHFUL\b)",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"[.!?:;…。！？][\"”’)\]]*\s+|\n")
+_SENTENCE_END = re.compile(r"[.!?:;…。！？।۔؟][\"”’)\]]*\s+|\n")
 _PARAGRAPH = re.compile(r"\n[ \t]*\n")
 _TAGS = re.compile(
     r"<(?=/?(?:passage|rewriting|statements|question|accepted|answer)>)", re.IGNORECASE

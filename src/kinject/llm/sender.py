@@ -28,9 +28,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject.errors import EndpointError
-from kinject.llm import Generator, Stopped, Transient, with_thinking
+from kinject.llm import Generator, Stopped, Transient
 from kinject.llm.cache import AnswerCache, request_key
 from kinject.llm.limits import Budget, EndpointState, Limits, LoadBalancer
+from kinject.llm.thinking import with_thinking
 from kinject.process import handled_by, interruption
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message, Usage
@@ -376,7 +377,8 @@ def _open_model(section: GeneratorSection, completions: bool) -> LocalModel | En
         if section.kind == "vllm":
             return VllmModel(section)
         return LocalModel(section)
-    from kinject.llm.endpoint import CompletionsEndpoint, Endpoint
+    from kinject.llm.completions import CompletionsEndpoint
+    from kinject.llm.endpoint import Endpoint
 
     if completions:
         return CompletionsEndpoint(section)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
 from kinject.errors import EndpointError, InputError
-from kinject.llm import split_thinking, with_thinking
-from kinject.llm.endpoint import PROMPT, TOKEN_IDS
+from kinject.llm.completions import PROMPT, TOKEN_IDS
+from kinject.llm.thinking import split_thinking, with_thinking
 from kinject.models import model_hash, window_of
 from kinject.models.generate import ends_of, generate
 from kinject.recipe import GeneratorSection

@@ -17,7 +17,7 @@ from kinject.eval.prompts import ChatStyle, Generation, PromptRequest
 from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.eval.scoring.scorer import Scorer
-from kinject.llm import split_thinking
+from kinject.llm.thinking import split_thinking
 from kinject.types import Question
 
 ASKED = Question("q1", "Which bone is longest?", ("Rib", "Femur", "Ulna"), 1, subject="anatomy")

@@ -23,12 +23,13 @@ import yaml
 from kinject.augment.answers import lines_of
 from kinject.augment.checks.checker import Rules, Verdict
 from kinject.augment.prompts import judge_messages, stated_messages, statements_messages
-from kinject.corpus.passages import sentence_ends
 from kinject.disk import content_id
 from kinject.language import detect_language
-from kinject.llm import request_seed, split_thinking
+from kinject.language.sentences import sentence_ends
+from kinject.llm import request_seed
 from kinject.llm.prompt_injection import has_injection
 from kinject.llm.sender import Sender, gather_answers
+from kinject.llm.thinking import split_thinking
 from kinject.types import Message
 
 RELATION_KINDS = ("roles", "cause", "order", "quantifier", "negation", "explanation")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kinject.errors import InputError
 from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, render_prompt
 from kinject.eval.scores import PromptScore, best_choice
-from kinject.llm import ThinkingMarks, thinking_marks
+from kinject.llm.thinking import ThinkingMarks, thinking_marks
 from kinject.question_formats import FORMATS
 
 if TYPE_CHECKING:
