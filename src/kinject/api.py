@@ -69,15 +69,34 @@ def runs(folder: str | Path = ".") -> list[FoundRun]:
     return find_runs(Path(folder))
 
 
-def try_(documents: str | Path, *, endpoint: str | None = None, model: str | None = None) -> Survey:
+def try_(
+    documents: str | Path,
+    *,
+    endpoint: str | None = None,
+    model: str | None = None,
+    gpu: str | None = None,
+    memory: str | None = None,
+) -> Survey:
     """Look at a folder of documents and write recipes for it, as ``kinject try``; an endpoint is
     asked for its model's name.
+
+    `model` is planned for a card `gpu` or so much `memory` ("24": GiB; default: this machine's
+    GPU). What earlier calls chose for the folder stays.
 
     kinject.try_("handbook/").to_frame()
     """
     from kinject.augment.survey import try_documents
+    from kinject.recipe.own import OwnRecipes
 
-    return try_documents(Path(documents), endpoint=endpoint, model=model)
+    own = OwnRecipes(Path(documents))
+    own.choose(endpoint=endpoint, model=model, gpu=gpu, memory=memory)
+    learner = None
+    if own.choices.model is not None:
+        # Before the documents are read: a model that does not fit should cost nobody minutes.
+        from kinject.plan.own import find_learner
+
+        learner = find_learner(own.choices.model, own.choices.gpu, own.choices.memory)
+    return try_documents(Path(documents), own, learner)
 
 
 def documents(

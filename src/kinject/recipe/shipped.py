@@ -156,31 +156,9 @@ def copy_recipes(
     )
 
 
-def write_own_recipes(
-    name: str, root: Path, values: Mapping[str, str]
-) -> tuple[list[Path], list[Path]]:
-    """Write the recipes of recipes/own for documents called `name` into `root`/recipes/`name`, and
-    the data that they read.
-
-    `values` are texts of them and what replaces these (by regular expression). Return the recipes
-    that are written (or there already, the same) and those that are there with another text, and
-    stay.
-    """
-    written, differing = [], []
-    for recipe in find_recipes(["own"], read_shipped()):
-        path = root / "recipes" / name / recipe.path.name
-        content = recipe.text.replace("recipes/own/", f"recipes/{name}/").replace("NAME", name)
-        for text, replacement in values.items():
-            # a replacement may hold a backslash (a path), which re would read as an escape
-            content = re.sub(text, replacement.replace("\\", r"\\"), content)
-        for data in _DATA.findall(content):
-            write_text(root / data, (FOLDER.parent / data).read_text("utf-8"))
-        if _differs(path, content):
-            differing.append(path)
-        else:
-            write_text(path, content)
-            written.append(path)
-    return written, differing
+def data_in(text: str) -> list[str]:
+    """Return the paths in a recipe's text of data that ships as files."""
+    return _DATA.findall(text)
 
 
 @cache
