@@ -264,7 +264,7 @@ def _ways(model: str, devices: Devices) -> Iterator[tuple[str, dict[str, str]]]:
         )
     yield (f"LoRA on weights in {half}", {**path, "model.dtype": half, "adapter": _LORA})
     yield (
-        "QLoRA: LoRA on weights in 4 bits",
+        "QLoRA (LoRA on weights in 4 bits)",
         {**path, "model.quantization": "4bit", "adapter": _LORA},
     )
 
