@@ -17,7 +17,9 @@ from huggingface_hub import constants
 from kinject import hub
 from kinject.documents import read_documents
 from kinject.errors import InputError
-from kinject.models import load_config, load_model, load_tokenizer
+from kinject.eval.scoring.answers import hash_model
+from kinject.models import LoadOptions, load_config, load_model, load_tokenizer, model_hash
+from kinject.recipe import is_model
 
 _COMMIT = "a" * 40
 
@@ -137,3 +139,24 @@ def test_a_hub_or_a_proxy_that_listens_is_reached(monkeypatch: pytest.MonkeyPatc
 def test_a_path_that_is_gone_is_no_name_on_the_hub(name: str) -> None:
     with pytest.raises(InputError):
         hub.find_source(name, "model")
+
+
+def test_a_model_in_a_package_has_the_same_name_on_each_machine(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "libraries" / "a_small_model")
+    monkeypatch.syspath_prepend(tmp_path / "libraries")
+    name = "package:a-small-model"
+    assert is_model(name)
+    loaded = load_model(name, LoadOptions(device="cpu"))
+    # An adapter that is trained on it names its base so.
+    assert loaded.model.name_or_path == name
+    assert not any(str(tmp_path) in note for note in loaded.notes)
+    assert model_hash(Path(name)) == model_hash(tiny_model)
+    assert hash_model(name, None) == hash_model(str(tiny_model), None)
+    # What is not installed is no name of the hub.
+    assert not is_model("package:no-such-model")
+    with pytest.raises(
+        InputError, match=r"no such package. Install it: .* --no-deps no-such-model"
+    ):
+        load_config("package:no-such-model")

@@ -33,6 +33,7 @@ SIDEWAYS = {
     ("results", "types"),  # how a notebook shows a result
     ("question_formats", "types"),
     ("recipe", "disk"),
+    ("recipe", "gguf"),  # a model's path may be package:NAME
     ("gguf", "disk"),
     ("manifests", "disk"),
     ("hub", "gguf"),  # a model's path may be a GGUF file

@@ -69,7 +69,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def _recipes() -> Iterator[str]:
     yield "# Shipped recipes\n"
-    yield "`kinject recipes` lists them, `kinject recipes copy NAME` puts one into your folder with all it refers to.\n"
+    yield "`kinject recipes` lists them, `kinject recipes copy NAME` puts one into your folder with what it includes.\n"
     for recipe in read_shipped().values():
         yield f"## {recipe.name}\n\n{_sentence(recipe.purpose)}\n"
         for label, text in (("Needs", recipe.needs), ("Gives", recipe.expect)):

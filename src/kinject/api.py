@@ -75,19 +75,31 @@ def try_(
     endpoint: str | None = None,
     model: str | None = None,
     everything: bool = False,
+    gpu: str | None = None,
+    memory: str | None = None,
 ) -> Survey:
     """Look at a folder of documents and write recipes for it, as ``kinject try``; an endpoint is
     asked for its model's name.
 
-    Runs and recipes of kinject in the folder, and wheels, are left out, unless `everything` is
-    read.
+    `model` is planned for a card `gpu` or so much `memory` ("24": GiB; default: this machine's
+    GPU). What earlier calls chose for the folder stays. Runs and recipes of kinject in the folder,
+    and wheels, are left out, unless `everything` is read.
 
     kinject.try_("handbook/").to_frame()
     """
     from kinject.augment.survey import own_files, try_documents
+    from kinject.recipe.own import OwnRecipes
 
+    own = OwnRecipes(Path(documents))
+    own.choose(endpoint=endpoint, model=model, gpu=gpu, memory=memory)
+    learner = None
+    if own.choices.model is not None:
+        # Before the documents are read: a model that does not fit should cost nobody minutes.
+        from kinject.plan.own import find_learner
+
+        learner = find_learner(own.choices.model, own.choices.gpu, own.choices.memory)
     left_out = () if everything else own_files(Path(documents))
-    return try_documents(Path(documents), endpoint=endpoint, model=model, left_out=left_out)
+    return try_documents(Path(documents), own, learner, left_out)
 
 
 def documents(

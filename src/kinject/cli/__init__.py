@@ -414,10 +414,13 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
             f"found {len(files)} recipes ({', '.join(files)}); give one, then section.key=value "
             "overrides."
         )
+    is_bare = not files
     files = files or [arguments.default_recipe]
     if files[0] is None:
         raise InputError(f"no recipe given. For example: kinject {verb} recipes/cpt.yaml")
     path = Path(files[0])
+    if is_bare:
+        _check_default(verb, path)
     # Before the recipe is read, which refuses inputs that are missing.
     if verb in ("train", "eval"):
         from kinject.sandbox import write_missing_inputs
@@ -425,6 +428,33 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
         for written in write_missing_inputs(path):
             show(f"{written}: written, the sandbox's own")
     return read_recipe(path, overrides, verb)
+
+
+def _check_default(verb: str, path: Path) -> None:
+    """Print that the default recipe is the sandbox's. Raise `InputError` if it is, or is missing,
+    in a folder with documents of one's own: nobody wants invented people for these."""
+    from kinject.recipe.own import own_names
+    from kinject.recipe.read import read_values
+    from kinject.recipe.shipped import is_sandbox
+
+    is_sandbox_recipe = path.is_file() and is_sandbox(read_values(path))
+    if path.is_file() and not is_sandbox_recipe:
+        return
+    names = own_names()
+    if names:
+        recipes = [str(Path("recipes") / name / f"{verb}.yaml") for name in names]
+        message = f"this folder has documents of its own ({', '.join(names)}). Name the recipe: "
+        message += " or ".join(shlex.join(["kinject", verb, recipe]) for recipe in recipes)
+        if is_sandbox_recipe:
+            message += f"; for the sandbox's invented people: kinject {verb} {path}"
+        raise InputError(message)
+    if is_sandbox_recipe:
+        show(f"{path}: the sandbox, people of a country that does not exist")
+        return
+    raise InputError(
+        f"no recipe given, and {path} (the sandbox's) is not in this folder. For your documents: "
+        f"kinject try FOLDER. For the sandbox: kinject recipes copy {path.stem}"
+    )
 
 
 def serve(make: Callable[[], Any], arguments: argparse.Namespace, label: str) -> Outcome:

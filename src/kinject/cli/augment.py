@@ -23,6 +23,12 @@ from kinject.terminal import show
         metavar="PATH",
         help="model that learns, for all recipes: a folder, or a name on the hub",
     ),
+    option(
+        "--gpu",
+        metavar="NAME",
+        help="the card that trains it, as 4090 or H100 (default: this machine's)",
+    ),
+    option("--memory", metavar="SIZE", help="the memory of another card, as 24 (GiB)"),
 )
 def _try(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import try_
@@ -35,12 +41,11 @@ def _try(arguments: argparse.Namespace) -> Outcome:
         endpoint=arguments.endpoint,
         model=arguments.model,
         everything=everything,
+        gpu=arguments.gpu,
+        memory=arguments.memory,
     )
     show(render_survey(survey))
-    # Recipes that were there already were not written, but are in the same folder.
-    folder = min((*survey.recipes, *survey.kept)).parent
-    counts = survey.preview.n_documents, *survey.pilot
-    show("\n" + render_commands(survey.path, folder, counts, ready=survey.ready))
+    show("\n" + render_commands(survey))
     return survey, incomplete(survey.documents.n_skipped)
 
 

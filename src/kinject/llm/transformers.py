@@ -8,12 +8,12 @@ import contextlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
 from kinject.errors import EndpointError, InputError
+from kinject.gguf import model_folder
 from kinject.llm.completions import PROMPT, TOKEN_IDS
 from kinject.llm.thinking import split_thinking, with_thinking
 from kinject.models import model_hash, window_of
@@ -34,9 +34,10 @@ _SECONDS_TO_FILL = 0.005
 def weights_identity(model: str) -> str:
     """Return the hash of a model folder's files, "" for a name on the hub: other weights give other
     answers."""
-    if not path_exists(Path(model)):
+    folder = model_folder(model)
+    if not path_exists(folder):
         return ""
-    return model_hash(Path(model))
+    return model_hash(folder)
 
 
 class LocalModel:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinject.disk import check_regular, file_hash, read_json, verified_hashes
 from kinject.errors import InputError
-from kinject.gguf import gguf_file
+from kinject.gguf import gguf_file, model_folder
 from kinject.models.hardware import own_part
 
 if TYPE_CHECKING:
@@ -146,6 +146,7 @@ def model_hash(folder: Path) -> str:
     file = gguf_file(folder)
     if file is not None:
         return file_hash(file)
+    folder = model_folder(folder)
     known = verified_hashes(folder)
     digest = hashlib.sha256()
     for path in model_files(folder):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists, verified_hashes
 from kinject.errors import InputError
-from kinject.gguf import converted_folder, gguf_file
+from kinject.gguf import PACKAGE, converted_folder, gguf_file
 from kinject.hub import find_source, local_folder
 from kinject.models import hardware
 from kinject.models.attention import CARTRIDGE, attend_to_cartridge
@@ -254,8 +254,9 @@ def load_model(
     model = _load(base, on_top, arguments)
     model = _place(model, options, device, is_adapter=on_top is not None)
     model.eval()
-    if gguf_file(path) is not None:
-        # Adapters name their base by this, and the cache of conversions may be emptied.
+    if gguf_file(path) is not None or path.startswith(PACKAGE):
+        # Adapters name their base by this: the cache of conversions may be emptied, and a package
+        # is elsewhere on another machine.
         model.name_or_path = model.config._name_or_path = path
     _check_finite([on_top or Path(base), Path(base)], model, quantized=options.is_quantized)
     if tokenizer is None:

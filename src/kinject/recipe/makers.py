@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kinject.disk import FoundRun, find_runs
 from kinject.errors import InputError
+from kinject.gguf import PACKAGE, package_command
 from kinject.recipe.shipped import read_shipped
 
 PUBLIC_FILES: Mapping[str, tuple[str, ...]] = {
@@ -25,6 +26,7 @@ _COMMANDS = {
     "runs/sandbox/sentences.jsonl": "kinject sandbox sentences",
     "runs/sandbox/base": "kinject sandbox base",
     "runs/sandbox/instruct": "kinject sandbox instruct",
+    "runs/NAME": "kinject try FOLDER",
     "runs/real/smollm2": "kinject demo --real",
     "runs/real/minilm": "kinject demo --real",
     "data/sandbox": "kinject sandbox build",
@@ -41,6 +43,8 @@ def command_for(path: str) -> str:
     It may fetch public data, write the sandbox's, copy what ships, look at documents, or run a
     recipe of this folder or a shipped one into whose run folder `path` leads.
     """
+    if path.startswith(PACKAGE):
+        return package_command(path)
     for command in _commands(Path(path)):
         return command
     return ""

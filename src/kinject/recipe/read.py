@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Problem, RecipeError
+from kinject.gguf import model_folder
 from kinject.hub_data import find_data_set, is_saved
 from kinject.recipe.adapter_fields import check_adapter, with_adapter_type
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
@@ -502,7 +503,7 @@ def _about_input(value: str, kind: str, *, must_exist: bool) -> str:
 def _is_input(value: str, kind: str) -> bool:
     """Return whether an input exists. A name on the hub counts: only loading it shows whether it
     exists."""
-    path = Path(value)
+    path = model_folder(value) if kind == "model" else Path(value)
     if path_exists(path):
         return True
     if kind in ("documents", "corpus") and find_data_set(value) is not None:

@@ -44,7 +44,7 @@ FOLDER = _folder()
 
 _FIELD = re.compile(r"^# (Purpose|Needs|Run|Expect): +(.*)$")
 _MENTION = re.compile(r"\brecipes/([\w./-]+)\.yaml\b")
-_SANDBOX = re.compile(r"\b(?:data|eval)/sandbox/")
+_SANDBOX = re.compile(r"(?:data|eval|runs)/sandbox/")
 _DATA = re.compile(
     r"\b(?:(?:(?:data|eval)/(?:company|handbook|subjects)|eval/chat)/\w+\.jsonl"
     r"|data/styles/\w+\.yaml)\b"
@@ -74,6 +74,11 @@ class ShippedRecipe:
     def path(self) -> Path:
         """Its path, relative to the folder that kinject runs in."""
         return Path("recipes") / f"{self.name}.yaml"
+
+    @property
+    def is_sandbox(self) -> bool:
+        """Whether it reads the sandbox's documents, questions or models."""
+        return is_sandbox(self.values)
 
     def copies(self, path: Path) -> bool:
         """Return whether a copy of this recipe (`copy_recipes`) brings the data at `path`."""
@@ -122,8 +127,11 @@ def find_recipes(names: Sequence[str], shipped: Mapping[str, ShippedRecipe]) -> 
 def copy_recipes(
     recipes: Sequence[ShippedRecipe], into: Path, write_sandbox: Callable[[Path], Iterable[Path]]
 ) -> CopiedRecipes:
-    """Copy `recipes` below `into`, with the recipes that they name or that make their inputs, data
-    and the schema.
+    """Copy `recipes` below `into`, with the recipes that their values name or that make their
+    inputs, data and the schema.
+
+    The sandbox's recipes and data come with recipes of the sandbox only: beside one for documents
+    of one's own they would be taken for these.
 
     `write_sandbox` writes the sandbox's data into a folder and returns the files. No file is
     overwritten: raises `InputError` if one is there with another text, before anything is written.
@@ -132,7 +140,7 @@ def copy_recipes(
     to_copy = _with_references(recipes, shipped)
     files = {Path("recipes") / SCHEMA: (FOLDER / SCHEMA).read_text("utf-8")}
     files |= {recipe.path: recipe.text for recipe in to_copy}
-    if any(_SANDBOX.search(recipe.text) for recipe in to_copy):
+    if any(recipe.is_sandbox for recipe in to_copy):
         files |= _sandbox_files(write_sandbox)
     data = {name for recipe in to_copy for name in _DATA.findall(recipe.text)}
     files |= {Path(name): (FOLDER.parent / name).read_text("utf-8") for name in sorted(data)}
@@ -159,31 +167,16 @@ def copy_recipes(
     )
 
 
-def write_own_recipes(
-    name: str, root: Path, values: Mapping[str, str]
-) -> tuple[list[Path], list[Path]]:
-    """Write the recipes of recipes/own for documents called `name` into `root`/recipes/`name`, and
-    the data that they read.
+def is_sandbox(values: Mapping[str, Any]) -> bool:
+    """Return whether the values of a recipe name the sandbox's files, or its generator."""
+    texts = list(texts_in(values))
+    writes = any(key[-1:] == ("kind",) and text == "sandbox" for key, text in texts)
+    return writes or any(_SANDBOX.match(text) for _, text in texts)
 
-    `values` are texts of them and what replaces these (by regular expression). Return the recipes
-    that are written (or there already, the same) and those that are there with another text, and
-    stay.
-    """
-    written, differing = [], []
-    for recipe in find_recipes(["own"], read_shipped()):
-        path = root / "recipes" / name / recipe.path.name
-        content = recipe.text.replace("recipes/own/", f"recipes/{name}/").replace("NAME", name)
-        for text, replacement in values.items():
-            # a replacement may hold a backslash (a path), which re would read as an escape
-            content = re.sub(text, replacement.replace("\\", r"\\"), content)
-        for data in _DATA.findall(content):
-            write_text(root / data, (FOLDER.parent / data).read_text("utf-8"))
-        if _differs(path, content):
-            differing.append(path)
-        else:
-            write_text(path, content)
-            written.append(path)
-    return written, differing
+
+def data_in(text: str) -> list[str]:
+    """Return the paths in a recipe's text of data that ships as files."""
+    return _DATA.findall(text)
 
 
 def holds_only_shipped(root: Path, name: str) -> bool:
@@ -243,17 +236,22 @@ def _header(text: str) -> dict[str, str]:
 def _with_references(
     recipes: Sequence[ShippedRecipe], shipped: Mapping[str, ShippedRecipe]
 ) -> list[ShippedRecipe]:
-    """Return `recipes` and, recursively, the recipes that they name or whose runs they read."""
+    """Return `recipes` and, recursively, the recipes that their values name or whose runs they
+    read."""
     closure = {recipe.name: recipe for recipe in recipes}
     queue = list(recipes)
     while queue:
         recipe = queue.pop()
-        named = [shipped[name] for name in _MENTION.findall(recipe.text) if name in shipped]
         inputs = [
             text for _, text in texts_in(recipe.values) if text != recipe.values.get("run_dir")
         ]
+        names = _MENTION.findall("\n".join(inputs))
+        named = [shipped[name] for name in names if name in shipped]
         makers = [
-            other for other in shipped.values() if any(_makes(other, text) for text in inputs)
+            other
+            for other in shipped.values()
+            if any(_makes(other, text) for text in inputs)
+            and (recipe.is_sandbox or not other.is_sandbox)
         ]
         for other in [*named, *makers]:
             if other.name not in closure:
@@ -263,7 +261,9 @@ def _with_references(
 
 
 def _makes(recipe: ShippedRecipe, path: str) -> bool:
-    return path.startswith(f"{recipe.values.get('run_dir', '-')}/")
+    # Those of recipes/own are no recipes of this folder before kinject try has filled them in.
+    is_form = recipe.name.startswith("own/")
+    return not is_form and path.startswith(f"{recipe.values.get('run_dir', '-')}/")
 
 
 def _sandbox_files(write_sandbox: Callable[[Path], Iterable[Path]]) -> dict[Path, str]:

@@ -26,6 +26,7 @@ from kinject.disk import (
     write_text,
 )
 from kinject.errors import TrainingError
+from kinject.gguf import model_folder
 from kinject.hub import find_source
 from kinject.manifests import FinishedTraining, Manifest, TrainManifest, read_manifest
 from kinject.models import check_files, model_hash
@@ -213,7 +214,7 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer), ("teacher", teacher)):
         # A tokenizer may be a section: it is made of the corpus, whose hash is here already.
         if isinstance(path, str):
-            folder = Path(path)
+            folder = model_folder(path)
             if folder.exists():
                 check_files(Path(find_source(path, name)))
             digest = model_hash(folder) if folder.exists() else ""

@@ -25,6 +25,7 @@ from kinject.disk import (
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
+from kinject.gguf import model_folder
 from kinject.llm.judges import GRADES
 from kinject.manifests import EvalManifest, manifest_beside
 from kinject.models import base_of_adapter, model_hash
@@ -64,7 +65,7 @@ def hash_model(path: str, revision: str | None) -> str:
     An adapter's hash includes that of its base model. `revision` is the hub commit that was loaded,
     if any. Raises `InputError` if the folder's SHA256SUMS disagrees.
     """
-    folder = Path(path)
+    folder = model_folder(path)
     if not folder.exists():
         return hashlib.sha256(f"{path}@{revision}".encode()).hexdigest()
     parts = [model_hash(folder)]

@@ -45,6 +45,7 @@ from kinject.corpus.tokenize import (
 from kinject.disk import content_id, read_json, write_json
 from kinject.documents import document_hashes, read_documents
 from kinject.errors import fault
+from kinject.gguf import model_folder
 from kinject.process import work_seconds
 from kinject.recipe import DistillationSection, DocumentsSection, ModelSection, TrainRecipe
 from kinject.terminal import Progress
@@ -486,8 +487,9 @@ def _identity(teacher: str | None, base: ModelSection, model: PreTrainedModel) -
     path, config = str(base.path), model.config
     if teacher:
         path, config = teacher, models.load_config(teacher)
-    if Path(path).exists():
-        return models.model_hash(Path(path))
+    folder = model_folder(path)
+    if folder.exists():
+        return models.model_hash(folder)
     return f"{path}@{getattr(config, '_commit_hash', '')}"
 
 

@@ -1,0 +1,188 @@
+"""The recipes that `kinject try` writes for documents of one's own: recipes/own, filled in.
+
+runs/NAME/try.json remembers what was chosen and what was written, so that a later call fills in
+recipes that nobody has edited, and leaves the others as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from kinject.disk import (
+    content_id,
+    file_name,
+    path_exists,
+    read_bytes,
+    read_json,
+    write_json,
+    write_text,
+)
+from kinject.errors import DiskError, InputError
+from kinject.hub_data import find_data_set
+from kinject.recipe.shipped import FOLDER, data_in, find_recipes, read_shipped
+
+_RECORD = "try.json"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a person has chosen: the `endpoint` that writes and the name of its model (`writer`),
+    the `model` that learns, and the card (`gpu`) or the `memory` that trains it."""
+
+    endpoint: str | None = None
+    writer: str | None = None
+    model: str | None = None
+    gpu: str | None = None
+    memory: str | None = None
+
+
+class OwnRecipes:
+    """The recipes of the documents at a path, in recipes/NAME below `root`.
+
+    `choices` are those of this call and of earlier ones, `has_new_choices` whether this call has
+    any. `written` are the recipes that are as they should be, `kept` those that somebody edited,
+    with the lines to change for the new choices.
+    """
+
+    def __init__(self, documents: Path, root: Path = Path()) -> None:
+        self.root, self.name = root, _name_of(documents)
+        self.folder = root / "recipes" / self.name
+        self.run_dir = root / "runs" / self.name
+        self.choices, self.has_new_choices = Choices(), False
+        self.written: list[Path] = []
+        self.kept: dict[Path, list[str]] = {}
+        self._shipped = own_texts(self.name)
+        self._ids: dict[str, str] = {}
+        record = self.run_dir / _RECORD
+        if path_exists(record):
+            row = read_json(record, "Delete it: kinject try writes it again.")
+            self.choices, self._ids = Choices(**row["choices"]), dict(row["recipes"])
+
+    def choose(
+        self,
+        *,
+        endpoint: str | None = None,
+        model: str | None = None,
+        gpu: str | None = None,
+        memory: str | None = None,
+    ) -> None:
+        """Take new choices; what is None stays as it was. Raises `InputError` for a GPU without a
+        model."""
+        choices = self.choices
+        if endpoint is not None:
+            choices = replace(choices, endpoint=endpoint, writer=None)
+        if model is not None:
+            choices = replace(choices, model=model)
+        if gpu is not None or memory is not None:
+            # Together: the memory of an earlier call is not that of another card.
+            choices = replace(choices, gpu=gpu, memory=memory)
+            if choices.model is None:
+                raise InputError(
+                    "--gpu and --memory are for the model that learns. Name it, a folder or a name "
+                    "on the hub: --model Qwen/Qwen3-8B-Base"
+                )
+        self.has_new_choices = any(value is not None for value in (endpoint, model, gpu, memory))
+        self.choices = choices
+
+    def texts(self) -> dict[str, str]:
+        """Return file name -> text of each recipe, with nothing filled in."""
+        return dict(self._shipped)
+
+    def write(self, file: str, text: str) -> None:
+        """Write a recipe and the data that it reads, unless somebody has edited it."""
+        path = self.folder / file
+        for data in data_in(text):
+            write_text(self.root / data, (FOLDER.parent / data).read_text("utf-8"))
+        if self._is_edited(path, text):
+            self.kept[path] = []
+            if self.has_new_choices and path.is_file():
+                self.kept[path] = self._lines_to_change(path, text)
+            return
+        write_text(path, text)
+        self._ids[file] = content_id(text)
+        self.written.append(path)
+
+    def save(self) -> None:
+        """Remember the choices and what was written."""
+        row = {"choices": asdict(self.choices), "recipes": self._ids}
+        write_json(self.run_dir / _RECORD, row)
+
+    def _is_edited(self, path: Path, text: str) -> bool:
+        if not path_exists(path):
+            return False
+        if path.is_dir():
+            return True
+        found = read_bytes(path).decode("utf-8", "replace")
+        # One that is as it ships was never filled in, whether or not it is remembered.
+        if found in (text, self._shipped[path.name]):
+            return False
+        return self._ids.get(path.name) != content_id(found)
+
+    def _lines_to_change(self, path: Path, text: str) -> list[str]:
+        """Return the lines that the choices ask for and an edited recipe lacks."""
+        there = read_bytes(path).decode("utf-8", "replace").splitlines()
+        # What stands in the recipe as it ships and not here, somebody took out on purpose.
+        known = {*there, *self._shipped[path.name].splitlines()}
+        return [line for line in text.splitlines() if line not in known and line[:1] != "#"]
+
+
+def _name_of(documents: Path) -> str:
+    """Return the name of the recipes for a folder, a file or a data set. Raises `DiskError` if
+    nothing is there."""
+    if not path_exists(documents) and find_data_set(str(documents)) is None:
+        raise DiskError(f"{documents}: nothing is there. Check the path.")
+    if documents.is_file():
+        return file_name(documents.resolve().stem)
+    return file_name(documents.resolve().name)
+
+
+def own_names(root: Path = Path()) -> list[str]:
+    """Return the names of the documents of one's own that were collected below `root`."""
+    found = sorted((root / "runs").glob("*/documents/documents.jsonl"))
+    return [path.parent.parent.name for path in found]
+
+
+def own_texts(name: str) -> dict[str, str]:
+    """Return file name -> text of each recipe of recipes/own, for documents called `name`."""
+    texts = {}
+    for recipe in find_recipes(["own"], read_shipped()):
+        text = recipe.text.replace("recipes/own/", f"recipes/{name}/")
+        texts[recipe.path.name] = text.replace("NAME", name)
+    return texts
+
+
+def with_values(text: str, values: Mapping[str, str | None]) -> str:
+    """Return a recipe's text with `values`: a key, or section.key, -> its value in YAML; None takes
+    the line out, with the comments above it.
+
+    A key that is not there comes first in its section, a section before `corpus:`.
+    """
+    lines = text.splitlines()
+    for dotted, value in values.items():
+        section, _, key = dotted.rpartition(".")
+        first, end = 0, len(lines)
+        begin = f"{key}:"
+        if section:
+            begin = f"  {key}:"
+            first = end = _index(lines, f"{section}:") + 1
+            while end < len(lines) and lines[end].startswith(" "):
+                end += 1
+        found = [index for index in range(first, end) if lines[index].startswith(begin)]
+        if value is not None and found:
+            lines[found[0]] = f"{begin} {value}"
+        elif value is not None and section:
+            lines.insert(first, f"{begin} {value}")
+        elif value is not None:
+            lines.insert(_index(lines, "corpus:"), f"{begin} {value}")
+        elif found:
+            first = found[0]
+            while lines[first - 1].lstrip().startswith("#"):
+                first -= 1
+            del lines[first : found[0] + 1]
+    return "\n".join(lines) + "\n"
+
+
+def _index(lines: list[str], line: str) -> int:
+    return next(index for index, found in enumerate(lines) if found.startswith(line))
