@@ -283,8 +283,8 @@ def render_summary(result: AugmentResult) -> str:
     for code, number in result.languages.items():
         off = ", ".join(language_of(code).not_checked)
         if off:
-            count = format_count(number, "answer")
-            lines.append(f"not checked in {count} ({code or 'language not clear'}): {off}")
+            answers = format_count(number, "answer")
+            lines.append(f"not checked in {answers} ({code or 'language not clear'}): {off}")
     if result.refused:
         lines += ["", f"answers refused (each with its text in {result.rejected_path}):"]
         lines += [f"{number:>8}  {reason}" for reason, number in result.refused.items()]

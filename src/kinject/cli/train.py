@@ -45,9 +45,9 @@ def _train(arguments: argparse.Namespace) -> Outcome:
         planned = recipe_of(arguments, "plan")
         from kinject.plan.run import plan, render_plan
 
-        result = plan(planned)
-        show(render_plan(result))
-        return result, incomplete(not result.way.command)
+        outlook = plan(planned)
+        show(render_plan(outlook))
+        return outlook, incomplete(not outlook.way.command)
     # Checked before a job file is printed: a fault is to end this command, not a job in the queue.
     recipe = recipe_of(arguments, "train")
     if arguments.job is not None:

@@ -72,7 +72,7 @@ def without_missing(recipe: TrainRecipe) -> tuple[TrainRecipe, list[str]]:
     missing = [path for path in _other_files(recipe) if not is_file(path)]
     # The plain values, too: a timed run is made from them.
     raw = {**recipe.raw, "corpus": dict(recipe.raw["corpus"])}
-    changes: dict[str, None] = {}
+    changes: dict[str, Any] = {}
     for name in ("replay", "validation_corpus"):
         part = getattr(corpus, name)
         if part is not None and getattr(part, "path", part) in missing:
