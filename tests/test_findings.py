@@ -62,6 +62,16 @@ def test_what_is_said_of_the_company_is_in_its_results() -> None:
     assert found == wanted
 
 
+def test_what_is_said_of_passages_is_in_its_results() -> None:
+    text = (ROOT / "docs/findings.md").read_text("utf-8").partition("with BM25's document")[2]
+    said = [float(number) for number in re.findall(r"\d+\.\d", text.partition("The passage")[0])]
+    found = {(item["arm"], item["k"]): item["accuracy"] for item in COMPANY["with_passages"]}
+    wanted = []
+    for arm in ("base", "documents and paraphrases"):
+        wanted += [100 * found[arm, 1], 100 * found[arm, 0]]
+    assert said == pytest.approx(wanted, abs=0.051)
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_claims_are_older_than_their_results(path: Path) -> None:
