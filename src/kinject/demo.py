@@ -211,7 +211,9 @@ def _write_inputs() -> None:
     from kinject.sandbox import write_sandbox
 
     n_written = len(
-        copy_recipes(find_recipes(["sandbox/demo"], read_shipped()), Path(), write_sandbox).written
+        copy_recipes(
+            find_recipes(["sandbox/demo", "eval"], read_shipped()), Path(), write_sandbox
+        ).written
     )
     _print_line(
         "1 of 5  recipes, documents and questions: "

@@ -80,7 +80,7 @@ def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[
         lines[1]
         == "style.yaml:5: augment.styles.paraphrse: unknown style. Did you mean paraphrase?"
     )
-    assert "none-here: cannot be read" in _fails(capsys, ["recipes", "check", "none-here"])[0]
+    assert "none-here: no recipe is there" in _fails(capsys, ["recipes", "check", "none-here"])[0]
     (here / "empty").mkdir()
     assert "no recipes (*.yaml) there" in _fails(capsys, ["recipes", "check", "empty"])[0]
 

@@ -384,7 +384,7 @@ def test_messages_of_megabytes_keep_their_place_and_their_cure(tmp_path: Path) -
     path = written(tmp_path / "r.yaml", b"run_dir: a\nseed: " + b"x" * 200_000 + b"\n")
     message = refusal(read_recipe, path)
     assert message.startswith(f"{path}:2: seed: found 'xxx")
-    assert message.endswith("expected a whole number.")
+    assert message.endswith("expected a whole number, as 1000.")
     assert len(message) < 2200
 
 

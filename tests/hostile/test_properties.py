@@ -14,7 +14,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_named import FILES, ROWS
 
-from kinject.corpus import passages
 from kinject.errors import KinjectError
 from kinject.language.sentences import sentence_ends
 from kinject.recipe import read_recipe
@@ -157,9 +156,7 @@ def test_json_is_yaml_and_means_the_same(tree: dict[str, Any]) -> None:
 
 @settings(max_examples=100)
 @given(text=st.text(alphabet="ab.!?…\"' )]\n。”A", max_size=30))
-def test_sentences_end_where_the_plain_pattern_ends_them(text: str) -> None:
-    """The pattern in use cannot go back and forth; the one that says what is meant, and may, is the reference."""
-    plain = re.compile(r"""[.!?…]+["'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n\s*\n""")
-    fast = [match.span() for match in passages._END.finditer(text)]
-    assert fast == [match.span() for match in plain.finditer(text)]
-    assert sentence_ends(text) == sorted(set(sentence_ends(text)))
+def test_sentences_end_in_order_inside_the_text(text: str) -> None:
+    ends = sentence_ends(text)
+    assert ends == sorted(set(ends))
+    assert all(0 < end <= len(text) for end in ends)
