@@ -59,14 +59,15 @@ def test_choices_give_nothing_away(level: str) -> None:
     assert max(places.values()) - min(places.values()) <= 4
 
 
+@pytest.mark.parametrize(("name", "n"), [("company", 1280), ("subjects", 1200)])
 def test_every_paraphrase_passes_the_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A study ends an arm whose corpus is short by one text."""
     monkeypatch.chdir(ROOT)
-    recipe = read_recipe(ROOT / "recipes/company/augment.yaml", [f"run_dir={tmp_path / 'run'}"])
+    recipe = read_recipe(ROOT / f"recipes/{name}/augment.yaml", [f"run_dir={tmp_path / 'run'}"])
     result = augment(recipe)
-    assert (result.got, result.asked) == (1280, 1280), result.refused
+    assert (result.got, result.asked) == (n, n), result.refused
 
 
 def test_no_question_is_trained_on() -> None:

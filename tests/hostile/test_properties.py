@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from test_named import FILES, ROWS
 
 from kinject.errors import KinjectError
+from kinject.language import sentences
 from kinject.language.sentences import sentence_ends
 from kinject.recipe import read_recipe
 from kinject.recipe.read import Sections
@@ -156,7 +157,16 @@ def test_json_is_yaml_and_means_the_same(tree: dict[str, Any]) -> None:
 
 @settings(max_examples=100)
 @given(text=st.text(alphabet="ab.!?…\"' )]\n。”A", max_size=30))
-def test_sentences_end_in_order_inside_the_text(text: str) -> None:
+def test_sentences_end_where_the_plain_pattern_ends_them(text: str) -> None:
+    """The pattern in use cannot go back and forth; the one that says what is meant, and may, is the reference."""
+    stops, full, closers = sentences.STOPS, sentences.FULL_STOPS, sentences._CLOSERS
+    quotes = sentences._OPEN_OR_CLOSE
+    plain = re.compile(
+        rf"[{stops}]+[{closers}{quotes}]*(?=\s)"
+        rf"|[{full}]+(?![{full}\d])[{closers}]*(?:[{quotes}](?=\s))?|\n\s*\n"
+    )
+    fast = [match.span() for match in sentences._END.finditer(text)]
+    assert fast == [match.span() for match in plain.finditer(text)]
     ends = sentence_ends(text)
     assert ends == sorted(set(ends))
     assert all(0 < end <= len(text) for end in ends)
