@@ -227,6 +227,7 @@ def test_help_imports_little_and_no_torch() -> None:
 
 WRITTEN_ONCE = {
     r"index\(max\(\w*\.?log_probs": (),  # kinject.eval.scores.best_choice
+    r"\.method (==|!=|in|not in) ": (),  # kinject.recipe.method_rules, kinject.train.methods
     r"}\+rag|(partition|suffix)\(\"\+": ("types.py",),  # kinject.types.ArmName
 }
 """What one function knows -> the files that may hold it."""

@@ -13,8 +13,8 @@ import torch
 from kinject.errors import Problem, RecipeError
 from kinject.models import load_model
 from kinject.recipe import TrainRecipe
+from kinject.recipe.launch import Launch
 from kinject.recipe.sections import option
-from kinject.recipe.train_conflicts import Launch
 from kinject.train import train
 from kinject.train.objectives import OBJECTIVES, Objective
 from kinject.train.setup import check_training

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kinject.errors import Problem
 from kinject.recipe import train_conflicts
+from kinject.recipe.launch import Launch
 from kinject.recipe.read import (
     AugmentRecipe,
     EvalRecipe,
@@ -25,7 +26,6 @@ from kinject.recipe.sections.augment import (
 from kinject.recipe.sections.eval import Asking, eval_problems
 from kinject.recipe.sections.model import model_problems
 from kinject.recipe.sections.study import Shared, study_problems
-from kinject.recipe.train_conflicts import Launch
 
 Facts = Launch | Asking | Shared | Mapping[str, StyleTraits]
 """What the checks of train, eval, study and augment read beside a recipe."""

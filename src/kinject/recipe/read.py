@@ -43,6 +43,9 @@ from kinject.secrets import TRAINER_SECRETS, known_secrets, secret_filter
 
 Verb = Literal["augment", "questions", "train", "eval", "study", "plan"]
 
+MethodName = Literal["cpt", "sft", "distill", "recall"]
+"""What `method` of a recipe may be; `kinject.recipe.method_rules` has the rules of each."""
+
 NOT_NULL = frozenset({"model", "corpus", "augment", "questions", "eval", "study"})
 """Sections that some verb cannot do without: nothing there is a mistake, whatever verb reads the
 recipe."""
@@ -74,7 +77,7 @@ class Sections:
         path="output",
     )
     seed: int = option(42, help="Seed of everything that is drawn.", min=0, max=MAX_SEED)
-    method: Literal["cpt", "sft", "distill", "recall"] | None = option(
+    method: MethodName | None = option(
         None,
         help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; "
         "absent: any rows. "
@@ -166,18 +169,20 @@ class TrainRecipe(Recipe):
         """The device that is asked for."""
         return "cpu" if self.trainer.get("use_cpu") else self.model.device
 
-    @property
-    def distills(self) -> DistillationSection | None:
-        """The settings of `method: distill`; None for another method."""
-        if self.method != "distill":
-            return None
-        return self.distillation or DistillationSection()
-
     def training_values(self) -> dict[str, Any]:
         """Return the plain values of all sections that decide a training; those that every recipe
         has may be None."""
         always = dict.fromkeys(("seed", "method", "model", "adapter", "corpus", "trainer"))
         return always | {key: value for key, value in self.raw.items() if key not in NOT_TRAINING}
+
+    def techniques_on(self, *names: str) -> list[str]:
+        """Return the keys of those of the techniques that are on."""
+        return [f"techniques.{name}" for name in names if getattr(self.techniques, name)]
+
+    def terms_on(self, *names: str) -> list[str]:
+        """Return the keys of those of the terms of regularization that are on."""
+        section = self.regularization
+        return [f"regularization.{name}" for name in names if getattr(section, name, None)]
 
     @property
     def projection(self) -> ProjectionSection | None:

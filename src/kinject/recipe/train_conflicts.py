@@ -4,26 +4,18 @@ its processes, the loss and the update."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any
 
 from kinject.errors import Problem
 from kinject.recipe.check import suggestion
-from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, RECALL_FIELDS, starts_in_the_base
+from kinject.recipe.launch import Launch
+from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, starts_in_the_base
+from kinject.recipe.method_rules import rules_of
 from kinject.recipe.read import TrainRecipe
 
 HISTOGRAM_TRACKERS = ("tensorboard", "wandb")
 """Those of trainer.report_to that take histograms."""
-_SFT_ONLY = (
-    "packing",
-    "assistant_only_loss",
-    "completion_only_loss",
-    "activation_offloading",
-    "use_liger_kernel",
-)
-"""Fields of SFTConfig alone, and one that TRL's GRPO reads otherwise."""
 _ONE_BY_ONE = re.compile(
     r"(paged_)?(adamw|lion|ademamix)(_bnb)?(_8bit|_32bit)|ademamix|adamw_torch(_fused)?"
     r"|sgd|adagrad|rmsprop(_bnb)?(_8bit|_32bit)?|adafactor"
@@ -31,62 +23,8 @@ _ONE_BY_ONE = re.compile(
 """Names of trainer.optim that read nothing but a parameter, its gradient and its own state."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """How and where a training is to run, as far as its recipe leaves that open; texts are "" where
-    nothing is wrong."""
-
-    trainer: Mapping[str, Any] = field(default_factory=dict)
-    """The trainer section, with the defaults of SFTConfig."""
-    device: str = "cpu"
-    emulates_bf16: str = ""
-    lacks_attention: str = ""
-    fp16: bool = False
-    splits: str = ""
-    """Why kinject has no access to weights and gradients."""
-    is_sharded: bool = False
-    in_parts: bool = False
-    """By transformers or ZeRO-3, so that no module can be copied or merged."""
-    has_deepspeed: bool = False
-    splits_rows: bool = False
-    """By context parallelism."""
-    splits_matrices: bool = False
-    is_launched: bool = False
-    cannot_upload: str = ""
-
-    def __getitem__(self, name: str) -> Any:
-        value = self.trainer.get(name)
-        return getattr(value, "value", value)  # of an enum, its word
-
-    @property
-    def wraps_documents(self) -> bool:
-        """Whether packed rows let a document read the one before it."""
-        return bool(self["packing"]) and self["packing_strategy"] == "wrapped"
-
-    @property
-    def is_schedule_free(self) -> bool:
-        """Whether the optimizer averages weights instead of following a schedule."""
-        return str(self["optim"]).startswith("schedule_free")
-
-    @property
-    def updates_elsewhere(self) -> bool:
-        """Whether the optimizer updates weights while gradients are computed."""
-        return self["optim"] in ("lomo", "adalomo") or "layerwise" in str(self["optim"])
-
-
 TrainCheck = Callable[[TrainRecipe, Launch], Iterator[Problem]]
 """The problems of one subject in a training."""
-
-
-def techniques_on(recipe: TrainRecipe, *names: str) -> list[str]:
-    """Return the keys of those of the techniques that are on."""
-    return [f"techniques.{name}" for name in names if getattr(recipe.techniques, name)]
-
-
-def terms_on(recipe: TrainRecipe, *names: str) -> list[str]:
-    """Return the keys of those of the terms of regularization that are on."""
-    section = recipe.regularization
-    return [f"regularization.{name}" for name in names if getattr(section, name, None)]
 
 
 def is_cartridge(recipe: TrainRecipe) -> bool:
@@ -125,10 +63,9 @@ def weights(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
 
 def _comparisons_with_base(recipe: TrainRecipe) -> Iterator[str]:
     """Yield the keys of what reads the base with the adapter switched off."""
-    is_own_teacher = recipe.distills is not None and recipe.distills.teacher is None
-    if is_own_teacher or (recipe.method == "recall" and recipe.trainer.get("beta")):
+    if rules_of(recipe).reads_base(recipe):
         yield "method"
-    yield from terms_on(recipe, "kl", "projection")
+    yield from recipe.terms_on("kl", "projection")
 
 
 def arithmetic(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
@@ -162,9 +99,6 @@ def corpus(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
             key = f"corpus.{part}.answers" if part else "corpus.answers"
             message = "a new model has no answers yet. Give model.path, or remove the line."
             yield Problem(key, message)
-    if recipe.method == "cpt" and section.answers == "own":
-        message = "rows of cpt are texts, which ask nothing. Remove method, or the line."
-        yield Problem("corpus.answers", message)
     if section.validation_fraction and section.validation_corpus:
         message = "validation_corpus is the validation corpus. Keep one."
         yield Problem("corpus.validation_fraction", message)
@@ -319,14 +253,14 @@ def processes(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     """Yield what weights or rows that are split over processes exclude."""
     if launch.splits:
         needing = ("sam", "freeze_base_steps", "histogram_steps")
-        for key in (*terms_on(recipe, "l2", "kl"), *techniques_on(recipe, *needing)):
+        for key in (*recipe.terms_on("l2", "kl"), *recipe.techniques_on(*needing)):
             yield Problem(key, f"needs the weights and the gradients, and {launch.splits}")
     if launch.in_parts or launch.splits:
-        whole = techniques_on(recipe, "stochastic_rounding", "muon")
-        for key in (*whole, *terms_on(recipe, "projection")):
+        whole = recipe.techniques_on("stochastic_rounding", "muon")
+        for key in (*whole, *recipe.terms_on("projection")):
             message = "needs whole weights on each process. Use DDP, or remove the line."
             yield Problem(key, message)
-    if launch.splits_matrices and terms_on(recipe, "projection"):
+    if launch.splits_matrices and recipe.terms_on("projection"):
         message = "needs whole weights on each process. Use DDP, or remove it."
         yield Problem("regularization.projection", message)
     if launch.in_parts:
@@ -358,9 +292,9 @@ def _rows_in_parts(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     if recipe.model.attention not in ("auto", "sdpa"):
         message = "context parallelism has sdpa only. Set model.attention: sdpa."
         yield Problem("model.attention", message)
-    needing = techniques_on(recipe, "hard_example_mining", "row_weights")
-    needing += terms_on(recipe, "projection")
-    if recipe.method == "distill":
+    needing = recipe.techniques_on("hard_example_mining", "row_weights")
+    needing += recipe.terms_on("projection")
+    if rules_of(recipe).has_teacher:
         needing.insert(0, "method")
     for key in needing:
         message = "needs whole rows on each process, and context parallelism splits them."
@@ -369,13 +303,13 @@ def _rows_in_parts(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
 
 def loss(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     """Yield what the loss of a token and the terms beside it exclude."""
-    by_row_or_token = techniques_on(recipe, "hard_example_mining", "row_weights")
-    kl = terms_on(recipe, "kl")
+    by_row_or_token = recipe.techniques_on("hard_example_mining", "row_weights")
+    kl = recipe.terms_on("kl")
     if launch["loss_type"] != "nll":
         changing = [*by_row_or_token]
         if launch["label_smoothing_factor"]:
             changing.append("trainer.label_smoothing_factor")
-        if recipe.method == "distill":
+        if rules_of(recipe).has_teacher:
             changing.append("method")
         for key in changing:
             message = "changes or computes the loss nll, found trainer.loss_type:"
@@ -398,63 +332,24 @@ def loss(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
 
 
 def method(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
-    """Yield what `method: distill` and `method: recall` exclude, and what belongs to them alone."""
+    """Yield what the method of training excludes, and what belongs to another one."""
     section = recipe.distillation
-    if section is not None and recipe.method != "distill":
+    if section is not None and not rules_of(recipe).has_teacher:
         message = "belongs to method: distill. Set that, or remove the section."
         yield Problem("distillation", message)
     if section is not None and section.context == "none" and section.teacher is None:
         message = "without a context the model would teach itself what it predicts."
         fix = "Name another one: distillation.teacher."
         yield Problem("distillation.context", f"{message} {fix}")
-    if recipe.method == "distill":
-        if recipe.model.new is not None:
-            message = "distill: a new model has nothing to teach. Give model.path."
-            yield Problem("method", message)
-        if launch.is_sharded:
-            message = "distill: the teacher's pass needs whole weights on one process."
-            yield Problem("method", f"{message} Use DDP or ZeRO-2.")
-    if recipe.method == "recall":
-        yield from _recall(recipe, launch)
-        return
-    for name in RECALL_FIELDS:
-        if name in recipe.trainer:
-            message = "is GRPOConfig's. Set method: recall, or remove the line."
-            yield Problem(f"trainer.{name}", message)
-
-
-def _recall(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
-    """Yield what `method: recall` does not read, and where it cannot run."""
-    for key in _of_given_answers(recipe):
-        message = "belongs to answers that are given; those of method: recall are drawn."
-        yield Problem(key, f"{message} Remove it.")
-    if recipe.model.new is not None or launch.is_sharded:
-        message = "recall: answers are drawn from a trained model, whole on each process."
-        yield Problem("method", f"{message} Give model.path; use DDP or ZeRO-2.")
-
-
-def _of_given_answers(recipe: TrainRecipe) -> Iterator[str]:
-    """Yield the keys of what only answers that are given read."""
-    for name in ("replay", "mix", "validation_corpus", "validation_fraction"):
-        if getattr(recipe.corpus, name):
-            yield f"corpus.{name}"
-    for name in (*_SFT_ONLY, "loss_type", "label_smoothing_factor"):
-        if recipe.trainer.get(name):
-            yield f"trainer.{name}"
-    if recipe.corpus.answers != "given":
-        yield "corpus.answers"
-    if recipe.probes is not None:
-        yield "probes"
-    yield from techniques_on(recipe, "hard_example_mining", "row_weights", "sam")
-    yield from terms_on(recipe, "kl")
+    yield from rules_of(recipe).problems(recipe, launch)
 
 
 def trained_weights(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     """Yield what an adapter or a new model excludes, since weights stay or come without a base."""
     adapter = recipe.adapter
-    projects = bool(terms_on(recipe, "projection"))
+    projects = bool(recipe.terms_on("projection"))
     if adapter is not None:
-        for key in terms_on(recipe, "l2"):
+        for key in recipe.terms_on("l2"):
             message = "an adapter does not change the base weights. Remove the line."
             yield Problem(key, message)
     if projects and recipe.model.new is not None:
@@ -464,7 +359,7 @@ def trained_weights(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
         message = "DoRA scales the whole weight. Remove adapter.use_dora."
         yield Problem("regularization.projection", message)
     if adapter is not None and is_cartridge(recipe):
-        for key in (*terms_on(recipe, "projection"), *techniques_on(recipe, "muon")):
+        for key in (*recipe.terms_on("projection"), *recipe.techniques_on("muon")):
             message = "is for weights, and a cartridge changes none. Remove the line."
             yield Problem(key, message)
         if launch.is_sharded:
@@ -499,10 +394,10 @@ def new_layers(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     if recipe.adapter is not None or recipe.model.quantization != "none":
         fix = "Remove the line, or train all weights."
         yield Problem(key, f"beside an adapter they would not train. {fix}")
-    if recipe.model.new is not None or recipe.method == "distill":
+    if recipe.model.new is not None or rules_of(recipe).has_teacher:
         message = "a new model's weights are random already, and a teacher needs its own."
         yield Problem(key, f"{message} Remove the line.")
-    if terms_on(recipe, "l2", "kl", "projection"):
+    if recipe.terms_on("l2", "kl", "projection"):
         message = "regularization would hold the model to untrained layers."
         yield Problem(key, f"{message} Keep one; layerwise_lr_decay may stay.")
     if launch.in_parts or launch.is_sharded:
@@ -513,14 +408,14 @@ def new_layers(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
 def gradients(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     """Yield the problems of what reads or changes gradients before the optimizer's step."""
     if launch.fp16:
-        unscaled = techniques_on(recipe, "stochastic_rounding", "muon")
-        for key in (*terms_on(recipe, "l2"), *unscaled):
+        unscaled = recipe.techniques_on("stochastic_rounding", "muon")
+        for key in (*recipe.terms_on("l2"), *unscaled):
             message = "needs unscaled gradients. Set trainer.bf16: true instead of fp16."
             yield Problem(key, message)
     if launch.updates_elsewhere:
         # Frozen weights lose their gradients just before the step: requires_grad would not do,
         # since DDP fixes at the start which gradients it waits for.
-        for key in techniques_on(recipe, "sam", "freeze_base_steps", "histogram_steps"):
+        for key in recipe.techniques_on("sam", "freeze_base_steps", "histogram_steps"):
             message = (
                 "this optimizer updates while gradients are computed, before they can be used."
             )
@@ -542,7 +437,7 @@ def update(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
         )
         fix = "Set constant, with or without trainer.warmup_steps."
         yield Problem("trainer.lr_scheduler_type", f"{message} {fix}")
-    rounds, projects = recipe.techniques.stochastic_rounding, terms_on(recipe, "projection")
+    rounds, projects = recipe.techniques.stochastic_rounding, recipe.terms_on("projection")
     key = "techniques.stochastic_rounding"
     if rounds and not _ONE_BY_ONE.fullmatch(optim):
         fix = "Take adamw_8bit, adamw_torch or adafactor, or remove the line."

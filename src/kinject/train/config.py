@@ -17,12 +17,13 @@ from kinject.recipe import ModelSection, RegularizationSection, TrainRecipe
 from kinject.recipe.adapter_fields import ADAPTER_KEYS, adapter_types
 from kinject.recipe.check import suggestion
 from kinject.recipe.conflicts import find_problems
+from kinject.recipe.launch import Launch
 from kinject.recipe.library_fields import (
     ADAPTIVE_SCHEDULES,
     OWN_SCHEDULES,
     TORCH_SCHEDULES,
 )
-from kinject.recipe.train_conflicts import Launch, TrainCheck
+from kinject.recipe.train_conflicts import TrainCheck
 
 if TYPE_CHECKING:
     from peft import PeftConfig

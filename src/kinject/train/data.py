@@ -34,6 +34,7 @@ from kinject.errors import TrainingError, fault
 from kinject.manifests import Exposures, RowExposures
 from kinject.models import window_of
 from kinject.recipe import CorpusSection, TrainRecipe
+from kinject.recipe.method_rules import distillation_of
 from kinject.train.config import trainer_field
 from kinject.train.load import set_chat_template
 from kinject.train.objectives import row_weights
@@ -343,10 +344,11 @@ def tokenize_and_pack(
     tokens = packer.tokenize(corpora.rows)
     split = _hold_out(corpus, tokens)
     teacher = None
-    if recipe.distills is not None:
+    distillation = distillation_of(recipe)
+    if distillation is not None:
         # Of all rows, those held out too: the cached heads then serve every validation_fraction.
         teacher = teacher_rows(
-            recipe, recipe.distills, corpora.rows, tokens, tokenizer, packer.tokenization
+            recipe, distillation, corpora.rows, tokens, tokenizer, packer.tokenization
         )
     learned, validation = tokens, None
     if split is not None:
@@ -391,12 +393,13 @@ def _packer_of(
     """Return what makes training rows by the settings of a recipe."""
     corpus, trainer = recipe.corpus, recipe.trainer
     strategy = trainer_field(trainer, "packing_strategy") if trainer.get("packing") else None
+    distillation = distillation_of(recipe)
     tokenization = Tokenization(
         bos=begins_with_bos(tokenizer, corpus.bos),
         eos=corpus.eos,
         completion_only=trainer.get("completion_only_loss"),
         chat=chat,
-        second_part=recipe.distills is not None and recipe.distills.context == "beginning",
+        second_part=distillation is not None and distillation.context == "beginning",
     )
     return CorpusPacker(
         tokenizer,

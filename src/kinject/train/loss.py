@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from kinject.errors import Problem
     from kinject.recipe import TrainRecipe
-    from kinject.recipe.train_conflicts import Launch
+    from kinject.recipe.launch import Launch
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from kinject.manifests import FinishedTraining, Manifest, TrainManifest, read_ma
 from kinject.models import check_files, model_hash
 from kinject.process import is_first_process, made_by_first_process
 from kinject.recipe import ModelSection, TrainRecipe
+from kinject.recipe.method_rules import distillation_of
 from kinject.recipe.read import NOT_TRAINING
 from kinject.terminal import rate_text
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
@@ -205,11 +206,10 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
             for name, item in recipe.probes.sets().items()
         }
     teacher = None
-    if recipe.distills is not None:
-        teacher, documents = (
-            recipe.distills.teacher,
-            document_inputs(recipe.distills, recipe.documents),
-        )
+    distillation = distillation_of(recipe)
+    if distillation is not None:
+        teacher = distillation.teacher
+        documents = document_inputs(distillation, recipe.documents)
         inputs |= {f"document {name}": digest for name, digest in documents.items()}
     for name, path in (("model", model.path), ("tokenizer", model.tokenizer), ("teacher", teacher)):
         # A tokenizer may be a section: it is made of the corpus, whose hash is here already.

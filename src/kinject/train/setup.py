@@ -28,6 +28,7 @@ from kinject.process import (
 from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
 from kinject.recipe.library_fields import starts_in_the_base
+from kinject.recipe.method_rules import rules_of
 from kinject.train.batches import Collator, RowDataset
 from kinject.train.callbacks import (
     EarlyStopping,
@@ -441,7 +442,7 @@ def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
         return
     if has_kl:
         key = "regularization.kl"
-    elif recipe.distills is not None:
+    elif rules_of(recipe).has_teacher:
         key = "method"
     elif "techniques" in recipe.raw:
         key = "techniques"

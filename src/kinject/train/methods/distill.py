@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kinject.process import first_process_first
 from kinject.recipe import TrainRecipe
+from kinject.recipe.method_rules import distillation_of
 from kinject.train.methods.base import Method, MethodInputs, MethodParts
 from kinject.train.objectives.distillation import Teacher, make_teacher
 
@@ -43,7 +44,7 @@ def _make_teacher(inputs: MethodInputs, model: PreTrainedModel) -> Teacher:
 
     The first process makes those that the cache lacks.
     """
-    rows, section = inputs.tokenized.teacher, inputs.recipe.distills
+    rows, section = inputs.tokenized.teacher, distillation_of(inputs.recipe)
     assert rows is not None
     assert section is not None
     weights = inputs.hashes.get("teacher" if section.teacher else "model", "")

@@ -48,6 +48,7 @@ from kinject.errors import fault
 from kinject.gguf import model_folder
 from kinject.process import work_seconds
 from kinject.recipe import DistillationSection, DocumentsSection, ModelSection, TrainRecipe
+from kinject.recipe.method_rules import distillation_of
 from kinject.terminal import Progress
 from kinject.train.loss import Objective, Predictions, as_frozen, divergence, log_probs_of
 from kinject.types import Document
@@ -367,13 +368,14 @@ class Distillation(Objective):
     @classmethod
     def is_on(cls, name: str, recipe: TrainRecipe) -> bool:
         """Return whether the recipe distils."""
-        return recipe.distills is not None
+        return distillation_of(recipe) is not None
 
     @classmethod
     def configured(cls, name: str, recipe: TrainRecipe) -> Distillation:
         """Return the objective with the recipe's section."""
-        assert recipe.distills is not None
-        return cls(recipe.distills)
+        section = distillation_of(recipe)
+        assert section is not None
+        return cls(section)
 
     def by_token(
         self,
@@ -434,7 +436,7 @@ def make_teacher(
     distillation.teacher, or `model`, the base as it was loaded, with or without an adapter;
     `weights` is its hash, "" to compute it. `bf16`: under autocast.
     """
-    section, base = recipe.distills, recipe.model
+    section, base = distillation_of(recipe), recipe.model
     assert section is not None
     is_made = False
 
