@@ -109,6 +109,18 @@ def test_each_walk_is_the_order_of_calls(recipes: dict[str, Path]) -> None:
         assert sorted(steps, key=calls.index) == steps, heading
 
 
+def test_what_where_is_names_is_there() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    table = page.partition("## Where is ...?")[2].partition("\n## ")[0]
+    places = re.findall(r"`([\w/]+)\.py:([\w.]+)`", table)
+    assert len(places) > 8
+    for path, name in places:
+        found = importlib.import_module("kinject." + path.replace("/", "."))
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert callable(found)
+
+
 def test_a_question_format_from_outside_is_asked_in_its_own_layout(
     recipes: dict[str, Path], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
