@@ -1,7 +1,8 @@
 """Kills at random moments: what was stored stays, what was answered is not asked again, and the end is the same.
 
-The long tests (make soak) send KINJECT_KILLS signals in all, 200 without it, a share of them to each verb; the short ones
-send one, at a write in the middle of a run.
+The long tests send KINJECT_KILLS signals in all, 200 without it, a share of them to each verb; the short ones send one, at a
+write in the middle of a run. Of each verb one test of its folder, which make test runs, ends a run too: in its own process, or
+at one moment.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ N_KILLS = int(os.environ.get("KINJECT_KILLS", "200"))
 SHARES = {"augment": 0.2, "augment-openai": 0.25, "train": 0.25, "eval": 0.15, "study": 0.15}
 FAULTS = {"429": 0.03, "500": 0.02, "reset": 0.02, "truncated": 0.05, "refusal": 0.05, "echo": 0.05}
 CONCURRENCY = 8
+pytestmark = pytest.mark.soak
 DATED = ("log.jsonl", "timing.jsonl", "flips.jsonl")
 """Outputs whose hash in a manifest is one of times, or of last digits, too."""
 
@@ -325,7 +327,6 @@ def test_a_signal_to_eval_ends_in_the_same_report(
     kill_often(case, system, whole, 1, once(signal.SIGTERM, 0.3))
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("verb", SHARES)
 def test_kills_at_random_moments_lose_nothing_and_end_as_an_undisturbed_run(
