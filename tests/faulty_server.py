@@ -52,7 +52,8 @@ class FaultySandbox(SandboxServer):
 
     Above `capacity` requests at once it answers 429. It requires `key`, if set, and refuses every key after `revoke_after`
     answers. Faults are drawn by the number of the request, or with `by_request` by the request itself; then a passing
-    fault does not occur again. `answered` counts good answers by request body, `met` the faults sent.
+    fault does not occur again. No answer comes before `held`, if there is one, is set. `answered` counts good answers by
+    request body, `met` the faults sent.
     """
 
     latency: float = 0.0
@@ -61,6 +62,7 @@ class FaultySandbox(SandboxServer):
     key: str | None = None
     revoke_after: int | None = None
     by_request: bool = False
+    held: threading.Event | None = None
     n_requests: int = 0
     in_flight: int = 0
     most_in_flight: int = 0
@@ -107,6 +109,8 @@ class _Faulty(Connection):
             server.most_in_flight = max(server.most_in_flight, server.in_flight)
         if self.fault == "hang":
             server.ended.wait(60)
+        if server.held:
+            server.held.wait()
         time.sleep(server.latency)
         with server.lock:
             server.in_flight -= 1

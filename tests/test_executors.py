@@ -168,7 +168,7 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path):
     )
     assert parent.returncode == -signal.SIGKILL, parent.stderr
     worker = int(parent.stdout)
-    for _ in range(100):
+    for _ in range(6000):
         try:
             os.kill(worker, 0)
         except ProcessLookupError:

@@ -17,7 +17,7 @@ from kinject.sandbox.people import create_country
 def post(url: str, value: object) -> tuple[int, Any]:
     request = urllib.request.Request(f"{url}/chat/completions", json.dumps(value).encode())  # noqa: S310
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -26,7 +26,7 @@ def post(url: str, value: object) -> tuple[int, Any]:
 
 def test_any_client_gets_paraphrases_and_the_list_of_models(serving: Callable[..., Any]) -> None:
     url = serving().url
-    with urllib.request.urlopen(f"{url}/models", timeout=60) as response:  # noqa: S310
+    with urllib.request.urlopen(f"{url}/models", timeout=600) as response:  # noqa: S310
         assert json.load(response)["data"][0]["id"] == "sandbox"
     entry = render_entry(create_country(n_known=1, n_new=1).new[0], 0)
     message = {"role": "user", "content": f"Rewrite:\n<passage>\n{entry}\n</passage>"}
@@ -84,7 +84,7 @@ def test_a_page_of_another_site_is_not_answered_under_whatever_name_it_came(
         ("POST", "/v1/chat/completions"),
         ("GET", "/v1/batches"),
     ):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         connection.request(method, path, body=b"{}" if method == "POST" else None, headers=headers)
         answer = connection.getresponse()
         assert (answer.status == 403) == (status == 403), (method, answer.status)

@@ -86,7 +86,7 @@ def endpoint(here: Path, forked: None) -> Iterator[str]:
     with process.stdout:
         yield process.stdout.readline().split()[1]
         process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 130
+        assert process.wait(1200) == 130
 
 
 def test_the_whole_openai_path_runs_against_the_served_sandbox(here: Path, endpoint: str) -> None:

@@ -27,7 +27,7 @@ with open(path + ".part", "w") as file:
     json.dump(found, file)
 os.replace(path + ".part", path)
 if not os.path.exists(os.path.join({folder!r}, "ends")):
-    time.sleep(60)
+    time.sleep(600)
 """
 """Stands for the Python that trains: notes how it was started, and waits for SIGUSR1."""
 

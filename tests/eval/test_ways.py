@@ -282,7 +282,7 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(
     ]
     command += ["-m", "kinject.cli", "eval", str(path)]
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, *command], capture_output=True, text=True, timeout=4000, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("base on new: ") == 2

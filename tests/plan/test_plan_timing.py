@@ -58,6 +58,7 @@ def test_a_recipe_for_a_thousand_steps_takes_eight_and_leaves_nothing(
         return code
 
     monkeypatch.setattr(planning, "run_process", _run)
+    monkeypatch.setattr(planning, "_SECONDS", 3600.0)  # the machine may be a busy one
     recipe = make_recipe(
         {"patience": 1, "sam": 0.05}, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps",
         eval_steps=5, save_strategy="steps", save_steps=5, load_best_model_at_end=True, metric_for_best_model="loss",

@@ -330,7 +330,7 @@ def test_in_a_browser_nothing_of_a_hostile_page_runs_or_is_fetched(
     (folder / "index.html").write_text(CONTROL.format(frames=frames))
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
                f"--user-data-dir={tmp_path}", "--virtual-time-budget=10000", "--dump-dom", f"{url}/index.html"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, timeout=400, check=True)
+    done = subprocess.run(command, capture_output=True, timeout=4000, check=True)
     match = re.search(r'<p id="seen">(.+?)</p>', done.stdout.decode("utf-8"))
     assert match is not None
     state = json.loads(entities.unescape(match[1]))

@@ -92,7 +92,7 @@ def test_a_stage_that_another_study_is_running_is_waited_for_and_not_run_again(
         waiting.join(0.3)
         assert waiting.is_alive()
         stage.marker.write_text(json.dumps(done))
-    waiting.join(30)
+    waiting.join(600)
     assert results == [done]
 
 

@@ -125,7 +125,7 @@ def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
     )
     command = [sys.executable, "-m", "accelerate.commands.launch", *shlex.split(planned)[2:]]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=400, check=False, cwd=ROOT
+        command, capture_output=True, text=True, timeout=4000, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [
@@ -182,7 +182,7 @@ def _run_in_two(runs: list[dict[str, Any]], folder: Path) -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    errors = [process.communicate(timeout=900)[1] for process in started]
+    errors = [process.communicate(timeout=4000)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], "\n".join(
         error[-3000:] for error in errors
     )
@@ -474,7 +474,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_after_its_step_and_they_res
     def run(step: int, *words: str) -> subprocess.CompletedProcess[str]:
         command = [*launch, str(step), "train", str(recipe.path), *words]
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=400, check=False, cwd=tmp_path
+            command, capture_output=True, text=True, timeout=4000, check=False, cwd=tmp_path
         )
 
     stopped = run(2)

@@ -39,7 +39,7 @@ def _train(
     recipe = make_recipe(trainer={"report_to": tracker, "run_name": "named", "max_steps": 4})
     code = NO_NETWORK + "from kinject.cli import main\nsys.exit(main(['train', sys.argv[1]]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(recipe.path)], cwd=tmp_path, capture_output=True, text=True, timeout=240,
+        [sys.executable, "-c", code, str(recipe.path)], cwd=tmp_path, capture_output=True, text=True, timeout=2400,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -54,7 +54,7 @@ class Client:
         kind: str = "application/json",
     ) -> tuple[int, Any]:
         """Return (status, JSON or text)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         data = (
             None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         )
@@ -380,7 +380,7 @@ class Browser:
 
     def wait(self, script: str) -> None:
         """Wait until an expression is true."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not self.run(script):
             assert time.monotonic() < end, (
                 script,

@@ -435,8 +435,9 @@ def _ends_well(source: str) -> bool:
             input=job,
             text=True,
             capture_output=True,
-            # The kernel limits processor time alone, and a process may wait.
-            timeout=10 * _CHAT_SECONDS,
+            # The kernel limits processor time alone, and a process may wait: for a core, too. On a
+            # machine with ten programs a core, Python took 9 s to start for a template of 10 ms.
+            timeout=150 * _CHAT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
