@@ -8,7 +8,7 @@ PYTHON ?= python3
 GPU_PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test zero soak gpu compat mutants check static types recipes docs format clean
+.PHONY: demo test suite zero soak gpu compat mutants check static types style recipes docs format clean
 
 # No process compiles what another has compiled. pip compiles nothing: of 20,000 files one in five is ever imported, and the
 # demo compiles those while it prepares its data.
@@ -43,15 +43,18 @@ demo: .venv/ready
 
 # Two at a time: each takes one core. The suite has what is no more than a test: layers, pages, the site.
 static:
-	$(MAKE) --no-print-directory --jobs=2 types recipes
+	$(MAKE) --no-print-directory --jobs=2 types style recipes
 
 types: .venv/dev
 	$(BIN)/mypy
 
-recipes: .venv/dev
+style: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	-$(BIN)/python -m pip_audit -r constraints.txt --no-deps --disable-pip --timeout 5 --progress-spinner off
+
+# tests/recipe/test_schema.py does the same, in a process that has the libraries.
+recipes: .venv/dev
 	$(BIN)/kinject recipes check recipes
 
 check: .venv/dev static
@@ -61,8 +64,12 @@ docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet -f docs/site/mkdocs.yml
 	@echo "open runs/site/index.html (for the search: $(BIN)/python -m http.server -d runs/site)"
 
+# Types and style beside the tests: in front of them one core would wait for mypy.
+test: .venv/dev
+	$(MAKE) --no-print-directory --jobs=3 types style suite
+
 # Three at a time on two cores: a third of the time of these tests is waiting.
-test: .venv/dev static
+suite: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --durations=25
 
 # DeepSpeed has a folder of its own, which sees the packages of .venv: with it there, each start of accelerate takes longer.

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import kinject
 from kinject.augment.plan import check_sections
 from kinject.augment.styles import STYLES
 from kinject.cli import main
@@ -70,7 +71,11 @@ def test_the_schema_in_the_repository_is_what_the_grammar_writes(schema: dict[st
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_shipped_recipe_is_valid_and_names_the_schema(path: Path, validator: Any) -> None:
+def test_every_shipped_recipe_is_valid_and_names_the_schema(
+    path: Path, validator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert kinject.check(path) == {str(path): None}
     assert [error.message for error in validator.iter_errors(read_yaml(path).root)] == []
     first = path.read_text("utf-8").partition("\n")[0]
     assert first == schema_line(path, ROOT / FILE)
