@@ -290,9 +290,8 @@ def run_cases(
             continue
         print(f"[{number}/{len(names)}] {name} ", end="", flush=True)
         began = time.monotonic()
-        most = case.limit * (
-            5 if setting.tiny else 1
-        )  # a dry run shares its cores with others; a GPU is rented
+        # A dry run shares its cores with others; a GPU is rented.
+        most = case.limit * (100 if setting.tiny else 1)
         limit = min(most, left)
         fault = run_case(name, replace(setting, seconds=limit), results, limit, forked=forked)
         if fault and limit < most and "longer" in fault:
