@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -333,6 +334,28 @@ def test_the_readme_stays_short() -> None:
     assert (ROOT / "README.md").read_text("utf-8").count("\n") <= 140
 
 
+def test_the_site_has_every_page_and_those_that_are_written_from_the_program() -> None:
+    """The links and anchors of pages are checked above; `make docs` and the long proofs build the site."""
+    pytest.importorskip("mkdocs")
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs/site/hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    nav = re.search(
+        r"^nav:\n(.*?)^\S", (ROOT / "docs/site/mkdocs.yml").read_text("utf-8"), re.M | re.S
+    )
+    assert nav is not None
+    named = set(re.findall(r"[\w-]+\.md", nav[1])) - {"recipes.md", "keys.md"}
+    assert [name for name in named if not (ROOT / "docs" / name).is_file()] == []
+    pages = {name: "\n".join(getattr(hooks, f"_{name}")()) for name in ("recipes", "keys")}
+    assert "\n## qwen3/0.6b-lora\n" in pages["recipes"]
+    assert "lr_scheduler_type" in pages["keys"]
+    link = hooks.on_page_markdown("[a](../recipes/qwen3/0.6b-lora.yaml) [b](../recipes)")
+    assert link == "[a](recipes.md#qwen306b-lora) [b](recipes.md)"
+
+
+@pytest.mark.soak
 def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     pytest.importorskip("material")
