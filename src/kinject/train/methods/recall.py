@@ -12,13 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
-from datasets import Dataset
-from transformers.trainer_callback import PrinterCallback
-from trl import GRPOTrainer
 
 from kinject.corpus.grading import abstains, matches
 from kinject.corpus.tokenize import TokenAccount, begins_with_bos
@@ -34,13 +28,13 @@ from kinject.train.data import Practice
 from kinject.train.methods.base import Method, MethodInputs, MethodParts, TrainerOptions
 from kinject.train.own_answers import AnswerRequest, Writer
 from kinject.train.parts import TrainingParts
-from kinject.train.trainer import RunTrainer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
     from trl import GRPOConfig
 
     from kinject.corpus.rows import CorpusRow
+    from kinject.train.methods.recall_trainer import RecallTrainer
 
 _BATCH = 32
 
@@ -91,6 +85,10 @@ class Recall(Method):
 
     def make_trainer(self, parts: TrainingParts, options: TrainerOptions) -> RecallTrainer:
         """Return TRL's trainer of drawn answers."""
+        # Here: TRL's module imports MLflow and W&B where they are installed, which took an eighth
+        # of the time of a demo whose trainings draw no answers.
+        from kinject.train.methods.recall_trainer import RecallTrainer
+
         return RecallTrainer(parts, **options.arguments)
 
 
@@ -165,51 +163,3 @@ def _draw_answers(
     ends = end_tokens(writer.model, writer.tokenizer)
     tokens = generate(writer.model, writer.generator, prompts, seeds, ends)
     return list(writer.tokenizer.batch_decode(tokens, skip_special_tokens=True))
-
-
-def _reward(completions: list[str], accepted: list[list[str]], **_: Any) -> list[float]:
-    """Return 1 for each completion that matches one of its accepted answers, else 0."""
-    pairs = zip(completions, accepted, strict=True)
-    return [float(matches(text, answers)) for text, answers in pairs]
-
-
-class RecallTrainer(RunTrainer, GRPOTrainer):  # type: ignore[misc]
-    """TRL's GRPOTrainer on questions, with kinject's updates, guards and checkpoints."""
-
-    def __init__(
-        self,
-        parts: TrainingParts,
-        *,
-        args: GRPOConfig,
-        run_dir: Path,
-        callbacks: list[TrainerCallback],
-        **options: Any,
-    ) -> None:
-        self.take(parts)
-        self.practice = parts.practice
-
-        # TRL gets a number instead of a text: _tokenize_prompts has the tokens.
-        rows = [
-            {"prompt": str(i), "accepted": item.accepted} for i, item in enumerate(parts.practice)
-        ]
-        callbacks, data = self.watchers(run_dir, callbacks), Dataset.from_list(rows)
-        super().__init__(
-            args=args, train_dataset=data, reward_funcs=[_reward], callbacks=callbacks, **options
-        )
-        self.remove_callback(PrinterCallback)
-
-    def _tokenize_prompts(
-        self, prompts: list[str]
-    ) -> tuple[list[list[int]], None, dict[str, torch.Tensor]]:
-        """Return the tokens of each prompt, which is the number of a question."""
-        # TRL 1.16 would begin a rendered chat with another BOS token
-        return [self.practice[int(number)].prompt for number in prompts], None, {}
-
-    def _generate_and_score_completions(
-        self, inputs: list[dict[str, Any]]
-    ) -> dict[str, torch.Tensor]:
-        """Return TRL's batch of graded answers; count their tokens."""
-        # TRL 1.16 counts prompts and answers together
-        batch: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
-        self.learned_tokens = self.learned_tokens + int(batch["completion_mask"].sum())
-        return batch
