@@ -192,6 +192,7 @@ YAML: list[tuple[str, str]] = [
     ("a: &a [*a]\n", "levels deep"),
     ("a: " + "[" * 600, "levels deep"),
     ("a: " + "[" * 40 + "]" * 40, "levels deep"),
+    ("- " * 130_000, "levels deep"),  # libyaml would overflow the stack
     ("".join(f"{' ' * i}a:\n" for i in range(300)), "levels deep"),
     ("a: &a {b: 1}\nc:\n  <<: *a\n", "merge key"),
     ("run_dir: !!python/name:os.getcwd\n", "is not read"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kinject.cli import _VERBS, main
+from kinject.recipe import yaml_lines
 from kinject.recipe.shipped import FOLDER, ShippedRecipe, read_shipped
 from kinject.recipe.yaml_lines import read_yaml
 
@@ -254,6 +255,14 @@ class KeyReader:
         for key in reversed(dotted.split(".")):
             value = {key: value}
         self.read(value, self.schema)
+
+
+def test_libyaml_reads_every_file_as_pyyaml_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values, and the line of every key: a message names it."""
+    paths = sorted(ROOT.glob("recipes/own/*.yaml")) + sorted(ROOT.glob("recipes/real/*.yaml"))
+    fast = [read_yaml(path) for path in paths]
+    monkeypatch.setattr(yaml_lines, "_FastLoader", yaml_lines._Loader)
+    assert fast == [read_yaml(path) for path in paths]
 
 
 OF_YOUR_CODE = {("TechniquesSection", "custom")}
