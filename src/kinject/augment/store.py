@@ -13,7 +13,15 @@ from kinject.augment.checks.checker import Verdict
 from kinject.augment.groups import Group
 from kinject.augment.styles import Style
 from kinject.augment.variant_requests import VariantRequest
-from kinject.disk import Journal, Row, RowLike, content_id, read_jsonl, write_jsonl
+from kinject.disk import (
+    Journal,
+    Row,
+    RowLike,
+    content_id,
+    file_lock,
+    read_jsonl,
+    write_jsonl,
+)
 from kinject.errors import InputError
 from kinject.llm.sender import Sender
 from kinject.terminal import format_count
@@ -153,13 +161,18 @@ def _has_edited_texts(row: Row) -> bool:
 
 
 def write_decision(run_dir: Path, row: Row) -> None:
-    """Add a decision, or take back the one on the same id (``undo``). Raises as `read_decisions`,
-    before it writes."""
-    rows = read_decisions(run_dir)
-    rows.pop(row["id"], None)
-    if row["decision"] != "undo":
-        rows[row["id"]] = row
-    write_jsonl(run_dir / DECISIONS, rows.values())
+    """Add a decision, or take back the one on the same id (``undo``), as one step of this process
+    among others.
+
+    Raises as `read_decisions`, before it writes, and `DiskError`.
+    """
+    # Not the lock of the run folder: a person decides while the run writes.
+    with file_lock(run_dir / f".{DECISIONS}.lock"):
+        rows = read_decisions(run_dir)
+        rows.pop(row["id"], None)
+        if row["decision"] != "undo":
+            rows[row["id"]] = row
+        write_jsonl(run_dir / DECISIONS, rows.values())
 
 
 def count_decisions(decisions: Mapping[str, Row], applied: Iterable[str]) -> dict[str, int]:

@@ -15,13 +15,11 @@ needs it; a damaged entry is made again.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import random
-import shutil
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,14 +35,10 @@ from kinject.corpus.chat import ChatFormat, encode_conversation, learns_no_words
 from kinject.corpus.rows import CorpusRow, LazyRows, LineFaults
 from kinject.corpus.spans import Span, common_beginning, overlapping, tokens_of
 from kinject.disk import (
-    check_sha256sums,
+    cached_folder,
     content_id,
     folder_hash,
-    open_regular,
     open_to_read,
-    part_path,
-    unwritable,
-    write_sha256sums,
     write_text,
 )
 from kinject.errors import DiskError, InputError
@@ -381,6 +375,9 @@ def mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
     return np.memmap(path, kind, mode="r")
 
 
+_CACHE_FIX = "So the tokenised corpus cannot be written; corpus.cache_dir may be another folder."
+
+
 def cached_tokens(
     folder: Path, key: str, make: Callable[[], Iterable[TokenRow]], origin: str
 ) -> TokenStore:
@@ -396,57 +393,13 @@ def cached_entry(folder: Path, key: str, write: Callable[[Path], None]) -> Path:
     """Return the folder of the entry `key` of the cache `folder`; if it is missing, `write` fills a
     new one.
 
-    Processes that need the same entry wait for the first. A process that dies leaves no entry, and
-    a damaged one is made again. Raises `DiskError` when it cannot be written.
+    As `cached_folder`. Raises `DiskError` when it cannot be written.
     """
     entry = folder / key
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if _fault(entry):
-            with open(folder / f".{key}.lock", "w", opener=open_regular) as lock:
-                # The kernel releases it with the process, however that ends.
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                for torn in folder.glob(f".{key}.*.part"):  # of a process that was killed
-                    shutil.rmtree(torn)
-                fault = _fault(entry)  # another process may have made it meanwhile
-                if fault:
-                    _clear(entry, fault)
-                    _write(entry, write)
-    except OSError as error:
-        message = unwritable(folder, error)
-        raise DiskError(
-            f"{message} So the tokenised corpus cannot be written; corpus.cache_dir may be "
-            "another folder."
-        ) from error
-    return entry
-
-
-def _fault(entry: Path) -> str:
-    """Return the reason to make the entry; "" if it exists and is whole."""
-    if not entry.is_dir():
-        return "not there"
-    if not is_first_process():  # which has just checked it
-        return ""
-    sums, fault = check_sha256sums(entry)
-    return fault or ("" if sums else f"{entry}: has no SHA256SUMS")
-
-
-def _clear(entry: Path, fault: str) -> None:
-    """Remove a damaged entry, with a warning."""
-    if os.path.lexists(entry):
-        log.warning(f"{fault}. It is made again.")
-        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
-def _write(entry: Path, write: Callable[[Path], None]) -> None:
-    part = part_path(entry)
-    part.mkdir()
-    try:
-        write(part)
-        write_sha256sums(part)
-        os.replace(part, entry)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    # The first process has just checked it.
+    if entry.is_dir() and not is_first_process():
+        return entry
+    return cached_folder(folder, key, write, _CACHE_FIX)
 
 
 def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:

@@ -34,6 +34,7 @@ from kinject.disk.files import (
     write_sha256sums,
     write_text,
 )
+from kinject.disk.folders import cached_folder, file_lock, replace_folder
 from kinject.disk.journal import Journal, read_journal
 from kinject.disk.jsonl import (
     FORMAT_VERSION,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -97,10 +98,11 @@ def system_failure(error: BaseException) -> OSError | None:
     return None
 
 
-def unwritable(path: Path, error: OSError, doing: str = "written") -> DiskError:
-    """Return the error to raise if `path` cannot be written, with the system's message and a
-    fix."""
-    return DiskError(f"{path}: cannot be {doing}: {error.strerror or error}. {fix_for(error)}")
+def unwritable(path: Path, error: OSError, doing: str = "written", fix: str = "") -> DiskError:
+    """Return the error to raise if `path` cannot be written, with the system's message, its fix,
+    and the caller's `fix`."""
+    message = f"{path}: cannot be {doing}: {error.strerror or error}. {fix_for(error)} {fix}"
+    return DiskError(message.rstrip())
 
 
 def unreadable(path: Path, error: OSError | ValueError) -> DiskError:
@@ -125,7 +127,7 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         unused = part_path(path)
         encoding = None if "b" in mode else "utf-8"
         # x: a file of that name would be another's, and is not written over.
-        with open(unused, mode.replace("w", "x"), encoding=encoding) as file:
+        with open(unused, mode.replace("w", "x"), encoding=encoding, opener=_open_held) as file:
             temporary = unused
             yield file
             file.flush()
@@ -142,6 +144,19 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
                 temporary.unlink(missing_ok=True)
 
 
+def _open_held(name: str, flags: int) -> int:
+    """Return a descriptor of a new temporary file, locked so that `delete_parts` leaves it."""
+    while True:
+        descriptor = os.open(name, flags | os.O_CLOEXEC, 0o666)
+        # A file system without locks has no run folder, so nobody deletes its temporary files.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Before it was locked, another process may have taken it for left and deleted it.
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)
+
+
 def part_path(path: Path) -> Path:
     """Return a new name beside `path` for its replacement; `delete_parts` deletes it if the process
     is killed."""
@@ -152,14 +167,35 @@ def delete_parts(folder: Path) -> None:
     """Delete the temporary files that killed processes left below `folder`, except in folders with
     a lock of their own.
 
-    The caller holds the folder's lock.
+    The caller holds the folder's lock. Others may write in it without that (kinject view, a cache),
+    so a temporary file that its process still holds stays. Raises `DiskError`.
     """
     for parent, folders, names in os.walk(folder):
         # In place: os.walk goes on with this list.
         folders[:] = [name for name in folders if not os.path.exists(f"{parent}/{name}/{LOCK}")]
         for name in names:
             if name.startswith(".") and name.endswith(_PART):
-                Path(parent, name).unlink(missing_ok=True)
+                _delete_left(Path(parent, name))
+
+
+def _delete_left(path: Path) -> None:
+    """Delete a temporary file unless the process that writes it lives: then the kernel has it
+    locked."""
+    try:
+        descriptor = open_regular(path, os.O_RDWR)
+    except FileNotFoundError:
+        return  # finished meanwhile
+    except OSError as error:
+        raise unwritable(path, error, "deleted") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink(missing_ok=True)
+    except BlockingIOError:
+        return
+    except OSError as error:
+        raise unwritable(path, error, "deleted") from error
+    finally:
+        os.close(descriptor)
 
 
 def delete_file(path: Path) -> None:
