@@ -20,6 +20,7 @@ from kinject.cli import main
 from kinject.disk import lock_dir, write_jsonl, write_manifest
 from kinject.eval.chat import ChatSetup, open_chat
 from kinject.view import Server
+from kinject.view.rows import Latest, read_rows
 from small import write_training
 
 BROWSER = (
@@ -121,7 +122,9 @@ def test_only_who_has_the_address_of_this_machine_is_answered(client: Client) ->
     (client.server.view.folder / "runs" / "augment" / "report.html").write_text(
         "<script>parent.x</script>"
     )
-    assert client.ask("report?run=runs/augment")[0] == 200
+    assert client.ask("report?run=runs/augment")[0] == 303
+    key, page = client.headers["Location"].removeprefix("/").split("/", 1)
+    assert client.ask(page, token=key)[0] == 200
     assert client.headers["Content-Security-Policy"].startswith(
         "sandbox allow-scripts; default-src 'none'"
     )
@@ -469,3 +472,80 @@ def test_in_a_browser_nothing_hostile_runs_20_000_rows_are_fluid_a_phone_fits_an
         assert browser.run("window.pwned") is None
     finally:
         browser.close()
+
+
+def test_one_damaged_file_hides_no_other_run_and_no_row_that_is_whole(
+    folder: Path, client: Client
+) -> None:
+    shutil.copytree(folder / "runs" / "augment", folder / "runs" / "other")
+    log = folder / "runs" / "cpt" / "log.jsonl"
+    write_jsonl(log, [{"step": 3, "loss": 2.5}])
+    recipe = {"model": {}, "corpus": {}, "trainer": {"max_steps": [4]}}
+    write_manifest(
+        log.with_name("manifest.json"), stage="train", inputs={}, recipe=recipe, counts={}
+    )
+    (log.with_name(".lock")).touch()
+    with log.open("a") as file:
+        file.write('{"step": 4, "lo')
+    variants = folder / "runs" / "other" / "variants.jsonl"
+    variants.write_bytes(variants.read_bytes() + b'{"id": "half')
+    for text in ("[]\n", '{"id": 3}\n', "\xff\n", "[" * 5000 + "\n"):
+        (folder / "runs" / "augment" / "decisions.jsonl").write_text(text, "latin-1")
+        status, answer = client.ask("runs")
+        assert status == 200, answer
+        shown = {run["name"]: run["progress"] for run in answer["runs"]}
+        assert "decisions.jsonl:1" in shown.pop("runs/augment")
+        assert shown == {"runs/cpt": "step 3, loss 2.500", "runs/other": "2 of 3"}
+    assert client.ask("log?run=runs/cpt")[1]["loss"] == [[3], [2.5]]
+    assert client.ask("rows?run=runs/other&list=accepted")[1]["total"] == 2
+
+
+def test_requests_that_no_page_sends_get_an_answer_and_harm_nobody(client: Client) -> None:
+    deep = b'{"run": ' * 60_000
+    for body, length in ((deep, None), (b"[" * 90_000, None), (b"{}", "-7"), (b"{}", "2e3")):
+        connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=30)
+        headers = {"Host": f"127.0.0.1:{client.port}", "Content-Type": "application/json"}
+        if length is not None:
+            headers["Content-Length"] = length
+        connection.request("POST", f"/{client.server.token}/decide", body, headers)
+        assert connection.getresponse().status == 400
+        connection.close()
+    assert client.ask("runs")[0] == 200
+
+
+def test_of_a_file_that_grows_one_value_is_kept(tmp_path: Path) -> None:
+    path, made = tmp_path / "rows.jsonl", []
+
+    def make(path: Path) -> int:
+        made.append(path)
+        return len(list(read_rows(path)))
+
+    latest = Latest(make, most=2)
+    for n in (1, 2, 2, 3):
+        write_jsonl(path, [{"n": number} for number in range(n)])
+        os.utime(path, ns=(n, n))
+        assert latest.get(path) == n
+        assert len(latest._kept) == 1
+    assert len(made) == 3
+    for name in "abc":
+        write_jsonl(tmp_path / name, [])
+        latest.get(tmp_path / name)
+    assert len(latest._kept) == 2
+
+
+def test_the_address_of_a_run_s_own_page_opens_nothing_else(folder: Path, client: Client) -> None:
+    for name in ("augment", "b&c"):
+        run = folder / "runs" / name
+        run.mkdir(exist_ok=True)
+        shutil.copy(folder / "runs" / "augment" / "manifest.json", folder / "m")
+        shutil.move(folder / "m", run / "manifest.json")
+        (run / ".lock").touch()
+        (run / "report.html").write_text(name)
+    assert client.ask("report?run=runs/b%26c")[0] == 303
+    key, page = client.headers["Location"].removeprefix("/").split("/", 1)
+    assert client.ask(page, token=key) == (200, "b&c")
+    assert client.server.token not in key
+    for path in ("runs", "", "report?run=runs/b%26c", "page?run=runs/augment"):
+        assert client.ask(path, token=key)[0] == 403
+    assert client.ask("decide", {"run": "runs/augment"}, token=key)[0] == 403
+    assert client.ask(page)[0] == 403

@@ -7,23 +7,23 @@ everything as text.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlencode, urlsplit
 
-from kinject.augment.store import read_decisions, text_id, write_decision
-from kinject.disk import FoundRun, Row, file_stamp, find_runs, read_jsonl
+from kinject.augment.store import read_decisions, write_decision
+from kinject.disk import FoundRun, Row, find_runs
 from kinject.errors import InputError, KinjectError
 from kinject.eval.chat import Chat, ChatSetup, find_models, open_chat
 from kinject.manifests import (
@@ -37,6 +37,8 @@ from kinject.manifests import (
 )
 from kinject.report.figures import thinned
 from kinject.report.page import policy_of
+from kinject.view.lists import ITEMS, LISTS, PASSAGES, Item, Json
+from kinject.view.rows import Latest, read_rows
 
 if TYPE_CHECKING:
     from kinject.models import LoadedModel
@@ -53,14 +55,10 @@ _NOT_DECIDED = "decisions are for the texts of kinject augment and kinject quest
 _DECISIONS = ("keep", "drop", "edit", "undo")
 _MOST_ROWS = 200
 _MOST_BYTES = 2**20  # of a request
-_LONGEST = 20_000  # characters of a text on the page
 _LOGGED = ("loss", "learning_rate", "grad_norm", "epoch")
 _MOST_NEW_TOKENS = 128
-
-Item = dict[str, Any]
-"""A row of a list: text, tag, about, pairs (label, text); to decide on: id, edit (key -> texts)."""
-Json = str | int | float | list[Any] | dict[str, Any] | None
-"""A value of a row. Rows come from files that others may have written, so each is shown as text."""
+_OTHER_SHAPE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
+"""What a row or a request of another shape raises: others may have written them."""
 
 
 class _RefusedError(Exception):
@@ -101,18 +99,25 @@ class View:
     def _overview(self, name: str, run: FoundRun) -> Item:
         path = self.folder / run.run_dir
         lists = LISTS.get(run.verb, {})
-        decisions = read_decisions(path) if run.verb in _DECIDED else {}
+        n_decisions = 0
+        try:
+            progress = _progress(path, run)
+            if run.verb in _DECIDED:
+                n_decisions = len(read_decisions(path))
+        # One damaged file must not hide the other runs.
+        except (KinjectError, *_OTHER_SHAPE, OSError) as error:
+            progress = f"damaged: {error}"
         return {
             "name": name,
             "verb": run.verb,
             "state": run.state,
             "command": run.command,
             "lists": [title for title, listed in lists.items() if (path / listed.file).is_file()],
-            "progress": _progress(path, run),
+            "progress": progress,
             "page": (path / "report.html").is_file(),
             "log": (path / "log.jsonl").is_file(),
             "chat": run.verb == "train" and (path / "model").is_dir(),
-            "decisions": len(decisions),
+            "decisions": n_decisions,
         }
 
     def log(self, name: str) -> Item:
@@ -123,7 +128,7 @@ class View:
         equally many neighbours.
         """
         values: dict[str, dict[float, float]] = {}
-        for _, row in read_jsonl(self.folder / self.find(name).run_dir / "log.jsonl"):
+        for row in read_rows(self.folder / self.find(name).run_dir / "log.jsonl"):
             for key, value in row.items():
                 if key in _LOGGED or key.startswith("eval_"):
                     values.setdefault(key, {})[row["step"]] = math.nan if value is None else value
@@ -144,7 +149,7 @@ class View:
         listed = LISTS.get(run.verb, {}).get(title)
         if listed is None or not (path / listed.file).is_file():
             raise _RefusedError(404, f"{name} has no list {title}")
-        items = _items(path / listed.file, listed, file_stamp(path / listed.file))
+        items = ITEMS[run.verb, title].get(path / listed.file)
         matching = [item for item, text in items if query.matches(text)]
         tags = Counter(item["tag"] for item in matching if item["tag"])
         if query.tag:
@@ -152,7 +157,7 @@ class View:
         decisions, shown = read_decisions(path), []
         passages: Mapping[str, str] = {}
         if run.verb == "augment":
-            passages = _passages(path / "corpus.jsonl", file_stamp(path / "corpus.jsonl"))
+            passages = PASSAGES.get(path / "corpus.jsonl")
         for item in matching[query.offset : query.offset + min(query.limit, _MOST_ROWS)]:
             decision = decisions.get(item.get("id", ""))
             passage = passages.get(item.get("passage", ""), "")
@@ -170,7 +175,7 @@ class View:
             raise _RefusedError(400, _NOT_DECIDED)
         if row.get("decision") not in _DECISIONS:
             raise _RefusedError(400, "decision: keep, drop, edit or undo")
-        items = _items(path / listed.file, listed, file_stamp(path / listed.file))
+        items = ITEMS[run.verb, title].get(path / listed.file)
         edits = [
             item["edit"] for item, _ in items if item.get("id") and item["id"] == row.get("id")
         ]
@@ -244,14 +249,16 @@ def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]
     return chat, columns
 
 
-@lru_cache(maxsize=256)
-def _last_values(path: Path, stamp: tuple[int, int]) -> Row:
-    """Return the last value of each key of a log; the page asks for it every few seconds, of every
-    run."""
+def _last_values(path: Path) -> Row:
+    """Return the last value of each key of a log."""
     last: Row = {}
-    for _, row in read_jsonl(path):
+    for row in read_rows(path):
         last |= row
     return last
+
+
+_LAST_VALUES = Latest(_last_values, most=256)
+"""The page asks for them every few seconds, of every run."""
 
 
 def _progress(path: Path, run: FoundRun) -> str:
@@ -259,7 +266,7 @@ def _progress(path: Path, run: FoundRun) -> str:
     manifest = manifest_beside(path / MANIFEST)
     log = path / "log.jsonl"
     if run.verb == "train" and log.is_file():
-        return _training_progress(_last_values(log, file_stamp(log)), manifest)
+        return _training_progress(_LAST_VALUES.get(log), manifest)
     if run.state == "running" and run.verb in _WORK:
         file, what = _WORK[run.verb]
         # Lines are counted, not read: the page asks for it every few seconds.
@@ -276,7 +283,7 @@ def _training_progress(last: Row, manifest: Manifest | None) -> str:
     if isinstance(manifest, TrainManifest):
         max_steps = manifest.recipe.trainer.get("max_steps", max_steps)
     progress = f"step {last.get('step', 0)}"
-    if max_steps > 0:
+    if isinstance(max_steps, int) and max_steps > 0:
         progress += f" of {max_steps}"
     if isinstance(last.get("loss"), float):
         progress += f", loss {last['loss']:.3f}"
@@ -296,175 +303,6 @@ class Query:
     def matches(self, text: str) -> bool:
         """Return whether `text`, in lower case, holds all words."""
         return all(word in text for word in self.words)
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A list of a run: its `file`, and the items of a row of it.
-
-    With `last_of_id` the last of several rows with one id replaces the others.
-    """
-
-    file: str
-    items: Callable[[Row], Iterable[Item]]
-    last_of_id: bool = False
-
-
-@lru_cache(maxsize=8)
-def _items(path: Path, listed: Listed, stamp: tuple[int, int]) -> list[tuple[Item, str]]:
-    """Return the items of a file, each with the text that is searched. `stamp` tells whether the
-    file has changed."""
-    rows: Iterable[Row] = [row for _, row in read_jsonl(path)]
-    if listed.last_of_id:
-        rows = {row["id"]: row for row in rows}.values()
-    items: list[Item] = []
-    for row in rows:
-        items += listed.items(row)
-    return [(item, _searched_text(item)) for item in items]
-
-
-def _searched_text(item: Item) -> str:
-    pairs = ["\n".join(pair) for pair in item["pairs"]]
-    return "\n".join([item["text"], item["tag"], *item["about"], *pairs]).casefold()
-
-
-def _item(
-    text: Json,
-    tag: Json = "",
-    about: Sequence[Json] = (),
-    pairs: Sequence[tuple[str, Json]] = (),
-    **more: Json,
-) -> Item:
-    """Return an item, without the parts that are empty."""
-    filled = [(label, value) for label, value in pairs if value not in (None, "")]
-    return {
-        "text": str(text)[:_LONGEST],
-        "tag": str(tag),
-        "about": [str(part) for part in about if part],
-        "pairs": [(label, str(value)[:_LONGEST]) for label, value in filled],
-        **more,
-    }
-
-
-def _accepted(row: Row) -> Iterator[Item]:
-    texts = (row["text"], *row.get("more", ())) if row["text"] else ()
-    for index, text in enumerate(texts):
-        yield _item(
-            text,
-            row["style"],
-            (row["document_id"],),
-            id=text_id(row["id"], index),
-            passage=row["passage_id"],
-            edit={"text": text},
-        )
-
-
-def _refused(row: Row) -> Iterator[Item]:
-    yield _item(
-        row["text"],
-        row["reason"],
-        (row["style"], row["document_id"]),
-        [("why", row["detail"])],
-        id=row["id"],
-        passage=row["passage_id"],
-        edit={"text": row["text"]},
-    )
-
-
-def _passage(row: Row) -> Iterator[Item]:
-    if row.get("origin") == "original":
-        yield _item(row["text"], "", (row["document_id"],))
-
-
-def _changed_answer(row: Row) -> Iterator[Item]:
-    about = (row["arm"], row["question_set"], row.get("document_id"))
-    pairs = [
-        ("correct", _choice(row, "gold")),
-        ("base answered", _choice(row, "base_chosen")),
-        ("now", _choice(row, "chosen")),
-    ]
-    pairs += [("passage", passage["text"]) for passage in row.get("passages", ())]
-    yield _item(row["question"], row["change"], about, pairs)
-
-
-def _choice(row: Row, key: str) -> Json:
-    """Return the choice whose index is at `key`, or what stands there instead of one."""
-    value: Json = row.get(key)
-    if isinstance(value, int):
-        value = row["choices"][value]
-    return value
-
-
-def _question(row: Row) -> Iterator[Item]:
-    choices = row.get("choices") or []
-    answer = _answer(row, choices)
-    wrong = [choice for choice in choices if choice != answer] or row.get("wrong", [])
-    pairs = [
-        ("answer", answer),
-        *(("wrong", text) for text in wrong),
-        ("sentence", row.get("sentence")),
-        ("why", row.get("detail")),
-    ]
-    yield _item(
-        row.get("question", "no question"),
-        row.get("reason", ""),
-        (row.get("document_id"),),
-        pairs,
-        edit={"question": row.get("question", ""), "answer": answer, "wrong": wrong},
-        id=row.get("id", ""),
-    )
-
-
-def _answer(row: Row, choices: Sequence[Json]) -> Json:
-    """Return the correct choice, the first of the answers, or the answer of a refused question."""
-    if choices:
-        return choices[row["answer"]]
-    answers: list[Json] = row.get("answers") or [row.get("answer", "")]
-    return answers[0]
-
-
-def _document(row: Row) -> Iterator[Item]:
-    about = (row.get("title"), row.get("source"), row.get("id"))
-    yield _item(row.get("text", ""), row.get("language", ""), about)
-
-
-def _skipped(row: Row) -> Iterator[Item]:
-    yield _item(row.get("detail", ""), row.get("reason", ""), (row.get("where"),))
-
-
-def _copy(row: Row) -> Iterator[Item]:
-    keys = ("kept", "version", "words_only_here", "words_only_there")
-    pairs = [(key.replace("_", " "), row.get(key)) for key in keys]
-    yield _item(row.get("dropped", ""), row.get("how", ""), pairs=pairs)
-
-
-LISTS: Mapping[str, Mapping[str, Listed]] = {
-    "documents": {
-        "documents": Listed("documents.jsonl", _document),
-        "skipped": Listed("skipped.jsonl", _skipped),
-        "copies": Listed("duplicates.jsonl", _copy),
-    },
-    "augment": {
-        "accepted": Listed("variants.jsonl", _accepted, last_of_id=True),
-        "refused": Listed("rejected.jsonl", _refused),
-        "passages": Listed("corpus.jsonl", _passage),
-    },
-    "questions": {
-        "questions": Listed("questions.jsonl", _question),
-        "refused": Listed("rejected.jsonl", _question),
-    },
-    "eval": {"changed answers": Listed("flips.jsonl", _changed_answer)},
-}
-"""Verb -> title -> what a run of it lists."""
-
-
-@lru_cache(maxsize=2)
-def _passages(path: Path, stamp: tuple[int, int]) -> dict[str, str]:
-    """Return the passages of a corpus by id; {} where it does not hold the originals."""
-    if not path.is_file():
-        return {}
-    rows = [row for _, row in read_jsonl(path)]
-    return {row["id"]: row["text"][:_LONGEST] for row in rows if row.get("origin") == "original"}
 
 
 class Server(ThreadingHTTPServer):
@@ -489,7 +327,13 @@ class Server(ThreadingHTTPServer):
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         self.url = f"http://127.0.0.1:{self.server_port}/{self.token}/"
 
+    def page_key(self, name: str) -> str:
+        """Return the token in the address of a run's own page, which opens nothing else: no policy
+        keeps its script from leading the browser, with that address, to another site."""
+        return hashlib.blake2b(name.encode(), key=self.token.encode(), digest_size=24).hexdigest()
 
+
+_PAGE_OF_RUN = "page"
 _SANDBOX = (
     "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src data:"
@@ -520,33 +364,42 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer the page, a run's page, or JSON."""
-        self._answer(self._get)
+        self._answer_connected(self._get)
 
     def do_POST(self) -> None:
         """Answer a decision or a question."""
-        self._answer(self._post)
+        self._answer_connected(self._post)
+
+    def _answer_connected(self, method: Callable[[str, dict[str, str]], None]) -> None:
+        try:
+            self._answer(method)
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True  # the browser has left, or sends less than it announced
 
     def _answer(self, method: Callable[[str, dict[str, str]], None]) -> None:
         try:
             parts = urlsplit(self.path)
             token, _, route = parts.path.removeprefix("/").partition("/")
+            query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
             if self.headers.get("Host") not in self.server.hosts:
                 raise _RefusedError(403, "another host")
+            needed = self.server.token
+            if route == _PAGE_OF_RUN:
+                needed = self.server.page_key(query["run"])
             # In constant time; as bytes, because `compare_digest` takes no other text than ASCII.
-            if not secrets.compare_digest(token.encode(), self.server.token.encode()):
+            if not secrets.compare_digest(token.encode(), needed.encode()):
                 raise _RefusedError(
                     403, "the address lacks its token: take the one that kinject view printed"
                 )
-            method(route, {key: values[-1] for key, values in parse_qs(parts.query).items()})
+            method(route, query)
         except _RefusedError as error:
             self._json({"error": str(error)}, error.status)
         except KinjectError as error:
             self._json({"error": str(error)}, 400)
-        # Rows come from files that others may have written.
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except _OTHER_SHAPE as error:
             self._json({"error": f"a request or a file of another shape ({error!r:.200})"}, 400)
-        except ConnectionError:
-            pass  # the browser has left
+        except FileNotFoundError as error:  # its run deleted it meanwhile
+            self._json({"error": f"{error.filename}: is not there any more"}, 404)
 
     def _get(self, route: str, query: dict[str, str]) -> None:
         view = self.server.view
@@ -560,18 +413,24 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(view.numbers(query["run"]))
         elif route == "rows":
             self._json(view.rows(query["run"], query["list"], _read_query(query)))
-        elif route == "report":
+        elif route in ("report", _PAGE_OF_RUN):
             path = view.folder / view.find(query["run"]).run_dir / "report.html"
             if not path.is_file():
                 raise _RefusedError(404, "this run has no report.html")
-            self._send(path.read_bytes(), "text/html; charset=utf-8", _SANDBOX)
+            if route == "report":
+                address = f"/{self.server.page_key(query['run'])}/{_PAGE_OF_RUN}"
+                self._redirect(f"{address}?{urlencode({'run': query['run']})}")
+            else:
+                self._send(path.read_bytes(), "text/html; charset=utf-8", _SANDBOX)
         else:
             raise _RefusedError(404, "no such address")
 
     def _post(self, route: str, query: dict[str, str]) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         # A form of another site cannot send JSON.
-        if self.headers.get_content_type() != "application/json" or length > _MOST_BYTES:
+        is_json = self.headers.get_content_type() == "application/json"
+        # A negative length would read until the browser leaves.
+        if not is_json or not 0 <= length <= _MOST_BYTES:
             raise _RefusedError(400, f"JSON of at most {_MOST_BYTES} bytes is needed")
         value = json.loads(self.rfile.read(length))
         if route == "decide":
@@ -588,10 +447,16 @@ class _Handler(BaseHTTPRequestHandler):
                     value["run"], value["question"], self._event, again=bool(value.get("again"))
                 )
             # The head has been sent, so the error is one more event.
-            except KinjectError as error:
+            except (KinjectError, *_OTHER_SHAPE) as error:
                 self._event({"error": str(error)})
         else:
             raise _RefusedError(404, "no such address")
+
+    def _redirect(self, address: str) -> None:
+        self.send_response(303)
+        self.send_header("Location", address)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _event(self, value: Item) -> None:
         self.wfile.write(json.dumps(value).encode() + b"\n")
