@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kinject import gguf as writing
 from kinject.errors import InputError
+from kinject.gguf import converted_folder
+from kinject.gguf.header import check_header
 from kinject.models import (
     LoadOptions,
     load_config,
@@ -29,14 +34,26 @@ from kinject.models.generate import end_tokens
 gguf = pytest.importorskip("gguf")
 
 
-def write_gguf(path: Path, folder: Path, rope_freqs: Any = None, scaling: Any = None) -> None:
+def write_gguf(
+    path: Path,
+    folder: Path,
+    rope_freqs: Any = None,
+    scaling: Any = None,
+    more: Mapping[str, str | int] | None = None,
+) -> None:
     """Write a Llama with a byte-level BPE tokenizer as llama.cpp's converter does: its names, and rows of q and k permuted."""
     config = json.loads((folder / "config.json").read_text())
     n_heads, n_kv = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    for key, value in (more or {}).items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_uint32(key, value)
+    if "llama.block_count" not in (more or {}):
+        writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(n_heads)
     writer.add_head_count_kv(n_kv)
@@ -92,7 +109,7 @@ def test_a_gguf_file_or_folder_is_converted_once_and_gives_the_logits_of_its_mod
     assert load_model(str(folder), LoadOptions(dtype="bfloat16")).model.dtype == torch.bfloat16
     assert load_config(str(folder)).num_hidden_layers == 2
     assert model_hash(folder) == model_hash(folder / "model.gguf")
-    assert len(list((tmp_path / "cache" / "kinject" / "gguf").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "kinject" / "gguf").glob("[!.]*"))) == 1
 
 
 @pytest.mark.soak
@@ -123,7 +140,7 @@ def test_a_file_that_cannot_be_converted_is_refused_in_one_line(
     ) as caught:
         load_model(str(tmp_path / "broken.gguf"))
     assert "\n" not in str(caught.value)
-    assert list((tmp_path / "cache" / "kinject" / "gguf").iterdir()) == []
+    assert list((tmp_path / "cache" / "kinject" / "gguf").glob("[!.]*")) == []
     (tmp_path / "second.gguf").write_bytes(b"")
     with pytest.raises(InputError, match="holds 2 GGUF files"):
         load_model(str(tmp_path))
@@ -311,3 +328,85 @@ def test_weights_that_transformers_leaves_in_a_file_are_not_ignored(
     writing.write_gguf(folder, tmp_path / "biased.gguf", "f16")
     with pytest.raises(InputError, match=r"192 of its weights \(blk\.0\.attn_\w+\.bias\?\)"):
         load_model(str(tmp_path / "biased.gguf"))
+
+
+def _text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+_LARGE = 2**61 + 3
+_KEY = _text("general.name")
+
+
+@pytest.mark.parametrize(
+    ("counts", "rest"),
+    [
+        ((0, _LARGE), b""),
+        ((_LARGE, 0), b""),
+        ((0, 1), struct.pack("<Q", _LARGE)),
+        ((0, 1), _KEY + struct.pack("<IQ", 8, _LARGE)),
+        ((0, 1), _KEY + struct.pack("<IIQ", 9, 6, _LARGE)),
+        ((0, 1), _KEY + struct.pack("<IIQ", 9, 8, _LARGE)),
+        ((0, 1), _KEY + struct.pack("<IIQ", 9, 9, 1) * 9),
+        ((0, 1), _KEY + struct.pack("<I", 77)),
+        ((1, 0), _text("token_embd.weight") + struct.pack("<IQQIQ", 2, 2**40, 2**22, 0, 0)),
+        ((1, 0), _text("token_embd.weight") + struct.pack("<I", 2**31)),
+    ],
+)
+@pytest.mark.parametrize("order", "<>")
+def test_counts_beyond_the_file_are_refused_before_gguf_believes_them(
+    tmp_path: Path, counts: tuple[int, int], rest: bytes, order: str
+) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, *counts)
+    if order == ">":
+        head = b"GGUF" + struct.pack(">IQQ", 3, *counts)
+    (tmp_path / "m.gguf").write_bytes(head + rest + bytes(64))
+    with pytest.raises(ValueError, match="its header is damaged"):
+        check_header(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tokenizer.ggml.eom_token_id": "<end>"},
+        {"llama.block_count": 2**30},
+        {"llama.vocab_size": 2**31 - 1},
+    ],
+)
+def test_a_value_of_another_shape_is_one_line(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: dict[str, str | int],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "m.gguf", tiny_model, more=more)
+    with pytest.raises(InputError, match=r"m\.gguf: [^\n]+$"):
+        converted_folder(tmp_path / "m.gguf")
+    assert not list((tmp_path / "cache" / "kinject" / "gguf").glob("[!.]*"))
+
+
+def test_a_converted_model_whose_bytes_changed_is_made_again(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "m.gguf"
+    write_gguf(file, tiny_model)
+    weights = converted_folder(file) / "model.safetensors"
+    whole = bytearray(weights.read_bytes())
+    whole[-5] ^= 4
+    weights.write_bytes(whole)
+    assert (converted_folder(file) / "model.safetensors").read_bytes() != whole
+    assert "It is made again." in caplog.text
+    # What changes while it is converted is not kept under the hash of what was there before.
+    file.touch()
+    os.utime(file, ns=(5, 5))
+    stamps = iter(((1, 1), (2, 2)))
+    monkeypatch.setattr(writing, "file_stamp", lambda path: next(stamps))
+    with file.open("ab") as longer:
+        longer.write(b"\0")
+    with pytest.raises(InputError, match="changed while it was read"):
+        converted_folder(file)

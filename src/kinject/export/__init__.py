@@ -12,7 +12,10 @@ from operator import attrgetter
 from pathlib import Path
 
 from kinject.disk import (
+    delete_file,
+    file_hash,
     lock_dir,
+    replace_folder,
     verified_hashes,
     write_sha256sums,
     write_text,
@@ -80,27 +83,13 @@ def export(options: ExportOptions) -> ExportResult:
     name = options.folder.resolve().name
     # Before the model is copied: the report may be one that cannot be read.
     card = _model_card(name, source, options)
-    folder, part = out / "model", out / ".model.part"
+    folder, proofs = out / "model", list[Proof]()
+    # To the end: another export there would prove half of this one, or delete its proof.
     with lock_dir(out):
-        # Left by an export that was killed.
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        _write_model(source, part, options.dtype or "auto")
-        write_text(part / "README.md", card)
-        write_sha256sums(part)
-        # A folder with files in it cannot be replaced by renaming another.
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(part, folder)
-    copies, file = [str(folder)], None
-    if options.gguf:
-        file = out / f"model-{options.gguf}.gguf"
-        write_gguf(folder, file, options.gguf)
-        copies.append(str(file))
-    proofs: list[Proof] = []
-    if options.prove:
-        copies += options.copies
-        proofs = prove(str(source.model), copies, options.prove, out / "prove")
+        file = _write_files(source, out, card, options)
+        if options.prove:
+            copies = [str(folder), *map(str, filter(None, [file])), *options.copies]
+            proofs = prove(str(source.model), copies, options.prove, out / "prove")
     failed = {proof.source for proof in proofs if not proof.holds}
     commands = list[str]()
     if str(folder) not in failed:
@@ -111,6 +100,26 @@ def export(options: ExportOptions) -> ExportResult:
     if file and str(file) not in failed:
         commands.append(f"llama-server -m {shlex.quote(str(file))}")
     return ExportResult(folder, tuple(commands), tuple(proofs), file, _decide(proofs, source))
+
+
+def _write_files(source: _Source, out: Path, card: str, options: ExportOptions) -> Path | None:
+    """Write the model folder and, if it is asked for, the GGUF file of it, which is returned. The
+    caller holds `out`."""
+    folder, part = out / "model", out / ".model.part"
+    file = out / f"model-{options.gguf}.gguf" if options.gguf else None
+    # Left by an export that was killed.
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    _write_model(source, part, options.dtype or "auto")
+    write_text(part / "README.md", card)
+    write_sha256sums(part)
+    # Before the folder changes: a kill leaves no file that is another model's.
+    if file:
+        delete_file(file)
+    replace_folder(part, folder)
+    if options.gguf and file:
+        write_gguf(folder, file, options.gguf)
+    return file
 
 
 def _decide(proofs: Sequence[Proof], source: _Source) -> str:
@@ -182,24 +191,37 @@ def _read_finished(folder: Path) -> TrainManifest | None:
 def _write_model(source: _Source, part: Path, dtype: str) -> None:
     """Write the model, an adapter folded in. Raises `InputError` if a weight is not finite in
     `dtype`."""
-    from kinject.models import model_files, not_finite_in
+    from kinject.models import check_finite_in, model_files, not_finite_in
     from kinject.train.merge import merge_adapter, save_as
 
     if source.is_adapter:
         merge_adapter(source.model, part, dtype)
     else:
         # The copy gets new checksums, which would hide a file that is damaged here.
-        verified_hashes(source.model)
+        hashes = verified_hashes(source.model)
         for path in model_files(source.model):
             shutil.copyfile(path, part / path.name)
+            # A training may have replaced it since.
+            if path.name in hashes and file_hash(part / path.name) != hashes[path.name]:
+                raise InputError(
+                    f"{path}: changed while it was copied. Run the same command again."
+                )
         if dtype != "auto":
             save_as(part, dtype, None)
     fault = not_finite_in(part).rpartition(": ")[2]
-    if fault:
-        shutil.rmtree(part)
+    if not fault:
+        return
+    shutil.rmtree(part)
+    # What is not finite there is no matter of the dtype.
+    check_finite_in(source.model)
+    if dtype == "auto":
         raise InputError(
-            f"--dtype: {fault} of {source.model} is out of the range of {dtype}. Leave --dtype out."
+            f"{source.model}: {fault} is not finite once the adapter is folded into its base. "
+            "Check the base model, or train the adapter again."
         )
+    raise InputError(
+        f"--dtype: {fault} of {source.model} is out of the range of {dtype}. Leave --dtype out."
+    )
 
 
 def _model_card(name: str, source: _Source, options: ExportOptions) -> str:

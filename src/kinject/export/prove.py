@@ -118,8 +118,9 @@ def prove(trained: str, copies: Sequence[str], evaluation: Path, out: Path) -> l
     answers; what an earlier proof left there is deleted. Raises `InputError` if the evaluation or
     the trained model cannot be used.
     """
-    shutil.rmtree(out, ignore_errors=True)
     raw = _read_evaluation(evaluation, trained)
+    # Once the new one can be made.
+    shutil.rmtree(out, ignore_errors=True)
     questions = _questions(_recipe(raw, {}, out / "questions")).values()
     proofs = [
         Proof(file_name(f"{n}-{Path(copy).name}"), copy) for n, copy in enumerate(copies, start=1)
@@ -141,10 +142,19 @@ def prove(trained: str, copies: Sequence[str], evaluation: Path, out: Path) -> l
         "trained": trained,
         "evaluation": str(evaluation),
         "holds": all(proof.holds for proof in proofs),
-        "copies": [{**asdict(proof), "holds": proof.holds} for proof in proofs],
+        "copies": [_as_json(proof) for proof in proofs],
     }
     write_json(out / "prove.json", summary)
     return proofs
+
+
+def _as_json(proof: Proof) -> dict[str, Any]:
+    """Return a proof as its file has it: null for a value that is not finite, which JSON lacks."""
+    row = asdict(proof)
+    for check in row["checks"]:
+        if not math.isfinite(check["value"]):
+            check["value"] = None
+    return {**row, "holds": proof.holds}
 
 
 def _read_evaluation(source: Path, trained: str) -> dict[str, Any]:
@@ -269,14 +279,16 @@ def _compare_answers(recipe: EvalRecipe, proofs: Sequence[Proof]) -> None:
             by_arm.setdefault(a.arm, {})[prompt] = a
     questions = _questions(recipe)
     # NaN is within no bound.
-    losses = {item.arm: math.log(item.per_token or math.nan) for item in report.perplexities}
+    perplexities = {item.arm: item.per_token or math.nan for item in report.perplexities}
+    losses = {arm: math.log(perplexity) for arm, perplexity in perplexities.items()}
     for proof in proofs:
         if proof.name in by_arm:
             pairs = [(mine, by_arm[proof.name][key]) for key, mine in by_arm[_TRAINED].items()]
             _check_answers(proof, pairs, questions)
         if proof.name in losses:
             difference = abs(losses[proof.name] - losses[_TRAINED])
-            unit = f"nats a token apart on texts, perplexity {math.exp(losses[proof.name]):.4g}"
+            perplexity = perplexities[proof.name]
+            unit = f"nats a token apart on texts, perplexity {perplexity:.4g}"
             proof.checks.append(Check("loss", difference, BOUNDS[proof.bits][0], unit))
 
 
@@ -340,6 +352,7 @@ def _ask_server(proof: Proof, trained: str, raw: Mapping[str, Any], out: Path) -
     section = GeneratorSection(base_url=url, model=model, max_tokens=1)
     try:
         section = asyncio.run(_meet(proof, section, tokenizer))
+    # A Transient too: a server that cannot be asked proves nothing.
     except EndpointError as error:
         proof.fault = str(error)
         return

@@ -20,8 +20,18 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import file_hash, read_json, unwritable
-from kinject.errors import InputError
+from kinject.disk import (
+    cached_folder,
+    file_hash,
+    file_name,
+    file_stamp,
+    part_path,
+    read_json,
+    system_failure,
+    unwritable,
+)
+from kinject.errors import InputError, KinjectError
+from kinject.gguf.header import check_header
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,44 +102,40 @@ def converted_folder(file: Path) -> Path:
     Raises `InputError` if the package gguf is missing or transformers cannot convert the file,
     `DiskError` if the folder cannot be written.
     """
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kinject" / "gguf"
-    folder = root / f"{file.stem}-{file_hash(file)[:16]}"
-    if folder.is_dir():
-        return folder
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=root))
+    stamp, digest = file_stamp(file), file_hash(file)[:16]
+
+    def write(folder: Path) -> None:
+        _convert(file, folder)
+        # The name of the entry is the hash of the bytes that were there before.
+        if file_stamp(file) != stamp:
+            raise InputError(f"{file}: changed while it was read. Run the same command again.")
+
+    return cached_folder(_cache(), f"{file_name(file.stem)}-{digest}", write)
+
+
+def _cache() -> Path:
+    """Return the folder of what was converted: in the user's cache, or that of the system's
+    temporary files for a user without a home, as in many containers."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    if not cache:
         try:
-            _convert(file, part)
-            # mkdtemp makes a folder that only its owner can read.
-            part.chmod(0o755)
-            if not folder.is_dir():  # another process may have been faster
-                part.rename(folder)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-    except OSError as error:
-        raise unwritable(root, error) from error
-    return folder
+            cache = str(Path.home() / ".cache")
+        except RuntimeError:
+            cache = tempfile.gettempdir()
+    return Path(cache) / "kinject" / "gguf"
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Write the model, tokenizer and generation settings of a GGUF file to `folder`."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.logging import disable_progress_bar
+    """Write the model, tokenizer and generation settings of a GGUF file to `folder`.
 
-    disable_progress_bar()
+    Raises `InputError` for whatever is wrong with the file, and `OSError` if the disk refuses the
+    folder.
+    """
     try:
-        with (
-            tempfile.TemporaryDirectory() as alone
-        ):  # transformers would read other files that lie beside it
-            (Path(alone) / file.name).symlink_to(file.resolve())
-            tokenizer = AutoTokenizer.from_pretrained(
-                alone, gguf_file=file.name, trust_remote_code=False
-            )
-            model = AutoModelForCausalLM.from_pretrained(
-                alone, gguf_file=file.name, trust_remote_code=False, dtype=torch.float32
-            )
+        check_header(file)
+        _convert_checked(file, folder)
+    except (KinjectError, MemoryError):
+        raise
     except ImportError as error:
         raise InputError(
             f"{file}: needs the package gguf. Install it: pip install 'kinject[gguf]'."
@@ -137,11 +143,30 @@ def _convert(file: Path, folder: Path) -> None:
     except (
         Exception
     ) as error:  # a damaged file, or an architecture that it cannot convert, raises any exception
+        failure = system_failure(error)
+        if failure is not None:
+            raise failure from error
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise InputError(
             f"{file}: transformers cannot convert this GGUF file ({reason}). Take the model's "
             "safetensors instead."
         ) from error
+
+
+def _convert_checked(file: Path, folder: Path) -> None:
+    """Convert a file whose header is sound. A value of another shape raises any exception."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    # Alone: transformers would read other files that lie beside it.
+    with tempfile.TemporaryDirectory() as alone:
+        (Path(alone) / file.name).symlink_to(file.resolve())
+        options = {"gguf_file": file.name, "trust_remote_code": False}
+        _check_size(file, AutoConfig.from_pretrained(alone, **options))
+        tokenizer = AutoTokenizer.from_pretrained(alone, **options)
+        model = AutoModelForCausalLM.from_pretrained(alone, **options, dtype=torch.float32)
     config = type(model.config).from_dict(
         {k: v for k, v in model.config.to_dict().items() if k not in _LEFT_OUT}
     )
@@ -157,6 +182,30 @@ def _convert(file: Path, folder: Path) -> None:
     _complete_special_tokens(file, tokenizer, plain.generation_config)
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _check_size(file: Path, config: PretrainedConfig) -> None:
+    """Raise `InputError` if the model that a file describes has more weights than the file holds:
+    transformers would draw them at random, and a model of any size fits into a header."""
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoModelForCausalLM
+
+    tensors = GGUFReader(file).tensors
+    n_layers, n_stored = config.num_hidden_layers, sum(int(item.n_elements) for item in tensors)
+    fault = f"{n_layers:,} layers, which {len(tensors):,} tensors cannot be"
+    # First: layers without weights take their time, too.
+    if n_layers <= len(tensors):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        model.tie_weights()
+        n_weights = sum(parameter.numel() for parameter in model.parameters())
+        if n_weights <= n_stored:
+            return
+        fault = f"{n_weights:,} weights, and it holds {n_stored:,}"
+    raise InputError(
+        f"{file}: its header describes a model of {fault}. Take the model's safetensors instead."
+    )
 
 
 _DIVISORS = "rope_freqs.weight"
@@ -290,7 +339,8 @@ def write_gguf(folder: Path, file: Path, kind: str) -> None:
     `_ARCHITECTURES` with byte-level BPE are written here. Raises `InputError` for another model and
     without the package gguf.
     """
-    part = file.with_name(f".{file.name}.part")
+    # A name of its own: two processes may write one file, and each deletes its part.
+    part = part_path(file)
     converter = shutil.which("convert_hf_to_gguf.py")
     try:
         if converter:

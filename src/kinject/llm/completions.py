@@ -29,7 +29,7 @@ first (`read_choice`)."""
 TOKEN_IDS = re.compile(r"\[\d+(?:, \d+)*\]")
 """A text that is token ids."""
 _MOST = 1e30
-"""Size from which a log-prob is none."""
+"""Size from which a log-prob is none. Servers round: one of a certain token may be above 0."""
 _ABOUT_LOG_PROBS = re.compile(r"echo|log_?prob", re.IGNORECASE)
 
 
@@ -137,7 +137,7 @@ class CompletionsEndpoint(Endpoint):
 def _is_log_prob(value: JsonValue) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) < _MOST
+    return -_MOST < value < 1
 
 
 def read_choice(completion: Completion) -> tuple[float, int, bool]:
@@ -152,6 +152,9 @@ def _is_greedy(log_probs: Sequence[float], tops: Sequence[JsonValue]) -> bool:
     if len(tops) < len(log_probs) or not log_probs:
         return False
     return all(
-        isinstance(top, Mapping) and bool(top) and value >= max(top.values())
+        isinstance(top, Mapping)
+        and bool(top)
+        and all(map(_is_log_prob, top.values()))
+        and value >= max(top.values())
         for value, top in zip(log_probs, tops, strict=True)
     )

@@ -59,8 +59,7 @@ _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""
 _LONGEST_REASON = 64
 ODD_BODY = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
-"""What reading a body raises that is no answer: no JSON, other keys or types, brackets without end.
-"""
+"""What reading a body raises that is no answer: no JSON, other keys or types, endless brackets."""
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the limit of an answer: most servers know the first, OpenAI's reasoning models only the
@@ -301,11 +300,13 @@ class Endpoint:
 
         async with self._limited():
             try:
-                return [model.id for model in (await self._client.models.list()).data]
+                raw = await self._client.models.with_raw_response.list()
+                return [str(row["id"]) for row in json.loads(raw.http_response.content)["data"]]
             except openai.APIStatusError as error:
-                raise EndpointError(
-                    f"{self.url}: lists no models (answered {error.status_code}).", fatal=True
-                ) from error
+                reason = f"answered {error.status_code}"
+            except ODD_BODY:
+                reason = "its answer is no list of them"
+        raise EndpointError(f"{self.url}: lists no models ({reason}).", fatal=True)
 
     async def exchange(
         self, body: Mapping[str, Any], read: Callable[[bytes], Completion]
