@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject.errors import InputError, KinjectError
-from kinject.process import is_first_process
 
 if TYPE_CHECKING:
     from kinject.augment import AugmentResult
@@ -220,10 +219,7 @@ def evaluate(recipe: EvalRecipe | str | Path) -> Report:
     from kinject.report.files import write_report
 
     checked: EvalRecipe = _checked(recipe, "eval")
-    report = run(checked)
-    if is_first_process():
-        write_report(checked.run_dir, report)
-    return report
+    return run(checked, draw=write_report)
 
 
 def compare(*runs: str | Path, score: Score = "sum") -> Comparison:

@@ -25,6 +25,7 @@ from kinject.secrets import without_secrets
 
 _LONGEST_LINE = 2_000
 _MOST_LINES = 200
+_LONGEST_REASON = 200
 
 
 class KinjectError(Exception):
@@ -40,6 +41,12 @@ class KinjectError(Exception):
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"... and {lines[_MOST_LINES].count(chr(10)) + 1} more lines."]
         super().__init__("\n".join(map(_shortened, lines)))
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of a library's error as a part of one line: it may have several, and
+    quote its input."""
+    return " ".join(str(error).split())[:_LONGEST_REASON].rstrip(".") or type(error).__name__
 
 
 def _shortened(line: str) -> str:

@@ -14,6 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from kinject.disk import write_sha256sums
 from kinject.errors import InputError, KinjectError, TrainingError
 from kinject.eval.retrieval import DenseRetriever
 from kinject.models import LoadOptions, load_model, load_tokenizer
@@ -229,9 +230,11 @@ class TestEmbedder:
     ) -> None:
         retriever = self.retriever(embedder, tmp_path)
         np.save(retriever.path, np.array([Trap(sprung)], dtype=object), allow_pickle=True)
+        write_sha256sums(retriever.path.parent)
         with pytest.raises(KinjectError, match="damaged index"):
             self.retriever(embedder, tmp_path)
         retriever.path.write_bytes(trap(sprung))
+        write_sha256sums(retriever.path.parent)
         with pytest.raises(KinjectError, match="damaged index"):
             self.retriever(embedder, tmp_path)
         assert not sprung.exists()

@@ -97,7 +97,7 @@ def test_a_base_model_answers_the_questions_of_a_corpus(
     path = write_rows("mixed.jsonl", [*others, *answered])
     recipe = make_recipe(model={"path": model}, corpus={"path": str(path), "answers": "own"})
     result = train(recipe)
-    (written,) = (tmp_path / "tokens").glob("own-answers-*.jsonl")
+    (written,) = (tmp_path / "tokens").glob("own-answers-*/answers.jsonl")
     rows = [json.loads(line) for line in written.read_text().splitlines()]
     loaded, n_tokens = load_model(model, LoadOptions(device="cpu")), 0
     line_break = loaded.tokenizer("\n", add_special_tokens=False).input_ids[-1]
@@ -182,7 +182,7 @@ def test_a_chat_model_answers_the_last_turns_of_what_is_replayed(
         method="cpt", model={"path": str(model)}, corpus={"path": str(corpus), "replay": replay}
     )
     train(recipe)
-    (written,) = (tmp_path / "tokens").glob("own-answers-*.jsonl")
+    (written,) = (tmp_path / "tokens").glob("own-answers-*/answers.jsonl")
     rows = [json.loads(line)["messages"] for line in written.read_text().splitlines()]
     assert 0 < len(rows) <= len(TALKS)
     loaded = load_model(str(model))

@@ -36,7 +36,7 @@ from kinject.augment.prompts import (
     shared_texts,
 )
 from kinject.disk import content_id
-from kinject.errors import InputError, Problem, RecipeError
+from kinject.errors import InputError, Problem, RecipeError, one_line
 from kinject.recipe.check import Checker as FieldChecker
 from kinject.recipe.check import suggestion
 from kinject.recipe.sections import option
@@ -187,7 +187,7 @@ class Style:
             system, user = render(self.system, source, others), render(template, source, others)
         except _RENDER_ERRORS as error:
             raise InputError(
-                f"style {self.name}: its template cannot be filled in for a passage: {error}."
+                f"style {self.name}: its template cannot be filled in for a passage: {one_line(error)}."
             ) from error
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
@@ -461,7 +461,7 @@ def _fault_of(template: str, known: Mapping[str, Any], required: str) -> tuple[i
     except TemplateSyntaxError as error:
         return error.lineno, f"bad template: {error.message or 'unknown fault'}"
     except _RENDER_ERRORS as error:
-        return 1, f"cannot be filled in: {error}"
+        return 1, f"cannot be filled in: {one_line(error)}"
     if required and required not in names:
         return 1, f"does not use {{{{ {required} }}}}: the model would not see it."
     return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kinject.corpus.rows import RESERVED_KWARGS, CorpusRow
 from kinject.corpus.spans import Span, overlapping, tokens_of
 from kinject.disk import Row
-from kinject.errors import InputError
+from kinject.errors import InputError, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -157,7 +157,7 @@ def _render(
         )
     except Exception as error:  # a template is a program: its expressions raise anything
         raise InputError(
-            f"the chat template cannot be rendered ({str(error)[:200]}). Change the row, or set "
+            f"the chat template cannot be rendered ({one_line(error)}). Change the row, or set "
             "trainer.chat_template_path."
         ) from error
 

@@ -32,6 +32,7 @@ from kinject.documents.parse import (
     Parsed,
     Parsing,
     find_files,
+    has_record,
     heap_name,
     readers_version,
     record_path,
@@ -223,8 +224,8 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
     """Parse every content that is not stored, in worker processes; return how many."""
     first: dict[Path, int] = {}
     for number, file in enumerate(heap):
-        if not file.fault and not file.record.exists():
-            first.setdefault(file.record, number)
+        if not file.fault and file.record not in first and not has_record(file.record):
+            first[file.record] = number
     if not first:
         return 0
     # Neither are report/ and augment/: with them an unchanged heap of 1,000 files took some 2 s of
@@ -235,10 +236,10 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
     options = _read_options(section)
     tasks = []
     for record, number in first.items():
-        path = os.path.abspath(heap[number].found.path)
+        path, sha256 = os.path.abspath(heap[number].found.path), heap[number].sha256
         # The record's path goes with the task: a worker that computed it would hash the readers'
         # code again, which may have changed during the run.
-        tasks.append(Parsing(number, path, record.resolve(), work, options))
+        tasks.append(Parsing(number, path, sha256, record.resolve(), work, options))
     n_processes = min(core_count(), len(tasks))
     waiting, n_running = deque(tasks), 0
     with (
@@ -255,6 +256,8 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
                     _note_death(heap, outcome.task, outcome.error)
                 elif outcome.result is None:
                     raise DiskError(f"{outcome.task.label}: {outcome.error}")
+                elif "fault" in outcome.result:
+                    _note_fault(heap, outcome.task, outcome.result["fault"])
                 progress.advance()
     shutil.rmtree(work, ignore_errors=True)
     return len(tasks)
@@ -266,7 +269,12 @@ def _note_death(heap: Sequence[HeapFile], task: Parsing, error: str) -> None:
     fault, is_its_own = task.fault_of_death(error)
     if is_its_own:
         write_record(task.record, [Parsed("", None, {}, fault)])
-        return
+    else:
+        _note_fault(heap, task, fault)
+
+
+def _note_fault(heap: Sequence[HeapFile], task: Parsing, fault: str) -> None:
+    """Note the fault of a file, and of its copies, for this run."""
     for file in heap:
         if file.record == heap[task.number].record:
             file.fault = file.fault or fault

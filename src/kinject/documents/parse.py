@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 import resource
@@ -29,6 +30,7 @@ from kinject.disk import (
     atomic_file,
     check_regular,
     content_id,
+    file_hash,
     is_file,
     is_folder,
     open_to_read,
@@ -41,6 +43,8 @@ from kinject.errors import DiskError, InputError, KinjectError
 from kinject.language import detect_language, guess_language
 from kinject.process import is_shortage
 from kinject.types import Document
+
+log = logging.getLogger(__name__)
 
 SECONDS = 120.0
 """Processor seconds after which a file is given up."""
@@ -214,12 +218,17 @@ class Parsed(NamedTuple):
     fault: str = ""
 
 
+class _ChangedError(Exception):
+    """A file has other bytes than when it was hashed."""
+
+
 @dataclass(frozen=True)
 class Parsing:
     """A file to parse into `record`, for a worker process; `folder` has its log."""
 
     number: int
     path: str
+    sha256: str
     record: Path
     folder: Path
     options: ReadOptions
@@ -231,7 +240,7 @@ class Parsing:
 
     def run(self) -> Mapping[str, Any]:
         """Parse the file, within its limits: the kernel ends this process after too many processor
-        seconds."""
+        seconds. Returns its `fault` if it changed meanwhile; then it has no record."""
         # The worker goes on with other files: its limits are set for one, and set back.
         limits = resource.getrlimit(resource.RLIMIT_DATA)
         most = int(MEMORY * 2**30)
@@ -241,11 +250,24 @@ class Parsing:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             resource.setrlimit(resource.RLIMIT_DATA, (most, limits[1]))
-            write_record(self.record, parse(self.path, self.options))
+            write_record(self.record, self._parsed())
+        except _ChangedError:
+            return {"fault": "changed while it was read. Run the same command again."}
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, limits)
             signal.setitimer(signal.ITIMER_PROF, 0)
         return {}
+
+    def _parsed(self) -> Iterator[Parsed]:
+        """Yield the documents. Raises `_ChangedError` if they may be of other bytes than those that
+        name the record, which later runs would believe."""
+        yield from parse(self.path, self.options)
+        try:
+            sha256 = file_hash(Path(self.path))
+        except DiskError as error:
+            raise _ChangedError from error
+        if sha256 != self.sha256:
+            raise _ChangedError
 
     def fault_of_death(self, error: str) -> tuple[str, bool]:
         """Return the fault of the file if its process died with `error`, and whether the file is
@@ -327,12 +349,42 @@ def _none(_: str) -> None:
 
 
 def write_record(path: Path, documents: Iterable[Parsed]) -> None:
-    """Store the documents of a file. Raises `DiskError` if they cannot be written."""
+    """Store the documents of a file, a line each, and the hash of these lines as the last one.
+    Raises `DiskError` if they cannot be written."""
+    digest = hashlib.sha256()
     with atomic_file(path, "wb") as file:
         for location, doc, facts, fault in documents:
             fields = doc and [doc.id, doc.title, doc.text, doc.source, doc.meta]
             row = json.dumps([location, fields, facts, fault], ensure_ascii=False)
-            file.write(row.encode("utf-8", "replace") + b"\n")
+            line = row.encode("utf-8", "replace") + b"\n"
+            digest.update(line)
+            file.write(line)
+        file.write(digest.hexdigest().encode() + b"\n")
+
+
+def has_record(path: Path) -> bool:
+    """Return whether a record is there with the bytes that were written; logs one that is not."""
+    if not path.exists():
+        return False
+    digest, last = hashlib.sha256(), b""
+    with open_to_read(path) as file:
+        for line in file:
+            digest.update(last)
+            last = line
+    if last == digest.hexdigest().encode() + b"\n":
+        return True
+    log.warning(f"{path}: its bytes are not those that were written. Its file is read again.")
+    return False
+
+
+def read_record(path: Path) -> Iterator[tuple[int, int, Parsed]]:
+    """Yield (start, bytes, content) of each document of a record."""
+    start = 0
+    with open_to_read(path) as file:
+        for line in file:
+            if line.startswith(b"["):  # not the hash at its end
+                yield start, len(line), parsed_of(line)
+            start += len(line)
 
 
 def parsed_of(line: bytes) -> Parsed:

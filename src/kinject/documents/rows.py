@@ -26,7 +26,7 @@ from kinject.disk import (
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import decode, markdown_table, whole_file
-from kinject.errors import InputError
+from kinject.errors import InputError, one_line
 from kinject.hub_data import HubDataSet
 from kinject.types import Document
 
@@ -409,7 +409,7 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
     # Text that is not UTF-8 raises a ValueError.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise InputError(
-            f"{path}:{number + 1}: not readable as Parquet ({str(error)[:150]}). Write it again."
+            f"{path}:{number + 1}: not readable as Parquet ({one_line(error)}). Write it again."
         ) from error
 
 

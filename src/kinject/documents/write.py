@@ -12,7 +12,7 @@ from typing import Any
 
 from kinject.disk import open_to_read, read_jsonl, write_jsonl
 from kinject.documents.copies import Copy, CopyFinder, Edit, edited, only_words, shared_lines
-from kinject.documents.parse import FoundFile, Parsed, parsed_of
+from kinject.documents.parse import FoundFile, Parsed, parsed_of, read_record
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress, format_count
 from kinject.types import Document
@@ -44,12 +44,11 @@ class HeapFile:
         if self.fault:
             yield 0, 0, Parsed("", None, {}, self.fault)
             return
-        start = 0
-        with open_to_read(self.record) as file:
-            for line in file:
-                yield start, len(line), parsed_of(line)
-                start += len(line)
-        if not start:
+        n_documents = 0
+        for document in read_record(self.record):
+            yield document
+            n_documents += 1
+        if not n_documents:
             yield 0, 0, Parsed("", None, {}, "holds no documents.")
 
 

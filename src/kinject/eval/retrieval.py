@@ -20,7 +20,7 @@ from kinject.corpus.passages import (
     word_spans,
     words_of,
 )
-from kinject.disk import atomic_file, content_id, open_to_read
+from kinject.disk import atomic_file, cached_folder, content_id, open_to_read
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
@@ -53,6 +53,7 @@ _NGRAM = 4  # letters
 
 
 INDICES = Path("runs/indices")
+_VECTORS = "vectors.npy"
 """The folder of embedded passages, by content."""
 
 
@@ -194,7 +195,7 @@ class DenseRetriever(Retriever):
         commit = getattr(getattr(self._model[0], "auto_model", None), "config", None)
         weights = hash_model(section.embedder, getattr(commit, "_commit_hash", None))
         self.models = {section.embedder: weights}
-        self.path = INDICES / f"{content_id('passages', weights, self._texts)}.npy"
+        self.path = INDICES / content_id("passages", weights, self._texts) / _VECTORS
         self._vectors = self._read_or_embed().astype(np.float64)
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
@@ -205,21 +206,21 @@ class DenseRetriever(Retriever):
         return [best_of(scores, k, self.least) for scores in products]
 
     def _read_or_embed(self) -> Vectors:
-        if self.path.exists():
-            try:
-                with open_to_read(self.path) as file:
-                    # A pickle could run code (docs/security.md).
-                    stored: Vectors = np.load(file, allow_pickle=False)
-            except (OSError, ValueError) as error:
-                raise DiskError(
-                    f"{self.path}: damaged index ({error}). Delete it and run again."
-                ) from error
-            if len(stored) == len(self.passages):
-                return stored
-        vectors = self._embed(self._texts)
-        with atomic_file(self.path, "wb") as file:
-            np.save(file, vectors, allow_pickle=False)
-        return vectors
+        def write(part: Path) -> None:
+            with atomic_file(part / _VECTORS, "wb") as file:
+                np.save(file, self._embed(self._texts), allow_pickle=False)
+
+        # With checksums: a changed vector would lead to other passages.
+        cached_folder(INDICES, self.path.parent.name, write)
+        try:
+            with open_to_read(self.path) as file:
+                # A pickle could run code (docs/security.md).
+                stored: Vectors = np.load(file, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise DiskError(
+                f"{self.path}: damaged index ({error}). Delete its folder and run again."
+            ) from error
+        return stored
 
     def _embed(self, texts: list[str]) -> Vectors:
         vectors = self._model.encode(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
@@ -81,15 +81,20 @@ class _Run:
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
+def evaluate(
+    recipe: EvalRecipe,
+    judged_in: Path | None = None,
+    draw: Callable[[Path, Report], Path] | None = None,
+) -> Report:
     """Score every question set with every model of `recipe.eval` and return the results.
 
     Writes to the recipe's run folder: answers.jsonl as prompts are scored (a rerun scores none of
     them again), report.json, flips.jsonl and manifest.json. An arm is a model's name, with "+rag"
     for K > 0; every result but the base's is compared with the first model without context. Under
     `accelerate launch` the processes divide the questions, and the first one writes. `judged_in` is
-    the folder where the accuracy of the recipe's judge was measured before (`measure_judge`).
-    Raises `RecipeError`, `InputError` or `DiskError` if an input cannot be used.
+    the folder where the accuracy of the recipe's judge was measured before (`measure_judge`);
+    `draw` draws the page of the report in the folder, which is held until then. Raises
+    `RecipeError`, `InputError` or `DiskError` if an input cannot be used.
     """
     section = recipe.eval
     for model in section.local().values():
@@ -128,10 +133,13 @@ def evaluate(recipe: EvalRecipe, judged_in: Path | None = None) -> Report:
             # Not in the plan: it reads every document, and a plan is read for each dry run as well.
             report = replace(report, shortcuts=_shortcuts_of(recipe, plan.sets))
             _write_files(run, report, judge)
+            if draw:
+                draw(recipe.run_dir, report)
             if requirements:
                 # A gate that is about no arm is an error, which must not cost the report.
                 write_checks(check_requirements(requirements, report), recipe.run_dir)
-    shard.finish()
+        # Under the lock: the folders of processes may else be those of the next evaluation here.
+        shard.finish()
     return report
 
 

@@ -30,7 +30,7 @@ from kinject.disk import (
     system_failure,
     unwritable,
 )
-from kinject.errors import InputError, KinjectError
+from kinject.errors import InputError, KinjectError, one_line
 from kinject.gguf.header import check_header
 
 if TYPE_CHECKING:
@@ -146,9 +146,8 @@ def _convert(file: Path, folder: Path) -> None:
         failure = system_failure(error)
         if failure is not None:
             raise failure from error
-        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise InputError(
-            f"{file}: transformers cannot convert this GGUF file ({reason}). Take the model's "
+            f"{file}: transformers cannot convert this GGUF file ({one_line(error)}). Take the model's "
             "safetensors instead."
         ) from error
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
-from kinject.errors import EndpointError, InputError
+from kinject.errors import EndpointError, InputError, one_line
 from kinject.gguf import model_folder
 from kinject.llm.completions import PROMPT, TOKEN_IDS
 from kinject.llm.thinking import split_thinking, with_thinking
@@ -177,7 +177,7 @@ class LocalModel:
                 **(self._section.chat_template_kwargs or {}),
             )
         except Exception as error:  # a template is a program: its expressions raise anything
-            fault = f"its chat template cannot be rendered ({str(error)[:200]})"
+            fault = f"its chat template cannot be rendered ({one_line(error)})"
             raise InputError(f"{self._section.model}: {fault}. Choose another model.") from error
         encoded: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return encoded

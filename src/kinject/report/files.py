@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kinject.disk import check_version, parse_fields, read_json, write_text
+from kinject.disk import (
+    check_version,
+    delete_file,
+    file_lock,
+    parse_fields,
+    read_json,
+    write_text,
+)
 from kinject.errors import InputError
 from kinject.manifests import AugmentManifest, TrainManifest, read_manifest, read_train_manifest
 from kinject.report import figures
@@ -114,10 +121,12 @@ def write_report(run_dir: Path, report: Report) -> Path:
         )
     report = _with_manifests(run_dir, report)
     view = read_view(run_dir, report)
-    plots = _draw_figures(run_dir, view)
-    page = _make_page(view, plots, changes_table(run_dir / "flips.jsonl"))
     path = run_dir / "report.html"
-    write_text(path, render_html(page, plots))
+    # Two that draw at once would delete each other's figures.
+    with file_lock(run_dir / ".report.lock"):
+        plots = _draw_figures(run_dir, view)
+        page = _make_page(view, plots, changes_table(run_dir / "flips.jsonl"))
+        write_text(path, render_html(page, plots))
     return path
 
 
@@ -339,5 +348,5 @@ def _draw_figures(run_dir: Path, view: View) -> dict[str, str]:
     plots = {name: svg for name, svg in svgs.items() if svg is not None}
     for path in (run_dir / "figures").glob("*.*"):
         if path.stem not in plots and path.suffix in (".png", ".svg"):
-            path.unlink()  # of an earlier report
+            delete_file(path)  # of an earlier report
     return plots

@@ -8,7 +8,6 @@ from the same weights.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from kinject.disk import (
     file_hash,
     lock_dir,
     read_bytes,
+    replace_folder,
 )
 from kinject.errors import InputError
 from kinject.manifests import TrainManifest, read_manifest
@@ -72,8 +72,7 @@ class ShippedRun:
             shutil.rmtree(part, ignore_errors=True)
             for path in sorted((source / "model").iterdir()):
                 _copy(path, part / path.name)
-            shutil.rmtree(target / "model", ignore_errors=True)
-            os.replace(part, target / "model")
+            replace_folder(part, target / "model")
             names = [path.name for path in sorted(source.iterdir()) if path.is_file()]
             # It is copied last: a folder that has it is taken for a finished run.
             names.remove("manifest.json")

@@ -18,6 +18,7 @@ from kinject.corpus.spans import Json
 from kinject.disk import (
     FORMAT_VERSION,
     content_id,
+    file_lock,
     lock_dir,
     read_json,
     write_json,
@@ -128,8 +129,10 @@ def _declare(study: Study) -> dict[str, float]:
     declared = {}
     for name, claim in (section.claims or {}).items():
         path = study.planner.cache_dir / "claims" / f"{_claim_id(section, claim)}.json"
-        if not path.is_file():
-            write_json(path, {"declared": time.time()})
+        # Two studies may declare it at once: the first time counts.
+        with file_lock(path.with_name(f".{path.name}.lock")):
+            if not path.is_file():
+                write_json(path, {"declared": time.time()})
         found = read_json(path, "Delete it, and its claim counts as declared now.")
         declared[name] = float(found["declared"])
     return declared

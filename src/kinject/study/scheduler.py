@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from kinject.augment.preview import preview
 from kinject.corpus.questions import read_questions
-from kinject.disk import file_name, write_json, write_jsonl
+from kinject.disk import delete_file, file_name, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
 from kinject.executors import LocalExecutor
@@ -30,7 +30,7 @@ from kinject.study.arms import (
     override_arguments,
 )
 from kinject.study.planner import ArmRun, Planner
-from kinject.study.stages import STAGE_KINDS, Stage
+from kinject.study.stages import STAGE_KINDS, Stage, held
 from kinject.terminal import Progress, aligned
 from kinject.types import Question
 
@@ -78,10 +78,13 @@ class StageStatus:
         """Delete the weights that a finished stage made; its counts then hold `deleted`."""
         counts = self.done.get(stage.id)
         if counts is not None and stage.kind in ("train", "merge") and "deleted" not in counts:
-            for path in (*stage.folder.rglob("*.safetensors"), *stage.folder.rglob("*.pt")):
-                path.unlink()
-            self.done[stage.id] = {**counts, "deleted": True}
-            write_json(stage.marker, self.done[stage.id])
+            # Another study that shares the stage may make it again.
+            with held(stage):
+                self.done[stage.id] = {**counts, "deleted": True}
+                # First: a kill in between must not leave a stage that is done and has no weights.
+                write_json(stage.marker, self.done[stage.id])
+                for path in (*stage.folder.rglob("*.safetensors"), *stage.folder.rglob("*.pt")):
+                    delete_file(path)
 
     def all_done(self, stages: Sequence[Stage]) -> bool:
         """Return whether all of `stages` are done."""

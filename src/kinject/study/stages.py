@@ -6,7 +6,6 @@ A stage's folder is ``cache_dir/KIND/ID``; done.json, written last, marks it as 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import random
 import shutil
 import sys
@@ -20,6 +19,7 @@ from kinject.corpus.rows import CorpusFile
 from kinject.disk import (
     Row,
     check_output,
+    file_lock,
     read_json,
     write_json,
     write_jsonl,
@@ -117,7 +117,7 @@ def run_stage(stage: Stage) -> dict[str, Any]:
     Writes the same to the stage's marker file, last. Raises `KinjectError` for faults that the user
     can fix.
     """
-    with _held(stage):
+    with held(stage):
         done = stage.read_done()
         if done is not None and "deleted" not in done:  # by another study, while this one waited
             return done
@@ -155,12 +155,11 @@ def _empty(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _held(stage: Stage) -> Iterator[None]:
+def held(stage: Stage) -> Iterator[None]:
     """Hold the stage while the block runs, on this machine; wait while the process of another study
     does."""
     stage.folder.mkdir(parents=True, exist_ok=True)
-    with (stage.folder / ".stage.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # it ends with the process
+    with file_lock(stage.folder / ".stage.lock"):
         yield
 
 

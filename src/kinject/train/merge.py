@@ -21,7 +21,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from kinject.disk import lock_dir, verified_hashes, write_json, write_manifest, write_sha256sums
+from kinject.disk import (
+    lock_dir,
+    replace_folder,
+    verified_hashes,
+    write_json,
+    write_manifest,
+    write_sha256sums,
+)
 from kinject.errors import InputError
 from kinject.hub import local_folder
 from kinject.models import (
@@ -276,9 +283,7 @@ def result_folder(final: Path, inputs: Mapping[str, str], counts: dict[str, Any]
     except BaseException:
         shutil.rmtree(part)
         raise
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(part, final)
+    replace_folder(part, final)
 
 
 @contextmanager

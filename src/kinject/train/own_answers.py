@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject import models
 from kinject.corpus.rows import CorpusFile, CorpusRow
-from kinject.corpus.tokenize import begins_with_bos
+from kinject.corpus.tokenize import begins_with_bos, cached_entry
 from kinject.disk import (
     Row,
     content_id,
@@ -68,6 +68,9 @@ class AnswerRequest:
     breaks: bool
 
 
+_ANSWERS, _COUNTS = "answers.jsonl", "counts.json"
+
+
 def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[str, float]]:
     """Return the corpus `part` ("", replay, mix.NAME) with answers of the model itself, a note on
     them, and their cost.
@@ -99,10 +102,8 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
         dict(corpus.chat_template_kwargs or {}),
         _hash_of(recipe.trainer.get("chat_template_path")),
     )
-    out = Path(corpus.cache_dir) / f"own-answers-{identity}.jsonl"
-    counts_path = out.with_suffix(".json")
-    # A run that was killed between the two leaves the answers without their counts.
-    if not out.exists() or not counts_path.exists():
+
+    def write(part: Path) -> None:
         writer = _load_writer(recipe, part, generator)
         requests = list(writer.requests(rows))
         if not requests:
@@ -115,7 +116,7 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
         answers, n_tokens = writer.answer(requests)
         seconds = round(work_seconds(device) - began, 2)
         requested = {request.index for request in requests}
-        n_rows = write_jsonl(out, _merged(Path(source), requested, answers))
+        n_rows = write_jsonl(part / _ANSWERS, _merged(Path(source), requested, answers))
         counts = {
             "given": n_rows - len(answers),
             "kept": len(answers),
@@ -123,8 +124,12 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
             "written_tokens": n_tokens,
             "written_seconds": seconds,
         }
-        write_json(counts_path, counts)
-    counts = read_json(counts_path, "Delete it; the answers are written again.")
+        write_json(part / _COUNTS, counts)
+
+    # With checksums: a changed answer would be learned.
+    entry = cached_entry(Path(corpus.cache_dir), f"own-answers-{identity}", write)
+    out = entry / _ANSWERS
+    counts = read_json(entry / _COUNTS, "Delete it; the answers are written again.")
     note = (
         f"{_key(part)}: {path} wrote {counts['kept']:,} of {counts['kept'] + counts['endless']:,} "
         f"answers itself; {counts['endless']:,} that do not end are left out; {counts['given']:,} "

@@ -21,6 +21,7 @@ from kinject.disk import (
     content_id,
     file_hash,
     lock_dir,
+    replace_folder,
     write_manifest,
     write_sha256sums,
     write_text,
@@ -399,9 +400,7 @@ def _save_model(trainer: RunTrainer, run_dir: Path, base: ModelSection, *, merge
         if trainer.args.push_to_hub:
             os.replace(run_dir / "README.md", part / "README.md")
         write_sha256sums(part)
-        if final.exists():
-            shutil.rmtree(final)
-        os.replace(part, final)
+        replace_folder(part, final)
     trainer.accelerator.wait_for_everyone()
     return final
 
