@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import published
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 COMPANY: dict[str, Any] = json.loads((RESULTS / "company.json").read_text("utf-8"))
@@ -23,6 +25,21 @@ ROWS = {
     ),
 }
 """Arm -> its row in README's table, and in that of the findings."""
+
+
+def git(*words: str) -> str:
+    """Return what git prints in this checkout."""
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _has_history() -> bool:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return False
+    return git("rev-parse", "--is-shallow-repository") == "false"
+
+
+needs_history = pytest.mark.skipif(not _has_history(), reason="the history is not here")
 
 
 def cells(page: str, heading: str, row: str) -> list[float]:
@@ -72,21 +89,112 @@ def test_what_is_said_of_passages_is_in_its_results() -> None:
     assert said == pytest.approx(wanted, abs=0.051)
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
-def test_claims_are_older_than_their_results(path: Path) -> None:
+@needs_history
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in RESULTS.glob("*.json") if path.name != "published.json")
+)
+def test_claims_are_older_than_their_results(name: str) -> None:
     """The commit of the claims is an ancestor of the first one that has the results."""
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    if not (ROOT / ".git").exists() or git("rev-parse", "--is-shallow-repository") == "true":
-        pytest.skip("the history is not here")
-    claims = json.loads(path.read_text("utf-8"))["claims_commit"]
-    name = str(path.relative_to(ROOT))
-    added = git("log", "--diff-filter=A", "--format=%H", "--", name).splitlines()
+    claims = json.loads((RESULTS / name).read_text("utf-8"))["claims_commit"]
+    added = git("log", "--diff-filter=A", "--format=%H", "--", f"docs/results/{name}").splitlines()
     if not added:
         pytest.skip("not committed yet")
     ancestors = git("rev-list", added[-1]).splitlines()
     assert any(commit.startswith(claims) for commit in ancestors)
+
+
+PUBLISHED: dict[str, Any] = json.loads((RESULTS / "published.json").read_text("utf-8"))
+REPORTED = "128 documents of a company"
+"""The section of the findings whose figures come from a report of docs/results."""
+DEMO = (ROOT / "docs/example-report.html").read_text("utf-8")
+
+
+def test_each_figure_of_the_findings_is_of_a_report_or_was_published_before() -> None:
+    page = (ROOT / "docs/findings.md").read_text("utf-8")
+    for section, text in published.sections(page).items():
+        if section == REPORTED:
+            continue
+        by_commit = PUBLISHED["sections"].get(section, {})
+        recorded = {figure for of_commit in by_commit.values() for figure in of_commit}
+        assert set(published.figures(text)) <= recorded, section
+
+
+@needs_history
+def test_the_record_of_older_figures_is_what_its_commits_published() -> None:
+    """No figure is newer than the list."""
+    pages: dict[str, set[str]] = {}
+    older = git("rev-list", PUBLISHED["closed_at"]).splitlines()
+    for section, by_commit in PUBLISHED["sections"].items():
+        for commit, figures in by_commit.items():
+            if commit not in pages:
+                assert any(known.startswith(commit) for known in older), commit
+                page = git("show", f"{commit}:docs/findings.md")
+                pages[commit] = set(published.figures(published.plain(page)))
+            assert set(figures) <= pages[commit], (section, commit)
+
+
+def test_only_figures_of_a_kept_report_are_bold() -> None:
+    of_reports = {"37.9%", "0.983"}  # the company's, and the demo's in docs/example-report.html
+    for page in ("docs/findings.md", "docs/methods.md", "README.md"):
+        text = (ROOT / page).read_text("utf-8")
+        bold = [part for part in text.split("**")[1::2] if re.search(r"\d[.%]", part)]
+        assert set(bold) <= of_reports, page
+
+
+def test_what_readme_says_of_its_two_tables_is_in_their_reports() -> None:
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    (net,) = [
+        item["net"]
+        for item in COMPANY["results"]
+        if (item["arm"], item["set"]) == ("documents and paraphrases", "reworded")
+    ]
+    gain, low, high = (f"{100 * net[key]:.1f}" for key in ("delta", "low", "high"))
+    assert f"teach {gain} points (95% interval {low} to {high})" in text
+    passages = {(item["arm"], item["k"]): item["accuracy"] for item in COMPANY["with_passages"]}
+    assert f"the base has {100 * passages['base', 1]:.1f}% of 128" in text
+    said = text.partition("In these models (one training each)")[2].partition("The demo's settings")
+    report = " ".join(re.sub(r"<[^>]+>", " ", DEMO).split())
+    new = [
+        float(re.findall(rf"{arm} on “new”: 22\.3% → ([\d.]+)%", report)[0])
+        for arm in ("cpt", "repeat")
+    ]
+    assert f"teach {new[0] - new[1]:.0f} points more than repetition" in said[0]
+    known = re.search(r"repeat on “known”: [\d.]+% → [\d.]+%.*?−(\d+\.\d) points", report)
+    assert known is not None
+    assert f"repetition loses {known[1]} points" in said[0]
+    left = re.search(r"cpt \(−\d\.\d points\) lost little.*?losses of up to (\d\.\d)", report)
+    assert left is not None
+    assert f"losses of up to {left[1]} points" in said[0]
+
+
+COLUMNS = ("general", "prose", "instructions")
+OF_METHODS = (
+    (r"\(perplexity (\d+) against (\d+) from (\d+)\)", "prose", ("documents repeated", "documents and paraphrases", "base")),
+    (r"leaves (\d+) of (\d+)% of the instructions, prose at", "instructions", ("a cartridge", "base")),
+    (r"prose at (\d+) \(plain (\d+)\)", "prose", ("a cartridge", "documents and paraphrases")),
+    (r"general questions at (\d+)%", "general", ("a cartridge",)),
+    (r"paraphrases.yaml`\): (\d+) of (\d+)%", "instructions", ("documents and paraphrases, projected", "base")),
+    (r"prose at (\d+), in 1.6", "prose", ("documents and paraphrases, projected",)),
+    (r"back.yaml`\): instructions (\d+)", "instructions", ("documents and paraphrases, then",)),
+    (r"back.yaml`\): instructions \d+, prose (\d+)", "prose", ("documents and paraphrases, then",)),
+    (r"own answers leaves (\d+)%", "instructions", ("the same, own chat and prose",)),
+    (r"questions stay, (\d+) of (\d+)%", "instructions", ("the same, own chat and prose", "base")),
+    (r"Real model: (\d+) of (\d+)% of the instructions", "instructions", ("documents and paraphrases, projected", "base")),
+    (r"Real model: (\d+)% of instructions \(plain (\d+)%\)", "instructions", ("LoRA", "documents and paraphrases")),
+    (r"Real model: prose (\d+) \(AdamW (\d+)\)", "prose", ("Muon", "documents and paraphrases")),
+    (r"\(AdamW \d+\), instructions (\d+)% \((\d+)%\)", "instructions", ("Muon", "documents and paraphrases")),
+)  # fmt: skip
+"""What the methods say of the real model -> a column of the findings' table, and its rows."""
+
+
+def test_what_methods_say_of_the_real_model_are_rows_of_the_findings() -> None:
+    methods = " ".join((ROOT / "docs/methods.md").read_text("utf-8").split())
+    table = (ROOT / "docs/findings.md").read_text("utf-8").partition("What a training cost stands")
+    lines = [line for line in table[2].splitlines() if line.startswith("| ")]
+    for pattern, column, rows in OF_METHODS:
+        said = re.search(pattern, methods)
+        assert said is not None, pattern
+        for number, row in zip(said.groups(), rows, strict=True):
+            line = next(line for line in lines if line.startswith(f"| {row}"))
+            value = float(re.findall(r"\d+\.\d", line.partition(" | ")[2])[COLUMNS.index(column)])
+            assert abs(float(number) - value) <= 0.51, (pattern, row)
