@@ -17,7 +17,7 @@ import yaml
 from kinject.cli import main
 from kinject.disk import read_jsonl
 from kinject.eval import evaluate
-from kinject.eval.compare import compare_runs, read_run
+from kinject.eval.compare import compare_runs, is_given_away, read_run
 from kinject.eval.prompts import ChatStyle, PromptRequest, render_prompt
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import read_answers
@@ -28,7 +28,7 @@ from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary, write_report
 from kinject.report.formatting import View
 from kinject.report.result_tables import results_table
-from kinject.types import Question
+from kinject.types import Answer, Question
 from small import naive_log_prob
 
 NAMES = ["Arden", "Bryn", "Kelm", "Farrow"]
@@ -324,8 +324,23 @@ def test_letters_that_are_written_are_read_and_counted_apart_where_they_cannot_b
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 0
 
 
+def test_a_choice_that_one_way_picks_without_the_question_is_given_away() -> None:
+    def answer(form: str, best: int, gold: int) -> Answer:
+        log_probs = tuple(-1.0 if i == best else -4.0 for i in range(5))
+        return Answer("q", "s", "base", form, 0, 0, (), gold, log_probs, (1,) * 5, (3,) * 5)
+
+    right, wrong = answer("texts-no-question", 3, 3), answer("texts-no-question", 1, 3)
+    turned = [answer("rotations-no-question", best, 0) for best in (0, 0, 2, 4, 1)]
+    once = [answer("rotations-no-question", best, 0) for best in (0, 3, 2, 4, 1)]
+    assert is_given_away([right])
+    assert not is_given_away([wrong])
+    assert is_given_away([wrong, *turned])  # two of five, where guessing has one
+    assert not is_given_away([wrong, *once])
+    assert not is_given_away([])
+
+
 def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(
-    recipe, tmp_path, tiny_model, capsys
+    recipe, tmp_path, tiny_model, capsys, monkeypatch
 ):
     path = recipe(
         formats=["texts", "rotations", "texts-no-question"],
@@ -337,26 +352,35 @@ def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(
         for answer in read_answers(tmp_path / "run" / "answers.jsonl")
         if answer.arm == "base"
     ]
-    known, kept = set(), []
+    known, kept, given = set(), [], set()
     for name in {row["id"] for row in ROWS}:
-        answers = [
-            a for a in base_answers if a.question_id == name and a.format != "texts-no-question"
-        ]
+        answers = [a for a in base_answers if a.question_id == name]
         right = {form: [a.log_probs.index(max(a.log_probs)) == a.gold for a in answers if a.format == form]
-                 for form in ("rotations", "texts")}  # fmt: skip
-        assert (len(right["rotations"]), len(right["texts"])) == (3, 1)
+                 for form in ("rotations", "texts", "texts-no-question")}  # fmt: skip
+        assert [len(of) for of in right.values()] == [3, 1, 1]
         if any(right["texts"]):
             known.add(name)
             kept += right["rotations"]
-    assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 0
-    rows = {
-        name: [row for _, row in read_jsonl(tmp_path / "run" / name / "new.jsonl")]
-        for name in ("known", "unknown")
-    }
-    assert {row["id"] for row in rows["known"]} == known
-    assert rows["unknown"] == [row for row in ROWS if row["id"] not in known]
-    assert known
-    output = capsys.readouterr().out
+        if any(right["texts"]) and any(right["texts-no-question"]):
+            given.add(name)
+
+    def parted() -> tuple[set[str], str]:
+        assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 0
+        rows = {
+            name: [row for _, row in read_jsonl(tmp_path / "run" / name / "new.jsonl")]
+            for name in ("known", "unknown")
+        }
+        found = {row["id"] for row in rows["known"]}
+        assert rows["unknown"] == [row for row in ROWS if row["id"] not in found]
+        return found, capsys.readouterr().out
+
+    found, output = parted()
+    assert given
+    assert found == known - given
+    assert f"{len(given)} of those to learn are answered, but without the question too" in output
+    monkeypatch.setattr("kinject.eval.compare.is_given_away", lambda alone: False)
+    found, output = parted()
+    assert found == known
     assert f"the base knows {len(known)} of 4 questions, as asked by texts" in output
     assert (
         f"by rotations, which chose none of them: so the base answers {sum(kept) / len(kept):.1%}."

@@ -182,6 +182,11 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
             f"{chosen}"
         )
         show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")
+        if part.n_given:
+            show(
+                f"  {part.n_given} of those to learn are answered, but without the question too, "
+                "which shows no knowledge."
+            )
         show(
             f"  Ask the known ones by {measured}, which chose none of them: so the base answers "
             f"{part.kept:.1%}."

@@ -281,12 +281,14 @@ class KnownSplit:
     both files of questions.
 
     `chosen_by` and `measure_with` are the prompt formats (with shots) that chose, and those that
-    did not: with these the base answers `kept` of the known questions.
+    did not: with these the base answers `kept` of the known questions. `n_given` of the unknown
+    ones are answered, but without the question too.
     """
 
     question_set: str
     n_known: int
     n_unknown: int
+    n_given: int
     chosen_by: tuple[str, ...]
     measure_with: tuple[str, ...]
     kept: float
@@ -303,8 +305,9 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
     every second way of asking without context (a format with a number of examples; every rotation
     of its options is one): a question that was chosen because its answer came out right by luck
     would be lost by any other model, so what the model keeps is to be measured with the other half.
-    A question without a score is unknown. Raises `InputError` if the run, or a file of its
-    questions, cannot be used.
+    What all formats share would still choose and measure: a question whose right choice the model
+    also picks without the question (the control of any of these formats) is unknown. So is one
+    without a score. Raises `InputError` if the run, or a file of its questions, cannot be used.
     """
     manifest = read_manifest(run_dir)
     if not isinstance(manifest, EvalManifest):
@@ -314,19 +317,36 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
         )
     base = next(iter(manifest.recipe.eval.models))
     by_set: dict[str, list[Answer]] = {}
+    alone: dict[str, list[Answer]] = {}
     for answer in read_answers(run_dir / "answers.jsonl"):
         if answer.arm != base or answer.k or answer.format == PERPLEXITY_FORMAT:
             continue
         form = format_of(answer.format)
-        # A control tells nothing of what the base knows.
         if not form.shows_question:
+            alone.setdefault(answer.question_set, []).append(answer)
             continue
         if form.generates:
             # By rule: this reads a finished run and asks no judge.
             (answer,) = rescored([answer], "match")
         by_set.setdefault(answer.question_set, []).append(answer)
     names = manifest.recipe.eval.questions
-    return [_split_set(run_dir, manifest, name, by_set[name]) for name in names]
+    return [
+        _split_set(run_dir, manifest, name, by_set[name], alone.get(name, [])) for name in names
+    ]
+
+
+def above_guessing(answers: Sequence[Answer]) -> bool:
+    """Return whether more of `answers` to one question are right than guessing would have."""
+    return sum(map(is_correct, answers)) > math.fsum(answer.chance for answer in answers)
+
+
+def is_given_away(alone: Sequence[Answer]) -> bool:
+    """Return whether one of the ways of asking without the question picks the right choice more
+    often than guessing does; `alone` are one question's answers in all of these ways."""
+    ways: dict[_Way, list[Answer]] = {}
+    for answer in alone:
+        ways.setdefault((answer.format, answer.shots), []).append(answer)
+    return any(map(above_guessing, ways.values()))
 
 
 _Way = tuple[str, int]
@@ -334,7 +354,11 @@ _Way = tuple[str, int]
 
 
 def _split_set(
-    run_dir: Path, manifest: EvalManifest, name: str, answers: Sequence[Answer]
+    run_dir: Path,
+    manifest: EvalManifest,
+    name: str,
+    answers: Sequence[Answer],
+    alone: Sequence[Answer],
 ) -> KnownSplit:
     section = manifest.recipe.eval
     item = section.question_set(name)
@@ -354,16 +378,22 @@ def _split_set(
     # studies, by the other half in 2.2% (docs/figures.md).
     choosing = _by_question(answers, ways[::2])
     measuring = _by_question(answers, ways[1::2])
+    # A preference for some choices that a training moves: without the controls nothing forgotten
+    # reads as forgotten in 27 to 95%, with them in under 1% (docs/figures.md).
+    controls = _by_question(alone, sorted({(answer.format, answer.shots) for answer in alone}))
     asked = {answer.question_id for answer in answers}
     known: list[Row] = []
     unknown: list[Row] = []
+    n_given = 0
     kept: list[bool] = []  # for each answer to a known question that did not choose it
     for question in read_questions(path, layout_of(item.layout, formats)):
         if question.id not in asked:  # eval.limit left it out
             continue
-        chosen = choosing.get(question.id, [])
-        # More often right than guessing would be.
-        if sum(map(is_correct, chosen)) > math.fsum(answer.chance for answer in chosen):
+        is_known = above_guessing(choosing.get(question.id, []))
+        if is_known and is_given_away(controls.get(question.id, [])):
+            is_known = False
+            n_given += 1
+        if is_known:
             known.append(_row_of(question))
             kept += map(is_correct, measuring.get(question.id, ()))
         else:
@@ -376,6 +406,7 @@ def _split_set(
         name,
         len(known),
         len(unknown),
+        n_given,
         chosen_by=tuple(labels[::2]),
         measure_with=tuple(labels[1::2]),
         kept=sum(kept) / len(kept) if kept else 0.0,
