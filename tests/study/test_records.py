@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 from kinject.disk import write_json, write_manifest
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.stats.intervals import family_variances
-from kinject.study.arms import Arm
+from kinject.study.arms import Arm, n_trainings
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.types import Answer, Question
 
@@ -73,6 +74,22 @@ def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_se
     assert alone.pooled is None
     assert a.chances == (0.5,) * 20
     assert records.matrix("m", "a", setting, "nothing").pooled is None
+    # An arm that was trained three times one after the other scatters as none of the others.
+    records.n_trainings["m", "b"] = 3
+    records.read("m", "alone", 0, tmp_path / "alone-0")
+    a, b, c = (records.matrix("m", arm, setting) for arm in "abc")
+    assert [a.pooled, c.pooled] == family_variances([own[0], own[2]])
+    assert b.pooled == own[1]
+
+
+def test_an_arm_after_another_counts_the_trainings_before_it() -> None:
+    first, second, third = (
+        Arm(name, "m", "", "", {}, "", "", None, False, (0,), after=before)
+        for name, before in (("x", ""), ("y", "x"), ("z", "y"))
+    )
+    elsewhere = replace(second, model="n")
+    arms = [third, elsewhere, replace(first, model="n"), second, first]
+    assert [n_trainings(arm, arms) for arm in (first, second, third, elsewhere)] == [1, 2, 3, 2]
 
 
 def test_an_answer_changed_where_most_seeds_answer_otherwise_than_base(tmp_path):

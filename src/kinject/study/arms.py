@@ -121,6 +121,16 @@ class StudyArms:
     grids: Mapping[tuple[str, str], tuple[tuple[Any, Arm], ...]]
 
 
+def n_trainings(arm: Arm, arms: Sequence[Arm]) -> int:
+    """Return how many trainings one after the other make the weights of `arm`."""
+    by_name = {other.name: other for other in arms if other.model == arm.model}
+    n = 1
+    while arm.after:
+        arm = by_name[arm.after]
+        n += 1
+    return n
+
+
 def expand_arms(
     section: StudySection, tuned: Mapping[tuple[str, str], Any] = MappingProxyType({})
 ) -> StudyArms:

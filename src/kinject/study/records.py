@@ -72,6 +72,8 @@ class Records:
     """When the last of the evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
     """The versions that it was made with."""
+    n_trainings: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(model, arm) -> how many trainings one after the other made it; without an entry one."""
     _matrices: dict[tuple[str, str, AskSetting, str, Outcome, bool], CorrectnessMatrix] = field(
         default_factory=dict
     )
@@ -306,15 +308,17 @@ class Records:
             for arm in arms
             if self._has_all(model, arm, needed)
         }
-        several = {
-            arm: matrix
-            for arm, matrix in matrices.items()
+        families: dict[int, list[str]] = {}
+        for arm, matrix in matrices.items():
             # One seed has no variance between seeds, and without questions there is no accuracy.
-            if matrix.n_seeds > 1 and matrix.question_ids
-        }
-        pooled = family_variances([matrix.seed_variance for matrix in several.values()])
-        for (arm, matrix), variance in zip(several.items(), pooled, strict=True):
-            matrices[arm] = replace(matrix, pooled=variance)
+            if matrix.n_seeds > 1 and matrix.question_ids:
+                families.setdefault(self.n_trainings.get((model, arm), 1), []).append(arm)
+        # Seeds part with each training: one variance for all steps of a sequence calls equal methods
+        # different in 8.2% and shows a loss in 50%; one a step 4.5 and 84% (docs/figures.md).
+        for family in families.values():
+            pooled = family_variances([matrices[arm].seed_variance for arm in family])
+            for arm, variance in zip(family, pooled, strict=True):
+                matrices[arm] = replace(matrices[arm], pooled=variance)
         for arm, matrix in matrices.items():
             self._matrices[model, arm, setting, "", outcome, net] = matrix
 

@@ -43,6 +43,7 @@ from kinject.study.arms import (
     check_shared_recipes,
     expand_arms,
     make_sweeps,
+    n_trainings,
 )
 from kinject.study.claims import Evidence, judge_claims, render_power
 from kinject.study.planner import ArmRun
@@ -518,6 +519,7 @@ def _read_records(study: Study) -> Records:
     for run in study.runs:
         if study.status.all_done(run.all_stages):
             arm, folder = run.arm, run.evaluations[-1].folder
+            records.n_trainings[arm.model, arm.name] = n_trainings(arm, study.arms)
             records.read(arm.model, arm.name, run.seed, folder, arm.retrieval)
             records.read_report(arm.model, arm.name, folder, arm.retrieval)
     return records
