@@ -279,7 +279,8 @@ class Written:
 
     `f1` is SQuAD's F1. `unread`: no letter of an option could be read from the text. `n_tokens` is
     the mean length, `n_thinking` that of the thinking before it, `thinking_cut` the fraction whose
-    thinking did not end by itself.
+    thinking did not end by itself. `by_rule`: right by kinject's own rule, where a judge graded
+    them.
     """
 
     f1: float
@@ -287,6 +288,7 @@ class Written:
     unread: float = 0.0
     n_thinking: float = 0.0
     thinking_cut: float = 0.0
+    by_rule: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

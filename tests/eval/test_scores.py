@@ -6,7 +6,13 @@ from dataclasses import replace
 import pytest
 
 from kinject.eval.prompts import rotate_options
-from kinject.eval.scores import letter_mass, merge_rotations, scores_of
+from kinject.eval.scores import (
+    letter_mass,
+    merge_rotations,
+    rescored,
+    scores_of,
+    summarize_written,
+)
 from kinject.types import Answer, Question
 
 ANSWER = Answer(
@@ -54,3 +60,16 @@ def test_the_mass_on_the_letters_is_their_summed_probability():
         0.4
     )
     assert letter_mass([ANSWER]) is None
+
+
+def test_graded_answers_are_counted_by_the_rule_too():
+    texts = {"Kelm": "correct", "It lies in Kelm.": "wrong", "In Arden, I think.": "correct"}
+    answers = [
+        Answer(f"q{n}", "s", "a", "generate", 0, 0, (), 0, (), (4,), (), text=text, accepted=("Kelm",), grade=grade)
+        for n, (text, grade) in enumerate(texts.items())
+    ]  # fmt: skip
+    judged = summarize_written(rescored(answers, "judge"))
+    ruled = summarize_written(rescored(answers, "match"))
+    assert judged is not None
+    assert ruled is not None
+    assert (judged.by_rule, ruled.by_rule) == (2 / 3, None)

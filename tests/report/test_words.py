@@ -24,6 +24,7 @@ from kinject.report.tables import claims_table, names_table
 from kinject.report.words import _TONES, _WORDS, write_opening
 from kinject.results import Choice, Recall, Report
 from kinject.stats.comparisons import About, Tag
+from kinject.types import Written
 
 ODD = odd_reports()
 BASE, TUNED = first(50, 200), first(90, 200)
@@ -221,6 +222,23 @@ def test_what_went_wrong_is_never_passed_over() -> None:
     missed = replace(make_report(), recalls=(Recall("new", 3, 50, 100),))
     assert "contexts missed their document (retrieval)" in doubts(View(missed)).lead
     assert "arms failed (ft-syn)" in doubts(View(make_study(n_seeds=1))).lead
+
+
+def test_a_difference_that_a_judge_sees_and_the_rule_does_not_is_a_doubt() -> None:
+    base_right, tuned_right = [False] * 160 + [True] * 40, [False] * 100 + [True] * 100
+
+    def lead(before: float, after: float) -> str:
+        base = make_result("base", base_right, None, written=Written(0.2, 9.0, by_rule=before))
+        tuned = make_result(
+            "cpt", tuned_right, base_right, written=Written(0.5, 9.0, by_rule=after)
+        )
+        return doubts(View(make_evaluation((base, tuned)))).lead
+
+    tag = "only the judge sees the difference (cpt)"  # of 30 points
+    assert tag in lead(0.35, 0.49)
+    assert tag in lead(0.35, 0.20)
+    assert tag not in lead(0.35, 0.51)
+    assert tag not in lead(0.20, 0.50)
 
 
 def test_questions_without_a_score_are_in_no_percentage_and_stand_beside_it() -> None:

@@ -19,6 +19,7 @@ from kinject.corpus.grading import (
     TextScore,
     abstains,
     f1,
+    matches,
     passes,
     read_letter,
 )
@@ -182,12 +183,17 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
     if not answers or answers[0].text is None:
         return None
     n = len(answers)
+    by_rule = None
+    if any(answer.grade for answer in answers):
+        right = [matches(answer.text or "", answer.accepted) for answer in answers]
+        by_rule = sum(right) / n
     return Written(
         f1=math.fsum(f1(answer.text or "", answer.accepted) for answer in answers) / n,
         n_tokens=sum(answer.n_tokens[0] for answer in answers) / n,
         unread=sum(map(is_unread, answers)) / n,
         n_thinking=sum(answer.n_thinking for answer in answers) / n,
         thinking_cut=sum(answer.thinking_cut for answer in answers) / n,
+        by_rule=by_rule,
     )
 
 

@@ -10,12 +10,14 @@ from kinject.report.formatting import (
     arm_label,
     format_name,
     format_percent,
+    format_points,
     join_words,
     quoted,
     unscored_text,
 )
 from kinject.report.page import Answer, Evidence
-from kinject.results import ArmResult, Failure, Recall
+from kinject.results import ArmResult, Failure, PromptFormat, Recall
+from kinject.stats.comparisons import is_taste
 from kinject.terminal import format_count
 
 _MOST_LISTED = 6  # names in one sentence
@@ -103,6 +105,7 @@ def _doubts(view: View) -> Iterator[Evidence]:
     yield from _counted(view)
     yield from map(_given_away_line, given_away(view))
     yield from _guessable(view)
+    yield from _tastes(view)
     for item in view.report.unscored:
         arm, name = format_name(item.arm), quoted(item.question_set)
         yield Evidence(arm, name, "a model has no score", "bad", f"{unscored_text(item)}.")
@@ -164,6 +167,33 @@ def _guessable(view: View) -> Iterator[Evidence]:
             yield Evidence("the set", name, tag, "bad", warning)
 
 
+def _tastes(view: View) -> Iterator[Evidence]:
+    """Yield the differences to the base that a judge sees and kinject's rule does not."""
+    by_arm = {_asked(result, result.arm, result.k): result for result in view.set_results}
+    for result in view.set_results:
+        contrast = result.to_base
+        if contrast is None or not contrast.is_significant:
+            continue
+        base = by_arm.get(_asked(result, contrast.other, 0))
+        if base is None or result.written is None or base.written is None:
+            continue
+        now, before = result.written.by_rule, base.written.by_rule
+        if now is None or before is None or not is_taste(contrast.delta, now - before):
+            continue
+        # Of two equal arms a judge that accepts 15% of one's wrong answers calls 80% different.
+        text = (
+            f"{format_points(contrast.delta)} by the judge, {format_points(now - before)} by "
+            "kinject's rule: a judge may prefer one arm's style. Read answers of both."
+        )
+        name = quoted(result.question_set)
+        yield Evidence(arm_label(result), name, "only the judge sees the difference", "bad", text)
+
+
+def _asked(result: ArmResult, arm: str, k: int) -> tuple[str, str, str, PromptFormat, int]:
+    """Return the key by which results of two arms in one setting find each other."""
+    return result.model, arm, result.question_set, result.prompt_format, k
+
+
 def _missed_line(recall: Recall) -> Evidence:
     missed = recall.n - recall.n_found
     empty = ""
@@ -190,12 +220,12 @@ def _failure_line(failure: Failure) -> Evidence:
 def limitations(view: View) -> Iterator[str]:
     """Yield a sentence for each limitation of the data (seeds, choices), with what to do."""
     n = len(view.report.seeds)
-    # One unstable arm among 30: 15.8% false with two seeds, 5.5% with three (docs/figures.md).
+    # One unstable arm among 30: 14.8% false with two seeds, 6.0% with three (docs/figures.md).
     if n == 2:
         yield (
             "Two seeds cannot show that one arm's trainings scatter more than the others': of such "
-            "arms one in six was found to differ where nothing does (simulated). Three seeds bring "
-            "it to one in twenty."
+            "arms one in seven was found to differ where nothing does (simulated). Three seeds "
+            "bring it to one in seventeen."
         )
     elif n > 2:
         yield (

@@ -218,6 +218,12 @@ that only recognises strings of the documents gains as much without the question
 would take one in forty for knowledge."""
 
 
+def is_taste(delta: float, by_rule: float) -> bool:
+    """Return whether less than half of a difference by a judge is there by kinject's rule too: a
+    judge may accept more wrong answers of one style than of another."""
+    return by_rule / delta < _MOSTLY
+
+
 def find(about: About, result: ArmResult, contrast: Contrast) -> Finding:
     """Return what `contrast`, one of those of `result`, shows."""
     tag = _tag(contrast)
