@@ -23,6 +23,8 @@ import pytest
 import transformers
 
 from kinject.disk import read_jsonl
+from kinject.eval.scoring.answers import AnswerStore
+from kinject.types import Answer
 from small import load_benchmark
 
 ROOT = Path(__file__).parents[1]
@@ -359,6 +361,29 @@ def test_verdicts(run_here: Callable[..., str]) -> None:
     never = [name for name in rates if "disagree on 0" in name or "leader that is worse" in name]
     assert len(never) == 6
     assert {rates[name] for name in never} == {"0.0"}
+
+
+@pytest.mark.soak
+def test_verdicts_that_nothing_was_tuned_on(run_here: Callable[..., str]) -> None:
+    printed = run_here("study/untuned.py", "--studies", "1")
+    rates = dict(re.findall(r"^\| (.*) \| ([\d.]+) \([\d.]+\) \| 1 \|$", printed, re.MULTILINE))
+    assert set(rates.values()) <= {"0.0", "100.0"}
+    words = ("known, ", "prove, ", "sequence, ", "judge that", "near chance", "ten null arms")
+    assert all(any(name.startswith(word) for name in rates) for word in words)
+
+
+def test_a_probe_in_two_wordings(run_here: Callable[..., str], tmp_path: Path) -> None:
+    with AnswerStore(tmp_path / "answers.jsonl") as store:
+        for name, right in (("first", "abcg"), ("second", "abdh")):
+            for item in "abcdefgh":
+                text = "three words now" if item in right else "one"
+                answer = Answer(
+                    item, name, "base", "generate", 0, 0, (), 0, (), (3,), (), text=text,
+                    subject=item, checks={"min_words": 3},
+                )  # fmt: skip
+                store.add(f"{name}{item}", answer)
+    printed = run_here("eval/rewordings.py", tmp_path, "first", "second")
+    assert "| base | 8 | 50.0% | 50.0% | 2 | 4 | 0.00 | +0.0 (" in printed
 
 
 def test_judge(

@@ -142,6 +142,10 @@ def test_a_chat_of_several_turns_is_asked_turn_by_turn_and_graded_by_its_checks(
 
 def test_the_shipped_prompts_can_be_asked_and_verified() -> None:
     folder = Path(__file__).parents[2] / "eval"
-    for path in (folder / "chat/instructions.jsonl", folder / "sandbox/chat.jsonl"):
+    reworded = folder / "chat/instructions_reworded.jsonl"
+    first, second = read_questions(folder / "chat/instructions.jsonl"), read_questions(reworded)
+    assert [(item.id, item.checks) for item in first] == [(item.id, item.checks) for item in second]
+    assert not {item.question for item in first} & {item.question for item in second}
+    for path in (folder / "chat/instructions.jsonl", reworded, folder / "sandbox/chat.jsonl"):
         questions = read_questions(path)
         assert len(questions) >= 96

@@ -284,7 +284,7 @@ def _compare_answers(recipe: EvalRecipe, proofs: Sequence[Proof]) -> None:
     for proof in proofs:
         if proof.name in by_arm:
             pairs = [(mine, by_arm[proof.name][key]) for key, mine in by_arm[_TRAINED].items()]
-            _check_answers(proof, pairs, questions)
+            check_answers(proof, pairs, questions)
         if proof.name in losses:
             difference = abs(losses[proof.name] - losses[_TRAINED])
             perplexity = perplexities[proof.name]
@@ -292,7 +292,7 @@ def _compare_answers(recipe: EvalRecipe, proofs: Sequence[Proof]) -> None:
             proof.checks.append(Check("loss", difference, BOUNDS[proof.bits][0], unit))
 
 
-def _check_answers(
+def check_answers(
     proof: Proof, pairs: Sequence[tuple[Answer, Answer]], questions: Mapping[str, Question]
 ) -> None:
     """Add the checks of a copy's answers, each beside the trained model's, and list the changed
