@@ -198,3 +198,9 @@ def test_what_methods_say_of_the_real_model_are_rows_of_the_findings() -> None:
             line = next(line for line in lines if line.startswith(f"| {row}"))
             value = float(re.findall(r"\d+\.\d", line.partition(" | ")[2])[COLUMNS.index(column)])
             assert abs(float(number) - value) <= 0.51, (pattern, row)
+    pages = [
+        published.plain((ROOT / f"docs/{name}.md").read_text("utf-8"))
+        for name in ("methods", "findings")
+    ]
+    of_methods, of_findings = (set(re.findall(r"[+-]\d+\.\d|p = 0\.\d+", page)) for page in pages)
+    assert of_methods <= of_findings

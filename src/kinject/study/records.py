@@ -313,8 +313,9 @@ class Records:
             # One seed has no variance between seeds, and without questions there is no accuracy.
             if matrix.n_seeds > 1 and matrix.question_ids:
                 families.setdefault(self.n_trainings.get((model, arm), 1), []).append(arm)
-        # Seeds part with each training: one variance for all steps of a sequence calls equal methods
-        # different in 8.2% and shows a loss in 50%; one a step 4.5 and 84% (docs/figures.md).
+        # Seeds part with each training: one variance for all steps of a sequence calls equal
+        # methods different in 8.2% and shows a loss in 50%; one a step 4.5 and 84%
+        # (docs/figures.md).
         for family in families.values():
             pooled = family_variances([matrices[arm].seed_variance for arm in family])
             for arm, variance in zip(family, pooled, strict=True):
