@@ -55,5 +55,6 @@ from kinject.models.load import (
     load_config,
     load_model,
     load_tokenizer,
+    stored_quantization,
 )
 from kinject.models.new import check_config, new_config, new_model, train_tokenizer

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
@@ -175,6 +175,19 @@ def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
 
 
+def stored_quantization(config: PretrainedConfig) -> str:
+    """Return how the weights of a model are stored: ``none`` (plainly), ``4bit`` or ``8bit`` (by
+    bitsandbytes), or the name of another method."""
+    stored = getattr(config, "quantization_config", None)
+    if stored is None:
+        return "none"
+    settings: dict[str, object] = stored if isinstance(stored, dict) else stored.to_dict()
+    for kind in ("4bit", "8bit"):
+        if settings.get(f"load_in_{kind}"):
+            return kind
+    return str(settings.get("quant_method", "an unknown method"))
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """How a model is loaded.
@@ -249,6 +262,11 @@ def load_model(
     arguments = options.arguments(dtype, attention)
     # The revision is that of `path`: an adapter's base has its own.
     arguments["revision"] = options.revision if base == source else None
+    stored = stored_quantization(load_config(base, arguments["revision"]))
+    if stored != "none":
+        _check_stored(base, stored, options)
+        arguments.pop("quantization_config", None)
+        options = replace(options, quantization=stored)
     if options.sharding is not None:
         arguments["distributed_config"] = options.sharding.of(load_config(path, options.revision))
     model = _load(base, on_top, arguments)
@@ -269,6 +287,16 @@ def load_model(
     notes = (_note(name, model, options, dtype, device), *_check_vocabulary(path, model, tokenizer))
     attention = str(model.config._attn_implementation)
     return LoadedModel(model, tokenizer, dtype, attention, device, notes)
+
+
+def _check_stored(base: str, stored: str, options: LoadOptions) -> None:
+    """Raise `InputError` if other bits are asked for than those in which `base` is `stored`:
+    transformers would take the stored ones with a warning."""
+    if options.quantization not in ("none", stored):
+        raise InputError(
+            f"{options.section}.quantization: found {options.quantization}, and the weights of "
+            f"{base} are stored in {stored}. Remove the line, or give the plain model."
+        )
 
 
 def _place(

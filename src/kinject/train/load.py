@@ -82,6 +82,7 @@ def load_training_model(
         move=not is_fsdp_launch(),
     )
     loaded = models.load_model(path or str(section.path), options, tokenizer=tokenizer)
+    _check_stored(section, loaded.model.config)  # of a model that was not here before
     notes = [*loaded.notes, *_use_fastest(loaded.model, section.attention, loaded.device)]
     if section.quantization == "4bit":
         _keep_gradients(loaded.model)
@@ -339,6 +340,8 @@ def check_model(recipe: TrainRecipe) -> None:
         raise fault("model.path", f"{section.path}/config.json: {reason}")
     if reason:
         raise fault("model.new", reason)
+    if config is not None:
+        _check_stored(section, config)
     if section.new is not None:
         fields = {key: value for key, value in section.new.items() if key != "model_type"}
         model_type = section.new["model_type"]
@@ -363,6 +366,25 @@ def check_model(recipe: TrainRecipe) -> None:
     if recipe.adapter is not None:
         adapt = functools.partial(_adapt, config)
         recipe.raise_any(build(adapt, recipe.adapter, "adapter", "peft")[1])
+
+
+def _check_stored(section: ModelSection, config: PretrainedConfig) -> None:
+    """Raise `RecipeError` if a base is stored in other bits than the recipe names.
+
+    All that cannot be on packed weights is refused by model.quantization: training them without an
+    adapter, folding, decomposing. Below a plain recipe they would pass for plain weights.
+    """
+    stored = models.stored_quantization(config)
+    if stored in (section.quantization, "none"):
+        return
+    fix = f"Set model.quantization: {stored}, with an adapter, or give the plain model."
+    if stored not in ("4bit", "8bit"):
+        fix = "Give the plain model: no adapter trains on these here."
+    raise fault(
+        "model.quantization",
+        f"found {section.quantization}, and the weights of {section.path} are stored in {stored}. "
+        f"{fix}",
+    )
 
 
 def _read_config(section: ModelSection) -> PretrainedConfig | None:
