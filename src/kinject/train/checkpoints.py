@@ -180,6 +180,20 @@ def without_tied(
     return kept or None
 
 
+@contextlib.contextmanager
+def _kept_dtypes(model: nn.Module) -> Iterator[None]:
+    """Give what trains its dtype back after the block, in which a checkpoint is loaded.
+
+    TRL 1.16 trains adapters on packed weights in bfloat16, and peft 0.21 loads an adapter in
+    float32: a resumed run went on in another arithmetic, and in twice the memory.
+    """
+    before = {name: w.dtype for name, w in model.named_parameters() if w.requires_grad}
+    yield
+    for name, weight in model.named_parameters():
+        if name in before and weight.dtype != before[name]:
+            weight.data = weight.data.to(before[name])
+
+
 class CheckpointMixin(Trainer):  # type: ignore[misc]
     """Checkpoints that are marked when whole, of sharded models too, with the state that Trainer
     loses with its process."""
@@ -344,7 +358,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         elif self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
             copy_weights(self.load_weights(resume_from_checkpoint), self.model)
         else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            with _kept_dtypes(self.model):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint."""
@@ -352,7 +367,8 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         if self.is_distributed_loading_by_transformers or self.initial_adapter:
             self._load_from_checkpoint(self.state.best_model_checkpoint)
         else:
-            super()._load_best_model()
+            with _kept_dtypes(self.model):
+                super()._load_best_model()
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Create the repository on the hub, and its branch `hub_revision`.
