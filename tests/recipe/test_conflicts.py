@@ -100,6 +100,7 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"fp16": True}, "trainer.fp16", "needs a GPU"),
     ({"trainer": {"use_liger_kernel": True}}, {}, "trainer.use_liger_kernel", "Triton's"),
     ({"trainer": {"activation_offloading": True}}, {}, "trainer.activation_offloading", "on the CPU"),
+    ({"trainer": {"optim": "paged_lion_32bit"}}, {}, "trainer.optim", "Set lion_32bit."),
     ({"trainer": {"fsdp": "full_shard"}}, {}, "trainer.fsdp", "no launcher started"),
     ({"trainer": {"torch_compile_backend": "inductr"}}, {}, "trainer.torch_compile_backend", "Did you mean inductor?"),
     ({"trainer": {"push_to_hub": True}}, {"cannot_upload": "there is no token"}, "trainer.push_to_hub", "there is no token. Set"),

@@ -242,6 +242,11 @@ def _on_a_cpu(launch: Launch) -> Iterator[Problem]:
             "Remove the line."
         )
         yield Problem("trainer.activation_offloading", message)
+    if launch["optim"].startswith("paged_"):
+        # bitsandbytes 0.50 would take unpaged states with a warning.
+        message = "its states are paged between a GPU and memory, and this run is on the CPU."
+        plain = launch["optim"].removeprefix("paged_")
+        yield Problem("trainer.optim", f"{message} Set {plain}.")
 
 
 def _takes_histograms(report_to: str | list[str] | tuple[str, ...] | None) -> bool:
