@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kinject import process
 from kinject.errors import Terminated
 from kinject.llm.sender import run_event_loop
 from kinject.process import SIGNALS, deferred, exit_code, terminable
@@ -60,6 +61,22 @@ def test_a_signal_that_comes_while_an_object_is_finalised_is_not_lost(
     assert type(caught.value) is raised
     assert exit_code(caught.value) == 128 + sent
     assert signal.getsignal(sent) is before
+
+
+def test_nor_is_one_that_is_sent_again_before_the_hook_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a loaded machine, where the thread that sends it is there first."""
+    later = process._send_later
+
+    def at_once(number: int) -> None:
+        monkeypatch.setattr(process, "_send_later", later)
+        os.kill(os.getpid(), number)
+        sum(range(100))  # the handler runs here, in the hook
+
+    monkeypatch.setattr(process, "_send_later", at_once)
+    with pytest.raises(Terminated):
+        finalise_and_wait(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

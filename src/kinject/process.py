@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, TypeVar, cast
 
 from kinject.errors import InputError, KinjectError, Terminated
@@ -251,15 +251,21 @@ def terminable() -> Iterator[None]:
     def send_again(ignored: Any) -> None:
         if not isinstance(ignored.exc_value, KeyboardInterrupt):
             previous_hook(ignored)
-            return
-        timer = threading.Timer(_PAUSE, os.kill, (os.getpid(), _number(ignored.exc_value)))
-        timer.daemon = True
-        timer.start()
+        else:
+            _send_later(_number(ignored.exc_value))
+
+    def receive(signum: int, frame: FrameType | None) -> None:
+        # On a loaded machine the signal comes before the hook ends, and Python ignores what is
+        # raised in the hook, too: a training ran to its end.
+        if _is_below(frame, send_again.__code__):
+            _send_later(signum)
+        else:
+            raise interruption(signum)
 
     # Python discarded a SIGTERM in a callback of a weak reference, and a study ran to its end.
     sys.unraisablehook = send_again
     try:
-        with handled_by(_raise):
+        with handled_by(receive):
             yield
     finally:
         sys.unraisablehook = previous_hook
@@ -298,8 +304,20 @@ def deferred(announce: Callable[[], None]) -> Iterator[list[int]]:
         raise interruption(received[0])
 
 
-def _raise(signum: int, frame: FrameType | None) -> None:
-    raise interruption(signum)
+def _send_later(signum: int) -> None:
+    """Send this process a signal again when `_PAUSE` is over."""
+    timer = threading.Timer(_PAUSE, os.kill, (os.getpid(), signum))
+    timer.daemon = True
+    timer.start()
+
+
+def _is_below(frame: FrameType | None, code: CodeType) -> bool:
+    """Return whether `frame` was called, through others or not, by a function with `code`."""
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def interruption(signum: int) -> KeyboardInterrupt:

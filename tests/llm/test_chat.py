@@ -70,9 +70,9 @@ def test_blocks_of_thinking_without_end_take_no_time_without_end() -> None:
         split_thinking("<think></reasoning>" * n)
         return time.process_time() - began
 
-    short = min(_seconds(5_000) for _ in range(3))
+    short = min(_seconds(1_000) for _ in range(3))
     # four times as much text: a square would take sixteen times as long
-    assert min(_seconds(20_000) for _ in range(3)) < 10 * short + 0.1
+    assert min(_seconds(4_000) for _ in range(3)) < 10 * short + 0.1
 
 
 @pytest.mark.parametrize(
