@@ -480,9 +480,13 @@ def test_one_damaged_file_hides_no_other_run_and_no_row_that_is_whole(
     shutil.copytree(folder / "runs" / "augment", folder / "runs" / "other")
     log = folder / "runs" / "cpt" / "log.jsonl"
     write_jsonl(log, [{"step": 3, "loss": 2.5}])
-    recipe = {"model": {}, "corpus": {}, "trainer": {"max_steps": [4]}}
+    recipe = {"model": {"path": "m"}, "corpus": {"path": "c"}, "trainer": {"max_steps": [4]}}
     write_manifest(
-        log.with_name("manifest.json"), stage="train", inputs={}, recipe=recipe, counts={}
+        log.with_name("manifest.json"),
+        stage="train",
+        inputs={},
+        recipe=recipe,
+        counts={"finished": False},
     )
     (log.with_name(".lock")).touch()
     with log.open("a") as file:
