@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from unittest import mock
+from urllib.parse import quote
 
 from attack import area, swapped
 from kinject.disk import write_jsonl, write_manifest
@@ -222,7 +223,7 @@ def _asked(server: Server, random: Random) -> Iterator[str]:
         ({}, {"Content-Length": "-1"}, {"Content-Length": "x"}, {"Host": "evil"}, {"Host": ""})
     )
     token = random.choice((server.token, server.token, server.token, "é", "", server.token[:-1]))
-    path = f"/{token}/{route}?{query}".encode().decode("latin-1")
+    path = quote(f"/{token}/{route}?{query}", safe="/?=&%.-")
     status, answer = _ask(server, "POST" if body is not None else "GET", path, body, headers)
     if status == 0:
         yield f"no answer to {route}?{query} {body!r:.80} {headers}"
