@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,36 @@ def test_general_text_to_watch_is_not_replayed(hub: Hub, tmp_path: Path) -> None
     assert next(row for _, row in read_jsonl(replayed)) == {
         "id": "500", "text": "Page 500.", "source": "https://example.org/500",
     }  # fmt: skip
+
+
+def test_a_fetch_that_was_killed_between_two_files_is_made_again(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub["HuggingFaceFW/fineweb-edu", "sample-10BT", "train"] = [
+        {"id": str(n), "text": f"Page {n}.", "url": "https://example.org", "score": 4.0}
+        for n in range(510)
+    ]
+    with monkeypatch.context() as patch:
+        replace, calls = os.replace, []
+
+        def dying(source: Path, target: Path) -> None:
+            # Atomic files are replaced by the same call.
+            if Path(source).parent != Path(target).parent:
+                calls.append(target)
+                if len(calls) == 2:
+                    raise KeyboardInterrupt
+            replace(source, target)
+
+        patch.setattr(os, "replace", dying)
+        with pytest.raises(KeyboardInterrupt):
+            get_data(DATA_SETS["replay"], tmp_path)
+    first = calls[0].read_bytes()
+    (tmp_path / ".fetched-left").mkdir()
+    assert len(get_data(DATA_SETS["replay"], tmp_path)) == 2
+    assert calls[0].read_bytes() == first
+    assert calls[1].is_file()
+    assert not list(tmp_path.glob(".fetched-*"))
+    assert get_data(DATA_SETS["replay"], tmp_path) == []
 
 
 def test_the_command_says_licence_size_and_revision_first(

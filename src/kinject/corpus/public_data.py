@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from kinject.recipe.makers import PUBLIC_FILES
 RECORDS = "sources"
 """Folder, beside the data, of the records: NAME.json has revision, licence and the hash of every
 file written."""
+_PREFIX = ".fetched-"
 _SPLITS = {"dev": "dev", "validation": "val", "test": "test"}
 _PAGES = dict(zip(PUBLIC_FILES["replay"], (500, 20_000), strict=True))
 """File of general text -> pages in it."""
@@ -68,27 +70,40 @@ def get_data(data: DataSet, folder: Path) -> list[Path]:
     record = folder / RECORDS / f"{data.name}.json"
     outputs = [folder / name for name in data.outputs]
     with lock_dir(folder / RECORDS):
-        if record.exists():
+        missing = [path for path in outputs if not path.exists()]
+        if _is_there(data, folder):
             return []
-        refuse_existing(outputs)
+        if not record.exists():
+            refuse_existing(outputs)
+        for left in folder.glob(f"{_PREFIX}*"):  # of a fetch that was killed
+            shutil.rmtree(left)
         # In the same folder, since a rename does not leave a file system.
-        with TemporaryDirectory(prefix=".fetched-", dir=folder) as made:
+        with TemporaryDirectory(prefix=_PREFIX, dir=folder) as made:
             data.write(data, Path(made))
+            written: list[Path] = []
             for path in outputs:
+                copy = Path(made) / path.name
+                written += filter(Path.is_file, sorted([copy, *copy.rglob("*")]))
+            hashes = {str(path.relative_to(made)): file_hash(path) for path in written}
+            about = {
+                "name": data.name,
+                "source": data.source,
+                "revision": data.revision,
+                "licence": data.licence,
+            }
+            # First: after a kill between two files, the next fetch knows the one as its own, and
+            # makes the other again.
+            write_json(record, {**about, "files": hashes})
+            for path in missing:
                 os.replace(Path(made) / path.name, path)
-        written: list[Path] = []
-        for path in outputs:
-            written += filter(Path.is_file, sorted([path, *path.rglob("*")]))
-        hashes = {str(path.relative_to(folder)): file_hash(path) for path in written}
-        about = {
-            "name": data.name,
-            "source": data.source,
-            "revision": data.revision,
-            "licence": data.licence,
-        }
-        # Last, so that a fetch that was interrupted is made again.
-        write_json(record, {**about, "files": hashes})
-    return written
+    return [folder / name for name in hashes]
+
+
+def _is_there(data: DataSet, folder: Path) -> bool:
+    """Return whether a data set was fetched into `folder`, with each of its files."""
+    if not (folder / RECORDS / f"{data.name}.json").exists():
+        return False
+    return all((folder / name).exists() for name in data.outputs)
 
 
 def _rows(data: DataSet, split: str, *, streaming: bool = False) -> Iterator[Row]:
@@ -193,7 +208,7 @@ def describe(data: DataSet, folder: Path) -> list[str]:
     """Return the description of a data set before it is fetched: source, size, licence, revision,
     files."""
     state = "writes"
-    if (folder / RECORDS / f"{data.name}.json").exists():
+    if _is_there(data, folder):
         state = "is there"
     files = ", ".join(str(folder / name) for name in data.outputs)
     return [

@@ -133,8 +133,9 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
             file.flush()
             # The rename may reach the disk before the content: a crash would leave an empty file.
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = None
+            # Before it is closed: until then `delete_parts` of another process leaves it.
+            os.replace(temporary, path)
+            temporary = None
     except OSError as error:
         raise unwritable(path, error) from error
     finally:
