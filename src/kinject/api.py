@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kinject.augment.survey import Survey
     from kinject.disk import FoundRun
     from kinject.doctor import Checkup
-    from kinject.documents.collect import DocumentsResult
+    from kinject.documents.collect import DocumentsResult, ParsedShard
     from kinject.eval.compare import Comparison
     from kinject.eval.scores import Score
     from kinject.export import ExportResult
@@ -102,48 +102,98 @@ def try_(
 
 
 def documents(
-    *paths: str | Path, run_dir: str | Path | None = None, options: DocumentsSection | None = None
+    *paths: str | Path,
+    run_dir: str | Path | None = None,
+    options: DocumentsSection | None = None,
+    merge_shards: bool = False,
 ) -> DocumentsResult:
     """Collect folders, patterns or files into documents.jsonl; see `kinject documents`.
 
     `run_dir` is the folder of the results (None: runs/NAME/documents), `options` are those of a
-    recipe's section documents.
+    recipe's section documents. With `merge_shards` its shards have parsed the files
+    (`documents_shard`).
 
     kinject.documents("handbook/").to_frame()
     """
+    from kinject.documents.collect import collect, merge_parsed
+    from kinject.recipe import DocumentsSection
+
+    sources, folder = _heap(paths, run_dir)
+    if merge_shards:
+        return merge_parsed(sources, options or DocumentsSection(), folder)
+    return collect(sources, options, folder)
+
+
+def documents_shard(
+    *paths: str | Path,
+    shard: str,
+    run_dir: str | Path | None = None,
+    options: DocumentsSection | None = None,
+) -> ParsedShard:
+    """Parse the files of a shard ("2/8"); the rest is that of `documents`.
+
+    kinject.documents_shard("handbook/", shard="1/2")
+    """
+    from kinject.documents.collect import parse_shard_of
+    from kinject.recipe import DocumentsSection
+    from kinject.shards import parse_shard
+
+    sources, folder = _heap(paths, run_dir)
+    return parse_shard_of(sources, options or DocumentsSection(), folder, parse_shard(shard))
+
+
+def _heap(paths: Sequence[str | Path], run_dir: str | Path | None) -> tuple[list[Path], Path]:
+    """Return the sources of documents and the folder of the results."""
     from kinject.disk import file_name
-    from kinject.documents.collect import collect
     from kinject.documents.parse import heap_name
 
     if not paths:
         raise InputError("no path given. For example: kinject documents handbook/")
     sources = [Path(path) for path in paths]
-    folder = (
-        Path("runs") / file_name(heap_name(sources)) / "documents"
-        if run_dir is None
-        else Path(run_dir)
-    )
-    return collect(sources, options, folder)
+    if run_dir is not None:
+        return sources, Path(run_dir)
+    return sources, Path("runs") / file_name(heap_name(sources)) / "documents"
 
 
-def augment(recipe: AugmentRecipe | str | Path) -> AugmentResult:
+def augment(
+    recipe: AugmentRecipe | str | Path, *, shard: str | None = None, merge_shards: bool = False
+) -> AugmentResult:
     """Rewrite documents into a corpus; a rerun requests only missing texts.
+
+    `shard` ("2/8") is the part to do, `merge_shards` makes the corpus of all parts.
 
     kinject.augment("recipes/augment.yaml").to_frame()
     """
     from kinject.augment.run import augment as run
+    from kinject.augment.run import merge_variants
+    from kinject.shards import parse_shard
 
-    return run(_checked(recipe, "augment"))
+    checked: AugmentRecipe = _checked(recipe, "augment")
+    if merge_shards:
+        return merge_variants(checked)
+    return run(checked, parse_shard(shard))
 
 
-def questions(recipe: QuestionsRecipe | str | Path, *, retry: bool = False) -> QuestionsResult:
+def questions(
+    recipe: QuestionsRecipe | str | Path,
+    *,
+    retry: bool = False,
+    shard: str | None = None,
+    merge_shards: bool = False,
+) -> QuestionsResult:
     """Write multiple-choice questions on documents; `retry` asks again where there are too few.
+
+    `shard` and `merge_shards` are those of `augment`.
 
     kinject.questions("recipes/questions.yaml")
     """
-    from kinject.augment.questions import make_questions
+    from kinject.augment.questions import make_questions, merge_questions
+    from kinject.shards import parse_shard
 
-    return make_questions(_checked(recipe, "questions"), retry=retry)
+    checked: QuestionsRecipe = _checked(recipe, "questions")
+    if merge_shards:
+        return merge_questions(checked)
+    return make_questions(checked, retry=retry, shard=parse_shard(shard))
 
 
 def styles(recipe: AugmentRecipe | str | Path | None = None) -> Mapping[str, str]:
@@ -207,19 +257,35 @@ def export(folder: str | Path, **options: Any) -> ExportResult:
     return run(ExportOptions(Path(folder), **{**options, **paths}))
 
 
-def evaluate(recipe: EvalRecipe | str | Path) -> Report:
+def evaluate(recipe: EvalRecipe | str | Path, *, merge_shards: bool = False) -> Report:
     """Ask every model of the recipe every question, and write the report into the run folder.
 
-    See `kinject.eval.run.evaluate` for the errors. Of several processes the first one writes the
+    With `merge_shards` the answers are those of the shards (`evaluate_shard`). See
+    `kinject.eval.run.evaluate` for the errors. Of several processes the first one writes the
     report.
 
         kinject.evaluate("recipes/eval.yaml").to_frame()
     """
-    from kinject.eval import evaluate as run
+    from kinject.eval.run import evaluate as run
+    from kinject.eval.run import merge_answers
     from kinject.report.files import write_report
 
     checked: EvalRecipe = _checked(recipe, "eval")
+    if merge_shards:
+        return merge_answers(checked, draw=write_report)
     return run(checked, draw=write_report)
+
+
+def evaluate_shard(recipe: EvalRecipe | str | Path, shard: str) -> int:
+    """Answer the questions of a shard ("2/8") of the recipe; return the number of answers.
+
+    kinject.evaluate_shard("recipes/eval.yaml", "1/2")
+    """
+    from kinject.eval.run import evaluate_shard as run
+    from kinject.shards import parse_shard
+
+    checked: EvalRecipe = _checked(recipe, "eval")
+    return run(checked, parse_shard(shard))
 
 
 def compare(*runs: str | Path, score: Score = "sum") -> Comparison:

@@ -24,9 +24,11 @@ from kinject.api import documents
 from kinject.cli import main
 from kinject.disk import read_jsonl
 from kinject.documents import copies, document_hashes, parse, read_documents
-from kinject.documents.collect import DocumentsResult, collect
+from kinject.documents.collect import DocumentsResult, collect, merge_parsed, parse_shard_of
+from kinject.errors import InputError
 from kinject.executors import Outcome
 from kinject.recipe import DocumentsSection
+from kinject.shards import Shard
 
 WORDS = [
     f"{a}{b}"
@@ -449,3 +451,22 @@ def test_the_command_the_function_and_a_recipe_do_the_same(
     capsys.readouterr()
     assert main(["documents", "heap", "documents.near_duplicates=2"]) == 2
     assert "documents.near_duplicates: found 2, allowed: 0.5 to 1.0" in capsys.readouterr().err
+
+
+def test_merged_shards_are_the_documents_of_one_process_and_parse_nothing_twice(heap: Path) -> None:
+    for number in range(9):
+        (heap / f"{number}.txt").write_text(prose(number))
+    # A near copy, whose original may be another shard's.
+    (heap / "copy.txt").write_text(f"{prose(3)} {WORDS[0]}")
+    whole = collect([heap], DocumentsSection(cache_dir="other"), Path("whole"))
+    section, run = DocumentsSection(cache_dir="cache"), Path("run")
+    parts = [parse_shard_of([heap], section, run, Shard(number, 3)) for number in (1, 2, 3)]
+    assert sum(part.n_files for part in parts) == sum(part.n_parsed for part in parts) == 10
+    merged = merge_parsed([heap], section, Path("run"))
+    assert merged.n_parsed == 0
+    assert merged.fingerprint == whole.fingerprint
+    assert merged.counts == whole.counts
+    assert merged.counts["duplicates"]["near"] == 1
+    (heap / "new.txt").write_text(prose(20))
+    with pytest.raises(InputError, match="1-of-3: was made from another heap"):
+        merge_parsed([heap], section, Path("run"))

@@ -18,11 +18,13 @@ from kinject.documents.collect import collect
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.results import correct_families, summarize_arm
+from kinject.eval.run import evaluate_shard, merge_answers
 from kinject.eval.scoring.answers import AnswerStore, read_answers
 from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
 from kinject.report.files import render_card_tables, render_summary, write_report
 from kinject.results import Report
+from kinject.shards import Shard
 from small import naive_log_prob
 
 ROWS = [
@@ -418,3 +420,33 @@ def test_more_choices_than_letters_are_refused_for_letters_only(run, write_rows)
 def test_a_run_folder_in_use_is_refused(run, tmp_path):
     with lock_dir(tmp_path / "run"), pytest.raises(DiskError, match="in use by"):
         run()
+
+
+@pytest.mark.parametrize("total", [1, 3])
+def test_merged_shards_are_the_report_of_one_process(
+    run: Evaluate, tmp_path: Path, write_rows: Callable[..., Path], total: int
+) -> None:
+    texts = write_rows("texts.jsonl", [{"text": "Bryn was born in Kelm."}])
+    whole = run(
+        shots=[0, 1],
+        questions={"new": {"path": str(tmp_path / "questions.jsonl"),
+                           "shots_from": str(tmp_path / "shots.jsonl")}},
+        perplexity_corpus=str(texts),
+    )  # fmt: skip
+    recipe = replace(read_recipe(tmp_path / "recipe.yaml", (), "eval"), run_dir=tmp_path / "parts")
+    n_answers = 0
+    for number in range(1, total + 1):
+        n_answers += evaluate_shard(recipe, Shard(number, total))
+    assert n_answers == 8
+    merged = merge_answers(recipe)
+    counts = json.loads((recipe.run_dir / "manifest.json").read_text())["counts"]
+    assert counts["shards"]["total"] == total
+    assert counts["answers"] == 8
+    assert len(merged.results) == len(whole.results)
+    for ours, theirs in zip(merged.results, whole.results, strict=True):
+        assert (ours.arm, ours.accuracy, ours.n) == (theirs.arm, theirs.accuracy, theirs.n)
+    assert merged.perplexities[0].per_token == pytest.approx(whole.perplexities[0].per_token)
+    for path in (*recipe.run_dir.glob("shards/*/answers.jsonl"), recipe.run_dir / "answers.jsonl"):
+        path.write_text("")
+    with pytest.raises(InputError, match="the shards lack 8 of its answers"):
+        merge_answers(recipe)

@@ -21,7 +21,7 @@ from kinject.augment.coverage import (
     top_up_requests,
 )
 from kinject.augment.groups import Group, pair_groups, passage_groups, whole_document_groups
-from kinject.augment.passage_file import PlannedDocument
+from kinject.augment.passage_file import PassageFile
 from kinject.augment.plan import Plan
 from kinject.augment.prompts import Source
 from kinject.augment.store import TOKENS, Store, text_id
@@ -158,7 +158,7 @@ class CorpusWriter:
         self.languages = Counter[str]()
         self.repairs = Counter[str]()
 
-    def write(self, documents: Iterable[PlannedDocument]) -> None:
+    def write(self, documents: PassageFile) -> None:
         """Write the files: passages and their variants by style and sample, in the order of
         `documents`.
 
@@ -185,7 +185,7 @@ class CorpusWriter:
                 self._origin = _origin_of(document)
                 self._write_document(document, passages, write_fact)
             self._origin = {}  # a pair has two
-            for group in pair_groups(self._plan, documents):
+            for group in pair_groups(self._plan, documents.with_others):
                 self._write_group(group, [])
 
     def _write_document(

@@ -101,13 +101,15 @@ def whole_document_groups(plan: Plan, document: Document) -> Iterator[Group]:
 
 def pair_groups(plan: Plan, documents: Iterable[PlannedDocument]) -> Iterator[Group]:
     """Yield the groups of the styles for two passages of different documents that share a name;
-    reads `documents` twice."""
+    reads `documents`, those of all shards, twice."""
     styles = plan.styles_of("pair")
     if not styles:
         return
     for name, (document, first), (other, second) in _pairs(documents):
         text = f"{first.shown}\n\n{second.shown}"
         pair_id = content_id("pair", first.id, second.id, name)
+        if not plan.shard.has(pair_id):
+            continue
         passage = Passage(pair_id, document.id, 0, len(text), text)
         titles = " / ".join(filter(None, (document.title, other.title)))
         for style in styles:

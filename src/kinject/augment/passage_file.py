@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -15,6 +15,7 @@ from kinject.augment.plan import Plan
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import unwritable
 from kinject.documents import read_documents
+from kinject.shards import WHOLE, Shard
 from kinject.types import Document, Passage
 
 PlannedDocument = tuple[Document, list[Passage]]
@@ -30,7 +31,10 @@ def passages_of(documents: Iterable[PlannedDocument]) -> Iterator[tuple[Document
 
 @dataclass(frozen=True)
 class PlannedDocuments:
-    """The documents of a plan. Each iteration reads and splits them again, in order.
+    """The documents of a plan's shard. Each iteration reads and splits them again, in order.
+
+    Where styles show two documents at once it has those of the other shards as well: each shard
+    finds all pairs, and writes its own.
 
     It raises as `read_documents`, and `InputError` if a precomputed text belongs to no document.
     """
@@ -39,12 +43,25 @@ class PlannedDocuments:
 
     def __iter__(self) -> Iterator[PlannedDocument]:
         plan, ids = self.plan, set[str]()
+        has_pairs = bool(plan.styles_of("pair"))
         for document in read_documents(plan.documents_path, plan.documents):
             if plan.precomputed:
                 ids.add(document.id)
+            if not has_pairs and not plan.shard.has(document.id):
+                continue
             yield document, split_passages(document, plan.passage_tokens, word_spans)
         if plan.precomputed:
             plan.precomputed.check_documents(ids)
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """Documents that are read again in each iteration."""
+
+    read: Callable[[], Iterator[PlannedDocument]]
+
+    def __iter__(self) -> Iterator[PlannedDocument]:
+        return self.read()
 
 
 class PassageFile:
@@ -52,19 +69,22 @@ class PassageFile:
 
     Documents are read, split and hashed once and added here. Everything later iterates over this
     file, one document in memory at a time; of `meta`, the licence stays. `counts` are those of
-    documents, passages, and passages cut short.
+    documents, passages, and passages cut short. Iteration and `counts` are about the documents of
+    the run's shard; `with_others` has all that were added.
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, shard: Shard = WHOLE) -> None:
         """Open an empty file. Raises `DiskError` if it cannot be written."""
         self._path = run_dir / ".passages.part"  # `lock_dir` deletes a .part after a kill
         self._file = self._open("w")
+        self._shard = shard
         self.counts = Counter[str](documents=0, passages=0, cut=0)
 
     def add(self, document: Document, passages: list[Passage]) -> None:
         """Append a document. Raises `DiskError` if it cannot be written."""
-        n_cut = sum(passage.cut for passage in passages)
-        self.counts.update(documents=1, passages=len(passages), cut=n_cut)
+        if self._shard.has(document.id):
+            n_cut = sum(passage.cut for passage in passages)
+            self.counts.update(documents=1, passages=len(passages), cut=n_cut)
         spans = [
             (passage.id, passage.start, passage.end, passage.path, passage.header, passage.cut)
             for passage in passages
@@ -82,7 +102,15 @@ class PassageFile:
         except OSError as error:
             raise unwritable(self._path, error) from error
 
+    @property
+    def with_others(self) -> Iterable[PlannedDocument]:
+        """All documents, those of other shards too where there are any."""
+        return _Documents(self._read)
+
     def __iter__(self) -> Iterator[PlannedDocument]:
+        return (pair for pair in self._read() if self._shard.has(pair[0].id))
+
+    def _read(self) -> Iterator[PlannedDocument]:
         try:
             # The last rows may still be in Python's buffer.
             self._file.flush()

@@ -14,6 +14,7 @@ from kinject.llm.sender import generator_identity
 from kinject.recipe import AugmentRecipe, DocumentsSection, Recipe
 from kinject.recipe.conflicts import find_problems
 from kinject.recipe.sections import MAX_SAMPLES
+from kinject.shards import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Plan:
     """Everything that decides which variants a run requests.
 
     `styles` maps a style's name to samples of a passage, `targets` to tokens; `catalog` holds the
-    styles themselves.
+    styles themselves. `shard` decides of which documents.
     """
 
     documents_path: Path
@@ -71,6 +72,7 @@ class Plan:
     targets: Mapping[str, int] = field(default_factory=dict)
     documents: DocumentsSection = DocumentsSection()
     judge: dict[str, Any] | None = None
+    shard: Shard = WHOLE
 
     def styles_of(self, scope: str) -> list[Style]:
         """Return the styles whose prompts show a ``passage``, a whole ``document`` or a
@@ -90,7 +92,7 @@ def check_sections(recipe: Recipe) -> None:
     recipe.raise_any(problems)
 
 
-def make_plan(recipe: AugmentRecipe) -> Plan:
+def make_plan(recipe: AugmentRecipe, shard: Shard = WHOLE) -> Plan:
     """Return the plan of a recipe. Raises `RecipeError` as `check_sections`, and as
     `read_precomputed`."""
     check_sections(recipe)
@@ -119,4 +121,5 @@ def make_plan(recipe: AugmentRecipe) -> Plan:
         targets=targets,
         documents=recipe.documents,
         judge=judge,
+        shard=shard,
     )

@@ -46,19 +46,30 @@ from kinject.disk import Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.documents import document_hashes, read_documents
 from kinject.errors import EndpointError, InputError
 from kinject.llm import request_seed
+from kinject.llm.cache import CACHES, merge_caches
 from kinject.llm.limits import limits_of
 from kinject.llm.prompt_injection import has_injection, split_injection
 from kinject.llm.sender import (
+    Opener,
     Sender,
-    Traffic,
     gather_answers,
     generator_identity,
+    open_cached,
     open_sender,
     run_event_loop,
     run_workers,
 )
 from kinject.recipe import QuestionsRecipe, QuestionsSection
 from kinject.results import Shortcuts
+from kinject.shards import (
+    WHOLE,
+    FinishedShard,
+    Shard,
+    finished_shards,
+    merged_counts,
+    refuse_unmerged,
+    shard_counts,
+)
 from kinject.terminal import Progress, format_count
 from kinject.types import Completion, Document, Message, Passage, Question
 
@@ -96,42 +107,90 @@ class QuestionsResult(WritingResult):
         return [{"outcome": outcome, "number": n} for outcome, n in outcomes.items()]
 
 
-def make_questions(recipe: QuestionsRecipe, *, retry: bool = False) -> QuestionsResult:
+def make_questions(
+    recipe: QuestionsRecipe, *, retry: bool = False, shard: Shard = WHOLE
+) -> QuestionsResult:
     """Write the questions of `recipe`; a rerun sends requests only for passages that are not done.
 
     Passages with too few questions are asked about again with `retry`, and where endpoint or model
     have changed since. A run whose budget is spent ends short, with the questions that it has.
+    With a `shard` it writes those on its documents, in its own folder, for `merge_questions`.
 
     Raises `RecipeError`, `InputError` (documents), `EndpointError` and `DiskError`;
     `KeyboardInterrupt` after Ctrl-C. Every answer before that stays stored.
     """
     check_sections(recipe)
+    if shard.total:
+        recipe = replace(recipe, run_dir=shard.folder(recipe.run_dir))
+    else:
+        refuse_unmerged(recipe.run_dir, _OUTCOMES)
     with lock_dir(recipe.run_dir):
-        return run_event_loop(_make_questions(recipe, retry))
+        return run_event_loop(_make_questions(recipe, retry, shard))
 
 
-async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResult:
+def merge_questions(recipe: QuestionsRecipe) -> QuestionsResult:
+    """Make of the finished shards of `recipe` what one run makes. No model is asked.
+
+    Raises as `make_questions`, and `InputError` as `finished_shards`.
+    """
+    check_sections(recipe)
+    run_dir, command = recipe.run_dir, f"kinject questions {recipe.command_line}"
+    with (
+        lock_dir(run_dir),
+        finished_shards(run_dir, command, recipe.raw, _input_hashes(recipe)) as shards,
+    ):
+        with _open_outcomes(run_dir) as outcomes:
+            for one in shards:
+                with _open_outcomes(one.folder) as others:
+                    outcomes.add_all(others)
+        merge_caches(run_dir / CACHES[0], [one.folder / CACHES[0] for one in shards])
+        return run_event_loop(_make_questions(recipe, retry=False, shard=WHOLE, shards=shards))
+
+
+_OUTCOMES = "outcomes.jsonl"
+
+
+def _open_outcomes(run_dir: Path) -> IndexedRows:
+    return IndexedRows(run_dir / _OUTCOMES, "id", "passage_id")
+
+
+async def _make_questions(
+    recipe: QuestionsRecipe, retry: bool, shard: Shard, shards: Sequence[FinishedShard] = ()
+) -> QuestionsResult:
+    """Write the questions; with `shards`, whose outcomes are stored, request none."""
     run_dir, section = recipe.run_dir, recipe.questions
-    limits = limits_of(section.generator, section.budget)
+    limits = limits_of(section.generator, section.budget, shard)
+    opener: Opener = sandbox.open_generator
+    if shards:
+        opener = open_cached
     decisions = read_decisions(run_dir)
     selector = QuestionSelector(section, decisions)
-    with PassageFile(run_dir) as passages:
+    with PassageFile(run_dir, shard) as passages:
         # Every document is read before the first request: a fault on the last line must not cost
         # money.
         for document in read_documents(Path(section.documents), recipe.documents):
-            passages.add(document, split_passages(document, section.passage_tokens, word_spans))
+            if shard.has(document.id):
+                split = split_passages(document, section.passage_tokens, word_spans)
+                passages.add(document, split)
         n_passages = passages.counts["passages"]
         with (
-            IndexedRows(run_dir / "outcomes.jsonl", "id", "passage_id") as outcomes,
+            _open_outcomes(run_dir) as outcomes,
             Progress("questions", n_passages, "passages") as progress,
         ):
-            async with open_sender(
-                section.generator, run_dir, limits, opener=sandbox.open_generator
-            ) as sender:
+            async with open_sender(section.generator, run_dir, limits, opener=opener) as sender:
                 writer = QuestionWriter(sender, section, recipe.seed)
-                failed = await _request_questions(
-                    writer, limits.concurrency, passages, outcomes, progress, retry
-                )
+                failed = Counter[str]()
+                for one in shards:
+                    failed.update(one.counts["failed"])
+                if not shards:
+                    failed = await _request_questions(
+                        writer, limits.concurrency, passages, outcomes, progress, retry
+                    )
+            more_counts = {"this_run": sender.traffic.counts(), **shard_counts(shard)}
+            if shards:
+                progress.advance(n_passages, earlier=True)
+                sender.budget.empty = any(one.counts["out_of_budget"] for one in shards)
+                more_counts |= merged_counts(shards)
             shortcuts = _write_files(run_dir, writer, passages, outcomes, selector)
     counts = selector.counts
     result = QuestionsResult(
@@ -150,7 +209,7 @@ async def _make_questions(recipe: QuestionsRecipe, retry: bool) -> QuestionsResu
         decisions=count_decisions(decisions, selector.applied),
         shortcuts=shortcuts,
     )
-    _write_manifest(recipe, result, sender.traffic)
+    _write_manifest(recipe, result, more_counts)
     return result
 
 
@@ -463,16 +522,21 @@ def _question_of(row: Row) -> Question:
     return Question(row["id"], row["question"], tuple(row.get("choices", ())), row.get("answer", 0))
 
 
-def _write_manifest(recipe: QuestionsRecipe, result: QuestionsResult, traffic: Traffic) -> None:
+def _input_hashes(recipe: QuestionsRecipe) -> dict[str, str]:
+    return document_hashes(Path(recipe.questions.documents), recipe.documents)
+
+
+def _write_manifest(
+    recipe: QuestionsRecipe, result: QuestionsResult, more_counts: Mapping[str, Any]
+) -> None:
+    """Write the manifest; `more_counts` are those of requests and shards."""
     counts = result.counts("n_validation", "n_test", "spare", "decisions")
-    counts["this_run"] = traffic.counts()
-    inputs = document_hashes(Path(recipe.questions.documents), recipe.documents)
     write_manifest(
         result.manifest_path,
         stage="questions",
-        inputs=inputs,
+        inputs=_input_hashes(recipe),
         recipe=recipe.raw,
-        counts=counts,
+        counts={**counts, **more_counts},
         outputs=["questions.jsonl", "validation.jsonl", "test.jsonl"],
     )
 

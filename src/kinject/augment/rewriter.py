@@ -12,7 +12,7 @@ from kinject.augment.checks.checker import REFUSAL, Checker, Verdict, check_comp
 from kinject.augment.checks.judge import Judge
 from kinject.augment.coverage import coverage_of, top_up_group, top_up_requests
 from kinject.augment.groups import Group, document_groups, pair_groups, passage_groups
-from kinject.augment.passage_file import PlannedDocument, passages_of
+from kinject.augment.passage_file import PassageFile, PlannedDocument, passages_of
 from kinject.augment.plan import Plan
 from kinject.augment.store import Store
 from kinject.augment.styles import Item, Preparation
@@ -140,7 +140,7 @@ def _accepted_texts(answers: Iterable[_Answer]) -> list[tuple[_Answer, str]]:
 @dataclass
 class Rewriter:
     """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to
-    the last error."""
+    the last error, `more_counts` are those of its requests for the manifest."""
 
     plan: Plan
     sender: Sender
@@ -150,8 +150,9 @@ class Rewriter:
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
     n_refused: int = 0
+    more_counts: dict[str, Any] = field(default_factory=dict)
 
-    async def run(self, documents: Iterable[PlannedDocument], concurrency: int) -> None:
+    async def run(self, documents: PassageFile, concurrency: int) -> None:
         """Request every missing variant, several groups at a time.
 
         Raises the first fatal `EndpointError`, `InputError` or `DiskError` after the requests in
@@ -163,10 +164,10 @@ class Rewriter:
         n_workers = max(1, min(concurrency, 2 * concurrency // max(1, n_variants) + 2))
         await run_workers(self._groups(documents), self._fill, self.sender, n_workers)
 
-    def _groups(self, documents: Iterable[PlannedDocument]) -> Iterator[Group]:
+    def _groups(self, documents: PassageFile) -> Iterator[Group]:
         for document, passages in documents:
             yield from document_groups(self.plan, document, passages)
-        yield from pair_groups(self.plan, documents)
+        yield from pair_groups(self.plan, documents.with_others)
 
     async def _fill(self, group: Group) -> None:
         """Request the missing variants of one group in blocks. A block is judged in sample order,

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import monotonic
@@ -29,19 +30,31 @@ from kinject.augment.store import (
 )
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
-from kinject.disk import file_hash, lock_dir, write_manifest
+from kinject.disk import file_hash, lock_dir, read_jsonl, write_manifest
 from kinject.documents import document_hashes
 from kinject.errors import EndpointError
 from kinject.language.tables import language_of
 from kinject.llm import Stopped
+from kinject.llm.cache import CACHES, merge_caches
 from kinject.llm.limits import limits_of
 from kinject.llm.sender import (
+    Opener,
     Sender,
     graceful_shutdown,
+    open_cached,
     open_sender,
     run_event_loop,
 )
-from kinject.recipe import AugmentRecipe, AugmentSection
+from kinject.recipe import AugmentRecipe
+from kinject.shards import (
+    WHOLE,
+    FinishedShard,
+    Shard,
+    finished_shards,
+    merged_counts,
+    refuse_unmerged,
+    shard_counts,
+)
 from kinject.terminal import Progress, format_count
 
 log = logging.getLogger(__name__)
@@ -91,30 +104,59 @@ class AugmentResult(WritingResult):
         ]
 
 
-def augment(recipe: AugmentRecipe) -> AugmentResult:
+def augment(recipe: AugmentRecipe, shard: Shard = WHOLE) -> AugmentResult:
     """Write the variants and the corpus of `recipe`; a rerun requests only missing texts.
 
-    A run without budget left ends short, with the corpus of its texts so far. Raises `RecipeError`,
+    With a `shard` those of its documents, in its own folder, for
+    `merge_variants`. A run without budget left ends short, with the corpus of its texts so far. Raises `RecipeError`,
     `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """
-    plan = make_plan(recipe)
+    plan = make_plan(recipe, shard)
+    if shard.total:
+        recipe = replace(recipe, run_dir=shard.folder(recipe.run_dir))
+    else:
+        refuse_unmerged(recipe.run_dir, "variants.jsonl")
     with lock_dir(recipe.run_dir):
-        return run_event_loop(_augment(recipe, plan))
+        return run_event_loop(_augment(recipe, plan, _rewrite))
 
 
-async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
+def merge_variants(recipe: AugmentRecipe) -> AugmentResult:
+    """Make of the finished shards of `recipe` what one run makes. No model is asked.
+
+    Raises as `augment`, and `InputError` as `finished_shards`.
+    """
+    plan, command = make_plan(recipe), f"kinject augment {recipe.command_line}"
+    inputs = _input_hashes(recipe, plan)
+    with (
+        lock_dir(recipe.run_dir),
+        finished_shards(recipe.run_dir, command, recipe.raw, inputs) as shards,
+    ):
+        with Store(recipe.run_dir, plan.catalog) as store:
+            for one in shards:
+                with Store(one.folder, plan.catalog) as others:
+                    store.add_all(others)
+        for name in CACHES:
+            merge_caches(recipe.run_dir / name, [one.folder / name for one in shards])
+        return run_event_loop(_augment(recipe, plan, partial(_replay, shards)))
+
+
+_Fill = Callable[[AugmentRecipe, Plan, PassageFile, Store, Progress], Awaitable[Rewriter]]
+"""Puts the variants of a plan into the store, and returns the rewriter with its counts."""
+
+
+async def _augment(recipe: AugmentRecipe, plan: Plan, fill: _Fill) -> AugmentResult:
     section = recipe.augment
     contamination = ContaminationCheck()  # without questions it finds nothing
     for path in section.contamination_check:
         contamination.read_questions(Path(path))
-    with PassageFile(recipe.run_dir) as passages:
+    with PassageFile(recipe.run_dir, plan.shard) as passages:
         # Every document is read before the first request: a fault on the last line must not cost
         # money.
         n_variants = _read_documents(plan, passages, contamination)
         progress = Progress("augment", n_variants, "rewritings")
         with Store(recipe.run_dir, plan.catalog) as store, progress:
-            rewriter = await _rewrite(recipe.run_dir, section, plan, passages, store, progress)
+            rewriter = await fill(recipe, plan, passages, store, progress)
             writer = CorpusWriter(
                 recipe.run_dir, plan, store, rewriter.failed, contamination, section
             )
@@ -141,7 +183,7 @@ async def _augment(recipe: AugmentRecipe, plan: Plan) -> AugmentResult:
         repairs=dict(writer.repairs.most_common()),
         decisions=count_decisions(store.decisions, store.applied),
     )
-    _write_manifest(recipe, plan, result, rewriter.sender.traffic.counts())
+    _write_manifest(recipe, plan, result, rewriter.more_counts)
     return result
 
 
@@ -153,10 +195,12 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
     n_variants = 0
     for document, split in PlannedDocuments(plan):
         passages.add(document, split)
+        if not plan.shard.has(document.id):  # it may be one of a pair
+            continue
         contamination.add_source(document.text)
         n_variants += sum(map(_n_announced, document_groups(plan, document, split)))
     # Pairs are known when all documents are.
-    return n_variants + sum(map(_n_announced, pair_groups(plan, passages)))
+    return n_variants + sum(map(_n_announced, pair_groups(plan, passages.with_others)))
 
 
 def _n_announced(group: Group) -> int:
@@ -167,21 +211,19 @@ def _n_announced(group: Group) -> int:
 
 
 async def _rewrite(
-    run_dir: Path,
-    section: AugmentSection,
-    plan: Plan,
-    passages: PassageFile,
-    store: Store,
-    progress: Progress,
+    recipe: AugmentRecipe, plan: Plan, passages: PassageFile, store: Store, progress: Progress
 ) -> Rewriter:
     """Request all missing variants, then texts for facts that too few carry; return the rewriter
     with its counts."""
-    limits = limits_of(section.generator, section.budget)
+    section = recipe.augment
+    limits = limits_of(section.generator, section.budget, plan.shard)
     async with contextlib.AsyncExitStack() as stack:
         sender = await stack.enter_async_context(
-            open_sender(section.generator, run_dir, limits, opener=sandbox.open_generator)
+            open_sender(section.generator, recipe.run_dir, limits, opener=sandbox.open_generator)
         )
-        judge = await open_judge(stack, run_dir, section, plan.seed, passages, sender)
+        judge = await _open_judge(stack, recipe, plan, sender)
+        if judge is not None and plan.shard.is_first:
+            await _measure_judge(judge, plan, passages)
         rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
         start = monotonic()
         try:
@@ -193,59 +235,100 @@ async def _rewrite(
             stored = f"{store.n_variants} rewritings are stored; the same command resumes."
             raise EndpointError(f"{error} {stored}", fatal=True) from error
         sender.traffic.seconds = monotonic() - start
+    rewriter.more_counts = {"this_run": sender.traffic.counts(), **shard_counts(plan.shard)}
     return rewriter
 
 
-async def open_judge(
+async def _replay(
+    shards: Sequence[FinishedShard],
+    recipe: AugmentRecipe,
+    plan: Plan,
+    passages: PassageFile,
+    store: Store,
+    progress: Progress,
+) -> Rewriter:
+    """Return a rewriter that has asked for nothing: its store has what the `shards` stored, their
+    failures are its own."""
+    section = recipe.augment
+    limits = limits_of(section.generator, section.budget)
+    async with contextlib.AsyncExitStack() as stack:
+        sender = await stack.enter_async_context(
+            open_sender(section.generator, recipe.run_dir, limits, opener=open_cached)
+        )
+        judge = await _open_judge(stack, recipe, plan, sender, open_cached)
+        if judge is not None:
+            await _measure_judge(judge, plan, passages)
+        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
+    progress.advance(store.n_variants, earlier=True)
+    for one in shards:
+        for _, row in read_jsonl(one.folder / "failures.jsonl"):
+            rewriter.failed[row["variant_id"]] = row["error"]
+    sender.budget.empty = any(one.counts["out_of_budget"] for one in shards)
+    rewriter.more_counts = {"this_run": sender.traffic.counts(), **merged_counts(shards)}
+    return rewriter
+
+
+async def _open_judge(
     stack: contextlib.AsyncExitStack,
-    run_dir: Path,
-    section: AugmentSection,
-    seed: int,
-    passages: Iterable[PlannedDocument],
+    recipe: AugmentRecipe,
+    plan: Plan,
     partner: Sender,
+    opener: Opener = sandbox.open_generator,
 ) -> Judge | None:
-    """Return the judge, scored on planted errors in the first passages, or None. Its answers have
-    their own cache."""
+    """Return the judge, or None. Its answers have their own cache."""
+    section = recipe.augment
     if section.judge is None:
         return None
-    limits = limits_of(section.judge, section.budget)
+    if section.judge.kind == "sandbox":  # its answers cost nothing, and are in no cache
+        opener = sandbox.open_generator
     opened = open_sender(
         section.judge,
-        run_dir,
-        limits,
+        recipe.run_dir,
+        limits_of(section.judge, section.budget, plan.shard),
         # The cost so far is that of a whole cache, and the judge has prices of its own.
         cache="judge.sqlite",
         partner=partner,
-        opener=sandbox.open_generator,
+        opener=opener,
     )
-    sender = await stack.enter_async_context(opened)
-    judge = Judge(sender, seed)
+    return Judge(await stack.enter_async_context(opened), plan.seed)
+
+
+async def _measure_judge(judge: Judge, plan: Plan, passages: Iterable[PlannedDocument]) -> None:
+    """Score the judge on planted errors in the first passages of all shards."""
+    if plan.shard.total:
+        # The errors are drawn over all of them: of a shard's own the merge would need others.
+        passages = PlannedDocuments(replace(plan, shard=WHOLE))
     pairs = ((document.title, passage.shown) for document, passage in passages_of(passages))
     # Out of budget, the run ends before its first request.
-    with graceful_shutdown(sender), contextlib.suppress(Stopped):
+    with graceful_shutdown(judge.sender), contextlib.suppress(Stopped):
         score = await judge.measure_accuracy(list(islice(pairs, N_TRIALS)))
         for fault in score.limits_missed():
             log.warning(
                 "augment.judge is not reliable: on planted errors its %s. Take a stronger model.",
                 fault,
             )
-    return judge
 
 
-def _write_manifest(
-    recipe: AugmentRecipe, plan: Plan, result: AugmentResult, traffic: Mapping[str, Any]
-) -> None:
+def _input_hashes(recipe: AugmentRecipe, plan: Plan) -> dict[str, str]:
+    """Return name -> hash of the files that a run has read."""
     inputs = document_hashes(plan.documents_path, plan.documents)
     inputs.update({name: file_hash(Path(name)) for name in recipe.augment.contamination_check})
     if plan.precomputed:
         inputs[str(plan.precomputed.path)] = file_hash(plan.precomputed.path)
+    return inputs
+
+
+def _write_manifest(
+    recipe: AugmentRecipe, plan: Plan, result: AugmentResult, more_counts: Mapping[str, Any]
+) -> None:
+    """Write the manifest; `more_counts` are those of requests and shards."""
     counts = result.counts("n_rows", "repairs", "decisions")
     counts["styles"] = {name: vars(count) for name, count in result.styles.items()}
     counts["languages"] = {
         code or "unknown": {"texts": n, "not_checked": language_of(code).not_checked}
         for code, n in result.languages.items()
     }
-    counts["this_run"] = traffic
+    counts |= more_counts
     for name in ("judge", "coverage", "contamination"):
         part = getattr(result, name)
         if part is not None:
@@ -255,7 +338,7 @@ def _write_manifest(
     write_manifest(
         result.manifest_path,
         stage="augment",
-        inputs=inputs,
+        inputs=_input_hashes(recipe, plan),
         recipe=recipe.raw,
         counts=counts,
         outputs=written,

@@ -229,6 +229,14 @@ class IndexedRows(Journal):
         """Store a row (a mapping or a dataclass) with this text."""
         self._offsets[name].append(self.append(row))
 
+    def add_all(self, others: IndexedRows) -> None:
+        """Store the rows of another file that this one does not have, in their order."""
+        for name in others._offsets:
+            stored = self.get(name)
+            for row in others.get(name):
+                if row not in stored:
+                    self.add(name, row)
+
     def __len__(self) -> int:
         return len(self._offsets)
 
@@ -409,6 +417,12 @@ class Store:
             "usage": asdict(completion.usage),
         }
         self._rejected.add(request.id, row)
+
+    def add_all(self, others: Store) -> None:
+        """Store what the store of a shard has, once."""
+        self._variants.add_all(others._variants)
+        self._rejected.add_all(others._rejected)
+        self._notes.add_all(others._notes)
 
     def notes(self, notes_id: str) -> tuple[str, ...] | None:
         """Return the items stored under an id of `notes_id`, None if there is no answer yet."""

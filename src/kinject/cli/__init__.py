@@ -81,6 +81,23 @@ def verb(
     return register
 
 
+SHARD_OPTIONS = (
+    option(
+        "--shard",
+        metavar="I/N",
+        help="do part I of N only, in the folder shards/I-of-N of the run's",
+        either=True,
+    ),
+    option(
+        "--merge",
+        action="store_true",
+        help="make of N finished shards what one run makes; nothing is asked again",
+        either=True,
+    ),
+)
+"""Of the verbs whose work jobs can divide."""
+
+
 _DESCRIPTION = """\
 Turn documents into knowledge that a language model demonstrably has.
 
@@ -407,6 +424,19 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
     names none or several."""
     from kinject.recipe import read_recipe
 
+    path, overrides = named_recipe(arguments, verb)
+    # Before the recipe is read, which refuses inputs that are missing.
+    if verb in ("train", "eval"):
+        from kinject.sandbox import write_missing_inputs
+
+        for written in write_missing_inputs(path):
+            show(f"{written}: written, the sandbox's own")
+    return read_recipe(path, overrides, verb)
+
+
+def named_recipe(arguments: argparse.Namespace, verb: Verb) -> tuple[Path, list[str]]:
+    """Return the path of the recipe that the command line names, and the overrides. Raises as
+    `recipe_of`."""
     files = [word for word in arguments.arguments if "=" not in word]
     overrides = [word for word in arguments.arguments if "=" in word]
     if len(files) > 1:
@@ -421,13 +451,7 @@ def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:
     path = Path(files[0])
     if is_bare:
         _check_default(verb, path)
-    # Before the recipe is read, which refuses inputs that are missing.
-    if verb in ("train", "eval"):
-        from kinject.sandbox import write_missing_inputs
-
-        for written in write_missing_inputs(path):
-            show(f"{written}: written, the sandbox's own")
-    return read_recipe(path, overrides, verb)
+    return path, overrides
 
 
 def _check_default(verb: str, path: Path) -> None:

@@ -7,7 +7,7 @@ import gc
 import sys
 from pathlib import Path
 
-from kinject.cli import Outcome, incomplete, option, recipe_of, verb
+from kinject.cli import SHARD_OPTIONS, Outcome, incomplete, option, recipe_of, verb
 from kinject.errors import InputError
 from kinject.terminal import show
 
@@ -74,10 +74,11 @@ def _is_wanted(names: list[str]) -> bool:
         metavar="FILE",
         help="recipe whose section documents is used",
     ),
+    *SHARD_OPTIONS,
 )
 def _documents(arguments: argparse.Namespace) -> Outcome:
-    from kinject.api import documents
-    from kinject.documents.collect import render_documents
+    from kinject.api import documents, documents_shard
+    from kinject.documents.collect import render_documents, render_parsed
     from kinject.recipe.read import read_section
 
     paths, settings, run_dir = list[Path](), list[str](), None
@@ -91,7 +92,11 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
         else:
             paths.append(Path(word))
     options = read_section(arguments.recipe_file, settings)
-    result = documents(*paths, run_dir=run_dir, options=options)
+    if arguments.shard is not None:
+        part = documents_shard(*paths, shard=arguments.shard, run_dir=run_dir, options=options)
+        show(render_parsed(part))
+        return part, 0
+    result = documents(*paths, run_dir=run_dir, options=options, merge_shards=arguments.merge)
     show(render_documents(result))
     return result, incomplete(result.n_skipped)
 
@@ -102,7 +107,9 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
         "--dry-run",
         action="store_true",
         help="read the documents, print the planned requests, cost and time, stop",
+        either=True,
     ),
+    *SHARD_OPTIONS,
 )
 def _augment(arguments: argparse.Namespace) -> Outcome:
     # Requests make few cycles; the search for them took an eighth of the time.
@@ -117,7 +124,7 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import augment
     from kinject.augment.run import render_summary
 
-    result = augment(recipe)
+    result = augment(recipe, shard=arguments.shard, merge_shards=arguments.merge)
     show(render_summary(result))
     return result, incomplete(result.short)
 
@@ -141,13 +148,18 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
         "--retry", action="store_true", help="ask again about passages that have too few questions"
     ),
     option(
-        "--dry-run", action="store_true", help="count passages and planned questions, then stop"
+        "--dry-run",
+        action="store_true",
+        help="count passages and planned questions, then stop",
+        either=True,
     ),
+    *SHARD_OPTIONS,
 )
 def _questions(arguments: argparse.Namespace) -> Outcome:
     if arguments.drop_known is not None:
         return _drop_known(arguments)
-    from kinject.augment.questions import make_questions, render_questions
+    from kinject.api import questions
+    from kinject.augment.questions import render_questions
 
     if arguments.retention:
         run_dir = recipe_of(arguments, "questions").run_dir / "retention"
@@ -160,7 +172,10 @@ def _questions(arguments: argparse.Namespace) -> Outcome:
         return {"text": text}, 0
 
     gc.set_threshold(20_000, 10, 10)  # as in kinject augment
-    result = make_questions(recipe_of(arguments, "questions"), retry=arguments.retry)
+    recipe = recipe_of(arguments, "questions")
+    result = questions(
+        recipe, retry=arguments.retry, shard=arguments.shard, merge_shards=arguments.merge
+    )
     show(render_questions(result))
     return result, incomplete(result.short)
 

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.cli import Outcome, option, recipe_of, serve, verb
+from kinject.cli import SHARD_OPTIONS, Outcome, option, recipe_of, serve, verb
 from kinject.errors import InputError
 from kinject.process import is_first_process
-from kinject.terminal import show
+from kinject.terminal import format_count, show
 
 if TYPE_CHECKING:
     from kinject.eval.chat import Chat
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
         metavar="N",
         help="print the first N prompts of each set and arm as tokenised, store nothing; an "
         "endpoint is not asked",
+        either=True,
     ),
     option(
         "--dry-run",
         action="store_true",
         help="print the prompts of each model, and what endpoints may cost; ask nothing",
+        either=True,
     ),
+    *SHARD_OPTIONS,
     option(
         "--require",
         action="append",
@@ -69,11 +72,17 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
         for line in lines:
             show(line)
         return {"text": "\n".join(lines)}, 0
+    if arguments.shard is not None:
+        from kinject.api import evaluate_shard
+
+        n_answers = evaluate_shard(recipe, arguments.shard)
+        show(f"shard {arguments.shard}: {format_count(n_answers, 'answer')} stored")
+        return {"answers": n_answers}, 0
     from kinject.api import evaluate
     from kinject.eval.require import check_requirements, exit_code, read_requirements
     from kinject.report.files import render_summary
 
-    report, page = evaluate(recipe), recipe.run_dir / "report.html"
+    report, page = evaluate(recipe, merge_shards=arguments.merge), recipe.run_dir / "report.html"
     if not is_first_process():  # of several processes the first one prints
         return None, 0
     show(render_summary(recipe.run_dir, report))
@@ -100,6 +109,7 @@ def _is_complete(report: Report) -> bool:
         "--dry-run",
         action="store_true",
         help="print which stages would run and which are done, then stop",
+        either=True,
     ),
     option(
         "--jobs",

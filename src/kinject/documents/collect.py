@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ from kinject.language import language_name
 from kinject.manifests import read_documents_manifest
 from kinject.process import core_count
 from kinject.recipe import DocumentsSection
+from kinject.shards import Shard, finished_shards, shard_counts
 from kinject.terminal import Progress, format_count
 from kinject.types import Tabular
 
@@ -173,6 +175,64 @@ def collect(
         heap = _hashed(files, section)
         n_parsed = _parse_new(heap, section, folder)
         return _write([str(source) for source in sources], heap, section, folder, n_parsed)
+
+
+@dataclass(frozen=True)
+class ParsedShard:
+    """The files of a shard, whose contents are all stored in the section's cache now; `n_parsed` of
+    them were parsed in this run."""
+
+    shard: Shard
+    folder: Path
+    n_files: int
+    n_parsed: int
+
+
+def parse_shard_of(
+    sources: Sequence[Path], section: DocumentsSection, folder: Path, shard: Shard
+) -> ParsedShard:
+    """Parse the files of a shard, by the hash of their names, for `merge_parsed`; `folder` is that
+    of the whole. Raises as `collect`."""
+    run_dir = shard.folder(folder)
+    with lock_dir(run_dir):
+        files = find_files(sources)
+        heap = _hashed([file for file in files if shard.has(file.name)], section)
+        n_parsed = _parse_new(heap, section, run_dir)
+        write_manifest(
+            run_dir / "manifest.json",
+            stage="documents",
+            inputs=_listing(sources, files),
+            recipe=_recipe_of(section),
+            counts={
+                # `heap` and `fingerprint` are those of the whole, which the merge writes.
+                **{"heap": "", "fingerprint": "", "n_files": len(heap), "n_parsed": n_parsed},
+                **shard_counts(shard),
+            },
+        )
+    return ParsedShard(shard, run_dir, len(heap), n_parsed)
+
+
+def merge_parsed(
+    sources: Sequence[Path], section: DocumentsSection, folder: Path
+) -> DocumentsResult:
+    """Make of the finished shards what `collect` makes, whose files they have parsed.
+
+    Raises as `collect`, and `InputError` as `finished_shards`.
+    """
+    command = shlex.join(["kinject", "documents", *map(str, sources), f"run_dir={folder}"])
+    inputs = _listing(sources, find_files(sources))
+    with finished_shards(folder, command, _recipe_of(section), inputs):
+        return collect(sources, section, folder)
+
+
+def _listing(sources: Sequence[Path], files: Sequence[FoundFile]) -> dict[str, str]:
+    """Return source -> an id of the names and bytes of all files, for the manifest of a shard."""
+    listed = [[file.name, file.size] for file in files]
+    return dict.fromkeys(map(str, sources), content_id("listing", listed))
+
+
+def _recipe_of(section: DocumentsSection) -> dict[str, Any]:
+    return {"documents": asdict(section)}
 
 
 def collected_fingerprint(sources: Sequence[Path], section: DocumentsSection | None = None) -> str:
@@ -314,11 +374,19 @@ def _write(
         manifest_path,
         stage="documents",
         inputs=dict.fromkeys(sources, counts["fingerprint"]),
-        recipe={"documents": asdict(section)},
+        recipe=_recipe_of(section),
         counts=counts,
         outputs=OUTPUTS,
     )
     return DocumentsResult(folder, counts["fingerprint"], counts, n_parsed)
+
+
+def render_parsed(result: ParsedShard) -> str:
+    """Return the line at the end of a shard."""
+    return (
+        f"shard {result.shard}: {format_count(result.n_files, 'file')}, "
+        f"{result.n_parsed:,} of them parsed in this run"
+    )
 
 
 def render_documents(result: DocumentsResult) -> str:

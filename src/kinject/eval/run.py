@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from string import ascii_uppercase
 from time import monotonic
@@ -27,10 +27,10 @@ from kinject.disk import (
 )
 from kinject.documents import document_hashes, read_documents
 from kinject.errors import InputError
-from kinject.eval.endpoint import EndpointScorer, money_spent, render_messages
+from kinject.eval.endpoint import EndpointScorer, cache_of, money_spent, render_messages
 from kinject.eval.flips import find_flips
 from kinject.eval.judge import AnswerJudge, measured_judge, write_accuracy
-from kinject.eval.plan import EvalArm, QuestionSet, read_plan
+from kinject.eval.plan import EvalArm, Plan, QuestionSet, read_plan
 from kinject.eval.prompts import ChatStyle, PromptRequest
 from kinject.eval.require import check_requirements, read_requirements, write_checks
 from kinject.eval.results import Evaluation, make_report
@@ -38,6 +38,7 @@ from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
+from kinject.llm.cache import merge_caches
 from kinject.manifests import MANIFEST, EvalCounts, read_train_manifest
 from kinject.models import check_model
 from kinject.process import world_size
@@ -45,9 +46,18 @@ from kinject.question_formats import FORMATS
 from kinject.recipe import EvalRecipe
 from kinject.recipe.sections import EndpointModelSection, EvalSection, LocalModelSection
 from kinject.results import Perplexity, Report, Shortcuts, to_json
+from kinject.shards import (
+    FinishedShard,
+    Shard,
+    finished_shards,
+    merged_counts,
+    refuse_unmerged,
+    shard_counts,
+)
 from kinject.terminal import Progress, show
 from kinject.types import Answer
 
+_ANSWERS = "answers.jsonl"
 _INPUT_FIX = (
     "Run the command that wrote it again (stored answers are kept). "
     "If you changed it yourself, give it another name."
@@ -68,7 +78,8 @@ class PendingPrompt:
 class _Run:
     """A running evaluation and its results so far.
 
-    `inputs` are path or model -> hash, `endpoints` model -> usage and cost.
+    `inputs` are path or model -> hash, `endpoints` model -> usage and cost, `more_counts` those of
+    merged shards.
     """
 
     recipe: EvalRecipe
@@ -79,12 +90,116 @@ class _Run:
     perplexities: list[Perplexity] = field(default_factory=list)
     n_scored: int = 0
     endpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    more_counts: dict[str, Any] = field(default_factory=dict)
+
+
+def evaluate_shard(recipe: EvalRecipe, shard: Shard) -> int:
+    """Score the questions of a shard and store their answers in its folder, for `merge_answers`;
+    return the number of its answers. The judge is left to the merge.
+
+    Raises as `evaluate`.
+    """
+    _refuse_processes("--shard")
+    inputs, plan = _check_inputs(recipe)
+    inputs |= plan.models
+    recipe = _part_of(recipe, shard)
+    plan = replace(plan, sets=tuple(_questions_of(item, shard) for item in plan.sets))
+    scoring_shard = join_processes(recipe.run_dir)
+    with (
+        lock_dir(recipe.run_dir),
+        AnswerStore(recipe.run_dir / _ANSWERS) as answers,
+    ):
+        evaluation = Evaluation(plan, recipe.eval)
+        scoring = ResumableScoring(answers, scoring_shard)
+        run = _Run(recipe, evaluation, scoring, dict(inputs), [])
+        for name, table in recipe.eval.tables().items():
+            _evaluate_model(run, name, table)
+        n_answers = sum(map(len, evaluation.answers.values()))
+        of_all = EvalCounts(answers=n_answers, scored_now=run.n_scored, stored=answers.n_rows)
+        write_manifest(
+            recipe.run_dir / MANIFEST,
+            stage="eval",
+            # Without the hashes of the weights: the merge finds no answers of others.
+            inputs=inputs,
+            recipe=recipe.raw,
+            counts={**asdict(of_all), **shard_counts(shard)},
+            outputs=[_ANSWERS],
+        )
+    return n_answers
+
+
+def _refuse_processes(option: str) -> None:
+    if world_size() > 1:
+        raise InputError(f"{option}: {world_size()} processes were started. Start one.")
+
+
+def _part_of(recipe: EvalRecipe, shard: Shard) -> EvalRecipe:
+    """Return the recipe with the folder of a shard, and its part of budget and requests."""
+    section, models = recipe.eval, dict(recipe.eval.models)
+    for name, table in section.endpoints().items():
+        concurrency = shard.share_of(table.endpoint.concurrency)
+        endpoint = replace(table.endpoint, concurrency=concurrency)
+        models[name] = replace(table, endpoint=endpoint)
+    budget = section.budget
+    if budget is not None:
+        budget /= shard.total
+    corpus = section.perplexity_corpus
+    if not shard.is_first:  # its texts are few, and no questions
+        corpus = None
+    section = replace(section, models=models, budget=budget, perplexity_corpus=corpus)
+    return replace(recipe, run_dir=shard.folder(recipe.run_dir), eval=section)
+
+
+def _questions_of(item: QuestionSet, shard: Shard) -> QuestionSet:
+    """Return a question set with the questions of a shard alone; its examples stay."""
+    own = [shard.has(question.id) for question in item.questions]
+    return replace(
+        item,
+        questions=tuple(compress(item.questions, own)),
+        contexts=tuple(compress(item.contexts, own)),
+    )
+
+
+_Draw = Callable[[Path, Report], Path]
+"""Draws the page of a report in a run folder."""
+
+
+def merge_answers(recipe: EvalRecipe, draw: _Draw | None = None) -> Report:
+    """Make of the finished shards of `recipe` the report of one run. The models are loaded, since
+    answers are found by their weights, and asked nothing; the judge grades written answers.
+
+    Raises as `evaluate`, and `InputError` as `finished_shards` and for an answer that no shard has.
+    """
+    _refuse_processes("--merge")
+    inputs, plan = _check_inputs(recipe)
+    inputs |= plan.models
+    command = f"kinject eval {recipe.command_line}"
+    with finished_shards(recipe.run_dir, command, recipe.raw, inputs) as shards:
+        for name in recipe.eval.endpoints():
+            cache = cache_of(name)
+            merge_caches(recipe.run_dir / cache, [one.folder / cache for one in shards])
+        return evaluate(recipe, draw=draw, shards=shards)
+
+
+def _check_inputs(recipe: EvalRecipe) -> tuple[dict[str, str], Plan]:
+    """Return the hashes of the files that `recipe` reads, and its plan. Raises as `evaluate`."""
+    section = recipe.eval
+    for model in section.local().values():
+        check_model(model.path)
+    plan = read_plan(recipe)
+    inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
+    if section.retrieval:
+        for source in map(Path, section.retrieval.documents):
+            if not source.is_file():
+                inputs |= document_hashes(source, recipe.documents)
+    return inputs, plan
 
 
 def evaluate(
     recipe: EvalRecipe,
     judged_in: Path | None = None,
-    draw: Callable[[Path, Report], Path] | None = None,
+    draw: _Draw | None = None,
+    shards: Sequence[FinishedShard] = (),
 ) -> Report:
     """Score every question set with every model of `recipe.eval` and return the results.
 
@@ -93,32 +208,31 @@ def evaluate(
     for K > 0; every result but the base's is compared with the first model without context. Under
     `accelerate launch` the processes divide the questions, and the first one writes. `judged_in` is
     the folder where the accuracy of the recipe's judge was measured before (`measure_judge`);
-    `draw` draws the page of the report in the folder, which is held until then. Raises
-    `RecipeError`, `InputError` or `DiskError` if an input cannot be used.
+    `draw` draws the page of the report in the folder, which is held until then. With `shards` their
+    answers are all that there are. Raises `RecipeError`, `InputError` or `DiskError` if an input
+    cannot be used.
     """
     section = recipe.eval
-    for model in section.local().values():
-        check_model(model.path)
     if section.endpoints() and world_size() > 1:
         raise InputError(
             f"{world_size()} processes would ask eval.models.{next(iter(section.endpoints()))}. "
             "Start one."
         )
-    plan = read_plan(recipe)
+    inputs, plan = _check_inputs(recipe)
     requirements = read_requirements(section.require, list(section.questions))
-    inputs = {str(path): check_output(path, _INPUT_FIX) for path in plan.inputs if path.is_file()}
-    if section.retrieval:
-        for source in map(Path, section.retrieval.documents):
-            if not source.is_file():
-                inputs |= document_hashes(source, recipe.documents)
+    if not shards:
+        refuse_unmerged(recipe.run_dir, _ANSWERS)
     shard = join_processes(recipe.run_dir)
-    with lock_dir(shard.folder), AnswerStore(shard.folder / "answers.jsonl") as answers:
+    with lock_dir(shard.folder), AnswerStore(shard.folder / _ANSWERS) as answers:
         answers.read_others(shard.other_answers())
+        answers.read_others([one.folder / _ANSWERS for one in shards])
         # Before a model is loaded: a judge that is not accurate enough ends the run.
         judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
         evaluation = Evaluation(plan, section)
-        scoring = ResumableScoring(answers, shard)
+        scoring = ResumableScoring(answers, shard, is_complete=bool(shards))
         run = _Run(recipe, evaluation, scoring, {**inputs, **plan.models}, list(plan.notes))
+        if shards:
+            run.more_counts = merged_counts(shards)
         for name, table in section.tables().items():
             _evaluate_model(run, name, table)
         if judge:
@@ -191,7 +305,7 @@ def preview(recipe: EvalRecipe) -> Iterator[str]:
     for local in recipe.eval.local().values():
         check_model(local.path)
     plan = read_plan(recipe)
-    path = recipe.run_dir / "answers.jsonl"
+    path = recipe.run_dir / _ANSWERS
     stored = {row["key"] for _, row in read_journal(path)} if path.exists() else set()
     for name, table in recipe.eval.tables().items():
         if isinstance(table, EndpointModelSection):
@@ -279,6 +393,7 @@ def score_prompts(
     # By question: its choices and rotations share a beginning.
     mine = scoring.mine({key: same[0].request.question.id for key, same in by_key.items()})
     missing = [key for key in mine if key not in stored]
+    scoring.refuse_missing(model.name, len(missing))
     n_stored, n_missing = (sum(len(by_key[key]) for key in part) for part in (stored, missing))
     title = f"{model.name} on {question_set.name}"
     with show_progress(title, n_stored + n_missing, n_stored) as progress:
@@ -378,7 +493,7 @@ def _write_files(run: _Run, report: Report, judge: AnswerJudge | None) -> None:
         scored_now=run.n_scored,
         stored=run.scoring.answers.n_rows,
     )
-    counts: dict[str, Any] = asdict(of_all)
+    counts: dict[str, Any] = asdict(of_all) | run.more_counts
     if run.endpoints:
         counts["endpoints"] = run.endpoints
     if judge is None:

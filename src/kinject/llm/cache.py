@@ -119,6 +119,18 @@ class AnswerCache:
                 "Fix this error; the same command then resumes."
             ) from error
 
+    def add_all(self, other: Path) -> None:
+        """Store the answers of another cache that this one does not have. Raises `DiskError`."""
+        try:
+            self._database.execute("ATTACH ? AS other", (str(other),))
+            self._database.execute("INSERT OR IGNORE INTO answers SELECT * FROM other.answers")
+            self._database.execute("DETACH other")
+        except sqlite3.Error as error:
+            raise DiskError(
+                f"{other}: cannot be merged into {self.path} ({error}). "
+                "Run its shard again, then the merge."
+            ) from error
+
     def usage(self) -> Usage:
         """Return the tokens of all stored answers."""
         return Usage(*map(int, self._database.execute(_USAGE).fetchone()))
@@ -133,6 +145,16 @@ class AnswerCache:
         trace: TracebackType | None,
     ) -> None:
         self._database.close()
+
+
+def merge_caches(path: Path, others: Sequence[Path]) -> None:
+    """Put the answers of the caches `others` that exist into the one at `path`, each once."""
+    existing = [other for other in others if other.exists()]
+    if not existing:
+        return
+    with AnswerCache(path) as cache:
+        for other in existing:
+            cache.add_all(other)
 
 
 def _open(path: Path) -> sqlite3.Connection:

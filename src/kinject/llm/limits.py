@@ -12,6 +12,7 @@ from pathlib import Path
 from kinject.llm import Generator, Transient
 from kinject.llm.cache import stored_usage
 from kinject.recipe import GeneratorSection
+from kinject.shards import WHOLE, Shard
 
 _NEWEST = 0.1
 """Weight of the newest answer in the mean latency."""
@@ -41,11 +42,17 @@ class Limits:
         return (tokens_in * self.price_in + tokens_out * self.price_out) / 1e6
 
 
-def limits_of(generator: GeneratorSection, budget: float | None) -> Limits:
-    """Return the limits of a generator, whose endpoints have its concurrency each, and the
-    budget."""
+def limits_of(generator: GeneratorSection, budget: float | None, shard: Shard = WHOLE) -> Limits:
+    """Return the limits of a generator, whose endpoints have its concurrency each, and the budget;
+    of a shard its part of them."""
     price_in, price_out = generator.price or (0.0, 0.0)
-    return Limits(generator.concurrency * len(generator.parts()), price_in, price_out, budget)
+    concurrency = generator.concurrency
+    # A local model is loaded by each shard, and has the rows of a batch to itself.
+    if generator.kind == "openai":
+        concurrency = shard.share_of(concurrency)
+    if budget is not None and shard.total:
+        budget /= shard.total
+    return Limits(concurrency * len(generator.parts()), price_in, price_out, budget)
 
 
 def spent_so_far(generator: GeneratorSection, path: Path) -> float:

@@ -385,6 +385,20 @@ def _open_model(section: GeneratorSection, completions: bool) -> LocalModel | En
     return Endpoint(section)
 
 
+@contextlib.asynccontextmanager
+async def open_cached(section: GeneratorSection) -> AsyncIterator[Generator]:
+    """Yield the generator of `section` where all its answers are in the cache: asked for another
+    one it fails."""
+
+    async def refuse(messages: list[Message], seed: int) -> Completion:
+        raise EndpointError("the shards lack an answer that the merge needs.")
+
+    is_remote = section.kind not in ("sandbox", "file")
+    yield Generator(
+        f"{section.kind}:{section.model}", generator_identity(section), is_remote, refuse
+    )
+
+
 Opener = Callable[[GeneratorSection], contextlib.AbstractAsyncContextManager[Generator]]
 
 

@@ -261,7 +261,7 @@ Store = Callable[[str, PromptScore], None]
 
 
 @dataclass(frozen=True)
-class Shard:
+class ProcessShard:
     """The prompts of one process of `size`. Process 0 writes to the run folder, the others to a
     folder in it."""
 
@@ -328,7 +328,7 @@ class Shard:
                 shutil.rmtree(folder)
 
 
-def join_processes(run_dir: Path) -> Shard:
+def join_processes(run_dir: Path) -> ProcessShard:
     """Return this process's shard: of 1, or of the number that `accelerate launch` or torchrun
     started.
 
@@ -343,7 +343,7 @@ def join_processes(run_dir: Path) -> Shard:
             "and spread a model over its GPUs: device_map: auto in its table of eval.models."
         )
     if world_size() == 1:
-        return Shard(0, 1, run_dir)
+        return ProcessShard(0, 1, run_dir)
     import torch
     from accelerate import PartialState
 
@@ -353,15 +353,28 @@ def join_processes(run_dir: Path) -> Shard:
             file=sys.stderr,
         )
     state = PartialState(cpu=not torch.cuda.is_available())
-    return Shard(state.process_index, state.num_processes, run_dir)
+    return ProcessShard(state.process_index, state.num_processes, run_dir)
 
 
 @dataclass(frozen=True)
 class ResumableScoring:
-    """Scores this process's prompts, and skips those with a stored answer."""
+    """Scores this process's prompts, and skips those with a stored answer.
+
+    If it `is_complete`, all answers were stored by shards, and nothing is scored.
+    """
 
     answers: AnswerStore
-    shard: Shard
+    shard: ProcessShard
+    is_complete: bool = False
+
+    def refuse_missing(self, model: str, n_missing: int) -> None:
+        """Raise `InputError` for prompts of a model that no shard has scored."""
+        if self.is_complete and n_missing:
+            raise InputError(
+                f"{model}: the shards lack {n_missing:,} of its answers: its weights have changed "
+                "since, or this machine reads them in another dtype (device, dtype of its table in "
+                "eval.models). Merge where the shards ran, or run them again."
+            )
 
     def stored(self, keys: Collection[str]) -> dict[str, PromptScore]:
         """Return the scores of those of `keys` that the first process has stored."""

@@ -238,6 +238,7 @@ def _score_windows(
 
     stored = scoring.stored(by_key)
     mine = scoring.mine({key: identity for key, (identity, _) in by_key.items()})
+    scoring.refuse_missing(model.name, sum(key not in stored for key in mine))
     new = scoring.score(model.scorer, {key: by_key[key][1] for key in mine}, stored, store)
     scores = {**stored, **scoring.shard.gather(new)}
     # Also what other processes scored; `add` skips what is stored here already.

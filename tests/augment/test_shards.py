@@ -1,0 +1,215 @@
+"""Shards of kinject augment, merged: the files and counts of one process, whatever was killed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kinject.augment.groups import pair_groups
+from kinject.augment.passage_file import PlannedDocuments
+from kinject.augment.plan import make_plan
+from kinject.augment.questions import make_questions, merge_questions
+from kinject.augment.run import augment, merge_variants
+from kinject.augment.sandbox import answer_as_sandbox
+from kinject.disk import read_jsonl
+from kinject.errors import InputError
+from kinject.llm.limits import limits_of
+from kinject.recipe import Recipe, read_recipe
+from kinject.recipe.sections import GeneratorSection
+from kinject.shards import Shard, parse_shard
+
+Make = Callable[..., Recipe]
+pytestmark = pytest.mark.usefixtures("exact_copies_only", "forked")
+SCRIPT = """
+import sys
+from pathlib import Path
+from kinject.augment.checks import checker
+from kinject.augment.run import augment
+from kinject.recipe import read_recipe
+from kinject.shards import parse_shard
+checker.MAX_OVERLAP = 0.99
+augment(read_recipe(Path(sys.argv[1]), sys.argv[3:], verb="augment"), parse_shard(sys.argv[2]))
+"""
+# Drawn by the request: a shard meets those that one process meets.
+FAULTS = {"changed": 0.15, "refusal": 0.1}
+
+
+def elsewhere(recipe: Recipe, name: str) -> Recipe:
+    return replace(recipe, run_dir=recipe.run_dir.with_name(name))
+
+
+def counts(run_dir: Path) -> dict[str, Any]:
+    """The counts of a manifest that one process and merged shards have in common."""
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    return {
+        key: manifest["counts"][key] for key in manifest["counts"].keys() - {"this_run", "shards"}
+    }
+
+
+def ids(path: Path) -> list[str]:
+    return sorted(row["id"] for _, row in read_jsonl(path))
+
+
+def kill_midway(recipe: Recipe, shard: Shard, server: Any) -> None:
+    """Run a shard in a process of its own, and kill it after its first answers."""
+    before, overrides = server.answered.total(), list(recipe.overrides)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(recipe.path), str(shard), *overrides]
+    )
+    while server.answered.total() < before + 2 and process.poll() is None:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_merged_shards_are_what_one_process_makes(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
+    server = serving(faults=FAULTS, by_request=True, latency=0.005)
+    recipe = make_recipe(
+        server.url,
+        styles={"paraphrase": 2, "questions": 1},
+        generator__price=[1, 2],
+        max_attempts=2,
+    )
+    whole = augment(elsewhere(recipe, "whole"))
+    assert whole.refused, "the faults are met"
+    assert whole.sft_path is not None
+    for total in (1, 3, 7):
+        sharded = elsewhere(recipe, f"by-{total}")
+        for number in range(1, total + 1):
+            shard = Shard(number, total)
+            if number == (total + 1) // 2:
+                kill_midway(make_recipe_at(recipe, sharded.run_dir), shard, server)
+                assert not (shard.folder(sharded.run_dir) / "manifest.json").exists()
+                with pytest.raises(InputError, match=f"not finished: shard {shard}"):
+                    merge_variants(sharded)
+            augment(sharded, shard)
+        merged = merge_variants(sharded)
+        assert merged.n_sent == 0
+        for name in ("corpus.jsonl", "sft.jsonl", "coverage.jsonl", "failures.jsonl"):
+            assert (sharded.run_dir / name).read_bytes() == (whole.run_dir / name).read_bytes(), (
+                total,
+                name,
+            )
+        for name in ("variants.jsonl", "rejected.jsonl"):
+            assert ids(sharded.run_dir / name) == ids(whole.run_dir / name), (total, name)
+        assert counts(sharded.run_dir) == counts(whole.run_dir)
+        again = (sharded.run_dir / "variants.jsonl").read_bytes()
+        merge_variants(sharded)
+        assert (sharded.run_dir / "variants.jsonl").read_bytes() == again
+
+
+def test_what_got_no_answer_in_a_shard_has_none_in_the_merge(
+    make_recipe: Make, serving: Callable[..., Any]
+) -> None:
+    results = []
+    for name in ("whole", "by-2"):
+        server = serving(faults={"400": 0.3}, by_request=True)
+        recipe = elsewhere(make_recipe(server.url, styles={"paraphrase": 1}), name)
+        if name == "whole":
+            results.append(augment(recipe))
+            continue
+        for number in (1, 2):
+            augment(recipe, Shard(number, 2))
+        results.append(merge_variants(recipe))
+    whole, merged = results
+    assert 0 < sum(whole.failed.values()) < 12
+    assert merged.failed == whole.failed
+    assert merged.short
+    assert merged.failures_path.read_bytes() == whole.failures_path.read_bytes()
+
+
+def make_recipe_at(recipe: Recipe, run_dir: Path) -> Recipe:
+    """The recipe of a process of its own, which writes to `run_dir`."""
+    return replace(recipe, overrides=(*recipe.overrides, f"run_dir={run_dir}"))
+
+
+def test_shards_that_do_not_belong_together_are_one_clear_line(make_recipe: Make) -> None:
+    recipe = make_recipe(styles={"paraphrase": 1})
+    with pytest.raises(InputError, match="no shards there"):
+        merge_variants(recipe)
+    augment(recipe, Shard(2, 3))
+    with pytest.raises(InputError, match=r"not finished: shard 1/3, 3/3. Run: .* --shard 1/3"):
+        merge_variants(recipe)
+    with pytest.raises(InputError, match="holds shards that are not merged"):
+        augment(recipe)
+    other = make_recipe(styles={"paraphrase": 1}, include_originals=False)
+    augment(other, Shard(1, 3))
+    augment(recipe, Shard(3, 3))
+    with pytest.raises(InputError, match=r"1-of-3: .* augment.include_originals is False there"):
+        merge_variants(recipe)
+    documents = Path(recipe.augment.documents)
+    lines = documents.read_text().splitlines(keepends=True)
+    documents.write_text("".join(lines[:-1]))
+    augment(recipe, Shard(1, 3))
+    with pytest.raises(InputError, match=r"2-of-3: was made from another .*documents.jsonl"):
+        merge_variants(recipe)
+    augment(recipe, Shard(1, 4))
+    with pytest.raises(InputError, match=r"several divisions \(N-of-3, N-of-4\)"):
+        merge_variants(recipe)
+
+
+def test_questions_of_merged_shards_are_those_of_one_process(
+    tmp_path: Path, documents: Path, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer_as_sandbox)
+    server = serving()
+    text = f"questions:\n  documents: {documents}\n  generator: {{kind: openai, model: sandbox, "
+    path = tmp_path / "questions.yaml"
+    path.write_text(f"run_dir: {tmp_path}/run\n{text}base_url: '{server.url}'}}\n")
+    recipe = read_recipe(path, ["questions.generator.price=[3, 4]"], verb="questions")
+    whole = elsewhere(recipe, "whole")
+    make_questions(whole)
+    for number in (1, 2, 3, 4):
+        make_questions(recipe, shard=Shard(number, 4))
+    n_asked = server.n_requests
+    merged = merge_questions(recipe)
+    assert server.n_requests == n_asked
+    assert (merged.got, merged.n_sent) == (24, 0)
+    for name in ("questions", "validation", "test", "rejected"):
+        name = f"{name}.jsonl"
+        assert (recipe.run_dir / name).read_bytes() == (whole.run_dir / name).read_bytes()
+    assert counts(recipe.run_dir) == counts(whole.run_dir)
+
+
+def test_a_pair_of_documents_of_two_shards_belongs_to_one(
+    make_recipe: Make, documents: Path
+) -> None:
+    names = ["Ada Holm", "Bo Lind", "Carl Ek", "Dag Berg", "Eva Dahl"]
+    rows = []
+    for number in range(10):
+        text = f"The bridge {number} was built by {names[number % 5]} in 19{number + 10}."
+        rows.append(json.dumps({"id": f"d{number}", "title": f"Bridge {number}", "text": text}))
+    documents.write_text("\n".join(rows) + "\n")
+    plan = make_plan(make_recipe(styles={"related": 1}))
+    whole = [group.passage.id for group in pair_groups(plan, PlannedDocuments(plan))]
+    assert len(whole) == 5
+    found = []
+    for number in (1, 2, 3):
+        part = replace(plan, shard=Shard(number, 3))
+        found += [group.passage.id for group in pair_groups(part, PlannedDocuments(part))]
+    assert sorted(found) == sorted(whole)
+
+
+def test_a_shard_has_its_part_of_budget_and_requests() -> None:
+    generator = GeneratorSection(kind="openai", model="m", concurrency=10)
+    parts = [limits_of(generator, 6.0, Shard(number, 4)) for number in (1, 2, 3, 4)]
+    assert [part.concurrency for part in parts] == [3, 3, 2, 2]
+    assert [part.budget for part in parts] == [1.5] * 4
+    assert limits_of(generator, None, Shard(11, 12)).concurrency == 1
+    local = GeneratorSection(kind="transformers", model="m", concurrency=10)
+    assert limits_of(local, None, Shard(2, 4)).concurrency == 10
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "3", "1/0", "a/b", "1/3/5", "-1/3"])
+def test_a_shard_is_written_as_number_and_total(text: str) -> None:
+    with pytest.raises(InputError, match="expected I/N"):
+        parse_shard(text)
