@@ -26,7 +26,7 @@ VERBS: tuple[tuple[str, str, int], ...] = (
     ("questions questions.yaml", "run_dir questions_path got asked", 0),
     ("questions questions.yaml --dry-run", "text", 0),
     ("train train.yaml", "run_dir model_dir account seconds", 0),
-    ("train train.yaml --job skypilot", "job", 0),
+    ("train train.yaml --job sky", "job", 0),
     ("eval eval.yaml", "page requirements report", 0),
     ("eval eval.yaml --require new>=1", "page requirements report", 3),
     ("eval eval.yaml --require new>=1 --require-evidence", "page requirements report", 1),

@@ -1,9 +1,12 @@
-"""kinject train --job: the script is run here, with an srun and an scontrol for one machine."""
+"""--job: the script is run here, with an srun and an scontrol for one machine."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,9 +61,11 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
     assert main(["train", recipe.name, "model.dtype=float32", "--job", "slurm"]) == 0
     script = tmp_path / "job.sbatch"
     script.write_text(capsys.readouterr().out)
-    assert {"#SBATCH --requeue", "#SBATCH --signal=B:USR1@300", "#SBATCH --job-name=my-run"} <= set(
-        script.read_text().splitlines()
-    )
+    assert {
+        "#SBATCH --requeue",
+        "#SBATCH --signal=B:USR1@300",
+        "#SBATCH --job-name=train-my-run",
+    } <= set(script.read_text().splitlines())
     for nodes in (1, 2):
         slurm = Slurm(tmp_path, nodes, gpus=1 if nodes == 1 else 4)
 
@@ -100,15 +105,45 @@ def test_the_script_warns_requeues_and_resumes_on_one_node_and_on_two(
         (tmp_path / "ends").unlink()
 
 
-def test_the_skypilot_template_is_yaml_that_trains_and_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+RECIPES = {
+    "augment": "augment: {documents: made/documents.jsonl, styles: {paraphrase: 1}, generator: {kind: sandbox}}",
+    "questions": "questions: {documents: made/documents.jsonl, generator: {kind: sandbox}}",
+    "train": "model: {new: {model_type: llama}, tokenizer: {vocab_size: 300}}\ncorpus: {path: made/corpus.jsonl}\n"
+    "trainer: {max_steps: 2}",
+    "eval": "eval: {models: {base: made/model}, questions: {new: made/test.jsonl}}",
+}
+"""Verb -> a recipe whose inputs other jobs make."""
+
+
+@pytest.mark.parametrize("verb", RECIPES)
+def test_a_job_is_written_before_its_inputs_exist_and_names_them(
+    verb: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "corpus.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "r.yaml").write_text(
-        "run_dir: run\nmodel: {new: {model_type: llama}, tokenizer: {vocab_size: 300}}\ncorpus: {path: corpus.jsonl}\n"
-    )
+    recipe = tmp_path / 'first "one".yaml'
+    recipe.write_text(f"run_dir: run\n{RECIPES[verb]}\n")
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "r.yaml", "trainer.max_steps=2", "--job", "skypilot"]) == 0
-    job = yaml.safe_load(capsys.readouterr().out)
-    assert job["name"] == "r"
-    assert job["run"].rstrip().endswith("-m kinject.cli train r.yaml trainer.max_steps=2 --resume")
+    words = [verb, recipe.name, "seed=3"]
+    command = shlex.join(words + ["--resume"] * (verb == "train"))
+    for kind in ("slurm", "sky", "k8s"):
+        assert main([*words, "--job", kind]) == 0
+        out, err = capsys.readouterr()
+        assert "must exist when this job starts:" in err
+        assert all(name in err for name in re.findall(r"made/[\w.]+", RECIPES[verb]))
+        if kind == "slurm":
+            assert f"-m kinject.cli {command}" in out
+            assert "--dependency=afterok:" in err
+            assert subprocess.run(["bash", "-n"], input=out, text=True, check=False).returncode == 0
+            continue
+        job = yaml.safe_load(out)
+        if kind == "sky":
+            assert job["name"] == f"{verb}-first-one"
+            assert job["run"].rstrip().endswith(command)
+        else:
+            (container,) = job["spec"]["template"]["spec"]["containers"]
+            assert container["command"][-1] == f"exec kinject {command}"
+    recipe.write_text(f"run_dir: run\n{RECIPES[verb]}\nfoo: 1\n")
+    assert main([*words, "--job", "slurm"]) == 2
+    assert "foo" in capsys.readouterr().err

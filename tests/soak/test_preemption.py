@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file
 from slurm_commands import Slurm
 
-from kinject.cli.train import render_job
+from kinject.cli.job_files import render_job
 from kinject.disk import read_jsonl
 from kinject.train.checkpoints import newest_complete
 
@@ -66,7 +66,7 @@ def test_a_preempted_job_loses_no_step_and_ends_with_the_same_weights(
     )  # the processes get the signal at different moments
     config = ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"
     for name in ("straight", "preempted"):
-        text = render_job("slurm", ["recipe.yaml", f"run_dir={name}"])
+        text = render_job("slurm", ["train", "recipe.yaml", f"run_dir={name}"])
         launcher = re.sub("launcher='.*?'", f"launcher='--config_file {config}'", text)
         (tmp_path / f"{name}.sbatch").write_text(launcher)
     slurm = Slurm(tmp_path, nodes, gpus=2 // nodes)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from kinject.cli import SHARD_OPTIONS, Outcome, incomplete, option, recipe_of, verb
+from kinject.cli.job_files import JOB_OPTION, print_job
 from kinject.errors import InputError
 from kinject.terminal import show
 
@@ -109,9 +110,12 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
         help="read the documents, print the planned requests, cost and time, stop",
         either=True,
     ),
+    JOB_OPTION,
     *SHARD_OPTIONS,
 )
 def _augment(arguments: argparse.Namespace) -> Outcome:
+    if arguments.job is not None:
+        return print_job(arguments, "augment")
     # Requests make few cycles; the search for them took an eighth of the time.
     gc.set_threshold(20_000, 10, 10)
     recipe = recipe_of(arguments, "augment")
@@ -153,11 +157,15 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
         help="count passages and planned questions, then stop",
         either=True,
     ),
+    JOB_OPTION,
     *SHARD_OPTIONS,
 )
 def _questions(arguments: argparse.Namespace) -> Outcome:
     if arguments.drop_known is not None:
         return _drop_known(arguments)
+    if arguments.job is not None:
+        named = {"--retention": arguments.retention, "--retry": arguments.retry}
+        return print_job(arguments, "questions", *(flag for flag, given in named.items() if given))
     from kinject.api import questions
     from kinject.augment.questions import render_questions
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.cli import SHARD_OPTIONS, Outcome, option, recipe_of, serve, verb
+from kinject.cli.job_files import JOB_OPTION, print_job
 from kinject.errors import InputError
 from kinject.process import is_first_process
 from kinject.terminal import format_count, show
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         help="print the prompts of each model, and what endpoints may cost; ask nothing",
         either=True,
     ),
+    JOB_OPTION,
     *SHARD_OPTIONS,
     option(
         "--require",
@@ -55,6 +57,10 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
     if arguments.require:
         # JSON is YAML, as which overrides are read.
         arguments.arguments.append(f"eval.require={json.dumps(arguments.require)}")
+    if arguments.job is not None:
+        if arguments.require_evidence:
+            return print_job(arguments, "eval", "--require-evidence")
+        return print_job(arguments, "eval")
     recipe = recipe_of(arguments, "eval")
     if arguments.show is not None:
         from kinject.eval.run import show_prompts
@@ -111,6 +117,7 @@ def _is_complete(report: Report) -> bool:
         help="print which stages would run and which are done, then stop",
         either=True,
     ),
+    JOB_OPTION,
     option(
         "--jobs",
         type=int,
@@ -119,6 +126,10 @@ def _is_complete(report: Report) -> bool:
     ),
 )
 def _study(arguments: argparse.Namespace) -> Outcome:
+    if arguments.job is not None:
+        if arguments.jobs is not None:
+            return print_job(arguments, "study", "--jobs", str(arguments.jobs))
+        return print_job(arguments, "study")
     recipe = recipe_of(arguments, "study")
     if arguments.dry_run:
         from kinject.study.run import render_plan

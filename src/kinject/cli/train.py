@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
-from importlib.resources import files
 from pathlib import Path
 
 from kinject.cli import Outcome, incomplete, option, recipe_of, verb
+from kinject.cli.job_files import JOB_OPTION, print_job
 from kinject.errors import InputError
 from kinject.gguf import KINDS
 from kinject.process import is_first_process
@@ -32,12 +30,7 @@ from kinject.terminal import show
         help="print the plan of kinject plan, and stop",
         either=True,
     ),
-    option(
-        "--job",
-        choices=("slurm", "skypilot"),
-        help="print a job file that runs this, and stop",
-        either=True,
-    ),
+    JOB_OPTION,
 )
 def _train(arguments: argparse.Namespace) -> Outcome:
     if arguments.dry_run:
@@ -48,12 +41,9 @@ def _train(arguments: argparse.Namespace) -> Outcome:
         outlook = plan(planned)
         show(render_plan(outlook))
         return outlook, incomplete(not outlook.way.command)
-    # Checked before a job file is printed: a fault is to end this command, not a job in the queue.
-    recipe = recipe_of(arguments, "train")
     if arguments.job is not None:
-        text = render_job(arguments.job, list(arguments.arguments))
-        show(text, end="")
-        return {"job": text}, 0
+        return print_job(arguments, "train")
+    recipe = recipe_of(arguments, "train")
     from kinject.api import train
     from kinject.train import render_summary
 
@@ -232,20 +222,3 @@ def _check_export(arguments: argparse.Namespace, *, merges: bool) -> None:
 def _uploaded(address: str) -> dict[str, str]:
     show(f"uploaded: {address}")
     return {"uploaded": address}
-
-
-def render_job(kind: str, words: list[str]) -> str:
-    """Return the job file of `kind`, a file of cli/jobs/, that trains the recipe and overrides
-    `words` in this folder."""
-    values = {
-        "name": Path(words[0]).stem.replace(" ", "-"),
-        "folder": shlex.quote(str(Path.cwd())),
-        "words": shlex.join(words),
-        "python": shlex.quote(sys.executable),
-    }
-    # The Slurm file lets the launcher ignore its signals: torchrun kills its ranks 30 s after
-    # SIGTERM, and is itself killed by SIGUSR1.
-    text = (files("kinject.cli") / "jobs" / kind).read_text("utf-8")
-    for key, value in values.items():
-        text = text.replace(f"{{{key}}}", value)
-    return text

@@ -303,6 +303,20 @@ def read_recipe(
     )
 
 
+def missing_inputs(path: str | Path, overrides: Sequence[str], verb: Verb) -> tuple[Problem, ...]:
+    """Return the inputs of a recipe that do not exist, each at its line.
+
+    Raises `RecipeError` as `read_recipe` if it has another fault.
+    """
+    try:
+        read_recipe(path, overrides, verb)
+    except RecipeError as error:
+        if all(_NOT_THERE in problem.message for problem in error.problems):
+            return tuple(error.problems)
+        raise
+    return ()
+
+
 def _missing_sections(
     raw: Mapping[str, Any], required: Sequence[str], verb: Verb | None
 ) -> Iterator[tuple[str, str]]:
