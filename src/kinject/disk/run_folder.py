@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import platform
 import re
 import shlex
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Literal
 
 from kinject.disk.files import (
@@ -39,7 +43,12 @@ from kinject.errors import DiskError, InputError
 from kinject.secrets import without_secrets
 from kinject.version import package_version
 
-_MOST_LOCK_BYTES = 1000
+log = logging.getLogger(__name__)
+
+_MOST_LOCK_BYTES = 200
+_LEASE = 70.0
+"""Seconds without a renewal after which another machine's lock counts for nothing; it is renewed
+three times in them. Network file systems keep what they know of a file for up to 60 s."""
 _PLAIN_NAME = re.compile(r"[^\W_](?:[\w .+=@-]*[\w+=@-])?\Z")
 _MOST_NAME_BYTES = 100
 State = Literal["done", "short", "unfinished", "running", "not started"]
@@ -76,8 +85,9 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
     With `wait` until another process is done with it.
 
     The lock is the kernel's (flock), so it ends with the process, however that ends. Not every
-    network file system shares it between machines. (filelock asks the kernel as well; its import
-    takes 0.11 s, two thirds of a verb's start.)
+    network file system shares it between machines, so the holder also renews its name in the lock
+    file: another machine that finds it watches it for `_LEASE`, and goes on if nothing renews it.
+    (filelock asks the kernel as well; its import takes 0.11 s, two thirds of a verb's start.)
 
     Raises `DiskError` with the holder (process, machine, since when), or if nothing can be locked.
     """
@@ -96,31 +106,104 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
     try:
         if wait:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        _lock(folder, descriptor)
-        delete_parts(folder)
-        yield
+        holder = _lock(folder, descriptor)
+        with _renewed(path, descriptor, holder):
+            delete_parts(folder)
+            yield
     finally:
         # The file stays: it marks a run folder, and a name that is made again would let two
         # processes hold two locks.
         os.close(descriptor)
 
 
-def _lock(folder: Path, descriptor: int) -> None:
+def _lock(folder: Path, descriptor: int) -> str:
+    """Lock a folder and write this process's name into its lock file; return that name."""
+    this_process = _this_process()
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The name of the last holder may be longer.
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, _this_process().encode(), 0)
+        _wait_for_other_machine(folder)
+        _write_holder(descriptor, this_process)
     except BlockingIOError as error:
-        holder = (
-            os.pread(descriptor, _MOST_LOCK_BYTES, 0).decode("utf-8", "replace")
-            or "another process"
-        )
-        raise DiskError(
-            f"{folder}: in use by {holder}. Wait for it or choose another run folder."
-        ) from error
+        raise _in_use(folder, _holder(folder / LOCK)) from error
     except OSError as error:
         raise unwritable(folder / LOCK, error, "locked") from error
+    return this_process
+
+
+def _wait_for_other_machine(folder: Path) -> None:
+    """Return once no other machine holds `folder`. Raises `DiskError` if one renews its name.
+
+    Clocks are not compared: machines may disagree about the time by more than a lease.
+    """
+    found = _holder(folder / LOCK)
+    if not found or f" on {socket.gethostname()} since " in found:
+        return  # flock has answered for this machine
+    log.warning(
+        f"{folder}: {found} did not release it. Watched for {_LEASE:g} s: if nothing renews its "
+        "name, that machine is gone and this run goes on."
+    )
+    end = monotonic() + _LEASE
+    while monotonic() < end:
+        sleep(_LEASE / 70)
+        # Opened each time: only so does a network file system ask the server.
+        now = _holder(folder / LOCK)
+        if not now:
+            return
+        if now != found:
+            raise _in_use(folder, now)
+
+
+@contextlib.contextmanager
+def _renewed(path: Path, descriptor: int, holder: str) -> Iterator[None]:
+    """Renew the name in a lock file until the block ends, and take it out then.
+
+    Where another machine has written its own meanwhile, this process ends as after SIGTERM.
+    """
+    ended = threading.Event()
+
+    def renew() -> None:
+        n = 0
+        while not ended.wait(_LEASE / 3.5):
+            if not path.exists():
+                return  # the folder was deleted; the next row that is written says so
+            if not _holder(path).startswith(holder):
+                log.error(f"{path.parent}: taken by {_holder(path)}. This process ends.")
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            n += 1
+            try:
+                _write_holder(descriptor, f"{holder}, renewed {n} times")
+            except OSError as error:  # the file server may be back at the next time
+                log.warning(f"{path}: its lock was not renewed: {error.strerror}.")
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if _holder(path).startswith(holder):
+            os.ftruncate(descriptor, 0)
+
+
+def _holder(path: Path) -> str:
+    """Return the name in a lock file, "" without one."""
+    try:
+        return path.read_bytes()[:_MOST_LOCK_BYTES].decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _write_holder(descriptor: int, name: str) -> None:
+    # In one write, longer than any name before it: a reader sees the old name or the new one.
+    os.pwrite(descriptor, name.ljust(_MOST_LOCK_BYTES).encode()[:_MOST_LOCK_BYTES], 0)
+    os.fsync(descriptor)
+
+
+def _in_use(folder: Path, holder: str) -> DiskError:
+    holder = holder or "another process"
+    return DiskError(f"{folder}: in use by {holder}. Wait for it or choose another run folder.")
 
 
 def _this_process() -> str:
