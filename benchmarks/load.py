@@ -4,7 +4,8 @@
     python benchmarks/load.py packing report               # some of them
     python benchmarks/load.py augment --sizes 5000 20000 --style paraphrase
 
-Loads: augment (passages through a run with the sandbox's generator), packing (corpus rows from the token store to an epoch of
+Loads: augment (passages through a run with the sandbox's generator), file (short documents with
+rewritings of a file), packing (corpus rows from the token store to an epoch of
 training rows), eval (questions through the reader, their stored answers read back, cells and paired tests), inference (questions
 through a study's intervals and sign flips), report (training runs through a study's statistics, pages and figures). Each size
 runs in a process of its own; its peak is what that process held at most, by getrusage. Inputs are written, or made, by
@@ -79,6 +80,35 @@ def augment(n: int, folder: Path, style: str) -> Work:
         "  max_attempts: 1\n  generator: {kind: sandbox, concurrency: 64}\n"
     )
     return lambda: run(read_recipe(recipe, verb="augment"))
+
+
+def precomputed(n: int, folder: Path, style: str) -> Work:
+    """`n` short documents, each with a rewriting from a file (kind: file): no model, no request."""
+    from kinject.augment import augment as run
+    from kinject.recipe import read_recipe
+
+    with (
+        (folder / "documents.jsonl").open("w") as documents,
+        (folder / "rewritings.jsonl").open("w") as rewritings,
+    ):
+        for number in range(n):
+            name, year = f"d{number}", 1500 + number % 500
+            text = f"Bridge {number} was opened in {year} and is {number % 97 + 3} m long."
+            documents.write(json.dumps({"id": name, "text": text}) + "\n")
+            text = f"It was in {year} that bridge {number}, {number % 97 + 3} m long, was opened."
+            rewritings.write(json.dumps({"document_id": name, "text": text}) + "\n")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        f"run_dir: {folder}/run\naugment:\n  documents: {folder}/documents.jsonl\n  styles: {{paraphrase: 1}}\n"
+        f"  generator: {{kind: file, path: {folder}/rewritings.jsonl}}\n"
+    )
+
+    def work() -> int:
+        result = run(read_recipe(recipe, verb="augment"))
+        assert result.n_rows == 2 * n
+        return n
+
+    return work
 
 
 def packing(n: int, folder: Path, style: str) -> Work:
@@ -243,6 +273,7 @@ def report(n: int, folder: Path, style: str) -> Work:
 
 LOADS: dict[str, tuple[Callable[[int, Path, str], Work], tuple[int, ...], str]] = {
     "augment": (augment, (10_000, 100_000, 1_000_000), "passage"),
+    "file": (precomputed, (10_000, 100_000, 1_000_000), "document"),
     "packing": (packing, (100_000, 1_000_000, 10_000_000), "row"),
     "eval": (evaluation, (1_000, 10_000, 100_000), "question"),
     "inference": (inference, (1_000, 10_000, 100_000), "question"),

@@ -73,7 +73,7 @@ def passage_groups(
     """Yield the groups of one passage, by style. Raises as `document_groups`."""
     texts: tuple[str, ...] = ()
     if plan.precomputed is not None:
-        texts = plan.precomputed.texts.get(document.id, ())
+        texts = plan.precomputed.texts_of(document.id)
         if texts and n_passages > 1:
             raise InputError(
                 f"{document.source}: document {document.id!r} is split into {n_passages} passages, "

@@ -42,16 +42,18 @@ class PlannedDocuments:
     plan: Plan
 
     def __iter__(self) -> Iterator[PlannedDocument]:
-        plan, ids = self.plan, set[str]()
+        plan, n_known = self.plan, 0
         has_pairs = bool(plan.styles_of("pair"))
         for document in read_documents(plan.documents_path, plan.documents):
-            if plan.precomputed:
-                ids.add(document.id)
+            if plan.precomputed and plan.precomputed.texts_of(document.id):
+                n_known += 1
             if not has_pairs and not plan.shard.has(document.id):
                 continue
             yield document, split_passages(document, plan.passage_tokens, word_spans)
-        if plan.precomputed:
-            plan.precomputed.check_documents(ids)
+        if plan.precomputed and n_known < plan.precomputed.n_documents:
+            # Only now, for the message: the ids of all documents may be more than memory.
+            documents = read_documents(plan.documents_path, plan.documents)
+            plan.precomputed.refuse_unknown({document.id for document in documents})
 
 
 @dataclass(frozen=True)

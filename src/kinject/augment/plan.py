@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import codecs
+import weakref
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kinject.augment.styles import Style, read_styles
-from kinject.disk import read_jsonl
+from kinject.disk import OffsetIndex, Row, open_to_read, parse_row, read_lines
 from kinject.errors import InputError
 from kinject.llm.sender import generator_identity
 from kinject.recipe import AugmentRecipe, DocumentsSection, Recipe
@@ -17,41 +19,59 @@ from kinject.recipe.sections import MAX_SAMPLES
 from kinject.shards import WHOLE, Shard
 
 
-@dataclass(frozen=True, slots=True)
 class Precomputed:
-    """Variants read from a file, by document in file order. `lines` maps each document id to its
-    first line."""
+    """Variants in a file of rows with ``document_id`` and ``text``, found by document, none in
+    memory."""
 
-    path: Path
-    texts: Mapping[str, tuple[str, ...]]
-    lines: Mapping[str, int]
-
-    def check_documents(self, known: Iterable[str]) -> None:
-        """Raise `InputError` (file:line) if a text belongs to no document."""
-        unknown = self.texts.keys() - set(known)
-        if unknown:
-            first = min(unknown, key=self.lines.__getitem__)
+    def __init__(self, path: Path) -> None:
+        """Read the file once. Raises `InputError` (file:line) on any other row."""
+        self.path, self._index = path, OffsetIndex()
+        offset = 0
+        for number, line in read_lines(path):
+            if line.strip():
+                self._index.add(_parse_precomputed(path, number, line)["document_id"], offset)
+            offset += len(line)
+        self.n_documents = len(self._index)
+        if not self.n_documents:
             raise InputError(
-                f"{self.path}:{self.lines[first]}: document_id {first!r} is the id of no document. "
+                f"{path}: holds no rewritings. Expected rows with document_id and text."
+            )
+        self._file = open_to_read(path)
+        weakref.finalize(self, self._file.close)  # a plan has no end of its own
+
+    def texts_of(self, document_id: str) -> tuple[str, ...]:
+        """Return the variants of a document, in the order of the file."""
+        texts = []
+        for offset in self._index.get(document_id):
+            self._file.seek(offset)
+            row = _parse_precomputed(self.path, 0, self._file.readline())
+            if row["document_id"] == document_id:
+                texts.append(row["text"])
+        return tuple(texts)
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """Raise `InputError` (file:line) if a text belongs to none of the documents `known`."""
+        unknown = dict[str, int]()
+        for number, line in read_lines(self.path):
+            if line.strip():
+                name = _parse_precomputed(self.path, number, line)["document_id"]
+                if name not in known:
+                    unknown.setdefault(name, number)
+        for name, number in unknown.items():
+            raise InputError(
+                f"{self.path}:{number}: document_id {name!r} is the id of no document. "
                 f"{len(unknown)} such ids in all; they must be those of augment.documents."
             )
 
 
-def read_precomputed(path: Path) -> Precomputed:
-    """Read rows of ``document_id`` and ``text``, all into memory. Raises `InputError` (file:line)
-    on any other row."""
-    texts: dict[str, list[str]] = {}
-    lines: dict[str, int] = {}
-    for number, row in read_jsonl(path):
-        for key in ("document_id", "text"):
-            if not isinstance(row.get(key), str) or not row[key].strip():
-                found = f"{path}:{number}: {key}: found {row.get(key)!r}"
-                raise InputError(f"{found}, expected a string that is not empty.")
-        texts.setdefault(row["document_id"], []).append(row["text"])
-        lines.setdefault(row["document_id"], number)
-    if not texts:
-        raise InputError(f"{path}: holds no rewritings. Expected rows with document_id and text.")
-    return Precomputed(path, {name: tuple(rewritings) for name, rewritings in texts.items()}, lines)
+def _parse_precomputed(path: Path, number: int, line: bytes) -> Row:
+    # As `read_jsonl`, which takes a mark of the byte order at the beginning of a file.
+    row = parse_row(line.removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n"), f"{path}:{number}")
+    for key in ("document_id", "text"):
+        if not isinstance(row.get(key), str) or not row[key].strip():
+            found = f"{path}:{number}: {key}: found {row.get(key)!r}"
+            raise InputError(f"{found}, expected a string that is not empty.")
+    return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +114,13 @@ def check_sections(recipe: Recipe) -> None:
 
 def make_plan(recipe: AugmentRecipe, shard: Shard = WHOLE) -> Plan:
     """Return the plan of a recipe. Raises `RecipeError` as `check_sections`, and as
-    `read_precomputed`."""
+    `Precomputed`."""
     check_sections(recipe)
     section = recipe.augment
     generator = section.generator
     precomputed = judge = None
     if generator.kind == "file" and generator.path:
-        precomputed = read_precomputed(Path(generator.path))
+        precomputed = Precomputed(Path(generator.path))
     if section.judge is not None:
         judge = generator_identity(section.judge)
     styles, targets = dict[str, int](), dict[str, int]()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from kinject.augment.styles import Style
 from kinject.augment.variant_requests import VariantRequest
 from kinject.disk import (
     Journal,
+    OffsetIndex,
     Row,
     RowLike,
     content_id,
@@ -203,42 +204,49 @@ def text_id(variant_id: str, index: int) -> str:
 
 
 class IndexedRows(Journal):
-    """An append-only file of rows that are found by the text in their field `key`, none in
-    memory."""
+    """An append-only file of rows that are found by the text in their field `key`; neither rows nor
+    index are in memory."""
 
     def __init__(self, path: Path, key: str, required: str, fix: str = "") -> None:
         """Open it. Raises `InputError` for a row without `key` or the field `required`, `DiskError`
         on I/O."""
-        self._offsets: dict[str, list[int]] = defaultdict(list)
+        self._key, self._index = key, OffsetIndex()
 
         def index(offset: int, row: Row) -> None:
             for name in (key, required):
                 if not isinstance(row.get(name), str):
                     fix = "The file was changed by hand; move it away."
                     raise InputError(f"{path}: a row without {name!r}. {fix}")
-            self._offsets[row[key]].append(offset)
+            self._index.add(row[key], offset)
 
         # Not synced at each row: what a power cut takes is in the cache, and is not paid again.
         super().__init__(path, sync=False, on_row=index, fix=fix)
 
     def get(self, name: str) -> list[Row]:
         """Return the rows with this text."""
-        return [self.row_at(offset) for offset in self._offsets.get(name, ())]
+        rows = (self.row_at(offset) for offset in self._index.get(name))
+        return [row for row in rows if row[self._key] == name]
 
     def add(self, name: str, row: RowLike) -> None:
         """Store a row (a mapping or a dataclass) with this text."""
-        self._offsets[name].append(self.append(row))
+        self._index.add(name, self.append(row))
 
     def add_all(self, others: IndexedRows) -> None:
         """Store the rows of another file that this one does not have, in their order."""
-        for name in others._offsets:
+        for offset in others._index.firsts():
+            name = others.row_at(offset)[others._key]
             stored = self.get(name)
             for row in others.get(name):
                 if row not in stored:
                     self.add(name, row)
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self._index)
+
+    def close(self) -> None:
+        """Close the file."""
+        super().close()
+        self._index.close()
 
 
 _FIX = (

@@ -49,6 +49,7 @@ from kinject.disk.jsonl import (
     read_jsonl,
     write_jsonl,
 )
+from kinject.disk.offsets import OffsetIndex
 from kinject.disk.run_folder import (
     MANIFEST_FIX,
     FoundRun,

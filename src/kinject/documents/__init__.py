@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
-from kinject.disk import content_id, file_hash, folder_hash, open_to_read, path_exists
+from kinject.disk import OffsetIndex, file_hash, folder_hash, open_to_read, path_exists
 from kinject.documents.collect import collect, collected_fingerprint
 from kinject.documents.parse import is_heap
 from kinject.documents.readers import LocatedDocument, UnreadPart, fault_of, read_file
@@ -45,22 +47,25 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
             )
         yield from read_rows(result.documents_path)
         return
-    seen: dict[int, str] = {}
-    for location, document in _read_located(path):
-        if isinstance(document, UnreadPart):
-            log.warning(str(document))
-            continue
-        if isinstance(document, InputError):
-            raise document
-        # A number takes less memory than the text of an id, of which there may be millions.
-        earlier = seen.setdefault(int(content_id(document.id), 16), location)
-        if earlier != location:
-            raise InputError(
-                f"{location}: id {document.id!r} is already the id of {earlier}. "
-                "Each document needs an id (or, without ids, a text) of its own."
-            )
-        yield document
-    if not seen:
+    n_documents = 0
+    # On disk: there may be millions of ids.
+    with closing(OffsetIndex()) as seen:
+        for number, (location, document) in enumerate(_read_located(path)):
+            if isinstance(document, UnreadPart):
+                log.warning(str(document))
+                continue
+            if isinstance(document, InputError):
+                raise document
+            for earlier in seen.get(document.id):
+                first, _ = next(islice(_read_located(path), earlier, None))
+                raise InputError(
+                    f"{location}: id {document.id!r} is already the id of {first}. "
+                    "Each document needs an id (or, without ids, a text) of its own."
+                )
+            seen.add(document.id, number)
+            n_documents += 1
+            yield document
+    if not n_documents:
         raise InputError(f"{path}: holds no documents. Expected at least one.")
 
 

@@ -1,0 +1,89 @@
+"""An index of rows by name, on disk: a run may have more rows than memory has room for their ids.
+
+A dictionary of names took 250 bytes a row, 2.5 GiB of ten million; SQLite's pages are 16 bytes a
+row on disk, and a few MiB of them in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import weakref
+from collections.abc import Iterator
+
+from kinject.errors import DiskError
+
+_CACHE_KIB = 16 * 1024
+
+
+class OffsetIndex:
+    """Names -> the numbers added for each, in their order. Two names with one hash (once in 10^19)
+    have their numbers together: who reads a row by its offset compares the name in it."""
+
+    def __init__(self) -> None:
+        """Open an empty index, in a temporary file of the system's (SQLITE_TMPDIR, TMPDIR,
+        /var/tmp) that ends with this process. Raises `DiskError`."""
+        try:
+            # A notebook's event loop runs in another thread than the one that made the plan.
+            self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+            weakref.finalize(self, self._database.close)  # a plan's index has no other end
+            for statement in (
+                "PRAGMA journal_mode=OFF",
+                f"PRAGMA cache_size=-{_CACHE_KIB}",
+                "CREATE TABLE places (name INTEGER, place INTEGER, PRIMARY KEY (name, place)) "
+                "WITHOUT ROWID",
+                # Never committed: nobody reads it after this process.
+                "BEGIN",
+            ):
+                self._database.execute(statement)
+        except sqlite3.Error as error:
+            raise _fault(error) from error
+
+    def add(self, name: str, number: int) -> None:
+        """Add a number to those of a name. Raises `DiskError`."""
+        try:
+            self._database.execute(
+                "INSERT OR IGNORE INTO places VALUES (?, ?)", (_id(name), number)
+            )
+        except sqlite3.Error as error:
+            raise _fault(error) from error
+
+    def get(self, name: str) -> list[int]:
+        """Return the numbers of a name, the smallest first. Raises `DiskError`."""
+        return self._numbers("SELECT place FROM places WHERE name = ? ORDER BY place", _id(name))
+
+    def firsts(self) -> Iterator[int]:
+        """Yield the smallest number of each name, in order of the numbers; nothing may be added
+        meanwhile."""
+        found = self._database.execute(
+            "SELECT min(place) AS first FROM places GROUP BY name ORDER BY first"
+        )
+        for (number,) in found:
+            yield number
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return self._numbers("SELECT count(DISTINCT name) FROM places")[0]
+
+    def _numbers(self, statement: str, *values: int) -> list[int]:
+        try:
+            return [number for (number,) in self._database.execute(statement, values)]
+        except sqlite3.Error as error:
+            raise _fault(error) from error
+
+    def close(self) -> None:
+        """Delete it."""
+        self._database.close()
+
+
+def _fault(error: sqlite3.Error) -> DiskError:
+    return DiskError(
+        f"the folder of temporary files cannot hold the index of a run's rows ({error}). "
+        "Free space, or name another one in SQLITE_TMPDIR."
+    )
+
+
+def _id(name: str) -> int:
+    """Return 64 bits of a name's hash, as SQLite's integers are signed."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
