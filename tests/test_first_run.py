@@ -41,6 +41,8 @@ NOT_HERE = {
     "recipes/studies/paper-": "public data; tests/study/test_paper_studies.py has some of the same layout",
     "kinject demo": "tests/cli/test_demo.py runs it small",
     "--job slurm": "tests/cli/test_slurm.py runs the job",
+    "--shard ": "tests/augment/test_shards.py",
+    "--merge": "tests/augment/test_shards.py",
     "kinject chat RUN": "a run of its own; tests/cli/test_chat.py asks models",
     "recipes/studies/sandbox": "minutes; tests/test_benchmarks.py runs a small study",
 }
@@ -49,7 +51,7 @@ OTHERS = {
     "python3 -m venv": "tests/soak/test_install.py",
     "pip install": "tests/soak/test_install.py",
     "uv ": "needs uv, and PyTorch's index",
-    "sbatch ": "tests/soak/test_preemption.py runs such a script with an srun of its own",
+    "sbatch ": "tests/soak/test_engines.py runs jobs on a Slurm of this machine",
     "make ": "the tests themselves, or what runs them; benchmarks/demo.py runs make demo",
     "accelerate launch": "tests/train/test_distributed.py, tests/eval/test_run.py",
     "python benchmarks/": "tests/test_benchmarks.py",
