@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kinject.augment.survey import Survey
     from kinject.disk import FoundRun
     from kinject.doctor import Checkup
-    from kinject.documents.collect import DocumentsResult, ParsedShard
+    from kinject.documents.collect import DocumentsResult
     from kinject.eval.compare import Comparison
     from kinject.eval.scores import Score
     from kinject.export import ExportResult
@@ -129,8 +129,8 @@ def documents_shard(
     shard: str,
     run_dir: str | Path | None = None,
     options: DocumentsSection | None = None,
-) -> ParsedShard:
-    """Parse the files of a shard ("2/8"); the rest is that of `documents`.
+) -> dict[str, int]:
+    """Parse the files of a shard ("2/8"); return how many these are, and how many were new.
 
     kinject.documents_shard("handbook/", shard="1/2")
     """

@@ -22,18 +22,7 @@ from kinject.errors import InputError
 _FOLDER = "shards"
 _MOST_SHOWN = 8
 _OF_A_JOB = frozenset(
-    {
-        "run_dir",
-        "base_url",
-        "api_key_env",
-        "timeout",
-        "concurrency",
-        "budget",
-        "batch_tokens",
-        "device",
-        "cache_dir",
-        "require",
-    }
+    ["run_dir", "base_url", "api_key_env", "timeout", "concurrency", "budget", "batch_tokens", "device", "cache_dir", "require"]
 )
 """Keys of a recipe that change no answer, and may differ between shards and merge."""
 
@@ -147,11 +136,9 @@ def finished_shards(
             found.append(FinishedShard(shard, folder, fields["counts"]))
         if missing:
             names = ", ".join(map(str, missing[:_MOST_SHOWN]))
-            if len(missing) > _MOST_SHOWN:
-                names += f" and {len(missing) - _MOST_SHOWN} more"
             raise InputError(
-                f"{run_dir / _FOLDER}: not finished: shard {names}. "
-                f"Run: {command} --shard {missing[0]}"
+                f"{run_dir / _FOLDER}: not finished: {len(missing)} of {len(shards)} shards "
+                f"({names}). Run: {command} --shard {missing[0]}"
             )
         yield found
 

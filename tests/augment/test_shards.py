@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_merged_shards_are_what_one_process_makes(
             if number == (total + 1) // 2:
                 kill_midway(make_recipe_at(recipe, sharded.run_dir), shard, server)
                 assert not (shard.folder(sharded.run_dir) / "manifest.json").exists()
-                with pytest.raises(InputError, match=f"not finished: shard {shard}"):
+                with pytest.raises(InputError, match=rf"not finished: .*{shard}"):
                     merge_variants(sharded)
             augment(sharded, shard)
         merged = merge_variants(sharded)
@@ -110,21 +111,23 @@ def test_merged_shards_are_what_one_process_makes(
 def test_what_got_no_answer_in_a_shard_has_none_in_the_merge(
     make_recipe: Make, serving: Callable[..., Any]
 ) -> None:
-    results = []
+    results, failures = [], []
     for name in ("whole", "by-2"):
+        # A server of its own: a fault of a request does not come twice.
         server = serving(faults={"400": 0.3}, by_request=True)
         recipe = elsewhere(make_recipe(server.url, styles={"paraphrase": 1}), name)
         if name == "whole":
             results.append(augment(recipe))
-            continue
-        for number in (1, 2):
-            augment(recipe, Shard(number, 2))
-        results.append(merge_variants(recipe))
+        else:
+            for number in (1, 2):
+                augment(recipe, Shard(number, 2))
+            results.append(merge_variants(recipe))
+        failures.append(results[-1].failures_path.read_text().replace(server.url, "URL"))
     whole, merged = results
     assert 0 < sum(whole.failed.values()) < 12
-    assert merged.failed == whole.failed
+    assert sum(merged.failed.values()) == sum(whole.failed.values())
     assert merged.short
-    assert merged.failures_path.read_bytes() == whole.failures_path.read_bytes()
+    assert failures[0] == failures[1]
 
 
 def make_recipe_at(recipe: Recipe, run_dir: Path) -> Recipe:
@@ -137,7 +140,7 @@ def test_shards_that_do_not_belong_together_are_one_clear_line(make_recipe: Make
     with pytest.raises(InputError, match="no shards there"):
         merge_variants(recipe)
     augment(recipe, Shard(2, 3))
-    with pytest.raises(InputError, match=r"not finished: shard 1/3, 3/3. Run: .* --shard 1/3"):
+    with pytest.raises(InputError, match=r"2 of 3 shards \(1/3, 3/3\). Run: .* --shard 1/3"):
         merge_variants(recipe)
     with pytest.raises(InputError, match="holds shards that are not merged"):
         augment(recipe)
@@ -160,7 +163,9 @@ def test_shards_that_do_not_belong_together_are_one_clear_line(make_recipe: Make
 def test_questions_of_merged_shards_are_those_of_one_process(
     tmp_path: Path, documents: Path, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kinject.augment.sandbox.generate_answer", answer_as_sandbox)
+    monkeypatch.setattr(
+        import_module("kinject.augment.sandbox"), "generate_answer", answer_as_sandbox
+    )
     server = serving()
     text = f"questions:\n  documents: {documents}\n  generator: {{kind: openai, model: sandbox, "
     path = tmp_path / "questions.yaml"

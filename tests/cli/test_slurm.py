@@ -110,7 +110,7 @@ RECIPES = {
     "questions": "questions: {documents: made/documents.jsonl, generator: {kind: sandbox}}",
     "train": "model: {new: {model_type: llama}, tokenizer: {vocab_size: 300}}\ncorpus: {path: made/corpus.jsonl}\n"
     "trainer: {max_steps: 2}",
-    "eval": "eval: {models: {base: made/model}, questions: {new: made/test.jsonl}}",
+    "eval": "eval: {models: {base: made/cpt/model}, questions: {new: made/test.jsonl}}",
 }
 """Verb -> a recipe whose inputs other jobs make."""
 
@@ -131,7 +131,7 @@ def test_a_job_is_written_before_its_inputs_exist_and_names_them(
         assert main([*words, "--job", kind]) == 0
         out, err = capsys.readouterr()
         assert "must exist when this job starts:" in err
-        assert all(name in err for name in re.findall(r"made/[\w.]+", RECIPES[verb]))
+        assert all(name in err for name in re.findall(r"made/[\w./]+", RECIPES[verb]))
         if kind == "slurm":
             assert f"-m kinject.cli {command}" in out
             assert "--dependency=afterok:" in err

@@ -461,7 +461,7 @@ def test_merged_shards_are_the_documents_of_one_process_and_parse_nothing_twice(
     whole = collect([heap], DocumentsSection(cache_dir="other"), Path("whole"))
     section, run = DocumentsSection(cache_dir="cache"), Path("run")
     parts = [parse_shard_of([heap], section, run, Shard(number, 3)) for number in (1, 2, 3)]
-    assert sum(part.n_files for part in parts) == sum(part.n_parsed for part in parts) == 10
+    assert [sum(part[name] for part in parts) for name in ("n_files", "n_parsed")] == [10, 10]
     merged = merge_parsed([heap], section, Path("run"))
     assert merged.n_parsed == 0
     assert merged.fingerprint == whole.fingerprint

@@ -107,8 +107,8 @@ class AugmentResult(WritingResult):
 def augment(recipe: AugmentRecipe, shard: Shard = WHOLE) -> AugmentResult:
     """Write the variants and the corpus of `recipe`; a rerun requests only missing texts.
 
-    With a `shard` those of its documents, in its own folder, for
-    `merge_variants`. A run without budget left ends short, with the corpus of its texts so far. Raises `RecipeError`,
+    With a `shard` those of its documents, in its own folder, for `merge_variants`. A run without
+    budget left ends short, with the corpus of its texts so far. Raises `RecipeError`,
     `InputError` (documents), `EndpointError` and `DiskError`; `KeyboardInterrupt` after Ctrl-C.
     Every answer before that stays stored.
     """

@@ -85,13 +85,13 @@ SHARD_OPTIONS = (
     option(
         "--shard",
         metavar="I/N",
-        help="do part I of N only, in the folder shards/I-of-N of the run's",
+        help="only part I of N, in RUN_DIR/shards/I-of-N",
         either=True,
     ),
     option(
         "--merge",
         action="store_true",
-        help="make of N finished shards what one run makes; nothing is asked again",
+        help="make the result of all shards; asks nothing",
         either=True,
     ),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 from kinject.cli import SHARD_OPTIONS, Outcome, incomplete, option, recipe_of, verb
 from kinject.cli.job_files import JOB_OPTION, print_job
 from kinject.errors import InputError
-from kinject.terminal import show
+from kinject.terminal import format_count, show
 
 
 @verb(
@@ -79,7 +79,7 @@ def _is_wanted(names: list[str]) -> bool:
 )
 def _documents(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import documents, documents_shard
-    from kinject.documents.collect import render_documents, render_parsed
+    from kinject.documents.collect import render_documents
     from kinject.recipe.read import read_section
 
     paths, settings, run_dir = list[Path](), list[str](), None
@@ -95,7 +95,8 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     options = read_section(arguments.recipe_file, settings)
     if arguments.shard is not None:
         part = documents_shard(*paths, shard=arguments.shard, run_dir=run_dir, options=options)
-        show(render_parsed(part))
+        files = format_count(part["n_files"], "file")
+        show(f"shard {arguments.shard}: {files}, {part['n_parsed']:,} parsed in this run")
         return part, 0
     result = documents(*paths, run_dir=run_dir, options=options, merge_shards=arguments.merge)
     show(render_documents(result))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 JOB_OPTION = option(
     "--job",
     choices=("slurm", "sky", "k8s"),
-    help="print a job file that runs this, for inputs that need not exist yet, and stop",
+    help="print a job file; its inputs may be missing yet",
     either=True,
 )
 _LAUNCHED = ("train", "eval")
@@ -80,15 +80,15 @@ def render_job(kind: str, words: list[str]) -> str:
         "directory": json.dumps(str(Path.cwd())),
         "python": shlex.quote(sys.executable),
         "gpus": gpus,
+        "start": "kinject",
         "processes": processes,
     }
-    template = kind
-    # SkyPilot's own launcher of processes is for what is divided among them.
-    if kind == "sky" and verb not in _LAUNCHED:
-        template = "sky-one"
+    # On nodes of SkyPilot the launcher is for what processes divide.
+    if verb in _LAUNCHED:
+        values["start"] = "accelerate launch $launcher -m kinject.cli"
     # The Slurm file lets the launcher ignore its signals: torchrun kills its ranks 30 s after
     # SIGTERM, and is itself killed by SIGUSR1.
-    text = (files("kinject.cli") / "jobs" / template).read_text("utf-8")
+    text = (files("kinject.cli") / "jobs" / kind).read_text("utf-8")
     for key, value in values.items():
         text = text.replace(f"{{{key}}}", value)
     return text

@@ -177,39 +177,25 @@ def collect(
         return _write([str(source) for source in sources], heap, section, folder, n_parsed)
 
 
-@dataclass(frozen=True)
-class ParsedShard:
-    """The files of a shard, whose contents are all stored in the section's cache now; `n_parsed` of
-    them were parsed in this run."""
-
-    shard: Shard
-    folder: Path
-    n_files: int
-    n_parsed: int
-
-
 def parse_shard_of(
     sources: Sequence[Path], section: DocumentsSection, folder: Path, shard: Shard
-) -> ParsedShard:
-    """Parse the files of a shard, by the hash of their names, for `merge_parsed`; `folder` is that
-    of the whole. Raises as `collect`."""
+) -> dict[str, int]:
+    """Parse the files of a shard, by the hash of their names, for `merge_parsed`; return how many
+    these are, and how many were new. `folder` is that of the whole. Raises as `collect`."""
     run_dir = shard.folder(folder)
     with lock_dir(run_dir):
         files = find_files(sources)
         heap = _hashed([file for file in files if shard.has(file.name)], section)
-        n_parsed = _parse_new(heap, section, run_dir)
+        counts = {"n_files": len(heap), "n_parsed": _parse_new(heap, section, run_dir)}
         write_manifest(
             run_dir / "manifest.json",
             stage="documents",
             inputs=_listing(sources, files),
             recipe=_recipe_of(section),
-            counts={
-                # `heap` and `fingerprint` are those of the whole, which the merge writes.
-                **{"heap": "", "fingerprint": "", "n_files": len(heap), "n_parsed": n_parsed},
-                **shard_counts(shard),
-            },
+            # `heap` and `fingerprint` are those of the whole, which the merge writes.
+            counts={"heap": "", "fingerprint": "", **counts, **shard_counts(shard)},
         )
-    return ParsedShard(shard, run_dir, len(heap), n_parsed)
+    return counts
 
 
 def merge_parsed(
@@ -379,14 +365,6 @@ def _write(
         outputs=OUTPUTS,
     )
     return DocumentsResult(folder, counts["fingerprint"], counts, n_parsed)
-
-
-def render_parsed(result: ParsedShard) -> str:
-    """Return the line at the end of a shard."""
-    return (
-        f"shard {result.shard}: {format_count(result.n_files, 'file')}, "
-        f"{result.n_parsed:,} of them parsed in this run"
-    )
 
 
 def render_documents(result: DocumentsResult) -> str:

@@ -149,12 +149,10 @@ class AnswerCache:
 
 def merge_caches(path: Path, others: Sequence[Path]) -> None:
     """Put the answers of the caches `others` that exist into the one at `path`, each once."""
-    existing = [other for other in others if other.exists()]
-    if not existing:
-        return
-    with AnswerCache(path) as cache:
-        for other in existing:
-            cache.add_all(other)
+    for other in others:
+        if other.exists():
+            with AnswerCache(path) as cache:
+                cache.add_all(other)
 
 
 def _open(path: Path) -> sqlite3.Connection:
