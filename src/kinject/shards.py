@@ -21,9 +21,9 @@ from kinject.errors import InputError
 
 _FOLDER = "shards"
 _MOST_SHOWN = 8
-_OF_A_JOB = frozenset(
-    ["run_dir", "base_url", "api_key_env", "timeout", "concurrency", "budget", "batch_tokens", "device", "cache_dir", "require"]
-)
+_OF_A_MACHINE = frozenset({"run_dir", "cache_dir", "device", "batch_tokens"})
+_OF_REQUESTS = frozenset({"base_url", "api_key_env", "timeout", "concurrency", "budget", "require"})
+_OF_A_JOB = _OF_A_MACHINE | _OF_REQUESTS
 """Keys of a recipe that change no answer, and may differ between shards and merge."""
 
 

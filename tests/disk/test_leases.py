@@ -1,9 +1,11 @@
 """One writer a folder where flock is not shared between machines: two processes, whose flock does nothing."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,30 +35,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
-def hold(folder: Path, *words: str) -> subprocess.Popen[str]:
-    """Start a holder, and return when it holds the folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder), *words], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
+@contextlib.contextmanager
+def hold(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the folder when the block begins."""
+    command = [sys.executable, "-c", HOLDER, str(folder), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
 def test_a_folder_that_another_machine_holds_is_refused_and_taken_over_after_its_death(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holder = hold(folder)
-    # Longer than any load: what ends the wait is the renewal that is seen.
-    monkeypatch.setattr(run_folder, "_LEASE", 600.0)
-    monkeypatch.setattr(run_folder, "sleep", lambda _: None)
-    with (
-        pytest.raises(DiskError, match=rf"in use by process {holder.pid} on node-1 .*renewed"),
-        lock_dir(folder),
-    ):
-        pass
-    holder.send_signal(signal.SIGKILL)
-    holder.wait()
+    with hold(folder) as holder:
+        # Longer than any load: what ends the wait is the renewal that is seen.
+        monkeypatch.setattr(run_folder, "_LEASE", 600.0)
+        monkeypatch.setattr(run_folder, "sleep", lambda _: None)
+        found = rf"in use by process {holder.pid} on node-1 .*renewed"
+        with pytest.raises(DiskError, match=found), lock_dir(folder):
+            pass
     monkeypatch.setattr(run_folder, "_LEASE", 0.5)
     with lock_dir(folder):
         assert " on node-2 since " in (folder / ".lock").read_text()
@@ -66,19 +65,17 @@ def test_a_folder_that_another_machine_holds_is_refused_and_taken_over_after_its
 def test_a_folder_that_was_released_is_taken_at_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holder = hold(folder, "briefly")
-    holder.communicate()
+    with hold(folder, "briefly") as holder:
+        holder.wait()
     with lock_dir(folder):
         pass
     assert caplog.text == ""
 
 
-def test_a_process_whose_folder_was_taken_ends(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    holder = hold(folder)
-    # Again and again: a renewal that had begun may write over the other's name once.
-    while holder.poll() is None:
-        (folder / ".lock").write_text("process 7 on node-3 since today")
-        time.sleep(0.02)
+def test_a_process_whose_folder_was_taken_ends(folder: Path) -> None:
+    with hold(folder) as holder:
+        # Again and again: a renewal that had begun may write over the other's name once.
+        while holder.poll() is None:
+            (folder / ".lock").write_text("process 7 on node-3 since today")
+            time.sleep(0.02)
     assert holder.returncode == -signal.SIGTERM

@@ -166,8 +166,9 @@ def _renewed(path: Path, descriptor: int, holder: str) -> Iterator[None]:
         while not ended.wait(_LEASE / 3.5):
             if not path.exists():
                 return  # the folder was deleted; the next row that is written says so
-            if not _holder(path).startswith(holder):
-                log.error(f"{path.parent}: taken by {_holder(path)}. This process ends.")
+            found = _holder(path)
+            if found and not found.startswith(holder):
+                log.error(f"{path.parent}: taken by {found}. This process ends.")
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
             n += 1
