@@ -164,15 +164,13 @@ def _renewed(path: Path, descriptor: int, holder: str) -> Iterator[None]:
     def renew() -> None:
         n = 0
         while not ended.wait(_LEASE / 3.5):
-            if not path.exists():
-                return  # the folder was deleted; the next row that is written says so
-            found = _holder(path)
-            if found and not found.startswith(holder):
-                log.error(f"{path.parent}: taken by {found}. This process ends.")
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
             n += 1
             try:
+                found = _holder(path)
+                if found and not found.startswith(holder):
+                    log.error(f"{path.parent}: taken by {found}. This process ends.")
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    return
                 _write_holder(descriptor, f"{holder}, renewed {n} times")
             except OSError as error:  # the file server may be back at the next time
                 log.warning(f"{path}: its lock was not renewed: {error.strerror}.")
@@ -184,8 +182,10 @@ def _renewed(path: Path, descriptor: int, holder: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        if _holder(path).startswith(holder):
-            os.ftruncate(descriptor, 0)
+        # A disk that refuses it was reported by the run: the name then waits as a killed process's.
+        with contextlib.suppress(OSError):
+            if _holder(path).startswith(holder):
+                os.ftruncate(descriptor, 0)
 
 
 def _holder(path: Path) -> str:
