@@ -19,6 +19,7 @@ from kinject.augment.plan import make_plan
 from kinject.augment.questions import make_questions, merge_questions
 from kinject.augment.run import augment, merge_variants
 from kinject.augment.sandbox import answer_as_sandbox
+from kinject.cli import main
 from kinject.disk import read_jsonl
 from kinject.errors import InputError
 from kinject.llm.limits import limits_of
@@ -158,6 +159,8 @@ def test_shards_that_do_not_belong_together_are_one_clear_line(make_recipe: Make
     augment(recipe, Shard(1, 4))
     with pytest.raises(InputError, match=r"several divisions \(N-of-3, N-of-4\)"):
         merge_variants(recipe)
+    for words in (["--merge"], ["--shard", "9/3"]):
+        assert main(["augment", str(recipe.path), *words]) == 2
 
 
 def test_questions_of_merged_shards_are_those_of_one_process(
