@@ -340,8 +340,7 @@ def check_model(recipe: TrainRecipe) -> None:
         raise fault("model.path", f"{section.path}/config.json: {reason}")
     if reason:
         raise fault("model.new", reason)
-    if config is not None:
-        _check_stored(section, config)
+    _check_stored(section, config)
     if section.new is not None:
         fields = {key: value for key, value in section.new.items() if key != "model_type"}
         model_type = section.new["model_type"]
@@ -368,12 +367,15 @@ def check_model(recipe: TrainRecipe) -> None:
         recipe.raise_any(build(adapt, recipe.adapter, "adapter", "peft")[1])
 
 
-def _check_stored(section: ModelSection, config: PretrainedConfig) -> None:
-    """Raise `RecipeError` if a base is stored in other bits than the recipe names.
+def _check_stored(section: ModelSection, config: PretrainedConfig | None) -> None:
+    """Raise `RecipeError` if a base is stored in other bits than the recipe names; None is a base
+    that is not here yet.
 
     All that cannot be on packed weights is refused by model.quantization: training them without an
     adapter, folding, decomposing. Below a plain recipe they would pass for plain weights.
     """
+    if config is None:
+        return
     stored = models.stored_quantization(config)
     if stored in (section.quantization, "none"):
         return
