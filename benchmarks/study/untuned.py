@@ -172,7 +172,8 @@ SOUND = {16: 0.003, 8: 0.010, 4: 0.135}
 def proofs(rates: Rates, random: Random) -> None:
     """Log-probs of choices of one to six tokens, half of them of a model that is all but unsure; rounded copies, and faults.
 
-    A fault moves every answer by twice the bound, or a fifth of the answers by three nats (a lost turn of a chat).
+    A fault moves the choices of a fifth of the questions by three nats (a lost turn of a chat), or exchanges those of a
+    twentieth.
     """
     for n in (100, 1000):
         tokens = random.integers(1, 7, (n, N_CHOICES))
