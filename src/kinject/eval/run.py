@@ -104,13 +104,9 @@ def evaluate_shard(recipe: EvalRecipe, shard: Shard) -> int:
     inputs |= plan.models
     recipe = _part_of(recipe, shard)
     plan = replace(plan, sets=tuple(_questions_of(item, shard) for item in plan.sets))
-    scoring_shard = join_processes(recipe.run_dir)
-    with (
-        lock_dir(recipe.run_dir),
-        AnswerStore(recipe.run_dir / _ANSWERS) as answers,
-    ):
+    with lock_dir(recipe.run_dir), AnswerStore(recipe.run_dir / _ANSWERS) as answers:
         evaluation = Evaluation(plan, recipe.eval)
-        scoring = ResumableScoring(answers, scoring_shard)
+        scoring = ResumableScoring(answers, join_processes(recipe.run_dir))
         run = _Run(recipe, evaluation, scoring, dict(inputs), [])
         for name, table in recipe.eval.tables().items():
             _evaluate_model(run, name, table)
