@@ -292,9 +292,35 @@ def count_flops(step: Step, shapes: Shapes) -> float:
     return float(tokens * (2 * (passes * shapes.multiplied + trained) + attention))
 
 
+_counted: dict[str, Shapes] = {}
+"""Shapes by the settings of a step that decide them."""
+
+
 def read_shapes(step: Step) -> Shapes:
     """Return the weights of the model, built on torch's meta device. Raises `InputError` if no
     model can be built."""
+    # A plan asks for those of a step several times, and peft takes a second or more for the
+    # adapters of a model of 8B, several for 70B.
+    key = repr(
+        replace(
+            step,
+            batch=0,
+            block=0,
+            accumulation=0,
+            checkpointing=False,
+            offloading=False,
+            eager=False,
+            fused=False,
+            liger=False,
+        )
+    )
+    if key not in _counted:
+        _counted[key] = _count_shapes(step)
+    return _counted[key]
+
+
+def _count_shapes(step: Step) -> Shapes:
+    """Return the weights of the model."""
     from transformers import AutoModelForCausalLM
 
     try:

@@ -242,10 +242,9 @@ def choose(step: Step, devices: Devices) -> tuple[Way, list[Change]]:
 
     If all together are not enough, the way is offload or "none", as the step is.
     """
-    known: dict[str, Shapes] = {}
 
     def way(changes: list[Change]) -> Way:
-        return _first_way(_changed(step, changes), devices, known)
+        return _first_way(_changed(step, changes), devices)
 
     whole = way([])
     chosen: list[Change] = []
@@ -271,31 +270,21 @@ def choose(step: Step, devices: Devices) -> tuple[Way, list[Change]]:
     return replace(best, overrides=tuple(overrides.values())), chosen
 
 
-def _first_way(step: Step, devices: Devices, known: dict[str, Shapes]) -> Way:
-    """Return the first of `WAYS` that fits, "none" without any; `known` keeps the shapes of each
-    kind of weights and state."""
-
-    def shapes_of(step: Step) -> Shapes:
-        weights = (step.dtype, step.adapter, step.quantization)
-        state = (step.optim, step.optim_args, step.muon, step.rounding, step.projected)
-        key = repr((weights, state))
-        if key not in known:
-            known[key] = read_shapes(step)
-        return known[key]
-
+def _first_way(step: Step, devices: Devices) -> Way:
+    """Return the first of `WAYS` that fits, "none" without any."""
     memories = []
     for name, kind in WAYS.items():
         if not _is_possible(name, devices, step):
             continue
         changed, overrides = _divisible(step, name)
-        shapes = shapes_of(changed)
+        shapes = read_shapes(changed)
         memories.append(estimate(changed, shapes, name, devices.count))
         if devices.fits(memories[-1].peak):
             sent = _sent_bytes(name, changed, shapes, devices.count)
             return Way(name, kind.why, memories[-1], _launch(name, devices), overrides, sent)
     why = "a step does not fit, and processes on a CPU divide nothing"
     if devices.kind == "cuda":
-        layer = shapes_of(step).layer
+        layer = read_shapes(step).layer
         why = "the activations of a device's own rows do not fit: take smaller or shorter rows"
         # two layers are whole at a time, and the gradients of one, twice
         if not devices.fits(4 * layer):
