@@ -187,7 +187,8 @@ class Style:
             system, user = render(self.system, source, others), render(template, source, others)
         except _RENDER_ERRORS as error:
             raise InputError(
-                f"style {self.name}: its template cannot be filled in for a passage: {one_line(error)}."
+                f"style {self.name}: its template cannot be filled in for a passage: "
+                f"{one_line(error)}."
             ) from error
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 

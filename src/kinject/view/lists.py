@@ -178,11 +178,11 @@ LISTS: Mapping[str, Mapping[str, Listed]] = {
 """Verb -> title -> what a run of it lists."""
 
 
-ITEMS = {
-    (verb, title): Latest(partial(_items, listed=listed), most=2)
-    for verb, lists in LISTS.items()
-    for title, listed in lists.items()
-}
+ITEMS: dict[tuple[str, str], Latest[list[tuple[Item, str]]]] = {}
+"""(verb, title) -> the items of the runs that were looked at last."""
+for _verb, _lists in LISTS.items():
+    for _title, _listed in _lists.items():
+        ITEMS[_verb, _title] = Latest(partial(_items, listed=_listed), most=2)
 
 
 def _passages(path: Path) -> dict[str, str]:

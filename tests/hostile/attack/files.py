@@ -32,7 +32,7 @@ from kinject.disk import files as disk_files
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.eval.require import read_requirements
-from kinject.gguf.header import check_header
+from kinject.gguf_header import check_header
 from kinject.models.folder import check_cost
 from kinject.recipe import read_recipe
 from made import as_parquet, lines_of, pdf_of

@@ -31,7 +31,7 @@ from kinject.disk import (
     unwritable,
 )
 from kinject.errors import InputError, KinjectError, one_line
-from kinject.gguf.header import check_header
+from kinject.gguf_header import check_header
 
 if TYPE_CHECKING:
     import numpy as np
@@ -147,8 +147,8 @@ def _convert(file: Path, folder: Path) -> None:
         if failure is not None:
             raise failure from error
         raise InputError(
-            f"{file}: transformers cannot convert this GGUF file ({one_line(error)}). Take the model's "
-            "safetensors instead."
+            f"{file}: transformers cannot convert this GGUF file ({one_line(error)}). "
+            "Take the model's safetensors instead."
         ) from error
 
 
