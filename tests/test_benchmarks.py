@@ -208,7 +208,7 @@ def test_hostile_files() -> None:
     printed = _run_apart("hostile.py", "--tries", "2", "--seed", "77")
     counts = re.findall(r"^(\w[\w ]*?) +(\d+) +(\d+)", printed, re.MULTILINE)
     assert [name for name, *_ in counts][-1] == "all"
-    assert len(counts) == 18
+    assert len(counts) == 20
     assert all(failed == "0" for *_, failed in counts)
 
 

@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "kinject"
 LAYER = {
     "types": 0, "results": 0, "question_formats": 0,
     "errors": 0, "version": 0, "terminal": 0, "secrets": 0, "process": 1, "disk": 1, "gguf": 1, "hub": 1, "hub_data": 1,
-    "manifests": 1, "shards": 1, "gguf_header": 1,
+    "manifests": 1, "shards": 1, "gguf_files": 1,
     "recipe": 1, "stats": 2, "executors": 2, "llm": 2, "models": 2, "documents": 2, "corpus": 2,
     "sandbox": 2, "language": 2,
     "augment": 3, "train": 3, "eval": 3, "report": 4, "plan": 5,
@@ -33,12 +33,13 @@ SIDEWAYS = {
     ("results", "types"),  # how a notebook shows a result
     ("question_formats", "types"),
     ("recipe", "disk"),
-    ("recipe", "gguf"),  # a model's path may be package:NAME
+    ("recipe", "gguf_files"),  # a model's path may be package:NAME
     ("gguf", "disk"),
-    ("gguf", "gguf_header"),
-    ("gguf_header", "disk"),
+    ("gguf", "gguf_files"),
+    ("gguf_files", "disk"),
     ("manifests", "disk"),
     ("shards", "disk"),
+    ("hub", "gguf_files"),
     ("hub", "gguf"),  # a model's path may be a GGUF file
     ("hub_data", "hub"),
     ("hub_data", "disk"),

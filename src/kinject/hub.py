@@ -15,7 +15,8 @@ from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from kinject.errors import InputError
-from kinject.gguf import PACKAGE, converted_folder, gguf_file, model_folder, package_command
+from kinject.gguf import converted_folder
+from kinject.gguf_files import PACKAGE, gguf_file, model_folder, package_command
 
 _SECONDS = 1.5
 OFFLINE = "the hub is switched off (HF_HUB_OFFLINE)"

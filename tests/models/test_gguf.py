@@ -20,7 +20,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from kinject import gguf as writing
 from kinject.errors import InputError
 from kinject.gguf import converted_folder
-from kinject.gguf_header import check_header
+from kinject.gguf_files import check_header
 from kinject.models import (
     LoadOptions,
     load_config,

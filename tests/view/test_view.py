@@ -493,6 +493,9 @@ def test_one_damaged_file_hides_no_other_run_and_no_row_that_is_whole(
         file.write('{"step": 4, "lo')
     variants = folder / "runs" / "other" / "variants.jsonl"
     variants.write_bytes(variants.read_bytes() + b'{"id": "half')
+    (folder / "runs" / "deep").mkdir()
+    (folder / "runs" / "deep" / ".lock").touch()
+    (folder / "runs" / "deep" / "manifest.json").write_text('{"a": ' * 4000)
     for text in ("[]\n", '{"id": 3}\n', "\xff\n", "[" * 5000 + "\n"):
         (folder / "runs" / "augment" / "decisions.jsonl").write_text(text, "latin-1")
         status, answer = client.ask("runs")

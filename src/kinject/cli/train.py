@@ -45,7 +45,7 @@ def _train(arguments: argparse.Namespace) -> Outcome:
         return print_job(arguments, "train")
     recipe = recipe_of(arguments, "train")
     from kinject.api import train
-    from kinject.train import render_summary
+    from kinject.train.run import render_summary
 
     result = train(recipe, resume=arguments.resume, overwrite=arguments.overwrite)
     if is_first_process():

@@ -377,7 +377,7 @@ def _is_foreign(path: Path) -> bool:
     """Return whether a manifest.json is another program's."""
     try:
         value = json.loads(read_bytes(path))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return not isinstance(value, dict) or not {"stage", "format_version"} & value.keys()
 
@@ -487,7 +487,7 @@ def _listed_manifest(path: Path) -> _ListedManifest | None:
             finished=bool(counts.get("finished", True)),
             n_missing=n_missing,
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from kinject.corpus.passages import with_passages
 from kinject.errors import InputError
 from kinject.eval.retrieval import Retriever, make_retriever, read_passages
-from kinject.gguf import gguf_file
+from kinject.gguf_files import gguf_file
 from kinject.manifests import read_train_manifest
 from kinject.models import LoadedModel, load_model, window_of
 from kinject.models.generate import COLDEST, end_tokens

@@ -20,7 +20,7 @@ from kinject.disk import (
     write_json,
 )
 from kinject.errors import EndpointError, InputError
-from kinject.gguf import gguf_file
+from kinject.gguf_files import gguf_file
 from kinject.manifests import read_manifest
 from kinject.recipe import EvalRecipe, GeneratorSection, read_recipe
 from kinject.recipe.read import read_values

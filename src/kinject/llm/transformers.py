@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
 from kinject.errors import EndpointError, InputError, one_line
-from kinject.gguf import model_folder
+from kinject.gguf_files import model_folder
 from kinject.llm.completions import PROMPT, TOKEN_IDS
 from kinject.llm.thinking import split_thinking, with_thinking
 from kinject.models import model_hash, window_of

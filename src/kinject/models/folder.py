@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kinject.disk import check_regular, file_hash, read_json, verified_hashes
 from kinject.errors import InputError
-from kinject.gguf import gguf_file, model_folder
+from kinject.gguf_files import gguf_file, model_folder
 from kinject.models.hardware import own_part
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ def read_header(path: Path) -> Header:
         # The library checks the header.
         with safe_open(path, framework="numpy"), open(path, "rb") as file:
             entries: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    except (SafetensorError, OSError, ValueError, MemoryError) as error:
+    except (SafetensorError, OSError, ValueError, MemoryError, RecursionError) as error:
         raise InputError(
             f"{path}: damaged, or no safetensors file ({first_line(error)}). {_FIX}"
         ) from error

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists, verified_hashes
 from kinject.errors import InputError
-from kinject.gguf import PACKAGE, converted_folder, gguf_file
+from kinject.gguf import converted_folder
+from kinject.gguf_files import PACKAGE, gguf_file
 from kinject.hub import find_source, local_folder
 from kinject.models import hardware
 from kinject.models.attention import CARTRIDGE, attend_to_cartridge

@@ -20,7 +20,7 @@ import torch
 
 from kinject.disk import is_file, is_folder
 from kinject.errors import InputError, fault
-from kinject.gguf import gguf_file
+from kinject.gguf_files import gguf_file
 from kinject.models import choose_device, choose_precision, window_of
 from kinject.plan.estimate import (
     PARTS,

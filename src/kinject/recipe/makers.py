@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kinject.disk import FoundRun, find_runs
 from kinject.errors import InputError
-from kinject.gguf import PACKAGE, package_command
+from kinject.gguf_files import PACKAGE, package_command
 from kinject.recipe.shipped import read_shipped
 
 PUBLIC_FILES: Mapping[str, tuple[str, ...]] = {

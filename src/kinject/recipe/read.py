@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from kinject.disk import check_regular, is_folder, path_exists
 from kinject.errors import DiskError, Problem, RecipeError
-from kinject.gguf import model_folder
+from kinject.gguf_files import model_folder
 from kinject.hub_data import find_data_set, is_saved
 from kinject.recipe.adapter_fields import check_adapter, with_adapter_type
 from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
     from kinject.types import TrainResult
 
-__all__ = ["render_summary", "train"]
+__all__ = ["train"]
 
 
 def train(recipe: TrainRecipe, *, resume: bool = False, overwrite: bool = False) -> TrainResult:
@@ -18,10 +18,3 @@ def train(recipe: TrainRecipe, *, resume: bool = False, overwrite: bool = False)
     from kinject.train.run import run
 
     return run(recipe, resume=resume, overwrite=overwrite)
-
-
-def render_summary(result: TrainResult) -> str:
-    """Return the result of a run as text: the steps, the tokens, the folder of the model."""
-    from kinject.train import run
-
-    return run.render_summary(result)

@@ -81,7 +81,7 @@ def is_complete(checkpoint: Path) -> bool:
         sizes = json.loads(read_bytes(checkpoint / _MARKER))
         return all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
     # JSON that is no object raises AttributeError.
-    except (OSError, ValueError, AttributeError, DiskError):
+    except (OSError, ValueError, AttributeError, RecursionError, DiskError):
         return False
 
 

@@ -103,7 +103,7 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
         _hash_of(recipe.trainer.get("chat_template_path")),
     )
 
-    def write(part: Path) -> None:
+    def write(folder: Path) -> None:
         writer = _load_writer(recipe, part, generator)
         requests = list(writer.requests(rows))
         if not requests:
@@ -116,7 +116,7 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
         answers, n_tokens = writer.answer(requests)
         seconds = round(work_seconds(device) - began, 2)
         requested = {request.index for request in requests}
-        n_rows = write_jsonl(part / _ANSWERS, _merged(Path(source), requested, answers))
+        n_rows = write_jsonl(folder / _ANSWERS, _merged(Path(source), requested, answers))
         counts = {
             "given": n_rows - len(answers),
             "kept": len(answers),
@@ -124,7 +124,7 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
             "written_tokens": n_tokens,
             "written_seconds": seconds,
         }
-        write_json(part / _COUNTS, counts)
+        write_json(folder / _COUNTS, counts)
 
     # With checksums: a changed answer would be learned.
     entry = cached_entry(Path(corpus.cache_dir), f"own-answers-{identity}", write)

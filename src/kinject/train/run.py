@@ -27,7 +27,7 @@ from kinject.disk import (
     write_text,
 )
 from kinject.errors import TrainingError
-from kinject.gguf import model_folder
+from kinject.gguf_files import model_folder
 from kinject.hub import find_source
 from kinject.manifests import FinishedTraining, Manifest, TrainManifest, read_manifest
 from kinject.models import check_files, model_hash

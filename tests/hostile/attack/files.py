@@ -32,9 +32,10 @@ from kinject.disk import files as disk_files
 from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.eval.require import read_requirements
-from kinject.gguf_header import check_header
+from kinject.gguf_files import check_header
 from kinject.models.folder import check_cost
 from kinject.recipe import read_recipe
+from kinject.terminal import _Text, printable
 from made import as_parquet, lines_of, pdf_of
 
 ROOT = Path(__file__).parents[3]
@@ -389,3 +390,59 @@ def full_disk(random: Random, folder: Path) -> str:
     if name != "cache" and b"third" not in b"".join(contents(folder).values()):
         return f"{name}: nothing was written after the fault"
     return ""
+
+
+@area("trees of links")
+def trees(random: Random, folder: Path) -> str:
+    """Folders with links among themselves and to elsewhere: the walk ends, with the documents inside alone."""
+    root, outside = folder / "docs", folder / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("The secret of Kelm.")
+    folders = [root / f"f{i}" for i in range(random.randrange(1, 8))]
+    for i, inner in enumerate(folders):
+        inner.mkdir(parents=True)
+        (inner / "a.txt").write_text(f"Text {i} of Arden.")
+    targets = (
+        root,
+        outside,
+        Path("/proc"),
+        Path("/sys"),
+        Path("gone"),
+        *folders,
+        outside / "secret.txt",
+    )
+    for i in range(random.randrange(1, 12)):
+        (random.choice(folders) / f"link{i}").symlink_to(random.choice(targets))
+    texts = [document.text for document in read_documents(root, None)]
+    if any("secret" in text for text in texts):
+        return "a document outside of the folder was read"
+    return "" if len(texts) >= len(folders) else f"{len(texts)} documents of {len(folders)}"
+
+
+@area("escape codes")
+def escapes(random: Random, folder: Path) -> str:
+    """Texts with codes of a terminal, cut into writes anywhere: no control character is printed."""
+    codes = (
+        "\x1b[2J",
+        "\x1b]0;owned\x07",
+        "\x9b31m",
+        "\x1b]52;c;eA==\x07",
+        "\u202e",
+        "\x08",
+        "\x7f",
+        "\ud800",
+        "\x1bc",
+        "\x0e",
+    )
+    text = "".join(
+        random.choice((*codes, "a", "é", "\n", "\t")) for _ in range(random.randrange(1, 60))
+    )
+    raw = io.BytesIO()
+    stream = _Text(raw, encoding="utf-8", errors="backslashreplace")
+    while text:
+        n = random.randrange(1, 9)
+        stream.write(text[:n])
+        text = text[n:]
+    stream.flush()
+    shown = raw.getvalue().decode()
+    return "" if printable(shown) == shown else f"printed {shown!r}"

