@@ -176,7 +176,7 @@ def again(verb: str, folder: Path) -> str:
 
 def drawn(random: Random) -> str:
     """Return a verb: mostly a light one."""
-    return random.choice((*LIGHT * 8, "train", "eval", "export"))
+    return random.choice((*LIGHT * 4, "train", "eval", "export"))
 
 
 @area("kills")
