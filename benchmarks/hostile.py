@@ -25,7 +25,7 @@ TRIES = {
     "documents": 1000, "rows and recipes": 600, "training features": 400, "GGUF": 600, "templates": 100, "gates": 500,
     "links": 200, "trees of links": 80, "escape codes": 240, "full disk": 500,
     "endpoint": 400, "view": 200, "kills": 120, "sequences": 40, "pairs of processes": 60,
-    "surroundings": 150, "clocks": 50, "memory": 60, "export": 40,
+    "surroundings": 150, "clocks": 50, "limits": 60, "export": 40,
 }  # fmt: skip
 """Area -> tries of a whole attack."""
 MODULES = (files, network, runs)

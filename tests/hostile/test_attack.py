@@ -12,7 +12,7 @@ FEW = {
     "sequences": 1,
     "pairs of processes": 1,
     "clocks": 1,
-    "memory": 1,
+    "limits": 1,
     "export": 1,
     "kills": 2,
     "surroundings": 2,
