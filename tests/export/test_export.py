@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 from study_samples import make_report
 
 from kinject.cli import main
-from kinject.disk import write_json, write_manifest
+from kinject.disk import lock_dir, write_json, write_manifest, write_sha256sums
+from kinject.errors import DiskError, InputError
+from kinject.export import ExportOptions, export
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.results import to_json
@@ -104,3 +109,52 @@ def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
     (run / "model" / "adapter_model.safetensors").write_bytes(b"damaged")
     assert "adapter_model.safetensors: " in fails(str(run))
     assert config.is_file()
+
+
+def test_an_export_holds_its_folder_until_its_last_file_is_written(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, steps = tmp_path / "out", []
+
+    def step(*_: object) -> list[Any]:
+        with pytest.raises(DiskError, match="in use by"), lock_dir(out):
+            pass
+        steps.append(sorted(path.name for path in out.glob("[!.]*")))
+        return []
+
+    out.mkdir()
+    (out / "model-bf16.gguf").write_bytes(b"of another model")
+    module = import_module("kinject.export")
+    monkeypatch.setattr(module, "write_gguf", step)
+    monkeypatch.setattr(module, "prove", step)
+    export(ExportOptions(tiny_model, out, gguf="bf16", prove=tmp_path / "eval.yaml"))
+    assert steps == [["model"], ["model"]]  # the file of another model is gone
+
+
+def test_a_model_that_changes_while_it_is_copied_is_no_export(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_sha256sums(tiny_model)
+    copy = shutil.copyfile
+
+    def torn(source: Path, target: Path) -> None:
+        copy(source, target)
+        if target.name == "tokenizer.json":
+            target.write_bytes(target.read_bytes()[:-9])
+
+    monkeypatch.setattr(shutil, "copyfile", torn)
+    with pytest.raises(InputError, match=r"tokenizer\.json: changed while it was copied"):
+        export(ExportOptions(tiny_model, tmp_path / "out"))
+    assert not (tmp_path / "out" / "model").exists()
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_weights_that_are_not_finite_are_no_matter_of_the_dtype(
+    tiny_model: Path, tmp_path: Path, dtype: str | None
+) -> None:
+    path = tiny_model / "model.safetensors"
+    weights = load_file(path)
+    weights["model.norm.weight"][3] = float("inf")
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"^(?!--dtype).*model\.norm\.weight holds a value"):
+        export(ExportOptions(tiny_model, tmp_path / "out", dtype=dtype))

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from kinject.cli import main
 from kinject.disk import write_jsonl
 from kinject.export import _decide, _Source
-from kinject.export.prove import Check, Proof
+from kinject.export.prove import Check, Proof, _as_json
 from kinject.recipe import read_recipe
 from kinject.train import train
 
@@ -213,3 +213,10 @@ def test_what_failed_is_never_recommended() -> None:
         "Serve none of these: each differs from the trained model, runs/a/model."
     )
     assert _decide([], source) == ""
+
+
+def test_a_proof_that_found_no_number_is_written_too() -> None:
+    checks = [Check("loss", value, 0.1, "nats") for value in (math.nan, math.inf, 0.25)]
+    row = _as_json(Proof("a", "a", checks=checks))
+    assert [check["value"] for check in row["checks"]] == [None, None, 0.25]
+    assert json.loads(json.dumps(row, allow_nan=False))["holds"] is False
