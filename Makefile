@@ -91,6 +91,7 @@ zero: .venv-deepspeed/ready
 
 soak: .venv/dev zero .venv-engines/ready
 	$(BIN)/python -m pytest -m soak tests
+	$(BIN)/python benchmarks/hostile.py
 
 # No .venv: a machine without network has what it has, and wheels carried along in runs/gpu-packages if there are any.
 gpu:

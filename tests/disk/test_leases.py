@@ -79,3 +79,14 @@ def test_a_process_whose_folder_was_taken_ends(folder: Path) -> None:
             (folder / ".lock").write_text("process 7 on node-3 since today")
             time.sleep(0.02)
     assert holder.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("torn", ["p", "process 41 on nod", "process 41 on node-1 since "])
+def test_a_name_that_a_full_disk_cut_is_nobodys(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, torn: str
+) -> None:
+    monkeypatch.setattr(run_folder, "sleep", lambda _: pytest.fail("it waits"))
+    folder.mkdir()
+    (folder / ".lock").write_text(torn)
+    with lock_dir(folder):
+        assert " on node-2 since " in (folder / ".lock").read_text()

@@ -49,6 +49,7 @@ _MOST_LOCK_BYTES = 200
 _LEASE = 70.0
 """Seconds without a renewal after which another machine's lock counts for nothing; it is renewed
 three times in them. Network file systems keep what they know of a file for up to 60 s."""
+_MACHINE = re.compile(r"process \d+ on (.+) since .")
 _PLAIN_NAME = re.compile(r"[^\W_](?:[\w .+=@-]*[\w+=@-])?\Z")
 _MOST_NAME_BYTES = 100
 State = Literal["done", "short", "unfinished", "running", "not started"]
@@ -136,7 +137,9 @@ def _wait_for_other_machine(folder: Path) -> None:
     Clocks are not compared: machines may disagree about the time by more than a lease.
     """
     found = _holder(folder / LOCK)
-    if not found or f" on {socket.gethostname()} since " in found:
+    machine = _MACHINE.match(found)
+    # A part of a name is of a process whose disk was full: no holder leaves one.
+    if machine is None or machine[1] == socket.gethostname():
         return  # flock has answered for this machine
     log.warning(
         f"{folder}: {found} did not release it. Watched for {_LEASE:g} s: if nothing renews its "
