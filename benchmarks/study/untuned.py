@@ -122,7 +122,7 @@ GIVEN = np.array([
 
 
 def known(rates: Rates, random: Random) -> None:
-    """Nothing is forgotten, but preferences move; then a tenth is forgotten."""
+    """Nothing is forgotten or learned, but preferences move; then a tenth is forgotten."""
     for name, shared, kept in (
         ("not shared, moved", 0.0, 0.7), ("shared, unmoved", 0.8, 1.0),
         ("shared, moved half", 0.8, 0.7), ("shared, all new", 0.8, 0.0),
@@ -131,10 +131,22 @@ def known(rates: Rates, random: Random) -> None:
         chosen = CHOSEN[base.right("rotations", with_question=True).sum(0)]
         turned, texts = (base.right(f, with_question=False).sum(0) for f in ("rotations", "texts"))
         before = base.right("texts", with_question=True)[0]
+        unknown = np.flatnonzero(~chosen)
         found = {
             "choosing alone": np.flatnonzero(chosen),
             "without the question too": np.flatnonzero(chosen & ~GIVEN[turned, texts]),
         }
+        trained = base.trained(kept)
+        nets = []
+        for model in (trained, base):
+            asked = model.right("texts", with_question=True)[0].astype(float)
+            nets.append(asked - model.right("texts", with_question=False)[0])
+        ids = [f"q{i}" for i in unknown]
+        gain = difference_estimate(*(matrix_of(net[unknown], ids, ids) for net in nets))
+        rates.add(
+            f"unknown, {name}: nothing learned, a net gain",
+            (gain.p or 1.0) < ALPHA and gain.value > 0,
+        )
         for forgotten in (0.0, 0.1):
             after = base.trained(kept, forgotten).right("texts", with_question=True)[0]
             for rule, those in found.items():

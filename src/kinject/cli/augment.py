@@ -199,7 +199,7 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
         )
     parts = split_known(arguments.drop_known)
     for part in parts:
-        n = part.n_known + part.n_unknown
+        n = part.n_known + part.n_unknown + part.n_given
         chosen, measured = ", ".join(part.chosen_by), ", ".join(part.measure_with)
         show(
             f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by "
@@ -208,8 +208,8 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
         show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")
         if part.n_given:
             show(
-                f"  {part.n_given} of those to learn are answered, but without the question too, "
-                "which shows no knowledge."
+                f"  {part.n_given} are in neither: the base picks their right choice without the "
+                "question too."
             )
         show(
             f"  Ask the known ones by {measured}, which chose none of them: so the base answers "

@@ -281,8 +281,8 @@ class KnownSplit:
     both files of questions.
 
     `chosen_by` and `measure_with` are the prompt formats (with shots) that chose, and those that
-    did not: with these the base answers `kept` of the known questions. `n_given` of the unknown
-    ones are answered, but without the question too.
+    did not: with these the base answers `kept` of the known questions. `n_given` others are
+    answered, but without the question too: they are in neither file.
     """
 
     question_set: str
@@ -306,8 +306,9 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
     of its options is one): a question that was chosen because its answer came out right by luck
     would be lost by any other model, so what the model keeps is to be measured with the other half.
     What all formats share would still choose and measure: a question whose right choice the model
-    also picks without the question (the control of any of these formats) is unknown. So is one
-    without a score. Raises `InputError` if the run, or a file of its questions, cannot be used.
+    also picks without the question (the control of any of these formats) is in neither file.
+    One without a score is unknown. Raises `InputError` if the run, or a file of its questions,
+    cannot be used.
     """
     manifest = read_manifest(run_dir)
     if not isinstance(manifest, EvalManifest):
@@ -389,15 +390,14 @@ def _split_set(
     for question in read_questions(path, layout_of(item.layout, formats)):
         if question.id not in asked:  # eval.limit left it out
             continue
-        is_known = above_guessing(choosing.get(question.id, []))
-        if is_known and is_given_away(controls.get(question.id, [])):
-            is_known = False
+        if not above_guessing(choosing.get(question.id, [])):
+            unknown.append(_row_of(question))
+        elif is_given_away(controls.get(question.id, [])):
+            # Among the unknown ones it would make of a moved preference a net gain, in 23%.
             n_given += 1
-        if is_known:
+        else:
             known.append(_row_of(question))
             kept += map(is_correct, measuring.get(question.id, ()))
-        else:
-            unknown.append(_row_of(question))
     known_path, unknown_path = (run_dir / part / f"{name}.jsonl" for part in ("known", "unknown"))
     write_jsonl(known_path, known)
     write_jsonl(unknown_path, unknown)
