@@ -17,6 +17,7 @@ from typing import Any
 import proofs
 import real
 import training
+import varlen
 from training import SHAPES, Setting, make_batch, make_model, peak, reset_peak
 
 PACKAGES = (
@@ -24,7 +25,7 @@ PACKAGES = (
     "bitsandbytes", "torchao", "liger-kernel", "kernels", "flash-attn", "flash-attn-3", "flash-attn-4", "lm_eval",
 )  # fmt: skip
 ATTENTION = (
-    "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "eager",
+    "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", varlen.NAME, "eager",
 )  # fmt: skip
 PEAK_TFLOPS = {
     "H200": 989,
@@ -122,6 +123,9 @@ def compare_attention(setting: Setting, name: str) -> dict[str, Any]:
     from kinject.models import attention_fault
 
     fault = attention_fault(name, setting.device)
+    if name == varlen.NAME:
+        fault = "needs an NVIDIA GPU" if setting.device == "cpu" else ""
+        varlen.register()
     if fault:
         raise RuntimeError(f"{name} {fault}")
     model = AutoModelForCausalLM.from_pretrained(

@@ -373,8 +373,13 @@ def train_bare(setting: Setting, name: str, method: str) -> dict[str, Any]:
 
     from kinject import models
 
-    attention = next(iter(models.fastest_attention(setting.device)), "sdpa")
+    kernels = models.fastest_attention(setting.device)
+    attention = next((kernel for kernel in kernels if kernel != models.FLEX), "sdpa")
     model = load(setting, name, method, attention)
+    if attention == "sdpa" and models.FLEX in kernels:
+        row = {key: value[0].tolist() for key, value in make_batch(setting, name, 1).items()}
+        if not models.try_faster(model, models.FLEX, row):
+            attention = models.FLEX
     model.train()
     if setting.checkpoints(name, method):
         model.gradient_checkpointing_enable({"use_reentrant": False})

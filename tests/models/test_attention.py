@@ -12,12 +12,14 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from kinject.errors import InputError
 from kinject.models import (
+    attention,
     attention_fault,
     choose_attention,
     choose_precision,
     fastest_attention,
     new_model,
     try_attention,
+    try_faster,
 )
 from kinject.models.hardware import choose_dtype
 
@@ -56,6 +58,58 @@ def test_another_attention_is_taken_only_where_it_reads_the_model_as_sdpa_does(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+ROW = {"input_ids": [5, 6, 7, 8, 9, 10], "position_ids": [0, 1, 2, 0, 1, 2]}
+"""Two packed documents."""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "seconds", "reason"),
+    [
+        (sdpa_attention_forward, [0.040, 0.030], ""),
+        (
+            sdpa_attention_forward,
+            [0.040, 0.039],
+            "a packed row takes 39.0 ms, with sdpa 40.0 ms",
+        ),
+        (_refuse, [0.040, 0.030], "no kernel image is available"),
+        (_other, [0.040, 0.030], "its logits differ from sdpa's"),
+    ],
+)
+def test_a_kernel_of_equal_logits_is_taken_only_if_it_saves_time(
+    tiny_tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: Any,
+    seconds: list[float],
+    reason: str,
+) -> None:
+    AttentionInterface.register("sdpa_of_a_test", kernel)
+    AttentionMaskInterface.register("sdpa_of_a_test", sdpa_mask)
+    model = new_model(LLAMA, tiny_tokenizer, 0, "sdpa")
+    measured = iter(seconds)
+    monkeypatch.setattr(attention, "row_seconds", lambda *_: next(measured))
+    found = try_faster(model, "sdpa_of_a_test", ROW)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+    assert model.config._attn_implementation == ("sdpa" if reason else "sdpa_of_a_test")
+
+
+def test_a_kernel_that_fails_in_the_backward_pass_is_not_taken(tiny_tokenizer: Any) -> None:
+    model = new_model({**LLAMA, "attention_dropout": 0.1}, tiny_tokenizer, 0, "sdpa").eval()
+    # It has no dropout, which shows in training mode alone; on a CPU it has no gradient either.
+    assert "flex_attention" in try_faster(model, "flex_attention", ROW)
+    assert model.config._attn_implementation == "sdpa"
+    assert not model.training
+
+
+def test_timing_a_row_leaves_no_trace_in_the_run(tiny_tokenizer: Any) -> None:
+    model = new_model({**LLAMA, "attention_dropout": 0.1}, tiny_tokenizer, 0, "sdpa").eval()
+    state = torch.get_rng_state()
+    assert attention.row_seconds(model, ROW) > 0
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 CARDS = {
     "T4": (7, 5),
     "A100": (8, 0),
@@ -65,6 +119,7 @@ CARDS = {
     "RTX 5090": (12, 0),
 }
 FA2, FA3, FA4 = "flash_attention_2", "flash_attention_3", "flash_attention_4"
+FLEX = "flex_attention"
 
 
 def _card(monkeypatch: pytest.MonkeyPatch, name: str, packages: tuple[str, ...] = ()) -> None:
@@ -84,13 +139,14 @@ def _card(monkeypatch: pytest.MonkeyPatch, name: str, packages: tuple[str, ...] 
     ("card", "packages", "expected"),
     [
         ("T4", ("flash_attn_2", "kernels"), ()),
-        ("A100", (), ()),
-        ("A100", ("flash_attn_2",), (FA2,)),
-        ("RTX 4090", ("flash_attn_2",), (FA2,)),
-        ("H100", ("flash_attn_3",), (FA3,)),
-        ("B200", ("flash_attn_3",), ()),
-        ("B200", ("flash_attn_4",), (FA4,)),
-        ("RTX 5090", ("kernels",), (FA4, FA2)),
+        ("A100", (), (FLEX,)),
+        ("A100", ("flash_attn_2",), (FA2, FLEX)),
+        ("RTX 4090", ("flash_attn_2",), (FA2, FLEX)),
+        ("H100", ("flash_attn_3",), (FA3, FLEX)),
+        ("H100", ("kernels",), (FA4, FA3, FA2, FLEX)),
+        ("B200", ("flash_attn_3",), (FLEX,)),
+        ("B200", ("flash_attn_4",), (FA4, FLEX)),
+        ("RTX 5090", ("kernels",), (FA4, FA2, FLEX)),
     ],
 )
 def test_auto_tries_what_the_card_has_and_is_installed(

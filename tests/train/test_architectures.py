@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from kinject import models
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
@@ -23,6 +25,7 @@ from kinject.recipe import Recipe, read_recipe
 from kinject.train import train
 from kinject.train.batches import Collator, RowDataset
 from kinject.train.data import CorpusPacker
+from kinject.train.load import use_fastest_attention
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -75,6 +78,50 @@ def test_packed_logits_are_those_of_each_document_alone(
                 assert torch.allclose(packed[index, start:end], alone, atol=1e-5, rtol=1e-5)
                 n_documents += 1
     assert n_documents > len(rows)
+
+
+@pytest.mark.parametrize(
+    ("attention", "trainer", "is_timed"),
+    [
+        ("auto", {"packing": True}, True),
+        ("auto", {"packing": True, "packing_strategy": "bfd_split"}, True),
+        ("auto", {"packing": True, "packing_strategy": "wrapped"}, False),
+        ("auto", {}, False),
+        ("sdpa", {"packing": True}, False),
+    ],
+)
+def test_flex_attention_is_timed_on_the_runs_own_packed_rows(
+    tiny_tokenizer: Any,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attention: str,
+    trainer: dict[str, Any],
+    is_timed: bool,
+) -> None:
+    timed = []
+
+    def time_it(model: Any, name: str, row: dict[str, Any]) -> str:
+        timed.append(row["position_ids"].count(0))
+        model.config._attn_implementation = name
+        return ""
+
+    monkeypatch.setattr(models, "fastest_attention", lambda _: ("flash_attention_2", models.FLEX))
+    monkeypatch.setattr(models, "try_attention", lambda *_: "no such kernel")
+    monkeypatch.setattr(models, "try_faster", time_it)
+    model = new_model(SHAPES["qwen3"], tiny_tokenizer, 0, "sdpa")
+    packing = PackingConfig(96, "bfd_split")
+    data = CorpusPacker(tiny_tokenizer, Tokenization(), packing, 0).pack(list(CorpusFile(corpus)))
+    recipe: Any = SimpleNamespace(model=SimpleNamespace(attention=attention), trainer=trainer)
+    notes = use_fastest_attention(model, recipe, RowDataset(data.rows))
+    refused = "attention: flash_attention_2 is not used (no such kernel)"
+    if is_timed:
+        assert timed[0] > 1
+        assert notes == [refused, "attention: flex_attention"]
+    elif attention == "auto":
+        assert timed == []
+        assert notes == [refused, "attention: sdpa with separated documents"]
+    else:
+        assert (timed, notes) == ([], [])
 
 
 MIXTRAL = {"model_type": "mixtral", **SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}

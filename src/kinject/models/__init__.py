@@ -12,6 +12,7 @@ from kinject.models.attention import (
     new_cartridge,
     text_start,
     try_attention,
+    try_faster,
     window_of,
 )
 from kinject.models.folder import (
@@ -32,6 +33,7 @@ from kinject.models.folder import (
     weight_files,
 )
 from kinject.models.hardware import (
+    FLEX,
     Sharding,
     attention_fault,
     choose_attention,

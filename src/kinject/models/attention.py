@@ -7,6 +7,8 @@ training loss and its log-probs mean nothing.
 
 from __future__ import annotations
 
+import statistics
+import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kinject.errors import InputError
@@ -15,7 +17,7 @@ from kinject.models.hardware import choose_precision
 from kinject.process import is_fsdp_launch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
     from peft import PeftModel, PromptLearningConfig
@@ -25,6 +27,11 @@ CARTRIDGE = "cartridge"
 """The attention of a model with a cartridge; peft's type of adapter, in small letters."""
 _SEPARATOR = "<|endoftext|>"
 _LENGTH = 8
+_TIMED_TOKENS = 4_096
+"""Most tokens of a row that is timed: its activations need memory, and longer ones differ more."""
+_GAIN = 0.95
+"""Another kernel must save a twentieth of the time: else noise would choose, and a resumed run
+might choose otherwise."""
 _EXACT, _ROUNDED = 1e-3, 0.1
 """Limits for float32, and for weights that are rounded more. Experts that get other rows at once
 change the last digit."""
@@ -155,7 +162,7 @@ def try_attention(model: PreTrainedModel, name: str) -> str:
         model.get_input_embeddings().weight.shape[0]
     )
     positions = torch.cat([torch.arange(12), torch.arange(20)]).to(device)[None]
-    half = torch.float16 if choose_precision(device.type) == "fp16" else torch.bfloat16
+    half = _half(device)
 
     def read() -> torch.Tensor:
         with torch.no_grad(), torch.autocast(device.type, half):
@@ -176,6 +183,74 @@ def try_attention(model: PreTrainedModel, name: str) -> str:
     if reason:
         model.set_attn_implementation(before)
     return reason
+
+
+def _half(device: torch.device) -> torch.dtype:
+    """Return the 16 bits in which attention is computed in training on `device`."""
+    import torch
+
+    return torch.float16 if choose_precision(device.type) == "fp16" else torch.bfloat16
+
+
+def try_faster(model: PreTrainedModel, name: str, row: Mapping[str, Sequence[int]]) -> str:
+    """Switch `model` to the attention `name` and return ""; if that fails, differs or is not faster
+    on `row`, keep its own and return the reason.
+
+    `row` is a packed row of the run: how much a kernel gains depends on its length and documents.
+    """
+    before = model.config._attn_implementation
+    try:
+        expected = row_seconds(model, row)
+        reason = try_attention(model, name)
+        if reason:
+            return reason
+        seconds = row_seconds(model, row)
+    except Exception as error:  # noqa: BLE001
+        # As in try_attention: compilers raise what they like, and memory may not suffice.
+        reason = first_line(error)[:120] or type(error).__name__
+    else:
+        if seconds <= _GAIN * expected:
+            return ""
+        reason = (
+            f"a packed row takes {1000 * seconds:.1f} ms, with {before} {1000 * expected:.1f} ms"
+        )
+    model.set_attn_implementation(before)
+    return reason
+
+
+def row_seconds(model: PreTrainedModel, row: Mapping[str, Sequence[int]]) -> float:
+    """Return the seconds of a pass over `row`, forward and backward: the median of three.
+
+    The gradient is that of the inputs alone, which needs no memory for gradients of weights and
+    passes through each attention all the same.
+    """
+    import torch
+
+    device, was_training = model.device, model.training
+    columns = (row["input_ids"][:_TIMED_TOKENS], row["position_ids"][:_TIMED_TOKENS])
+    ids, positions = (torch.tensor([column], device=device) for column in columns)
+    inputs = model.get_input_embeddings()(ids).detach().requires_grad_()
+    devices = []
+    if device.type == "cuda":
+        devices.append(device)
+    seconds = []
+    # Dropout draws numbers, and the run must draw those that it draws without this.
+    with torch.random.fork_rng(devices), torch.autocast(device.type, _half(device)):
+        # In training mode: a kernel without dropout must be refused here, not at the first step.
+        model.train()
+        try:
+            for _ in range(4):
+                began = time.perf_counter()
+                output = model.base_model(
+                    inputs_embeds=inputs, position_ids=positions, use_cache=False
+                )
+                gradient = torch.autograd.grad(output[0].float().sum(), inputs)[0]
+                gradient.sum().item()  # waits for the GPU
+                seconds.append(time.perf_counter() - began)
+        finally:
+            model.train(was_training)
+    # The first pass compiles.
+    return statistics.median(seconds[1:])
 
 
 def new_cartridge(

@@ -128,6 +128,8 @@ _CAPABILITY = {
 }
 """Attention -> lowest and highest major compute capability of the NVIDIA GPUs that run it."""
 _FASTEST = ("flash_attention_4", "flash_attention_3", "flash_attention_2")
+FLEX = "flex_attention"
+"""Torch's own, which skips the blocks of a mask that packed documents leave empty."""
 
 
 def choose_attention(requested: str, device: str, section: str = "model") -> str | None:
@@ -149,7 +151,7 @@ def choose_attention(requested: str, device: str, section: str = "model") -> str
 
 def fastest_attention(device: str) -> tuple[str, ...]:
     """Return the attention that `auto` tries on `device` for training, fastest first: installed
-    ones for this GPU.
+    ones for this GPU, and flex attention, which torch has.
 
     Empty on a CPU, on an AMD GPU, and on an NVIDIA GPU before Ampere (a T4): there sdpa is used.
     """
@@ -164,8 +166,8 @@ def fastest_attention(device: str) -> tuple[str, ...]:
         "flash_attention_4": import_utils.is_flash_attn_4_available,
     }
     # Where a package is missing transformers downloads a prebuilt kernel (docs/models.md).
-    names = (name for name in _FASTEST if installed[name]() or import_utils.is_kernels_available())
-    return tuple(name for name in names if not attention_fault(name, device))
+    names = [name for name in _FASTEST if installed[name]() or import_utils.is_kernels_available()]
+    return tuple(name for name in (*names, FLEX) if not attention_fault(name, device))
 
 
 def attention_fault(name: str, device: str) -> str:

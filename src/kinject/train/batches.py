@@ -15,6 +15,7 @@ from torch.utils.data import Sampler
 
 from kinject.corpus.packing import PackedRows
 from kinject.corpus.tokenize import IGNORED
+from kinject.recipe import TrainRecipe
 from kinject.recipe.sections import Reaction
 from kinject.train.guards import react
 from kinject.train.objectives.distillation import NO_TEACHER, TeacherRows
@@ -78,6 +79,15 @@ class RowDataset:
             predictions: list[int] = teacher.numbers(number).tolist()
             return predictions
         return [NO_TEACHER] * len(self.rows.source[number].input_ids)
+
+
+def packed_row(recipe: TrainRecipe, dataset: RowDataset) -> dict[str, Any] | None:
+    """Return the first row of several documents that must not see each other; None if there is
+    none."""
+    # Wrapped documents see each other by design (arXiv 2312.05934).
+    if not recipe.trainer.get("packing") or recipe.trainer.get("packing_strategy") == "wrapped":
+        return None
+    return next((row for row in dataset if row["position_ids"].count(0) > 1), None)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from kinject.errors import InputError, KinjectError, RecipeError, TrainingError,
 from kinject.hub import find_source
 from kinject.process import is_fsdp_launch, is_shortage, is_yes, machine_memory
 from kinject.recipe import CorpusSection, ModelSection, TokenizerSection, TrainRecipe
+from kinject.train.batches import RowDataset, packed_row
 from kinject.train.config import adapter_config, build
 from kinject.train.names import layer_number
 
@@ -83,10 +84,9 @@ def load_training_model(
     )
     loaded = models.load_model(path or str(section.path), options, tokenizer=tokenizer)
     _check_stored(section, loaded.model.config)  # of a model that was not here before
-    notes = [*loaded.notes, *_use_fastest(loaded.model, section.attention, loaded.device)]
     if section.quantization == "4bit":
         _keep_gradients(loaded.model)
-    return loaded.model, notes
+    return loaded.model, list(loaded.notes)
 
 
 def _new_training_model(
@@ -107,12 +107,11 @@ def _new_training_model(
         model = models.shard(model, sharding)
     elif not is_fsdp_launch():
         model = model.to(device)
-    notes = _use_fastest(model, section.attention, device)
     note = (
         f"new {fields['model_type']} with random weights: {n:,} parameters, {len(tokenizer):,} "
         f"tokens, {model.config._attn_implementation} attention"
     )
-    return model, [note, *notes]
+    return model, [note]
 
 
 def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding | None:
@@ -146,16 +145,28 @@ def take_over_sharding(config: SFTConfig, quantization: str) -> models.Sharding 
     return None
 
 
-def _use_fastest(model: PreTrainedModel, attention: str, device: str) -> list[str]:
+def use_fastest_attention(
+    model: PreTrainedModel, recipe: TrainRecipe, dataset: RowDataset
+) -> list[str]:
     """Switch `model` from sdpa to the fastest attention that works on a short row of it, if
-    `attention` is ``auto``."""
-    if attention != "auto" or model.config._attn_implementation != "sdpa":
+    `model.attention` is ``auto``; return notes on those that were tried.
+
+    Flex attention is taken only if it is faster on a packed row of `dataset`.
+    """
+    if recipe.model.attention != "auto" or model.config._attn_implementation != "sdpa":
         return []
     if is_fsdp_launch() or not models.is_runnable(model):
         return []  # it cannot be tried on weights that are in parts, or will be
     notes: list[str] = []
-    for name in models.fastest_attention(device):
-        reason = models.try_attention(model, name)
+    for name in models.fastest_attention(model.device.type):
+        if name == models.FLEX:
+            packed = packed_row(recipe, dataset)
+            if packed is None:
+                continue  # sdpa needs no mask for one document a row, and is faster without
+            # Which is faster depends on GPU, model and row: measured here, not kept in a table.
+            reason = models.try_faster(model, name, packed)
+        else:
+            reason = models.try_attention(model, name)
         if not reason:
             return [*notes, f"attention: {model.config._attn_implementation}"]
         notes.append(f"attention: {name} is not used ({reason})")

@@ -29,7 +29,7 @@ from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
 from kinject.recipe.library_fields import starts_in_the_base
 from kinject.recipe.method_rules import rules_of
-from kinject.train.batches import Collator, RowDataset
+from kinject.train.batches import Collator, RowDataset, packed_row
 from kinject.train.callbacks import (
     EarlyStopping,
     Histograms,
@@ -63,6 +63,7 @@ from kinject.train.load import (
     quantized_fault,
     reinitialize_last_layers,
     take_over_sharding,
+    use_fastest_attention,
     widen_adapter,
 )
 from kinject.train.loss import Technique
@@ -181,6 +182,7 @@ class _Setup:
         model, notes = self._load(tokenizer)
         models.check_causal(model, recipe.model.path or recipe.location("model.new"))
         window = check_positions(model.config, rows.tokenized.train)
+        notes += use_fastest_attention(model, recipe, RowDataset(rows.tokenized.train.rows))
         probes = None
         if recipe.probes is not None:
             probes = Probes(recipe.probes, rows.corpora.questions, tokenizer, window)
@@ -289,9 +291,10 @@ class _Setup:
         packs = bool(recipe.trainer.get("packing"))
         # Without flash attention a joined row would attend over the whole batch: quadratic.
         flatten = packs and "flash" in str(model.config._attn_implementation)
-        # Wrapped documents see each other by design (arXiv 2312.05934).
-        if packs and recipe.trainer.get("packing_strategy") != "wrapped" and not flatten:
-            _check_packing(model, parts.train)
+        if not flatten and models.is_runnable(model):
+            packed = packed_row(recipe, parts.train)
+            if packed is not None:
+                check_isolation(model, packed)
         collator = Collator(
             _padding_token(tokenizer), flatten, _row_multiple(config), recipe.guards.nothing_learned
         )
@@ -508,9 +511,3 @@ def _describe_techniques(inputs: UpdateInputs, rules: Sequence[UpdateRule]) -> l
         names = ", ".join(summarize_names(inputs.reinitialized))
         notes.insert(0, f"techniques.reinitialize_last_layers: new weights for {names}")
     return [note for note in notes if note]
-
-
-def _check_packing(model: PreTrainedModel, dataset: RowDataset) -> None:
-    packed = next((row for row in dataset if row["position_ids"].count(0) > 1), None)
-    if packed is not None and models.is_runnable(model):
-        check_isolation(model, packed)
