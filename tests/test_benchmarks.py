@@ -557,6 +557,11 @@ def test_a_plan_beside_the_formulas(run_here: Callable[..., str]) -> None:
     )
     assert len(ratios) == 3
     assert ("weights", "1.00") in ratios
+    divided = printed.partition("zero2, 8 x H100")[2].partition("fsdp2, 8 x H100")[0]
+    assert (
+        re.findall(r"(?:weights|gradients|states) +[\d.]+ +[\d.]+ +([\d.]+)", divided)
+        == ["1.00"] * 3
+    )
 
 
 def test_shortcuts_of_the_question_sets(run_here: Callable[..., str]) -> None:
