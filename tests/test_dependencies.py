@@ -107,6 +107,13 @@ def test_readme_names_every_extra() -> None:
     assert sorted(re.findall(r"`([\w-]+)`", text)) == sorted(extras)
 
 
+def test_each_hard_dependency_has_a_row_that_says_what_stops_without_it() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    table = text.partition("\n## A dependency\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([\w-]+) \| [\d.]+ \| [\d.]+ \| (?:[\d.]+|–) \| \S.* \|$", table, re.M)
+    assert sorted(rows) == sorted(name for name, by in direct().items() if by == "kinject")
+
+
 def test_the_page_lists_exactly_what_pyproject_names() -> None:
     stale = "stale: run python tests/test_dependencies.py"
     assert {plain(row[0]): row[3] for row in written()} == direct(), stale
