@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks/gpu"
-MODULES = ("run", "measures", "proofs", "real", "training", "page", "packages")
+MODULES = ("run", "measures", "proofs", "real", "training", "varlen", "page", "packages")
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
@@ -30,6 +32,11 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield lambda name: importlib.import_module(name)
     for name in MODULES:
         sys.modules.pop(name, None)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file, which kinject's own reader would read with kinject imported."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def _dry_run(results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -112,7 +119,7 @@ def _hang(_: Any) -> dict[str, Any]:
     return {}
 
 
-def _die(_: Any) -> dict[str, Any]:
+def _die(*_: Any) -> dict[str, Any]:
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
@@ -199,7 +206,7 @@ def test_a_table_of_results_is_computed_from_the_figures(program: Any) -> None:
     )  # 9,000 x 4.8e10 of 989e12
     assert "| 8B full | SFTTrainer | sdpa | 2 | 6,000 | 29% | 100.0 | 1.50 |" in page
     assert "| 8B full | 95.0 | 100.0 | 0.95 |" in page
-    assert "3 of 55 cases are measured" in page
+    assert "3 of 56 cases are measured" in page
 
 
 def test_the_operations_of_a_token_are_those_of_its_products(
@@ -217,6 +224,131 @@ def test_the_operations_of_a_token_are_those_of_its_products(
     )
     assert program("training").flops_per_token(model, "full", 0) == 6 * products
     assert program("training").flops_per_token(model, "LoRA", 100) == 4 * products + 200
+
+
+def _kernel_by_loops(
+    q: Any, k: Any, v: Any, offsets: Any, _: Any, longest: int, __: int, **options: Any
+) -> Any:
+    """Torch's variable-length attention, one document after the other."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    assert options["window_size"] == (-1, 0)
+    parts = []
+    for start, end in itertools.pairwise(offsets.tolist()):
+        assert end - start <= longest
+        one = (part[start:end].transpose(0, 1)[None] for part in (q, k, v))
+        out = scaled_dot_product_attention(*one, is_causal=True, scale=options["scale"])
+        parts.append(out[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def test_torchs_varlen_attention_reads_packed_rows_as_sdpa_does(
+    program: Any, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from torch.nn.attention import varlen as kernels
+
+    from kinject.models import new_model
+
+    fields = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "model_type": "qwen3", "head_dim": 8}  # fmt: skip
+    monkeypatch.setattr(kernels, "varlen_attn", _kernel_by_loops)
+    model = new_model(fields, tiny_tokenizer, 0, "sdpa").eval()
+    ids = torch.arange(5, 27).reshape(2, 11)
+    positions = torch.tensor([[*range(4), *range(7)], [*range(9), *range(2)]])
+
+    def read() -> Any:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return model(input_ids=ids, position_ids=positions, use_cache=False).logits.float()
+
+    expected = read()
+    program("varlen").register()
+    model.set_attn_implementation("varlen")
+    assert float((read() - expected).norm() / expected.norm()) < 0.01
+
+
+def test_the_packages_that_travel_are_those_that_the_calls_need(program: Any) -> None:
+    run, packages = program("run"), program("packages")
+    in_the_image = {"torch", "numpy", "tokenizers"}  # what torch and transformers bring with them
+    assert set(run.NEEDED) - in_the_image <= set(packages.ROOTS)
+    # What has no wheel must not be asked for: pip would end before it has downloaded anything.
+    needs = ["sqlitedict", "word2number>=1", "bm25s>=0.3", "torch>=2.8"]
+    assert packages.to_fetch(needs, {}, "3.12") == {"bm25s": "bm25s>=0.3"}
+
+
+def test_a_packed_wheel_unpacks_to_what_is_needed_and_half_a_one_is_not_taken(
+    tmp_path: Path, program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, packages = program("run"), program("packages")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    wheel = tmp_path / "carried_thing-2.1-py3-none-any.whl"
+    kept = ("carried_thing/__init__.py", "carried_thing/data/small_en.txt")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in (*kept, "carried_thing/tests/test_it.py", "carried_thing/core.pyx"):
+            archive.writestr(name, "x = 1\n" * 50)
+    content = wheel.read_bytes()
+    monkeypatch.setattr(packages.tarfile.TarFile, "addfile", _die)
+    killed = os.fork()
+    if not killed:
+        packages.shrink(wheel, "130")
+    os.waitpid(killed, 0)
+    monkeypatch.undo()
+    assert wheel.read_bytes() == content
+    assert not list(tmp_path.glob("*.tar.xz"))
+    packages.shrink(wheel, "130")
+    assert [path.suffixes[-2:] for path in tmp_path.iterdir()] == [[".tar", ".xz"]]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    site = tmp_path / "site"
+    assert run.unpack_wheels(tmp_path, site) == ["carried_thing 2.1"]
+    files = [path for path in site.rglob("*") if path.is_file()]
+    assert sorted(str(path.relative_to(site)) for path in files) == sorted(kept)
+
+
+HIDES_THE_OTHERS = """
+import re, sys, tomllib
+from pathlib import Path
+sys.path.insert(0, "benchmarks/gpu")
+from run import NEEDED
+lines = tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
+hidden = {re.split(r"[^\\w-]", line)[0].lower() for line in lines} - set(NEEDED)
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name in hidden:
+            raise ModuleNotFoundError(f"hidden: {name}", name=name)
+sys.meta_path.insert(0, Hide())
+from kinject import augment
+from kinject.corpus.grading import matches
+print(sorted(hidden), augment(sys.argv[1]).n_rows, matches("It opened on 3 May 1987.", ["3 May 1987"]))
+"""
+
+
+def test_the_study_of_call_2_needs_no_other_package(tmp_path: Path) -> None:
+    """Paraphrases are checked and written answers graded before a first training: what lacks there costs the whole call."""
+    documents = read_jsonl(ROOT / "data/company/documents.jsonl")[:3]
+    ids = {row["id"] for row in documents}
+    rows = read_jsonl(ROOT / "data/company/paraphrases.jsonl")
+    recipe = (ROOT / "recipes/company/augment.yaml").read_text("utf-8")
+    recipe = recipe.replace("runs/company/augment", str(tmp_path / "run"))
+    for name, few in (
+        ("documents", documents),
+        ("paraphrases", [row for row in rows if row["document_id"] in ids]),
+    ):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in few), "utf-8")
+        recipe = recipe.replace(f"data/company/{name}.jsonl", str(file))
+    (tmp_path / "augment.yaml").write_text(recipe, "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", HIDES_THE_OTHERS, str(tmp_path / "augment.yaml")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'openai'" in done.stdout
+    assert done.stdout.rstrip().endswith("True")
 
 
 def test_a_machine_without_the_packages_is_told_at_once(
@@ -237,7 +369,10 @@ def test_a_machine_without_the_packages_is_told_at_once(
     monkeypatch.setattr(run.metadata, "version", version)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert run.main(["--results", str(tmp_path)]) == 2
+    page = tmp_path / "gpu.md"
+    page.write_text("measured before")
+    assert run.main(["--results", str(tmp_path), "--page", str(page)]) == 2
+    assert page.read_text() == "measured before"
     printed = capsys.readouterr().out
     assert "lacking: transformers: 5.17.0 is installed, needed: <6,>=5.21" in printed
     assert "lacking: trl: not installed" in printed

@@ -39,14 +39,20 @@ ROOTS = (
     "msgpack",
     "pandas",
     "bm25s",
+    "babel",
+    "wordfreq",
 )
-"""What kinject's training and scoring import, less what these need."""
-LEFT_OUT = re.compile(r"torch|triton|nvidia-.*|cuda-.*|sympy|mpmath|networkx|setuptools|hf-xet")
-"""What comes with torch and is large, and what only downloads need."""
+"""What kinject's training and scoring import, and its checks of paraphrases, less what these need."""
+LEFT_OUT = re.compile(
+    r"torch|triton|nvidia-.*|cuda-.*|sympy|mpmath|networkx|setuptools|hf-xet|ftfy|langcodes|locate|wcwidth"
+    r"|evaluate|more-itertools|pytablewriter|rouge-score|sacrebleu|scikit-learn|sqlitedict|word2number"
+)
+"""What comes with torch and is large; what only downloads need; what wordfreq's own code needs, of which kinject reads the lists
+alone; and what the tasks of lm-evaluation-harness need, of which some have no wheel, beside its model."""
 NEEDLESS = (
     r"(^|/)tests?/|\.(pyx|pxd|pxi|h|hpp|lib|a|exe)$|^pyarrow/(include|src)/|^pyarrow/.*(flight|_s3)"
     r"|^bitsandbytes/libbitsandbytes_(?!cpu|cuda@\.).*\.so|^scipy/.*/_?test|^transformers/.*\.cu"
-    r"|^bitsandbytes/.*\.(dll|dylib)$"
+    r"|^bitsandbytes/.*\.(dll|dylib)$|^wordfreq/data/(?!small_)|^lm_eval/tasks/[^/]+/"
 )
 """Files that are not unpacked; @ is the version of CUDA."""
 FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
@@ -134,10 +140,12 @@ def shrink(wheel: Path, cuda: str) -> tuple[int, int]:
     into ones that repeat.
     """
     before, packed = wheel.stat().st_size, wheel.with_suffix(".tar.xz")
+    # Under another name until it is whole: half a file would end a run on a lent GPU.
+    part = wheel.with_suffix(".part")
     needless = re.compile(NEEDLESS.replace("@", cuda))
     with (
         zipfile.ZipFile(wheel) as source,
-        lzma.open(packed, "wb", filters=FILTERS) as stream,
+        lzma.open(part, "wb", filters=FILTERS) as stream,
         tarfile.open(fileobj=stream, mode="w") as target,
     ):
         names = [
@@ -149,6 +157,7 @@ def shrink(wheel: Path, cuda: str) -> tuple[int, int]:
             entry, content = tarfile.TarInfo(name), source.read(name)
             entry.size = len(content)
             target.addfile(entry, io.BytesIO(content))
+    part.replace(packed)
     wheel.unlink()
     return before, packed.stat().st_size
 

@@ -21,27 +21,30 @@ HOW = """
 ## How is it measured?
 
 ```console
-$ python benchmarks/gpu/packages.py runs/gpu-packages --have pip-list.txt
+$ python benchmarks/gpu/packages.py runs/gpu-packages --have pip-list.txt --with lm_eval
 $ python benchmarks/gpu/real.py split runs/gpu-model
 $ make gpu
 $ bash benchmarks/gpu/lease.sh 1    # then 2: calls of eight minutes, where a GPU is lent for a quarter of an hour
 ```
 
-`make gpu` needs a Python that has torch with CUDA, and no network. It first prints what this Python lacks. Each case is
-a process with a time limit; figures and failures are appended to `runs/gpu/results.jsonl` as they come. A run that is
-stopped, or whose minutes are up, resumes when it is started again with the same `--results`; the most important cases
-come first. `--only training` runs one part, `--only train/8B` some cases, `--retry` those that failed, `--page FILE`
-writes this page, and `--tiny` runs all of it on a CPU in some minutes, to see that it works.
+`make gpu` needs a Python that has torch with CUDA, and no network. Each case is a process with a time limit; figures
+and failures are appended to `runs/gpu/results.jsonl` as they come. A run that is stopped, or whose minutes are up,
+resumes when it is started again with the same `--results`; the most important cases come first. `--only training` runs
+one part, `--only train/8B` some cases, `--retry` those that failed, `--page FILE` writes this page, and `--tiny` runs
+all of it on a CPU in some minutes.
 
-Call 1 proves and measures, and needs runs/gpu-packages; call 2 runs recipes/studies/real.yaml, and needs that, both
-parts of runs/gpu-model (45 MiB each, so one a call) and runs/company/augment. $OUT is where results go; carry them back
-as runs/gpu, and the next call goes on.
+Call 1 proves and measures; call 2 runs recipes/studies/real.yaml. Where 64 MiB travel in a call, beside 18 of the
+checkout:
 
-The first line is for a machine without network, and runs where there is one. It downloads the wheels of
-constraints.txt for Python 3.12 on Linux (`--python` for another), less torch and what the machine has, which
-`pip list --format=freeze` prints there, and takes out of them what is not needed: tests, headers, the libraries of
-bitsandbytes for other versions of CUDA (`--cuda`). It prints the sizes. `--with lm_eval` adds
-lm-evaluation-harness. They are unpacked for one run and change nothing on the machine.
+| call | carry | MiB |
+|---|---|---|
+| `lease.sh 1` | runs/gpu-packages | 29 |
+| two of `true` | runs/gpu-model/part-1, then part-2 | 45 each |
+| `lease.sh 2` | runs/gpu-packages, and $OUT's results as runs/gpu: a call goes on where they end | 29 |
+
+The first line is for a machine without network, and runs where there is one. It packs the wheels of constraints.txt
+for Python 3.12 on Linux (`--python` for another), less torch and what the machine has, which `pip list
+--format=freeze` prints there, and less tests, headers and what other versions of CUDA need (`--cuda`).
 """
 
 

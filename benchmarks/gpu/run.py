@@ -45,8 +45,10 @@ PRELOADED = (
 NEEDED = (
     "torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "pydantic", "numpy", "scipy",
     "bitsandbytes", "jinja2", "pyyaml", "rich", "pycld2", "msgpack", "pandas", "bm25s",
+    "babel", "wordfreq",
 )  # fmt: skip
-"""What training and scoring import of kinject's requirements; the others are for documents, endpoints and figures."""
+"""What training, scoring and checks of paraphrases import of kinject's requirements; the others are for documents, endpoints and
+figures."""
 LEAST = 20.0
 """Seconds that must be left for a case to begin."""
 
@@ -401,10 +403,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         scratch.mkdir(parents=True, exist_ok=True)
         code = _run(options, results, scratch, deadline)
-    if options.page is not None:
+    stored = read_results(results)
+    # Without any the page of an earlier run stays: it may hold the figures of a GPU that is gone.
+    if options.page is not None and stored:
         from page import render
 
-        options.page.write_text(render(read_results(results)), "utf-8")
+        options.page.write_text(render(stored), "utf-8")
         print(f"wrote {options.page}")
     return code
 
