@@ -24,6 +24,7 @@ QUICK = ("llama-3.1-8b/cpt", "studies/paper/train-qlora")
 """Recipes that every run of the tests plans; `make soak` plans all."""
 SIZES = {
     "Qwen/Qwen3-0.6B-Base": 0.596, "Qwen/Qwen3-1.7B-Base": 1.721, "Qwen/Qwen3-4B-Base": 4.022, "Qwen/Qwen3-8B-Base": 8.191,
+    "Qwen/Qwen3-1.7B": 1.721, "Qwen/Qwen3-4B": 4.022, "Qwen/Qwen3-14B": 14.768,
     "Qwen/Qwen3-14B-Base": 14.768, "Qwen/Qwen3-32B": 32.762, "mistralai/Mistral-7B-v0.1": 7.242,
     "meta-llama/Llama-2-7b-hf": 6.738, "meta-llama/Llama-3.1-8B": 8.030, "meta-llama/Llama-3.1-70B": 70.554,
 }  # fmt: skip
