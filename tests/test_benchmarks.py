@@ -425,6 +425,15 @@ def test_refusals(run_here: Callable[..., str]) -> None:
     assert caught + accepted == bad
 
 
+def test_texts_without_facts(run_here: Callable[..., str]) -> None:
+    printed = run_here("augment/refusals.py", "--facts")
+    rows = re.findall(r"^\| (\d+) \| all \| (\d+) \| (\d+) \|", printed, re.MULTILINE)
+    judged = {int(expected): (int(n), int(lost)) for expected, n, lost in rows}
+    assert judged[5][0] > 30  # of the answers in one folder
+    assert judged[5][1] == 0  # the rule that ships loses none
+    assert judged[1][0] >= judged[5][0]
+
+
 def test_fictional(material: Path, tmp_path: Path, run_here: Callable[..., str]) -> None:
     printed = run_here("fictional.py", material / "data/fictional", tmp_path / "out")
     assert "documents.jsonl: 8 rows" in printed

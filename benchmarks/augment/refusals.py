@@ -8,6 +8,8 @@ each language it prints how many faithful answers are refused and how many unfai
 and, with a model, after a judge has read what the check accepts. An answer is accepted if one of its texts
 is. `--show` names every faithful answer that is refused and every unfaithful one that is accepted. All texts here were
 written for kinject; half of answers/ ("unseen") and the four other folders were not looked at before they were measured.
+`--facts` prints how many faithful texts would be lost to the rule that a text needs one of its passage's facts, by how
+many a text of its length would have, and by how many facts the passage had if it had only its first ones.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import json
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ class Result:
     rules: Rules
     checked: Verdict
     judged: Verdict | None = None
+    texts: tuple[tuple[str, Verdict], ...] = ()
 
     @property
     def good(self) -> bool:
@@ -54,8 +57,11 @@ class Result:
         return "accepted" if verdict.accepted else "refused"
 
 
-def read_results(data: Path, part: str) -> list[Result]:
-    """Return the checked answers of a folder. Lists of strategies are no texts, so they are left out."""
+def read_results(data: Path, part: str, *, factless: bool = False) -> list[Result]:
+    """Return the checked answers of a folder. Lists of strategies are no texts, so they are left out.
+
+    With `factless` a text may have none of the passage's facts, whatever its style.
+    """
     documents = {
         row["id"]: row
         for row in map(json.loads, (data / "documents.jsonl").read_text("utf-8").splitlines())
@@ -68,6 +74,8 @@ def read_results(data: Path, part: str) -> list[Result]:
         document = documents[answer["document_id"]]
         style = STYLES.get(answer["style"])
         rules = style.rules if style else Rules()
+        if factless:
+            rules = replace(rules, factless=True)
         checker = Checker(document["text"], rules, context=document["title"])
         read = (
             style.read(answer["answer"], document["title"], document["text"])
@@ -77,7 +85,9 @@ def read_results(data: Path, part: str) -> list[Result]:
         texts = [checker.without_additions(text)[0] for text in read.texts]
         verdicts = [checker.check(text) for text in texts] or [checker.check("")]
         checked = next((verdict for verdict in verdicts if verdict.accepted), verdicts[0])
-        results.append(Result(index, answer, document, texts[0] if texts else "", rules, checked))
+        first = texts[0] if texts else ""
+        read_texts = tuple(zip(texts, verdicts, strict=False))
+        results.append(Result(index, answer, document, first, rules, checked, texts=read_texts))
     return results
 
 
@@ -97,6 +107,45 @@ async def ask_judge(results: Sequence[Result], base_url: str, model: str) -> Non
         if not isinstance(verdict, Verdict):
             raise SystemExit(f"The judge gave no answer: {verdict}")
         result.judged = verdict
+
+
+_EXPECTED, _FIRST_FACTS = (1, 2, 3, 4, 5, 6), (3, 5, 8, 12)
+
+
+def render_facts(folders: Sequence[Path]) -> str:
+    """Return the table of faithful texts that the rule "no facts" judges and loses; texts of styles
+    that may have none are left out."""
+    judged: Counter[tuple[int, str]] = Counter()
+    lost: Counter[tuple[int, str]] = Counter()
+    for folder in folders:
+        for result in read_results(folder, "", factless=True):
+            style = STYLES.get(result.answer["style"])
+            if not result.good or (style and style.rules.factless):
+                continue
+            source = result.document["text"]
+            checker = Checker(source, result.rules, context=result.document["title"])
+            ids = [fact.id for fact in checker.countable]
+            for text, verdict in result.texts:
+                if not verdict.accepted:
+                    continue
+                carried = set(verdict.measures["facts"])
+                for n_facts in (*_FIRST_FACTS, len(ids)):
+                    if n_facts > len(ids):
+                        continue
+                    name = "all" if n_facts == len(ids) else str(n_facts)
+                    for expected in _EXPECTED:
+                        if n_facts * min(1.0, len(text) / len(source)) >= expected:
+                            judged[expected, name] += 1
+                            lost[expected, name] += not carried & set(ids[:n_facts])
+    lines = [
+        "| facts in a text so long, from | facts of the passage | faithful texts | without any |",
+        "|---|---|---|---|",
+    ]
+    for expected in _EXPECTED:
+        for name in (*map(str, _FIRST_FACTS), "all"):
+            key = (expected, name)
+            lines.append(f"| {expected} | {name} | {judged[key]} | {lost[key]} |")
+    return "\n".join(lines)
 
 
 def render_table(results: Sequence[Result], key: str, final: bool) -> str:
@@ -150,9 +199,15 @@ def main() -> None:
     parser.add_argument(
         "--show", action="store_true", help="name the answers on which check and reader differ"
     )
+    parser.add_argument(
+        "--facts", action="store_true", help="print the table of texts without facts, and stop"
+    )
     parser.add_argument("--base-url", default="", help="endpoint of a judge")
     parser.add_argument("--model", default="", help="model of a judge")
     arguments = parser.parse_args()
+    if arguments.facts:
+        print(render_facts([arguments.data]))
+        return
     results = read_results(arguments.data, arguments.part)
     if arguments.model:
         asyncio.run(ask_judge(results, arguments.base_url, arguments.model))

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,13 @@ def test_a_paraphrase_that_is_never_good_is_given_up_and_the_result_is_short(
     assert "paraphrase            24       0       0       48       0" in summary
     assert "      48  refusal" in summary
     assert "Short by 24: refusal: read " in summary
+    # What was cut is cut again: its limit comes before anything else, however rare it is.
+    weak = replace(result, refused={"name": 40, "truncated": 3})
+    assert (
+        "Short by 24: truncated: raise augment.generator.max_tokens first; name: read "
+        in render_summary(weak)
+    )
+    assert render_summary(replace(result, refused={"truncated": 3})).endswith("max_tokens first.")
     assert augment(make_recipe(server.url, max_attempts=2, styles={"paraphrase": 2})).n_sent == 0
     greedy = make_recipe(
         server.url, max_attempts=2, styles={"paraphrase": 2}, generator__temperature=0

@@ -413,10 +413,13 @@ def _short_lines(result: AugmentResult) -> list[str]:
     fixes = []
     if result.failed:
         fixes.append("run again for what failed")
-    if result.refused:
-        reason = next(iter(result.refused))
+    if "truncated" in result.refused:
+        # First: what was cut at the limit is cut there again, however often it is requested.
+        fixes.append("truncated: raise augment.generator.max_tokens first")
+    others = [reason for reason in result.refused if reason != "truncated"]
+    if others:
         more = "raise augment.max_attempts (at temperature 0: the temperature)"
-        fixes.append(f"{reason}: read {result.rejected_path}, {more}, or take another model")
+        fixes.append(f"{others[0]}: read {result.rejected_path}, {more}, or take another model")
     if not fixes:
         return [f"Short by {n_short}."]
     return [f"Short by {n_short}: {'; '.join(fixes)}."]

@@ -182,3 +182,25 @@ def test_a_plain_text_may_explain_a_hard_word_and_add_no_number() -> None:
         f"{plain} Caissons are big boxes that keep water out. Workers have sunk them since 1850."
     )
     assert Checker(source, rules).check(dated).reason == "number"
+
+
+RULES_OF_A_POOL = (
+    "The pool at Lerchenweg 14 opens on 3 May and closes on 21 September. Its basin is 50 m long and holds 2,400 "
+    "cubic metres. Anna Lobo runs it, and Piet Haan teaches there on 7 days a week."
+)
+ABOUT_NOTHING = (
+    "Swimming is good for body and soul, and many people love the water in the warm part of the year. A place to swim "
+    "needs care, a person in charge and somebody who shows others how to do it well, so that all can enjoy it there."
+)
+
+
+def test_a_long_text_with_none_of_the_facts_is_refused_and_a_short_or_exempt_one_is_not() -> None:
+    verdict = Checker(RULES_OF_A_POOL).check(ABOUT_NOTHING)
+    assert (verdict.reason, verdict.detail[:8]) == ("no facts", "none of ")
+    assert Checker(RULES_OF_A_POOL).check("Many people love the water in summer.").accepted
+    assert Checker(RULES_OF_A_POOL).check(f"{ABOUT_NOTHING} Anna Lobo is there.").accepted
+    assert Checker(RULES_OF_A_POOL, Rules(factless=True)).check(ABOUT_NOTHING).accepted
+    assert STYLES["implications"].rules.factless
+    # A passage of few facts teaches other things, however much is written about it.
+    few = "The pool is open to all who live in Lerchenweg, and Anna Lobo runs it for them."
+    assert Checker(few).check(ABOUT_NOTHING).accepted

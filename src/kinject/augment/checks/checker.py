@@ -20,6 +20,7 @@ from kinject.augment.checks.additions import (
 )
 from kinject.language import compare_languages
 from kinject.llm.prompt_injection import has_injection, split_injection
+from kinject.terminal import format_count
 from kinject.types import Completion
 
 _WORDS, _ASCII_WORDS = re.compile(r"\w+"), re.compile("[a-z0-9_]+")
@@ -57,6 +58,11 @@ _ABOUT = re.compile(
     re.IGNORECASE,
 )
 """Words by which a text speaks of the passage or of itself."""
+# Of 523 faithful texts of real writers that are so long none is without a fact; from 3 on, one of
+# 554 (benchmarks/augment/refusals.py --facts).
+EXPECTED_FACTS = 5
+"""A text as dense in facts as its passage would have so many; one that has none is about something
+else."""
 _FEWEST_WORDS = 3
 _MAX_INJECTED_TRIPLES = 2
 """Word triples that a rewriting may share with the prompt injection in its source."""
@@ -87,6 +93,7 @@ REASONS: Mapping[str, str] = {
     "unit": "a number has another unit than in the source",
     "quotation": "a quotation that the source lacks; with rules.complete, also a lost one",
     "name": "a proper name that the source lacks; with rules.complete, also a lost one",
+    "no facts": "none of the source's facts, where a text so long would have five or more",
 }
 """Reason of a refusal -> its meaning."""
 
@@ -101,7 +108,7 @@ class Rules:
     (nearly) the source. `refuse_near`: it must not be nearly another accepted text (the same words
     in the same order are always refused). `explains`: it may add explanations of words; the judge's
     prompt mentions it. `quotes`: each of its quotations (``QUOTE:``) is in the source word for
-    word.
+    word. `factless`: it may have none of the source's facts.
     """
 
     complete: bool = False
@@ -109,6 +116,7 @@ class Rules:
     refuse_near: bool = True
     explains: bool = False
     quotes: bool = False
+    factless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +184,7 @@ class Checker:
         self._quotable = " ".join(clean.split())
         # Without it, too: with its names in the source, texts that obeyed it passed in free styles.
         self.facts = source_facts(clean, context)
-        self._countable = facts_of(self.facts)
+        self.countable = facts_of(self.facts)
         self._form = normal_form(clean)
         self._shingles = _shingles(self._form)
         self._accepted: list[Shingles] = []
@@ -202,16 +210,29 @@ class Checker:
         fault = next(self._faults(text), None)
         if fault is not None:
             return Verdict(*fault)
-        facts = [fact.id for fact in carried(self._countable, self.facts, text)]
+        facts = [fact.id for fact in carried(self.countable, self.facts, text)]
         # Without a fact a text may still be a good one; if it speaks of the passage, it is about
         # the task.
-        if self._countable and not facts:
+        if self.countable and not facts:
             about = _ABOUT.search(text)
             if about and not _ABOUT.search(self._source):
-                n_facts = len(self._countable)
+                n_facts = len(self.countable)
                 detail = f"speaks of {about[0]!r}, and has none of its {n_facts} facts"
                 return Verdict("wrapper", detail)
+            # Mechanical texts, and answers put among distractors, may be a part of the passage.
+            if self._rules.refuse_echo and not self._rules.factless:
+                expected = self.expected_facts(text)
+                if expected >= EXPECTED_FACTS:
+                    detail = f"none of {len(self.countable)}; {expected:.0f} in a text so long"
+                    return Verdict("no facts", detail)
         return Verdict(measures={"language": self.facts.code, "facts": facts})
+
+    def expected_facts(self, text: str) -> float:
+        """Return how many of the source's facts a text of this length would have, as dense as the
+        source."""
+        part = len(text) / max(1, len(self._source))
+        # A longer text has no more of them than there are.
+        return len(self.countable) * min(1.0, part)
 
     def _faults(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield (reason, evidence) of the faults, in order. A phrase that the source contains
@@ -219,7 +240,7 @@ class Checker:
         if not text.strip():
             yield "empty", ""
         if len(text) > self._max_characters:
-            yield "length", f"{len(text):,} characters for {len(self._source):,}"
+            yield "length", f"{format_count(len(text), 'character')} for {len(self._source):,}"
         # The order is that of docs/augmentation.md: the first fault is the reason of a refusal.
         yield from self._foreign_parts(text)
         form, shingles = _form_and_shingles(text)
