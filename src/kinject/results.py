@@ -8,7 +8,17 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from kinject.types import Count, Difference, Fraction, JudgeResult, Tabular, Written, first_few
+from kinject.types import (
+    Advice,
+    Count,
+    Difference,
+    Fraction,
+    JudgeResult,
+    Price,
+    Tabular,
+    Written,
+    first_few,
+)
 
 Kind = Literal["evaluation", "study"]
 Role = Literal["learning", "retention", "unanswerable", "baseline"]
@@ -521,27 +531,6 @@ class Shortcuts:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """What it costs to ask an arm with `k` passages, in the currency of study.price, on the
-    questions that get passages.
-
-    `prompt_tokens` and `answer_tokens` are measured, a question; `asking` is the price of 1,000
-    questions and `training` that of one training, paraphrases and teacher included; None where
-    tokens were not counted. From `pays_after` questions on the arm has cost less than the base with
-    passages, or the reason why from none; None: there is nothing to compare it with.
-    """
-
-    model: str
-    arm: str
-    k: Count
-    prompt_tokens: float | None
-    answer_tokens: float
-    asking: float | None
-    training: float
-    pays_after: int | Literal["never", "within 1%", "not known"] | None
-
-
-@dataclass(frozen=True, slots=True)
 class Report(Tabular):
     """All results of an evaluation or a study. `models` are the base models; an evaluation has one,
     its first model.
@@ -549,8 +538,9 @@ class Report(Tabular):
     `logs` are (model, arm, seed, path of log.jsonl from the run folder) of the training runs.
     `notes` are for the reader (what could not be judged, how K was chosen); `commands` run it
     again. `model_sources` gives the folder or hub name of each base model that the study did not
-    make; `judge` is the one that graded written answers. An evaluation leaves empty what only a
-    study has, and the other way round.
+    make; `about_sets` what kind of questions the sets have (name -> words); `judge` is the
+    one that graded written answers. An evaluation leaves empty what only a study has, and the other
+    way round.
     """
 
     kind: Kind
@@ -571,6 +561,7 @@ class Report(Tabular):
     recalls: tuple[Recall, ...] = ()
     shortcuts: tuple[Shortcuts, ...] = ()
     prices: tuple[Price, ...] = ()
+    advice: tuple[Advice, ...] = ()
     logs: tuple[tuple[str, str, int, str], ...] = ()
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
@@ -578,6 +569,7 @@ class Report(Tabular):
     """When the last of its evaluations was written (ISO 8601)."""
     versions: dict[str, str] = field(default_factory=dict)
     model_sources: dict[str, str] = field(default_factory=dict)
+    about_sets: dict[str, str] = field(default_factory=dict)
     judge: JudgeResult | None = None
     # So a report is refused that `to_json` would not have written.
     __pydantic_config__: ClassVar[dict[str, bool]] = {"allow_inf_nan": False}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 Message = Mapping[str, str]
 """One chat message: ``{"role": "system" | "user" | "assistant", "content": text}``."""
@@ -185,7 +185,8 @@ class Question:
     any has no answer: to abstain is correct. With `checks` (`kinject.corpus.grading`: name ->
     argument) the text of the answer must pass all of them. `messages` are the turns of a chat
     before the question. `fact_id` names its fact, so that several questions on one fact can be
-    joined; `document_id` names the document that answers it ("" if none does).
+    joined; `document_id` names the document that answers it ("" if none does). `about` says what
+    kind of question it is, for the report.
     """
 
     id: str
@@ -198,6 +199,7 @@ class Question:
     answers: tuple[str, ...] = ()
     checks: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
+    about: str = ""
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -409,3 +411,49 @@ Difference = Annotated[float, _Within(-1 - 1e-6, 1 + 1e-6, "-1 to 1")]
 Count = Annotated[
     int, _Within(0, 2**53 - 1, "0 or more, up to the largest integer that a float holds exactly")
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What it costs to ask an arm with `k` passages, in the currency of study.price, on the
+    questions that get passages.
+
+    `prompt_tokens` and `answer_tokens` are measured, a question; `asking` is the price of 1,000
+    questions and `training` that of one training, paraphrases and teacher included; None where
+    tokens were not counted. From `pays_after` questions on the arm has cost less than the base with
+    passages, or the reason why from none; None: there is nothing to compare it with.
+    """
+
+    model: str
+    arm: str
+    k: Count
+    prompt_tokens: float | None
+    answer_tokens: float
+    asking: float | None
+    training: float
+    pays_after: int | Literal["never", "within 1%", "not known"] | None
+
+
+Reason = Literal["better", "alike", "not shown", "too few", "not compared", "not learned"]
+"""Why an advice names its first choice, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What one question set advises to someone who decides, by the rules of `kinject.stats.advice`.
+
+    `first` is the first choice, "" where the results decide nothing, `reason` why. `arm` is the
+    trained arm that it is about, `points` its difference from the base with passages (where
+    retrieval was not tried, from the base). So many more questions would decide it, on so many
+    more documents; 0 where it is decided. `forgotten` are the sets on which the arm forgot.
+    """
+
+    model: str
+    question_set: str
+    arm: str
+    first: Literal["training", "retrieval", "both", ""]
+    reason: Reason
+    points: Difference
+    n_more: Count = 0
+    n_more_documents: Count = 0
+    forgotten: tuple[str, ...] = ()

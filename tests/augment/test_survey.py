@@ -16,6 +16,7 @@ from kinject.augment.passage_file import PlannedDocuments
 from kinject.augment.plan import make_plan
 from kinject.augment.survey import GAP, cloze_questions
 from kinject.cli import main
+from kinject.corpus.questions import about_sets, read_questions
 from kinject.disk import read_jsonl
 from kinject.documents import read_documents
 from kinject.errors import DiskError, EndpointError, InputError
@@ -136,6 +137,11 @@ def test_the_pilot_says_what_it_can_show_before_anything_trains(
             f"The mill of place {number} was built by Mara in {1801 + 7 * number} of red brick."
         )
     main(["try", str(mixed)])
+    # The report says what was asked about, in the words of the questions.
+    pilot = Path("runs/my handbook/pilot")
+    n_read = len((pilot / "my handbook.jsonl").read_text().splitlines())
+    kinds = about_sets({"mine": read_questions(pilot / "questions.jsonl")})
+    assert kinds["mine"].endswith(f"(one passage each of {n_read} of 18 documents)")
     assert (
         "Enough for a verdict (10 documents are needed); differences below some"
         in capsys.readouterr().out

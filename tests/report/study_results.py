@@ -23,6 +23,7 @@ from kinject.results import (
     Sweep,
     SweepPoint,
 )
+from kinject.stats.advice import advise
 
 Right = list[list[bool]]  # [seeds][questions]
 SEEDS = (0, 1, 2)
@@ -277,7 +278,8 @@ def make_study(folder: Path | None = None, *, n_seeds: int = 3, **changes: Any) 
         "commands": ("kinject study recipes/studies/sandbox.yaml",),
         "versions": {"kinject": "0.1.0", "torch": "2.13.0", "python": "3.13.1"},
     }  # fmt: skip
-    return Report(**(fields | changes))
+    report = Report(**(fields | changes))
+    return replace(report, advice=advise(report.results, report.arms))
 
 
 PAPER_MODELS = {"Mistral-7B": 0.05, "Llama-2-7B": -0.12, "Orca-2-7B": 0.03}

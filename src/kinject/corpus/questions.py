@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from kinject.corpus.rows import LineFaults
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.documents.rows import csv_rows
 from kinject.errors import InputError
-from kinject.terminal import show
+from kinject.terminal import format_count, show
 from kinject.types import Message, Question
 
 Layout = Literal["auto", "open"]
@@ -33,15 +33,15 @@ def read_questions(
 ) -> list[Question]:
     """Return the questions in the file `path`, in order.
 
-    Rows are ``{question, choices, answer, id?, subject?, document_id?, fact_id?}``; `answer` is the
-    index of the correct choice, other keys are not read. An open question has ``answers``, the
-    accepted texts, instead of choices (or beside them), or ``checks`` of its answer (an object);
-    ``messages`` are the turns of a chat before it, as ``{role, content}``. A question without an id
-    gets the hash of its text, choices and answer. For other layouts see `_rows`. `golds` has the
-    golds of files that belong to this one. A question that repeats another one's text and choices
-    under another id is left out. Raises `DiskError` when the file cannot be read and `InputError`
-    with the faults of its rows (file:line, the first 20) when it holds no question, an unusable
-    one, or one question with two golds.
+    Rows are ``{question, choices, answer, id?, subject?, document_id?, fact_id?, about?}``;
+    `answer` is the index of the correct choice, other keys are not read. An open question has
+    ``answers``, the accepted texts, instead of choices (or beside them), or ``checks`` of its
+    answer (an object); ``messages`` are the turns of a chat before it, as ``{role, content}``. A
+    question without an id gets the hash of its text, choices and answer. For other layouts see
+    `_rows`. `golds` has the golds of files that belong to this one. A question that repeats another
+    one's text and choices under another id is left out. Raises `DiskError` when the file cannot be
+    read and `InputError` with the faults of its rows (file:line, the first 20) when it holds no
+    question, an unusable one, or one question with two golds.
     """
     faults, golds = LineFaults(), golds or GoldIndex()
     questions: list[Question] = []
@@ -78,6 +78,16 @@ def read_questions(
     return questions
 
 
+def about_sets(sets: Mapping[str, Sequence[Question]]) -> dict[str, str]:
+    """Return the name of each question set whose questions are all of one kind, with its words."""
+    found = {}
+    for name, questions in sets.items():
+        kinds = {question.about for question in questions}
+        if len(kinds) == 1 and kinds != {""}:
+            found[name] = kinds.pop()
+    return found
+
+
 def _check_id(question: Question, number: int, lines: dict[str, int], *, has_id: bool) -> None:
     """Raise `InputError` if another line has the id; `lines` are those of earlier questions by
     id."""
@@ -109,7 +119,7 @@ def _question(row: Row) -> Question:
         choices = _choices(row)
         gold = answer = _answer(row, len(choices))
     identity = _identity(row, question, choices, gold, (checks, before) if checks else ())
-    labels = {key: _text(row, key) for key in ("subject", "document_id", "fact_id")}
+    labels = {key: _text(row, key) for key in ("subject", "document_id", "fact_id", "about")}
     return Question(
         id=identity,
         question=question,
@@ -153,7 +163,7 @@ def _content(question: Question) -> Any:
 def _warn_of_repeated(path: Path, n: int) -> None:
     """Print once that questions of a file repeat others."""
     show(
-        f"{path}: {n} questions repeat another one under another id; each counts once",
+        f"{path}: questions that repeat another one under another id: {n}; each counts once",
         file=sys.stderr,
     )
 
@@ -250,7 +260,8 @@ def _answer(row: Row, n_choices: int) -> int:
         )
     if not 0 <= value < n_choices:
         raise InputError(
-            f"answer: found {value}, but with {n_choices} choices it can be {allowed}."
+            f"answer: found {value}, but with {format_count(n_choices, 'choice')} it can be "
+            f"{allowed}."
         )
     return value
 
@@ -316,7 +327,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, Row]]:
     for number, cells in csv_rows(path):
         # A question, two options and the letter at least.
         if len(cells) < 4 or not _is_letter(cells[-1].strip(), len(cells) - 2):
-            actual = f"found {len(cells)} cells, the last {cells[-1:]!r:.80}"
+            actual = f"found {format_count(len(cells), 'cell')}, the last {cells[-1:]!r:.80}"
             expected = (
                 "expected question, options, and the letter of the correct one, "
                 "between commas, without a header"

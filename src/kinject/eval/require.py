@@ -19,7 +19,7 @@ from xml.etree import ElementTree as Xml
 from kinject.disk import write_json, write_text
 from kinject.errors import InputError
 from kinject.results import FEWEST, ArmResult, Contrast, Report
-from kinject.stats.power import detectable_by
+from kinject.stats.power import documents_needed
 from kinject.types import ArmName
 
 NOT_MET, CANNOT_BE_TOLD = 1, 3
@@ -175,10 +175,11 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
         verdict = "met"
     elif not too_few and high < requirement.least:
         verdict = "not met"
-    n_needed = None
-    if verdict == "cannot be told":
-        tells = detectable_by(low, high, n_effective)
-        n_needed = _n_needed(tells, abs(number - requirement.least), n_documents)
+    n_needed, distance = None, abs(number - requirement.least)
+    if verdict == "cannot be told" and distance > 0:
+        n_needed = documents_needed((low, high), n_documents, n_effective, distance)
+        if n_needed > _MOST_DOCUMENTS:
+            n_needed = None
     return Check(
         requirement=requirement.text,
         arm=ArmName.asked(result.arm, result.k),
@@ -199,18 +200,6 @@ def _n_documents(result: ArmResult) -> tuple[int, float]:
         # Not counted: each question is its own.
         return result.n_scored, float(result.n_scored)
     return result.n_documents, result.n_effective
-
-
-def _n_needed(tells: float, distance: float, n_documents: int) -> int | None:
-    """Return how many documents tell a `distance` in four of five tries, where `n_documents` tell
-    a difference of `tells`; None if no sensible number does."""
-    if distance == 0:
-        return None
-    # The variance of a mean falls with the number of documents.
-    n_needed = max(FEWEST, math.ceil(n_documents * (tells / distance) ** 2))
-    if n_needed > _MOST_DOCUMENTS:
-        return None
-    return n_needed
 
 
 def _contrast(requirement: Requirement, result: ArmResult) -> Contrast:

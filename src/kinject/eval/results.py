@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kinject.corpus.questions import about_sets
 from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.retrieval import measure_recall
 from kinject.eval.scores import (
@@ -42,6 +43,7 @@ from kinject.results import (
     Scope,
     UnscoredResult,
 )
+from kinject.stats.advice import advise
 from kinject.stats.comparisons import correct_contrasts, lead, make_contrast, net_contrast
 from kinject.stats.intervals import bounded_accuracy
 from kinject.stats.matrix import CorrectnessMatrix, beyond, mean_of_alike
@@ -491,14 +493,18 @@ def make_report(
     for name, table in evaluation.section.local().items():
         # Two checkpoints of one run share a log.
         logs.setdefault(Path(table.adapter or table.path).parent / "log.jsonl", name)
+    arms = tuple(
+        ArmInfo(name, base, str(table), trained=name != base) for name, table in tables.items()
+    )
+    results = _results(evaluation)
     return Report(
         kind="evaluation",
         title=run_dir.name,
         models=(base,),
-        arms=tuple(
-            ArmInfo(name, base, str(table), trained=name != base) for name, table in tables.items()
-        ),
-        results=_results(evaluation),
+        arms=arms,
+        results=results,
+        advice=advise(results, arms),
+        about_sets=about_sets({item.name: item.questions for item in evaluation.plan.sets}),
         unscored=tuple(_unscored(evaluation)),
         perplexities=tuple(perplexities),
         recalls=tuple(_recalls(evaluation)),

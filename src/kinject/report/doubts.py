@@ -21,6 +21,7 @@ from kinject.stats.comparisons import is_taste
 from kinject.terminal import format_count
 
 _MOST_LISTED = 6  # names in one sentence
+_LONGEST_WARNING = 400  # characters
 _GRAVE = 0.05  # the fraction of questions from which on a doubt is marked
 _LOW_MASS = 0.5  # of the probability on the letters
 _UNREAD = 0.99  # of the rows
@@ -114,7 +115,8 @@ def _doubts(view: View) -> Iterator[Evidence]:
 
 
 def _unfinished_trainings(view: View) -> Iterator[Evidence]:
-    """Yield the trainings that read a part of their rows only, or were evaluated too early."""
+    """Yield the trainings that read a part of their rows only, were evaluated too early, or
+    warned."""
     for (_, arm), training in view.trainings.items():
         name = format_name(arm)
         if training.epochs is not None and training.epochs < _UNREAD:
@@ -128,6 +130,9 @@ def _unfinished_trainings(view: View) -> Iterator[Evidence]:
         if not training.finished:
             text = "finish it, then evaluate again."
             yield Evidence(name, _EVERYWHERE, "a training is not finished", "bad", text)
+        for warning in training.warnings[:_MOST_LISTED]:
+            text = f"{format_name(warning, _LONGEST_WARNING)}."
+            yield Evidence(name, _EVERYWHERE, "a training warned", "flat", text)
 
 
 def _counted(view: View) -> Iterator[Evidence]:

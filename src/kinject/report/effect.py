@@ -1,7 +1,8 @@
-"""The first sentences of a report: accuracy before and after training."""
+"""The first sentences of a report: accuracy before and after training, and what that advises."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from kinject.report.facts import (
@@ -14,6 +15,7 @@ from kinject.report.facts import (
 from kinject.report.formatting import (
     View,
     arm_name,
+    format_name,
     format_percent,
     join_words,
     more_unscored,
@@ -33,9 +35,86 @@ from kinject.results import (
 )
 from kinject.stats.comparisons import About, Finding, Tag
 from kinject.terminal import format_count
+from kinject.types import Advice
+
+_ADVICE = {
+    ("both", "better"): "take both: {arm} with passages does better than retrieval alone",
+    ("training", "better"): "training comes first: {arm} does better than retrieval",
+    ("retrieval", "better"): "retrieval is the better first choice",
+    ("retrieval", "alike"): (
+        "retrieval is at least as good a first choice: the two differ by less than "
+        f"{100 * MARGIN:g} points"
+    ),
+    ("retrieval", "not shown"): "retrieval is at least as good a first choice",
+    ("", "not shown"): ("neither comes first: that {arm} does better than retrieval is not shown"),
+    ("", "too few"): "nothing can be decided: the documents are too few",
+    ("training", "not compared"): (
+        "training works; whether retrieval would do better was not measured"
+    ),
+    ("", "not learned"): "training cannot be advised: that {arm} learned is not shown",
+}
+"""(First choice, reason) of an advice -> its words, behind "On this evidence"."""
+# With so few more there is a test, and it may decide nothing.
+_ENDS = {"too few": " would allow a test"}
+_LONGEST_ABOUT = 300  # characters
+_COUNTED = {
+    "both": "both",
+    "training": "training",
+    "retrieval": "retrieval",
+    "": "open",
+}
 
 
 def first_sentences(view: View, findings: Sequence[Finding]) -> str:
+    """Return the accuracies before and after training, of one arm, or of all as a span; behind them
+    what kind of questions they are, as their file says."""
+    about = view.report.about_sets
+    described = [name for name in view.sets() if name in about]
+    sentences = [
+        f"Questions {quoted(name)}: {format_name(about[name], _LONGEST_ABOUT).rstrip('.')}."
+        for name in described[:MOST_SETS]
+    ]
+    return " ".join([_accuracies(view, findings), *sentences])
+
+
+def advice_sentence(view: View) -> str:
+    """Return the sentence for someone who decides, "" where no arm was trained."""
+    advice = view.report.advice
+    if not advice:
+        return ""
+    if len(advice) > MOST_SETS:
+        counts = Counter(_COUNTED[item.first] for item in advice)
+        parts = [f"{name} {count}" for name, count in counts.items()]
+        return f"On this evidence, the first choice on {len(advice)} sets: {', '.join(parts)}."
+    if len(advice) == 1:
+        return f"On this evidence {_advised(advice[0])}."
+    sets: dict[str, list[str]] = {}
+    for item in advice:
+        where = quoted(item.question_set)
+        if view.several_models:
+            where += f" ({format_name(item.model)})"
+        # Sets with the same advice share a sentence.
+        sets.setdefault(_advised(item), []).append(where)
+    clauses = [f"{join_words(names)}, {text}." for text, names in sets.items()]
+    return f"On this evidence: on {' On '.join(clauses)}"
+
+
+def _advised(item: Advice) -> str:
+    """Return ``retrieval is at least as good a first choice; 40 more questions on 20 more
+    documents would decide``."""
+    text = _ADVICE[item.first, item.reason].format(arm=arm_name(item.arm))
+    # What was forgotten matters to whoever would take the trained model.
+    if item.forgotten and item.first != "retrieval":
+        text += f", and it forgot on {join_words([quoted(name) for name in item.forgotten])}"
+    if item.n_more:
+        text += f"; {format_count(item.n_more, 'more question')}"
+        if item.n_more_documents != item.n_more:
+            text += f" on {format_count(item.n_more_documents, 'more document')}"
+        text += _ENDS.get(item.reason, " would decide")
+    return text
+
+
+def _accuracies(view: View, findings: Sequence[Finding]) -> str:
     """Return the accuracies before and after training, of one arm, or of all as a span."""
     learned = [finding for finding in findings if finding.about is About.LEARNING]
     if not learned:

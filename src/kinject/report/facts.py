@@ -6,14 +6,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kinject.report.formatting import View, arm_label
 from kinject.results import MARGIN, ArmResult, Contrast, OutcomeResult, Recall, Scope, fewest_for
 from kinject.stats.comparisons import About, Finding, Tag, find
-from kinject.stats.power import detectable_by
+from kinject.stats.power import detectable_by, documents_needed
 
 # From five sentences on an opening was unreadable; the paper's shape gave 18.
 MOST_SETS = 3
@@ -154,9 +153,8 @@ def too_small_sets(compared: Sequence[Finding]) -> Iterator[TooFew]:
         if untested or widest.low is None or widest.high is None:
             yield TooFew(name, largest.unit, largest.n_clusters, _n_needed(largest))
             continue
-        tells = detectable_by(widest.low, widest.high, widest.n_effective)
-        # The variance of a mean falls with the number of documents.
-        needed = math.ceil(widest.n_clusters * (tells / MARGIN) ** 2)
+        tells = detectable_by(*widest.bounds, widest.n_effective)
+        needed = documents_needed(widest.bounds, widest.n_clusters, widest.n_effective, MARGIN)
         yield TooFew(name, widest.unit, widest.n_clusters, needed, tells)
 
 

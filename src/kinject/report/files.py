@@ -192,7 +192,9 @@ def _read_trainings(run_dir: Path, report: Report) -> dict[tuple[str, str], Trai
         if counts is None:
             trainings[model, arm] = Training(reading, 0, None, False)
         else:
-            trainings[model, arm] = Training(reading, counts.steps, counts.epochs, True)
+            trainings[model, arm] = Training(
+                reading, counts.steps, counts.epochs, True, counts.warnings
+            )
     return trainings
 
 

@@ -178,12 +178,13 @@ def escape_markdown(text: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Training:
     """The training of one arm, from its manifest: `reading` in words what it read, `epochs` how
-    often (None: not counted)."""
+    often (None: not counted); `warnings` are what it warned of."""
 
     reading: str
     steps: int
     epochs: float | None
     finished: bool
+    warnings: tuple[str, ...] = ()
 
 
 class View:

@@ -47,19 +47,21 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The first sentences of a report: what was measured, what it allows to say, and what would
-    settle the rest."""
+    """The first sentences of a report: what was measured, what it advises, what it allows to say,
+    and what would settle the rest."""
 
     effect: str
     answers: tuple[Answer, ...]
     open: tuple[str, ...]
+    advice: str = ""
 
     def paragraphs(self) -> list[str]:
         """Return the opening as plain paragraphs."""
         leads = [f"{answer.question} {answer.lead}" for answer in self.answers]
-        if not self.open:
-            return [self.effect, *leads]
-        return [self.effect, *leads, f"{SETTLE}: {' '.join(self.open)}"]
+        texts = [self.effect, self.advice, *leads]
+        if self.open:
+            texts.append(f"{SETTLE}: {' '.join(self.open)}")
+        return [text for text in texts if text]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,11 @@ from kinject.results import (
     Claim,
     Cost,
     Perplexity,
-    Price,
     Recall,
 )
 from kinject.stats.perplexities import perplexity_bounds
 from kinject.terminal import duration, format_count
-from kinject.types import JudgeResult
+from kinject.types import JudgeResult, Price
 
 _FOR = {
     "learning": "the documents of the training answer it",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kinject.report.doubts import doubts
-from kinject.report.effect import first_sentences
+from kinject.report.effect import advice_sentence, first_sentences
 from kinject.report.facts import (
     BESIDE_RETRIEVAL,
     ROLES,
@@ -209,6 +209,7 @@ def write_opening(view: View) -> Opening:
         first_sentences(view, findings),
         (*(answer for answer in answers if answer.lead), *_outcomes(view), doubts(view)),
         tuple(_open(findings)),
+        advice_sentence(view),
     )
 
 
@@ -219,12 +220,27 @@ def _answer(view: View, question: _Question, findings: Sequence[Finding]) -> Ans
     leading = [f for f in group if f.about is not About.ADDED or f.tag in SHOWN]
     sentences = [_leads(view, leading)]
     if About.RETENTION in question.abouts:
-        sentences.append(_perplexities(view))
+        sentences += [_perplexities(view), _not_measured(view, group)]
     lead = " ".join(filter(None, sentences)) or question.without.format(kind=view.report.kind)
     lines = [_line(view, finding) for finding in group]
     # What shows something comes first, else in the order of the recipe.
     lines.sort(key=_is_flat)
     return Answer(question.text, lead, tuple(lines))
+
+
+def _not_measured(view: View, kept: Sequence[Finding]) -> str:
+    """Return which of knowledge, prose and chat no number shows, of a report that shows one of
+    them; a loss in one says nothing of the others (docs/chat.md)."""
+    missing = []
+    if not kept:
+        missing.append("knowledge (no set of the role retention)")
+    if not any(finding.result.written for finding in kept):
+        missing.append("chat (no such set whose answers are written)")
+    if not view.report.perplexities:
+        missing.append("prose (no eval.perplexity_corpus)")
+    if not missing or len(missing) == 3:
+        return ""
+    return f"Not measured: {join_words(missing)}."
 
 
 def _is_flat(line: Evidence) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from kinject.results import ALPHA
+from kinject.results import ALPHA, FEWEST
 from kinject.stats.intervals import cochran_df, quantile, variance_of
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 
@@ -70,12 +70,29 @@ def detectable(design: Design, spread: Spread) -> float:
     return _shown(math.sqrt(variance), ALPHA / design.family, df)
 
 
-def detectable_by(low: float, high: float, n_documents: float) -> float:
+def detectable_by(low: float, high: float, n_documents: float, family: int = 1) -> float:
     """Return the difference that a comparison with this 95% interval shows with a probability of
-    80%, by itself."""
+    80%, by itself, or as the first of a `family`."""
     df = max(1.0, n_documents - 1)
     error = (high - low) / 2 / quantile(ALPHA / 2, df)
-    return _shown(error, ALPHA, df)
+    return _shown(error, ALPHA / family, df)
+
+
+def documents_needed(
+    interval: tuple[float, float],
+    n_documents: int,
+    n_effective: float,
+    distance: float,
+    family: int = 1,
+) -> int:
+    """Return how many documents show a difference of `distance` in four of five tries, where
+    `n_documents` (that count as `n_effective`) gave this 95% `interval`.
+
+    The one rule of the gate in CI, of a report's open questions and of its advice.
+    """
+    tells = detectable_by(*interval, n_effective, family)
+    # The variance of a mean falls with the number of documents.
+    return max(FEWEST, math.ceil(n_documents * (tells / distance) ** 2))
 
 
 def _shown(error: float, alpha: float, df: float) -> float:

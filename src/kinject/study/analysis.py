@@ -23,7 +23,6 @@ from kinject.results import (
     ArmResult,
     Cost,
     Failure,
-    Price,
     Role,
     Scope,
 )
@@ -32,7 +31,7 @@ from kinject.study.arms import BASE, Arm
 from kinject.study.planner import ArmRun
 from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import StageStatus
-from kinject.types import RAG, ArmName
+from kinject.types import RAG, ArmName, Price
 
 
 def summarize_arms(

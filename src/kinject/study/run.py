@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kinject.corpus.questions import read_questions
+from kinject.corpus.questions import about_sets, read_questions
 from kinject.corpus.spans import Json
 from kinject.disk import (
     FORMAT_VERSION,
@@ -33,7 +33,8 @@ from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.makers import command_for
 from kinject.recipe.sections import ClaimSection, StudySection
 from kinject.report.files import write_report
-from kinject.results import Choice, Claim, Price, Report, Role, Sweep, UnscoredResult, to_json
+from kinject.results import Choice, Claim, Report, Role, Sweep, UnscoredResult, to_json
+from kinject.stats.advice import advise
 from kinject.study.analysis import make_failures, make_prices, summarize_arms
 from kinject.study.arms import (
     Arm,
@@ -59,7 +60,7 @@ from kinject.study.scheduler import (
 )
 from kinject.study.stages import Stage
 from kinject.terminal import show
-from kinject.types import ArmName, Question
+from kinject.types import ArmName, Price, Question
 
 Value = TypeVar("Value")
 """What is chosen: a number of passages, or any value of a recipe."""
@@ -458,6 +459,7 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
     judge = None
     if study.judge:
         judge = read_accuracy(study.judge.folder)
+    infos = arm_infos(study.arms)
     return Report(
         kind="study",
         title=section.title,
@@ -465,8 +467,10 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         seeds=section.seeds,
         models=tuple(section.models),
         model_sources=_model_sources(section),
-        arms=arm_infos(study.arms),
+        arms=infos,
         results=tuple(results),
+        advice=advise(results, infos),
+        about_sets=about_sets(questions),
         sweeps=tuple(sweeps),
         choices=tuple(study.choices),
         claims=tuple(_claims(study, records, sweeps, roles)),

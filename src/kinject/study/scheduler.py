@@ -319,7 +319,7 @@ def _split_set(
 def _question_row(question: Question) -> dict[str, Any]:
     """Return the question as a row of kinject's own layout: an open one has no choices."""
     row = asdict(question)
-    left_out = {key for key in ("checks", "messages") if not row[key]}
+    left_out = {key for key in ("checks", "messages", "about") if not row[key]}
     if not row["choices"]:
         left_out |= {"choices", "answer"}
     return {key: value for key, value in row.items() if key not in left_out}

@@ -65,8 +65,8 @@ class RowRules(Protocol):
     def refused_shapes(self) -> tuple[Shape, ...]:
         """The shapes of rows that it does not learn."""
 
-    def notes_on_rows(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return notes for the log on the rows that it learns."""
+    def warnings_on_rows(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return warnings on the rows that it learns."""
 
 
 class TrainingCorpus(CorpusFile):
@@ -314,7 +314,7 @@ class TokenizedCorpora:
 
     `teacher` has the teacher's texts for `method: distill`, `projection_rows` rows of the texts of
     `regularization.projection`, `chat` is how conversations became tokens, None without any, and
-    `warnings` are on rows that teach nothing.
+    `warnings` are on rows that teach nothing, or what nobody wants.
     """
 
     train: TrainingData
@@ -366,7 +366,7 @@ def tokenize_and_pack(
         notes.append(split.note)
         weights = None if weights is None else weights[split.learned]
         teacher = None if teacher is None else teacher.pick(split.learned)
-    notes += [*notes_on_chat, *method.notes_on_rows(tokenizer)]
+    notes += notes_on_chat
     for name, fraction in data.fractions.items():
         notes.append(f"{name}: {fraction:.2%} of the tokens from {corpus.parts()[name].path}")
     if teacher is not None:
@@ -383,7 +383,7 @@ def tokenize_and_pack(
         teacher,
         projection_rows,
         chat=chat if data.has_chat else None,
-        warnings=_warn_of_only_end(data, corpora),
+        warnings=[*_warn_of_only_end(data, corpora), *method.warnings_on_rows(tokenizer)],
     )
 
 

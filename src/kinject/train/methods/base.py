@@ -100,8 +100,8 @@ class Method:
 
         return SFTConfig(**values)
 
-    def notes_on_rows(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return notes for the log on the rows that it learns with this tokenizer."""
+    def warnings_on_rows(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return warnings on the rows that it learns with this tokenizer."""
         return []
 
     def prepare(self, inputs: MethodInputs) -> MethodParts:

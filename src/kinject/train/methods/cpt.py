@@ -9,7 +9,7 @@ from kinject.train.methods.base import Method
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CHAT_NOTE = (
+_CHAT_WARNING = (
     "plain text is trained into a model whose tokenizer has a chat template: it forgets to chat as "
     "it learns. docs/chat.md has what keeps it"
 )
@@ -21,8 +21,8 @@ class ContinuedPretraining(Method):
     name = "cpt"
     refused_shapes = ("messages", "completion")
 
-    def notes_on_rows(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return a note if the model can chat, which it forgets."""
+    def warnings_on_rows(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Return a warning if the model can chat, which it forgets."""
         if tokenizer.chat_template:
-            return [_CHAT_NOTE]
+            return [_CHAT_WARNING]
         return []
