@@ -7,6 +7,7 @@ import importlib.util
 import io
 import json
 import logging
+import re
 import shutil
 import sys
 import traceback
@@ -22,7 +23,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from kinject.cli import program
-from kinject.terminal import _NOISE, Progress, duration, printable, show
+from kinject.terminal import (
+    _NOISE,
+    Progress,
+    duration,
+    format_count,
+    format_number,
+    printable,
+    show,
+)
 
 SOURCE = Path(__file__).parents[1] / "src" / "kinject"
 STEERING = (
@@ -343,3 +352,26 @@ def test_messages_of_libraries_that_help_nobody_are_dropped_and_no_others(
     finally:
         logger.removeHandler(handler)
     assert shown == [f"the file is damaged: {beginning}"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.00012, "0.00012"), (3.14159, "3.14"), (999.4, "999"), (999.7, "1,000"), (-45_678.9, "-45,679"), (2e7, "20,000,000"),
+     (float("inf"), "inf"), (float("nan"), "nan")],
+)  # fmt: skip
+def test_a_large_number_is_written_so_that_it_can_be_read_aloud(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+def test_no_text_counts_one_of_a_thing_in_the_plural() -> None:
+    assert format_count(1, "passage") == "1 passage"
+    assert format_count(1_200, "passage") == "1,200 passages"
+    # A count in a text goes through format_count; tables have their nouns in a heading.
+    nouns = "documents|questions|passages|texts|rows|prompts|requests|recipes"
+    written = re.compile(rf"\{{(len\([^{{}}]*\)|[\w.]*n_[a-z]+|[\w.]+count)(:,)?\}} (?:{nouns})\b")
+    found = [
+        f"{path.name}: {match[0]}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        for match in written.finditer(path.read_text("utf-8"))
+    ]
+    assert found == []

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.errors import InputError
-from kinject.terminal import Progress, show
+from kinject.terminal import Progress, format_count, show
 
 if TYPE_CHECKING:
     from kinject.executors import LocalExecutor
@@ -70,7 +70,8 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
         _print_line("3 of 5  paraphrases of the documents, by the sandbox's own writer")
         result = api.augment(_AUGMENT)
         _print_line(
-            f"        {result.got:,} paraphrases, every one checked for its numbers and names"
+            f"        {format_count(result.got, 'paraphrase')}, every one checked for its "
+            "numbers and names"
         )
         with executor_factory(min(2, core_count()))() as executor:
             _print_line(
@@ -115,7 +116,9 @@ def _demo_real(folder: str | Path) -> Report:
             "1 of 3  documents, and eight paraphrases of each, checked for their numbers and names"
         )
         result = api.augment("recipes/real/augment.yaml")
-        _print_line(f"        {result.got:,} of {result.asked:,} paraphrases accepted")
+        _print_line(
+            f"        {result.got:,} of {format_count(result.asked, 'paraphrase')} accepted"
+        )
         with executor_factory(min(2, core_count()))() as executor:
             _print_line(
                 "2 of 3  trains the model on the paraphrases, and its control on the documents as "
@@ -215,10 +218,10 @@ def _write_inputs() -> None:
             find_recipes(["sandbox/demo", "eval"], read_shipped()), Path(), write_sandbox
         ).written
     )
-    _print_line(
-        "1 of 5  recipes, documents and questions: "
-        f"{f'{n_written} files' if n_written else 'already there'}"
-    )
+    written = "already there"
+    if n_written:
+        written = format_count(n_written, "file")
+    _print_line(f"1 of 5  recipes, documents and questions: {written}")
 
 
 def _train(

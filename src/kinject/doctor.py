@@ -19,7 +19,7 @@ from kinject.process import core_count, machine_memory
 from kinject.recipe import GeneratorSection, Recipe, read_recipe
 from kinject.recipe.read import TrainRecipe, Verb
 from kinject.recipe.yaml_lines import read_yaml
-from kinject.terminal import aligned
+from kinject.terminal import aligned, format_count
 from kinject.types import Tabular
 
 _PACKAGES = (
@@ -96,7 +96,7 @@ def _check_machine() -> Iterator[Check]:
 
     system = (
         f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, "
-        f"{core_count()} cores"
+        f"{format_count(core_count(), 'core')}"
     )
     yield Check("system", system)
     yield Check("memory", f"{machine_memory() / 2**30:.1f} GiB")

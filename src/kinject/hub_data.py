@@ -16,6 +16,7 @@ from typing import cast
 from kinject import hub
 from kinject.disk import Row, is_folder, path_exists
 from kinject.errors import InputError
+from kinject.terminal import format_count
 
 FORM = "OWNER/NAME[@REVISION][:CONFIGURATION[:SPLIT[:COLUMN]]]"
 _NAME = r"[A-Za-z0-9][\w.-]*"
@@ -63,7 +64,7 @@ class HubDataSet:
             raise InputError(
                 f"{self.text or self.name}: as a data set, split {self.split!r}, it cannot be "
                 "read after "
-                f"{n_read} rows ({_first_line(error)}). Write it as {FORM}."
+                f"{format_count(n_read, 'row')} ({_first_line(error)}). Write it as {FORM}."
             ) from error
 
     def commit(self) -> str:

@@ -186,6 +186,19 @@ def format_count(n: int, noun: str) -> str:
     return f"1 {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
+def format_number(value: float, digits: int = 3) -> str:
+    """Return a number with so many significant digits; a larger one in full, as ``12,345``, which
+    can be read aloud, and not as 1.23e+04."""
+    # From here on it would be rounded to a power of ten.
+    if abs(value) >= 10**digits - 0.5:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+CURRENCY = "in the currency of the prices"
+"""Behind each cost: kinject knows no currency but that of the prices in a recipe."""
+
+
 def aligned(rows: Sequence[Sequence[str]], right: frozenset[int]) -> str:
     """Return `rows` as columns, those in `right` aligned to the right, each line indented by
     two."""

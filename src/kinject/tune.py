@@ -22,7 +22,7 @@ from kinject.disk import atomic_file, lock_dir, read_bytes, write_text
 from kinject.errors import InputError, Problem, TrainingError
 from kinject.process import available_memory
 from kinject.recipe import TrainRecipe
-from kinject.terminal import Progress, sparkline
+from kinject.terminal import Progress, format_count, format_number, sparkline
 from kinject.train.short_run import LOG, RESULT, last_log_line, run_process, short_recipe
 from kinject.types import Tabular
 
@@ -257,10 +257,12 @@ def render_range_test(result: RangeTest) -> str:
     """Return the range, the curve, how the test ended, and the line to set or what to do."""
     finite = [value for value in result.smoothed if math.isfinite(value)]
     low, high = result.rates[0], result.rates[-1]
-    lines = [f"{len(result.losses)} updates from {low:.2g} to {high:.2g}; {result.ended}"]
+    lines = [
+        f"{format_count(len(result.losses), 'update')} from {low:.2g} to {high:.2g}; {result.ended}"
+    ]
     if finite:
         curve = sparkline([value - min(finite) for value in finite])
-        lines.append(f"loss  {curve}  {min(finite):.3g} to {max(finite):.3g}")
+        lines.append(f"loss  {curve}  {format_number(min(finite))} to {format_number(max(finite))}")
     if result.suggestion is None:
         lines.append(f"no suggestion: {result.reason}.")
     else:

@@ -75,6 +75,9 @@ def _attribute(item: object, name: str) -> Any:
 def _cell(value: object) -> str:
     if value is None:
         return ""
+    # In full where four digits would need a power of ten, which nobody reads aloud.
+    if isinstance(value, float) and abs(value) >= 9_999.5:
+        return f"{value:,.0f}"
     return escape(f"{value:.4g}" if isinstance(value, float) else str(value))
 
 

@@ -156,4 +156,4 @@ def test_a_run_reports_leaks_in_its_manifest_and_prints_them(
     assert "CONTAMINATION" not in render_summary(clean)
     path.write_text(json.dumps(rows[1]) + "\n")
     checked = augment(make_recipe(contamination_check=[str(path)]))
-    assert "no contamination: none of 1 questions is in the corpus" in render_summary(checked)
+    assert "no contamination: none of 1 question is in the corpus" in render_summary(checked)

@@ -45,7 +45,7 @@ def test_a_folder_is_parsed_once_for_every_verb_and_its_licence_goes_to_the_corp
         )
 
     result = augment(recipe())
-    assert "heap: 1 files or documents there cannot be read and are left out" in caplog.text
+    assert "heap: files and documents there that cannot be read: 1, left out" in caplog.text
     rows = [row for _, row in read_jsonl(result.corpus_path)]
     names = {*(f"{n}.md" for n in range(3)), "https://example.org/kelm"}
     assert {(row["source"], row["licence"]) for row in rows} == {

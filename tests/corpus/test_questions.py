@@ -85,7 +85,7 @@ def test_a_question_under_other_ids_and_with_other_spaces_counts_once(write_rows
         "other",
     ]
     assert (
-        "q.jsonl: 11 questions repeat another one under another id; each counts once"
+        "q.jsonl: questions that repeat another one under another id: 11; each counts once"
         in capsys.readouterr().err
     )
 

@@ -203,7 +203,7 @@ def test_a_data_set_on_the_hub_is_streamed_by_its_name(
         {"lang": "en"},
     )
     with pytest.raises(
-        InputError, match=r"^org/name:de:test: .*after 1 rows \(ConnectionError: the line broke\)"
+        InputError, match=r"^org/name:de:test: .*after 1 row \(ConnectionError: the line broke\)"
     ):
         list(read_documents(Path("org/name:de:test")))
     assert asked == [

@@ -65,7 +65,7 @@ def test_two_runs_are_paired_by_question(folder):
     assert not difference.can_lose  # base is not shown to be above chance
     assert difference.low < 0.5 < difference.high
     text = render_comparison([pair])
-    assert "up to 1 questions are in one run only" in text
+    assert "up to 1 question left out, in one run only" in text
     assert "in these models" in text
 
 

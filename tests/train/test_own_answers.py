@@ -121,7 +121,7 @@ def test_a_base_model_answers_the_questions_of_a_corpus(
     assert rows[0] == others[0]
     (note,) = [note for note in result.notes if note.startswith("corpus.answers:")]
     assert "wrote 2 of 2 answers itself" in note
-    assert "1 rows keep theirs" in note
+    assert "rows that keep theirs: 1 (" in note
     assert result.cost["written_tokens"] == n_tokens
     assert result.cost["written_seconds"] == 1.5
     before = written.stat().st_mtime_ns

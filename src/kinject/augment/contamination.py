@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.corpus.questions import read_questions
+from kinject.terminal import format_count
 
 # Short questions as runs of words gave 50 false finds of 1,200 in the sandbox.
 _WORDS = re.compile(r"[^\W_]+|\?")
@@ -155,10 +156,14 @@ def render_contamination(contamination: Contamination) -> str:
     """Return the number of questions that were searched for, or those that were found, as lines of
     text."""
     if not contamination.n_contaminated:
-        return f"no contamination: none of {contamination.n_questions:,} questions is in the corpus"
+        return (
+            f"no contamination: none of {format_count(contamination.n_questions, 'question')} is "
+            "in the corpus"
+        )
     kinds = ", ".join(f"{len(ids)} in the {kind}" for kind, ids in contamination.by_place.items())
     lines = [
-        f"CONTAMINATION: {contamination.n_contaminated} of {contamination.n_questions} questions "
+        f"CONTAMINATION: {contamination.n_contaminated} of "
+        f"{format_count(contamination.n_questions, 'question')} "
         f"are outside the documents: {kinds}"
     ]
     for name, location, words in contamination.first[:5]:

@@ -36,6 +36,7 @@ from kinject.corpus.passages import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
 from kinject.question_formats import question_prompt
 from kinject.recipe import AugmentSection, RaftSection
+from kinject.terminal import format_count
 from kinject.types import Document, Passage, Variant
 
 _MOST_SHOWN = 5
@@ -462,7 +463,7 @@ def render_coverage(coverage: Coverage) -> str:
         return "no passage has a number, date, name or quotation to count"
     wanted, topped_up = "5 texts, or half of them", ""
     if coverage.quota is not None:
-        wanted = f"{coverage.quota} texts"
+        wanted = format_count(coverage.quota, "text")
     if coverage.n_topped_up:
         topped_up = f"; texts asked for by naming them: {coverage.n_topped_up:,}"
     n_nowhere = coverage.by_count.get(0, 0)
@@ -474,7 +475,7 @@ def render_coverage(coverage: Coverage) -> str:
     lines += [f"          {fact!r} ({count})" for fact, count in coverage.short]
     if coverage.n_without:
         lines.append(
-            f"{coverage.n_without:>8,}  of {coverage.n_texts:,} accepted texts "
+            f"{coverage.n_without:>8,}  of {format_count(coverage.n_texts, 'accepted text')} "
             "carry none of their passage's facts"
         )
     if coverage.tokens_per_text is not None:

@@ -19,6 +19,7 @@ from kinject.language import compare_languages
 from kinject.llm.prompt_injection import has_injection
 from kinject.recipe import QuestionsSection
 from kinject.recipe.yaml_lines import read_yaml
+from kinject.terminal import format_count
 from kinject.types import Document, Message, Passage
 
 # Possessive (`*+`): a line of many equal marks is not tried again at each length.
@@ -152,7 +153,7 @@ _Fault = tuple[str, str]
 
 def _find_fault_of_form(draft: Draft, open_answer: bool) -> _Fault | None:
     if not (draft.question and draft.answer and draft.sentence and len(draft.wrong) == 3):
-        found = f"{len(draft.wrong)} wrong answers, answer {draft.answer!r}"
+        found = f"{format_count(len(draft.wrong), 'wrong answer')}, answer {draft.answer!r}"
         return "malformed", f"{found}, sentence {draft.sentence[:40]!r}"
     if open_answer and len(draft.answer.split()) > _MOST_WORDS:
         return "long answer", draft.answer[:80]
@@ -203,7 +204,7 @@ def _find_hint(draft: Draft) -> _Fault | None:
     longest = max(others)
     is_longer = n_correct - longest >= _MIN_LENGTH_DIFFERENCE
     if is_longer and n_correct > _MAX_LENGTH_RATIO * longest:
-        return "longest", f"{n_correct} words, the others at most {longest}"
+        return "longest", f"{format_count(n_correct, 'word')}, the others at most {longest}"
     for name, shape in _SHAPES.items():
         correct, *wrong = (bool(shape.search(choice)) for choice in choices)
         if correct and not any(wrong):

@@ -14,6 +14,7 @@ from kinject.augment.styles import Item, Style
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import content_id
 from kinject.errors import InputError
+from kinject.terminal import format_count
 from kinject.types import Document, Passage
 
 LONGEST_DOCUMENT = 8192
@@ -76,7 +77,8 @@ def passage_groups(
         texts = plan.precomputed.texts_of(document.id)
         if texts and n_passages > 1:
             raise InputError(
-                f"{document.source}: document {document.id!r} is split into {n_passages} passages, "
+                f"{document.source}: document {document.id!r} is split into "
+                f"{format_count(n_passages, 'passage')}, "
                 f"but {plan.precomputed.path} rewrites it whole. "
                 f"Raise augment.passage_tokens (now {plan.passage_tokens})."
             )

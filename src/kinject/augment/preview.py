@@ -15,7 +15,6 @@ from kinject.augment.groups import LONGEST_DOCUMENT, Group, document_groups, pai
 from kinject.augment.passage_file import PlannedDocuments
 from kinject.augment.plan import Plan, make_plan
 from kinject.augment.prompts import describe
-from kinject.augment.store import CURRENCY
 from kinject.augment.styles import SKIPPED, STYLES, Style, read_style
 from kinject.augment.variant_requests import variant_requests
 from kinject.corpus.passages import cut_note, split_passages, word_spans
@@ -26,7 +25,7 @@ from kinject.llm.cache import CACHES
 from kinject.llm.limits import limits_of, spent_so_far
 from kinject.recipe import AugmentRecipe, AugmentSection, QuestionsRecipe
 from kinject.recipe.check import suggestion
-from kinject.terminal import format_count
+from kinject.terminal import CURRENCY, format_count
 from kinject.types import Document, Message
 
 TOKENS_PER_WORD = 1.35

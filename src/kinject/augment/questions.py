@@ -548,7 +548,7 @@ def render_questions(result: QuestionsResult) -> str:
     lines = [
         f"{format_count(result.n_documents, 'document')}, "
         f"{format_count(result.n_passages, 'passage')} -> "
-        f"{result.got} of {result.asked} questions in {result.questions_path}",
+        f"{result.got} of {format_count(result.asked, 'question')} in {result.questions_path}",
         f"validation.jsonl {result.n_validation}, test.jsonl {result.n_test} (by document); "
         f"{result.spare} more are valid but less specific",
         *filter(None, [cut]),

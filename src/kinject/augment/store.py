@@ -25,7 +25,7 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.llm.sender import Sender
-from kinject.terminal import format_count
+from kinject.terminal import CURRENCY, format_count
 from kinject.types import Completion, Tabular, Usage, Variant
 
 
@@ -73,7 +73,7 @@ class WritingResult(Tabular):
         sent = format_count(self.n_sent, "request")
         line = f"{sent} sent in this run, {self.n_cached} answered from the cache"
         if self.tokens_in or self.tokens_out:
-            line += f"; {self.tokens_in:,} tokens in, {self.tokens_out:,} out"
+            line += f"; {format_count(self.tokens_in, 'token')} in, {self.tokens_out:,} out"
             if self.tokens_thinking:
                 line += f", {self.tokens_thinking:,} of them thinking"
         return [line]
@@ -104,7 +104,6 @@ _COUNTS = (
     "out_of_budget",
 )
 """The fields of a `WritingResult` that every manifest has."""
-CURRENCY = "in the currency of generator.price"
 """Of every cost: prices are numbers alone."""
 TOKENS = ("tokens_in", "tokens_out", "tokens_thinking")
 

@@ -41,6 +41,7 @@ from kinject.recipe.check import Checker as FieldChecker
 from kinject.recipe.check import suggestion
 from kinject.recipe.sections import option
 from kinject.recipe.yaml_lines import YamlFile, read_yaml
+from kinject.terminal import format_count
 from kinject.types import Message
 
 Item = Mapping[str, Any]
@@ -389,7 +390,7 @@ def _structure_faults(style: Style) -> Iterator[_Fault]:
     if style.keeps is not None and style.keeps not in names:
         yield ("keeps",), f"names no preparation.{suggestion(style.keeps, names)}"
     if style.combine and len(names) != 1:
-        found = f"found {len(names)} preparations"
+        found = f"found {format_count(len(names), 'preparation')}"
         yield ("combine",), f"{found}; subsets are made of the items of one."
     if style.rows in ("pairs", "quoted") and style.parser != style.rows:
         yield ("rows",), f"{style.rows} needs parser: {style.rows}."

@@ -32,7 +32,7 @@ from kinject.process import (
     is_shortage,
     terminable,
 )
-from kinject.terminal import aligned, lost_output, protect_streams, show
+from kinject.terminal import aligned, format_count, lost_output, protect_streams, show
 from kinject.version import package_version
 
 if TYPE_CHECKING:
@@ -441,8 +441,8 @@ def named_recipe(arguments: argparse.Namespace, verb: Verb) -> tuple[Path, list[
     overrides = [word for word in arguments.arguments if "=" in word]
     if len(files) > 1:
         raise InputError(
-            f"found {len(files)} recipes ({', '.join(files)}); give one, then section.key=value "
-            "overrides."
+            f"found {format_count(len(files), 'recipe')} ({', '.join(files)}); give one, then "
+            "section.key=value overrides."
         )
     is_bare = not files
     files = files or [arguments.default_recipe]

@@ -202,7 +202,8 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
         n = part.n_known + part.n_unknown + part.n_given
         chosen, measured = ", ".join(part.chosen_by), ", ".join(part.measure_with)
         show(
-            f"{part.question_set}: the base knows {part.n_known} of {n} questions, as asked by "
+            f"{part.question_set}: the base knows {part.n_known} of "
+            f"{format_count(n, 'question')}, as asked by "
             f"{chosen}"
         )
         show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.cli import Outcome, option, verb
-from kinject.terminal import show
+from kinject.terminal import format_count, show
 
 if TYPE_CHECKING:
     from kinject.recipe.shipped import ShippedRecipe
@@ -99,7 +99,7 @@ def _check(arguments: argparse.Namespace) -> Outcome:
     for error in faults:
         show(error, file=sys.stderr)
     skipped = f"; {n_skipped} files are accelerate's" if n_skipped else ""
-    show(f"{len(errors) - len(faults)} of {len(errors)} recipes are valid{skipped}")
+    show(f"{len(errors) - len(faults)} of {format_count(len(errors), 'recipe')} are valid{skipped}")
     return errors, 2 if faults else 0
 
 
@@ -165,6 +165,6 @@ def _data_get(arguments: argparse.Namespace) -> Outcome:
         # Before the download, which may take minutes.
         show("\n".join(describe(data, arguments.out)), flush=True)
         fetched[data.name] = paths = get_data(data, arguments.out)
-        state = f"{len(paths):,} files written" if paths else "was there already"
+        state = f"{format_count(len(paths), 'file')} written" if paths else "was there already"
         show(f"{data.name}: {state}")
     return fetched, 0

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from kinject.cli import Outcome, option, serve, verb
-from kinject.terminal import show
+from kinject.terminal import format_count, show
 
 
 @verb(
@@ -48,7 +48,7 @@ def _rows(arguments: argparse.Namespace) -> Outcome:
     from kinject.sandbox import write_base_corpus, write_dialogues
 
     write = write_base_corpus if arguments.action == "corpus" else write_dialogues
-    return _show_paths([arguments.out], f": {write(arguments.out):,} rows")
+    return _show_paths([arguments.out], f": {format_count(write(arguments.out), 'row')}")
 
 
 @verb("sandbox base", option("--out", type=Path, help="run folder (default: runs/sandbox/base)"))

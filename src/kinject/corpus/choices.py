@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from kinject.disk import Row
 from kinject.results import Shortcuts
+from kinject.terminal import format_count
 from kinject.types import Question
 
 N_CHOICES = 4
@@ -53,7 +54,7 @@ def shape_of(text: str) -> str:
     words = text.split()
     if words and all(_CAPITAL.match(word) for word in words):
         return " ".join(["Aa"] * len(words))
-    return f"{len(words)} words"
+    return format_count(len(words), "word")
 
 
 def shared_choices(answers: Sequence[Answer], seed: int) -> list[tuple[str, ...] | None]:

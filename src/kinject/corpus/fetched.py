@@ -15,6 +15,7 @@ from kinject.errors import InputError
 from kinject.hub_data import FORM, HubDataSet, find_data_set, is_saved
 from kinject.recipe import TrainRecipe
 from kinject.recipe.sections import MixedCorpusSection
+from kinject.terminal import format_count
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def local_corpus(path: str, folder: Path, *, fetch: bool = True) -> str:
         n_rows = write_jsonl(part / _FILE, _corpus_rows(pinned, path))
         source = {"data_set": path, "commit": pinned.revision, "rows": n_rows}
         write_json(part / _SOURCE, source)
-        log.info(f"{path}: {n_rows:,} rows in {entry / _FILE}")
+        log.info(f"{path}: {format_count(n_rows, 'row')} in {entry / _FILE}")
 
     return str(cached_entry(folder, entry.name, write) / _FILE)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from kinject.disk import content_id
 from kinject.language.sentences import sentence_ends
+from kinject.terminal import format_count
 from kinject.types import Document, Passage
 
 if TYPE_CHECKING:
@@ -362,7 +363,11 @@ def cut_note(n_cut: int, n_passages: int, key: str) -> str:
     if not n_cut:
         return ""
     unit = "inside a sentence, a table row or a code block that is longer than a passage"
-    return f"{n_cut:,} of {n_passages:,} passages end {unit}. Raise {key} to keep it whole."
+    end = "end"
+    if n_cut == 1:
+        end = "ends"
+    of_all = format_count(n_passages, "passage")
+    return f"{n_cut:,} of {of_all} {end} {unit}. Raise {key} to keep it whole."
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from kinject.errors import DiskError, InputError
+from kinject.terminal import format_count
 
 LONGEST_LINE = 2**26
 """Bytes of a line, and so of a row or a document in one: 64 MiB, some forty times the longest
@@ -354,7 +355,7 @@ def format_size(n_bytes: int) -> str:
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if n_bytes >= size:
             return f"{n_bytes / size:g} {unit}"
-    return f"{n_bytes} bytes"
+    return format_count(n_bytes, "byte")
 
 
 def _canonical(value: object) -> bytes:

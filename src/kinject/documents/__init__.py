@@ -42,7 +42,7 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
         result = collect([path], section)
         if result.n_skipped:
             log.warning(
-                f"{path}: {result.n_skipped:,} files or documents there cannot be read and are "
+                f"{path}: files and documents there that cannot be read: {result.n_skipped:,}, "
                 f"left out; {result.skipped_path} has each with its reason."
             )
         yield from read_rows(result.documents_path)

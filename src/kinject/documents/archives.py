@@ -33,6 +33,7 @@ from kinject.documents.text import (
     whole_file,
 )
 from kinject.errors import InputError
+from kinject.terminal import format_count
 
 _TAGS = {
     "h": "h{level}",
@@ -72,7 +73,8 @@ def read_zip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
             members.sort(key=attrgetter("filename"))
             if len(members) > MOST_MEMBERS:
                 raise InputError(
-                    f"{path}: holds {len(members):,} files, allowed: {MOST_MEMBERS:,}. Split it."
+                    f"{path}: holds {format_count(len(members), 'file')}, allowed: "
+                    f"{MOST_MEMBERS:,}. Split it."
                 )
             files = ((member.filename, member.file_size, member) for member in members)
             for location, member in _wanted(path, files, options):

@@ -24,6 +24,7 @@ from kinject.documents.text import (
     whole_file,
 )
 from kinject.errors import InputError
+from kinject.terminal import format_count
 from kinject.types import Document
 
 
@@ -140,7 +141,7 @@ def _article(
         with library_errors(Path(location), "wiki text", "Take the page out."):
             if len(text) > _LONGEST_ARTICLE:
                 raise InputError(
-                    f"{location}: an article of {len(text):,} characters, "
+                    f"{location}: an article of {format_count(len(text), 'character')}, "
                     f"allowed: {_LONGEST_ARTICLE:,}. Split it."
                 )
             body = wiki_text(text, parser)

@@ -42,6 +42,7 @@ from kinject.documents.text import (
     whole_file,
 )
 from kinject.errors import InputError
+from kinject.terminal import format_count
 
 _MOST_OPERATIONS = 200_000
 """Texts and drawings on one page of a PDF, and characters: a dense map has some ten thousand."""
@@ -118,7 +119,7 @@ def read_pdf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         document.close()
     if not any(pages) and not faults:
         raise InputError(
-            f"{path}: empty document: none of its {len(pages)} pages holds text. "
+            f"{path}: empty document: none of its {format_count(len(pages), 'page')} holds text. "
             "It is a scan, which needs OCR: run ocrmypdf on it."
         )
     # Without any text the file is lost.

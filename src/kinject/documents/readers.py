@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from kinject.disk import LARGEST_FILE, LONGEST_LINE
 from kinject.errors import InputError
+from kinject.terminal import format_count
 from kinject.types import Document
 
 LocatedDocument = tuple[str, Document | InputError]
@@ -308,7 +309,8 @@ def fault_of(document: Document, location: str) -> InputError | None:
     for key, text in (("text", document.text), ("title", document.title)):
         if len(text) > LONGEST_LINE:
             return InputError(
-                f"{location}: {key}: {len(text):,} characters, allowed: {LONGEST_LINE:,}. "
+                f"{location}: {key}: {format_count(len(text), 'character')}, allowed: "
+                f"{LONGEST_LINE:,}. "
                 "Split the document."
             )
         if "\0" in text:

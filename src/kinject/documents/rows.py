@@ -28,6 +28,7 @@ from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import decode, markdown_table, whole_file
 from kinject.errors import InputError, one_line
 from kinject.hub_data import HubDataSet
+from kinject.terminal import format_count
 from kinject.types import Document
 
 JsonValue = dict[str, Any] | list[Any] | str | float | bool | None
@@ -141,7 +142,8 @@ def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     if not any("text" in with_plain_names(row, options) for row in rows):
         keys = ", ".join(map(repr, rows[0]))
         raise InputError(
-            f"{path}: no key {options.text_field or 'text'!r} in any of {len(rows):,} objects "
+            f"{path}: no key {options.text_field or 'text'!r} in any of "
+            f"{format_count(len(rows), 'object')} "
             f"(the first has {keys[:300]}). It must hold the document."
         )
     for number, row in enumerate(rows, start=1):

@@ -21,6 +21,7 @@ import yaml
 from kinject.disk import content_id, format_size, read_bytes
 from kinject.documents.readers import LANGUAGES, LocatedDocument, ReadOptions
 from kinject.errors import InputError, KinjectError
+from kinject.terminal import format_count
 from kinject.types import Document
 
 _FRONT_MATTER = re.compile(
@@ -302,7 +303,7 @@ def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
     unpacked = sum(member.file_size for member in members)
     if unpacked > options.largest or len(members) > MOST_MEMBERS:
         raise InputError(
-            f"{path}: unpacks to {format_size(unpacked)} in {len(members):,} parts, "
+            f"{path}: unpacks to {format_size(unpacked)} in {format_count(len(members), 'part')}, "
             f"allowed: {format_size(options.largest)} in {MOST_MEMBERS:,}. Split it."
         )
     return unpacked

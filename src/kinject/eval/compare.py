@@ -21,7 +21,7 @@ from kinject.manifests import EvalManifest, read_manifest
 from kinject.question_formats import format_of
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned as columns
-from kinject.terminal import show
+from kinject.terminal import format_count, show
 from kinject.types import Answer, Question, Tabular
 
 _Setting = tuple[str, str, int, int]
@@ -179,8 +179,8 @@ def render_comparison(pairs: Sequence[Pair]) -> str:
     most = max(pair.n_left_out for pair in pairs)
     if most:
         blocks.append(
-            f"note: up to {most} questions are in one run only, or have no score in one: "
-            "they were left out"
+            f"note: up to {format_count(most, 'question')} left out, in one run only or without "
+            "a score in one"
         )
     return "\n\n".join(blocks)
 
@@ -259,7 +259,8 @@ def _pair(
         raise InputError(
             f"{names[0]} and {names[1]}: question {other.question_id!r} of {other.question_set} "
             "has "
-            f"{other.n_choices} choices in one and {choices[other.question_id]} in the other. "
+            f"{format_count(other.n_choices, 'choice')} in one and "
+            f"{choices[other.question_id]} in the other. "
             "Ask both the same questions."
         )
     shared -= {answer.question_id for answer in (*answers, *base) if not is_scored(answer)}

@@ -41,6 +41,7 @@ from kinject.llm.sender import (
 )
 from kinject.recipe import GeneratorSection
 from kinject.recipe.sections import EndpointModelSection, EvalSection
+from kinject.terminal import CURRENCY, format_count
 from kinject.types import Message, Usage
 
 Messages = tuple[Message, ...]
@@ -237,7 +238,8 @@ class EndpointScorer:
         if failed:
             most_common, n = failed.most_common(1)[0][0], failed.total()
             raise EndpointError(
-                f"eval.models.{self.name}: {n} of {len(prompts)} prompts got no answer. "
+                f"eval.models.{self.name}: {n} of {format_count(len(prompts), 'prompt')} got "
+                "no answer. "
                 f"The most common error: {most_common} "
                 "All other answers are stored; the same command asks these again."
             )
@@ -311,10 +313,11 @@ class EndpointScorer:
         price = ", no prices in its table"
         if self.table.endpoint.has_prices:
             cost = limits_of(self.table.generator(1), None).cost(n_in, n_out)
-            price = f", at most {cost:.4f}"
+            price = f", at most {cost:.4f} {CURRENCY}"
         return (
-            f"{self.name}: {self.table}: {len(set(map(self.key, prompts))):,} prompts, "
-            f"{len(missing):,} without a stored answer; {n_requests:,} requests, "
+            f"{self.name}: {self.table}: "
+            f"{format_count(len(set(map(self.key, prompts))), 'prompt')}, "
+            f"{len(missing):,} without a stored answer; {format_count(n_requests, 'request')}, "
             f"about {n_in:,} tokens in, at most {n_out:,} out{price}"
         )
 
@@ -340,10 +343,11 @@ class EndpointScorer:
     def notes(self) -> list[str]:
         """Return notes for the user on its answers."""
         usage, cost = used(self.name, self.table, self.run_dir)
-        price = f", cost {cost:.4f}" if cost else ""
+        price = f", cost {cost:.4f} {CURRENCY}" if cost else ""
         revision = "scores count for this revision" if self.table.revision else "set a revision"
         lines = [
-            f"{self.name}: {self.table}; {usage.tokens_in:,} tokens in, {usage.tokens_out:,} "
+            f"{self.name}: {self.table}; {format_count(usage.tokens_in, 'token')} in, "
+            f"{usage.tokens_out:,} "
             f"out{price} in this run folder. Its weights cannot be hashed: {revision}, and change "
             "it when the server's model changes."
         ]

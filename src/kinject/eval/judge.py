@@ -27,7 +27,7 @@ from kinject.llm.prompt_injection import has_injection, split_injection
 from kinject.llm.sender import Sender, open_sender, run_event_loop, run_workers
 from kinject.recipe import EvalRecipe, GeneratorSection
 from kinject.recipe.sections import EvalSection
-from kinject.terminal import Progress
+from kinject.terminal import Progress, format_count
 from kinject.types import Answer, JudgeResult, Question
 
 MIN_ACCURACY: Final = 0.9
@@ -306,7 +306,7 @@ class AnswerJudge:
         if not self.n_missing:
             return []
         return [
-            f"judge: it gave no grade to {self.n_missing} written answers; "
+            f"judge: it gave no grade to {format_count(self.n_missing, 'written answer')}; "
             "scores: [judge] leaves them out"
         ]
 

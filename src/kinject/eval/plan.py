@@ -20,6 +20,7 @@ from kinject.recipe.conflicts import find_problems
 from kinject.recipe.sections import EvalSection, QuestionSetSection
 from kinject.recipe.sections.eval import Asking
 from kinject.results import Role
+from kinject.terminal import format_count
 from kinject.types import ArmName, Passage, Question
 
 
@@ -168,7 +169,10 @@ def _make_retriever(recipe: EvalRecipe, section: EvalSection) -> Retriever | Non
     passages = read_passages(section.retrieval, recipe.documents)
     most, n_shown = max(section.retrieval.k), len(passages)
     if most > n_shown:
-        message = f"found {most}, but the documents hold only {n_shown} passages. Ask for fewer."
+        message = (
+            f"found {most}, but the documents hold only {format_count(n_shown, 'passage')}. Ask "
+            "for fewer."
+        )
         recipe.raise_any([Problem("eval.retrieval.k", message)])
     return make_retriever(section.retrieval, passages)
 
@@ -256,7 +260,8 @@ def _check_questions(
     n_fewest = min(map(len, question_set.examples(n_most)))
     if n_fewest < n_most:
         raise InputError(
-            f"{item.shots_from or item.path}: holds {n_fewest} examples for a question of "
+            f"{item.shots_from or item.path}: holds {format_count(n_fewest, 'example')} for "
+            "a question of "
             f"{question_set.name} (not counting itself), but eval.shots asks for {n_most}. "
             "Ask for fewer or name another file."
         )

@@ -20,6 +20,7 @@ from kinject.disk import write_json, write_text
 from kinject.errors import InputError
 from kinject.results import FEWEST, ArmResult, Contrast, Report
 from kinject.stats.power import documents_needed
+from kinject.terminal import format_count
 from kinject.types import ArmName
 
 NOT_MET, CANNOT_BE_TOLD = 1, 3
@@ -75,7 +76,7 @@ class Check:
         """The check in one line."""
         line = (
             f"{self.verdict}: {self.requirement} ({self.arm}, {self.format}: {self.number:+.3f}, "
-            f"95% interval {self.low:+.3f} to {self.high:+.3f}, {self.n} questions)"
+            f"95% interval {self.low:+.3f} to {self.high:+.3f}, {format_count(self.n, 'question')})"
         )
         if self.verdict != "cannot be told":
             return line
@@ -84,8 +85,8 @@ class Check:
         n_questions = math.ceil(self.n_needed * self.n / self.n_documents)
         of_documents = ""
         if self.n_documents != self.n:
-            of_documents = f" on {self.n_needed:,} documents"
-        return f"{line}; some {n_questions:,} questions{of_documents} would tell"
+            of_documents = f" on {format_count(self.n_needed, 'document')}"
+        return f"{line}; some {format_count(n_questions, 'question')}{of_documents} would tell"
 
 
 def read_requirements(texts: Sequence[str], sets: Sequence[str]) -> list[Requirement]:

@@ -54,7 +54,7 @@ from kinject.shards import (
     refuse_unmerged,
     shard_counts,
 )
-from kinject.terminal import Progress, show
+from kinject.terminal import Progress, format_count, show
 from kinject.types import Answer
 
 _ANSWERS = "answers.jsonl"
@@ -311,7 +311,7 @@ def preview(recipe: EvalRecipe) -> Iterator[str]:
         else:
             arms = [(part, arm) for part in plan.sets for arm in part.arms if arm.model == name]
             n = sum(1 for part, arm in arms for _ in part.requests(arm))
-            yield f"{name}: {table}: {n:,} prompts, scored here"
+            yield f"{name}: {table}: {format_count(n, 'prompt')}, scored here"
 
 
 def _open_model(
@@ -475,7 +475,8 @@ def show_progress(title: str, n_total: int, n_stored: int) -> Iterator[Progress]
     if progress.done and seconds:
         rate = f", {progress.done / seconds:.1f} a second"
     show(
-        f"{title}: {n_total} prompts{stored}, {progress.done} scored in {seconds:.1f} s{rate}",
+        f"{title}: {format_count(n_total, 'prompt')}{stored}, {progress.done} scored in "
+        f"{seconds:.1f} s{rate}",
         file=sys.stderr,
     )
 

@@ -24,6 +24,7 @@ from kinject.gguf_files import gguf_file
 from kinject.manifests import read_manifest
 from kinject.recipe import EvalRecipe, GeneratorSection, read_recipe
 from kinject.recipe.read import read_values
+from kinject.terminal import format_count, format_number
 from kinject.types import Answer, Message, Question
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ class Proof:
         for check in self.checks:
             word = "ok     " if check.holds else "DIFFERS"
             yield (
-                f"  {word} {check.name}: {check.value:.4g} {check.unit} (at most {check.bound:.4g})"
+                f"  {word} {check.name}: {format_number(check.value, 4)} {check.unit} (at "
+                f"most {check.bound:.4g})"
             )
         if self.holds:
             return
@@ -223,7 +225,7 @@ def _compare_tokens(proof: Proof, trained: str, questions: Iterable[Question]) -
     # The texts hold no end of text, so it is compared by itself.
     if ours.eos_token != theirs.eos_token:
         n += 1
-    proof.checks.append(Check("other tokens", n, 0, f"of {len(texts)} texts"))
+    proof.checks.append(Check("other tokens", n, 0, f"of {format_count(len(texts), 'text')}"))
     if ours.chat_template:
         n = sum(
             _conversation(ours, turns) != _conversation(theirs, turns) for turns in _CONVERSATIONS
@@ -287,8 +289,8 @@ def _compare_answers(recipe: EvalRecipe, proofs: Sequence[Proof]) -> None:
             check_answers(proof, pairs, questions)
         if proof.name in losses:
             difference = abs(losses[proof.name] - losses[_TRAINED])
-            perplexity = perplexities[proof.name]
-            unit = f"nats a token apart on texts, perplexity {perplexity:.4g}"
+            perplexity = format_number(perplexities[proof.name], 4)
+            unit = f"nats a token apart on texts, perplexity {perplexity}"
             proof.checks.append(Check("loss", difference, BOUNDS[proof.bits][0], unit))
 
 
@@ -315,7 +317,11 @@ def check_answers(
             )
     most, fraction = BOUNDS[proof.bits]
     scored = [(mine, other) for mine, other in pairs if mine.text is None]
-    unit = f"of {len(pairs)} answers" if scored else f"of {len(pairs)} written answers"
+    unit = (
+        f"of {format_count(len(pairs), 'answer')}"
+        if scored
+        else f"of {format_count(len(pairs), 'written answer')}"
+    )
     allowed = max(_FEW, int(fraction * len(pairs)))
     proof.checks.append(Check("other answers", len(proof.changed), allowed, unit))
     if scored:
@@ -418,7 +424,7 @@ async def _meet(
                 await _counts_the_same(endpoint, turns, _conversation(tokenizer, turns))
                 for turns in _CONVERSATIONS
             ]
-        unit = f"of {len(same)} conversations, by the tokens that it counts"
+        unit = f"of {format_count(len(same), 'conversation')}, by the tokens that it counts"
         proof.checks.append(Check("other chat template", same.count(False), 0, unit))
     return section
 

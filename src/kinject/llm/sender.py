@@ -34,6 +34,7 @@ from kinject.llm.limits import Budget, EndpointState, Limits, LoadBalancer
 from kinject.llm.thinking import with_thinking
 from kinject.process import handled_by, interruption
 from kinject.recipe import GeneratorSection
+from kinject.terminal import format_count
 from kinject.types import Completion, Message, Usage
 
 if TYPE_CHECKING:
@@ -138,11 +139,11 @@ class Sender:
         if not self.traffic.n_answered or not self.generator.remote:
             return ""
         used = self.traffic.used
-        status = f"{used.tokens_in:,} tokens in, {used.tokens_out:,} out"
+        status = f"{format_count(used.tokens_in, 'token')} in, {used.tokens_out:,} out"
         if used.tokens_thinking:
             status += f" ({used.tokens_thinking:,} thinking)"
         if self.budget.spent:
-            status += f", cost {self.budget.spent:.4f}"
+            status += f", cost {self.budget.spent:.4f} as priced"
         return status
 
     async def send(self, messages: list[Message], seed: int) -> Completion:

@@ -24,6 +24,7 @@ from kinject.disk import check_regular, file_hash, read_json, verified_hashes
 from kinject.errors import InputError
 from kinject.gguf_files import gguf_file, model_folder
 from kinject.models.hardware import own_part
+from kinject.terminal import format_number
 
 if TYPE_CHECKING:
     import torch
@@ -257,7 +258,7 @@ def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> Non
     # A layer has one tensor at least.
     if isinstance(n_layers, int) and n_layers > len(header):
         raise InputError(
-            f"{path}: num_hidden_layers: declares {n_layers:.3g} layers, the files hold "
+            f"{path}: num_hidden_layers: declares {format_number(n_layers)} layers, the files hold "
             f"{len(header)} weights. {_FIX}"
         )
     stored = {tensor.dtype for tensor in header.values()}

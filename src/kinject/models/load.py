@@ -36,6 +36,7 @@ from kinject.models.folder import (
     saved_tensors,
     weight_files,
 )
+from kinject.terminal import format_count
 
 if TYPE_CHECKING:
     import torch
@@ -527,7 +528,8 @@ def _check_vocabulary(
         raise InputError(
             f"{path}: the tokenizer has token ids up to {highest:,} ({refused[highest][:40]!r}), "
             "the model's embedding has "
-            f"{n_rows:,} rows. They belong to different models, or tokens were added to one alone "
+            f"{format_count(n_rows, 'row')}. They belong to different models, or tokens were "
+            "added to one alone "
             "(resize_token_embeddings): "
             "make the folder again."
         )
@@ -540,7 +542,8 @@ def _check_vocabulary(
             raise InputError(
                 f"{path}: a text holds {missing.get(number, '')[:40]!r}, an added token (id "
                 f"{number:,}) without a row in the "
-                f"model's embedding ({n_rows:,} rows). Take it out of the text, or resize the "
+                f"model's embedding ({format_count(n_rows, 'row')}). Take it out of the "
+                "text, or resize the "
                 "embedding."
             )
 

@@ -22,6 +22,7 @@ from kinject.plan.run import step_of
 from kinject.plan.ways import GIB, Devices, find_devices, parse_memory, render_size
 from kinject.recipe import read_recipe
 from kinject.recipe.own import own_texts, with_values
+from kinject.terminal import format_count
 
 _BASE = re.compile(r"(?:^|[-_.])(?:base|pt)(?:$|[-_.])", re.IGNORECASE)
 _CHAT = re.compile(
@@ -213,7 +214,7 @@ class Length:
         updates = -(-self.n_read // (self.rows * _ROW))
         return (
             f"{n_tokens:,} tokens read {times} with {self.replayed:.0%} replayed: some "
-            f"{updates:,} updates of {self.rows * _ROW:,}"
+            f"{format_count(updates, 'update')} of {self.rows * _ROW:,}"
         )
 
 

@@ -53,7 +53,7 @@ from kinject.plan.ways import (
 from kinject.recipe import ModelSection, TrainRecipe
 from kinject.recipe.conflicts import find_problems
 from kinject.report.figures import INK, LEARNING, style
-from kinject.terminal import Progress, duration, sparkline
+from kinject.terminal import Progress, duration, format_count, format_number, sparkline
 from kinject.train.config import trainer_field
 from kinject.train.short_run import LOG, last_log_line, read_timing, run_process, short_recipe
 from kinject.types import Tabular
@@ -385,9 +385,9 @@ def _head(plan: Plan) -> Iterator[tuple[str, str]]:
         f"{plan.model}: {shapes.n_parameters:,} parameters in {in_dtype}, {shapes.n_trained:,} of "
         f"them train ({kind})",
     )
-    plural = "s" if devices.count > 1 else ""
-    rows = f"{step.batch} rows x {step.accumulation} accumulated x {devices.count} device{plural}"
-    yield "step", f"{rows} = {plan.global_batch} rows of {step.block} tokens"
+    rows = format_count(step.batch, "row")
+    rows += f" x {step.accumulation} accumulated x {format_count(devices.count, 'device')}"
+    yield "step", f"{rows} = {format_count(plan.global_batch, 'row')} of {step.block} tokens"
     where = "this machine" if devices.here else "as given, not this machine"
     yield "devices", f"{count}{devices.name}, {render_size(devices.memory)} ({where})"
 
@@ -412,7 +412,8 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.timing is not None:
         yield (
             "measured",
-            f"{render_size(plan.timing.peak_bytes):>10}  in {plan.timing.n_steps} real steps",
+            f"{render_size(plan.timing.peak_bytes):>10}  in "
+            f"{format_count(plan.timing.n_steps, 'real step')}",
         )
 
 
@@ -440,9 +441,13 @@ def _way(plan: Plan) -> Iterator[tuple[str, str]]:
 def _run(plan: Plan) -> Iterator[tuple[str, str]]:
     length, flops = plan.length, plan.step_flops
     if length is not None:
-        yield "run", f"{length.steps:,} steps, {length.epochs:.3g} epochs of {length.n_rows:,} rows"
+        epochs = f"{format_number(length.epochs)} epochs"
+        if length.epochs == 1:
+            epochs = "1 epoch"
+        rows = format_count(length.n_rows, "row")
+        yield "run", f"{format_count(length.steps, 'step')}, {epochs} of {rows}"
         yield "tokens", f"{length.tokens:,} read, {length.learned:,} of them learned"
-    yield "operations", f"{flops / 1e12:,.3g} TFLOP a step on each device"
+    yield "operations", f"{format_number(flops / 1e12)} TFLOP a step on each device"
     if plan.seconds is not None and plan.timing is not None:
         each = f"{plan.timing.step_seconds:.2f} s a step, measured here"
         left_out = "without evaluation, probes and saving"
@@ -455,8 +460,9 @@ def _run(plan: Plan) -> Iterator[tuple[str, str]]:
         whole = ""
         if n_steps:
             whole = f"{duration(seconds * n_steps)}, "
-        pace = f"{plan.devices.flops / 1e12:.3g} TFLOP/s on each device (assumed, not measured)"
-        yield "time", f"{whole}{seconds:.3g} s a step, planned at {pace}"
+        pace = format_number(plan.devices.flops / 1e12)
+        pace += " TFLOP/s on each device (assumed, not measured)"
+        yield "time", f"{whole}{format_number(seconds)} s a step, planned at {pace}"
     if plan.rates is not None:
         yield "rate", sparkline(list(plan.rates))
         yield (

@@ -19,6 +19,7 @@ import torch
 from kinject.errors import InputError
 from kinject.plan.estimate import Memory, Shapes, Step, estimate, is_bitsandbytes, read_shapes
 from kinject.process import machine_memory, peak_memory, resident_memory
+from kinject.terminal import format_number
 
 GIB = 2**30
 _UTILIZATION = 0.4
@@ -473,7 +474,8 @@ def describe_traffic(way: Way, flops: float, devices: Devices) -> list[str]:
         return [f"{line} (--link GBPS for the time that takes)"]
     seconds, busy = way.sent / devices.link, flops / devices.flops
     lines = [
-        f"{line}: {seconds:.3g} s at {devices.link / 1e9:g} GB/s, beside {busy:.3g} s of arithmetic"
+        f"{line}: {format_number(seconds)} s at {devices.link / 1e9:g} GB/s, beside "
+        f"{format_number(busy)} s of arithmetic"
     ]
     if devices.kind == "cuda" and seconds > busy:
         lines.append(

@@ -121,7 +121,7 @@ def _unfinished_trainings(view: View) -> Iterator[Evidence]:
         name = format_name(arm)
         if training.epochs is not None and training.epochs < _UNREAD:
             text = (
-                f"training ended after {training.steps:,} steps with "
+                f"training ended after {format_count(training.steps, 'step')} with "
                 f"{format_percent(training.epochs)} of its rows read: raise trainer.max_steps or "
                 "num_train_epochs."
             )
@@ -205,7 +205,8 @@ def _missed_line(recall: Recall) -> Evidence:
     if recall.n_empty:
         empty = f"; {format_count(recall.n_empty, 'question')} got none"
     text = (
-        f"for {missed:,} of {recall.n:,} questions ({format_percent(missed / recall.n)}) the "
+        f"for {missed:,} of {format_count(recall.n, 'question')} "
+        f"({format_percent(missed / recall.n)}) the "
         f"document is not among the {format_count(recall.k, 'passage')} before it{empty}: a fault "
         "of the retriever, not of the models."
     )

@@ -185,7 +185,7 @@ def _n_correct(finding: Finding) -> tuple[str, str]:
 
 
 def _questions(finding: Finding) -> str:
-    return f"{finding.contrast.n:,} questions {quoted(finding.result.question_set)}"
+    return f"{format_count(finding.contrast.n, 'question')} {quoted(finding.result.question_set)}"
 
 
 def _before_and_after_details(finding: Finding) -> str:
@@ -331,7 +331,7 @@ def _base_clause(base: ArmResult, retrieval: ArmResult | None) -> str:
     """Return ``25.0% of 200 questions “new”, 90.0% with passages before the question (guessing
     gives 25.0%)``."""
     clause = (
-        f"{format_percent(base.accuracy)} of {base.n_scored:,} questions "
+        f"{format_percent(base.accuracy)} of {format_count(base.n_scored, 'question')} "
         f"{quoted(base.question_set)}"
     )
     if retrieval is not None:

@@ -25,6 +25,7 @@ from kinject.results import (
     Control,
     OutcomeResult,
 )
+from kinject.terminal import format_count
 from kinject.types import ArmName, Written
 
 _MARKS = {"good": " ▲", "bad": " ▼", "": ""}
@@ -307,7 +308,7 @@ def changes_table(path: Path) -> TableBlock | None:
         f"{counts or 'nothing became right, nothing wrong'}; flips.jsonl has all, with log-probs"
     )
     columns = ("change", "arm", "questions", "question", "correct", "base answered", "arm answered")
-    title = f"{ends.total():,} answers changed"
+    title = f"{format_count(ends.total(), 'answer')} changed"
     if len(lines) < ends.total():
         title += f", the first {_MOST_OF_A_KIND} of each kind"
     return TableBlock(title, about, columns, tuple(lines), wordy=True)

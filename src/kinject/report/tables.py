@@ -26,7 +26,7 @@ from kinject.results import (
     Recall,
 )
 from kinject.stats.perplexities import perplexity_bounds
-from kinject.terminal import duration, format_count
+from kinject.terminal import CURRENCY, duration, format_count
 from kinject.types import JudgeResult, Price
 
 _FOR = {
@@ -159,7 +159,7 @@ def cost_table(view: View) -> TableBlock:
         "read by a teacher, a seed",
         "work of training, a seed",
         "peak memory",
-        "money",
+        f"money, {CURRENCY}",
     )
     table = TableBlock("Cost of each arm", "seeds together", columns, tuple(lines), folded=True)
     return without_empty_columns(table)
@@ -203,7 +203,7 @@ def price_table(view: View) -> TableBlock:
                 _pays_after(price),
             )
         )
-    about = "at the prices of the recipe, over the question sets that get passages"
+    about = f"{CURRENCY}, over the question sets that get passages"
     columns = (
         "model",
         "prompt tokens a question",

@@ -46,6 +46,7 @@ from kinject.results import (
     Perplexity,
 )
 from kinject.stats.comparisons import About, Finding, Tag
+from kinject.terminal import format_count
 
 _MOST_ARMS = 4  # in one sentence; more are counted
 
@@ -289,7 +290,9 @@ def _tag_counts(findings: Sequence[Finding]) -> str:
     """Return how often each tag was found, where there are too many sets for a sentence each."""
     counts = Counter(_wording(finding).tag for finding in findings)
     tags = ", ".join(f"{tag} {count}" for tag, count in counts.items())
-    return f"In {len(findings)} comparisons: {tags} ({points_span(findings)} points)."
+    return (
+        f"In {format_count(len(findings), 'comparison')}: {tags} ({points_span(findings)} points)."
+    )
 
 
 def _where(view: View, model: str, of_set: Sequence[Finding]) -> str:
@@ -371,7 +374,7 @@ def _outcomes(view: View) -> Iterator[Answer]:
     ]
     named = [f"{line.tag} from {line.arm} on {line.question_set}" for line in lines[:_MOST_ARMS]]
     if len(lines) > _MOST_ARMS:
-        named.append(f"{len(lines) - _MOST_ARMS} more changes")
+        named.append(format_count(len(lines) - _MOST_ARMS, "more change"))
     lead = f"Shown: {join_words(named)}."
     if not named:
         lead = (
@@ -421,7 +424,7 @@ def _open(findings: Sequence[Finding]) -> Iterator[str]:
 def _what_is_needed(few: TooFew) -> str:
     if few.tells is None:
         return f"a test needs questions on at least {few.needed} {few.unit}"
-    enough = f"about {few.needed:,} questions"
+    enough = f"about {format_count(few.needed, 'question')}"
     if few.unit != "questions":
         enough = f"questions on about {few.needed:,} {few.unit}"
     return (

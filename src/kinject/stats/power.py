@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from kinject.results import ALPHA, FEWEST
 from kinject.stats.intervals import cochran_df, quantile, variance_of
 from kinject.stats.matrix import CorrectnessMatrix, aligned
+from kinject.terminal import format_count
 
 POWER = 0.8
 _MOST_QUESTIONS, _MOST_DOCUMENTS, _MOST_SEEDS = 24, 10_000, 20
@@ -111,7 +112,7 @@ def cheapest(design: Design, spread: Spread, wanted: float) -> str:
         return ""
     for n_questions in range(math.ceil(design.n_questions), _MOST_QUESTIONS + 1):
         if detectable(replace(design, n_questions=n_questions), spread) <= wanted:
-            return f"{n_questions} questions a document"
+            return f"{format_count(n_questions, 'question')} a document"
     full = replace(design, n_questions=max(design.n_questions, _MANY_QUESTIONS))
     found: dict[float, Design] = {}
     for n_seeds in range(design.n_seeds, _MOST_SEEDS + 1):
@@ -123,7 +124,7 @@ def cheapest(design: Design, spread: Spread, wanted: float) -> str:
     best = found[min(found)]
     words = f"{best.n_questions:g} questions on each of {best.n_documents:,g} documents"
     if best.n_seeds > design.n_seeds:
-        words += f" and {best.n_seeds} seeds"
+        words += f" and {format_count(best.n_seeds, 'seed')}"
     return words
 
 

@@ -23,7 +23,7 @@ from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
 from kinject.study.arms import BASE, value_label
 from kinject.study.records import AskSetting, Records
-from kinject.terminal import format_count
+from kinject.terminal import format_count, format_number
 from kinject.types import ArmName, Question
 
 
@@ -165,7 +165,8 @@ def _judge(result: _Tested, p_holm: float | None, family: int) -> tuple[Verdict,
         return "not shown", reason
     # Flipped signs of so few documents give no p that could survive the correction.
     too_few = (
-        f"; {n:.3g} documents (effective) are too few for {family} claims, {needed} are needed"
+        f"; {format_number(n)} documents (effective) are too few for {family} claims, "
+        f"{needed} are needed"
     )
     return "cannot be tested", reason + too_few
 
@@ -186,7 +187,7 @@ def _enough(matrix: CorrectnessMatrix) -> str:
     unit = "documents (effective)"
     if n == len(matrix.question_ids):
         unit = "questions"
-    return f"; {n:.3g} {unit} are too few to tell, {FEWEST} are needed"
+    return f"; {format_number(n)} {unit} are too few to tell, {FEWEST} are needed"
 
 
 def _compared(
@@ -412,7 +413,8 @@ def _power_line(name: str, design: Design, spread: Spread, n_questions: int) -> 
         )
     text = (
         f"power: {name}: tells a difference of {100 * tells:.1f} points "
-        f"({format_count(n_questions, 'question')} on {design.n_documents:,} documents, "
+        f"({format_count(n_questions, 'question')} on "
+        f"{format_count(design.n_documents, 'document')}, "
         f"{format_count(design.n_seeds, 'seed')}, {format_count(design.family, 'claim')}; {source})"
     )
     change = cheapest(design, spread, MARGIN)

@@ -59,7 +59,7 @@ from kinject.study.scheduler import (
     render_stages,
 )
 from kinject.study.stages import Stage
-from kinject.terminal import show
+from kinject.terminal import format_count, show
 from kinject.types import ArmName, Price, Question
 
 Value = TypeVar("Value")
@@ -585,7 +585,7 @@ def _notes(study: Study) -> list[str]:
         for name, fraction in (section.validation or {}).items()
     ]
     notes += [
-        f"{item.name}: {item.n_left_out:,} questions left out, "
+        f"{item.name}: {format_count(item.n_left_out, 'question')} left out, "
         "on documents that other sets choose with"
         for item in study.question_sets
         if item.n_left_out

@@ -31,7 +31,7 @@ from kinject.study.arms import (
 )
 from kinject.study.planner import ArmRun, Planner
 from kinject.study.stages import STAGE_KINDS, Stage, held
-from kinject.terminal import Progress, aligned
+from kinject.terminal import CURRENCY, Progress, aligned, format_count
 from kinject.types import Question
 
 StartExecutor = Callable[[], LocalExecutor]
@@ -413,7 +413,7 @@ def render_stages(study: Study) -> str:
     missing = [stage for stage in stages if stage.id not in study.status.done]
     counts = Counter(stage.kind for stage in missing)
     to_run = [f"{counts[kind]} {kind}" for kind in STAGE_KINDS if counts[kind]]
-    summary = f"{len(stages)} stages, to run: {', '.join(to_run) or 'none'}"
+    summary = f"{format_count(len(stages), 'stage')}, to run: {', '.join(to_run) or 'none'}"
     return "\n\n".join(filter(None, (_arm_table(study), summary, _estimate(missing))))
 
 
@@ -463,7 +463,7 @@ def _estimate(missing: Sequence[Stage]) -> str:
             cost += preview(recipe).cost
     if not cost:
         return ""
-    return f"paraphrases: at most {cost:.2f} in the currency of the prices"
+    return f"paraphrases: at most {cost:.2f} {CURRENCY}"
 
 
 def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None) -> list[Cost]:

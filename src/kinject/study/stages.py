@@ -38,6 +38,7 @@ from kinject.sandbox import (
     write_dialogues,
     write_sentence_rows,
 )
+from kinject.terminal import format_count
 
 SANDBOX_RUNS = {"sandbox-base": BASE, "sandbox-instruct": INSTRUCT}
 """Entries of study.setup that copy a model of the sandbox as it ships."""
@@ -253,7 +254,8 @@ def _run_augment(stage: Stage) -> dict[str, Any]:
         if result.out_of_budget:
             why = "the budget is spent"
         raise InputError(
-            f"{stage.folder}: {result.asked - result.got} of {result.asked} paraphrases are "
+            f"{stage.folder}: {result.asked - result.got} of "
+            f"{format_count(result.asked, 'paraphrase')} are "
             f"missing ({why}). Run the study again, or lower augment.styles."
         )
     return {

@@ -35,6 +35,7 @@ from kinject.manifests import Exposures, RowExposures
 from kinject.models import window_of
 from kinject.recipe import CorpusSection, TrainRecipe
 from kinject.recipe.method_rules import distillation_of
+from kinject.terminal import format_count
 from kinject.train.config import trainer_field
 from kinject.train.load import set_chat_template
 from kinject.train.objectives import row_weights
@@ -461,8 +462,10 @@ def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> _Split | None:
         else:
             learned.append(index)
     note = (
-        f"corpus.validation_fraction: {len(chosen):,} of {len(documents):,} documents "
-        f"({len(held_out):,} rows) are held out for the validation loss; nothing is learned from "
+        f"corpus.validation_fraction: {len(chosen):,} of "
+        f"{format_count(len(documents), 'document')} "
+        f"({format_count(len(held_out), 'row')}) are held out for the validation loss; "
+        "nothing is learned from "
         "them"
     )
     return _Split(learned, held_out, note)
@@ -479,7 +482,8 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
     # SFTConfig's own defaults cut texts without a word (docs/design.md).
     if account.lost and not allow_dropped_tokens:
         raise TrainingError(
-            f"{account.lost:,} of {account.source:,} tokens ({account.lost / account.source:.1%}) "
+            f"{account.lost:,} of {format_count(account.source, 'token')} "
+            f"({account.lost / account.source:.1%}) "
             f"would be lost at trainer.max_length: {block} ({account.truncated:,} truncated, "
             f"{account.dropped:,} in rows with nothing left to learn). Raise trainer.max_length, "
             "pack with trainer.packing: true and packing_strategy: bfd_split, or accept it with "

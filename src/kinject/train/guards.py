@@ -31,6 +31,7 @@ from kinject import models
 from kinject.errors import TrainingError
 from kinject.process import processes_per_row
 from kinject.recipe import GuardsSection
+from kinject.terminal import format_count, format_number
 from kinject.train.loss import MeanLoss
 from kinject.train.names import summarize_names, unwrapped_name
 
@@ -167,7 +168,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         message = f"step {step + 1}: the gradient norm is {norm}"
         if scale is not None and scale < 1:
             raise TrainingError(
-                f"{message} even with the loss scaled by {scale:g}; {self.skipped} updates were "
+                f"{message} even with the loss scaled by {format_number(scale, 6)}; "
+                f"{self.skipped} updates were "
                 "skipped. fp16 cannot hold this model's numbers: use bf16: true, or lower "
                 "trainer.learning_rate. The last complete checkpoint is kept."
             )
@@ -177,7 +179,7 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 f"{self.reactions.skipped_updates}. Lower trainer.learning_rate or "
                 "trainer.max_grad_norm; with fp16, use bf16. The last complete checkpoint is kept."
             )
-        scaled = "" if scale is None else f" at loss scale {scale:g}"
+        scaled = "" if scale is None else f" at loss scale {format_number(scale, 6)}"
         self._react("warn", f"{message}{scaled}; the update is skipped ({self.skipped} so far).")
         return False
 
@@ -202,8 +204,10 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             if norm > _SPIKE * median > 0:
                 self._react(
                     self.reactions.instability,
-                    f"{prefix}the gradient norm is {norm:.3g}, over 10 times its running median "
-                    f"{median:.3g}. Check the batch, lower trainer.learning_rate, or set "
+                    f"{prefix}the gradient norm is {format_number(norm)}, over 10 times its "
+                    "running median "
+                    f"{format_number(median)}. Check the batch, lower trainer.learning_rate, "
+                    "or set "
                     "trainer.max_grad_norm.",
                 )
         # Kept after the check, so that a spike does not raise its own median.
@@ -239,8 +243,10 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             self._react_once(
                 "divergence",
                 self.reactions.instability,
-                f"{prefix}the loss diverges: in {_LOSSES} updates it was at least {least:.3g}, "
-                f"after a lowest of {lowest:.3g}. Lower {self._settings}. guards.instability: stop "
+                f"{prefix}the loss diverges: in {_LOSSES} updates it was at least "
+                f"{format_number(least)}, "
+                f"after a lowest of {format_number(lowest)}. Lower {self._settings}. "
+                "guards.instability: stop "
                 "ends such a run here.",
             )
         median = statistics.median(self._losses)
@@ -289,7 +295,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
             self._react_once(
                 "end",
                 "warn",
-                f"the loss ended at {ended:.3g}, far above {self._first_loss:.3g}, where it began: "
+                f"the loss ended at {format_number(ended)}, far above "
+                f"{format_number(self._first_loss)}, where it began: "
                 f"the model is worse than before. Lower {self._settings}.",
             )
         return is_above
@@ -353,7 +360,8 @@ def check_start(
     if 0 < n_read < n_rows and reactions.instability != "ignore":
         warnings += react(
             "warn",
-            f"trainer.max_steps: {config.max_steps} reads {n_read:,} of {n_rows:,} rows; "
+            f"trainer.max_steps: {config.max_steps} reads {n_read:,} of "
+            f"{format_count(n_rows, 'row')}; "
             f"{1 - n_read / n_rows:.0%} of the corpus is never seen. Set max_steps to "
             f"{-(-n_rows * config.max_steps // n_read):,} for one epoch.",
         )
@@ -425,16 +433,18 @@ def check_trained(trainer: GuardedTrainer) -> None:
         fault = f"the loss is not finite at the end of the run. {UNSTABLE}"
     if not fault and unchanged == counted:
         fault = (
-            f"no weight differs from its start after {trainer.guard.updates} updates: "
+            "no weight differs from its start after "
+            f"{format_count(trainer.guard.updates, 'update')}: "
             f"trainer.learning_rate: {trainer.args.learning_rate:.2g} over "
-            f"{trainer.state.global_step} steps of its schedule is 0, or so small that each change "
+            f"{format_count(trainer.state.global_step, 'step')} of its schedule is 0, or so "
+            "small that each change "
             "rounds away. Set a higher rate, or model.dtype: float32."
         )
     agree_on_fault(fault)
     if unchanged:
         trainer.guard.warnings += react(
             "warn",
-            f"{len(unchanged)} of {len(counted)} trained tensors never changed: "
+            f"{len(unchanged)} of {format_count(len(counted), 'trained tensor')} never changed: "
             f"{', '.join(summarize_names(unchanged)[:3])}. They may get no gradient.",
         )
 

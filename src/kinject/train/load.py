@@ -21,6 +21,7 @@ from kinject.errors import InputError, KinjectError, RecipeError, TrainingError,
 from kinject.hub import find_source
 from kinject.process import is_fsdp_launch, is_shortage, is_yes, machine_memory
 from kinject.recipe import CorpusSection, ModelSection, TokenizerSection, TrainRecipe
+from kinject.terminal import format_number
 from kinject.train.batches import RowDataset, packed_row
 from kinject.train.config import adapter_config, build
 from kinject.train.names import layer_number
@@ -432,7 +433,9 @@ def _shape(model_type: str, fields: Mapping[str, Any]) -> None:
     n = sum(parameter.numel() for parameter in model.parameters())
     # Four bytes each: a new model is in float32 unless the recipe names a dtype.
     if n * 4 > machine_memory():
-        raise ValueError(f"{n:.3g} parameters are more than the memory of this machine holds.")
+        raise ValueError(
+            f"{format_number(n)} parameters are more than the memory of this machine holds."
+        )
 
 
 def _adapt(config: PretrainedConfig, fields: Mapping[str, Any]) -> None:

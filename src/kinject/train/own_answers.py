@@ -32,7 +32,7 @@ from kinject.models.generate import ends_of, generate
 from kinject.process import work_seconds
 from kinject.question_formats import question_prompt
 from kinject.recipe import GeneratorSection, TrainRecipe
-from kinject.terminal import Progress
+from kinject.terminal import Progress, format_count
 from kinject.train.load import set_chat_template
 
 if TYPE_CHECKING:
@@ -132,8 +132,8 @@ def write_own_answers(recipe: TrainRecipe, part: str) -> tuple[Path, str, dict[s
     counts = read_json(entry / _COUNTS, "Delete it; the answers are written again.")
     note = (
         f"{_key(part)}: {path} wrote {counts['kept']:,} of {counts['kept'] + counts['endless']:,} "
-        f"answers itself; {counts['endless']:,} that do not end are left out; {counts['given']:,} "
-        f"rows keep theirs ({out})"
+        f"answers itself; {counts['endless']:,} that do not end are left out; rows that keep "
+        f"theirs: {counts['given']:,} ({out})"
     )
     return out, note, {key: counts[key] for key in ("written_tokens", "written_seconds")}
 
@@ -263,7 +263,8 @@ class Writer:
                         answers[request.index] = text
                 if len(answers) < _ENOUGH * len(trial):
                     raise InputError(
-                        f"{self.generator.model}: {_key(self.part)}: of {len(trial)} answers "
+                        f"{self.generator.model}: {_key(self.part)}: of "
+                        f"{format_count(len(trial), 'answer')} "
                         f"{len(answers)} end within {self.generator.max_tokens} tokens, too few to "
                         "learn from. Set answers: given, or take a stronger model."
                     )

@@ -18,6 +18,7 @@ from kinject.errors import InputError
 from kinject.question_formats import FORMATS, QuestionFormat
 from kinject.recipe.sections import ProbesSection
 from kinject.stats.matrix import mean_of_alike
+from kinject.terminal import format_count
 from kinject.types import Question
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Probes:
             n_open = sum(not question.choices for question in limited)
             if n_open:
                 raise InputError(
-                    f"probes.questions.{name}: {item.path}: {n_open} of {len(limited)} questions "
+                    f"probes.questions.{name}: {item.path}: {n_open} of "
+                    f"{format_count(len(limited), 'question')} "
                     "have no choices, which probes need. kinject eval asks open questions."
                 )
             tokenized = tokenize_rows(

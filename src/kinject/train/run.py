@@ -35,7 +35,7 @@ from kinject.process import is_first_process, made_by_first_process
 from kinject.recipe import ModelSection, TrainRecipe
 from kinject.recipe.method_rules import distillation_of
 from kinject.recipe.read import NOT_TRAINING
-from kinject.terminal import rate_text
+from kinject.terminal import format_count, rate_text
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
 from kinject.train.data import summarize_exposures
 from kinject.train.objectives.distillation import document_inputs
@@ -162,7 +162,8 @@ def render_summary(result: TrainResult) -> str:
         learned = f"tokens learned, over all steps: {result.n_learned:,}\n"
     rate = result.n_steps / result.seconds if result.seconds else 0.0
     return (
-        f"{result.n_steps} steps ({result.n_epochs:.2f} epochs) in {result.seconds:.0f} s, "
+        f"{format_count(result.n_steps, 'step')} ({result.n_epochs:.2f} epochs) in "
+        f"{result.seconds:.0f} s, "
         f"{rate_text(rate, 'steps')}{loss}\n"
         f"{learned}tokens in an epoch: {account['source']:,} source = "
         f"{account['trained']:,} trained + {account['masked']:,} read only + "

@@ -29,6 +29,7 @@ from kinject.recipe import TrainRecipe
 from kinject.recipe.check import Checker, suggestion
 from kinject.recipe.library_fields import starts_in_the_base
 from kinject.recipe.method_rules import rules_of
+from kinject.terminal import format_count
 from kinject.train.batches import Collator, RowDataset, packed_row
 from kinject.train.callbacks import (
     EarlyStopping,
@@ -386,8 +387,9 @@ def _describe_batch(config: SFTConfig, tokenized: TokenizedCorpora) -> str:
     batch = effective_batch(config, tokenized.train)
     devices = "1 device" if batch.devices == 1 else f"{batch.devices} devices"
     return (
-        f"effective batch: {batch.rows_per_device} rows x {batch.accumulation} accumulated x "
-        f"{devices} = {batch.rows} rows an update, about {batch.tokens:,} tokens"
+        f"effective batch: {format_count(batch.rows_per_device, 'row')} x "
+        f"{batch.accumulation} accumulated x "
+        f"{devices} = {format_count(batch.rows, 'row')} an update, about {batch.tokens:,} tokens"
     )
 
 
@@ -484,8 +486,9 @@ def _describe_run(trainer: RunTrainer, tokenized: TokenizedCorpora) -> str:
     if rows != "wrapped":
         rows += ", paraphrases separated"
     return (
-        f"trains {n_trained:,} of {n_all:,} parameters ({weights} weights, {arithmetic} "
-        f"arithmetic), {len(tokenized.train.rows):,} rows, {rows}"
+        f"trains {n_trained:,} of {format_count(n_all, 'parameter')} ({weights} weights, "
+        f"{arithmetic} "
+        f"arithmetic), {format_count(len(tokenized.train.rows), 'row')}, {rows}"
     )
 
 

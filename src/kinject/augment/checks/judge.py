@@ -30,6 +30,7 @@ from kinject.llm import request_seed
 from kinject.llm.prompt_injection import has_injection
 from kinject.llm.sender import Sender, gather_answers
 from kinject.llm.thinking import split_thinking
+from kinject.terminal import format_count
 from kinject.types import Message
 
 RELATION_KINDS = ("roles", "cause", "order", "quantifier", "negation", "explanation")
@@ -260,7 +261,7 @@ def render_judge_score(score: JudgeScore) -> str:
     line = (
         f"judge, on planted errors: precision {_format_fraction(score.precision)}, "
         f"recall {_format_fraction(score.recall)} (caught {kinds}; "
-        f"refused {score.refused_good} of {score.n_good} correct ones)"
+        f"refused {score.refused_good} of {format_count(score.n_good, 'correct one')})"
     )
     faults = score.limits_missed()
     if not faults:

@@ -30,7 +30,7 @@ from kinject.llm.judges import GRADES
 from kinject.manifests import EvalManifest, manifest_beside
 from kinject.models import base_of_adapter, model_hash
 from kinject.process import is_first_process, what_shards, world_size
-from kinject.terminal import show
+from kinject.terminal import format_count, show
 from kinject.types import Answer
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ def read_answers(path: Path) -> list[Answer]:
     # A file that was cut at the end of a line looks whole (tests/eval/test_damage.py).
     if n_rows < n_written:
         raise InputError(
-            f"{path}: holds {n_rows} rows, {n_written} were written (manifest.json beside it). "
+            f"{path}: holds {format_count(n_rows, 'row')}, {n_written} were written "
+            "(manifest.json beside it). "
             "Run kinject eval again: it scores the missing prompts."
         )
     grades = _read_grades(path.with_name(GRADES_FILE))
@@ -246,7 +247,10 @@ def _parse_answer(row: Row, location: str) -> Answer:
     # An open question has no choices, and 0 as its gold.
     n_choices = len(answer.choices or answer.log_probs)
     if not 0 <= answer.gold < max(1, n_choices) or not isinstance(row.get("key"), str):
-        fault = f"found key {row.get('key')!r:.60}, gold {answer.gold} of {n_choices} choices"
+        fault = (
+            f"found key {row.get('key')!r:.60}, gold {answer.gold} of "
+            f"{format_count(n_choices, 'choice')}"
+        )
         raise InputError(f"{location}: {fault}. kinject writes no such row: remove it.")
     return answer
 

@@ -15,6 +15,7 @@ from kinject.eval.prompts import ChatStyle, Generation, Prompt, PromptRequest, r
 from kinject.eval.scores import PromptScore, best_choice
 from kinject.llm.thinking import ThinkingMarks, thinking_marks
 from kinject.question_formats import FORMATS
+from kinject.terminal import format_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -331,11 +332,11 @@ def render_tokens(
     # Choices may have been cut differently: the longest context shows most.
     context = max(encoded.contexts, key=len)
     cut = f", {encoded.truncated} cut to fit" if encoded.truncated else ""
-    lines = [f"  {len(context)} tokens{cut}: {separated(context)}"]
+    lines = [f"  {format_count(len(context), 'token')}{cut}: {separated(context)}"]
     if score.text is not None:
         written = score.text.replace("\n", "\\n")
         thinking = f" after {score.n_thinking} of thinking" if score.n_thinking else ""
-        lines.append(f"  written: {written} ({score.n_tokens} tokens{thinking})")
+        lines.append(f"  written: {written} ({format_count(score.n_tokens, 'token')}{thinking})")
         lines.append(f"  accepted: {' | '.join(question.accepted) or '(no answer)'}")
         return "\n".join(lines)
     best = best_choice(score.log_probs)

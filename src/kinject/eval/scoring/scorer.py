@@ -18,6 +18,7 @@ from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.forward import HiddenStates, Prefix, TokenScores, TreeForward
 from kinject.eval.scoring.tree import Leaf, Node, Row, RowLimits, Tree
+from kinject.terminal import format_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -187,7 +188,8 @@ class Scorer:
             if not is_out_of_memory(error):
                 raise
             raise InputError(
-                f"Out of memory with {n_tokens} tokens in one pass. Lower eval.batch_tokens "
+                f"Out of memory with {format_count(n_tokens, 'token')} in one pass. Lower "
+                "eval.batch_tokens "
                 f"({self.batch_tokens}), or use shorter passages, fewer examples or a smaller "
                 "dtype."
             ) from error

@@ -23,7 +23,7 @@ from kinject.models.generate import end_tokens, generate
 from kinject.process import made_by_first_process
 from kinject.recipe import GeneratorSection, TrainRecipe
 from kinject.recipe.library_fields import fields_of
-from kinject.terminal import Progress
+from kinject.terminal import Progress, format_count
 from kinject.train.data import Practice
 from kinject.train.methods.base import Method, MethodInputs, MethodParts, TrainerOptions
 from kinject.train.own_answers import AnswerRequest, Writer
@@ -136,8 +136,9 @@ def choose_practice(
                     known.append((n_correct, Practice(request.prompt, accepted)))
             progress.advance(len(some))
     note = (
-        f"recall: {len(known):,} of {len(requests):,} questions are answered correctly by some of "
-        f"{n_answers} answers and wrongly by others"
+        f"recall: {len(known):,} of {format_count(len(requests), 'question')} are answered "
+        "correctly by some of "
+        f"{format_count(n_answers, 'answer')} and wrongly by others"
     )
     needed = config.generation_batch_size // n_answers
     if len(known) < needed:

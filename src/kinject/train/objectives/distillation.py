@@ -49,7 +49,7 @@ from kinject.gguf_files import model_folder
 from kinject.process import work_seconds
 from kinject.recipe import DistillationSection, DocumentsSection, ModelSection, TrainRecipe
 from kinject.recipe.method_rules import distillation_of
-from kinject.terminal import Progress
+from kinject.terminal import Progress, format_count
 from kinject.train.loss import Objective, Predictions, as_frozen, divergence, log_probs_of
 from kinject.types import Document
 
@@ -340,7 +340,7 @@ def _other_texts(corpus: CorpusFile) -> dict[str, str]:
 def describe_heads(read: TeacherRows) -> str:
     """Return how many rows have a teacher, as a line to print."""
     n = sum(read.has_teacher(index) for index in range(len(read)))
-    line = f"distillation: the teacher reads {n:,} of {len(read):,} rows"
+    line = f"distillation: the teacher reads {n:,} of {format_count(len(read), 'row')}"
     if n < len(read):
         line += "; the others are learned by cross-entropy"
     return line
@@ -468,7 +468,8 @@ def make_teacher(
     cost = read_json(folder / _COST, "Delete it; the predictions are made again.")
     origin = f"made in {cost['teacher_seconds']:.1f} s" if is_made else "read from the cache"
     note = (
-        f"distillation: {n:,} predictions of the teacher {origin} ({n_bytes / 2**20:,.0f} MiB in "
+        f"distillation: {format_count(n, 'prediction')} of the teacher {origin} "
+        f"({n_bytes / 2**20:,.0f} MiB in "
         f"{folder})"
     )
     return teacher, note, cost

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from kinject.errors import fault
+from kinject.terminal import format_count
 from kinject.train.names import summarize_names, unwrapped_name
 from kinject.train.updates.base import NormHistory, RunningTrainer, UpdateInputs, UpdateRule
 
@@ -62,4 +63,7 @@ class FreezeWarmup(UpdateRule):
     def note(self) -> str:
         """Return what trains first."""
         names = ", ".join(summarize_names(self.first))
-        return f"techniques.freeze_base_steps: for {self.steps} updates only these train: {names}"
+        return (
+            f"techniques.freeze_base_steps: for {format_count(self.steps, 'update')} only these "
+            f"train: {names}"
+        )

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from kinject.corpus.packing import TrainingRow
 from kinject.errors import TrainingError
+from kinject.terminal import format_count
 from kinject.train.updates.base import RunningTrainer, UpdateInputs, UpdateRule
 
 if TYPE_CHECKING:
@@ -131,14 +132,15 @@ class Projection(UpdateRule):
         total = sum(len(limit.basis) for limit in matrices if limit.basis is not None)
         tokens = [limit.moving for limit in self.constraints.values() if limit.moving is not None]
         text = (
-            f"regularization.projection: measured on {self.n_tokens:,} tokens of {self.path}; the "
+            f"regularization.projection: measured on {format_count(self.n_tokens, 'token')} "
+            f"of {self.path}; the "
             f"updates of {len(matrices)} matrices keep {free:,} of {total:,} directions of their "
             f"inputs ({free / max(total, 1):.0%})"
         )
         if tokens:
             n_moving = sum(int(rows.sum()) for rows in tokens)
             n_rows = sum(map(len, tokens))
-            text += f", the embeddings of {n_moving:,} of {n_rows:,} tokens train"
+            text += f", the embeddings of {n_moving:,} of {format_count(n_rows, 'token')} train"
         if self.frozen:
             text += f"; {len(self.frozen)} other parameters do not train"
         return text
