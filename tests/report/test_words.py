@@ -364,7 +364,7 @@ def test_the_advice_stands_behind_the_effect_and_sets_with_the_same_share_a_sent
     assert write_opening(View(replace(report, advice=(few, one)))).advice == (
         "On this evidence: on “new”, nothing can be decided: the documents are too few; 6 more questions on 2 more "
         "documents would allow a test. On “reverse”, neither comes first: that par does better than retrieval is not "
-        "shown, and it forgot on “known”; 1 more question would decide."
+        "shown, and par forgot on “known”; 1 more question would decide."
     )
     many = write_opening(View(replace(report, advice=(few, one, few, one)))).advice
     assert many == "On this evidence, the first choice on 4 sets: open 4."

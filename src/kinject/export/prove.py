@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 
     from kinject.llm.endpoint import Endpoint
 
-# Sound copies: 0.003 and 0.5%, 0.010 and 0.5%, 0.135 and 6.5% (docs/training.md).
-BOUNDS = {16: (0.02, 0.02), 8: (0.05, 0.04), 4: (0.25, 0.15)}
+# Sound copies of the sandbox's model: 0.003 and 0.5%, 0.010 and 0.5%, 0.135 and 6.5% (docs/
+# training.md). A real model of 135M parameters moves more: in Q8_0, which is llama.cpp's own to the
+# bit, by 0.058 on prose and 0.077 on choices, in Q5_0 by 0.4: fewer than 8 bits change so small a
+# model (docs/LOG.md).
+BOUNDS = {16: (0.02, 0.02), 8: (0.12, 0.04), 4: (0.25, 0.15)}
 """Bits of a weight -> the largest mean difference of a token's log-prob (nats), and the largest
 fraction of other answers."""
 _TRAINED = "trained"

@@ -105,7 +105,8 @@ def _advised(item: Advice) -> str:
     text = _ADVICE[item.first, item.reason].format(arm=arm_name(item.arm))
     # What was forgotten matters to whoever would take the trained model.
     if item.forgotten and item.first != "retrieval":
-        text += f", and it forgot on {join_words([quoted(name) for name in item.forgotten])}"
+        sets = join_words([quoted(name) for name in item.forgotten])
+        text += f", and {arm_name(item.arm)} forgot on {sets}"
     if item.n_more:
         text += f"; {format_count(item.n_more, 'more question')}"
         if item.n_more_documents != item.n_more:

@@ -414,7 +414,7 @@ def _power_line(name: str, design: Design, spread: Spread, n_questions: int) -> 
     text = (
         f"power: {name}: tells a difference of {100 * tells:.1f} points "
         f"({format_count(n_questions, 'question')} on "
-        f"{format_count(design.n_documents, 'document')}, "
+        f"{format_count(round(design.n_documents), 'document')}, "
         f"{format_count(design.n_seeds, 'seed')}, {format_count(design.family, 'claim')}; {source})"
     )
     change = cheapest(design, spread, MARGIN)
