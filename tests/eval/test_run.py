@@ -450,3 +450,18 @@ def test_merged_shards_are_the_report_of_one_process(
         path.write_text("")
     with pytest.raises(InputError, match="the shards lack 8 of its answers"):
         merge_answers(recipe)
+
+
+def test_the_report_has_its_advice_and_the_kind_of_the_questions(
+    run, tmp_path, write_rows, tiny_model
+):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    rows = write_rows("about.jsonl", [{**row, "about": "written by hand"} for row in ROWS])
+    report = run(models={"base": str(tiny_model), "same": str(other)}, questions={"new": str(rows)})
+    assert report.about_sets == {"new": "written by hand"}
+    (advice,) = report.advice
+    assert (advice.arm, advice.first, advice.reason) == ("same", "", "too few")
+    assert advice.n_more_documents == 6  # of ten, the fewest for any verdict
+    stored = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert stored["advice"][0]["reason"] == "too few"

@@ -62,6 +62,7 @@ def poisoned(value: Any, texts: tuple[str, ...]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         values = {field.name: getattr(value, field.name) for field in fields(value)}
         kept = {"kind", "interval", "role", "format", "score", "verdict", "stage", "test"}
+        kept |= {"first", "reason"}  # of an advice
         return replace(
             value,
             **{
@@ -127,6 +128,7 @@ def write_pages(folder: Path, url: str) -> dict[str, Path]:
         "</style></svg><svg onload=top.pwned=1>",
     )
     shown = poisoned(result, names)
+    free["about_sets"] = {shown.results[0].question_set: texts[0]}
     (folder / "study").mkdir()
     changed = [{**row, "model": shown.models[0], "arm": shown.arms[1].name, "question_set": shown.results[0].question_set,
                 "format": shown.results[0].format} for row in flips]  # fmt: skip

@@ -122,8 +122,7 @@ def _write_results(
 
 
 def _declare(study: Study) -> dict[str, float]:
-    """Return when each claim was declared first, by any study with these stages: a file beside them
-    records it.
+    """Return when each claim was declared first, by any study with these stages, in a file there.
 
     A claim is its fields without the words, with the arms and the sweep that it names.
     """
@@ -181,8 +180,7 @@ def _record_choices(study: Study, declared: Mapping[str, float]) -> None:
 
 
 def _is_late(study: Study, claim: ClaimSection, declared: float) -> bool:
-    """Return whether every arm that the claim compares had answered the test questions before it
-    was declared."""
+    """Return whether every arm of the claim had answered test questions before it was declared."""
     model = next(iter(study.recipe.study.models))
     names = {ArmName.parse(arm).answers_of for arm in _named_arms(claim)}
     for sweep in _sweeps_of(claim):
@@ -445,8 +443,7 @@ def _evaluate_on_test(study: Study) -> None:
 
 
 def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Question]]) -> Report:
-    """Return the result of a study whose stages have run; at least one arm must have been
-    evaluated."""
+    """Return the result of a study whose stages have run; at least one arm was evaluated."""
     recipe, section = study.recipe, study.recipe.study
     arms = [arm for arm in study.arms if records.seeds(arm.model, arm.name)]
     roles = {item.name: role_of(item.role, questions[item.name]) for item in study.question_sets}
