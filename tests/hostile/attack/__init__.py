@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -144,6 +145,7 @@ def start(
         try:
             signal.setitimer(signal.ITIMER_REAL, 0)
             os.close(read)
+            _forget_servers()
             for stream in (1, 2):
                 os.dup2(write, stream)
             sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), write_through=True)
@@ -167,6 +169,14 @@ def start(
             os._exit(code & 0xFF)
     os.close(write)
     return child, read
+
+
+def _forget_servers() -> None:
+    """Let a fork start its own servers of worker processes: those of its parent take no orders from it."""
+    server: Any = forkserver._forkserver
+    server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._pid = tracker._fd = None
 
 
 def finish(child: int, read: int) -> Ended:
