@@ -83,7 +83,7 @@ suite: .venv/dev
 zero: .venv-deepspeed/ready
 	OMP_NUM_THREADS=1 .venv-deepspeed/bin/python -m pytest tests/train/test_distributed.py -k zero
 
-# Ray and datatrove run the programs of examples/shards; they start kinject as a command, and need nothing of .venv.
+# Ray and datatrove run the programs of docs/shards; they start kinject as a command, and need nothing of .venv.
 .venv-engines/ready:
 	test -x .venv-engines/bin/python || $(PYTHON) -m venv .venv-engines
 	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check --no-compile ray==2.60.0 datatrove

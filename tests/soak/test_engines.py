@@ -1,4 +1,4 @@
-"""The engines of examples/shards run the shards of kinject augment: the corpus is that of one process.
+"""The engines of docs/shards run the shards of kinject augment: the corpus is that of one process.
 
 Ray and datatrove are in .venv-engines (make soak). Slurm needs slurmctld, slurmd and munged of the system's packages
 (slurm-wlm) and the rights to start them; without, its test is skipped.
