@@ -387,6 +387,9 @@ def test_cases_run_in_the_order_in_which_they_are_asked_for(program: Any) -> Non
         "eval/kinject", "eval/lm-evaluation-harness",
         "train/8B full/kinject", "train/8B full/bare loop", "train/8B full/SFTTrainer", "machine",
     ]  # fmt: skip
+    for finished, left in ((False, ["real"]), (True, [])):
+        real = {"case": "real", "status": "done", "values": {"stages": 4, "finished": finished}}
+        assert run.choose(["real"], {"real": real}, retry=False) == left
     with pytest.raises(SystemExit, match="--only trian: no case"):
         run.choose(["trian"], {}, retry=False)
 

@@ -337,11 +337,16 @@ def choose(only: Sequence[str], results: dict[str, dict[str, Any]], *, retry: bo
                     f"--only {part}: no case and no part of that name: {', '.join(CASES)}"
                 )
             names += chosen
-    return [
-        name
-        for name in dict.fromkeys(names)
-        if name not in results or (retry and results[name]["status"] == "failed")
-    ]
+    return [name for name in dict.fromkeys(names) if _is_left(results.get(name), retry=retry)]
+
+
+def _is_left(entry: dict[str, Any] | None, *, retry: bool) -> bool:
+    """Return whether a case is to run: again too if it failed (with `retry`), or if it is a study whose minutes were up."""
+    if entry is None:
+        return True
+    if entry["status"] == "failed":
+        return retry
+    return entry["values"].get("finished") is False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
