@@ -25,7 +25,7 @@ from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ROOT / "examples" / "shards"
+EXAMPLES = ROOT / "docs" / "shards"
 PYTHON = ROOT / ".venv-engines" / "bin" / "python"
 pytestmark = pytest.mark.soak
 RECIPE = (
