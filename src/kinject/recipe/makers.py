@@ -15,6 +15,8 @@ PUBLIC_FILES: Mapping[str, tuple[str, ...]] = {
     "mmlu": ("mmlu",),
     "instructions": ("instructions.jsonl",),
     "replay": ("general-held-out.jsonl", "general.jsonl"),
+    "wikipedia-subjects": ("mmlu-wikipedia",),
+    "current-events": ("current-events",),
 }
 """Data set of `kinject recipes data` -> its files and folders below data/."""
 
