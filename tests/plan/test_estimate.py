@@ -42,7 +42,8 @@ MEASURED = {
     "33M, checkpointing": 1804, "80M": 2208,
 }  # fmt: skip
 """Case of benchmarks/plan/memory.py -> the peak resident MiB of the run, Python's 584 included (docs/figures.md)."""
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "plan" / "memory.py"
+ROOT = Path(__file__).parents[2]
+BENCHMARK = ROOT / "benchmarks" / "plan" / "memory.py"
 
 
 def _step(**more: Any) -> Step:
@@ -176,7 +177,7 @@ def test_the_operations_are_six_for_each_weight_and_token_and_attentions() -> No
     ("sixteenths", "count", "nodes", "name", "config"),
     [
         (20, 1, 1, "one device", ""), (30, 8, 1, "DDP", "ddp"), (11, 8, 1, "ZeRO-2", "zero2"), (5, 8, 1, "FSDP", "fsdp2"),
-        (30, 16, 2, "DDP", "ddp"), (4.5, 16, 2, "FSDP", "fsdp2"), (5, 8, 8, "FSDP", "fsdp2"),
+        (30, 16, 2, "DDP", "ddp"), (4.5, 16, 2, "HSDP", "hsdp"), (5, 8, 8, "FSDP", "fsdp2"),
     ],
 )  # fmt: skip
 def test_of_the_ways_that_fit_the_one_that_sends_least_is_taken(
@@ -220,17 +221,43 @@ def test_the_bytes_sent_are_those_of_a_ring_and_compared_with_the_arithmetic() -
     step = _step(model=WIDE, batch=1, block=8, accumulation=3)
     size = read_shapes(step).weights
     sent = {}
-    for sixteenths, count, nodes in ((40, 8, 1), (11, 8, 1), (4.5, 16, 2)):
+    for sixteenths, count, nodes in ((40, 8, 1), (11, 8, 1), (4.5, 16, 2), (5, 8, 8)):
         way, _ = choose(step, _gpus(1.06 * 4 * size * sixteenths / 16, count, nodes))
         sent[way.name] = way.sent
     assert sent == {
-        "DDP": 2 * size * 7 // 8, "ZeRO-2": 4 * size * 7 // 8, "FSDP": 3 * 3 * size * 15 // 16,
+        "DDP": 2 * size * 7 // 8, "ZeRO-2": 4 * size * 7 // 8, "HSDP": 3 * 2 * size // 2,
+        "FSDP": 3 * 3 * size * 7 // 8,
     }  # fmt: skip
     slow, fast = (describe_traffic(way, 1e13, _gpus(1, 16, 2, link)) for link in (1e3, 1e12))
     assert "beside 0.1 s of arithmetic" in slow[0]
     assert "The link is slower than the GPUs" in slow[1]
     assert len(fast) == 1
     assert "--link" in describe_traffic(way, 1e13, _gpus(1, 16, 2))[0]
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(2, 8), (4, 8), (3, 8)])
+def test_between_machines_only_gradients_are_sent_where_each_machine_holds_the_model(
+    nodes: int, per_node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    step = _step(model=WIDE, batch=1, block=8, accumulation=5)
+    shapes = read_shapes(step)
+    way, changes = choose(step, _gpus(1.06 * 4.2 / 4 * shapes.weights, nodes * per_node, nodes))
+    assert (way.name, changes) == ("HSDP", [])
+    assert way.memory == estimate(step, shapes, "FSDP", per_node), "a machine's own devices divide"
+    assert way.sent == 5 * 2 * shapes.trained * (nodes - 1) // nodes
+    words = shlex.split(way.command)
+    replicas, parts = (
+        words[words.index(f"--parallelism_config_dp_{kind}_size") + 1] for kind in ("replicate", "shard")
+    )
+    assert (replicas, parts) == (str(nodes), str(per_node))
+    monkeypatch.chdir(ROOT)
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
+    environment = prepare_multi_gpu_env(args)
+    assert environment["PARALLELISM_CONFIG_DP_REPLICATE_SIZE"] == str(nodes)
+    assert environment["PARALLELISM_CONFIG_DP_SHARD_SIZE"] == str(per_node)
 
 
 def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:

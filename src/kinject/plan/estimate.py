@@ -147,7 +147,7 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
 
     The fullest moment is the start of the backward pass, or the update with all gradients.
     """
-    sharded, zero, offload = way == "FSDP", way == "ZeRO-2", way == "offload"
+    sharded, zero, offload = way in ("FSDP", "HSDP"), way == "ZeRO-2", way == "offload"
     weights, trained, state = shapes.weights, shapes.trained, shapes.state + shapes.bases
     if zero and step.mixed is not None:
         # DeepSpeed keeps whole weights in 16 bits and its part of float32 ones

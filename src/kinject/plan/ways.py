@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from time import monotonic, process_time
 from typing import Any, NamedTuple
 
 import torch
 
 from kinject.errors import InputError
 from kinject.plan.estimate import Memory, Shapes, Step, estimate, is_bitsandbytes, read_shapes
-from kinject.process import machine_memory, peak_memory, resident_memory
+from kinject.process import core_count, machine_memory, peak_memory, resident_memory
 from kinject.terminal import format_number
 
 GIB = 2**30
@@ -31,6 +32,11 @@ _GPU_CONTEXT, _GPU_FRAGMENTATION = int(0.6 * GIB), 0.05
 CPU_WORKING = 60 * 2**20
 """Memory of a run on a CPU beyond its tensors, the holes in its heap and the libraries
 (docs/figures.md)."""
+_PRODUCT, _PRODUCT_SECONDS = 1024, 0.33
+"""Rows of the matrices whose product is timed, and for how long."""
+_OF_PRODUCTS = 0.6
+"""Of the pace of such products, the fraction that a step reaches: 0.57 of them for 1.2M parameters,
+0.64 for 50M, 0.79 in a forward pass alone (float32, AVX-512, one thread)."""
 _LORA = {"r": 64, "lora_alpha": 128, "target_modules": "all-linear"}
 GPUS = {
     "H200": (139.7, 989e12),
@@ -60,6 +66,11 @@ WAYS = {
         "zero2",
         "a step fits once gradients and the optimizer's state are divided; the weights stay whole, "
         "in bfloat16",
+    ),
+    "HSDP": _Kind(
+        "hsdp",
+        "weights, gradients and state have to be divided, and the devices of one machine hold them "
+        "together: only gradients go between machines",
     ),
     "FSDP": _Kind(
         "fsdp2",
@@ -228,6 +239,24 @@ def _card(name: str) -> str:
     return next((card for card in GPUS if card in words), "")
 
 
+def matrix_pace(kind: str) -> float:
+    """Return the operations a second that a training step reaches on an idle CPU or an Apple GPU,
+    by products of matrices for a third of a second."""
+    # In processor time: beside seven other programs, a product took twenty times as long.
+    clock, n_cores = process_time, core_count()
+    if kind != "cpu":
+        clock, n_cores = monotonic, 1
+    matrix = torch.rand(_PRODUCT, _PRODUCT, device=kind)
+    (matrix @ matrix)[0, 0].item()  # the first product starts threads
+    n_products, started = 0, clock()
+    while clock() - started < _PRODUCT_SECONDS:
+        # Read, so that a GPU has made it.
+        (matrix @ matrix)[0, 0].item()
+        n_products += 1
+    per_core = 2.0 * n_products * _PRODUCT**3 / (clock() - started)
+    return _OF_PRODUCTS * n_cores * per_core
+
+
 def program_bytes() -> int:
     """Return the memory of Python with the libraries of training: this process, once they are
     imported."""
@@ -279,9 +308,12 @@ def _first_way(step: Step, devices: Devices) -> Way:
             continue
         changed, overrides = _divisible(step, name)
         shapes = read_shapes(changed)
-        memories.append(estimate(changed, shapes, name, devices.count))
+        group = devices.count
+        if name == "HSDP":
+            group //= devices.nodes  # each machine has a copy of its own
+        memories.append(estimate(changed, shapes, name, group))
         if devices.fits(memories[-1].peak):
-            sent = _sent_bytes(name, changed, shapes, devices.count)
+            sent = _sent_bytes(name, changed, shapes, devices)
             return Way(name, kind.why, memories[-1], _launch(name, devices), overrides, sent)
     why = "a step does not fit, and processes on a CPU divide nothing"
     if devices.kind == "cuda":
@@ -307,11 +339,16 @@ def _is_possible(way: str, devices: Devices, step: Step) -> bool:
         return devices.are_gpus and step.adapter is None
     if way == "FSDP":
         return devices.are_gpus
+    if way == "HSDP":
+        # With one device a machine nothing is divided within it.
+        return devices.are_gpus and 1 < devices.nodes < devices.count
     return devices.kind == "cuda"
 
 
-def _sent_bytes(way: str, step: Step, shapes: Shapes, count: int) -> int:
-    """Return the bytes that each of `count` devices sends in an optimizer step, over a ring."""
+def _sent_bytes(way: str, step: Step, shapes: Shapes, devices: Devices) -> int:
+    """Return the bytes that each device sends in an optimizer step, over a ring; with HSDP those
+    that each machine sends to others."""
+    count, nodes = devices.count, devices.nodes
     trained, weights, times = shapes.trained, shapes.weights, step.accumulation
     if way == "one device":
         return 0
@@ -320,6 +357,9 @@ def _sent_bytes(way: str, step: Step, shapes: Shapes, count: int) -> int:
     ring = (count - 1) / count
     if way == "DDP":
         return int(ring * 2 * trained)
+    if way == "HSDP":
+        # The gradients of each micro-batch: its devices send a part each.
+        return int((nodes - 1) / nodes * times * 2 * trained)
     # what is gathered is sent in autocast's dtype, half of float32
     halved = 1
     if step.dtype == torch.float32 and step.mixed is not None:
@@ -374,6 +414,11 @@ def _launch(way: str, devices: Devices) -> str:
         more = (
             f" --num_machines {devices.nodes} --machine_rank 0 --main_process_ip ADDRESS "
             "--main_process_port 29500"
+        )
+    if way == "HSDP":
+        more += (
+            f" --parallelism_config_dp_replicate_size {devices.nodes}"
+            f" --parallelism_config_dp_shard_size {devices.count // devices.nodes}"
         )
     return _LAUNCH.format("ddp-cpu" if devices.kind == "cpu" else config, devices.count, more)
 
