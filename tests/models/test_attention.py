@@ -110,6 +110,31 @@ def test_timing_a_row_leaves_no_trace_in_the_run(tiny_tokenizer: Any) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_the_attention_that_auto_takes_on_a_cpu_has_eagers_logits_and_gradients(
+    tiny_tokenizer: Any, group: int
+) -> None:
+    """Two documents in one row, kept apart by their positions: what `auto` reads as eager does, in both passes."""
+    config = {**LLAMA, "num_key_value_heads": 4 // group}
+    ids = torch.arange(2, 26)[None] * 7 % len(tiny_tokenizer)
+    positions = torch.tensor([[*range(9), *range(15)]])
+    found = {}
+    for name in (choose_attention("auto", "cpu"), "eager"):
+        model = new_model(config, tiny_tokenizer, 11, name).train()
+        model.config.use_cache = False
+        logits = model(input_ids=ids, position_ids=positions).logits
+        torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
+        gradients = {key: weight.grad for key, weight in model.named_parameters()}
+        found[model.config._attn_implementation] = (logits.detach(), gradients)
+    (logits, gradients), (expected, of_eager) = found["sdpa"], found["eager"]
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+    assert gradients.keys() == of_eager.keys()
+    for key, gradient in gradients.items():
+        assert gradient is not None
+        torch.testing.assert_close(gradient, of_eager[key], rtol=1e-4, atol=1e-7, msg=key)
+    assert float(gradients["model.layers.0.self_attn.k_proj.weight"].abs().max()) > 0
+
+
 CARDS = {
     "T4": (7, 5),
     "A100": (8, 0),
