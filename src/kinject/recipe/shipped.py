@@ -46,7 +46,7 @@ _FIELD = re.compile(r"^# (Purpose|Needs|Run|Expect): +(.*)$")
 _MENTION = re.compile(r"\brecipes/([\w./-]+)\.yaml\b")
 _SANDBOX = re.compile(r"(?:data|eval|runs)/sandbox/")
 _DATA = re.compile(
-    r"\b(?:(?:(?:data|eval)/(?:company|handbook|subjects)|eval/chat)/\w+\.jsonl"
+    r"\b(?:(?:(?:data|eval)/(?:company|handbook|subjects)|eval/chat)/[\w-]+\.jsonl"
     r"|data/styles/\w+\.yaml)\b"
 )
 """Data that ships as files, beside recipes/; the sandbox's is written by its own code."""
