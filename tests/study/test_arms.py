@@ -48,6 +48,19 @@ def test_a_curve_makes_an_arm_of_each_value_but_of_those_that_do_as_another(tmp_
     assert list(arms(path)) == ["base", "ft", "ft, tagged 0", "ft, tagged 4", "ft, alpha 0.5"]
 
 
+def test_a_point_that_the_shared_recipe_says_already_is_the_arm_itself(tmp_path, tiny_model):
+    path = write_study(
+        tmp_path, tiny_model,
+        arms={"ft": {}, "plain": {"overrides": {"augment.styles": {}}}},
+        sweeps={"steps": {"key": "trainer.max_steps", "arm": "ft", "values": [1, 2, 3]},
+                "texts": {"key": "augment.styles.tagged", "arm": "ft", "values": [1, 2]},
+                "plain steps": {"key": "trainer.max_steps", "arm": "plain", "values": [2, 7]}},
+    )  # fmt: skip
+    assert list(arms(path)) == [
+        "base", "ft", "plain", "ft, max_steps 1", "ft, max_steps 3", "ft, tagged 2", "plain, max_steps 7",
+    ]  # fmt: skip
+
+
 def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_between_them(
     tmp_path, tiny_model
 ):

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 from kinject.corpus.spans import Json
 from kinject.errors import Problem, RecipeError
 from kinject.question_formats import FORMATS
-from kinject.recipe import StudyRecipe, read_recipe
+from kinject.recipe import StudyRecipe, read_recipe, read_values
 from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import find_problems
 from kinject.recipe.read import NOT_TRAINING, Sections
@@ -66,6 +66,7 @@ class Arm:
     through: str = ""
     after: str = ""
     retrieval: str = ""
+    match_tokens_of: str = ""
 
     @property
     def trained(self) -> bool:
@@ -84,14 +85,16 @@ class Arm:
 
     @property
     def matched(self) -> str:
-        """The arm whose steps or seconds it takes, "" if it has its own."""
-        return self.match_steps_of or self.match_seconds_of
+        """The arm whose steps, tokens or seconds it takes, "" if it has its own."""
+        return self.match_steps_of or self.match_tokens_of or self.match_seconds_of
 
-    def is_covered_by(self, other: Arm) -> bool:
-        """Return whether `other` has the same weights for every seed of this arm."""
-        return self._weights() == other._weights() and set(self.seeds) <= set(other.seeds)
+    def is_covered_by(self, other: Arm, shared: Mapping[str, Any]) -> bool:
+        """Return whether `other` has the same weights for every seed of this arm, by the values
+        `shared` of the recipes that both override."""
+        same = self._weights(shared) == other._weights(shared)
+        return same and set(self.seeds) <= set(other.seeds)
 
-    def _weights(self) -> Arm:
+    def _weights(self, shared: Mapping[str, Any]) -> Arm:
         """Return the arm reduced to the fields on which its weights depend."""
         alpha = self.alpha
         if alpha == 1:
@@ -103,7 +106,7 @@ class Arm:
             rag=True,
             seeds=(),
             sweep="",
-            overrides=nest_overrides(self.overrides),
+            overrides=nest_overrides(self.overrides, shared),
             alpha=alpha,
         )
 
@@ -141,6 +144,7 @@ def expand_arms(
     sweep whose weights another arm has already is that arm, and none is added.
     """
     every: list[Arm] = []
+    shared = _shared_values(section)
     sweeps: dict[tuple[str, str], tuple[SweepPoint, ...]] = {}
     for model in section.models:
         values = {name: value for (of, name), value in tuned.items() if of == model}
@@ -151,7 +155,7 @@ def expand_arms(
         for sweep, item in (section.sweeps or {}).items():
             for parent in arms:
                 if parent.name == item.arm:
-                    sweeps[model, sweep] = _expand_sweep(sweep, item, parent, arms)
+                    sweeps[model, sweep] = _expand_sweep(sweep, item, parent, arms, shared)
                     break
         every += arms
         for name, keys in (section.retrievals or {}).items():
@@ -173,7 +177,7 @@ def _with_retrieval(arm: Arm, name: str, keys: Mapping[str, Any]) -> Arm:
 
 
 def _expand_sweep(
-    name: str, item: SweepSection, parent: Arm, arms: list[Arm]
+    name: str, item: SweepSection, parent: Arm, arms: list[Arm], shared: Mapping[str, Any]
 ) -> tuple[SweepPoint, ...]:
     """Return the points of a sweep over `parent`; append those that no arm of `arms` covers to
     `arms`."""
@@ -182,19 +186,31 @@ def _expand_sweep(
         varied = replace(
             _with_value(parent, item.key, value, name), rag=False, seeds=item.seeds or parent.seeds
         )
-        arm = _with_weights_of(varied, arms)
+        arm = _with_weights_of(varied, arms, shared)
         if arm is varied:
             arms.append(arm)
         points.append(SweepPoint(value, value_label(value), arm.name))
     return tuple(points)
 
 
-def _with_weights_of(varied: Arm, arms: Sequence[Arm]) -> Arm:
+def _with_weights_of(varied: Arm, arms: Sequence[Arm], shared: Mapping[str, Any]) -> Arm:
     """Return the first arm that has the weights of `varied`, itself if none has."""
     for arm in arms:
-        if varied.is_covered_by(arm):
+        if varied.is_covered_by(arm, shared):
             return arm
     return varied
+
+
+def _shared_values(section: StudySection) -> dict[str, Any]:
+    """Return the values of the train and augment recipes that the arms override."""
+    values = read_values(Path(section.train))
+    if section.augment is not None:
+        values |= {
+            key: value
+            for key, value in read_values(Path(section.augment)).items()
+            if key in AUGMENT_SECTIONS
+        }
+    return values
 
 
 def _expand_grids(
@@ -249,6 +265,7 @@ def _make_arm(
         seeds=item.seeds or section.seeds,
         through=item.through or "",
         after=item.after or "",
+        match_tokens_of=match.get("tokens", ""),
     )
 
 
@@ -286,9 +303,12 @@ def _of_sections(overrides: Mapping[str, Any], sections: Sequence[str]) -> dict[
     return {key: value for key, value in overrides.items() if key.split(".")[0] in sections}
 
 
-def nest_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted keys and values as nested mappings; later keys overwrite earlier ones."""
-    root: dict[str, Any] = {}
+def nest_overrides(
+    overrides: Mapping[str, Any], onto: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return dotted keys and values as nested mappings, over the values `onto`; later keys
+    overwrite earlier ones."""
+    root: dict[str, Any] = dict(onto)
     for key, value in overrides.items():
         *path, last = key.split(".")
         parent = root

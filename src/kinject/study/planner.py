@@ -63,8 +63,8 @@ class ArmRun:
 
 @dataclass(frozen=True)
 class _Match:
-    """The arm whose steps or seconds another takes: `trainings` are read, `stages` come before
-    them, and `parameters` name the folders of the trainings."""
+    """The arm whose steps, tokens or seconds another takes: `trainings` are read, `stages` come
+    before them, and `parameters` name the folders of the trainings."""
 
     stages: tuple[Stage, ...] = ()
     trainings: tuple[Stage, ...] = ()
@@ -184,6 +184,8 @@ class Planner:
         folder = str(other.train.folder)
         if arm.match_steps_of:
             return _Match(other.all_stages, (other.train,), {"match_steps_of": folder})
+        if arm.match_tokens_of:
+            return _Match(other.all_stages, (other.train,), {"match_tokens_of": folder})
         # Seconds a step are not known beforehand: the arm trains once unmatched to measure them.
         unmatched = self.arm_run(replace(arm, match_seconds_of=""), seed, others)
         assert unmatched.train is not None  # `arm` is trained

@@ -181,6 +181,9 @@ def _run_train(stage: Stage) -> dict[str, Any]:
     if "match_steps_of" in stage.parameters:
         matched = _read_finished(Path(stage.parameters["match_steps_of"]))
         overrides.append(f"trainer.max_steps={matched.steps}")
+    if "match_tokens_of" in stage.parameters:
+        unmatched = read_recipe(Path(stage.recipe), overrides, "train")
+        overrides += _matching_epochs(unmatched, Path(stage.parameters["match_tokens_of"]))
     if "match_seconds_of" in stage.parameters:
         unmatched = read_recipe(Path(stage.recipe), overrides, "train")
         overrides += _matching_steps(unmatched.trainer, stage.parameters)
@@ -213,6 +216,20 @@ def _read_finished(folder: Path) -> FinishedTraining:
             f"{folder}: no manifest of the run that this arm is matched to. Run the study again."
         )
     return counts
+
+
+def _matching_epochs(recipe: TrainRecipe, matched: Path) -> list[str]:
+    """Return the overrides by which a training reads as many tokens of its corpus as the one in
+    `matched` read of its own."""
+    from kinject.plan.length import measure_length
+    from kinject.train.load import load_training_tokenizer
+
+    tokenizer = load_training_tokenizer(recipe.model, CorpusFile(Path(recipe.corpus.path)))
+    length = measure_length(recipe, tokenizer, 1)
+    fix = "Delete this folder to train it again."
+    n_epochs = read_json(matched / DONE, fix)["tokens"] * length.epochs / length.tokens
+    # More than four digits would be a fraction of a step.
+    return ["trainer.max_steps=-1", f"trainer.num_train_epochs={round(n_epochs, 4)!r}"]
 
 
 def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
