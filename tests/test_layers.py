@@ -50,6 +50,7 @@ SIDEWAYS = {
     ("corpus", "language"),  # the value of an answer
     ("llm", "models"),  # a local model writes
     ("demo", "api"),
+    ("study", "plan"),  # a dry run tells hours by the operations that a plan counts
 }  # fmt: skip
 """Imports within a layer (importing room, imported room), one way only."""
 

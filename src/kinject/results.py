@@ -13,8 +13,10 @@ from kinject.types import (
     Count,
     Difference,
     Fraction,
+    HeldBits,
     JudgeResult,
     Price,
+    PublishedResult,
     Tabular,
     Written,
     first_few,
@@ -562,6 +564,8 @@ class Report(Tabular):
     shortcuts: tuple[Shortcuts, ...] = ()
     prices: tuple[Price, ...] = ()
     advice: tuple[Advice, ...] = ()
+    published: tuple[PublishedResult, ...] = ()
+    held_bits: tuple[HeldBits, ...] = ()
     logs: tuple[tuple[str, str, int, str], ...] = ()
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()

@@ -417,6 +417,28 @@ Count = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
+class PublishedResult:
+    """An accuracy that a paper printed, over `n` questions, beside this study's in one `format`.
+
+    `low` and `high` bound the difference, measured - published, at 95%. `k` are the passages of the
+    measured one.
+    """
+
+    model: str
+    arm: str
+    question_set: str
+    shots: Count
+    k: Count
+    format: str
+    published: Fraction
+    n: Count
+    source: str
+    measured: Fraction
+    low: Difference
+    high: Difference
+
+
+@dataclass(frozen=True, slots=True)
 class Price:
     """What it costs to ask an arm with `k` passages, in the currency of study.price, on the
     questions that get passages.
@@ -460,3 +482,23 @@ class Advice:
     n_more: Count = 0
     n_more_documents: Count = 0
     forgotten: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBits:
+    """How many bits of a question set's answers an arm holds, by its choices: a fact that is known
+    is worth log2 of the number of choices, and what guessing finds is worth nothing.
+
+    A lower bound: a fact whose value is one of a hundred is worth more than its four choices tell.
+    `low` and `high` are by the accuracy's interval; `most` is what all facts are worth.
+    """
+
+    model: str
+    arm: str
+    question_set: str
+    n_parameters: Count
+    n_facts: Count
+    bits: float
+    low: float
+    high: float
+    most: float

@@ -51,6 +51,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     documents = create_documents(PEOPLE, "new")
     for name in ("current-events", "mmlu-wikipedia"):
         write_jsonl(root / "data" / name / "documents.jsonl", documents)
+    shutil.copytree(ROOT / "data" / "subjects", root / "data" / "subjects")
     rows = [
         {"prompt": f"Question: What is {i} and {i}?\nAnswer:", "completion": f" {2 * i}"}
         for i in range(20)
@@ -157,9 +158,7 @@ def _steps(folder: Path) -> int:
     return int(json.loads((folder / "manifest.json").read_text("utf-8"))["counts"]["steps"])
 
 
-def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their_validation_files(
-    root: Path, go: Go
-) -> None:
+def _write_mmlu(root: Path) -> None:
     questions = create_questions(PEOPLE, 0)
     for index, subject in enumerate(SUBJECTS):
         subject_rows = questions[6 * index : 6 * index + 6]
@@ -170,6 +169,12 @@ def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their
             ("test", subject_rows[2:4]),
         ):
             _write_csv(root / "data" / "mmlu" / split / f"{subject}_{split}.csv", part)
+
+
+def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their_validation_files(
+    root: Path, go: Go
+) -> None:
+    _write_mmlu(root)
     result, _ = go("paper-mmlu", ("llama2",), ("ft-reg",), [1e-5])
     assert {(s.model, s.arm) for s in result.results} == {
         (m, arm) for m in result.models for arm in ("base", "ft-reg")
@@ -183,6 +188,36 @@ def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their
     assert rate.candidates[0][2] == 10, "two validation questions of each subject"
     assert {s.n for s in result.results if s.question_set != "general"} == {2}
     assert len(result.claims) == len(SUBJECTS), "the other claims are on arms that are not run here"
+
+
+def test_mmlus_own_questions_are_asked_of_the_models_of_the_laptops_study(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    _write_mmlu(root)
+    own, other = (
+        read_recipe(f"recipes/studies/paper-laptop{name}.yaml", verb="study", check_inputs=False)
+        for name in ("", "-mmlu")
+    )
+    shared = ("models", "augment", "train", "arms", "sweeps", "seeds", "cache_dir", "keep_models")
+    for key in shared:  # so that both studies have the same stages of training
+        assert getattr(own.study, key) == getattr(other.study, key), key
+    assert own.study.keep_models
+    overrides = [
+        'study.models={smollm2: llama2}', "study.sweeps=null", "study.cache_dir=runs/laptop",
+        "study.overrides={augment.styles: {paraphrase: 1}, trainer.max_steps: 1, trainer.warmup_steps: 0, "
+        "trainer.per_device_train_batch_size: 1, trainer.max_length: 64, eval.chat: false, "
+        "augment.documents: data/subjects/anatomy.jsonl, "
+        "augment.generator: {kind: file, path: data/subjects/anatomy-paraphrases.jsonl}}",
+        "study.arms={ft-par: {}}", "study.claims=null",
+    ]  # fmt: skip
+    recipe = read_recipe("recipes/studies/paper-laptop-mmlu.yaml", overrides, "study")
+    result, _ = run_study(recipe, InProcess)
+    assert result.failures == ()
+    asked = {(s.question_set, s.shots, s.arm, s.k) for s in result.results if s.role != "baseline"}
+    assert asked == {
+        (subject, shots, arm, k) for subject in SUBJECTS for shots in (0, 5) for arm in ("base", "ft-par") for k in (0, 1)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["paper-mmlu", "paper-current-events"])

@@ -27,6 +27,7 @@ from kinject.study.analysis import make_prices
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting
 from kinject.study.run import render_plan, run_study
+from kinject.study.stages import Stage
 from small import draw_blank_figures, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -46,7 +47,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 def write_whole(folder: Path, model: Path) -> Path:
     """Write a study with a choice, two K, a matched arm, an averaged arm and a claim."""
     return write_study(
-        folder, model, seeds=[0, 1], validation={"new": 0.5},
+        folder, model, seeds=[0, 1], validation={"new": 0.5}, keep_models=True,
         arms={
             "ft": {"description": "tuned on the country"},
             "rep": {"overrides": {"augment.styles": {}, "trainer.max_steps": 9}, "match": {"steps": "ft"}, "rag": False,
@@ -212,6 +213,22 @@ def test_a_step_matched_arm_trains_as_many_steps_on_its_own_corpus(finished):
     )
 
 
+def test_a_token_matched_arm_reads_as_many_tokens_of_its_own_corpus(tmp_path, tiny_model):
+    overrides = {"trainer.max_steps": -1, "trainer.num_train_epochs": 3, "trainer.per_device_train_batch_size": 1}
+    arms = {
+        "ft": {"rag": False},
+        "rep": {"overrides": {"augment.styles": {}}, "match": {"tokens": "ft"}, "rag": False},
+    }
+    _, executor = go(write_study(tmp_path, tiny_model, seeds=[2], overrides=overrides, arms=arms))
+    read = {}
+    for name in arms:
+        counts = manifest_of(train_folder_of_arm(executor, f"{name}, seed 2"))["counts"]
+        read[name] = counts["epochs"] * counts["tokens"]["source"]
+    assert counts["epochs"] > 3
+    # Trainer ends with a whole step.
+    assert read["rep"] == pytest.approx(read["ft"], rel=0.15)
+
+
 def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_model, monkeypatch):
     path = write_study(
         tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": 6, "trainer.warmup_steps": 3},
@@ -317,6 +334,34 @@ def test_models_are_deleted_once_they_are_evaluated_and_made_again_where_another
     _, again = go(path, None, "study.keep_models=false", "study.arms.half.alpha=0.25")
     assert sorted(stage.kind for stage in again.submitted) == ["eval", "merge", "train"]
     assert not list((tmp_path / "stages").rglob("*.safetensors"))
+
+
+class Counting(InProcess):
+    """Counts the folders that hold weights whenever a stage begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[int] = []
+
+    def submit(self, stage: Stage) -> None:
+        stages = stage.folder.parents[1]
+        self.held.append(len({path.parent for path in stages.rglob("*.safetensors")}))
+        super().submit(stage)
+
+
+def test_by_default_an_arm_is_asked_and_deleted_before_the_next_is_trained(tmp_path, tiny_model):
+    arms = {name: {"overrides": {"trainer.learning_rate": rate}, "rag": rate == 0.02}
+            for name, rate in (("slow", 0.001), ("fast", 0.02), ("faster", 0.05))}  # fmt: skip
+    path = write_study(tmp_path, tiny_model, seeds=[3], validation={"new": 0.5}, arms=arms)
+    lean, executor = go(path, Counting())
+    assert lean.failures == ()
+    assert max(executor.held) == 1
+    order = [(stage.kind, stage.parameters.get("split")) for stage in executor.submitted]
+    assert order.count(("eval", "validation")) == 2, "the base and one arm have two K to choose from"
+    assert order[order.index(("eval", "validation")) + 1] == ("eval", "test")
+    everything, _ = go(path, None, "study.keep_models=true", f"study.cache_dir={tmp_path / 'kept'}")
+    assert lean.results == everything.results
+    assert lean.choices == everything.choices
 
 
 def test_a_failed_arm_is_reported_with_its_log_and_the_others_finish(tmp_path, tiny_model):

@@ -114,10 +114,15 @@ def _is_complete(report: Report) -> bool:
     option(
         "--dry-run",
         action="store_true",
-        help="print which stages would run and which are done, then stop",
+        help="print which stages would run, with their hours, disk and money, then stop",
         either=True,
     ),
     JOB_OPTION,
+    option(
+        "--gpu",
+        metavar="NAME",
+        help="with --dry-run: hours on this card of kinject plan",
+    ),
     option(
         "--jobs",
         type=int,
@@ -126,6 +131,8 @@ def _is_complete(report: Report) -> bool:
     ),
 )
 def _study(arguments: argparse.Namespace) -> Outcome:
+    if arguments.gpu is not None and not arguments.dry_run:
+        raise InputError("--gpu: it plans the hours for a card. Add --dry-run, or leave it out.")
     if arguments.job is not None:
         if arguments.jobs is not None:
             return print_job(arguments, "study", "--jobs", str(arguments.jobs))
@@ -134,7 +141,7 @@ def _study(arguments: argparse.Namespace) -> Outcome:
     if arguments.dry_run:
         from kinject.study.run import render_plan
 
-        text = render_plan(recipe)
+        text = render_plan(recipe, arguments.gpu)
         show(text)
         return {"text": text}, 0
     from kinject.executors import executor_factory

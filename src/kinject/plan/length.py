@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kinject.augment.preview import TOKENS_PER_WORD, preview
+from kinject.augment.preview import TOKENS_PER_WORD, Preview, preview
 from kinject.corpus.fetched import with_local_corpora
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import find_runs, is_file
@@ -121,18 +121,37 @@ def _estimate_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> R
     except KinjectError as error:
         notes.append(f"steps and tokens are not counted: {missing}, and {error}")
         return None
+    notes.append(f"steps and tokens: by the estimate of kinject augment {writer} --dry-run.")
     n_texts = written.n_passages + written.n_asked
-    own = written.n_words * TOKENS_PER_WORD + written.n_asked * (written.tokens_per_text or 0)
+    return length_of_texts(recipe, n_texts, corpus_tokens(written), n_devices)
+
+
+def corpus_tokens(written: Preview) -> float:
+    """Return the tokens of the corpus that a run of kinject augment will write, by its estimate."""
+    own = written.n_words * TOKENS_PER_WORD
+    per_text = written.tokens_per_text
+    # Texts of a file, and those that a rule makes, cost no tokens, but are read as often: each is
+    # about as long as its passage.
+    if per_text is None:
+        per_text = own / max(written.n_passages, 1)
+    return own + written.n_asked * per_text
+
+
+def length_of_texts(
+    recipe: TrainRecipe, n_texts: int, n_tokens: float, n_devices: int
+) -> RunLength:
+    """Return the length of a run over `n_texts` texts of `n_tokens` tokens, and over the corpora
+    that the recipe mixes with them, by their fractions."""
     fraction = sum(part.fraction for part in recipe.corpus.parts().values())
-    n_tokens = own / (1 - fraction)
+    n_all = n_tokens / (1 - fraction)
     n_rows = math.ceil(n_texts / (1 - fraction))
     block = trainer_field(recipe.trainer, "max_length")
     if recipe.trainer.get("packing") and block:
-        n_rows = math.ceil(n_tokens / block)
-    steps, epochs = count_steps(recipe.trainer, max(n_rows, 1), n_devices)
-    notes.append(f"steps and tokens: by the estimate of kinject augment {writer} --dry-run.")
-    n_read = round(n_tokens * epochs)
-    return RunLength(max(n_rows, 1), steps, epochs, n_read, n_read)
+        n_rows = math.ceil(n_all / block)
+    n_rows = max(n_rows, 1)
+    steps, epochs = count_steps(recipe.trainer, n_rows, n_devices)
+    n_read = round(n_all * epochs)
+    return RunLength(n_rows, steps, epochs, n_read, n_read)
 
 
 def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLength:

@@ -59,6 +59,7 @@ from kinject.report.tables import (
     claims_text,
     cost_table,
     names_table,
+    published_table,
     small_tables,
 )
 from kinject.report.words import write_opening
@@ -282,6 +283,8 @@ def _details(
     yield "What these data cannot tell", _bullets(limitations(view))
     if report.claims:
         yield "Claims", (claims_table(report.claims),)
+    if report.published:
+        yield "Published numbers", (published_table(view),)
     yield "Learning against forgetting", _figure("frontier", plots)
     yield "Sweeps", tuple(sweep_tables(view))
     if changes is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kinject.question_formats import FORMATS
 from kinject.report.formatting import (
     View,
     arm_name,
@@ -14,7 +15,9 @@ from kinject.report.formatting import (
     format_nonzero,
     format_p,
     format_percent,
+    format_points,
     format_seed,
+    join_words,
     perplexity_change,
 )
 from kinject.report.page import Cell, Line, TableBlock, line, without_empty_columns
@@ -27,7 +30,7 @@ from kinject.results import (
 )
 from kinject.stats.perplexities import perplexity_bounds
 from kinject.terminal import CURRENCY, duration, format_count
-from kinject.types import JudgeResult, Price
+from kinject.types import RAG, JudgeResult, Price
 
 _FOR = {
     "learning": "the documents of the training answer it",
@@ -222,6 +225,38 @@ def _pays_after(price: Price) -> str:
     return price.pays_after or ""
 
 
+def published_table(view: View) -> TableBlock:
+    """Return the accuracies that a paper printed beside those of the report, with the difference
+    and its interval."""
+    lines = []
+    for item in view.report.published:
+        arm = arm_name(item.arm.removesuffix(f"+{RAG}"), item.k)
+        bounds = f"{100 * item.low:+.1f} to {100 * item.high:+.1f}"
+        tone = ""
+        if item.low > 0:
+            tone = "good"
+        elif item.high < 0:
+            tone = "bad"
+        lines.append(
+            line(
+                view.with_model(arm, item.model),
+                format_name(item.question_set),
+                str(item.shots),
+                format_name(FORMATS[item.format].label),
+                f"{100 * item.published:.1f}",
+                f"{100 * item.measured:.1f}",
+                Cell(format_points(item.measured - item.published), tone, bounds),
+            )
+        )
+    sources = join_words(list(dict.fromkeys(item.source for item in view.report.published)))
+    about = (
+        f"{format_name(sources)}. Difference: measured - published, 95% interval of independent "
+        "answers; the publication's own uncertainty is in it"
+    )
+    columns = ("model", "questions", "shots", "asked as", "published %", "here %", "difference")
+    return TableBlock("Beside the published numbers", about, columns, tuple(lines))
+
+
 def shortcuts_table(view: View) -> TableBlock:
     """Return what the choices of each set give away to someone who reads no question."""
     lines = []
@@ -273,10 +308,36 @@ def small_tables(view: View) -> Iterator[TableBlock]:
         yield shortcuts_table(view)
     if view.report.prices:
         yield price_table(view)
+    if view.report.held_bits:
+        yield _bits_table(view)
     for label, items in view.perplexities():
         yield _perplexity_table(label, items)
     if view.report.judge is not None:
         yield _judge_table(view.report.judge)
+
+
+def _bits_table(view: View) -> TableBlock:
+    """Return the bits that each arm holds, and those of each of its parameters."""
+    lines = []
+    for item in view.report.held_bits:
+        each = item.bits / item.n_parameters
+        bounds = f"{item.low:,.0f} to {item.high:,.0f}"
+        lines.append(
+            line(
+                view.with_model(arm_name(item.arm), item.model),
+                format_name(item.question_set),
+                f"{item.n_parameters:,}",
+                Cell(f"{item.bits:,.0f}", "", bounds),
+                f"{item.most:,.0f}",
+                format_nonzero(each, "{:.3g}"),
+            )
+        )
+    about = (
+        "facts x log2(choices) x (right - guessing) / (1 - guessing): a lower bound; 95% interval "
+        "below (arXiv 2404.05405)"
+    )
+    columns = ("model", "questions", "parameters", "bits", "of at most", "bits a parameter")
+    return TableBlock("Bits held", about, columns, tuple(lines))
 
 
 def _recall_table(recalls: Sequence[Recall]) -> TableBlock:

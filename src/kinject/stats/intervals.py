@@ -389,6 +389,15 @@ def wilson(rate: float, n: float, limit: float = 1.959963984540054) -> tuple[flo
     return low, high
 
 
+def difference_bounds(one: Bounded, other: Bounded) -> tuple[float, float]:
+    """Return the interval of `one` - `other`, two accuracies of different answers, from their own
+    intervals (Newcombe 1998, method 10)."""
+    difference = one.value - other.value
+    below = math.hypot(one.value - one.low, other.high - other.value)
+    above = math.hypot(one.high - one.value, other.value - other.low)
+    return max(-1.0, difference - below), min(1.0, difference + above)
+
+
 def chance_p(matrix: CorrectnessMatrix, margin: float | None = None) -> float | None:
     """Return the two-sided p that the accuracy is that of guessing: the score test of
     `bounded_accuracy`'s interval; for independent questions the exact binomial test, if larger.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, log2, prod
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
+from kinject.disk import read_jsonl
 from kinject.eval.results import (
     ControlAnswers,
     Matrices,
@@ -18,7 +22,9 @@ from kinject.eval.results import (
     with_leaders,
 )
 from kinject.executors import LOG
+from kinject.models import read_headers
 from kinject.question_formats import FORMATS
+from kinject.recipe.sections import ClaimSection
 from kinject.results import (
     ArmResult,
     Cost,
@@ -26,12 +32,16 @@ from kinject.results import (
     Role,
     Scope,
 )
+from kinject.stats.intervals import Bounded, difference_bounds, wilson
 from kinject.stats.matrix import CorrectnessMatrix
 from kinject.study.arms import BASE, Arm
 from kinject.study.planner import ArmRun
 from kinject.study.records import AskSetting, Records
 from kinject.study.scheduler import StageStatus
-from kinject.types import RAG, ArmName, Price
+from kinject.types import RAG, ArmName, HeldBits, Price, PublishedResult
+
+_PAPERS = Path(__file__).parent / "papers"
+_ARXIV = re.compile(r"\b\d{4}\.\d{4,5}\b")
 
 
 def summarize_arms(
@@ -297,3 +307,139 @@ def make_failures(runs: Sequence[ArmRun], status: StageStatus, records: Records)
             why, log = "diverged: no question has a score", str(run.evaluations[-1].folder / LOG)
             failures.append(Failure(run.arm.name, run.arm.model, run.seed, "eval", why, log))
     return failures
+
+
+def make_held_bits(
+    results: Sequence[ArmResult],
+    n_parameters: Mapping[str, int],
+    prompt_format: Callable[[str], tuple[str, int]],
+) -> list[HeldBits]:
+    """Return the bits that each arm without passages holds of each question set, in the format that
+    decides on the set; none unless base models of several sizes can be compared. `n_parameters`
+    are those of the base models that are known."""
+    if len(set(n_parameters.values())) < 2:
+        return []
+    found = []
+    for result in results:
+        head = (result.format, result.shots) == prompt_format(result.question_set)
+        is_plain = head and result.k == 0 and not result.subject
+        if is_plain and result.model in n_parameters and result.chance > 0:
+            found.append(_held_bits(result, n_parameters[result.model]))
+    return found
+
+
+def _held_bits(result: ArmResult, n_parameters: int) -> HeldBits:
+    n_facts = result.n - result.n_unscored
+    most = n_facts * log2(1 / result.chance)
+
+    def bits(accuracy: float) -> float:
+        # Who knows a part of the facts and guesses at the rest is right in this part, and in the
+        # chance of the rest.
+        known = (accuracy - result.chance) / (1 - result.chance)
+        return most * max(known, 0.0)
+
+    return HeldBits(
+        model=result.model,
+        arm=result.arm,
+        question_set=result.question_set,
+        n_parameters=n_parameters,
+        n_facts=n_facts,
+        bits=bits(result.accuracy),
+        low=bits(result.low),
+        high=bits(result.high),
+        most=most,
+    )
+
+
+def count_parameters(folders: Mapping[str, Path]) -> dict[str, int]:
+    """Return the parameters of each base model whose weights are in its folder."""
+    counts = {}
+    for name, folder in folders.items():
+        if any(folder.glob("*.safetensors")):
+            headers = read_headers(folder).values()
+            counts[name] = sum(prod(tensor.shape) for tensor in headers)
+    return counts
+
+
+def training_logs(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str, str, int, str]]:
+    """Return (model, arm, seed, log.jsonl as seen from `run_dir`) of each finished training run."""
+    logs = [(run, run.train.folder / "log.jsonl") for run in runs if run.train is not None]
+    return [
+        (run.arm.model, run.arm.name, run.seed, os.path.relpath(path, run_dir))
+        for run, path in logs
+        if path.is_file()
+    ]
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """An accuracy that a paper printed. `model` is the model's name on the hub; `k` is None where
+    the paper chose its number of passages."""
+
+    model: str
+    arm: str
+    question_set: str
+    shots: int
+    accuracy: float
+    n: int
+    source: str
+    k: int | None = None
+
+
+def published_by(claims: Iterable[ClaimSection]) -> list[PublishedRow]:
+    """Return what the papers printed that the claims name by their arXiv number, as far as it
+    ships."""
+    numbers: dict[str, None] = {}
+    for claim in claims:
+        numbers |= dict.fromkeys(_ARXIV.findall(claim.source))
+    rows: list[PublishedRow] = []
+    for number in numbers:
+        path = _PAPERS / f"{number}.jsonl"
+        if path.is_file():
+            rows += [PublishedRow(**row) for _, row in read_jsonl(path)]
+    return rows
+
+
+def beside_published(
+    rows: Sequence[PublishedRow], results: Sequence[ArmResult], sources: Mapping[str, str]
+) -> list[PublishedResult]:
+    """Return each published accuracy beside the results of the same model, arm, question set and
+    shots, one for each format that shows the question; those of nothing that was measured are left
+    out. `sources` are the names on the hub of the study's base models."""
+    found: list[PublishedResult] = []
+    for row in rows:
+        found += [_beside(row, result) for result in results if _is_same(row, result, sources)]
+    return found
+
+
+def _beside(row: PublishedRow, result: ArmResult) -> PublishedResult:
+    published = Bounded(row.accuracy, *wilson(row.accuracy, row.n))
+    own = Bounded(result.accuracy, result.low, result.high)
+    low, high = difference_bounds(own, published)
+    return PublishedResult(
+        model=result.model,
+        arm=row.arm,
+        question_set=row.question_set,
+        shots=row.shots,
+        k=result.k,
+        format=result.format,
+        published=row.accuracy,
+        n=row.n,
+        source=row.source,
+        measured=result.accuracy,
+        low=low,
+        high=high,
+    )
+
+
+def _is_same(row: PublishedRow, result: ArmResult, sources: Mapping[str, str]) -> bool:
+    """Return whether a result is of what a published accuracy is of."""
+    # With the K that each chose, where the paper does not name it.
+    same_k = result.k == row.k
+    if row.k is None:
+        same_k = result.k == 0 or result.chosen_k
+    arm = ArmName.asked(result.arm, result.k)
+    same = (sources.get(result.model), arm, result.question_set, result.shots)
+    wanted = (row.model, row.arm, row.question_set, row.shots)
+    shows = FORMATS[result.format].shows_question
+    return same == wanted and same_k and shows and not result.subject

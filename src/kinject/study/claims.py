@@ -3,11 +3,14 @@ and before it runs, what each could tell."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from kinject.recipe.sections import ClaimSection
+from kinject.disk import content_id, file_lock, read_json, write_json
+from kinject.recipe.sections import ClaimSection, StudySection
 from kinject.report.formatting import format_p, format_percent, format_points
 from kinject.results import ALPHA, FEWEST, MARGIN, Claim, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import trend
@@ -421,3 +424,48 @@ def _power_line(name: str, design: Design, spread: Spread, n_questions: int) -> 
     if change:
         text += f"; {100 * MARGIN:g} points need {change}"
     return text
+
+
+def declare_claims(section: StudySection) -> dict[str, float]:
+    """Return when each claim was declared first, by any study with these stages: a file beside them
+    records it.
+
+    A claim is its fields without the words, with the arms and the sweep that it names.
+    """
+    declared = {}
+    for name, claim in (section.claims or {}).items():
+        path = Path(section.cache_dir) / "claims" / f"{_claim_id(section, claim)}.json"
+        # Two studies may declare it at once: the first time counts.
+        with file_lock(path.with_name(f".{path.name}.lock")):
+            if not path.is_file():
+                write_json(path, {"declared": time.time()})
+        found = read_json(path, "Delete it, and its claim counts as declared now.")
+        declared[name] = float(found["declared"])
+    return declared
+
+
+def _claim_id(section: StudySection, claim: ClaimSection) -> str:
+    named = [ArmName.parse(arm) for arm in named_arms(claim)]
+    parts = [asdict(replace(claim, statement="", source=""))]
+    parts += [asdict(section.arms[arm]) for arm, _ in named if arm in section.arms]
+    sweeps, retrievals = section.sweeps or {}, section.retrievals or {}
+    # A sweep that two of the claim's arms are points of counts once.
+    parts += [asdict(sweeps[sweep]) for sweep in dict.fromkeys(sweeps_of(claim))]
+    parts += [dict(retrievals[retrieval]) for _, retrieval in named if retrieval in retrievals]
+    return content_id("claim", section.eval, parts)
+
+
+def named_arms(claim: ClaimSection) -> list[str]:
+    """Return the arms that a claim compares, but for points of sweeps."""
+    return [arm for arm in (claim.arm, claim.baseline) if isinstance(arm, str)]
+
+
+def sweeps_of(claim: ClaimSection) -> list[str]:
+    """Return the sweeps whose points a claim compares."""
+    sweeps: list[str] = []
+    for arm in (claim.arm, claim.baseline):
+        if isinstance(arm, Mapping):
+            sweeps += arm
+    if claim.sweep:
+        sweeps.append(claim.sweep)
+    return sweeps

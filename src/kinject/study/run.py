@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -17,10 +15,7 @@ from kinject.corpus.questions import about_sets, read_questions
 from kinject.corpus.spans import Json
 from kinject.disk import (
     FORMAT_VERSION,
-    content_id,
-    file_lock,
     lock_dir,
-    read_json,
     write_json,
     write_jsonl,
     write_manifest,
@@ -35,7 +30,16 @@ from kinject.recipe.sections import ClaimSection, StudySection
 from kinject.report.files import write_report
 from kinject.results import Choice, Claim, Report, Role, Sweep, UnscoredResult, to_json
 from kinject.stats.advice import advise
-from kinject.study.analysis import make_failures, make_prices, summarize_arms
+from kinject.study.analysis import (
+    beside_published,
+    count_parameters,
+    make_failures,
+    make_held_bits,
+    make_prices,
+    published_by,
+    summarize_arms,
+    training_logs,
+)
 from kinject.study.arms import (
     Arm,
     arm_infos,
@@ -46,7 +50,15 @@ from kinject.study.arms import (
     make_sweeps,
     n_trainings,
 )
-from kinject.study.claims import Evidence, judge_claims, render_power
+from kinject.study.claims import (
+    Evidence,
+    declare_claims,
+    judge_claims,
+    named_arms,
+    render_power,
+    sweeps_of,
+)
+from kinject.study.outlook import render_outlook
 from kinject.study.planner import ArmRun
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.scheduler import (
@@ -56,6 +68,7 @@ from kinject.study.scheduler import (
     family_warnings,
     make_costs,
     open_study,
+    preview_paraphrases,
     render_stages,
 )
 from kinject.study.stages import Stage
@@ -81,14 +94,14 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         for line in family_warnings(study):
             show(f"warning: {line}", file=sys.stderr)
         # Now, not with the report: the time decides whether a claim was declared late.
-        declared = _declare(study)
+        declared = declare_claims(study.recipe.study)
         with ExitStack() as stack:
 
             @cache  # the executor starts with the first stage that has to run
             def start() -> LocalExecutor:
                 return stack.enter_context(start_executor())
 
-            study = Study(recipe, study.eval_recipe, study.question_sets, study.expanded, start)
+            study = replace(study, start_executor=start)
             _run_phases(study, declared)
         records = _read_records(study)
         questions = {item.name: _read_questions(item.test) for item in study.question_sets}
@@ -121,51 +134,6 @@ def _write_results(
     return page
 
 
-def _declare(study: Study) -> dict[str, float]:
-    """Return when each claim was declared first, by any study with these stages, in a file there.
-
-    A claim is its fields without the words, with the arms and the sweep that it names.
-    """
-    section = study.recipe.study
-    declared = {}
-    for name, claim in (section.claims or {}).items():
-        path = study.planner.cache_dir / "claims" / f"{_claim_id(section, claim)}.json"
-        # Two studies may declare it at once: the first time counts.
-        with file_lock(path.with_name(f".{path.name}.lock")):
-            if not path.is_file():
-                write_json(path, {"declared": time.time()})
-        found = read_json(path, "Delete it, and its claim counts as declared now.")
-        declared[name] = float(found["declared"])
-    return declared
-
-
-def _claim_id(section: StudySection, claim: ClaimSection) -> str:
-    named = [ArmName.parse(arm) for arm in _named_arms(claim)]
-    parts = [asdict(replace(claim, statement="", source=""))]
-    parts += [asdict(section.arms[arm]) for arm, _ in named if arm in section.arms]
-    sweeps, retrievals = section.sweeps or {}, section.retrievals or {}
-    # A sweep that two of the claim's arms are points of counts once.
-    parts += [asdict(sweeps[sweep]) for sweep in dict.fromkeys(_sweeps_of(claim))]
-    parts += [dict(retrievals[retrieval]) for _, retrieval in named if retrieval in retrievals]
-    return content_id("claim", section.eval, parts)
-
-
-def _named_arms(claim: ClaimSection) -> list[str]:
-    """Return the arms that a claim compares, but for points of sweeps."""
-    return [arm for arm in (claim.arm, claim.baseline) if isinstance(arm, str)]
-
-
-def _sweeps_of(claim: ClaimSection) -> list[str]:
-    """Return the sweeps whose points a claim compares."""
-    sweeps: list[str] = []
-    for arm in (claim.arm, claim.baseline):
-        if isinstance(arm, Mapping):
-            sweeps += arm
-    if claim.sweep:
-        sweeps.append(claim.sweep)
-    return sweeps
-
-
 def _record_choices(study: Study, declared: Mapping[str, float]) -> None:
     """Find the claims that were declared when all arms that they compare had answered; write
     choices.json."""
@@ -182,8 +150,8 @@ def _record_choices(study: Study, declared: Mapping[str, float]) -> None:
 def _is_late(study: Study, claim: ClaimSection, declared: float) -> bool:
     """Return whether every arm of the claim had answered test questions before it was declared."""
     model = next(iter(study.recipe.study.models))
-    names = {ArmName.parse(arm).answers_of for arm in _named_arms(claim)}
-    for sweep in _sweeps_of(claim):
+    names = {ArmName.parse(arm).answers_of for arm in named_arms(claim)}
+    for sweep in sweeps_of(claim):
         points = study.expanded.sweeps.get((model, sweep), ())
         names.update(point.arm for point in points)
     markers = [
@@ -203,6 +171,8 @@ def _run_phases(study: Study, declared: Mapping[str, float]) -> None:
     _measure_judge(study)
     _tune(study)
     _plan_arms(study)
+    if not study.recipe.study.keep_models:
+        _run_one_by_one(study)
     study.run_stages(_all_stages(study.runs), "training")
     _choose_k(study)
     _record_choices(study, declared)
@@ -318,6 +288,27 @@ def _plan_arms(study: Study) -> None:
     study.runs = [study.plan_run(arm, seed) for arm in study.arms for seed in arm.seeds]
 
 
+def _run_one_by_one(study: Study) -> None:
+    """Train each arm and ask it all of its questions, validation questions first, before the next
+    is trained, and delete its weights when no other arm reads them. The later phases find it done.
+
+    In phases, all models of a study are there at once: 34 models of 7B had 460 GiB. What is chosen
+    is the same, since no choice reads an answer to a test question.
+    """
+    runs = []
+    for run in study.runs:
+        if run.arm.rag and _chooses_k(study):
+            runs.append(_on_test(study, _add_validation(study, run)))
+        else:
+            runs.append(_on_test(study, run))
+    study.run_stages(_all_stages(runs), "arms", is_last=True)
+
+
+def _chooses_k(study: Study) -> bool:
+    """Return whether validation questions choose one of several K."""
+    return len(study.ks) > 1 and any(item.validation for item in study.question_sets)
+
+
 def _choose_k(study: Study) -> None:
     """Evaluate each K on validation questions and take the best for each arm and question set.
 
@@ -332,7 +323,7 @@ def _choose_k(study: Study) -> None:
             _set_default_k(study, arm, study.ks[0])
         return
     validated = [item for item in study.question_sets if item.validation is not None]
-    if validated:
+    if _chooses_k(study):
         _evaluate_each_k(study)
     for arm in with_passages:
         for item in validated:
@@ -389,8 +380,7 @@ def _add_validation(study: Study, run: ArmRun) -> ArmRun:
     questions = {
         item.name: item.validation for item in study.question_sets if item.validation is not None
     }
-    stage = study.planner.eval_stage(run, "validation", questions, study.judge)
-    return replace(run, evaluations=(stage,))
+    return study.evaluated(run, "validation", questions)
 
 
 def _best(candidates: Sequence[tuple[Value, float, int]]) -> Value:
@@ -433,8 +423,7 @@ def _pool(rates: Sequence[tuple[float, int]]) -> tuple[float, int]:
 def _on_test(study: Study, run: ArmRun) -> ArmRun:
     """Return `run` with the stage that evaluates it on the test questions."""
     questions = {item.name: item.test for item in study.question_sets}
-    stage = study.planner.eval_stage(run, "test", questions, study.judge)
-    return replace(run, evaluations=(*run.evaluations, stage))
+    return study.evaluated(run, "test", questions)
 
 
 def _evaluate_on_test(study: Study) -> None:
@@ -453,6 +442,10 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
     prices: Sequence[Price] = ()
     if section.price:
         prices = make_prices(records, arms, costs, study.chosen_k, section.price)
+    printed = published_by((section.claims or {}).values())
+    published = beside_published(printed, results, _model_sources(section))
+    folders = {name: Path(study.planner.model_dir(name)) for name in section.models}
+    held_bits = make_held_bits(results, count_parameters(folders), study.prompt_format)
     judge = None
     if study.judge:
         judge = read_accuracy(study.judge.folder)
@@ -473,9 +466,11 @@ def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Que
         claims=tuple(_claims(study, records, sweeps, roles)),
         costs=tuple(costs),
         prices=tuple(prices),
+        published=tuple(published),
+        held_bits=tuple(held_bits),
         failures=tuple(make_failures(study.runs, study.status, records)),
         unscored=tuple(_unscored(records, roles)),
-        logs=tuple(_training_log_paths(study.runs, recipe.run_dir)),
+        logs=tuple(training_logs(study.runs, recipe.run_dir)),
         notes=tuple(_notes(study)),
         recalls=tuple(records.recalls.values()),
         shortcuts=tuple(records.shortcuts.values()),
@@ -502,16 +497,6 @@ def _unscored(records: Records, roles: Mapping[str, Role]) -> Iterator[UnscoredR
             records.score(setting),
             seed,
         )
-
-
-def _training_log_paths(runs: Sequence[ArmRun], run_dir: Path) -> list[tuple[str, str, int, str]]:
-    """Return (model, arm, seed, log.jsonl as seen from `run_dir`) of each finished training run."""
-    logs = [(run, run.train.folder / "log.jsonl") for run in runs if run.train is not None]
-    return [
-        (run.arm.model, run.arm.name, run.seed, os.path.relpath(path, run_dir))
-        for run, path in logs
-        if path.is_file()
-    ]
 
 
 def _read_records(study: Study) -> Records:
@@ -590,12 +575,13 @@ def _notes(study: Study) -> list[str]:
     return notes + study.diverged
 
 
-def render_plan(recipe: StudyRecipe) -> str:
-    """Return the plan of a study as text: its arms and stages, which are done, and the money to
-    come.
+def render_plan(recipe: StudyRecipe, gpu: str | None = None) -> str:
+    """Return the plan of a study as text: its arms and stages, which are done, and the money, the
+    hours and the disk to come, on cards `gpu` or on this machine's own device.
 
     Nothing is run; only the files of split questions are written. Money is counted as `kinject
-    augment --dry-run` does. Raises as `run_study` does for faults in recipes.
+    augment --dry-run` does, hours as `kinject plan` does. Raises as `run_study` does for faults in
+    recipes, and `InputError` for an unknown card.
     """
     study = open_study(recipe)
     check_shared_recipes(recipe, study.expanded)
@@ -603,9 +589,19 @@ def render_plan(recipe: StudyRecipe) -> str:
     # Without an executor nothing runs: it reads what is done.
     study.run_stages(setup, "")
     is_set_up = study.status.all_done(setup)
-    for phase in (_measure_judge, _tune, _plan_arms, _choose_k, _evaluate_on_test):
-        phase(study)
-    lines = [recipe.study.title, recipe.study.description.strip(), "", render_stages(study)]
+    _measure_judge(study)
+    _tune(study)
+    _plan_arms(study)
+    if not recipe.study.keep_models:
+        _run_one_by_one(study)  # the same stages, in the order in which they run
+    _choose_k(study)
+    _evaluate_on_test(study)
+    written = preview_paraphrases(study)
+    lines = [recipe.study.title, recipe.study.description.strip(), ""]
+    lines.append(render_stages(study, written))
+    outlook = render_outlook(study, written, gpu)
+    if outlook:
+        lines.append(outlook)
     if not is_set_up:
         lines.append("study.setup comes first; stages that read its files are counted as not done")
     tuned = {name for _, name in study.tuned}

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from kinject.augment.preview import preview
+from kinject.augment.preview import Preview, preview
 from kinject.corpus.questions import read_questions
 from kinject.disk import delete_file, file_name, write_json, write_jsonl
 from kinject.errors import InputError
@@ -68,7 +68,9 @@ class StageStatus:
         while readers:
             stage = readers.pop()
             for other in stage.dependencies:
-                if "deleted" in self.done.get(other, {}) and _reads(stage, self.stages[other]):
+                if "deleted" in self.done.get(other, {}) and reads_files_of(
+                    stage, self.stages[other]
+                ):
                     del self.done[other]
                     pending[other] = self.stages[other]
                     readers.append(self.stages[other])
@@ -98,7 +100,7 @@ class StageStatus:
         return None
 
 
-def _reads(stage: Stage, made: Stage) -> bool:
+def reads_files_of(stage: Stage, made: Stage) -> bool:
     """Return whether a stage reads a file of the stage `made`, beyond its manifest."""
     # With the slash: a stage that reads the manifest alone names the folder without it.
     return f"{made.folder}/" in str((stage.overrides, stage.parameters))
@@ -149,7 +151,7 @@ def run_stages(
 def _delete_unread(ids: Sequence[str], unfinished: Sequence[Stage], status: StageStatus) -> None:
     """Delete the weights of those of the stages `ids` that no unfinished stage reads."""
     for made in (status.stages[name] for name in ids):
-        if not any(_reads(stage, made) for stage in unfinished):
+        if not any(reads_files_of(stage, made) for stage in unfinished):
             status.delete_model(made)
 
 
@@ -182,6 +184,8 @@ class Study:
     diverged: list[str] = field(default_factory=list)
     late_claims: frozenset[str] = frozenset()
     runs: list[ArmRun] = field(default_factory=list)
+    model_of: dict[str, str] = field(default_factory=dict)
+    """Id of a stage that makes or evaluates an arm -> the base model of the first such arm."""
     judge: Stage | None = None
     """The stage that measured the judge of written answers; None without a judge."""
     planner: Planner = field(init=False)
@@ -213,7 +217,16 @@ class Study:
     def plan_run(self, arm: Arm, seed: int) -> ArmRun:
         """Return the stages of `arm` with `seed`."""
         others = {other.name: other for other in self.arms if other.model == arm.model}
-        return self.planner.arm_run(arm, seed, others)
+        run = self.planner.arm_run(arm, seed, others)
+        for stage in run.all_stages:
+            self.model_of.setdefault(stage.id, arm.model)
+        return run
+
+    def evaluated(self, run: ArmRun, split: str, questions: Mapping[str, Any]) -> ArmRun:
+        """Return `run` with the stage that evaluates it on the sets in `questions`."""
+        stage = self.planner.eval_stage(run, split, questions, self.judge)
+        self.model_of.setdefault(stage.id, run.arm.model)
+        return replace(run, evaluations=(*run.evaluations, stage))
 
     def run_stages(self, stages: Sequence[Stage], title: str, *, is_last: bool = False) -> None:
         """Run those of `stages` that are not done.
@@ -407,14 +420,31 @@ def _count_documents(study: Study) -> dict[str, int]:
     return counts
 
 
-def render_stages(study: Study) -> str:
-    """Return the arms, the stages by kind, and the money that the missing ones will cost."""
+def render_stages(study: Study, written: Mapping[str, Preview]) -> str:
+    """Return the arms, the stages by kind, and the money that the missing ones will cost, by the
+    estimates `written` of paraphrases."""
     stages = list(study.status.stages.values())
     missing = [stage for stage in stages if stage.id not in study.status.done]
     counts = Counter(stage.kind for stage in missing)
     to_run = [f"{counts[kind]} {kind}" for kind in STAGE_KINDS if counts[kind]]
     summary = f"{format_count(len(stages), 'stage')}, to run: {', '.join(to_run) or 'none'}"
-    return "\n\n".join(filter(None, (_arm_table(study), summary, _estimate(missing))))
+    money = ""
+    if not missing:
+        money = "everything is done: the study would only write its report"
+    cost = sum(item.cost for item in written.values())
+    if cost:
+        money = f"paraphrases: at most {cost:.2f} {CURRENCY}"
+    return "\n\n".join(filter(None, (_arm_table(study), summary, money)))
+
+
+def preview_paraphrases(study: Study) -> dict[str, Preview]:
+    """Return the estimate of each stage that writes paraphrases and is not done, by its id."""
+    written = {}
+    for stage in study.status.stages.values():
+        if stage.kind == "augment" and stage.id not in study.status.done:
+            recipe = read_recipe(Path(stage.recipe), stage.overrides, "augment")
+            written[stage.id] = preview(recipe, count_facts=False)
+    return written
 
 
 def _arm_table(study: Study) -> str:
@@ -450,20 +480,6 @@ def _differs(arm: Arm, overrides: Mapping[str, Any]) -> str:
         corpus = f"corpus={arm.corpus} "
     text = corpus + ", ".join(f"{key}={json.dumps(value)}" for key, value in overrides.items())
     return text[:_WIDEST]
-
-
-def _estimate(missing: Sequence[Stage]) -> str:
-    """Return what is left to do, and the money that the stages in `missing` will cost."""
-    if not missing:
-        return "everything is done: the study would only write its report"
-    cost = 0.0
-    for stage in missing:
-        if stage.kind == "augment":
-            recipe = read_recipe(Path(stage.recipe), stage.overrides, "augment")
-            cost += preview(recipe).cost
-    if not cost:
-        return ""
-    return f"paraphrases: at most {cost:.2f} {CURRENCY}"
 
 
 def make_costs(runs: Sequence[ArmRun], status: StageStatus, judge: Stage | None) -> list[Cost]:

@@ -41,10 +41,11 @@ class ArmSection:
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes, as in {trainer.max_steps: 50}."
     )
-    match: Mapping[Literal["steps", "seconds"], str] | None = option(
+    match: Mapping[Literal["steps", "tokens", "seconds"], str] | None = option(
         None,
-        help="{steps: ARM} or {seconds: ARM}: train for as many optimizer steps, or seconds of "
-        "training (its teacher's and own answers' included, on a CPU processor time) as that arm.",
+        help="{steps: ARM}, {tokens: ARM} or {seconds: ARM}: train for as many optimizer steps, "
+        "tokens of the corpus, or seconds of training (with its teacher and its own answers; on a "
+        "CPU processor time) as that arm.",
     )
     alpha: float | None = option(
         None,
@@ -225,9 +226,9 @@ class StudySection:
     )
     claims: Mapping[str, ClaimSection] | None = option(None, help="Claims that it tests.")
     keep_models: bool = option(
-        True,
-        help="Keep the trained weights. false: they are deleted once they are evaluated, and made "
-        "again where needed.",
+        False,
+        help="Keep the trained weights. false: each arm is trained, evaluated and deleted before "
+        "the next, and made again where needed.",
     )
     cache_dir: str = option(
         "runs/stages",

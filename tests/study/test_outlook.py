@@ -1,0 +1,89 @@
+"""What a study takes before it runs: the operations and the disk of its stages, against counts by hand."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from country import write_study
+from transformers import AutoModelForCausalLM
+
+from kinject.errors import InputError
+from kinject.plan.ways import render_size
+from kinject.recipe import read_recipe
+from kinject.study.outlook import peak_bytes
+from kinject.study.run import render_plan
+from kinject.study.stages import Stage
+
+
+def stage(name: str, read: str = "", matched: str = "") -> Stage:
+    """Return a stage that reads the weights of `read`, and how long `matched` trained."""
+    overrides, parameters = (), {}
+    if read:
+        overrides = (f'model.path="stages/{read}/model"',)
+    if matched:
+        parameters = {"match_steps_of": f"stages/{matched}"}
+    dependencies = tuple(filter(None, (read, matched)))
+    return Stage(name, "any", Path("stages") / name, "", overrides, dependencies, parameters)
+
+
+CHAIN = (
+    stage("ft"), stage("ft asked", "ft"), stage("half", "ft"), stage("half asked", "half"),
+    stage("other", matched="ft"), stage("other asked", "other"),
+)  # fmt: skip
+SIZES = {"ft": 7, "half": 5, "other": 11}
+
+
+def test_weights_go_with_their_last_reader_or_are_all_there_at_once():
+    assert peak_bytes(CHAIN, SIZES, keep=False) == 7 + 5, "half is made from ft, other is not"
+    assert peak_bytes(CHAIN[:2] + CHAIN[4:], SIZES, keep=False) == 11
+    assert peak_bytes(CHAIN, SIZES, keep=True) == 7 + 5 + 11
+    assert peak_bytes((), {}, keep=False) == 0
+
+
+def row_of(text: str, name: str) -> tuple[int, list[float], str]:
+    """Return (trainings, seconds of training and scoring, disk) in the row `name` of a dry run."""
+    row = next(line for line in text.splitlines() if re.match(rf"  {name} +\d", line))
+    cells = re.split(r" {2,}", row.strip())
+    units = {"h": 3600.0, "min": 60.0, "s": 1.0}
+    seconds = []
+    for cell in cells[2:4]:
+        parts = re.findall(r"(\d+) (h|min|s)", cell)
+        seconds.append(sum(int(n) * units[unit] for n, unit in parts))
+    return int(cells[1]), seconds, cells[5]
+
+
+def test_a_dry_run_tells_the_hours_of_six_operations_a_weight_and_token(tmp_path, tiny_model, monkeypatch):
+    arms = {
+        "ft": {"rag": False},
+        "rep": {"overrides": {"augment.styles": {}}, "match": {"steps": "ft"}, "rag": False},
+    }
+    changed = {"trainer.max_steps": 5_000, "trainer.per_device_train_batch_size": 1, "trainer.max_length": 8}
+    path = write_study(tmp_path, tiny_model, seeds=[1], models={"one": str(tiny_model)}, arms=arms, overrides=changed)
+    # A pace at which a count of operations is a time that the table shows.
+    outlook = import_module("kinject.study.outlook")
+    monkeypatch.setattr(outlook, "matrix_pace", lambda kind: 2e6)
+    monkeypatch.setattr(outlook, "choose_device", lambda device: "cpu")
+    text = render_plan(read_recipe(path, (), "study"))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    n, config = model.num_parameters(), model.config
+    if not config.tie_word_embeddings:
+        n -= config.vocab_size * config.hidden_size  # a table is looked up
+    attention = 6 * config.num_hidden_layers * 8 * config.hidden_size
+    n_trainings, (training, scoring), disk = row_of(text, "one")
+    assert n_trainings == 2
+    assert training == pytest.approx(2 * 5_000 * 8 * (6 * n + attention) / 2e6, rel=0.2), "rows are not all full"
+    assert 0 < scoring < training
+    whole = sum(weight.numel() for weight in model.parameters()) * 4
+    assert disk == render_size(whole), "one model at a time"
+    assert row_of(text, "all") == (n_trainings, [training, scoring], disk)
+    kept = render_plan(read_recipe(path, ["study.keep_models=true"], "study"))
+    assert row_of(kept, "one") == (n_trainings, [training, scoring], render_size(2 * whole))
+
+
+def test_a_card_that_is_not_known_is_refused(tmp_path, tiny_model):
+    recipe = read_recipe(write_study(tmp_path, tiny_model), (), "study")
+    with pytest.raises(InputError, match="--gpu: found 'B300', allowed: H200, H100"):
+        render_plan(recipe, "B300")
