@@ -52,6 +52,7 @@ OTHERS = {
     "pip install": "tests/soak/test_install.py",
     "uv ": "needs uv, and PyTorch's index",
     "sbatch ": "tests/soak/test_engines.py runs jobs on a Slurm of this machine",
+    "KINJECT_CONTACT=": "a network; tests/corpus/test_wikipedia.py has a stand-in of it",
     "make ": "the tests themselves, or what runs them; benchmarks/demo.py runs make demo",
     "accelerate launch": "tests/train/test_distributed.py, tests/eval/test_run.py",
     "python benchmarks/": "tests/test_benchmarks.py",
