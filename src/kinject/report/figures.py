@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +52,25 @@ def series(index: int) -> tuple[str, str, str]:
 
 LONGEST = 34
 """Characters of a name in a figure."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How wide a figure is, in inches, and what it holds: panels side by side, characters of a line
+    of a row's name, of a panel's title and of the legend."""
+
+    width: float = 10.0
+    columns: int = 3
+    name: int = LONGEST
+    title: int = 200
+    legend: int = 125
+
+
+# As wide as the page: narrower figures were scaled up together with their text.
+WIDE = Size()
+# 3.9 inches are 374 pixels of a page; a phone with 390 shows them in 345, so text stays legible.
+NARROW = Size(width=3.9, columns=1, name=20, title=22, legend=46)
 _MOST_POINTS = 400  # of a curve
-_WIDTH = 125  # characters of a legend's row
 _MARK_WIDTH = 7  # characters of a mark with its space
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
 CHANCE: dict[str, Any] = {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (4, 3))}
@@ -95,17 +115,16 @@ def style() -> Iterator[None]:
         yield
 
 
-def panels(n_panels: int, columns: int, height: float) -> tuple[Figure, list[Axes], int]:
-    """Return a figure with that many panels, side by side up to `columns`, and how many columns
+def panels(n_panels: int, height: float, size: Size = WIDE) -> tuple[Figure, list[Axes], int]:
+    """Return a figure with that many panels, side by side as far as they fit, and how many columns
     there are."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    columns = min(columns, n_panels)
+    columns = min(size.columns, n_panels)
     rows = math.ceil(n_panels / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.05)
-    # As wide as the page: narrower figures were scaled up together with their text.
-    figure = Figure(figsize=(10.0, rows * height + 0.55), layout=layout)
+    figure = Figure(figsize=(size.width, rows * height + 0.55), layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False)
     axes = list(grid.flat)
     for empty in axes[n_panels:]:
@@ -113,16 +132,22 @@ def panels(n_panels: int, columns: int, height: float) -> tuple[Figure, list[Axe
     return figure, axes[:n_panels], columns
 
 
-def prepare_rows(panel: Axes, names: Sequence[str], *, labelled: bool) -> None:
+def prepare_rows(panel: Axes, names: Sequence[str], *, labelled: bool, size: Size = WIDE) -> None:
     """Set `panel` up for one row a name, the first on top; `labelled` writes the names."""
     labels = [""] * len(names)
     if labelled:
-        labels = [format_name(name, LONGEST) for name in names]
+        labels = [_lines_of(name, size) for name in names]
     panel.set_ylim(len(names) - 0.4, -0.6)
     panel.set_yticks(range(len(names)), labels)
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="x", color=RULE, linewidth=0.6)
     panel.set_axisbelow(True)
+
+
+def _lines_of(name: str, size: Size) -> str:
+    """Return a name in as many lines as its figure needs, two at most."""
+    lines = textwrap.wrap(format_name(name, max(LONGEST, size.name)), size.name) or [""]
+    return "\n".join([lines[0], format_name(" ".join(lines[1:]), size.name)]).rstrip()
 
 
 def margin_text(panel: Axes, row: int, text: str) -> None:
@@ -146,10 +171,10 @@ def line_mark(label: str, **style_of: Any) -> Any:
     return Line2D([], [], label=label, **style_of)
 
 
-def add_legend(figure: Figure, marks: Sequence[Any]) -> int:
-    """Set a legend under the panels, in as many columns as the page's width holds; return its
+def add_legend(figure: Figure, marks: Sequence[Any], size: Size = WIDE) -> int:
+    """Set a legend under the panels, in as many columns as the figure's width holds; return its
     number of rows."""
-    n_columns = _legend_columns([len(mark.get_label()) for mark in marks])
+    n_columns = _legend_columns([len(mark.get_label()) for mark in marks], size.legend)
     figure.legend(
         handles=list(marks),
         loc="outside lower left",
@@ -160,11 +185,11 @@ def add_legend(figure: Figure, marks: Sequence[Any]) -> int:
     return math.ceil(len(marks) / n_columns)
 
 
-def _legend_columns(lengths: Sequence[int]) -> int:
+def _legend_columns(lengths: Sequence[int], width: int) -> int:
     """Return the largest number of columns that holds labels of these lengths, in characters."""
     for n_columns in range(len(lengths), 1, -1):
         widths = [max(lengths[start::n_columns]) for start in range(n_columns)]
-        if sum(widths) + _MARK_WIDTH * n_columns <= _WIDTH:
+        if sum(widths) + _MARK_WIDTH * n_columns <= width:
             return n_columns
     return 1
 
@@ -196,7 +221,6 @@ def render_svg(figure: Figure) -> str:
         return printable(file.getvalue())  # XML holds no control characters
 
 
-_COLUMNS = 3  # of panels
 _ROLE_MARKS = {
     "learning": ("o", LEARNING),
     "retention": ("s", RETENTION),
@@ -227,7 +251,7 @@ class _Panel:
         return title
 
 
-def accuracy(view: View) -> Figure | None:
+def accuracy(view: View, size: Size = WIDE) -> Figure | None:
     """Return accuracy with its interval and each seed's, one panel for each model and set, one row
     for each arm.
 
@@ -241,12 +265,18 @@ def accuracy(view: View) -> Figure | None:
     results = [result for panel in drawn for result in panel.results]
     with style():
         names = _row_names(results)
-        figure, axes, n_columns = panels(len(drawn), _COLUMNS, 0.27 * len(names) + 0.75)
+        # A name in two lines needs a higher row.
+        row_height = max(0.27 + 0.14 * _lines_of(name, size).count("\n") for name in names)
+        figure, axes, n_columns = panels(len(drawn), row_height * len(names) + 0.75, size)
         rows = {name: row for row, name in enumerate(names)}
         for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
-            prepare_rows(panel, names, labelled=index % n_columns == 0)
+            prepare_rows(panel, names, labelled=index % n_columns == 0, size=size)
             _draw_panel(panel, shown, rows, view)
-        add_legend(figure, list(_accuracy_marks(drawn, results)))
+            title = [textwrap.fill(line, size.title) for line in shown.title(view).splitlines()]
+            colour = _ROLE_MARKS[shown.role][1]
+            panel.set_title("\n".join(title), color=colour, fontweight="bold")
+        n_rows = add_legend(figure, list(_accuracy_marks(drawn, results)), size)
+        _make_room(figure, n_rows)
     return figure
 
 
@@ -283,7 +313,6 @@ def _draw_panel(panel: Axes, shown: _Panel, rows: Mapping[str, int], view: View)
         panel.axvline(base.accuracy, color=MUTED, linewidth=0.8, label="base")
     for result in shown.results:
         _draw_accuracy(panel, rows[arm_label(result)], result)
-    panel.set_title(shown.title(view), color=_ROLE_MARKS[shown.role][1], fontweight="bold")
 
 
 def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:
@@ -324,7 +353,13 @@ class _Trade:
     kept: str
 
 
-def frontier(view: View) -> Figure | None:
+def _make_room(figure: Figure, n_rows: int) -> None:
+    """Make a figure higher for a legend of more than two rows, for which the layout has room: each
+    further one would shrink the panels."""
+    figure.set_figheight(figure.get_figheight() + 0.2 * max(0, n_rows - 2))
+
+
+def frontier(view: View, size: Size = WIDE) -> Figure | None:
     """Return learning against retention, one panel for each model and retention set: sweeps as
     lines, arms as marks."""
     drawn = [trade for model in view.report.models for trade in _trades(view, model)]
@@ -332,12 +367,10 @@ def frontier(view: View) -> Figure | None:
         return None
     marks: dict[str, Any] = {}
     with style():
-        figure, axes, _ = panels(len(drawn), _COLUMNS, 3.9 if len(drawn) > 1 else 4.45)
+        figure, axes, _ = panels(len(drawn), 3.9 if len(drawn) > 1 else 4.45, size)
         for panel, trade in zip(axes, drawn, strict=True):
             marks |= _draw_trades(panel, view, trade)
-        n_rows = add_legend(figure, list(marks.values()))
-        # The layout gives the legend two rows; each further one would shrink the panels.
-        figure.set_figheight(figure.get_figheight() + 0.2 * max(0, n_rows - 2))
+        _make_room(figure, add_legend(figure, list(marks.values()), size))
     return figure
 
 
@@ -417,6 +450,38 @@ def _draw_trade(panel: Axes, view: View, trade: _Trade, group: _Group) -> dict[s
     # A sweep may have the name of an arm, and both are drawn.
     key = f"{group.name}\0{is_sweep}"
     return {key: line_mark(format_name(group.name, LONGEST), **look, markersize=6)}
+
+
+_PALETTE = {
+    "ink": (INK, "#e4e8ec"),
+    "muted": (MUTED, "#9aa5b1"),
+    "rule": (RULE, "#333b44"),
+    "paper": (PAPER, "#14181d"),
+    "other": (OTHER, "#4c5762"),
+    "learning": (LEARNING, "#56b4e9"),
+    "retention": (RETENTION, "#f09a52"),
+    "third": (THIRD, "#4fd0a5"),
+    "fourth": (FOURTH, "#e3a0cd"),
+    "fifth": (FIFTH, "#dcc25c"),
+}
+"""Name of a colour -> as it is drawn, and on a dark page; those of templates/style.css."""
+_STYLED = re.compile(r'style="[^"]*"')
+
+
+def follow_page(svg: str) -> str:
+    """Return a figure that is dark on a dark page. The files of the figures stay as drawn: programs
+    other than browsers read no variables."""
+    for name, (drawn, _) in _PALETTE.items():
+        svg = _STYLED.sub(partial(_with_variable, drawn, f"var(--{name})"), svg)
+    light = " ".join(f"--{name}: {colour};" for name, (colour, _) in _PALETTE.items())
+    dark = " ".join(f"--{name}: {colour};" for name, (_, colour) in _PALETTE.items())
+    query = "@media screen and (prefers-color-scheme: dark)"
+    style = f"<style>:root {{ {light} }} {query} {{ :root {{ {dark} }} }}</style>"
+    return svg.replace("<defs>", f"{style}<defs>", 1)
+
+
+def _with_variable(colour: str, variable: str, styled: re.Match[str]) -> str:
+    return styled[0].replace(colour, variable)
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[list[float | None]]:

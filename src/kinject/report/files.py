@@ -40,6 +40,7 @@ from kinject.report.page import (
     Code,
     FigureBlock,
     Page,
+    Plot,
     Section,
     TableBlock,
     render_html,
@@ -220,7 +221,7 @@ def _reading(run_dir: Path, manifest: TrainManifest) -> str:
     return words
 
 
-def _make_page(view: View, plots: Mapping[str, str], changes: TableBlock | None) -> Page:
+def _make_page(view: View, plots: Mapping[str, Plot], changes: TableBlock | None) -> Page:
     first = _sections(_first_sheet(view))
     return Page(
         title=_title(view),
@@ -264,7 +265,7 @@ def _sections(parts: Iterator[tuple[str, tuple[Block, ...]]]) -> tuple[Section, 
     return tuple(Section(title, blocks) for title, blocks in parts if blocks)
 
 
-def _figure(name: str, plots: Mapping[str, str]) -> tuple[FigureBlock, ...]:
+def _figure(name: str, plots: Mapping[str, Plot]) -> tuple[FigureBlock, ...]:
     return (FigureBlock(name, *_CAPTIONS[name]),) if name in plots else ()
 
 
@@ -276,7 +277,7 @@ def _first_sheet(view: View) -> Iterator[tuple[str, tuple[Block, ...]]]:
 
 
 def _details(
-    view: View, plots: Mapping[str, str], changes: TableBlock | None
+    view: View, plots: Mapping[str, Plot], changes: TableBlock | None
 ) -> Iterator[tuple[str, tuple[Block, ...]]]:
     """Yield the other sections, in order; a section without blocks is left out."""
     report = view.report
@@ -342,15 +343,16 @@ def _model(report: Report, name: str) -> str:
     return with_details(format_name(name), format_name(report.model_sources.get(name, "")))
 
 
-def _draw_figures(run_dir: Path, view: View) -> dict[str, str]:
+def _draw_figures(run_dir: Path, view: View) -> dict[str, Plot]:
     """Write the files of each figure that has something to draw, remove older ones, and return the
     figures by stem."""
-    drawn = {"accuracy": figures.accuracy(view), "frontier": figures.frontier(view)}
-    svgs = {
-        name: figures.draw_figure(run_dir / "figures" / name, figure)
-        for name, figure in drawn.items()
-    }
-    plots = {name: svg for name, svg in svgs.items() if svg is not None}
+    plots: dict[str, Plot] = {}
+    for name, draw in (("accuracy", figures.accuracy), ("frontier", figures.frontier)):
+        svg = figures.draw_figure(run_dir / "figures" / name, draw(view))
+        narrow = draw(view, figures.NARROW)
+        if svg is not None and narrow is not None:
+            shown = (svg, figures.render_svg(narrow))
+            plots[name] = Plot(*map(figures.follow_page, shown))
     for path in (run_dir / "figures").glob("*.*"):
         if path.stem not in plots and path.suffix in (".png", ".svg"):
             delete_file(path)  # of an earlier report

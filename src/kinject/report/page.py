@@ -119,6 +119,14 @@ class Code:
     lines: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure as SVG: as wide as the page, and once more for a phone."""
+
+    wide: str
+    narrow: str
+
+
 Block = TableBlock | FigureBlock | Bullets | Code
 
 
@@ -167,8 +175,8 @@ def _is_used(table: TableBlock, column: int) -> bool:
     return any(row[column].text or row[column].below for row in table.lines)
 
 
-def render_html(page: Page, figures: Mapping[str, str]) -> str:
-    """Return the page with its figures (SVG by name) as one HTML file.
+def render_html(page: Page, figures: Mapping[str, Plot]) -> str:
+    """Return the page with its figures as one HTML file.
 
     Nothing is fetched, everything but kinject's own script is escaped. Its policy allows the one
     style sheet and the one script, each by its hash, and images that the file holds. It allows
@@ -187,13 +195,17 @@ def render_html(page: Page, figures: Mapping[str, str]) -> str:
     )
     template = environment.get_template("report.html.j2")
     # Images in the page itself are the only ones that its policy allows.
-    plots = {name: base64.b64encode(svg.encode()).decode() for name, svg in figures.items()}
+    plots = {name: Plot(_base64(plot.wide), _base64(plot.narrow)) for name, plot in figures.items()}
     rendered = template.render(
         page=page, plots=plots, kind_of=_kind_of, policy=_POLICY, settle=SETTLE
     )
     html = rendered.lstrip()
     # Last, because the policy holds the hashes of the rendered style and script.
     return html.replace(_POLICY, policy_of(html), 1)
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
 def _kind_of(block: Block) -> str:
