@@ -417,12 +417,14 @@ def _check_one(file: Path) -> None:
     from kinject.eval.plan import check_section
     from kinject.recipe import read_recipe
     from kinject.study.arms import check_names, check_shared_recipes, expand_arms
-    from kinject.train.setup import check_training
 
     recipe = read_recipe(file)
     check_sections(recipe)
     check_section(recipe)
     if {"model", "corpus", "trainer"} <= recipe.raw.keys():
+        # Here: it imports torch, which takes seconds that other recipes do without.
+        from kinject.train.setup import check_training
+
         # Whether this machine has the kernel is not the recipe's fault; train and doctor say it.
         anywhere = ["model.attention=auto"]
         check_training(read_recipe(file, anywhere, verb="train", check_inputs=False))

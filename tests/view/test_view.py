@@ -22,6 +22,7 @@ from kinject.eval.chat import ChatSetup, open_chat
 from kinject.view import Server
 from kinject.view.rows import Latest, read_rows
 from small import write_training
+from view_client import Client
 
 BROWSER = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -37,38 +38,6 @@ REWRITINGS = (
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
-class Client:
-    """Asks a server as a browser would."""
-
-    def __init__(self, server: Server) -> None:
-        self.server, self.port = server, server.server_port
-
-    def ask(
-        self,
-        path: str,
-        body: object = None,
-        *,
-        host: str = "",
-        token: str | None = None,
-        kind: str = "application/json",
-    ) -> tuple[int, Any]:
-        """Return (status, JSON or text)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
-        data = (
-            None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        )
-        headers = {"Host": host or f"127.0.0.1:{self.port}", "Content-Type": kind}
-        path = f"/{self.server.token if token is None else token}/{path}"
-        connection.request("GET" if data is None else "POST", path, data, headers)
-        response = connection.getresponse()
-        text = response.read().decode()
-        self.headers = response.headers
-        connection.close()
-        return response.status, json.loads(text) if response.headers[
-            "Content-Type"
-        ] == "application/json" else text
 
 
 @pytest.fixture

@@ -22,7 +22,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from kinject.disk import FoundRun, causes, find_runs, fix_for, system_failure
+from kinject.disk import (
+    causes,
+    find_runs,
+    fix_for,
+    listed_runs,
+    next_command,
+    system_failure,
+)
 from kinject.errors import InputError, KinjectError
 from kinject.process import (
     exit_code,
@@ -372,7 +379,7 @@ def render_next_step() -> str:
         "shipped recipes: kinject recipes",
         "",
     ]
-    runs = [run for run in find_runs() if run.state != "not started" or _is_own(run)]
+    runs = listed_runs()
     if not runs:
         lines += [
             "Next: kinject demo                the whole job on embedded documents: 2 minutes",
@@ -380,7 +387,6 @@ def render_next_step() -> str:
             "  or: kinject recipes copy eval   the recipes and data of the demo, to change",
         ]
         return "\n".join(lines)
-    runs.sort(key=_order)
     rows = [(run.state, str(run.run_dir), run.command) for run in runs[:_MOST_RUNS]]
     lines += ["Your runs in this folder:", aligned(rows, frozenset())]
     if len(runs) > _MOST_RUNS:
@@ -389,34 +395,8 @@ def render_next_step() -> str:
         lines.append(
             "short: some requested texts are missing; the same command requests them again."
         )
-    return "\n".join([*lines, "", f"Next: {_next_command(runs)}"])
-
-
-def _order(run: FoundRun) -> tuple[bool, Path, int]:
-    """Return the sort key of a run: a pilot first, then by folder, each in the order of the job."""
-    verbs = ("augment", "questions", "train", "eval")
-    position = verbs.index(run.verb) if run.verb in verbs else len(verbs)
-    return run.run_dir.parent.name != "pilot", run.run_dir.parent, position
-
-
-def _next_command(runs: Sequence[FoundRun]) -> str:
-    """Return the command of the first unfinished run, else of the first that has not begun."""
-    for run in runs:
-        if run.state == "unfinished" and run.command:
-            return run.command
-    for run in runs:
-        if run.state == "not started":
-            return run.command
-    return "kinject try FOLDER, for your documents"
-
-
-def _is_own(run: FoundRun) -> bool:
-    """Return whether a recipe is one of those that `kinject try` has written for documents of this
-    folder."""
-    return (
-        bool(run.recipe)
-        and (Path("runs") / Path(run.recipe).parent.name / "documents" / "documents.jsonl").exists()
-    )
+    command = next_command(runs) or "kinject try FOLDER, for your documents"
+    return "\n".join([*lines, "", f"Next: {command}"])
 
 
 def recipe_of(arguments: argparse.Namespace, verb: Verb) -> Any:

@@ -199,13 +199,28 @@ def _view(arguments: argparse.Namespace) -> Outcome:
         show(f"report: {page}")
         return {"page": page}, 0
     from kinject.view import Server
+    from kinject.view.board import Board
 
     if not arguments.folder.is_dir():
         raise InputError(f"{arguments.folder}: no such folder. Give a run, or a folder of runs.")
-    if (arguments.folder / "runs").is_dir():  # the paths in its recipes begin there
+    # The paths in its recipes begin there.
+    if any((arguments.folder / name).is_dir() for name in ("runs", "recipes")):
         os.chdir(arguments.folder)
         arguments.folder = Path()
-    return serve(partial(Server, arguments.folder, arguments.port), arguments, "view")
+    board = None
+    # Of a run, or of runs/, there are no recipes to start.
+    if arguments.folder == Path():
+        board = Board(arguments.folder, _check_recipe)
+    return serve(partial(Server, arguments.folder, arguments.port, board), arguments, "view")
+
+
+def _check_recipe(path: Path) -> None:
+    """Raise the faults of a recipe, as `kinject recipes check` finds them."""
+    from kinject.api import check
+
+    for faults in check(path).values():
+        if faults is not None:
+            raise faults
 
 
 @verb(

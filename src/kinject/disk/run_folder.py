@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -414,6 +414,43 @@ def find_runs(folder: Path = Path(), below: str = "runs") -> list[FoundRun]:
         if manifest is not None and manifest.stage in _LAST_FILES:
             runs.append(_run(folder, run_dir, manifest.stage, ""))
     return runs
+
+
+def listed_runs(folder: Path = Path()) -> list[FoundRun]:
+    """Return the runs in `folder` that have begun, and those of recipes that `kinject try` wrote
+    for documents of this folder, in order."""
+    runs = find_runs(folder)
+    return in_order(run for run in runs if run.state != "not started" or _is_own(folder, run))
+
+
+def _is_own(folder: Path, run: FoundRun) -> bool:
+    if not run.recipe:
+        return False
+    documents = Path("runs") / Path(run.recipe).parent.name / "documents" / "documents.jsonl"
+    return (folder / documents).exists()
+
+
+def in_order(runs: Iterable[FoundRun]) -> list[FoundRun]:
+    """Return runs with a pilot first, then by folder, each in the order of the job."""
+    return sorted(runs, key=_order)
+
+
+def _order(run: FoundRun) -> tuple[bool, Path, int]:
+    verbs = ("augment", "questions", "train", "eval")
+    position = verbs.index(run.verb) if run.verb in verbs else len(verbs)
+    return run.run_dir.parent.name != "pilot", run.run_dir.parent, position
+
+
+def next_command(runs: Sequence[FoundRun]) -> str:
+    """Return the command of the first unfinished run, else of the first that has not begun, else
+    ""."""
+    for run in runs:
+        if run.state == "unfinished" and run.command:
+            return run.command
+    for run in runs:
+        if run.state == "not started":
+            return run.command
+    return ""
 
 
 def _recipes(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:

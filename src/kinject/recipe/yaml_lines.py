@@ -1,8 +1,10 @@
-"""Reads YAML into plain values and keeps the line of every key."""
+"""Reads YAML into plain values and keeps the line of every key; changes single values in a text."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ import yaml
 
 from kinject.disk import read_bytes
 from kinject.errors import Problem, RecipeError
-from kinject.recipe.check import KeyPath
+from kinject.recipe.check import KeyPath, Value
 
 try:
     from yaml import CSafeLoader as _Parser
@@ -27,6 +29,8 @@ _MOST_VALUES = 100_000
 _DEEPEST = 32
 _LONGEST_NUMBER = 64
 _TAG = "tag:yaml.org,2002:"
+_PLAIN_WORD = re.compile(r"[A-Za-z_][\w./-]*", re.ASCII)
+"""A text that needs no quotes anywhere, unless it is a number, a switch or nothing."""
 _READ = {"null": "no value", "bool": "true or false", "int": "a whole number", "float": "a number"}
 
 
@@ -88,19 +92,25 @@ def parse_scalar(text: str) -> Any:
     return value
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a YAML file. Raises `RecipeError` if it is not UTF-8, `DiskError` if it
+    cannot be read or is too long."""
+    try:
+        # Some editors write a byte-order mark.
+        return read_bytes(path, MOST_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            [Problem("", f"not UTF-8 (byte {error.start}). Save the file as UTF-8.", f"{path}:1")]
+        ) from error
+
+
 def read_yaml(path: Path) -> YamlFile:
     """Read a YAML mapping. Raises `RecipeError` (file:line) on bad syntax, repeated keys, or
     another root.
 
     Aliases are read, but not tags, merge keys, or more than `MOST_BYTES`.
     """
-    try:
-        # Some editors write a byte-order mark.
-        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RecipeError(
-            [Problem("", f"not UTF-8 (byte {error.start}). Save the file as UTF-8.", f"{path}:1")]
-        ) from error
+    text = read_text(path)
     root, lines = _parse(text, str(path))
     # A file without a value is an empty recipe; a written null is no mapping.
     root = {} if root is None and () not in lines else root
@@ -115,6 +125,78 @@ def read_yaml(path: Path) -> YamlFile:
             ]
         )
     return YamlFile(path, root, lines)
+
+
+def with_changes(text: str, changes: Mapping[KeyPath, Value], path: Path) -> str:
+    """Return the text of the recipe at `path` with other values at some keys, its comments and
+    layout as they were.
+
+    Raises `RecipeError` where a value cannot be changed alone: an alias, a text over several lines,
+    a list or a mapping.
+    """
+    expected, lines = _parse(text, str(path))
+    for key, value in changes.items():
+        changed = _with_change(text, key, value)
+        expected = _set(expected, key, value)
+        # What was written is read again: a change must never reach another key.
+        if changed is None or _parse(changed, str(path))[0] != expected:
+            place = f"{path}:{YamlFile(path, {}, lines).location(key).rpartition(':')[2]}"
+            message = "this value cannot be changed alone. Change it in an editor."
+            raise RecipeError([Problem(key, message, place)])
+        text = changed
+    return text
+
+
+def _set(root: Value, key: KeyPath, value: Value) -> Value:
+    """Return a copy of `root` with `value` at `key`; what is not there is made."""
+    root = copy.deepcopy(root)
+    mapping = root
+    for part in key[:-1]:
+        if not isinstance(mapping.get(part), dict):
+            mapping[part] = {}
+        mapping = mapping[part]
+    mapping[key[-1]] = value
+    return root
+
+
+def _with_change(text: str, key: KeyPath, value: Value) -> str | None:
+    """Return `text` with `value` at `key`; None if a list or a mapping is there."""
+    node = _Loader(text).get_single_node()
+    missing = list(key)
+    while missing and isinstance(node, yaml.MappingNode):
+        below = [child for name, child in node.value if name.value == missing[0]]
+        if not below:
+            break
+        node, missing = below[0], missing[1:]
+    for part in reversed(missing[1:]):
+        value = {part: value}
+    # JSON is YAML, and its quotes keep a text a text: "1e5" and "no" are no numbers or switches.
+    written = json.dumps(value, ensure_ascii=False)
+    if node is None:  # an empty file
+        return None
+    begin, end = node.start_mark.index, node.end_mark.index
+    if not missing and isinstance(node, yaml.ScalarNode):
+        # An empty value begins right behind the colon.
+        if begin == end:
+            return f"{text[:begin]} {_plain(value, written)}{text[end:]}"
+        return text[:begin] + _plain(value, written) + text[end:]
+    if not isinstance(node, yaml.MappingNode) or not missing:
+        return None
+    entry = f"{json.dumps(missing[0], ensure_ascii=False)}: {written}"
+    if _PLAIN_WORD.fullmatch(str(missing[0])):
+        entry = f"{missing[0]}: {_plain(value, written)}"
+    if node.flow_style:
+        if node.value:
+            entry += ", "
+        return text[: begin + 1] + entry + text[begin + 1 :]
+    return text[:begin] + entry + "\n" + " " * node.start_mark.column + text[begin:]
+
+
+def _plain(value: Value, written: str) -> str:
+    """Return a text without the quotes of `written` where it is the same without."""
+    if isinstance(value, str) and _PLAIN_WORD.fullmatch(value) and parse_scalar(value) == value:
+        return value
+    return written
 
 
 def _parse(text: str, source: str) -> tuple[Any, dict[KeyPath, int]]:

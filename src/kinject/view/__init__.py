@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from kinject.augment.store import read_decisions, write_decision
-from kinject.disk import FoundRun, Row, find_runs
+from kinject.disk import LOCK, FoundRun, Row, find_runs, listed_runs, next_command
 from kinject.errors import InputError, KinjectError
 from kinject.eval.chat import Chat, ChatSetup, find_models, open_chat
 from kinject.manifests import (
@@ -36,7 +37,11 @@ from kinject.manifests import (
     manifest_beside,
 )
 from kinject.report.figures import thinned
+from kinject.report.files import read_report, read_view
+from kinject.report.formatting import arm_label
 from kinject.report.page import policy_of
+from kinject.report.words import write_opening
+from kinject.view.board import POSTS, Board, RefusedError
 from kinject.view.lists import ITEMS, LISTS, PASSAGES, Item, Json
 from kinject.view.rows import Latest, read_rows
 
@@ -53,20 +58,15 @@ _DECIDED = ("augment", "questions")
 """Verbs whose texts a person keeps, drops or edits."""
 _NOT_DECIDED = "decisions are for the texts of kinject augment and kinject questions"
 _DECISIONS = ("keep", "drop", "edit", "undo")
+_MARKS = (LOCK, MANIFEST, "report.json")
+"""Files that are written when a run starts and when it ends."""
+_MOST_BARS = 24  # of a study's many arms; the report has all
 _MOST_ROWS = 200
 _MOST_BYTES = 2**20  # of a request
 _LOGGED = ("loss", "learning_rate", "grad_norm", "epoch")
 _MOST_NEW_TOKENS = 128
 _OTHER_SHAPE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """What a row or a request of another shape raises: others may have written them."""
-
-
-class _RefusedError(Exception):
-    """A request that gets no answer but `status` and a message."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 @dataclass
@@ -86,15 +86,25 @@ class View:
         return {name: run for name, run in runs.items() if run.state != "not started"}
 
     def find(self, name: str) -> FoundRun:
-        """Return a run by its name. Raises `_RefusedError` if there is none."""
+        """Return a run by its name. Raises `RefusedError` if there is none."""
         run = self.found().get(name)
         if run is None:
-            raise _RefusedError(404, f"no such run: {name}")
+            raise RefusedError(404, f"no such run: {name}")
         return run
 
     def runs(self) -> list[Item]:
-        """Return what the overview shows of each run: state, progress, pages, lists."""
-        return [self._overview(name, run) for name, run in self.found().items()]
+        """Return what the overview shows of each run, the newest first: state, progress, pages,
+        lists."""
+        items = [self._overview(name, run) for name, run in self.found().items()]
+        return sorted(items, key=itemgetter("at"), reverse=True)
+
+    def headline(self, name: str) -> Item:
+        """Return the first sentences of a report, and the bars of its headline figure: question
+        set, arm, accuracy with its interval, accuracy of guessing."""
+        path = self.folder / self.find(name).run_dir / "report.json"
+        if not path.is_file():
+            return {"text": "", "bars": []}
+        return _HEADLINES.get(path)
 
     def _overview(self, name: str, run: FoundRun) -> Item:
         path = self.folder / run.run_dir
@@ -118,6 +128,7 @@ class View:
             "log": (path / "log.jsonl").is_file(),
             "chat": run.verb == "train" and (path / "model").is_dir(),
             "decisions": n_decisions,
+            "at": max(0.0, *(_written(path / file) for file in _MARKS)),
         }
 
     def log(self, name: str) -> Item:
@@ -148,7 +159,7 @@ class View:
         path = self.folder / run.run_dir
         listed = LISTS.get(run.verb, {}).get(title)
         if listed is None or not (path / listed.file).is_file():
-            raise _RefusedError(404, f"{name} has no list {title}")
+            raise RefusedError(404, f"{name} has no list {title}")
         items = ITEMS[run.verb, title].get(path / listed.file)
         matching = [item for item, text in items if query.matches(text)]
         tags = Counter(item["tag"] for item in matching if item["tag"])
@@ -172,15 +183,15 @@ class View:
         path = self.folder / run.run_dir
         listed = LISTS.get(run.verb, {}).get(title)
         if run.verb not in _DECIDED or listed is None or not (path / listed.file).is_file():
-            raise _RefusedError(400, _NOT_DECIDED)
+            raise RefusedError(400, _NOT_DECIDED)
         if row.get("decision") not in _DECISIONS:
-            raise _RefusedError(400, "decision: keep, drop, edit or undo")
+            raise RefusedError(400, "decision: keep, drop, edit or undo")
         items = ITEMS[run.verb, title].get(path / listed.file)
         edits = [
             item["edit"] for item, _ in items if item.get("id") and item["id"] == row.get("id")
         ]
         if not edits:
-            raise _RefusedError(404, "no such text")
+            raise RefusedError(404, "no such text")
         edited = _edited(row, edits[0]) if row["decision"] == "edit" else {}
         at = datetime.now(UTC).isoformat(timespec="seconds")
         decision = {"id": row["id"], "decision": row["decision"], **edited, "at": at}
@@ -218,13 +229,13 @@ class View:
 
 
 def _edited(row: Row, edit: Mapping[str, str | list[str]]) -> Row:
-    """Return the texts of an edit, by the fields of the item. Raises `_RefusedError` for an empty
+    """Return the texts of an edit, by the fields of the item. Raises `RefusedError` for an empty
     one."""
     edited = {key: row.get(key) for key in edit}
     for key, value in edited.items():
         texts = value if isinstance(edit[key], list) else [value]
         if not isinstance(texts, list) or not texts or not all(map(_is_text, texts)):
-            raise _RefusedError(400, f"{key}: a text that is not empty")
+            raise RefusedError(400, f"{key}: a text that is not empty")
     return edited
 
 
@@ -247,6 +258,28 @@ def _open_chat(run_dir: Path) -> tuple[Chat, list[tuple[str, LoadedModel, bool]]
         # The same model as in the column before: it is loaded once.
         columns.append(("trained with passages", columns[-1][1], True))
     return chat, columns
+
+
+def _written(path: Path) -> float:
+    """Return when a file was written, 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _headline(path: Path) -> Item:
+    report = read_report(path)
+    view = read_view(path.parent, report)
+    bars = []
+    for result in view.headline_results():
+        arm = view.with_model(arm_label(result), result.model)
+        interval = [result.low, result.accuracy, result.high]
+        bars.append([result.question_set, arm, *interval, result.chance])
+    return {"text": write_opening(view).effect, "bars": bars[:_MOST_BARS]}
+
+
+_HEADLINES = Latest(_headline, most=8)
 
 
 def _last_values(path: Path) -> Row:
@@ -311,9 +344,10 @@ class Server(ThreadingHTTPServer):
     # Ctrl-C does not wait for an answer that is being written.
     daemon_threads = True
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
-        """Raise `InputError` if the port is taken."""
+    def __init__(self, folder: Path, port: int = 0, board: Board | None = None) -> None:
+        """Raise `InputError` if the port is taken. Without a `board` no step can be started."""
         self.view, self.token = View(folder), secrets.token_urlsafe(24)
+        self._board = board
         html = (files("kinject.view") / "page.html").read_text("utf-8")
         self.page = html.encode()
         # The page gets its rows from this server, and no other page may show it in a frame.
@@ -326,6 +360,19 @@ class Server(ThreadingHTTPServer):
             ) from error
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         self.url = f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+    @property
+    def board(self) -> Board:
+        """The board of the folder. Raises `RefusedError` if there is none."""
+        if self._board is None:
+            raise RefusedError(404, "steps start where recipes/ and runs/ lie: kinject view there")
+        return self._board
+
+    def server_close(self) -> None:
+        """Stop the step that runs, then close the socket."""
+        if self._board is not None:
+            self._board.close()
+        super().server_close()
 
     def page_key(self, name: str) -> str:
         """Return the token in the address of a run's own page, which opens nothing else: no policy
@@ -350,10 +397,10 @@ _HEADERS = {
 
 
 def _read_query(query: Mapping[str, str]) -> Query:
-    """Return which items a request asks for. Raises `_RefusedError` for numbers out of range."""
+    """Return which items a request asks for. Raises `RefusedError` for numbers out of range."""
     offset, limit = int(query.get("offset", "0")), int(query.get("limit", "50"))
     if offset < 0 or limit < 1:
-        raise _RefusedError(400, "offset from 0, limit from 1")
+        raise RefusedError(400, "offset from 0, limit from 1")
     words = query.get("q", "").casefold().split()
     return Query(tuple(words), query.get("tag", ""), offset, limit)
 
@@ -382,17 +429,17 @@ class _Handler(BaseHTTPRequestHandler):
             token, _, route = parts.path.removeprefix("/").partition("/")
             query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
             if self.headers.get("Host") not in self.server.hosts:
-                raise _RefusedError(403, "another host")
+                raise RefusedError(403, "another host")
             needed = self.server.token
             if route == _PAGE_OF_RUN:
                 needed = self.server.page_key(query["run"])
             # In constant time; as bytes, because `compare_digest` takes no other text than ASCII.
             if not secrets.compare_digest(token.encode(), needed.encode()):
-                raise _RefusedError(
+                raise RefusedError(
                     403, "the address lacks its token: take the one that kinject view printed"
                 )
             method(route, query)
-        except _RefusedError as error:
+        except RefusedError as error:
             self._json({"error": str(error)}, error.status)
         except KinjectError as error:
             self._json({"error": str(error)}, 400)
@@ -406,7 +453,14 @@ class _Handler(BaseHTTPRequestHandler):
         if route == "":
             self._send(self.server.page, "text/html; charset=utf-8", self.server.policy)
         elif route == "runs":
-            self._json({"folder": str(view.folder.resolve()), "runs": view.runs()})
+            found = {"folder": str(view.folder.resolve()), "runs": view.runs()}
+            self._json(found | {"next": next_command(listed_runs(view.folder))})
+        elif route == "headline":
+            self._json(view.headline(query["run"]))
+        elif route == "board":
+            self._json(self.server.board.state())
+        elif route == "form":
+            self._json(self.server.board.form(query["recipe"]))
         elif route == "log":
             self._json(view.log(query["run"]))
         elif route == "numbers":
@@ -416,14 +470,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif route in ("report", _PAGE_OF_RUN):
             path = view.folder / view.find(query["run"]).run_dir / "report.html"
             if not path.is_file():
-                raise _RefusedError(404, "this run has no report.html")
+                raise RefusedError(404, "this run has no report.html")
             if route == "report":
                 address = f"/{self.server.page_key(query['run'])}/{_PAGE_OF_RUN}"
                 self._redirect(f"{address}?{urlencode({'run': query['run']})}")
             else:
                 self._send(path.read_bytes(), "text/html; charset=utf-8", _SANDBOX)
         else:
-            raise _RefusedError(404, "no such address")
+            raise RefusedError(404, "no such address")
 
     def _post(self, route: str, query: dict[str, str]) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -431,14 +485,21 @@ class _Handler(BaseHTTPRequestHandler):
         is_json = self.headers.get_content_type() == "application/json"
         # A negative length would read until the browser leaves.
         if not is_json or not 0 <= length <= _MOST_BYTES:
-            raise _RefusedError(400, f"JSON of at most {_MOST_BYTES} bytes is needed")
+            raise RefusedError(400, f"JSON of at most {_MOST_BYTES} bytes is needed")
+        # Browsers name the page that sends; the sandboxed report of a run is "null".
+        origin = self.headers.get("Origin", "")
+        if origin and origin.removeprefix("http://") not in self.server.hosts:
+            raise RefusedError(403, "another page")
         value = json.loads(self.rfile.read(length))
         if route == "decide":
             self.server.view.decide(value["run"], value["list"], value)
             self._json({})
+        elif route in POSTS:
+            self.server.board.post(route, value)
+            self._json({})
         elif route == "chat":
             if not _is_text(value["question"]):
-                raise _RefusedError(400, "question: a text that is not empty")
+                raise RefusedError(400, "question: a text that is not empty")
             # Before the head is sent: an unknown run still gets its status.
             self.server.view.find(value["run"])
             self._head("application/x-ndjson", "default-src 'none'")
@@ -450,7 +511,7 @@ class _Handler(BaseHTTPRequestHandler):
             except (KinjectError, *_OTHER_SHAPE) as error:
                 self._event({"error": str(error)})
         else:
-            raise _RefusedError(404, "no such address")
+            raise RefusedError(404, "no such address")
 
     def _redirect(self, address: str) -> None:
         self.send_response(303)
