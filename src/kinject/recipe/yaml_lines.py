@@ -139,12 +139,20 @@ def with_changes(text: str, changes: Mapping[KeyPath, Value], path: Path) -> str
         changed = _with_change(text, key, value)
         expected = _set(expected, key, value)
         # What was written is read again: a change must never reach another key.
-        if changed is None or _parse(changed, str(path))[0] != expected:
+        if changed is None or not _holds(changed, expected, path):
             place = f"{path}:{YamlFile(path, {}, lines).location(key).rpartition(':')[2]}"
             message = "this value cannot be changed alone. Change it in an editor."
             raise RecipeError([Problem(key, message, place)])
         text = changed
     return text
+
+
+def _holds(text: str, expected: Value, path: Path) -> bool:
+    """Return whether a text is read as `expected`; a change may have made it unreadable."""
+    try:
+        return bool(_parse(text, str(path))[0] == expected)
+    except RecipeError:
+        return False
 
 
 def _set(root: Value, key: KeyPath, value: Value) -> Value:
