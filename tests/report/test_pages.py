@@ -33,7 +33,7 @@ BROWSER = (
 )
 TAGS = frozenset(
     "html head meta title style body header main footer section h1 h2 h3 p ul ol li b span small details summary blockquote "  # noqa: SIM905
-    "table thead tbody tr th td div figure figcaption pre code img dl dt dd ol script".split()
+    "table thead tbody tr th td div figure figcaption pre code img picture source dl dt dd ol script".split()
 )
 """Elements of kinject's own templates."""
 ODD_NAME = "$\\frac{1}{0$ 漢字 🦀 עברית \x00\x1b[2J\u202e\ud800"
@@ -180,7 +180,7 @@ def faults(html: str) -> list[str]:
     for tag, attributes in page.elements:
         for name, value in attributes.items():
             plain = entities.unescape(value).strip().lower()
-            if (tag, name) == ("img", "src") and re.fullmatch(
+            if (tag, name) in (("img", "src"), ("source", "srcset")) and re.fullmatch(
                 rf"{re.escape(FIGURE)}[\w+/=]+", value
             ):
                 continue  # scripts and links of an image never run
