@@ -126,7 +126,7 @@ def _can_fork(args: Any, environment: dict[str, str], streams: Sequence[int]) ->
         or len(args) < 2
     ):
         return False
-    option = next((str(word) for word in args[1:] if word not in ("-u", "-P")), "-")
+    option = next((str(word) for word in args[1:] if word != "-u"), "-")
     if option.startswith("-") and option not in ("-m", "-c"):
         return False
     changed = _early(environment).items() ^ _early(_started_with).items()
@@ -298,17 +298,14 @@ def become(request: dict[str, Any], streams: Sequence[int]) -> None:
 
 
 def _run(words: list[str]) -> None:
-    is_safe = "-P" in words[:2]
-    while words[0] in ("-u", "-P"):
-        if words[0] == "-u":
-            sys.stdout.reconfigure(write_through=True)
+    while words[0] == "-u":
+        sys.stdout.reconfigure(write_through=True)
         words = words[1:]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     if words[0] == "-m":
         sys.argv = words[1:]
-        if not is_safe:
-            sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, os.getcwd())
         runpy._run_module_as_main(words[1])
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
