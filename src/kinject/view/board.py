@@ -40,14 +40,15 @@ _MOST_SHOWN = 20_000  # characters of a step's output, its end
 _LONGEST_VALUE = 500  # characters: longer than any path or name in a shipped recipe
 _NO_DOCUMENTS = frozenset({"runs", "recipes", "data", "eval"})
 """Folders that kinject writes: nobody's documents."""
-_ENDINGS = {
+_ENDINGS: dict[int, str] = {
     0: "done",
     1: "finished, but incomplete: the output names what is missing",
     2: "not started: the output says what to change",
     70: "ended by a bug in kinject",
-    130: "stopped: finished work is kept, and start continues it",
-    143: "stopped: finished work is kept, and start continues it",
 }
+_STOPPED = "stopped: finished work is kept, and start continues it"
+# kinject ends by the signal itself, as shells expect; launchers and scripts give its exit code.
+_ENDINGS |= dict.fromkeys((-signal.SIGINT, -signal.SIGTERM, 130, 143), _STOPPED)
 """Exit code -> what it means, as kinject --help has it."""
 
 
