@@ -1,4 +1,5 @@
 """The shards of kinject augment as tasks of Ray: python with_ray.py recipes/augment.yaml 8."""
+
 import subprocess
 import sys
 

@@ -59,7 +59,9 @@ class StandIn:
                 if matches:
                     sha1 = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
                     slots = {"main": {"content": text}}
-                    found.append({"revid": number, "timestamp": timestamp, "sha1": sha1, "slots": slots})
+                    found.append(
+                        {"revid": number, "timestamp": timestamp, "sha1": sha1, "slots": slots}
+                    )
         page: dict[str, Any] = {"title": asked.get("titles", "")}
         if found:
             page["revisions"] = found[-1:]  # the newest that is wanted
@@ -121,10 +123,22 @@ def test_each_article_is_the_one_of_the_date_and_is_read_as_an_export(api, waits
     assert {document.title: document.text for document in read_documents(path)} == {
         title: f"# {title}\n\n{text}" for title, text in texts.items()
     }
-    assert revisions(tmp_path) == {"Elbe": 11, "Po": 31, "Ulm": 61, "Oder": 21, "Atlantis": None, "Old name": None}
-    assert [asked["titles"] for asked in api.requests] == ["Elbe", "Po", "Ulm", "Oder", "Atlantis", "Old name"], (
-        "one of each category in turn"
-    )
+    assert revisions(tmp_path) == {
+        "Elbe": 11,
+        "Po": 31,
+        "Ulm": 61,
+        "Oder": 21,
+        "Atlantis": None,
+        "Old name": None,
+    }
+    assert [asked["titles"] for asked in api.requests] == [
+        "Elbe",
+        "Po",
+        "Ulm",
+        "Oder",
+        "Atlantis",
+        "Old name",
+    ], "one of each category in turn"
 
 
 def test_requests_are_polite(api, waits, tmp_path, monkeypatch):
@@ -139,7 +153,9 @@ def test_requests_are_polite(api, waits, tmp_path, monkeypatch):
         fetch(tmp_path)
 
 
-def test_a_second_fetch_takes_the_recorded_revisions_whatever_was_written_since(api, waits, tmp_path, monkeypatch):
+def test_a_second_fetch_takes_the_recorded_revisions_whatever_was_written_since(
+    api, waits, tmp_path, monkeypatch
+):
     text = fetch(tmp_path).read_bytes()
     (tmp_path / "journal.jsonl").unlink()
     late = {**HISTORY, "Elbe": [*HISTORY["Elbe"], (13, "2020-12-31T00:00:00Z", "Rewritten.")],
@@ -158,12 +174,22 @@ def test_an_interrupted_fetch_resumes(api, waits, tmp_path):
     assert not (tmp_path / "articles.xml").exists()
     api.requests.clear()
     fetch(tmp_path)
-    assert [asked["titles"] for asked in api.requests] == ["Po", "Ulm", "Oder", "Atlantis", "Old name"]
+    assert [asked["titles"] for asked in api.requests] == [
+        "Po",
+        "Ulm",
+        "Oder",
+        "Atlantis",
+        "Old name",
+    ]
 
 
 def test_a_busy_server_is_left_alone_for_as_long_as_it_wants(api, waits, tmp_path):
     lag = json.dumps({"error": {"code": "maxlag", "info": "Waiting for a database"}})
-    api.failures = [(429, {"Retry-After": "17"}, ""), (200, {}, lag), (503, {"Retry-After": "9000"}, "")]
+    api.failures = [
+        (429, {"Retry-After": "17"}, ""),
+        (200, {}, lag),
+        (503, {"Retry-After": "9000"}, ""),
+    ]
     fetch(tmp_path)
     assert 17.0 in waits
     assert 10.0 in waits, "the second time"
@@ -188,17 +214,27 @@ def test_the_command_keeps_revisions_and_hashes_beside_the_data(api, waits, tmp_
     monkeypatch.setattr("kinject.corpus.public_data.read_list", lambda name: ARTICLES)
     (path,) = get_data(DATA_SETS["current-events"], tmp_path)
     assert path == tmp_path / "current-events" / "articles.xml"
-    sources = {item.name for item in (tmp_path / "sources").iterdir() if item.suffix in (".json", ".jsonl")}
+    sources = {
+        item.name for item in (tmp_path / "sources").iterdir() if item.suffix in (".json", ".jsonl")
+    }
     assert sources == {"current-events.json", "current-events.revisions.jsonl"}
     assert get_data(DATA_SETS["current-events"], tmp_path) == []
 
 
 def test_the_shipped_lists_have_titles_of_every_subject_and_month_and_no_text():
     subjects = read_list("wikipedia-subjects")
-    assert set(subjects.topics) == {"anatomy", "astronomy", "college_biology", "college_chemistry", "prehistory"}
+    assert set(subjects.topics) == {
+        "anatomy",
+        "astronomy",
+        "college_biology",
+        "college_chemistry",
+        "prehistory",
+    }
     assert subjects.date.startswith("2023-11")
     events = read_list("current-events")
-    assert set(events.topics) == {f"{month} 2023" for month in ("August", "September", "October", "November")}
+    assert set(events.topics) == {
+        f"{month} 2023" for month in ("August", "September", "October", "November")
+    }
     for articles, fewest in ((subjects, 40), (events, 10)):
         titles = articles.titles()
         assert len(titles) == len(set(titles))

@@ -250,7 +250,8 @@ def test_between_machines_only_gradients_are_sent_where_each_machine_holds_the_m
     assert way.sent == 5 * 2 * shapes.trained * (nodes - 1) // nodes
     words = shlex.split(way.command)
     replicas, parts = (
-        words[words.index(f"--parallelism_config_dp_{kind}_size") + 1] for kind in ("replicate", "shard")
+        words[words.index(f"--parallelism_config_dp_{kind}_size") + 1]
+        for kind in ("replicate", "shard")
     )
     assert (replicas, parts) == (str(nodes), str(per_node))
     monkeypatch.chdir(ROOT)

@@ -24,9 +24,17 @@ def head(question_set: str) -> tuple[str, int]:
 
 @pytest.mark.parametrize(
     ("n_known", "n", "n_choices", "bits"),
-    [(40, 120, 4, 40 * 2), (0, 64, 8, 0), (64, 64, 8, 64 * 3), (300, 1000, 2, 300), (7, 167, 16, 7 * 4)],
+    [
+        (40, 120, 4, 40 * 2),
+        (0, 64, 8, 0),
+        (64, 64, 8, 64 * 3),
+        (300, 1000, 2, 300),
+        (7, 167, 16, 7 * 4),
+    ],
 )
-def test_a_known_fact_is_worth_the_logarithm_of_its_choices_and_a_guess_nothing(n_known, n, n_choices, bits):
+def test_a_known_fact_is_worth_the_logarithm_of_its_choices_and_a_guess_nothing(
+    n_known, n, n_choices, bits
+):
     small, large = knows(n_known, n, n_choices), replace(knows(0, n, n_choices), model="large")
     found, other = make_held_bits([small, large], {"base": 500, "large": 9_000}, head)
     assert found.bits == pytest.approx(bits)
@@ -48,5 +56,7 @@ def test_only_the_deciding_format_without_passages_counts_and_only_models_of_sev
 
 
 def test_fewer_than_guessing_hold_nothing():
-    (found,) = make_held_bits([make_result("base", [False] * 30, None)], {"base": 10, "large": 20}, head)
+    (found,) = make_held_bits(
+        [make_result("base", [False] * 30, None)], {"base": 10, "large": 20}, head
+    )
     assert (found.bits, found.low) == (0.0, 0.0)

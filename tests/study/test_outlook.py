@@ -55,13 +55,26 @@ def row_of(text: str, name: str) -> tuple[int, list[float], str]:
     return int(cells[1]), seconds, cells[5]
 
 
-def test_a_dry_run_tells_the_hours_of_six_operations_a_weight_and_token(tmp_path, tiny_model, monkeypatch):
+def test_a_dry_run_tells_the_hours_of_six_operations_a_weight_and_token(
+    tmp_path, tiny_model, monkeypatch
+):
     arms = {
         "ft": {"rag": False},
         "rep": {"overrides": {"augment.styles": {}}, "match": {"steps": "ft"}, "rag": False},
     }
-    changed = {"trainer.max_steps": 5_000, "trainer.per_device_train_batch_size": 1, "trainer.max_length": 8}
-    path = write_study(tmp_path, tiny_model, seeds=[1], models={"one": str(tiny_model)}, arms=arms, overrides=changed)
+    changed = {
+        "trainer.max_steps": 5_000,
+        "trainer.per_device_train_batch_size": 1,
+        "trainer.max_length": 8,
+    }
+    path = write_study(
+        tmp_path,
+        tiny_model,
+        seeds=[1],
+        models={"one": str(tiny_model)},
+        arms=arms,
+        overrides=changed,
+    )
     # A pace at which a count of operations is a time that the table shows.
     outlook = import_module("kinject.study.outlook")
     monkeypatch.setattr(outlook, "matrix_pace", lambda kind: 2e6)
@@ -74,7 +87,9 @@ def test_a_dry_run_tells_the_hours_of_six_operations_a_weight_and_token(tmp_path
     attention = 6 * config.num_hidden_layers * 8 * config.hidden_size
     n_trainings, (training, scoring), disk = row_of(text, "one")
     assert n_trainings == 2
-    assert training == pytest.approx(2 * 5_000 * 8 * (6 * n + attention) / 2e6, rel=0.2), "rows are not all full"
+    assert training == pytest.approx(2 * 5_000 * 8 * (6 * n + attention) / 2e6, rel=0.2), (
+        "rows are not all full"
+    )
     assert 0 < scoring < training
     whole = sum(weight.numel() for weight in model.parameters()) * 4
     assert disk == render_size(whole), "one model at a time"

@@ -57,11 +57,15 @@ def test_a_published_accuracy_stands_beside_the_same_arm_shots_and_k_in_each_for
 
 
 def claim(source: str) -> ClaimSection:
-    return ClaimSection(statement="", test="difference", arm="ft", question_set="new", source=source)
+    return ClaimSection(
+        statement="", test="difference", arm="ft", question_set="new", source=source
+    )
 
 
 def test_a_paper_that_a_claim_names_is_found_and_another_has_no_numbers():
-    named = published_by([claim("arXiv 2312.05934, table 1"), claim("see arXiv 2312.05934v3"), claim("")])
+    named = published_by(
+        [claim("arXiv 2312.05934, table 1"), claim("see arXiv 2312.05934v3"), claim("")]
+    )
     assert len(named) == 30 * 4 + 3 * 6 + 30 * 5
     assert {row.source for row in named} == {f"arXiv 2312.05934v3, table {n}" for n in (1, 2, 3)}
     assert published_by([claim("arXiv 2404.05405"), claim("a talk")]) == []

@@ -214,7 +214,11 @@ def test_a_step_matched_arm_trains_as_many_steps_on_its_own_corpus(finished):
 
 
 def test_a_token_matched_arm_reads_as_many_tokens_of_its_own_corpus(tmp_path, tiny_model):
-    overrides = {"trainer.max_steps": -1, "trainer.num_train_epochs": 3, "trainer.per_device_train_batch_size": 1}
+    overrides = {
+        "trainer.max_steps": -1,
+        "trainer.num_train_epochs": 3,
+        "trainer.per_device_train_batch_size": 1,
+    }
     arms = {
         "ft": {"rag": False},
         "rep": {"overrides": {"augment.styles": {}}, "match": {"tokens": "ft"}, "rag": False},
@@ -357,7 +361,9 @@ def test_by_default_an_arm_is_asked_and_deleted_before_the_next_is_trained(tmp_p
     assert lean.failures == ()
     assert max(executor.held) == 1
     order = [(stage.kind, stage.parameters.get("split")) for stage in executor.submitted]
-    assert order.count(("eval", "validation")) == 2, "the base and one arm have two K to choose from"
+    assert order.count(("eval", "validation")) == 2, (
+        "the base and one arm have two K to choose from"
+    )
     assert order[order.index(("eval", "validation")) + 1] == ("eval", "test")
     everything, _ = go(path, None, "study.keep_models=true", f"study.cache_dir={tmp_path / 'kept'}")
     assert lean.results == everything.results
