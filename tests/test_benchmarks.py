@@ -44,6 +44,7 @@ OF_A_GPU = {
     "gpu/packages.py",
     "gpu/proofs.py",
     "gpu/real.py",
+    "gpu/varlen.py",
 }
 """tests/test_gpu_program.py runs them."""
 

@@ -74,8 +74,10 @@ def _commands(pages: Iterable[Path]) -> Iterator[list[str]]:
     """Yield the words of every documented `kinject` command, continued lines joined, comments off."""
     for block in _blocks(pages, "console"):
         for line in re.sub(r"\\\n\s*", "", block).splitlines():
-            if line.startswith("$ kinject"):
-                yield shlex.split(line[2:], comments=True)
+            # A variable of the environment may stand before the command.
+            command = re.sub(r"^(\w+=\S* )+", "", line[2:])
+            if command.startswith("kinject"):
+                yield shlex.split(command, comments=True)
             elif line.startswith("$ "):
                 assert line[2:].startswith(tuple(OTHERS)), f"{line}: run by no test"
 

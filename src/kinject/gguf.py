@@ -117,10 +117,13 @@ def _convert_checked(file: Path, folder: Path) -> None:
     # Alone: transformers would read other files that lie beside it.
     with tempfile.TemporaryDirectory() as alone:
         (Path(alone) / file.name).symlink_to(file.resolve())
-        options = {"gguf_file": file.name, "trust_remote_code": False}
-        _check_size(file, AutoConfig.from_pretrained(alone, **options))
-        tokenizer = AutoTokenizer.from_pretrained(alone, **options)
-        model = AutoModelForCausalLM.from_pretrained(alone, **options, dtype=torch.float32)
+        name = file.name
+        config = AutoConfig.from_pretrained(alone, gguf_file=name, trust_remote_code=False)
+        _check_size(file, config)
+        tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            alone, gguf_file=name, trust_remote_code=False, dtype=torch.float32
+        )
     config = type(model.config).from_dict(
         {k: v for k, v in model.config.to_dict().items() if k not in _LEFT_OUT}
     )

@@ -86,7 +86,7 @@ def test_questions_without_an_answer_are_left_out(write_rows):
         ("Who?,1,2,3,4,A\nWhat?,1,2,3,B\n", ":2: found 5 cells, the first row has 6"),
         (
             "Who?;1;2;3;4;A\n",
-            ":1: found 1 cells, the last ['Who?;1;2;3;4;A'], expected question, options",
+            ":1: found 1 cell, the last ['Who?;1;2;3;4;A'], expected question, options",
         ),
         (
             "Who?,1,2,3,4,A\nWho?,4,3,2,1,A\n",

@@ -473,7 +473,7 @@ def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
         ]
         assert "a.json: item 3: no key 'text'" in str(documents[2][1])
     assert len(read("a.json", b'{"text": "One."}\n{"text": "Two."}\n')) == 2
-    assert "no key 'text' in any of 1 objects" in fault("a.json", b'{"name": "x"}')
+    assert "no key 'text' in 1 object (the first" in fault("a.json", b'{"name": "x"}')
     assert fault("a.json", b"[" * 100_000).startswith("a.json: ")
     assert only("a.json", b'{"q": "One.", "text": "no"}', text_field="q").text == "One."
 

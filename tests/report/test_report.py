@@ -84,7 +84,7 @@ def all_files(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != ".report.lock"  # empty; held while a page is drawn
     }
 
 

@@ -28,6 +28,7 @@ from kinject.study.arms import Arm
 from kinject.study.records import AskSetting
 from kinject.study.run import render_plan, run_study
 from kinject.study.stages import Stage
+from kinject.terminal import format_count
 from small import draw_blank_figures, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -165,7 +166,7 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
         "a document that chose is asked about in another set"
     )
     assert (
-        f"known: {8 - len(known)} questions left out, on documents that other sets choose with"
+        f"known: {format_count(8 - len(known), 'question')} left out, on documents that other sets choose with"
         in result.notes
     )
     order = [stage.parameters["split"] for stage in executor.submitted if stage.kind == "eval"]

@@ -142,7 +142,7 @@ def read_json(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     if not any("text" in with_plain_names(row, options) for row in rows):
         keys = ", ".join(map(repr, rows[0]))
         raise InputError(
-            f"{path}: no key {options.text_field or 'text'!r} in any of "
+            f"{path}: no key {options.text_field or 'text'!r} in "
             f"{format_count(len(rows), 'object')} "
             f"(the first has {keys[:300]}). It must hold the document."
         )

@@ -192,7 +192,8 @@ class Board:
     def start(self, recipe: str) -> None:
         """Start the step of a recipe. Raises `RefusedError` while another one runs."""
         run = self._find(recipe)
-        if run.state == "running":
+        # A step of this page holds its folder too; what stops it is said by _start.
+        if run.state == "running" and self._running() is None:
             raise RefusedError(409, f"{run.run_dir}: in use by another process")
         self._start(_words_of(run))
 
