@@ -93,10 +93,40 @@ def test_a_kernel_of_equal_logits_is_taken_only_if_it_saves_time(
     assert model.config._attn_implementation == ("sdpa" if reason else "sdpa_of_a_test")
 
 
-def test_a_kernel_that_fails_in_the_backward_pass_is_not_taken(tiny_tokenizer: Any) -> None:
+class _NoBackward(torch.autograd.Function):
+    """The identity, without a gradient, as a kernel of inference has."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> None:
+        raise RuntimeError("this kernel has no backward pass")
+
+
+def _for_inference(*args: Any, **options: Any) -> Any:
+    output, weights = sdpa_attention_forward(*args, **options)
+    return _NoBackward.apply(output), weights
+
+
+def _without_dropout(*args: Any, dropout: float = 0.0, **options: Any) -> Any:
+    if dropout:
+        raise RuntimeError("this kernel has no dropout")
+    return sdpa_attention_forward(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [(_for_inference, "no backward pass"), (_without_dropout, "no dropout")],
+)
+def test_a_kernel_that_fails_in_training_alone_is_not_taken(
+    tiny_tokenizer: Any, kernel: Any, reason: str
+) -> None:
+    AttentionInterface.register("sdpa_of_a_test", kernel)
+    AttentionMaskInterface.register("sdpa_of_a_test", sdpa_mask)
     model = new_model({**LLAMA, "attention_dropout": 0.1}, tiny_tokenizer, 0, "sdpa").eval()
-    # It has no dropout, which shows in training mode alone; on a CPU it has no gradient either.
-    assert "flex_attention" in try_faster(model, "flex_attention", ROW)
+    assert reason in try_faster(model, "sdpa_of_a_test", ROW)
     assert model.config._attn_implementation == "sdpa"
     assert not model.training
 
