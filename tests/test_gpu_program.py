@@ -351,7 +351,7 @@ def test_the_study_of_call_2_needs_no_other_package(tmp_path: Path) -> None:
     assert done.stdout.rstrip().endswith("True")
 
 
-def test_a_machine_without_the_packages_is_told_at_once(
+def test_a_machine_without_the_packages_is_reported_at_once(
     tmp_path: Path,
     program: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -446,7 +446,7 @@ def test_a_call_resumes_with_what_was_carried_along_where_kinject_is_not_install
     assert "usage: bash benchmarks/gpu/lease.sh 1|2" in unknown.stderr
 
 
-def test_a_copied_checkout_that_cannot_be_imported_is_told_at_once(tmp_path: Path) -> None:
+def test_a_copied_checkout_that_cannot_be_imported_is_reported_at_once(tmp_path: Path) -> None:
     copy = _copied_checkout(tmp_path)
     command = [sys.executable, "benchmarks/gpu/run.py", "--tiny", "--only", "train/1B full/kinject"]
     (copy / "src/kinject/errors.py").write_text("import a_package_that_is_not_there\n")

@@ -295,7 +295,7 @@ def test_in_a_notebook_one_line_is_drawn_again_in_its_place(
     assert (n_cells, stream.getvalue()) == (1, "")
 
 
-def test_on_a_terminal_it_is_a_bar(
+def test_progress_is_a_bar_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
@@ -306,7 +306,7 @@ def test_on_a_terminal_it_is_a_bar(
     assert "4/4" in capsys.readouterr().err
 
 
-def test_names_in_it_are_neither_markup_nor_orders_to_the_terminal(
+def test_names_in_progress_lines_are_neither_markup_nor_terminal_codes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)

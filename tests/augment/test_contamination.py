@@ -118,7 +118,7 @@ def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) ->
         assert ids_found(probes, text) == expected
 
 
-def test_a_probe_file_that_is_none_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_probe_file_that_is_none_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "q.jsonl").write_text(
         '{"question": "a", "choices": ["x"], "answer": 0}\n{"text": "x"}\n'
     )

@@ -67,7 +67,7 @@ def _text(index: int) -> str:
     return f"Arden, born in {1900 + index}, é. " * (1 + index % 7 * 12)
 
 
-def test_a_cache_that_was_deleted_under_a_run_is_told_at_the_next_answer(filled: Path) -> None:
+def test_a_cache_that_was_deleted_under_a_run_is_reported_at_the_next_answer(filled: Path) -> None:
     with AnswerCache(filled) as cache:
         for other in filled.parent.glob("cache.sqlite*"):
             other.unlink()
@@ -76,7 +76,7 @@ def test_a_cache_that_was_deleted_under_a_run_is_told_at_the_next_answer(filled:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES], ids=errno.errorcode.get)
-def test_a_run_goes_on_to_the_same_corpus_after_any_call_was_refused(
+def test_a_run_continues_to_the_same_corpus_after_any_call_was_refused(
     make_recipe: MakeRecipe, tmp_path: Path, number: int
 ) -> None:
     recipe = make_recipe()

@@ -88,7 +88,7 @@ def test_a_document_that_was_split_is_refused_with_what_to_change(make: Make) ->
         ({"text": "x"}, r"given.jsonl:4: document_id: found None"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_told_with_its_line(
+def test_a_row_that_cannot_be_used_is_reported_with_its_line(
     make: Make, row: Any, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):

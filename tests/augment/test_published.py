@@ -103,7 +103,7 @@ def test_entigraph_asks_once_for_entities_then_for_all_pairs_then_for_triples_ea
     assert TEXT in beginnings.pop()
 
 
-def test_entigraph_goes_on_to_a_number_of_tokens_for_each_document_and_resumes_there(
+def test_entigraph_continues_to_a_number_of_tokens_for_each_document_and_resumes_there(
     make_recipe: Make, write: Callable[..., Writer]
 ) -> None:
     writer = write(entities="\n".join(NAMES))

@@ -259,7 +259,9 @@ def test_retention_keeps_neighbours_that_the_model_knows_and_the_passage_does_no
     assert (result.got, set(result.refused)) == (12, {"not known", "in the passage"})
 
 
-def test_after_a_repair_it_asks_again(make: Make, question_server: Callable[..., Any]) -> None:
+def test_questions_are_requested_again_after_a_repair(
+    make: Make, question_server: Callable[..., Any]
+) -> None:
     asked: list[str] = []
 
     def mumble(messages: list[Message], completion: Completion) -> str:

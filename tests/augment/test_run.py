@@ -127,7 +127,7 @@ def test_faults_that_pass_are_tried_again_until_all_is_there(
     assert {"429", "500", "reset", "malformed"} == set(server.met)
 
 
-def test_a_request_that_fails_for_good_is_told_and_asked_again_by_the_next_run(
+def test_a_request_that_fails_for_good_is_reported_and_asked_again_by_the_next_run(
     make_recipe: Make, serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kinject.llm.sender.N_TRIES", 1)
@@ -176,7 +176,7 @@ def test_a_key_revoked_half_way_keeps_what_was_answered(
     assert server.answered.total() == len(server.answered) == 36
 
 
-def test_a_text_that_the_sandbox_cannot_read_is_told_with_its_line(
+def test_a_text_that_the_sandbox_cannot_read_is_reported_with_its_line(
     make_recipe: Make, documents: Path
 ) -> None:
     with documents.open("a") as file:

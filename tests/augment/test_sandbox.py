@@ -49,7 +49,7 @@ def test_a_bad_request_gets_an_error_in_the_usual_form(
     assert (answered_status, bool(answer["error"]["message"])) == (status, True)
 
 
-def test_it_listens_on_this_machine_alone_and_a_taken_port_is_told(
+def test_the_served_sandbox_listens_on_loopback_alone_and_a_taken_port_is_reported(
     serving: Callable[..., Any],
 ) -> None:
     server = serving()

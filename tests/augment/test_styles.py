@@ -346,7 +346,9 @@ def test_a_recipe_names_styles_of_its_own_and_their_text_is_a_part_of_the_ids(
     assert len(made.tasks) == 12 + 12  # another style: its answers are requested anew
 
 
-def test_every_fault_of_a_style_file_is_told_with_its_line_and_a_suggestion(tmp_path: Path) -> None:
+def test_every_fault_of_a_style_file_is_reported_with_its_line_and_a_suggestion(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "style.yaml"
     path.write_text("""\
 name: My Style
@@ -401,7 +403,7 @@ def test_the_templates_of_a_shipped_style_have_no_fault_and_need_no_second_check
     assert read_style(STYLE_FILES / f"{name}.yaml") == STYLES[name]
 
 
-def test_two_styles_with_one_name_are_told(tmp_path: Path) -> None:
+def test_two_styles_with_one_name_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "style.yaml"
     path.write_text(OWN.replace("letter", "plain", 1))
     with pytest.raises(RecipeError, match="'plain' is the name of another style"):

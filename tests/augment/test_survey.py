@@ -212,7 +212,7 @@ def test_an_endpoint_that_does_not_answer_ends_it_before_a_document_is_read(
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_nothing_to_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
     with pytest.raises(InputError, match="photos: no document there can be read"):

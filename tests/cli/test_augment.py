@@ -42,7 +42,7 @@ def test_a_dry_run_prints_what_would_be_asked_and_writes_nothing(
     assert not (here / "run").exists()
 
 
-def test_unknown_styles_and_what_a_generator_lacks_are_told_at_once_each_with_its_line(
+def test_unknown_styles_and_what_a_generator_lacks_are_reported_at_once_each_with_its_line(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "recipe.yaml").write_text(

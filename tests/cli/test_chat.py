@@ -107,7 +107,7 @@ def _plain(text: str) -> str:
     return printable(text).replace("\ufffd", "")
 
 
-def test_faults_are_one_line(
+def test_faults_of_kinject_chat_are_one_line(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()

@@ -153,7 +153,7 @@ def test_other_columns_of_a_table_go_to_meta(tmp_path: Path) -> None:
         (b"", ": holds no documents"),
     ],
 )  # fmt: skip
-def test_a_fault_in_a_csv_file_is_told_with_its_line(
+def test_a_fault_in_a_csv_file_is_reported_with_its_line(
     tmp_path: Path, content: bytes, expected: str
 ) -> None:
     (tmp_path / "a.csv").write_bytes(content)
@@ -162,7 +162,7 @@ def test_a_fault_in_a_csv_file_is_told_with_its_line(
     assert str(caught.value).startswith(f"{tmp_path}/a.csv{expected}")
 
 
-def test_a_fault_in_a_table_is_told_with_its_row(tmp_path: Path) -> None:
+def test_a_fault_in_a_table_is_reported_with_its_row(tmp_path: Path) -> None:
     import pandas
 
     pandas.DataFrame({"text": ["fine", None]}).to_parquet(tmp_path / "a.parquet")

@@ -81,7 +81,7 @@ def test_a_faulty_line_is_reported_by_iterating_and_picking(path: Path, line: st
     assert "corpus.jsonl:8: " in messages[0]
 
 
-def test_every_faulty_line_is_told(write: Write) -> None:
+def test_every_faulty_line_is_reported(write: Write) -> None:
     path = write(
         "c.jsonl",
         '{"text": "ok"}\n{"text": ""}\n{"txt": "a"}\n{"text": 3}\n{"prompt": "q", "completion": " "}\n'

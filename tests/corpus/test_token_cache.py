@@ -119,7 +119,7 @@ def test_the_key_depends_on_corpus_tokenizer_and_settings(
     assert len({key, *other}) == 6
 
 
-def test_a_damaged_entry_is_told_and_made_again(
+def test_a_damaged_entry_is_reported_and_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cached_tokens(tmp_path, "key", lambda: ROWS, "")

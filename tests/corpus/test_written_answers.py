@@ -150,7 +150,7 @@ def test_a_letter_is_read_from_what_a_model_writes(text):
 @pytest.mark.parametrize(
     "text", ["A", "A.", "The answer is A", "A is the right answer", "**A.** London is the capital"]
 )
-def test_the_letter_a_is_told_from_the_article(text):
+def test_the_letter_a_is_distinguished_from_the_article(text):
     assert read_letter(text, OPTIONS) == 0
 
 

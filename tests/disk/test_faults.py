@@ -143,7 +143,7 @@ with lock_dir(Path(sys.argv[1])):
 """
 
 
-def test_a_second_process_is_told_which_process_where_and_since_when_and_a_dead_one_does_not_block(
+def test_a_second_process_sees_pid_host_and_start_of_the_first_and_a_dead_one_does_not_block(
     tmp_path: Path,
 ) -> None:
     first = subprocess.Popen(
@@ -162,7 +162,7 @@ def test_a_second_process_is_told_which_process_where_and_since_when_and_a_dead_
 
 
 @pytest.mark.parametrize("change", ["deleted", "renamed", "replaced"])
-def test_a_folder_that_vanishes_is_told_at_the_next_row_and_not_written_into_nothing(
+def test_a_folder_that_vanishes_is_reported_at_the_next_row_and_not_written_into_nothing(
     tmp_path: Path, change: str
 ) -> None:
     path = tmp_path / "run" / "a.jsonl"

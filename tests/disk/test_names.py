@@ -32,5 +32,5 @@ def test_any_other_name_becomes_its_like_with_a_hash(name: str, like: str) -> No
     [(0, "0 bytes"), (1023, "1,023 bytes"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1024 KiB"), (2**20, "1 MiB"),
      (64 << 20, "64 MiB"), (2**30, "1 GiB"), (3 << 29, "1.5 GiB")],
 )  # fmt: skip
-def test_sizes_are_told_in_the_largest_unit_that_fits(n: int, words: str) -> None:
+def test_sizes_are_written_in_the_largest_unit_that_fits(n: int, words: str) -> None:
     assert format_size(n) == words

@@ -53,7 +53,9 @@ def test_a_missing_id_is_the_hash_of_title_and_text(tmp_path: Path) -> None:
         ({"text": "a\0b"}, "NUL character at position 1"),
     ],
 )
-def test_a_bad_row_is_told_with_file_and_line(tmp_path: Path, row: object, expected: str) -> None:
+def test_a_bad_row_is_reported_with_file_and_line(
+    tmp_path: Path, row: object, expected: str
+) -> None:
     path = write(tmp_path / "d.jsonl", {"text": "fine"}, row)
     with pytest.raises(InputError) as caught:
         list(read_documents(path))
@@ -61,7 +63,7 @@ def test_a_bad_row_is_told_with_file_and_line(tmp_path: Path, row: object, expec
     assert expected in str(caught.value)
 
 
-def test_two_documents_with_one_id_are_told_with_both_lines(tmp_path: Path) -> None:
+def test_two_documents_with_one_id_are_reported_with_both_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", {"id": 7, "text": "x"}, {"id": "7", "text": "y"})
     with pytest.raises(InputError, match=r"d\.jsonl:2: id '7' is already the id of .*d\.jsonl:1\."):
         list(read_documents(path))

@@ -196,7 +196,7 @@ def test_a_mail_gives_its_text_without_the_mail_it_quotes_and_its_attachments() 
     ]
 
 
-def test_members_of_archives_are_read_and_bombs_and_locked_ones_are_told() -> None:
+def test_members_of_archives_are_read_and_bombs_and_locked_ones_are_reported() -> None:
     members = {
         "a/b.txt": b"One.",
         "a/.DS_Store": b"x",
@@ -358,7 +358,7 @@ def test_a_mail_of_outlook_gives_its_text_and_its_attachments(
     assert (location, note.text) == ("a.msg/note.txt", "No ferry on Sunday.")
 
 
-def test_formulas_without_values_are_told_and_navigation_is_left_out() -> None:
+def test_formulas_without_values_are_reported_and_navigation_is_left_out() -> None:
     book = openpyxl.Workbook()
     book.active.append(["price", 3])
     book.active["B2"] = "=B1*2"
@@ -630,7 +630,7 @@ def test_running_headers_and_page_numbers_are_left_out_and_pages_are_known() -> 
     ]
 
 
-def test_a_table_goes_on_over_the_page() -> None:
+def test_a_table_continues_over_the_page() -> None:
     pages = []
     for first in (0, 2):
         rows = (

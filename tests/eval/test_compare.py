@@ -90,12 +90,12 @@ def test_several_runs_are_one_family_and_one_run_compares_nothing(folder):
         compare_runs(runs[:1])
 
 
-def test_what_is_no_run_is_told(tmp_path, capsys):
+def test_what_is_no_run_is_reported(tmp_path, capsys):
     assert main(["compare", str(tmp_path)]) == 2
     assert "no run. Expected a run folder of kinject eval" in capsys.readouterr().err
 
 
-def test_runs_with_nothing_in_common_are_told(folder):
+def test_runs_with_nothing_in_common_are_reported(folder):
     other = Answer("q0", "other", "base", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (1, 1))
     runs = [read_run(folder("a", answer(0, True))), read_run(folder("b", other))]
     with pytest.raises(InputError, match="nothing to compare"):

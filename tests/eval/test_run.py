@@ -222,7 +222,7 @@ def test_the_report_follows_from_the_stored_answers(run, tmp_path):
     assert manifest(tmp_path)["counts"] == {"answers": 12, "scored_now": 12, "stored": 12}
 
 
-def test_retrieved_passages_are_named_and_their_recall_is_told(run, tmp_path):
+def test_retrieved_passages_are_named_with_their_recall(run, tmp_path):
     report = run(retrieval={"documents": [str(tmp_path / "documents.jsonl")], "k": [2]})
     with_context = [a for a in read_answers(tmp_path / "run" / "answers.jsonl") if a.k == 2]
     assert all(len(set(answer.context_ids)) == 2 for answer in with_context)
@@ -263,7 +263,9 @@ def killed_at(monkeypatch, n_rows):
 
 
 @pytest.mark.parametrize("n_rows", [0, 3])
-def test_a_killed_run_goes_on_and_ends_as_an_undisturbed_one(run, tmp_path, monkeypatch, n_rows):
+def test_a_killed_run_continues_and_ends_as_an_uninterrupted_one(
+    run, tmp_path, monkeypatch, n_rows
+):
     settings = {"formats": ["letters", "texts"]}
     undisturbed = run(**settings)
     path = tmp_path / "run" / "answers.jsonl"
@@ -380,7 +382,7 @@ def test_a_model_that_scores_nothing_has_no_number_anywhere(
     assert (tmp_path / "run" / "flips.jsonl").read_text() == ""
 
 
-def test_prompts_cut_to_the_window_are_counted_and_told(run, tmp_path, write_rows):
+def test_prompts_cut_to_the_window_are_counted_and_reported(run, tmp_path, write_rows):
     long = [{**ROWS[0], "question": "Where was Bryn born? " * 40}, ROWS[1]]
     report = run(questions={"new": str(write_rows("long.jsonl", long))})
     assert report.results[0].n_cut == 1

@@ -109,7 +109,7 @@ def test_what_is_empty_absent_unreadable_or_a_circle_of_links_is_refused(
 @pytest.mark.parametrize(
     "data", [b"\xff\xfe\x00", b'{"text": "Malm\xf6"}\n', "a\n".encode("utf-16")]
 )
-def test_other_encodings_than_utf_8_are_told(tmp_path: Path, kind: str, data: bytes) -> None:
+def test_other_encodings_than_utf_8_are_reported(tmp_path: Path, kind: str, data: bytes) -> None:
     pytest.importorskip("selectolax")
     name, read = FILES[kind]
     message = refusal(read, written(tmp_path / name, data))
@@ -302,7 +302,7 @@ def test_documents_that_cannot_be_told_apart_or_read_are_refused(
     assert expected in refusal(ROWS["documents"], written(tmp_path / name, data))
 
 
-def test_a_column_of_parquet_that_is_not_utf_8_is_told(tmp_path: Path) -> None:
+def test_a_column_of_parquet_that_is_not_utf_8_is_reported(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

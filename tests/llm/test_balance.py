@@ -85,7 +85,7 @@ def test_a_list_of_addresses_is_as_many_endpoints(
         ({"base_url": ["http://me:secret@a/v1"]}, "augment.generator.base_url.0: the URL holds a name or password"),
     ],
 )  # fmt: skip
-def test_faults_of_a_list_of_addresses_are_told(
+def test_faults_of_a_list_of_addresses_are_reported(
     make_recipe: Make, generator: dict[str, Any], fault: str
 ) -> None:
     with pytest.raises(RecipeError) as caught:

@@ -47,7 +47,7 @@ def test_a_key_depends_on_all_that_shapes_an_answer_and_on_nothing_else() -> Non
     assert len({key, *(request_key(*other) for other in others)}) == 4
 
 
-def test_a_file_that_is_no_cache_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_cache_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "cache.sqlite"
     path.write_text("no database" * 100)
     with pytest.raises(DiskError, match="cannot be opened as the cache of answers"):

@@ -90,7 +90,9 @@ def test_the_marks_of_a_chat_template_are_found(template: str, opens: str) -> No
     assert marks.are_open(f"a prompt{opens}\n")
 
 
-def test_what_the_recipe_says_is_sent_and_shapes_the_cache(make_recipe: Make, hostile: Any) -> None:
+def test_settings_of_the_recipe_are_sent_and_are_part_of_the_cache_key(
+    make_recipe: Make, hostile: Any
+) -> None:
     server = hostile(lambda talk, number: None)
     options = {
         "stop": ["###"], "chat_template_kwargs": {"enable_thinking": False},

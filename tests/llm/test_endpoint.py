@@ -41,7 +41,7 @@ def test_a_request_carries_what_the_recipe_says_and_the_key_in_its_header_alone(
     assert [message["role"] for message in request["messages"]] == ["system", "user"]
 
 
-def test_a_bad_request_counts_as_failed_and_is_told_in_one_printable_line(
+def test_a_bad_request_counts_as_failed_and_is_reported_in_one_printable_line(
     make_recipe: Make, hostile: Any
 ) -> None:
     body = b'{"error": {"message": "context too long\\n\\u001b[31m' + b"x" * 500 + b'"}}'
@@ -121,7 +121,7 @@ def test_a_part_that_refuses_is_a_refusal() -> None:
     assert (refusal.text, refusal.finish_reason) == ("", "content_filter")
 
 
-def test_what_a_completion_lacks_is_told_by_its_finish_reason() -> None:
+def test_what_a_completion_lacks_is_reported_by_its_finish_reason() -> None:
     assert parsed(b'{"choices": []}').finish_reason == "no choices"
     assert parsed(body(None, "length")) == parsed(body("", "length"))
     refused = {

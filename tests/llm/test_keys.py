@@ -60,7 +60,7 @@ def echoing(
     ("status", "form", "echo"),
     [(401, "json", "plain"), (403, "text", "header"), (404, "json", "url"), (400, "json", "twice"), (400, "json", "behind")],
 )  # fmt: skip
-def test_an_error_that_repeats_the_key_is_told_without_it(
+def test_an_error_that_repeats_the_key_is_reported_without_it(
     make_recipe: Make, hostile: Start, canary_key: str, status: int, form: str, echo: str
 ) -> None:
     url = hostile(echoing(status, ECHOES[echo], form)).url
@@ -140,7 +140,7 @@ def test_any_secret_of_the_environment_is_known_when_it_stands_in_a_recipe(
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
 )  # of aiohttp, for how the openai package names a proxy
-def test_a_proxy_with_a_password_is_told_without_it(
+def test_a_proxy_with_a_password_is_reported_without_it(
     make_recipe: Make, monkeypatch: pytest.MonkeyPatch, canary_key: str
 ) -> None:
     monkeypatch.setattr("kinject.llm.sender.N_TRIES", 2)

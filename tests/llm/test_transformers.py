@@ -143,7 +143,7 @@ def test_other_weights_are_another_generator(chat_model: Path) -> None:
     assert weights_identity("org/name") == ""
 
 
-def test_a_model_without_a_chat_template_is_told(
+def test_a_model_without_a_chat_template_is_reported(
     make_recipe: Callable[..., Recipe], tiny_model: Path
 ) -> None:
     with pytest.raises(InputError, match="has no chat template"):

@@ -178,7 +178,7 @@ def test_a_config_alone_is_enough_and_a_missing_corpus_is_said(
         ({"text": "short"}, {"optim": "no_such_optimizer"}, "trainer.optim"),
     ],
 )  # fmt: skip
-def test_it_refuses_what_training_refuses_with_the_same_words(
+def test_plan_refuses_what_train_refuses_with_the_same_message(
     tmp_path: Path, tiny_model: Path, row: dict[str, str], trainer: dict[str, Any], words: str
 ) -> None:
     corpus = tmp_path / "corpus.jsonl"

@@ -193,7 +193,7 @@ def test_scalars_are_read_as_yaml_1_2_has_them(validator: Any, tmp_path: Path) -
     assert not validator.is_valid(read_yaml(path).root)
 
 
-def test_an_editor_is_told_what_a_key_is_for(schema: dict[str, Any]) -> None:
+def test_an_editor_shows_the_help_of_a_key(schema: dict[str, Any]) -> None:
     trainer = schema["properties"]["trainer"]["properties"]
     assert "cosine_with_restarts" in json.dumps(trainer["lr_scheduler_type"])
     assert trainer["per_device_train_batch_size"]["default"] == 8  # SFTConfig's own

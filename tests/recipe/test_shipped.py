@@ -156,7 +156,7 @@ def test_the_sandbox_is_named_before_it_is_used(
     )
 
 
-def test_what_nobody_ships_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_nobody_ships_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "copy", "sft"]) == 0
     yours = "yours to bring (or name others in the recipe): data/general-held-out.jsonl, data/my-qa.jsonl"
     assert yours in capsys.readouterr().out
@@ -186,7 +186,7 @@ def test_a_name_that_is_none_gets_the_nearest(
     )
 
 
-def test_a_shipped_recipe_that_is_not_here_is_told_how_to_get(
+def test_a_missing_shipped_recipe_is_reported_with_the_command_that_copies_it(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "recipes/qwen3/8b-lora.yaml"]) == 2

@@ -95,7 +95,7 @@ def test_recipe_weights_and_tokenizer_are_those_of_one_run(
     } <= listed.keys()
 
 
-def test_it_is_laid_down_once(shipped: ShippedRun, copy: Path) -> None:
+def test_a_shipped_model_is_installed_once(shipped: ShippedRun, copy: Path) -> None:
     assert _bytes(copy) == _bytes(shipped.folder)
     before = {path: path.stat().st_mtime_ns for path in copy.rglob("*") if path.name != ".lock"}
     assert not shipped.write(copy)
@@ -149,7 +149,9 @@ def test_somebodys_own_run_is_never_written_over(
         shipped.write(tmp_path / "begun")
 
 
-def test_training_finds_it_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_takes_an_installed_model_for_a_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     BASE.write()
     corpus = tmp_path / "runs/sandbox/base-corpus.jsonl"

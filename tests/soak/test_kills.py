@@ -329,7 +329,7 @@ def test_a_signal_to_eval_ends_in_the_same_report(
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("verb", SHARES)
-def test_kills_at_random_moments_lose_nothing_and_end_as_an_undisturbed_run(
+def test_kills_at_random_moments_lose_nothing_and_end_as_an_uninterrupted_run(
     verb: str,
     seed: int,
     tmp_path: Path,

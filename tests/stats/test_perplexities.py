@@ -43,7 +43,7 @@ def test_a_change_is_paired_by_text() -> None:
     assert wide[1] / wide[0] > 2
 
 
-def test_seeds_widen_it() -> None:
+def test_several_seeds_widen_the_interval_of_a_perplexity() -> None:
     base = _perplexity("base", (20.0, 46.0, 54.0))
     tuned = replace(_perplexity("tuned", (21.0, 47.0, 56.0)), by_seed=(7.9, 7.9, 7.9))
     spread = replace(tuned, by_seed=(6.0, 8.0, 10.0))

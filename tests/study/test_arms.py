@@ -83,7 +83,7 @@ def test_dotted_keys_become_one_mapping_with_the_later_ones_on_top():
     }
 
 
-def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_model):
+def test_every_name_that_stands_for_nothing_is_reported_at_its_line(tmp_path, tiny_model):
     path = write_study(
         tmp_path, tiny_model, validation={"new": 0.5},
         arms={"ft": {"match": {"steps": "od"}}, "base": {},
@@ -112,7 +112,7 @@ def test_every_name_that_stands_for_nothing_is_told_at_its_line(tmp_path, tiny_m
     assert f"{path}:{line_number}: study.arms.ft.match.steps" in messages
 
 
-def test_what_a_shared_recipe_says_of_an_override_is_told_at_the_arm(tmp_path, tiny_model):
+def test_what_a_shared_recipe_says_of_an_override_is_reported_at_the_arm(tmp_path, tiny_model):
     path = write_study(
         tmp_path, tiny_model, arms={"ft": {"overrides": {"trainer.learning_rat": 1.0}}}
     )
@@ -181,7 +181,9 @@ def test_a_choice_is_made_on_sets_with_validation_questions(tmp_path, tiny_model
         check_shared(read_recipe(path, (), "study"))
 
 
-def test_missing_documents_and_questions_are_told_before_anything_is_trained(tmp_path, tiny_model):
+def test_missing_documents_and_questions_are_reported_before_anything_is_trained(
+    tmp_path, tiny_model
+):
     recipe = read_recipe(write_study(tmp_path, tiny_model), (), "study")
     check_inputs(recipe)
     (tmp_path / "known.jsonl").unlink()

@@ -308,7 +308,7 @@ def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_d
     }
 
 
-def test_an_interrupted_study_goes_on_and_ends_as_an_undisturbed_one(whole, finished):
+def test_an_interrupted_study_continues_and_ends_as_an_uninterrupted_one(whole, finished):
     undisturbed, executor = finished.result, finished.executor
     done: list[str] = []
     for stop_after in (1, 3, 2, 5):

@@ -111,7 +111,7 @@ def test_a_seed_that_is_reported_chooses_nothing(tmp_path, tiny_model):
     ]
 
 
-def test_a_damaged_marker_is_told_not_taken_for_done(tmp_path, tiny_model):
+def test_a_damaged_marker_is_reported_not_taken_for_done(tmp_path, tiny_model):
     stage = planned(write_study(tmp_path, tiny_model))["ft", 0].stages[0]
     stage.folder.mkdir(parents=True)
     (stage.folder / "done.json").write_text('{"id": ', encoding="utf-8")

@@ -120,7 +120,7 @@ def test_a_saved_adapter_is_the_one_that_was_trained_however_it_began(
 @pytest.mark.parametrize(
     ("init", "mixed"), [*(("pissa_niter_2", mixed) for mixed in MIXED), ("olora", "DoRA")]
 )
-def test_so_is_one_that_is_a_part_of_the_base_beside_other_weights(
+def test_a_saved_adapter_that_takes_part_of_the_base_is_the_trained_one(
     make_recipe: MakeRecipe, corpus: Path, tmp_path: Path, init: str, mixed: str
 ) -> None:
     recipe = _train(make_recipe, corpus, {"init_lora_weights": init, **MIXED[mixed]})
@@ -128,7 +128,7 @@ def test_so_is_one_that_is_a_part_of_the_base_beside_other_weights(
 
 
 @pytest.mark.parametrize("init", ["gaussian", *OF_THE_BASE])
-def test_a_resumed_run_goes_on_with_the_base_that_its_adapter_was_taken_from(
+def test_a_resumed_run_continues_with_the_base_that_its_adapter_was_taken_from(
     make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch, init: str
 ) -> None:
     """Even where another machine would draw another part of the base."""
@@ -322,7 +322,7 @@ def test_biases_train_where_the_base_has_some(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
-def test_an_adapter_of_elsewhere_that_cannot_be_folded_is_told_in_a_line(
+def test_an_adapter_of_elsewhere_that_cannot_be_folded_is_reported_in_a_line(
     tiny_model: Path, tiny_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = {**LORA, "lora_bias": True}

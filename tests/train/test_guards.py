@@ -118,7 +118,7 @@ def test_the_mean_loss_is_that_of_the_updates_that_were_made(
         assert [step for step, loss in logged.items() if loss is None] == [2, 5]
 
 
-def test_a_run_goes_on_after_a_skipped_update_and_stops_past_the_limit(
+def test_a_run_continues_after_a_skipped_update_and_stops_past_the_limit(
     make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _poison(monkeypatch, {2})

@@ -348,7 +348,7 @@ def test_age_halves_a_row_by_its_half_life_and_the_newest_counts_one(write_rows:
     assert weights.tolist() == pytest.approx([1.0, 0.5, 1.0])
 
 
-def test_columns_that_are_no_weights_are_told_by_line(write_rows: Any) -> None:
+def test_columns_that_are_no_weights_are_reported_by_line(write_rows: Any) -> None:
     path = write_rows(
         "odd.jsonl",
         [{"text": "a", "w": 1}, {"text": "b"}, {"text": "c", "w": -2}, {"text": "d", "w": "2"}],

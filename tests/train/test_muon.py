@@ -123,7 +123,7 @@ def _weights(
     return load_file(next(folder.glob("*.safetensors")))
 
 
-def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

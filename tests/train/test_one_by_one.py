@@ -104,7 +104,7 @@ def _train(
 
 
 @pytest.mark.parametrize("optim", ["adamw_8bit", "adamw_torch"])
-def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, optim: str
 ) -> None:
     """States stay as precise as they were (torch would cast them to bfloat16), and the random bits are those of the step."""

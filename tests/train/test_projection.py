@@ -175,7 +175,7 @@ def test_without_the_section_the_same_run_changes_the_kept_text(
     )
 
 
-def test_a_resumed_run_has_the_weights_of_an_unbroken_one(
+def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     make_recipe: MakeRecipe, kept: Path, tmp_path: Path
 ) -> None:
     """The directions are those of the base, which a resumed run loads before its checkpoint."""

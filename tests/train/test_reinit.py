@@ -58,7 +58,7 @@ def test_a_held_base_does_not_move_by_a_bit_and_then_thaws(
     assert any(text.startswith(note) for text in manifest["counts"]["notes"])
 
 
-def test_a_run_resumed_before_the_thaw_ends_bitwise_as_an_undisturbed_one(
+def test_a_run_resumed_before_the_thaw_ends_bitwise_as_an_uninterrupted_one(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
     save = {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "gradient_accumulation_steps": 2,
@@ -132,7 +132,7 @@ def test_last_layers_are_drawn_as_the_architecture_draws_them_and_nothing_else_m
         ),
     ],
 )
-def test_what_the_model_does_not_have_is_told_with_its_line(
+def test_what_the_model_does_not_have_is_reported_with_its_line(
     make_recipe: MakeRecipe, techniques: dict[str, Any], fault: str
 ) -> None:
     with pytest.raises(RecipeError) as caught:

@@ -172,7 +172,7 @@ def test_a_folder_with_another_run_is_refused_unless_overwritten(make_recipe: Ma
     assert not train(other, overwrite=True).already_done
 
 
-def test_resume_goes_on_bitwise_from_the_newest_whole_checkpoint(
+def test_resume_continues_bitwise_from_the_newest_whole_checkpoint(
     make_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = {"save_strategy": "steps", "save_steps": 2, "max_steps": 8}

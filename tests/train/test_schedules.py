@@ -273,7 +273,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_resumed_run_goes_on_to_the_last_bit(
+def test_a_resumed_run_continues_to_the_last_bit(
     make_recipe: MakeRecipe, watched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     stop = 5
@@ -321,7 +321,7 @@ def test_a_resumed_run_goes_on_to_the_last_bit(
         ({"warmup_ratio": 3}, "warmup_ratio", "allowed: 0 up to 1"),
     ],
 )  # fmt: skip
-def test_a_wrong_schedule_is_told_with_its_line(
+def test_a_wrong_schedule_is_reported_with_its_line(
     make_recipe: MakeRecipe, tmp_path: Path, options: dict[str, Any], key: str, message: str
 ) -> None:
     with pytest.raises(RecipeError) as caught:

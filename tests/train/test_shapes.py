@@ -129,7 +129,7 @@ def test_an_update_rule_from_outside_changes_the_update_and_notes_it(
         ),
     ],
 )
-def test_its_settings_and_conflicts_are_checked_as_any_other(
+def test_settings_and_conflicts_of_an_objective_from_outside_are_checked(
     make_recipe: MakeRecipe,
     custom: Mapping[str, Any],
     trainer: dict[str, Any],

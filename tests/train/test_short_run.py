@@ -93,7 +93,7 @@ def test_a_fault_is_the_last_line_of_the_log(make_recipe: MakeRecipe, tmp_path: 
     assert last_log_line(tmp_path / "short").startswith(f"{tmp_path / 'corpus.jsonl'}:1: ")
 
 
-def test_it_ends_when_the_process_that_started_it_is_gone(
+def test_a_trial_run_ends_when_its_parent_process_is_gone(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
     make_recipe()

@@ -111,7 +111,7 @@ def test_a_loss_that_is_no_number_ends_the_series() -> None:
     assert "diverged at once" in suggest(rates, [3.0, math.nan, *losses[2:]]).reason
 
 
-def test_the_verb_writes_a_plot_and_numbers_and_changes_no_model(
+def test_find_lr_writes_a_plot_and_numbers_and_changes_no_model(
     make_recipe: MakeRecipe, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_recipe()

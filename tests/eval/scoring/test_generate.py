@@ -111,7 +111,7 @@ def test_a_model_whose_logits_are_not_finite_writes_nothing():
     assert all(np.isnan(score.log_probs[0]) for score in scores.values())
 
 
-def test_what_a_models_own_generation_config_sets_is_told_once_and_not_followed():
+def test_what_a_models_own_generation_config_sets_is_reported_once_and_not_followed():
     model, prompts = make_model("llama"), make_prompts(4)
     expected = [
         ids_of(score.text)

@@ -300,7 +300,7 @@ def fail_above(
     return sizes
 
 
-def test_a_sequence_that_alone_is_too_long_is_told(monkeypatch):
+def test_a_sequence_that_alone_is_too_long_is_reported(monkeypatch):
     scorer = Scorer(make_model("llama"), 512)
     assert scorer.uses_tree
     fail_above(monkeypatch, 3)
