@@ -81,12 +81,44 @@ def test_what_is_said_of_the_company_is_in_its_results() -> None:
 
 def test_what_is_said_of_passages_is_in_its_results() -> None:
     text = (ROOT / "docs/findings.md").read_text("utf-8").partition("with BM25's document")[2]
-    said = [float(number) for number in re.findall(r"\d+\.\d", text.partition("The passage")[0])]
+    by_bm25, _, by_oracle = text.partition("(an oracle)")
+    said = [float(number) for number in re.findall(r"\d+\.\d", by_bm25)]
     found = {(item["arm"], item["k"]): item["accuracy"] for item in COMPANY["with_passages"]}
     wanted = []
     for arm in ("base", "documents and paraphrases"):
         wanted += [100 * found[arm, 1], 100 * found[arm, 0]]
     assert said == pytest.approx(wanted, abs=0.051)
+    oracle = {
+        item["arm"]: 100 * item["accuracy"]
+        for item in COMPANY["with_the_answering_document"]["results"]
+        if (item["score"], item["k"]) == ("sum", 1)
+    }
+    said = [float(number) for number in re.findall(r"\d+\.\d", by_oracle.partition(":")[0])]
+    assert said == pytest.approx([oracle["base"], oracle["documents and paraphrases"]], abs=0.051)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert f"with the right one {oracle['base']:.1f}%" in readme
+
+
+def test_the_table_of_scores_is_its_results() -> None:
+    items = COMPANY["with_the_answering_document"]["results"]
+    found = {(item["arm"], item["score"], item["k"]): item for item in items}
+    base, trained = "base", "documents and paraphrases"
+    wanted: dict[str, list[float]] = {"base": [], "paraphrases": [], "passage": []}
+    for score in ("sum", "tokens", "chars", "pmi"):
+        for row, arm in (("base", base), ("paraphrases", trained)):
+            item = found[arm, score, 0]
+            wanted[row].append(100 * item["accuracy"])
+            if score != "pmi":
+                wanted[row].append(100 * item["without_question"])
+        wanted["passage"] += [100 * found[arm, score, 1]["accuracy"] for arm in (base, trained)]
+    page, heading = "docs/figures.md", "by `eval.scores`"
+    rows = {
+        "base": "base; without the question",
+        "paraphrases": "paraphrases; without",
+        "passage": "the answering document before: base; paraphrases",
+    }
+    for row, name in rows.items():
+        assert cells(page, heading, name) == pytest.approx(wanted[row], abs=0.051)
 
 
 @needs_history
