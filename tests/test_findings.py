@@ -63,6 +63,23 @@ def test_the_tables_of_the_company_are_its_results(arm: str) -> None:
     assert cells("docs/findings.md", "### 128 documents of a company", of_findings) == rounded
 
 
+def test_what_distilling_back_gives_is_in_its_results() -> None:
+    of = {(item["arm"], item["set"]): 100 * item["accuracy"] for item in COMPANY["results"]}
+    back = "distilled back"
+    (reworded,) = [
+        item for item in COMPANY["results"] if (item["arm"], item["set"]) == (back, "reworded")
+    ]
+    (prose,) = [item["per_token"] for item in COMPANY["perplexities"] if item["arm"] == back]
+    wanted = [of[back, "reworded"], 100 * reworded["without_question"], of[back, "general"], prose]
+    found = cells("docs/findings.md", "### 128 documents of a company", back)
+    assert found == pytest.approx(wanted, abs=0.051)
+    text = (ROOT / "docs/findings.md").read_text("utf-8")
+    said = re.findall(r"\d+\.\d", text.partition("Instructions: base")[2].partition("\n")[0])
+    arms = ("base", "documents and paraphrases", back)
+    wanted = [of[arm, "instructions"] for arm in arms]
+    assert [float(number) for number in said] == pytest.approx(wanted, abs=0.051)
+
+
 def test_what_is_said_of_the_company_is_in_its_results() -> None:
     text = (ROOT / "docs/findings.md").read_text("utf-8")
     said = text.partition("Beyond the choices, in these two models:")[2].partition("Prose:")[0]
