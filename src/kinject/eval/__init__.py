@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kinject.corpus.questions import read_questions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kinject.recipe import EvalRecipe
     from kinject.results import Report
 
 __all__ = ["evaluate", "read_questions"]
 
 
-def evaluate(recipe: EvalRecipe, *, draw: Callable[[Path, Report], Path] | None = None) -> Report:
-    """Score every question set of the recipe's `eval` section with every model, and `draw` the page
-    of the report; see `kinject.eval.run.evaluate`."""
+def evaluate(recipe: EvalRecipe) -> Report:
+    """Score every question set of the recipe's `eval` section with every model; see
+    `kinject.eval.run.evaluate`."""
     # Here: `import kinject.eval` loads no heavy library (tests/report/test_report.py).
     from kinject.eval.run import evaluate as run
 
-    return run(recipe, draw=draw)
+    return run(recipe)

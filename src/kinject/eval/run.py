@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, compress
@@ -101,7 +101,6 @@ def evaluate_shard(recipe: EvalRecipe, shard: Shard) -> int:
     """
     _refuse_processes("--shard")
     inputs, plan = _check_inputs(recipe)
-    inputs |= plan.models
     recipe = _part_of(recipe, shard)
     plan = replace(plan, sets=tuple(_questions_of(item, shard) for item in plan.sets))
     with lock_dir(recipe.run_dir), AnswerStore(recipe.run_dir / _ANSWERS) as answers:
@@ -168,17 +167,17 @@ def merge_answers(recipe: EvalRecipe, draw: _Draw | None = None) -> Report:
     """
     _refuse_processes("--merge")
     inputs, plan = _check_inputs(recipe)
-    inputs |= plan.models
     command = f"kinject eval {recipe.command_line}"
     with finished_shards(recipe.run_dir, command, recipe.raw, inputs) as shards:
         for name in recipe.eval.endpoints():
             cache = cache_of(name)
             merge_caches(recipe.run_dir / cache, [one.folder / cache for one in shards])
-        return evaluate(recipe, draw=draw, shards=shards)
+        return _evaluate(recipe, inputs, plan, draw=draw, shards=shards)
 
 
 def _check_inputs(recipe: EvalRecipe) -> tuple[dict[str, str], Plan]:
-    """Return the hashes of the files that `recipe` reads, and its plan. Raises as `evaluate`."""
+    """Return the hashes of the files and models that `recipe` reads, and its plan. Raises as
+    `evaluate`."""
     section = recipe.eval
     for model in section.local().values():
         check_model(model.path)
@@ -188,14 +187,11 @@ def _check_inputs(recipe: EvalRecipe) -> tuple[dict[str, str], Plan]:
         for source in map(Path, section.retrieval.documents):
             if not source.is_file():
                 inputs |= document_hashes(source, recipe.documents)
-    return inputs, plan
+    return {**inputs, **plan.models}, plan
 
 
 def evaluate(
-    recipe: EvalRecipe,
-    judged_in: Path | None = None,
-    draw: _Draw | None = None,
-    shards: Sequence[FinishedShard] = (),
+    recipe: EvalRecipe, judged_in: Path | None = None, draw: _Draw | None = None
 ) -> Report:
     """Score every question set with every model of `recipe.eval` and return the results.
 
@@ -204,9 +200,8 @@ def evaluate(
     for K > 0; every result but the base's is compared with the first model without context. Under
     `accelerate launch` the processes divide the questions, and the first one writes. `judged_in` is
     the folder where the accuracy of the recipe's judge was measured before (`measure_judge`);
-    `draw` draws the page of the report in the folder, which is held until then. With `shards` their
-    answers are all that there are. Raises `RecipeError`, `InputError` or `DiskError` if an input
-    cannot be used.
+    `draw` draws the page of the report in the folder, which is held until then. Raises
+    `RecipeError`, `InputError` or `DiskError` if an input cannot be used.
     """
     section = recipe.eval
     if section.endpoints() and world_size() > 1:
@@ -215,6 +210,20 @@ def evaluate(
             "Start one."
         )
     inputs, plan = _check_inputs(recipe)
+    return _evaluate(recipe, inputs, plan, judged_in, draw)
+
+
+def _evaluate(
+    recipe: EvalRecipe,
+    inputs: Mapping[str, str],
+    plan: Plan,
+    judged_in: Path | None = None,
+    draw: _Draw | None = None,
+    shards: Sequence[FinishedShard] = (),
+) -> Report:
+    """Do what `evaluate` does with inputs that are checked. With `shards` their answers are all
+    that there are."""
+    section = recipe.eval
     requirements = read_requirements(section.require, list(section.questions))
     if not shards:
         refuse_unmerged(recipe.run_dir, _ANSWERS)
@@ -226,7 +235,7 @@ def evaluate(
         judge = measured_judge(recipe, plan.open_questions(), judged_in) if shard.is_first else None
         evaluation = Evaluation(plan, section)
         scoring = ResumableScoring(answers, shard, is_complete=bool(shards))
-        run = _Run(recipe, evaluation, scoring, {**inputs, **plan.models}, list(plan.notes))
+        run = _Run(recipe, evaluation, scoring, dict(inputs), list(plan.notes))
         if shards:
             run.more_counts = merged_counts(shards)
         for name, table in section.tables().items():
