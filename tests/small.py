@@ -22,12 +22,37 @@ TINY = {
 }  # fmt: skip
 
 
-def save_tiny_model(folder: Path, tokenizer: transformers.PreTrainedTokenizerBase) -> Path:
-    """Save a random two-layer Llama and its tokenizer in `folder`."""
+def save_tiny_model(
+    folder: Path, tokenizer: transformers.PreTrainedTokenizerBase, **changes: object
+) -> Path:
+    """Save a random two-layer Llama, its config `TINY` with `changes`, and its tokenizer in `folder`."""
     from kinject.models import new_model
 
-    new_model(TINY, tokenizer, seed=0).save_pretrained(folder)
+    new_model({**TINY, **changes}, tokenizer, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_tiny_embedder(
+    folder: Path, tokenizer: transformers.PreTrainedTokenizerBase, longest: int = 128
+) -> Path:
+    """Save a random two-layer BERT that averages at most `longest` tokens of a text, as sentence-transformers does."""
+    import torch
+    from sentence_transformers import SentenceTransformer, models
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=longest,
+    )  # fmt: skip
+    bert = folder.with_name("bert")
+    BertModel(config).save_pretrained(bert)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(bert)
+    words = models.Transformer(str(bert))
+    pooling = models.Pooling(32, pooling_mode="mean")
+    SentenceTransformer(modules=[words, pooling], device="cpu").save(str(folder))
     return folder
 
 

