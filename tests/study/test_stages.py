@@ -12,8 +12,9 @@ from country import write_study
 
 from kinject.errors import InputError
 from kinject.recipe import read_recipe
+from kinject.study import planner
 from kinject.study.arms import expand_arms
-from kinject.study.planner import ArmRun, Planner
+from kinject.study.planner import ArmRun, Planner, input_hashes
 from kinject.study.stages import run_stage
 
 
@@ -62,6 +63,29 @@ def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_wh
     after = ids(planned(path)["ft", 0])
     assert after["augment"] != before["augment"]
     assert after["train"] != before["train"]
+
+
+def test_a_package_that_is_a_model_is_known_by_its_model_and_not_by_what_python_writes_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "packages" / "a_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "small.gguf").write_bytes(b"GGUF one")
+    monkeypatch.syspath_prepend(str(package.parent))
+    by_path, by_name = {"model": {"path": str(package)}}, {"model": {"path": "package:a-model"}}
+
+    def hashes() -> list[dict[str, str]]:
+        planner._hash.cache_clear()  # one planning reads each file once
+        return [input_hashes(values, tmp_path / "cache") for values in (by_path, by_name)]
+
+    before = hashes()
+    assert list(before[1]) == ["package:a-model"]
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "__init__.cpython-311.pyc").write_bytes(b"compiled")
+    assert hashes() == before
+    (package / "small.gguf").write_bytes(b"GGUF two")
+    assert all(old != new for old, new in zip(before, hashes(), strict=True))
 
 
 def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):

@@ -15,6 +15,7 @@ from typing import Any
 
 from kinject.corpus.spans import Json
 from kinject.disk import content_id, file_hash, folder_hash
+from kinject.gguf_files import PACKAGE, gguf_file, model_folder
 from kinject.models import model_hash
 from kinject.recipe import read_values
 from kinject.recipe.sections import QuestionSetSection, StudySection
@@ -370,7 +371,7 @@ def input_hashes(value: Json, cache_dir: Path) -> dict[str, str]:
     `cache_dir`."""
     hashes = {}
     for text in _possible_paths(value):
-        path = Path(text)
+        path = model_folder(text)  # of a package that is a model its files, not its name
         # What stages wrote there is known by their ids.
         if cache_dir not in path.parents and path.exists():
             hashes[text] = _hash(path)
@@ -387,14 +388,15 @@ system refuses to look for it."""
 def _hash(path: Path) -> str:
     if not path.is_dir():
         return file_hash(path)
-    if any((path / name).exists() for name in _MODEL_FILES):
+    # Of a package with a model in GGUF the model alone: Python writes __pycache__ beside it.
+    if gguf_file(path) is not None or any((path / name).exists() for name in _MODEL_FILES):
         return model_hash(path)
     return folder_hash(path)
 
 
 def _may_be_path(text: str) -> bool:
     is_short = len(text) < _LONGEST_PATH and "\n" not in text
-    return is_short and ("/" in text or "." in text)
+    return is_short and ("/" in text or "." in text or text.startswith(PACKAGE))
 
 
 def _possible_paths(value: Json) -> Iterator[str]:
