@@ -41,8 +41,10 @@ ROOTS = (
     "bm25s",
     "babel",
     "wordfreq",
+    "gguf",
 )
-"""What kinject's training and scoring import, and its checks of paraphrases, less what these need."""
+"""What kinject's training and scoring import, its checks of paraphrases and its reader of the real model, less what these
+need."""
 LEFT_OUT = re.compile(
     r"torch|triton|nvidia-.*|cuda-.*|sympy|mpmath|networkx|setuptools|hf-xet|ftfy|langcodes|locate|wcwidth"
     r"|evaluate|more-itertools|pytablewriter|rouge-score|sacrebleu|scikit-learn|sqlitedict|word2number"
@@ -129,17 +131,18 @@ def kinjects_requirements() -> list[str]:
     """Return the requirements of pyproject.toml that ROOTS names."""
     import tomllib
 
-    lines = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["gguf"]]
     return [line for line in lines if re.split(r"[^\w.-]", line)[0] in ROOTS]
 
 
-def shrink(wheel: Path, cuda: str) -> tuple[int, int]:
-    """Pack what is needed of a wheel as one stream (.tar.xz) in its place, and return the bytes of both.
+def shrink(wheel: Path, cuda: str) -> None:
+    """Pack what is needed of a wheel as one stream (.tar.xz) in its place.
 
     One stream finds what files have in common, as the models of transformers do. A filter turns the addresses of x86's jumps
     into ones that repeat.
     """
-    before, packed = wheel.stat().st_size, wheel.with_suffix(".tar.xz")
+    packed = wheel.with_suffix(".tar.xz")
     # Under another name until it is whole: half a file would end a run on a lent GPU.
     part = wheel.with_suffix(".part")
     needless = re.compile(NEEDLESS.replace("@", cuda))
@@ -159,7 +162,6 @@ def shrink(wheel: Path, cuda: str) -> tuple[int, int]:
             target.addfile(entry, io.BytesIO(content))
     part.replace(packed)
     wheel.unlink()
-    return before, packed.stat().st_size
 
 
 def main() -> int:
@@ -187,13 +189,27 @@ def main() -> int:
     }
     options.folder.mkdir(parents=True, exist_ok=True)
     fetch(options.folder, [*kinjects_requirements(), *options.extra], have, options.python)
-    total = 0
-    for wheel in sorted(options.folder.glob("*.whl")):
-        before, after = shrink(wheel, options.cuda)
-        total += after
-        print(f"{wheel.name:90} {before / 2**20:7.2f} MiB, packed {after / 2**20:6.2f}")
+    total = pack(options.folder, options.cuda)
     print(f"{total / 2**20:.1f} MiB in all")
     return 0
+
+
+def pack(folder: Path, cuda: str) -> int:
+    """Shrink the wheels in `folder` that are not packed there yet, remove what is packed of others; return the bytes of all."""
+    wheels = sorted(folder.glob("*.whl"))
+    packed = [wheel.with_suffix(".tar.xz") for wheel in wheels]
+    for path in folder.glob("*.tar.xz"):
+        if path not in packed:
+            path.unlink()  # of two versions the older one might be unpacked
+    for wheel, path in zip(wheels, packed, strict=True):
+        before = wheel.stat().st_size
+        if path.exists():
+            wheel.unlink()
+        else:
+            shrink(wheel, cuda)
+        after = path.stat().st_size
+        print(f"{wheel.name:90} {before / 2**20:7.2f} MiB, packed {after / 2**20:6.2f}", flush=True)
+    return sum(path.stat().st_size for path in packed)
 
 
 if __name__ == "__main__":
