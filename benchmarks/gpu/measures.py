@@ -334,11 +334,12 @@ CASES: dict[str, Case] = {
         f"proof/packing {name}": Case(
             "proofs", partial(proofs.compare_packing, attention=name), 15, 90
         )
-        for name in ("sdpa", "flex_attention", "auto")
+        for name in ("sdpa", "flex_attention", varlen.NAME, "auto")
     },
     "proof/resume": Case("proofs", proofs.resume_training, 20, 120),
+    "proof/paraphrases": Case("proofs", proofs.check_paraphrases, 5, 60),
     "proof/sandbox": Case("proofs", proofs.run_sandbox, 30, 120),
-    "shipped/8B": Case("training", proofs.train_shipped, 50, 150),
+    "shipped/8B": Case("training", proofs.train_shipped, 50, 240),
     **{
         f"attention/{name}": Case("attention", partial(compare_attention, name=name), 12, 150)
         for name in ATTENTION

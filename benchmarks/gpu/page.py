@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from measures import CASES, OPTIONS, PEAK_TFLOPS
-from proofs import EXACT, ROUNDED, measured
+from proofs import EXACT, RESUMED, ROUNDED, SANDBOX_ON_CPU, measured
 from training import SECONDS, STEPS, WARM_UP
 
 Results = Mapping[str, dict[str, Any]]
@@ -39,12 +39,15 @@ checkout:
 | call | carry | MiB |
 |---|---|---|
 | `lease.sh 1` | runs/gpu-packages | 29 |
-| two of `true` | runs/gpu-model/part-1, then part-2 | 45 each |
-| `lease.sh 2` | runs/gpu-packages, and $OUT's results as runs/gpu: a call goes on where they end | 29 |
+| two of `true` | runs/gpu-model/part-1-of-3, then part-2-of-3 | 41 each |
+| `lease.sh 2` | runs/gpu-packages, part-3-of-3 | 40 |
+
+A call goes on where the files of $OUT end, carried as runs/gpu; `real.py unpack` takes its stages into a study
+elsewhere.
 
 The first line is for a machine without network, and runs where there is one. It packs the wheels of constraints.txt
-for Python 3.12 on Linux (`--python` for another), less torch and what the machine has, which `pip list
---format=freeze` prints there, and less tests, headers and what other versions of CUDA need (`--cuda`).
+for Python 3.12 on Linux (`--python` for another), less torch, what `pip list --format=freeze` prints on that machine,
+tests, headers and other versions of CUDA (`--cuda`).
 """
 
 
@@ -140,20 +143,34 @@ def _proofs(results: Results) -> list[str]:
     rows = [(name, measured(entry)) for name, entry in _done(results, "proof/").items()]
     text = _text(
         "One model's loss on the CPU, on the GPU and there in bfloat16; the held-out loss of the same texts in packed rows and "
-        "one a row, through kinject's own rows; the losses of a run that went on from a checkpoint; `kinject train` and "
-        "`kinject eval` on the sandbox. A case fails where losses differ by more than "
-        f"{EXACT:g} in float32 or {ROUNDED:g} in bfloat16."
+        "one a row, through kinject's own rows, and the leak: the difference if the texts of a row saw each other; the losses "
+        "of a run that went on from a checkpoint; `kinject train` and `kinject eval` on the sandbox, of which a CPU says: "
+        f"{SANDBOX_ON_CPU}. Differences are roots of mean squares over tokens. A case fails where they are above {EXACT:g} in "
+        f"float32 or {ROUNDED:g} in bfloat16 (resumed: {RESUMED:g} of a step's loss)."
     )
     return [text, "", *_table(("proof", "figures"), rows)] if rows else []
 
 
 def _real(results: Results) -> list[str]:
+    values = _done(results, "real").get("")
+    if values is None:
+        return []
+    state = "all of it" if values["finished"] else "the rest waits for the next call"
+    done = f"recipes/studies/real.yaml on the company's documents: {values['stages']} stages are finished, {state}."
+    if "seeds" not in values:
+        return [_text(done, "No seed has all arms yet, so there is no report.")]
+    seeds = "1 seed" if values["seeds"] == 1 else f"{values['seeds']} seeds"
+    shares = f"The share of right answers over {seeds}, to be compared with [findings](findings.md), which are a CPU's."
+    arms = values["accuracies"]
+    sets = list(dict.fromkeys(name for accuracies in arms.values() for name in accuracies))
     rows = [
-        (str(entry["stages"]), "yes" if entry["finished"] else "no")
-        for entry in _done(results, "real").values()
+        (arm, *(_number(accuracies.get(name), 3) for name in sets))
+        for arm, accuracies in arms.items()
     ]
-    text = "recipes/studies/real.yaml on the company's documents: its own report has the answers."
-    return [text, "", *_table(("stages finished", "whole"), rows)] if rows else []
+    failed = [f"- {failure}" for failure in values["failures"]]
+    if failed:
+        failed = ["", "Failed:", "", *failed]
+    return [_text(done, shares), "", *_table(("arm", *sets), rows), *failed]
 
 
 def _attention(results: Results) -> list[str]:
@@ -191,20 +208,32 @@ def _training(results: Results) -> list[str]:
         )
         rate = entry["tokens_per_second"]
         mfu = f"{100 * rate * flops / limit:.0f}%" if limit and flops else "–"
+        first = _number(entry.get("warm_up_seconds"), 1)
         rows.append((shape, program, entry["attention"], str(entry["rows"]), _number(rate), mfu,
-                     _number(entry.get("peak_gib"), 1), _ratio(ours, rate)))  # fmt: skip
+                     _number(entry.get("peak_gib"), 1), first, _ratio(ours, rate)))  # fmt: skip
     text = _text(
         "Shapes of Qwen2.5-0.5B, Llama-3.2-1B and Llama-3.1-8B, random weights, rows of 2,048 tokens, fused AdamW, "
         "arithmetic in "
         "bfloat16, no gradient checkpointing but at 8B in full on a GPU under 100 GiB. All weights: in float32, at 8B in "
         "bfloat16. The recipe that ships has its own settings: recipes/qwen3/8b-cpt.yaml. LoRA: rank 16 on all linear layers, "
-        f"weights in bfloat16; QLoRA: in 4 bits. The median of {STEPS} steps (or those within {SECONDS:.0f} s) after {WARM_UP}. "
+        f"weights in bfloat16; QLoRA: in 4 bits. The median of {STEPS} steps (or those within {SECONDS:.0f} s) after {WARM_UP}, "
+        "in which kernels are compiled (first steps). "
         "MFU counts products with weights (no attention, no look-up), over the datasheet's dense rate. "
         "The bare loop has the same "
         "shapes of rows and the attention that kinject chooses; SFTTrainer packs its own way (bfd_split) with flash attention "
         "where it is installed, else sdpa."
     )
-    columns = ("model", "program", "attention", "rows", "tokens/s", "MFU", "GiB", "kinject / it")
+    columns = (
+        "model",
+        "program",
+        "attention",
+        "rows",
+        "tokens/s",
+        "MFU",
+        "GiB",
+        "first steps, s",
+        "kinject / it",
+    )
     return [text, "", *_table(columns, rows)] if rows else []
 
 

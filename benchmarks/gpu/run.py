@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +37,9 @@ ROOT = HERE.parents[1]
 for folder in (HERE, ROOT / "src"):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+from training import Setting, die_with_parent  # noqa: E402 (it stands beside this file)
+
 PRELOADED = (
     "torch", "transformers", "transformers.models.llama.modeling_llama", "datasets", "peft", "trl.trainer.sft_trainer",
     "kinject.train.setup", "kinject.eval.scoring.scorer", "kinject.plan.run",
@@ -45,10 +48,16 @@ PRELOADED = (
 NEEDED = (
     "torch", "transformers", "trl", "peft", "datasets", "accelerate", "tokenizers", "pydantic", "numpy", "scipy",
     "bitsandbytes", "jinja2", "pyyaml", "rich", "pycld2", "msgpack", "pandas", "bm25s",
-    "babel", "wordfreq",
+    "babel", "wordfreq", "gguf",
 )  # fmt: skip
-"""What training, scoring and checks of paraphrases import of kinject's requirements; the others are for documents, endpoints and
-figures."""
+"""What training, scoring, checks of paraphrases and the reader of the real model import of kinject's requirements; the others are
+for documents, endpoints and figures."""
+CACHES = (
+    "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TORCH_HOME",
+)  # fmt: skip
+DEVICE_SECONDS = 120.0
+"""Seconds in which a new process must have computed on the GPU; torch alone takes 10 to import from a cold disk."""
+CUDA_OF_LIBRARY = re.compile(r"_cuda(\d+)\.so$")
 LEAST = 20.0
 """Seconds that must be left for a case to begin."""
 
@@ -112,7 +121,7 @@ def add_path(folder: Path) -> None:
 
 
 def lacking() -> list[str]:
-    """Return what this Python lacks for training and scoring, one line each: packages, else what fails to import."""
+    """Return what this Python lacks for training and scoring, one line for each package."""
     import tomllib
 
     try:
@@ -121,7 +130,8 @@ def lacking() -> list[str]:
         return ["packaging: not installed"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     lines = []
-    for requirement in map(Requirement, project["dependencies"]):
+    requirements = [*project["dependencies"], *project["optional-dependencies"]["gguf"]]
+    for requirement in map(Requirement, requirements):
         if requirement.name not in NEEDED:
             continue
         try:
@@ -133,32 +143,24 @@ def lacking() -> list[str]:
             lines.append(
                 f"{requirement.name}: {installed} is installed, needed: {requirement.specifier}"
             )
-    return lines or _import_faults()
+    return lines
 
 
-def _import_faults() -> list[str]:
-    """Return why kinject, or its trainer or scorer, cannot be imported, in a process of its own; [] if they can."""
-    code = f"import {', '.join(name for name in PRELOADED if name.startswith('kinject'))}"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import kinject; {code}"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode == 0:
-        return []
-    last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    return [f"kinject cannot be imported: {last[:300]}"]
+def preload() -> list[str]:
+    """Import the libraries once; return why kinject cannot be imported, [] if it can.
 
-
-def preload() -> None:
-    """Import the libraries once; a case that needs one that fails will name it."""
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
-        "1"  # a look for GPUs must not begin a context, which cannot be forked
-    )
+    A case that needs another library that fails will name it.
+    """
+    # A look for GPUs must not begin a context, which cannot be forked.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     for name in PRELOADED:
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 (of any library; the cases that need it fail with this reason)
+        except Exception as error:  # noqa: BLE001 (of any library)
+            if name.partition(".")[0] == "kinject":
+                return [f"kinject cannot be imported: {_reason(error)}"]
             print(f"  {name} cannot be imported: {_reason(error)}", flush=True)
+    return []
 
 
 def find_device() -> str:
@@ -168,17 +170,49 @@ def find_device() -> str:
     are switched off for all cases.
     """
     code = "import torch; torch.ones(1, device='cuda').item()"
+    reason = ""
     for option in ("expandable_segments:True", ""):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = option
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEVICE_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            reason = f"torch did not answer within {DEVICE_SECONDS:.0f} s"
+            break  # a driver that hangs will hang again
         if done.returncode == 0:
             return "cuda"
-    print(
-        f"no GPU: {(done.stderr.strip().splitlines() or ['no reason given'])[-1][:300]}", flush=True
-    )
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
+    print(f"no GPU: {reason}", flush=True)
     return "cpu"
+
+
+def use_own_caches(folder: Path) -> None:
+    """Let libraries keep compiled kernels and downloads in `folder`: a home may be missing or read-only.
+
+    The cases share it, so that a kernel is compiled once.
+    """
+    for variable in CACHES:
+        os.environ[variable] = str(folder / variable.lower())
+
+
+def cuda_note() -> str:
+    """Return why 8-bit and 4-bit cases will fail: bitsandbytes has no kernels for the CUDA of this torch; "" if it has."""
+    import torch
+
+    spec = importlib.util.find_spec("bitsandbytes")
+    if spec is None or not spec.submodule_search_locations or torch.version.cuda is None:
+        return ""
+    names = [path.name for path in Path(spec.submodule_search_locations[0]).glob("*_cuda*.so")]
+    versions = sorted(match[1] for match in map(CUDA_OF_LIBRARY.search, names) if match)
+    major = torch.version.cuda.partition(".")[0]
+    # It takes another version of the same major one, as 13.0 for 13.2.
+    if any(version[:-1] == major for version in versions):
+        return ""
+    return (
+        f"bitsandbytes' kernels are for CUDA {', '.join(versions) or 'none'}, and torch has {torch.version.cuda}: "
+        "cases in 8 and 4 bits will fail. packages.py --cuda takes another."
+    )
 
 
 def _reason(error: BaseException) -> str:
@@ -188,7 +222,7 @@ def _reason(error: BaseException) -> str:
     return f"{kind}: {text}"[:300]
 
 
-def measure(name: str, setting: Any, results: Path) -> None:
+def measure(name: str, setting: Setting, results: Path) -> None:
     """Run a case in this process and append its entry, figures or reason."""
     from measures import CASES
 
@@ -204,7 +238,7 @@ def measure(name: str, setting: Any, results: Path) -> None:
     write_result(results, entry)
 
 
-def _gpu_peak(setting: Any) -> dict[str, float]:
+def _gpu_peak(setting: Setting) -> dict[str, float]:
     try:
         from training import peak
 
@@ -213,7 +247,7 @@ def _gpu_peak(setting: Any) -> dict[str, float]:
         return {}
 
 
-def run_case(name: str, setting: Any, results: Path, seconds: float, *, forked: bool) -> str:
+def run_case(name: str, setting: Setting, results: Path, seconds: float, *, forked: bool) -> str:
     """Run a case in a process of its own for `seconds` at most; return "" or how the process ended before its entry.
 
     The process gets a session of its own, so that what it starts ends with it. Its output goes to log.txt.
@@ -248,13 +282,14 @@ def run_case(name: str, setting: Any, results: Path, seconds: float, *, forked: 
     )
 
 
-def _fork(name: str, setting: Any, results: Path, output: int) -> int:
+def _fork(name: str, setting: Setting, results: Path, output: int) -> int:
     sys.stdout.flush()
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setsid()
+        die_with_parent()
         os.dup2(output, 1)
         os.dup2(output, 2)
         measure(name, setting, results)
@@ -262,7 +297,7 @@ def _fork(name: str, setting: Any, results: Path, output: int) -> int:
         os._exit(0)
 
 
-def _spawn(name: str, setting: Any, results: Path, output: int) -> int:
+def _spawn(name: str, setting: Setting, results: Path, output: int) -> int:
     command = [
         sys.executable,
         str(HERE / "run.py"),
@@ -272,16 +307,25 @@ def _spawn(name: str, setting: Any, results: Path, output: int) -> int:
         str(results.parent),
         "--scratch",
     ]
-    command += [str(setting.scratch), "--seconds", str(setting.seconds)]
+    command += [str(setting.scratch), "--seconds", str(setting.ends - time.monotonic())]
     command += ["--tiny"] if setting.tiny else []
     streams = [(os.POSIX_SPAWN_DUP2, output, stream) for stream in (1, 2)]
     return os.posix_spawn(sys.executable, command, os.environ, file_actions=streams, setsid=True)
 
 
 def run_cases(
-    names: Sequence[str], setting: Any, results: Path, deadline: float, *, forked: bool
+    names: Sequence[str],
+    setting: Setting,
+    results: Path,
+    deadline: float,
+    *,
+    forked: bool,
+    page: Path | None = None,
 ) -> list[str]:
-    """Run `names` until `deadline` (of time.monotonic); return those that no time was left for."""
+    """Run `names` until `deadline` (of time.monotonic); return those that no time was left for.
+
+    The page is written after each: the whole run may be killed.
+    """
     from measures import CASES
 
     waiting = []
@@ -295,7 +339,8 @@ def run_cases(
         # A dry run shares its cores with others; a GPU is rented.
         most = case.limit * (100 if setting.tiny else 1)
         limit = min(most, left)
-        fault = run_case(name, replace(setting, seconds=limit), results, limit, forked=forked)
+        ends = time.monotonic() + limit
+        fault = run_case(name, replace(setting, ends=ends), results, limit, forked=forked)
         if fault and limit < most and "longer" in fault:
             waiting.append(name)  # the time of this run was up, not the case's own
             print("stopped: the minutes are up")
@@ -307,15 +352,17 @@ def run_cases(
         entry = read_results(results)[name]
         ending = "" if entry["status"] == "done" else f": {entry['reason']}"
         print(f"{entry['status']} in {time.monotonic() - began:.0f} s{ending}", flush=True)
-        if not setting.tiny and shutil.disk_usage(setting.scratch).free < 20 * 2**30:
-            _drop_models(setting.scratch)
+        write_page(page, results)
     return waiting
 
 
-def _drop_models(scratch: Path) -> None:
-    """Remove the saved models; the next case that needs one makes it again."""
-    for folder in scratch.glob("model-*"):
-        shutil.rmtree(folder)
+def write_page(page: Path | None, results: Path) -> None:
+    """Write the page of the results so far, if there are any: else that of an earlier run stays, of a GPU that is gone."""
+    from page import render
+
+    stored = read_results(results)
+    if page is not None and stored:
+        page.write_text(render(stored), "utf-8")
 
 
 def choose(only: Sequence[str], results: dict[str, dict[str, Any]], *, retry: bool) -> list[str]:
@@ -388,32 +435,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update({"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"})
     add_path(ROOT / "src")  # of processes that a case starts
     if options.case:
-        from training import Setting
-
-        measure(
-            options.case,
-            Setting(
-                "cpu" if options.tiny else "cuda",
-                options.scratch,
-                options.tiny,
-                options.results.resolve(),
-                options.seconds,
-            ),
-            results,
-        )
+        die_with_parent()
+        device = "cpu" if options.tiny else "cuda"
+        ends = time.monotonic() + options.seconds
+        place = options.results.resolve()
+        measure(options.case, Setting(device, options.scratch, options.tiny, place, ends), results)
         return 0
     with contextlib.ExitStack() as stack:
         scratch = options.scratch or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="kinject-gpu-"))
         )
         scratch.mkdir(parents=True, exist_ok=True)
+        use_own_caches(scratch / "caches")
         code = _run(options, results, scratch, deadline)
-    stored = read_results(results)
-    # Without any the page of an earlier run stays: it may hold the figures of a GPU that is gone.
-    if options.page is not None and stored:
-        from page import render
-
-        options.page.write_text(render(stored), "utf-8")
+    if options.page is not None and read_results(results):
+        write_page(options.page, results)
         print(f"wrote {options.page}")
     return code
 
@@ -423,7 +459,7 @@ def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: fl
         # By this name dill (of datasets) knows a library's folder; elsewhere it copies libraries into what it hashes, and fails.
         unpacked = unpack_wheels(options.packages, scratch / "site-packages")
         print(f"packages for this run: {', '.join(unpacked) or 'none needed'}", flush=True)
-    lines = lacking()
+    lines = lacking() or preload()
     for line in lines:
         print(f"lacking: {line}", flush=True)
     if lines:
@@ -437,13 +473,12 @@ def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: fl
             "this Python's torch computes on no NVIDIA GPU. --tiny shows on a CPU that the program works."
         )
         return 1
-    preload()
-    from training import Setting
-
+    if note := cuda_note():
+        print(f"note: {note}", flush=True)
     setting = Setting(device, scratch, options.tiny, results.parent.resolve())
     names = choose(options.only, read_results(results), retry=options.retry)
     forked = device == "cpu" or _can_fork(setting, results)
-    waiting = run_cases(names, setting, results, deadline, forked=forked)
+    waiting = run_cases(names, setting, results, deadline, forked=forked, page=options.page)
     stored = read_results(results)
     failed = [name for name in names if name in stored and stored[name]["status"] == "failed"]
     print(
@@ -452,7 +487,7 @@ def _run(options: argparse.Namespace, results: Path, scratch: Path, deadline: fl
     return 1 if failed or waiting else 0
 
 
-def _can_fork(setting: Any, results: Path) -> bool:
+def _can_fork(setting: Setting, results: Path) -> bool:
     """Return whether a forked process can use the GPU: not if an import has begun a context in this one."""
     pid = os.fork()
     if not pid:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 NAME = "varlen"
 _CAUSAL = (-1, 0)
@@ -22,6 +23,14 @@ def register() -> None:
 
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def use(model: PreTrainedModel) -> None:
+    """Let a model read packed rows with torch's kernel. Raises `RuntimeError` on a CPU, which has none."""
+    if model.device.type == "cpu":
+        raise RuntimeError(f"{NAME} needs an NVIDIA GPU, and the model is on cpu")
+    register()
+    model.set_attn_implementation(NAME)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -65,4 +74,5 @@ def attend(
         scale=options.get("scaling"),
         window_size=_CAUSAL,
     )
-    return out.view(n_rows, length, n_heads, size), None
+    # Without autocast the weights behind it have the dtype of the values.
+    return out.view(n_rows, length, n_heads, size).to(value.dtype), None
