@@ -2,6 +2,7 @@
 # Two calls of at most eight minutes each on a GPU that is lent for a quarter of an hour: bash benchmarks/gpu/lease.sh 1 (then 2).
 # docs/gpu.md says what to carry there. Results are in $OUT (runs/gpu where it is not set), a page (gpu.md) beside them. A call goes
 # on where an earlier one ended if its files are carried along as runs/gpu (results.jsonl, stages-N.zip).
+# The start of the machine and what travels take two or three of fifteen minutes: --minutes 4 fits call 2 into what is left.
 set -eu
 cd "$(dirname "$0")/../.."
 out=${OUT:-runs/gpu}
