@@ -320,6 +320,27 @@ def test_page_terminal_and_card_have_the_same_sentences_those_of_the_trainings_t
         assert escape_markdown(sentence) in render_card_tables(run, report)
 
 
+@pytest.mark.usefixtures("blank_figures")
+@pytest.mark.parametrize(
+    ("got", "words"), [(0, "the documents as they are"), (7, "paraphrases of the documents")]
+)
+def test_an_arm_that_was_given_no_paraphrase_is_not_said_to_have_read_some(
+    got: int, words: str, tmp_path: Path
+) -> None:
+    logs, run = write_logs(tmp_path / "train"), tmp_path / "run"
+    corpus = {"path": str(tmp_path / "augmented" / "corpus.jsonl")}
+    write_training(logs["par"].parent, {**TRAINING, "corpus": corpus})
+    write_manifest(
+        tmp_path / "augmented" / "manifest.json", stage="augment", inputs={},
+        recipe={"augment": {"documents": "manual.jsonl"}}, counts={"asked": got, "got": got},
+    )  # fmt: skip
+    write_report(run, make_report(logs=log_entries(logs)))
+    assert (
+        f"It read {words}."
+        in write_opening(read_view(run, make_report(logs=log_entries(logs)))).effect
+    )
+
+
 def test_the_cost_of_shared_stages_is_divided_among_the_arms() -> None:
     report = make_study()
     costs = tuple(

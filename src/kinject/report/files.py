@@ -206,7 +206,10 @@ def _reading(run_dir: Path, manifest: TrainManifest) -> str:
     corpus = Path(manifest.recipe.corpus.path)
     # The recipe's path is relative to the folder where kinject ran: one above the report's.
     sources = [read_manifest(folder / corpus.parent) for folder in run_dir.resolve().parents]
-    if any(isinstance(source, AugmentManifest) for source in sources):
+    written = [source.counts.got for source in sources if isinstance(source, AugmentManifest)]
+    if written and not any(written):
+        words = "the documents as they are"
+    elif written:
         words = "paraphrases of the documents"
     else:
         words = f"the texts of {format_name(corpus.name, 40)}"
