@@ -23,7 +23,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 SMALL = {
     "train": ["trainer.max_steps=2", "trainer.warmup_steps=0"],
     "augment": ["recipes/augment.yaml", "augment.styles.paraphrase=1"],
-    "eval": ["recipes/eval.yaml", "eval.limit=8"],
+    "eval": ["recipes/eval.yaml", "eval.limit=4"],
     "plan": ["--no-calibration"],
     "find-lr": ["--steps", "20"],
 }
@@ -143,7 +143,7 @@ def test_the_documented_commands_run_and_the_benchmark_of_the_demo_reads_their_r
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main_job = _run_main_job(checkout)
-    assert main(["eval", "recipes/sandbox/demo.yaml", "eval.limit=8"]) == 0
+    assert main(["eval", "recipes/sandbox/demo.yaml", "eval.limit=4"]) == 0
     assert "report: runs/eval/report.html" in capsys.readouterr().out
     assert (checkout / "runs/eval/report.html").stat().st_size > 10_000
     for copy in ("eval-before", "eval-after"):

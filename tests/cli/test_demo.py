@@ -30,7 +30,7 @@ from small import save_tiny_embedder, save_tiny_model
 demo: Any = import_module("kinject.demo")  # kinject.demo is its function
 SMALL = {
     r"max_steps: \d+": "max_steps: 2", r"warmup_steps: \d+": "warmup_steps: 0", r"logging_steps: \d+": "logging_steps: 1",
-    r"paraphrase: 16": "paraphrase: 1", r"(?m)^  shots:": "  limit: 8\n  shots:",
+    r"paraphrase: 16": "paraphrase: 1", r"(?m)^  shots:": "  limit: 4\n  shots:",
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ class Here:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None) -> Path:
-    """An empty folder in which the demo is small: 2 steps, 1 paraphrase, 8 questions a set, 600 texts to replay."""
+    """An empty folder in which the demo is small: 2 steps, 1 paraphrase, 4 questions a set, 600 texts to replay."""
     monkeypatch.chdir(tmp_path)
     write_inputs: Callable[[], None] = demo._write_inputs
 
@@ -80,7 +80,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blank_figures: None) -
             for pattern, small in SMALL.items():
                 text = (
                     re.sub(pattern, small, text)
-                    if "limit: 8" not in text or "shots" not in pattern
+                    if "limit: 4" not in text or "shots" not in pattern
                     else text
                 )
             path.write_text(text, encoding="utf-8")
@@ -320,6 +320,6 @@ def test_the_three_commands_of_the_product_work_one_after_the_other_in_an_empty_
     assert main(["recipes", "copy", "eval"]) == 0
     assert main(["augment", "augment.styles.paraphrase=1"]) == 0
     assert main(["train", "recipes/cpt.yaml", "trainer.max_steps=2", "trainer.warmup_steps=0"]) == 0
-    assert main(["eval", "eval.limit=8"]) == 0
+    assert main(["eval", "eval.limit=4"]) == 0
     report = read_report(tmp_path / "runs/eval/report.json")
     assert {result.arm for result in report.results} == {"base", "cpt"}
