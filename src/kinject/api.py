@@ -87,18 +87,18 @@ def try_(
     kinject.try_("handbook/").to_frame()
     """
     from kinject.augment.survey import own_files, try_documents
-    from kinject.recipe.own import OwnRecipes
+    from kinject.recipe.own import hold_recipes
 
-    own = OwnRecipes(Path(documents))
-    own.choose(endpoint=endpoint, model=model, gpu=gpu, memory=memory)
-    learner = None
-    if own.choices.model is not None:
-        # Before the documents are read: a model that does not fit should cost nobody minutes.
-        from kinject.plan.own import find_learner
+    with hold_recipes(Path(documents)) as own:
+        own.choose(endpoint=endpoint, model=model, gpu=gpu, memory=memory)
+        learner = None
+        if own.choices.model is not None:
+            # Before the documents are read: a model that does not fit should cost nobody minutes.
+            from kinject.plan.own import find_learner
 
-        learner = find_learner(own.choices.model, own.choices.gpu, own.choices.memory)
-    left_out = () if everything else own_files(Path(documents))
-    return try_documents(Path(documents), own, learner, left_out)
+            learner = find_learner(own.choices.model, own.choices.gpu, own.choices.memory)
+        left_out = () if everything else own_files(Path(documents))
+        return try_documents(Path(documents), own, learner, left_out)
 
 
 def documents(

@@ -21,6 +21,7 @@ from kinject.disk import read_jsonl
 from kinject.documents import read_documents
 from kinject.errors import DiskError, EndpointError, InputError
 from kinject.recipe import read_recipe
+from kinject.recipe.own import hold_recipes
 from kinject.types import Document
 
 COMPANY = Path(__file__).parents[2] / "data" / "handbook" / "documents.jsonl"
@@ -209,7 +210,8 @@ def test_an_endpoint_that_does_not_answer_ends_it_before_a_document_is_read(
     (tmp_path / "a.txt").write_text("The mill was built by Mara.")
     with pytest.raises(EndpointError, match=r"127\.0\.0\.1:2/v1: it names no model"):
         try_("a.txt", endpoint="http://127.0.0.1:2/v1")
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    left = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert sorted(left) == ["a.txt", "runs/a/.try.lock"]
 
 
 def test_nothing_to_read_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +274,20 @@ def test_later_choices_fill_in_what_nobody_edited_and_print_the_lines_of_the_res
     assert f'path: "{tiny_model}"' in (folder / "train.yaml").read_text()
     assert read_recipe(folder / "augment.yaml", verb="augment").augment.generator.base_url == url
     assert "  | " not in capsys.readouterr().out.rpartition("kept as it was")[2]
+
+
+def test_of_two_at_once_on_one_folder_the_second_is_refused(
+    mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hold_recipes(mixed):
+        assert main(["try", str(mixed)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "runs/my handbook: in use by another process. Wait until it is done" in error
+        with hold_recipes(mixed / "bridge.txt"):  # recipes of other documents
+            pass
+    assert not Path("recipes").exists()
+    assert main(["try", str(mixed)]) == 1
 
 
 def test_a_gpu_that_is_not_known_is_asked_for_before_anything_is_read(

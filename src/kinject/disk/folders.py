@@ -20,6 +20,7 @@ from kinject.disk.files import (
     unwritable,
     write_sha256sums,
 )
+from kinject.errors import DiskError
 
 log = logging.getLogger(__name__)
 _HERE = -100
@@ -29,13 +30,17 @@ _EXCHANGE = 2
 
 
 @contextlib.contextmanager
-def file_lock(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`, made if missing, while the block runs; wait for the process or
+def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock file `path`, made if missing, while the block runs; `wait` for the process or
     thread that holds it.
 
     What is read, changed and written again is one step under it. The file stays: one that is made
-    again would let two processes hold two locks. Raises `DiskError` if it cannot be locked.
+    again would let two processes hold two locks. Raises `DiskError` if it cannot be locked, and
+    without `wait` if it is held.
     """
+    how = fcntl.LOCK_EX
+    if not wait:
+        how |= fcntl.LOCK_NB
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -44,7 +49,12 @@ def file_lock(path: Path) -> Iterator[None]:
     try:
         try:
             # The kernel releases it with the process, however that ends.
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, how)
+        except BlockingIOError as error:
+            raise DiskError(
+                f"{path.parent}: in use by another process. Wait until it is done, then run the "
+                "same command again."
+            ) from error
         except OSError as error:
             raise unwritable(path, error, "locked") from error
         yield

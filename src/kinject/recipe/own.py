@@ -6,12 +6,14 @@ recipes that nobody has edited, and leaves the others as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from kinject.disk import (
     content_id,
+    file_lock,
     file_name,
     path_exists,
     read_bytes,
@@ -23,7 +25,7 @@ from kinject.errors import DiskError, InputError
 from kinject.hub_data import find_data_set
 from kinject.recipe.shipped import FOLDER, data_in, find_recipes, read_shipped
 
-_RECORD = "try.json"
+_RECORD, _LOCK = "try.json", ".try.lock"
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,18 @@ class OwnRecipes:
         # What stands in the recipe as it ships and not here, somebody took out on purpose.
         known = {*there, *self._shipped[path.name].splitlines()}
         return [line for line in text.splitlines() if line not in known and line[:1] != "#"]
+
+
+@contextlib.contextmanager
+def hold_recipes(documents: Path, root: Path = Path()) -> Iterator[OwnRecipes]:
+    """Yield the recipes of the documents at a path, for this process alone.
+
+    Of two at once the second would fill in what it read before the first had written, and its
+    record would call the recipes of the first edited. Raises `DiskError` for the second.
+    """
+    # Not lock_dir: its file would make one run of the folder that holds those of all steps.
+    with file_lock(root / "runs" / _name_of(documents) / _LOCK, wait=False):
+        yield OwnRecipes(documents, root)
 
 
 def _name_of(documents: Path) -> str:
