@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,9 +17,10 @@ from typing import Any
 import pytest
 
 from faulty_server import FaultySandbox
-from kinject.api import check
+from kinject.cli import main
+from kinject.cli.eval import find_faults
 from kinject.disk import lock_dir, write_jsonl
-from kinject.errors import RecipeError
+from kinject.errors import InputError
 from kinject.view import Server
 from kinject.view.board import Board, RefusedError
 from view_client import Client
@@ -42,12 +44,6 @@ FERRIES = [
 ]
 
 
-def check_recipe(path: Path) -> None:
-    for faults in check(path).values():
-        if faults is not None:
-            raise faults
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one recipe, of an augmentation."""
@@ -61,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def board(folder: Path) -> Iterator[Board]:
-    made = Board(Path(), check_recipe)
+    made = Board(Path(), find_faults)
     yield made
     made.close()
 
@@ -142,7 +138,7 @@ def test_output_is_text_without_control_characters_and_keys(
 
 def test_the_step_ends_with_the_server(folder: Path, stand_in: Callable[[str], None]) -> None:
     stand_in("trap 'echo saved > saved; exit 130' INT\necho ready > ready\nsleep 10000 & wait")
-    board = Board(Path(), check_recipe)
+    board = Board(Path(), find_faults)
     with Server(Path(), board=board):
         board.start(RECIPE)
         wait_for((folder / "ready").exists)
@@ -190,7 +186,7 @@ def test_a_recipe_with_faults_stays_as_it_is_and_each_fault_has_its_line(
 ) -> None:
     before = (folder / RECIPE).read_text()
     changed = values(board, passage_tokens="many", paraphrase="several")
-    with pytest.raises(RecipeError) as raised:
+    with pytest.raises(InputError) as raised:
         board.save(RECIPE, board.form(RECIPE)["id"], changed)
     lines = str(raised.value).splitlines()
     assert [line.split(": ")[0] for line in sorted(lines)] == [f"{RECIPE}:5", f"{RECIPE}:6"]
@@ -202,6 +198,33 @@ def test_a_recipe_with_faults_stays_as_it_is_and_each_fault_has_its_line(
         with pytest.raises(RefusedError):
             board.save(RECIPE, board.form(RECIPE)["id"], [(key, value)])
     assert (folder / RECIPE).read_text() == before
+
+
+def test_a_training_is_checked_in_a_process_that_ends(
+    folder: Path, board: Board, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check of a training imports torch, which the server would hold to its end."""
+    recipe = "recipes/ferry/train.yaml"
+    text = "run_dir: runs/ferry/train\nmodel: {path: m}\ncorpus:\n  path: c.jsonl\n"
+    (folder / recipe).write_text(text + "trainer:\n  learning_rate: 1e-4\n  max_steps: 7\n")
+    commands = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        code = main(command[4:])
+        return subprocess.CompletedProcess(command, code, "", capsys.readouterr().err)
+
+    monkeypatch.setattr("kinject.cli.eval.subprocess.run", run)
+    form = board.form(recipe)
+    typed = [(tuple(item["key"]), item["value"]) for item in form["fields"]]
+    assert (("trainer", "max_steps"), "7") in typed
+    faulty = [(key, "soon") if key[-1] == "max_steps" else (key, value) for key, value in typed]
+    with pytest.raises(InputError, match=rf"\A{recipe}:7: trainer.max_steps: .*'soon'"):
+        board.save(recipe, form["id"], faulty)
+    assert "soon" not in (folder / recipe).read_text()
+    assert [command[1:6] for command in commands] == [
+        ["-P", "-m", "kinject.cli", "recipes", "check"]
+    ]
 
 
 def test_nothing_outside_of_the_folder_is_a_step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kinject.cli import SHARD_OPTIONS, Outcome, option, recipe_of, serve, verb
 from kinject.cli.job_files import JOB_OPTION, print_job
-from kinject.errors import InputError
+from kinject.errors import InputError, KinjectError
 from kinject.process import is_first_process
 from kinject.terminal import format_count, show
 
@@ -210,17 +211,29 @@ def _view(arguments: argparse.Namespace) -> Outcome:
     board = None
     # Of a run, or of runs/, there are no recipes to start.
     if arguments.folder == Path():
-        board = Board(arguments.folder, _check_recipe)
+        board = Board(arguments.folder, find_faults)
     return serve(partial(Server, arguments.folder, arguments.port, board), arguments, "view")
 
 
-def _check_recipe(path: Path) -> None:
-    """Raise the faults of a recipe, as `kinject recipes check` finds them."""
+def find_faults(path: Path) -> str:
+    """Return the faults of a recipe, a line each, as `kinject recipes check` finds them; "" without
+    any."""
     from kinject.api import check
+    from kinject.recipe.yaml_lines import read_yaml
 
-    for faults in check(path).values():
-        if faults is not None:
-            raise faults
+    try:
+        is_training = "trainer" in read_yaml(path).root
+    except KinjectError as error:
+        return str(error)
+    if is_training:
+        # In a process of its own: what checks a training imports torch, 300 MB that a server of a
+        # page would hold to its end. -P: as the steps of the board.
+        command = [sys.executable, "-P", "-m", "kinject.cli", "recipes", "check", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return done.stderr.strip() or f"kinject recipes check: exit code {done.returncode}"
+        return ""
+    return "\n".join(str(faults) for faults in check(path).values() if faults is not None)
 
 
 @verb(

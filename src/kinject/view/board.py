@@ -18,14 +18,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from kinject.augment.styles import read_styles
 from kinject.disk import FoundRun, content_id, find_runs, in_order, write_text
-from kinject.errors import RecipeError
+from kinject.errors import InputError
 from kinject.recipe.check import KeyPath
 from kinject.recipe.yaml_lines import parse_scalar, read_text, read_yaml, with_changes
 from kinject.secrets import without_secrets
@@ -119,11 +119,11 @@ class _Step:
 
 
 class Board:
-    """The steps of a folder. `check` raises a `KinjectError` with all faults of a recipe."""
+    """The steps of a folder. `find_faults` returns those of a recipe, a line each."""
 
-    def __init__(self, folder: Path, check: Callable[[Path], None]) -> None:
+    def __init__(self, folder: Path, find_faults: Callable[[Path], str]) -> None:
         self.folder = folder
-        self._check = check
+        self._find_faults = find_faults
         # Each request has a thread of its own.
         self._lock = threading.Lock()
         self._step: _Step | None = None
@@ -154,7 +154,7 @@ class Board:
         return {"fields": fields, "id": content_id(text)}
 
     def save(self, recipe: str, text_id: str, values: Sequence[tuple[KeyPath, str]]) -> None:
-        """Change values of a recipe, after its own check. Raises `RecipeError` with every fault at
+        """Change values of a recipe, after its own check. Raises `InputError` with every fault at
         its line, and leaves the recipe as it is."""
         run = self._find(recipe)
         path = self.folder / run.recipe
@@ -348,18 +348,13 @@ class Board:
                     yield Field(("eval", "models", name), f"model {name}", is_text=True), model
 
     def _check_text(self, recipe: str, text: str) -> None:
-        """Raise what `check` finds in a recipe that is not written yet, with the recipe's name."""
+        """Raise `InputError` with the faults of a recipe that is not written yet."""
         with tempfile.TemporaryDirectory() as folder:
             draft = Path(folder) / Path(recipe).name
             draft.write_text(text, "utf-8")
-            try:
-                self._check(draft)
-            except RecipeError as error:
-                problems = [
-                    replace(problem, location=problem.location.replace(str(draft), recipe))
-                    for problem in error.problems
-                ]
-                raise RecipeError(problems) from error
+            faults = self._find_faults(draft)
+            if faults:
+                raise InputError(faults.replace(str(draft), recipe))
 
 
 def _style_fields(values: Mapping[str, Any]) -> Iterator[tuple[Field, Json]]:
