@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from kinject.augment.store import read_decisions, write_decision
-from kinject.disk import atomic_file, cached_folder, file_lock, folders, lock_dir, replace_folder
-from kinject.errors import DiskError
+from kinject.disk import (
+    atomic_file,
+    cached_folder,
+    file_lock,
+    folders,
+    lock_dir,
+    replace_folder,
+    write_manifest,
+)
+from kinject.errors import DiskError, InputError
 
 
 class KilledError(BaseException):
@@ -75,6 +83,22 @@ def make(folder: Path, text: str) -> Path:
     folder.mkdir()
     (folder / "weights").write_text(text)
     return folder
+
+
+@pytest.mark.parametrize("there", ["documents", "augment", "questions", "train", "eval", "study"])
+def test_a_verb_leaves_the_folder_of_another_verb_alone(tmp_path: Path, there: str) -> None:
+    """The manifest is all that names what a run is: written over, paid texts are nobody's."""
+    for verb in ("documents", "augment", "questions", "train", "eval", "study", "export"):
+        folder = tmp_path / verb
+        folder.mkdir()
+        write_manifest(folder / "manifest.json", stage=there, inputs={}, recipe={}, counts={})
+        if verb == there:
+            with lock_dir(folder, stage=verb):
+                continue
+        with pytest.raises(InputError, match=rf"{verb}: holds a run of kinject {there}, and"):
+            lock_dir(folder, stage=verb).__enter__()
+        with lock_dir(folder):  # it was let go
+            pass
 
 
 @pytest.mark.parametrize("exchanges", [True, False])

@@ -17,7 +17,7 @@ from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization
 from kinject.disk import read_jsonl
-from kinject.errors import TrainingError
+from kinject.errors import InputError, TrainingError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.recipe.read import NOT_TRAINING, Sections
@@ -170,6 +170,10 @@ def test_a_folder_with_another_run_is_refused_unless_overwritten(make_recipe: Ma
         train(make_recipe())
     corpus.write_text(text)
     assert not train(other, overwrite=True).already_done
+    manifest = Path(first.run_dir, "manifest.json")
+    manifest.write_text(manifest.read_text().replace('"train"', '"questions"', 1))
+    with pytest.raises(InputError, match="holds a run of kinject questions, and kinject train"):
+        train(other)
 
 
 def test_resume_continues_bitwise_from_the_newest_whole_checkpoint(

@@ -124,7 +124,7 @@ def make_questions(
         recipe = replace(recipe, run_dir=shard.folder(recipe.run_dir))
     else:
         refuse_unmerged(recipe.run_dir, _OUTCOMES)
-    with lock_dir(recipe.run_dir):
+    with lock_dir(recipe.run_dir, stage="questions"):
         return run_event_loop(_make_questions(recipe, retry, shard))
 
 
@@ -136,7 +136,7 @@ def merge_questions(recipe: QuestionsRecipe) -> QuestionsResult:
     check_sections(recipe)
     run_dir, command = recipe.run_dir, f"kinject questions {recipe.command_line}"
     with (
-        lock_dir(run_dir),
+        lock_dir(run_dir, stage="questions"),
         finished_shards(run_dir, command, recipe.raw, _input_hashes(recipe)) as shards,
     ):
         with _open_outcomes(run_dir) as outcomes:

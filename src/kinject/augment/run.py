@@ -117,7 +117,7 @@ def augment(recipe: AugmentRecipe, shard: Shard = WHOLE) -> AugmentResult:
         recipe = replace(recipe, run_dir=shard.folder(recipe.run_dir))
     else:
         refuse_unmerged(recipe.run_dir, "variants.jsonl")
-    with lock_dir(recipe.run_dir):
+    with lock_dir(recipe.run_dir, stage="augment"):
         return run_event_loop(_augment(recipe, plan, _rewrite))
 
 
@@ -129,7 +129,7 @@ def merge_variants(recipe: AugmentRecipe) -> AugmentResult:
     plan, command = make_plan(recipe), f"kinject augment {recipe.command_line}"
     inputs = _input_hashes(recipe, plan)
     with (
-        lock_dir(recipe.run_dir),
+        lock_dir(recipe.run_dir, stage="augment"),
         finished_shards(recipe.run_dir, command, recipe.raw, inputs) as shards,
     ):
         with Store(recipe.run_dir, plan.catalog) as store:

@@ -62,6 +62,7 @@ from kinject.disk.run_folder import (
     next_command,
     read_manifest_beside,
     read_manifest_fields,
+    refuse_other_stage,
     refuse_outside_links,
     write_manifest,
 )

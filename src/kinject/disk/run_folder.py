@@ -79,11 +79,12 @@ _OTHERS = frozenset({"stages", "tokens", "parsed", "model", "figures"})
 
 
 @contextlib.contextmanager
-def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def lock_dir(folder: Path, *, wait: bool = False, stage: str = "") -> Iterator[None]:
     """Hold `folder` for this process while the block runs, and delete temporary files of killed
     processes.
 
-    With `wait` until another process is done with it.
+    With `wait` until another process is done with it; with a `stage`, the verb that writes a
+    manifest there, unless `refuse_other_stage` raises.
 
     The lock is the kernel's (flock), so it ends with the process, however that ends. Not every
     network file system shares it between machines, so the holder also renews its name in the lock
@@ -109,12 +110,25 @@ def lock_dir(folder: Path, *, wait: bool = False) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         holder = _lock(folder, descriptor)
         with _renewed(path, descriptor, holder):
+            if stage:
+                refuse_other_stage(folder, stage)
             delete_parts(folder)
             yield
     finally:
         # The file stays: it marks a run folder, and a name that is made again would let two
         # processes hold two locks.
         os.close(descriptor)
+
+
+def refuse_other_stage(folder: Path, stage: str) -> None:
+    """Raise `InputError` if `folder` holds the run of another verb than `stage`, whose manifest and
+    files this one would replace."""
+    manifest = _listed_manifest(folder)
+    if manifest is not None and manifest.stage != stage:
+        raise InputError(
+            f"{folder}: holds a run of kinject {manifest.stage}, and kinject {stage} would write "
+            "over its files. Choose another folder, or delete this one."
+        )
 
 
 def _lock(folder: Path, descriptor: int) -> str:

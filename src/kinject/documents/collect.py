@@ -167,7 +167,7 @@ def collect(
     """
     section = section or DocumentsSection()
     folder = folder or _folder_of(sources, section)
-    with lock_dir(folder, wait=True):
+    with lock_dir(folder, wait=True, stage="documents"):
         files = find_files(sources)
         if not files:
             fault = "no document there can be read: it is an empty folder. Check the path."
@@ -183,7 +183,7 @@ def parse_shard_of(
     """Parse the files of a shard, by the hash of their names, for `merge_parsed`; return how many
     these are, and how many were new. `folder` is that of the whole. Raises as `collect`."""
     run_dir = shard.folder(folder)
-    with lock_dir(run_dir):
+    with lock_dir(run_dir, stage="documents"):
         files = find_files(sources)
         heap = _hashed([file for file in files if shard.has(file.name)], section)
         counts = {"n_files": len(heap), "n_parsed": _parse_new(heap, section, run_dir)}

@@ -103,7 +103,7 @@ def evaluate_shard(recipe: EvalRecipe, shard: Shard) -> int:
     inputs, plan = _check_inputs(recipe)
     recipe = _part_of(recipe, shard)
     plan = replace(plan, sets=tuple(_questions_of(item, shard) for item in plan.sets))
-    with lock_dir(recipe.run_dir), AnswerStore(recipe.run_dir / _ANSWERS) as answers:
+    with lock_dir(recipe.run_dir, stage="eval"), AnswerStore(recipe.run_dir / _ANSWERS) as answers:
         evaluation = Evaluation(plan, recipe.eval)
         scoring = ResumableScoring(answers, join_processes(recipe.run_dir))
         run = _Run(recipe, evaluation, scoring, dict(inputs), [])
@@ -228,7 +228,7 @@ def _evaluate(
     if not shards:
         refuse_unmerged(recipe.run_dir, _ANSWERS)
     shard = join_processes(recipe.run_dir)
-    with lock_dir(shard.folder), AnswerStore(shard.folder / _ANSWERS) as answers:
+    with lock_dir(shard.folder, stage="eval"), AnswerStore(shard.folder / _ANSWERS) as answers:
         answers.read_others(shard.other_answers())
         answers.read_others([one.folder / _ANSWERS for one in shards])
         # Before a model is loaded: a judge that is not accurate enough ends the run.
@@ -269,7 +269,7 @@ def measure_judge(recipe: EvalRecipe) -> float:
     Returns its cost, in the currency of the recipe's prices. Raises `InputError` if it is not
     accurate enough to grade answers.
     """
-    with lock_dir(recipe.run_dir):
+    with lock_dir(recipe.run_dir, stage="eval"):
         judge = measured_judge(recipe, read_plan(recipe).open_questions(), None)
         if judge:
             write_accuracy(recipe.run_dir, judge.accuracy)

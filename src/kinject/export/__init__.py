@@ -85,7 +85,7 @@ def export(options: ExportOptions) -> ExportResult:
     card = _model_card(name, source, options)
     folder, proofs = out / "model", list[Proof]()
     # To the end: another export there would prove half of this one, or delete its proof.
-    with lock_dir(out):
+    with lock_dir(out, stage="export"):
         file = _write_files(source, out, card, options)
         if options.prove:
             copies = [str(folder), *map(str, filter(None, [file])), *options.copies]

@@ -86,7 +86,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
     `InputError` or `DiskError` for faults that make the whole study impossible, `KeyboardInterrupt`
     after Ctrl-C; finished stages are kept.
     """
-    with lock_dir(recipe.run_dir):
+    with lock_dir(recipe.run_dir, stage="study"):
         study = open_study(recipe)
         check_inputs(recipe)
         check_shared_recipes(recipe, study.expanded)

@@ -21,6 +21,7 @@ from kinject.disk import (
     content_id,
     file_hash,
     lock_dir,
+    refuse_other_stage,
     replace_folder,
     write_manifest,
     write_sha256sums,
@@ -247,6 +248,7 @@ def _check_folder(
     """
     folder = recipe.run_dir
     if not overwrite:
+        refuse_other_stage(folder, "train")
         manifest = read_manifest(folder)
         if manifest is None and not resume:
             _refuse_unknown(folder)
