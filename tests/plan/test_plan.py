@@ -97,7 +97,7 @@ def test_the_command_prints_and_draws(
     out = capsys.readouterr().out
     assert f"  kinject train {recipe.path} 'trainer.lr_scheduler_kwargs={{}}'\n" in out
     assert "fits one device" in out
-    assert "time  " not in out
+    assert "s a step, planned at" in out  # no step was timed
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
@@ -135,6 +135,13 @@ def test_hours_are_planned_before_every_file_is_there(
     assert " s a step, planned at " in lines
     assert "time is not estimated" not in lines
     assert planned("corpus.path=runs/none/corpus.jsonl").length is None
+    # On this CPU, too, where no step can be timed yet.
+    here = plan(read_recipe(path, ["corpus.path=runs/w/corpus.jsonl"], "plan"))
+    pace = here.devices.flops
+    assert here.seconds == pytest.approx(here.length.steps * here.step_flops / pace)
+    lines = render_plan(here)
+    assert " s a step, planned at " in lines
+    assert "time is not measured: the corpus is not there yet." in lines
 
 
 def test_train_dry_run_is_the_plan(

@@ -12,7 +12,7 @@ import logging
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from kinject.plan.ways import (
     describe_batch,
     describe_traffic,
     find_devices,
+    matrix_pace,
     quoted,
     render_size,
 )
@@ -82,7 +83,7 @@ class Plan(Tabular):
     `notes` have the reason.
 
     `memory` is that of a whole step on one device, `way` the way to run it after `changes` of the
-    recipe.
+    recipe. The seconds are measured (`timing`), else those of the operations at the devices' pace.
     """
 
     recipe: str
@@ -95,6 +96,7 @@ class Plan(Tabular):
     way: Way
     length: RunLength | None
     timing: StepTiming | None
+    step_seconds: float
     seconds: float | None
     step_flops: float
     rate: float
@@ -175,9 +177,17 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     timing = seconds = None
     if calibration:
         timing = _calibrate(recipe, devices, devices.fits(estimated.peak), length, notes)
+    if timing is None and devices.kind != "cuda":
+        # No data sheet has this machine, and before the corpus or the model is there no step runs.
+        n_processes = devices.count // devices.nodes
+        devices = replace(devices, flops=matrix_pace(devices.kind) / n_processes)
     n_steps, rates = _planned_rates(recipe, step, length, devices.count)
-    if timing is not None and n_steps:
-        seconds = timing.step_seconds * n_steps
+    step_flops = count_flops(step, shapes)
+    step_seconds = step_flops / devices.flops
+    if timing is not None:
+        step_seconds = timing.step_seconds
+    if n_steps:
+        seconds = step_seconds * n_steps
     return Plan(
         recipe=recipe.command_line,
         model=recipe.model.path or f"new {step.model.model_type}",
@@ -189,8 +199,9 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
         way=way,
         length=length,
         timing=timing,
+        step_seconds=step_seconds,
         seconds=seconds,
-        step_flops=count_flops(step, shapes),
+        step_flops=step_flops,
         rate=trainer_field(recipe.trainer, "learning_rate"),
         notes=tuple(notes),
         rates=rates,
@@ -314,11 +325,8 @@ def _calibrate(
     else:
         timing = time_steps(without_missing(recipe)[0])
     if isinstance(timing, str):
-        # A card's time is planned by its data sheet, which must not stand beside "not estimated".
-        verb = "estimated"
-        if devices.kind == "cuda":
-            verb = "measured"
-        notes.append(f"time is not {verb}: {timing.removesuffix('.')}.")
+        # Not "not estimated": a plan by the pace of the devices stands beside it.
+        notes.append(f"time is not measured: {timing.removesuffix('.')}.")
         return None
     return timing
 
@@ -448,21 +456,17 @@ def _run(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "run", f"{format_count(length.steps, 'step')}, {epochs} of {rows}"
         yield "tokens", f"{length.tokens:,} read, {length.learned:,} of them learned"
     yield "operations", f"{format_number(flops / 1e12)} TFLOP a step on each device"
-    if plan.seconds is not None and plan.timing is not None:
-        each = f"{plan.timing.step_seconds:.2f} s a step, measured here"
-        left_out = "without evaluation, probes and saving"
-        yield "time", f"{duration(plan.seconds)} ({each}; {left_out})"
+    whole = ""
+    if plan.seconds is not None:
+        whole = f"{duration(plan.seconds)}, "
+    each = f"{whole}{format_number(plan.step_seconds)} s a step"
+    pace = f"{format_number(plan.devices.flops / 1e12)} TFLOP/s"
+    if plan.timing is not None:
+        yield "time", f"{each}, measured here; without evaluation, probes and saving"
     elif plan.devices.kind == "cuda":
-        seconds = flops / plan.devices.flops
-        n_steps = len(plan.rates or ())
-        if length is not None:
-            n_steps = length.steps
-        whole = ""
-        if n_steps:
-            whole = f"{duration(seconds * n_steps)}, "
-        pace = format_number(plan.devices.flops / 1e12)
-        pace += " TFLOP/s on each device (assumed, not measured)"
-        yield "time", f"{whole}{format_number(seconds)} s a step, planned at {pace}"
+        yield "time", f"{each}, planned at {pace} on each device (assumed, not measured)"
+    else:
+        yield "time", f"{each}, planned at {pace}: products of float32 matrices here, when idle"
     if plan.rates is not None:
         yield "rate", sparkline(list(plan.rates))
         yield (

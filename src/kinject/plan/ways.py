@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import attrgetter
 from time import monotonic, process_time
 from typing import Any, NamedTuple
@@ -239,6 +240,7 @@ def _card(name: str) -> str:
     return next((card for card in GPUS if card in words), "")
 
 
+@cache
 def matrix_pace(kind: str) -> float:
     """Return the operations a second that a training step reaches on an idle CPU or an Apple GPU,
     by products of matrices for a third of a second."""
