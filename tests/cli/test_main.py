@@ -46,7 +46,17 @@ def test_a_missing_recipe_is_one_line(here: Path, capsys: pytest.CaptureFixture[
         "kinject train: no.yaml: no recipe is there. Check the path; kinject try FOLDER writes recipes "
         "for your documents, and kinject recipes lists those that ship."
     ]
-    assert "no recipe given" in _fails(capsys, ["train"])[0]
+    for verb in ("train", "plan", "find-lr"):
+        (line,) = _fails(capsys, [verb])
+        assert "no recipe given. For your documents: kinject try FOLDER." in line
+        assert line.endswith(f"recipes copy cpt, then kinject {verb} recipes/cpt.yaml")
+    assert _fails(capsys, ["study"])[0].endswith(
+        " kinject study recipes/studies/sandbox-quick.yaml"
+    )
+    (here / "runs" / "ponds" / "documents").mkdir(parents=True)
+    (here / "runs" / "ponds" / "documents" / "documents.jsonl").touch()
+    (line,) = _fails(capsys, ["find-lr"])
+    assert line.endswith("(ponds). Name the recipe: kinject find-lr recipes/ponds/train.yaml")
     assert "found 2 recipes" in _fails(capsys, ["train", "a.yaml", "b.yaml"])[0]
 
 

@@ -424,14 +424,38 @@ def named_recipe(arguments: argparse.Namespace, verb: Verb) -> tuple[Path, list[
             f"found {format_count(len(files), 'recipe')} ({', '.join(files)}); give one, then "
             "section.key=value overrides."
         )
-    is_bare = not files
-    files = files or [arguments.default_recipe]
-    if files[0] is None:
-        raise InputError(f"no recipe given. For example: kinject {verb} recipes/cpt.yaml")
-    path = Path(files[0])
-    if is_bare:
-        _check_default(verb, path)
+    if files:
+        return Path(files[0]), overrides
+    if arguments.default_recipe is None:
+        raise InputError(_about_no_recipe(arguments.verb))
+    path = Path(arguments.default_recipe)
+    _check_default(verb, path)
     return path, overrides
+
+
+def _about_no_recipe(verb: str) -> str:
+    """Return what to type instead of a verb alone that has no default: the recipe of the documents
+    here, else one that is there or can be."""
+    from kinject.recipe.own import own_names
+
+    names, example = own_names(), "cpt"
+    if verb == "study":
+        names, example = [], "studies/sandbox-quick"
+    if names:
+        return _about_own(verb, "train", names)
+    path = Path("recipes") / f"{example}.yaml"
+    if path.is_file():
+        return f"no recipe given. For example: kinject {verb} {path}"
+    return (
+        f"no recipe given. For your documents: kinject try FOLDER. For the sandbox: kinject "
+        f"recipes copy {example}, then kinject {verb} {path}"
+    )
+
+
+def _about_own(verb: str, file: str, names: Sequence[str]) -> str:
+    recipes = [str(Path("recipes") / name / f"{file}.yaml") for name in names]
+    commands = " or ".join(shlex.join(["kinject", verb, recipe]) for recipe in recipes)
+    return f"this folder has documents of its own ({', '.join(names)}). Name the recipe: {commands}"
 
 
 def _check_default(verb: str, path: Path) -> None:
@@ -446,9 +470,7 @@ def _check_default(verb: str, path: Path) -> None:
         return
     names = own_names()
     if names:
-        recipes = [str(Path("recipes") / name / f"{verb}.yaml") for name in names]
-        message = f"this folder has documents of its own ({', '.join(names)}). Name the recipe: "
-        message += " or ".join(shlex.join(["kinject", verb, recipe]) for recipe in recipes)
+        message = _about_own(verb, verb, names)
         if is_sandbox_recipe:
             message += f"; for the sandbox's invented people: kinject {verb} {path}"
         raise InputError(message)
