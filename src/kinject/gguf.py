@@ -267,18 +267,15 @@ def _restore_added_tokens(file: Path, tokenizer: PreTrainedTokenizerFast) -> Non
 
 
 def _complete_special_tokens(file: Path, tokenizer: Any, generation_config: Any) -> None:
-    """Take over what transformers leaves in the file: whether a text begins with BOS, and the end
-    of a chat turn."""
+    """Take over what transformers leaves in the file: whether a text begins with BOS and ends with
+    EOS, and the end of a chat turn."""
     from gguf import GGUFReader
 
     fields = GGUFReader(file).fields
-    adds_bos = fields.get("tokenizer.ggml.add_bos_token")
-    if (
-        adds_bos is not None
-        and adds_bos.contents()
-        and tokenizer("a")["input_ids"][0] != tokenizer.bos_token_id
-    ):
-        tokenizer.add_bos_token = True
+    for name, there in zip(("bos", "eos"), _added_around(tokenizer), strict=True):
+        wanted = fields.get(f"tokenizer.ggml.add_{name}_token")
+        if wanted is not None and wanted.contents() and not there:
+            setattr(tokenizer, f"add_{name}_token", True)
     names = [f"tokenizer.ggml.{name}_token_id" for name in _ENDS]
     others = [int(fields[name].contents()) for name in names if name in fields]
     if others:
@@ -452,6 +449,14 @@ def _check_tokens(folder: Path, rules: Mapping[str, Any]) -> None:
         )
 
 
+def _added_around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Return the tokens that a tokenizer adds before a text, and those that it adds behind it."""
+    ids = list(tokenizer("a").input_ids)
+    plain = list(tokenizer("a", add_special_tokens=False).input_ids)
+    start = next(n for n in range(len(ids)) if ids[n : n + len(plain)] == plain)
+    return ids[:start], ids[start + len(plain) :]
+
+
 def _other_ends(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens beside EOS at which the model in `folder` ends a text."""
     path = folder / "generation_config.json"
@@ -506,6 +511,14 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
     for name, number in special.items():
         if number is not None:
             getattr(writer, f"add_{name}_token_id")(number)
-    writer.add_add_bos_token(tokenizer("a").input_ids[0] == special["bos"])
+    before, after = _added_around(tokenizer)
+    for added_there, name in ((before, "bos"), (after, "eos")):
+        if added_there not in ([], [special[name]]):
+            texts = tokenizer.convert_ids_to_tokens(added_there)
+            raise InputError(
+                f"{folder}: tokenizer.json: it adds {texts} to a text, and llama.cpp adds no more "
+                f"than {name.upper()}, so a GGUF file would have other tokens. Serve the folder."
+            )
+        getattr(writer, f"add_add_{name}_token")(bool(added_there))
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from safetensors.numpy import load_file
 from tokenizers import AddedToken, normalizers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -281,6 +282,34 @@ def test_added_tokens_and_all_ends_of_a_text_go_through_a_file(
         ids = tiny_tokenizer(text).input_ids
         assert loaded.tokenizer(text).input_ids == ids
         assert loaded.tokenizer.decode(ids) == tiny_tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("template", ["$A <eos>", "<bos> $A <eos>", "<bos> $A", "$A"])
+def test_the_ends_that_a_tokenizer_adds_go_through_a_file(
+    template: str, tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Qwen3's embedding models have them: without it a served model reads another text."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    names = {"<bos>": tiny_tokenizer.bos_token, "<eos>": tiny_tokenizer.eos_token}
+    for name, token in names.items():
+        template = template.replace(name, token)
+    special = [(token, tiny_tokenizer.convert_tokens_to_ids(token)) for token in names.values()]
+    tiny_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=special
+    )
+    folder = _tiny(tmp_path / "model", tiny_tokenizer)
+    file = tmp_path / "written.gguf"
+    writing.write_gguf(folder, file, "f16")
+    fields = gguf.GGUFReader(file).fields
+    for name, token in zip(("bos", "eos"), names.values(), strict=True):
+        stored = fields[f"tokenizer.ggml.add_{name}_token"].contents()
+        assert stored == (token in template.split())
+    ours, theirs = load_tokenizer(str(folder)), load_model(str(file)).tokenizer
+    for text in ("In Kelm", "", f"{names['<eos>']} 9"):
+        assert theirs(text).input_ids == ours(text).input_ids
+        plain = ours(text, add_special_tokens=False).input_ids
+        assert theirs(text, add_special_tokens=False).input_ids == plain
 
 
 @pytest.mark.parametrize(
