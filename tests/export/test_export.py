@@ -95,6 +95,27 @@ def test_a_run_becomes_a_folder_that_loads_with_its_card(
     }  # fmt: skip
 
 
+def test_a_head_of_its_own_is_no_copy_of_the_embedding_for_other_servers_either(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Of a tied config transformers reads the head that is in the files, vLLM the embedding."""
+    (tiny_model / "SHA256SUMS").unlink(missing_ok=True)
+    weights = load_file(tiny_model / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    for name, head in (("stale", table.flip(0)), ("same", table.clone())):
+        config = json.loads((tiny_model / "config.json").read_text())
+        write_json(tiny_model / "config.json", {**config, "tie_word_embeddings": True})
+        save_file(
+            {**weights, "lm_head.weight": head.contiguous()},
+            tiny_model / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+        folder = export(ExportOptions(tiny_model, out=tmp_path / name)).folder
+        written = json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
+        assert written == (name == "same")
+        assert torch.equal(load_model(str(folder)).model.lm_head.weight, head)
+
+
 def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 from safetensors.numpy import load_file
 from tokenizers import AddedToken, normalizers
+from tokenizers.processors import TemplateProcessing
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kinject import gguf as writing

@@ -192,7 +192,7 @@ def _write_model(source: _Source, part: Path, dtype: str) -> None:
     """Write the model, an adapter folded in. Raises `InputError` if a weight is not finite in
     `dtype`."""
     from kinject.models import check_finite_in, model_files, not_finite_in
-    from kinject.train.merge import merge_adapter, save_as
+    from kinject.train.merge import merge_adapter, save_as, untie_own_head
 
     if source.is_adapter:
         merge_adapter(source.model, part, dtype)
@@ -210,6 +210,7 @@ def _write_model(source: _Source, part: Path, dtype: str) -> None:
             save_as(part, dtype, None)
     fault = not_finite_in(part).rpartition(": ")[2]
     if not fault:
+        untie_own_head(part)
         return
     shutil.rmtree(part)
     # What is not finite there is no matter of the dtype.

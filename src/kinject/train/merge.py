@@ -406,6 +406,30 @@ def set_config(folder: Path, **values: object) -> None:
     write_json(folder / CONFIG, {**read_object(folder / CONFIG), **values})
 
 
+def untie_own_head(folder: Path) -> None:
+    """Let config.json say that the head is no copy of the embedding, where the files hold another.
+
+    transformers goes by the files, and so does every number that kinject has of the model; vLLM
+    goes by the config, and would serve the embedding as the head.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    config, headers = load_config(str(folder)), read_headers(folder)
+    n_tokens = config.get_text_config().vocab_size
+    # Before a model is built: one that is tied has a single matrix with a row for each token.
+    if sum(tensor.shape[0] == n_tokens for tensor in headers.values() if tensor.shape) < 2:
+        return
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    with open_tensors(folder) as files:
+        for head, table in model.all_tied_weights_keys.items():
+            if head not in files or table not in files:
+                continue
+            if not torch.equal(files[head].get_tensor(head), files[table].get_tensor(table)):
+                set_config(folder, tie_word_embeddings=False)
+
+
 def plain_model(name: str, role: str) -> Path:
     """Return the folder of a model with plain weights. Raises `InputError` for an adapter and for
     quantized weights."""

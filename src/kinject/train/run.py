@@ -374,7 +374,7 @@ def _save_model(trainer: RunTrainer, run_dir: Path, base: ModelSection, *, merge
     """
     from kinject.models import ADAPTER_CONFIG, load_config, not_finite_in
     from kinject.train.guards import UNSTABLE, agree_on_fault
-    from kinject.train.merge import fold, save_as, set_config
+    from kinject.train.merge import fold, save_as, set_config, untie_own_head
 
     part, final = run_dir / ".model.part", run_dir / "model"
     if is_first_process():
@@ -392,6 +392,7 @@ def _save_model(trainer: RunTrainer, run_dir: Path, base: ModelSection, *, merge
         # transformers 5.23 switches it off for training; servers that read it would be slow
         config = load_config(base.path or str(part), base.revision)
         set_config(part, use_cache=base.path is None or getattr(config, "use_cache", True))
+        untie_own_head(part)
     fault = not_finite_in(part) if is_first_process() else ""
     if fault:
         shutil.rmtree(part)
