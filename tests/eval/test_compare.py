@@ -90,6 +90,30 @@ def test_several_runs_are_one_family_and_one_run_compares_nothing(folder):
         compare_runs(runs[:1])
 
 
+def test_beyond_the_choices_alone_arms_with_passages_use_the_control_of_those_without(folder):
+    """The controls prefer the second choice, so that sums are wrong and pmi is right."""
+
+    def asked(i: int, form: str, k: int, log_probs: tuple[float, float], arm: str) -> Answer:
+        return replace(answer(i, True, arm), format=form, k=k, log_probs=log_probs)
+
+    def run(name: str, n_right: int):
+        rows = []
+        for i in range(8):
+            rows.append(asked(i, "texts-no-question", 0, (-5.0, -1.0), "m"))
+            rows.append(asked(i, "texts", 0, (-4.0, -2.0) if i < n_right else (-9.0, -2.0), "m"))
+            rows.append(asked(i, "texts", 1, (-3.0, -2.0), "m+rag"))
+            rows.append(asked(i, "letters", 0, (-1.0, -2.0), "m"))
+        return folder(name, *rows)
+
+    runs = [read_run(run(name, n), "pmi") for name, n in (("a", 2), ("b", 7))]
+    pairs = {(pair.result.format, pair.result.k): pair for pair in compare_runs(runs)}
+    assert sorted(pairs) == [("letters", 0), ("texts", 0), ("texts", 1)]
+    accuracies = [pairs[key].result.accuracy for key in sorted(pairs)]
+    assert accuracies == [1.0, 7 / 8, 1.0]
+    assert pairs["texts", 0].contrast.delta == pytest.approx(5 / 8)
+    assert pairs["texts", 0].result.control is None  # pmi is net of it already
+
+
 def test_what_is_no_run_is_reported(tmp_path, capsys):
     assert main(["compare", str(tmp_path)]) == 2
     assert "no run. Expected a run folder of kinject eval" in capsys.readouterr().err

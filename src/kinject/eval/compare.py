@@ -22,7 +22,7 @@ from kinject.question_formats import format_of
 from kinject.results import ArmResult, Contrast
 from kinject.terminal import aligned as columns
 from kinject.terminal import format_count, show
-from kinject.types import Answer, Question, Tabular
+from kinject.types import RAG, Answer, Question, Tabular
 
 _Setting = tuple[str, str, int, int]
 
@@ -82,7 +82,11 @@ def read_run(path: Path, score: Score = "sum") -> Run:
         scored = {key: _rescored(key, arms, settings, score) for key, arms in settings.items()}
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    return Run(path.name or str(path), scored)
+    # What is beyond the choices by themselves needs no second control.
+    own = {key for key in scored if score == PMI and not format_of(key[1]).letters}
+    beyond = {(name, format_of(form).control) for name, form, _, _ in own}
+    kept = {key: arms for key, arms in scored.items() if key[:2] not in beyond}
+    return Run(path.name or str(path), kept)
 
 
 def _rescored(
@@ -91,12 +95,15 @@ def _rescored(
     settings: Mapping[_Setting, Mapping[str, list[Answer]]],
     score: Score,
 ) -> dict[str, list[Answer]]:
-    """Return the scores of each arm in a setting; controls keep the log-probs that pmi reads."""
-    control = format_of(setting[1]).control
-    if score == PMI and not control:
+    """Return the scores of each arm in a setting, as the report of its run has them: letters are
+    compared by their sum; controls keep the log-probs that pmi reads."""
+    form = format_of(setting[1])
+    if score == PMI and (form.letters or not form.control):
         score = "sum"
-    alone = settings.get((setting[0], control, 0, 0), {})
-    return {arm: rescored(answers, score, alone.get(arm, ())) for arm, answers in arms.items()}
+    alone = settings.get((setting[0], form.control, 0, 0), {})
+    # A control has no passages: that of an arm with passages is the arm without.
+    controls = {arm: alone.get(arm.removesuffix(f"+{RAG}"), ()) for arm in arms}
+    return {arm: rescored(answers, score, controls[arm]) for arm, answers in arms.items()}
 
 
 def compare_runs(runs: Sequence[Run]) -> list[Pair]:
