@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,26 @@ def test_sound_copies_pass_and_broken_ones_are_caught(
         assert row["trained"] != row["copy"]
 
 
+def test_a_proof_goes_with_the_files_that_it_is_about(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prove.json of an earlier model would call a file sound that nobody has asked."""
+    words = ["export", str(run), "--prove", str(tmp_path / "eval.yaml")]
+    assert main(words) == 0
+    assert capsys.readouterr().out.strip().endswith("it answers as the trained model.")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("kinject.export.prove"), "_compare_tokens", interrupted)
+    assert main(words) == 130
+    out, error = capsys.readouterr()
+    assert "Serve" not in out
+    assert "Use it" not in out
+    assert error.strip().splitlines()[-1].endswith(f"Resume with: kinject {shlex.join(words)}")
+    assert not (run / "export" / "prove" / "prove.json").exists()
+
+
 def test_a_server_without_log_probs_is_asked_for_written_answers(
     run: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -193,6 +215,7 @@ def test_what_cannot_be_proved_is_one_line(
     (tmp_path / "empty.yaml").write_text("run_dir: x\n")
     assert main(["export", str(run), "--prove", str(tmp_path / "empty.yaml")]) == 2
     assert "no questions. Give --prove a recipe or run of kinject eval." in capsys.readouterr().err
+    assert not (run / "export" / "model").exists()
     assert main(["export", str(run), "--copy", "x"]) == 2
     assert "--copy: is for --prove only." in capsys.readouterr().err
 

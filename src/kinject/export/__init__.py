@@ -21,7 +21,7 @@ from kinject.disk import (
     write_text,
 )
 from kinject.errors import InputError
-from kinject.export.prove import Proof, prove
+from kinject.export.prove import PROOF, Proof, prove, read_evaluation
 from kinject.gguf import write_gguf
 from kinject.manifests import EvalManifest, TrainManifest, manifest_beside, read_manifest
 
@@ -81,15 +81,17 @@ def export(options: ExportOptions) -> ExportResult:
     source = _read_source(options.folder)
     out = options.out or options.folder / "export"
     name = options.folder.resolve().name
-    # Before the model is copied: the report may be one that cannot be read.
+    # Before the model is copied: the report may be one that cannot be read, or have no questions.
     card = _model_card(name, source, options)
+    if options.prove:
+        read_evaluation(options.prove, str(source.model))
     folder, proofs = out / "model", list[Proof]()
     # To the end: another export there would prove half of this one, or delete its proof.
     with lock_dir(out, stage="export"):
         file = _write_files(source, out, card, options)
         if options.prove:
             copies = [str(folder), *map(str, filter(None, [file])), *options.copies]
-            proofs = prove(str(source.model), copies, options.prove, out / "prove")
+            proofs = prove(str(source.model), copies, options.prove, out / PROOF)
     failed = {proof.source for proof in proofs if not proof.holds}
     commands = list[str]()
     if str(folder) not in failed:
@@ -113,9 +115,10 @@ def _write_files(source: _Source, out: Path, card: str, options: ExportOptions) 
     _write_model(source, part, options.dtype or "auto")
     write_text(part / "README.md", card)
     write_sha256sums(part)
-    # Before the folder changes: a kill leaves no file that is another model's.
+    # Before the folder changes: a kill leaves no file, and no proof, that is another model's.
     if file:
         delete_file(file)
+    shutil.rmtree(out / PROOF, ignore_errors=True)
     replace_folder(part, folder)
     if options.gguf and file:
         write_gguf(folder, file, options.gguf)

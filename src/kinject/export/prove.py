@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 BOUNDS = {16: (0.02, 0.02), 8: (0.12, 0.04), 4: (0.25, 0.15)}
 """Bits of a weight -> the largest mean difference of a token's log-prob (nats), and the largest
 fraction of other answers."""
+PROOF = "prove"
+"""Folder of a proof, beside the files that it is about."""
 _TRAINED = "trained"
 _FEW = 2
 """Other answers that are always allowed: some choices are all but equal."""
@@ -123,7 +125,7 @@ def prove(trained: str, copies: Sequence[str], evaluation: Path, out: Path) -> l
     answers; what an earlier proof left there is deleted. Raises `InputError` if the evaluation or
     the trained model cannot be used.
     """
-    raw = _read_evaluation(evaluation, trained)
+    raw = read_evaluation(evaluation, trained)
     # Once the new one can be made.
     shutil.rmtree(out, ignore_errors=True)
     questions = _questions(_recipe(raw, {}, out / "questions")).values()
@@ -162,9 +164,9 @@ def _as_json(proof: Proof) -> dict[str, Any]:
     return {**row, "holds": proof.holds}
 
 
-def _read_evaluation(source: Path, trained: str) -> dict[str, Any]:
+def read_evaluation(source: Path, trained: str) -> dict[str, Any]:
     """Return the recipe, with the trained model alone, that asks what the recipe or run in `source`
-    asks."""
+    asks. Raises `InputError` if that has no questions."""
     raw = _recipe_of_run(source) if source.is_dir() else read_values(source)
     section = raw.get("eval") or raw.get("probes") or {}
     if not section.get("questions"):

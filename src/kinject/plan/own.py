@@ -178,12 +178,13 @@ class Learner:
     def _header(self, name: str, n_tokens: int, length: Length, at_once: int) -> Iterator[str]:
         memory = render_size(self.need(at_once, length.rows))
         needs = f"runs/{name}/augment/corpus.jsonl (kinject augment recipes/{name}/augment.yaml)"
+        way = self.way[0].upper() + self.way[1:]
         result = "a plain Hugging Face folder"
         if "adapter" in self.values:
             result = (
                 "a peft adapter that kinject eval loads on its base; kinject export folds it in"
             )
-        yield f"# Purpose: {self.model} learns your documents and their paraphrases. {self.way}."
+        yield f"# Purpose: {self.model} learns your documents and their paraphrases. {way}."
         yield f"# Needs:   {needs},"
         if n_tokens > _SMALL:
             yield f"#          general text to replay and to watch ({_FETCH}),"
