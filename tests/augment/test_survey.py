@@ -260,6 +260,7 @@ def test_later_choices_fill_in_what_nobody_edited_and_print_the_lines_of_the_res
     main(["try", str(mixed)])
     folder = Path("recipes/my handbook")
     edited = (folder / "eval.yaml").read_text().replace("k: [1, 3]", "k: [2]")
+    edited = edited.replace("  formats:", "  model_defaults: {quantization: 8bit}\n  formats:")
     (folder / "eval.yaml").write_text(edited)
     main(["try", str(mixed), "--model", str(tiny_model), "--memory", "5GiB"])
     assert f'path: "{tiny_model}"' in (folder / "train.yaml").read_text()
@@ -267,6 +268,7 @@ def test_later_choices_fill_in_what_nobody_edited_and_print_the_lines_of_the_res
     out = capsys.readouterr().out
     assert f'  |     base: "{tiny_model}"\n' in out
     assert "k: [1, 3]" not in out  # the edit is nobody's fault
+    assert "  |   model_defaults: {quantization: 8bit} # take this line out\n" in out
     # An endpoint alone keeps the model, and a call without options keeps both.
     url = serving().url
     main(["try", str(mixed), "--endpoint", url])

@@ -7,6 +7,7 @@ recipes that nobody has edited, and leaves the others as they are.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +27,23 @@ from kinject.hub_data import find_data_set
 from kinject.recipe.shipped import FOLDER, data_in, find_recipes, read_shipped
 
 _RECORD, _LOCK = "try.json", ".try.lock"
+
+
+_CHOSEN = frozenset(
+    {
+        "method",
+        "adapter",
+        "techniques",
+        "quantization",
+        "mix",
+        "assistant_only_loss",
+        "model_defaults",
+        "messages",
+        "one_corpus",
+        "chat",
+    }
+)
+"""Keys that stand in a recipe for some models and cards only."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +141,17 @@ class OwnRecipes:
         return self._ids.get(path.name) != content_id(found)
 
     def _lines_to_change(self, path: Path, text: str) -> list[str]:
-        """Return the lines that the choices ask for and an edited recipe lacks."""
+        """Return the lines that the choices ask for and an edited recipe lacks, and those of other
+        choices."""
         there = read_bytes(path).decode("utf-8", "replace").splitlines()
+        wanted = text.splitlines()
         # What stands in the recipe as it ships and not here, somebody took out on purpose.
         known = {*there, *self._shipped[path.name].splitlines()}
-        return [line for line in text.splitlines() if line not in known and line[:1] != "#"]
+        lines = [line for line in wanted if line not in known and line[:1] != "#"]
+        # Without these a model in 4 bits would stay in 4 bits, and a chat's turns be plain text.
+        others = _CHOSEN - {_key_of(line) for line in wanted}
+        lines += [f"{line} # take this line out" for line in there if _key_of(line) in others]
+        return lines
 
 
 @contextlib.contextmanager
@@ -196,6 +220,12 @@ def with_values(text: str, values: Mapping[str, str | None]) -> str:
                 first -= 1
             del lines[first : found[0] + 1]
     return "\n".join(lines) + "\n"
+
+
+def _key_of(line: str) -> str:
+    """Return the key of a line of a recipe, at the top or in a section; "" if it has none."""
+    found = re.match(r"(?:  )?([a-z_]+):", line)
+    return found[1] if found else ""
 
 
 def _index(lines: list[str], line: str) -> int:
