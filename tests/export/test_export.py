@@ -18,7 +18,7 @@ from study_samples import make_report
 from kinject.cli import main
 from kinject.disk import lock_dir, write_json, write_manifest, write_sha256sums
 from kinject.errors import DiskError, InputError
-from kinject.export import ExportOptions, export
+from kinject.export import ExportOptions, _model_card, _name_of, _Source, export
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.results import to_json
@@ -95,6 +95,18 @@ def test_a_run_becomes_a_folder_that_loads_with_its_card(
     }  # fmt: skip
 
 
+def test_a_model_has_the_name_of_its_documents_and_no_base_that_the_hub_refuses(
+    tmp_path: Path,
+) -> None:
+    names = ("runs/ponds/train", "runs/ponds/pilot/train", "runs/cpt/model", "other/train", "runs")
+    found = [_name_of(tmp_path / name) for name in names]
+    assert found == ["ponds", "ponds-pilot", "cpt", "train", "runs"]
+    source = _Source(tmp_path, "package:some-model", False, None)
+    card = _model_card("ponds", source, ExportOptions(tmp_path))
+    assert "Trained from the model of the Python package some-model with" in card
+    assert "base_model" not in card
+
+
 def test_a_head_of_its_own_is_no_copy_of_the_embedding_for_other_servers_either(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -138,6 +150,9 @@ def test_an_export_holds_its_folder_until_its_last_file_is_written(
     out, steps = tmp_path / "out", []
 
     def step(*_: object) -> list[Any]:
+        if not steps:  # the questions are read first, before the folder changes
+            steps.append(sorted(path.name for path in out.glob("[!.]*")))
+            return []
         with pytest.raises(DiskError, match="in use by"), lock_dir(out):
             pass
         steps.append(sorted(path.name for path in out.glob("[!.]*")))
@@ -148,8 +163,10 @@ def test_an_export_holds_its_folder_until_its_last_file_is_written(
     module = import_module("kinject.export")
     monkeypatch.setattr(module, "write_gguf", step)
     monkeypatch.setattr(module, "prove", step)
+    monkeypatch.setattr(module, "read_evaluation", step)
     export(ExportOptions(tiny_model, out, gguf="bf16", prove=tmp_path / "eval.yaml"))
-    assert steps == [["model"], ["model"]]  # the file of another model is gone
+    # The file of another model is gone.
+    assert steps == [["model-bf16.gguf"], ["model"], ["model"]]
 
 
 def test_a_model_that_changes_while_it_is_copied_is_no_export(

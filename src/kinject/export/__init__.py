@@ -23,6 +23,7 @@ from kinject.disk import (
 from kinject.errors import InputError
 from kinject.export.prove import PROOF, Proof, prove, read_evaluation
 from kinject.gguf import write_gguf
+from kinject.gguf_files import PACKAGE, model_folder
 from kinject.manifests import EvalManifest, TrainManifest, manifest_beside, read_manifest
 
 _SETTINGS_ON_CARD = (
@@ -80,7 +81,7 @@ def export(options: ExportOptions) -> ExportResult:
     """
     source = _read_source(options.folder)
     out = options.out or options.folder / "export"
-    name = options.folder.resolve().name
+    name = _name_of(options.folder)
     # Before the model is copied: the report may be one that cannot be read, or have no questions.
     card = _model_card(name, source, options)
     if options.prove:
@@ -123,6 +124,17 @@ def _write_files(source: _Source, out: Path, card: str, options: ExportOptions) 
     if options.gguf and file:
         write_gguf(folder, file, options.gguf)
     return file
+
+
+def _name_of(folder: Path) -> str:
+    """Return the name of a model: its folder's, and of a run in a folder runs the names below that:
+    kinject try has the training of every NAME in runs/NAME/train."""
+    parts = list(folder.resolve().parts)
+    own = parts[-1]
+    if "runs" not in parts:
+        return own
+    below = parts[len(parts) - parts[::-1].index("runs") :]
+    return "-".join(part for part in below if part not in ("train", "model")) or own
 
 
 def _decide(proofs: Sequence[Proof], source: _Source) -> str:
@@ -236,6 +248,8 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
     start = "random weights"
     if source.base:
         start = _public_base(source) or "a model in a local folder"
+    if source.base.startswith(PACKAGE):
+        start = f"the model of the Python package {source.base.removeprefix(PACKAGE)}"
     trained = "a LoRA adapter, folded in" if source.is_adapter else "all weights"
     lines = [
         *_front_matter(source, options),
@@ -268,8 +282,11 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
 
 
 def _public_base(source: _Source) -> str:
-    """Return the base's name on the hub, "" for a folder, which means nothing to others."""
-    return "" if os.path.exists(source.base) else source.base
+    """Return the base's name on the hub; "" for a folder, which means nothing to others, and for a
+    package, which the hub refuses on a card."""
+    if os.path.exists(source.base) or source.base.startswith(PACKAGE):
+        return ""
+    return source.base
 
 
 def _front_matter(source: _Source, options: ExportOptions) -> list[str]:
@@ -351,7 +368,8 @@ def _folder_commands(model: Path, name: str) -> Iterator[str]:
 def _adapter_command(name: str, source: _Source) -> str:
     """Return the command that serves an adapter without folding it in."""
     adapter = shlex.quote(f"{name}={source.model}")
+    base = str(model_folder(source.base))
     return (
-        f"vllm serve {shlex.quote(source.base)} --enable-lora --lora-modules {adapter}  "
+        f"vllm serve {shlex.quote(base)} --enable-lora --lora-modules {adapter}  "
         "# rank up to 16, no DoRA"
     )
