@@ -35,6 +35,7 @@ from kinject.gguf_files import check_header
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    from gguf import GGUFWriter
     from transformers import (
         PretrainedConfig,
         PreTrainedModel,
@@ -449,6 +450,19 @@ def _check_tokens(folder: Path, rules: Mapping[str, Any]) -> None:
         )
 
 
+def _add_ends(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write whether a text gets BOS and EOS. Raises `InputError` for a tokenizer that adds other
+    tokens."""
+    for name, added in zip(("bos", "eos"), _added_around(tokenizer), strict=True):
+        if added not in ([], [getattr(tokenizer, f"{name}_token_id")]):
+            raise InputError(
+                f"{folder}: tokenizer.json: it adds {tokenizer.convert_ids_to_tokens(added)} to a "
+                f"text, and llama.cpp adds no more than {name.upper()} there, so a GGUF file would "
+                "have other tokens. Serve the folder."
+            )
+        getattr(writer, f"add_add_{name}_token")(bool(added))
+
+
 def _added_around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Return the tokens that a tokenizer adds before a text, and those that it adds behind it."""
     ids = list(tokenizer("a").input_ids)
@@ -511,14 +525,6 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
     for name, number in special.items():
         if number is not None:
             getattr(writer, f"add_{name}_token_id")(number)
-    before, after = _added_around(tokenizer)
-    for added_there, name in ((before, "bos"), (after, "eos")):
-        if added_there not in ([], [special[name]]):
-            texts = tokenizer.convert_ids_to_tokens(added_there)
-            raise InputError(
-                f"{folder}: tokenizer.json: it adds {texts} to a text, and llama.cpp adds no more "
-                f"than {name.upper()}, so a GGUF file would have other tokens. Serve the folder."
-            )
-        getattr(writer, f"add_add_{name}_token")(bool(added_there))
+    _add_ends(writer, tokenizer, folder)
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)

@@ -174,20 +174,16 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
         length = count_length(recipe, devices.count, notes)
     estimated = estimate(step, shapes)
     way, changes = choose(step, devices)
-    timing = seconds = None
+    timing = None
     if calibration:
         timing = _calibrate(recipe, devices, devices.fits(estimated.peak), length, notes)
-    if timing is None and devices.kind != "cuda":
-        # No data sheet has this machine, and before the corpus or the model is there no step runs.
-        n_processes = devices.count // devices.nodes
-        devices = replace(devices, flops=matrix_pace(devices.kind) / n_processes)
+    if timing is None:
+        devices = _with_pace(devices)
     n_steps, rates = _planned_rates(recipe, step, length, devices.count)
     step_flops = count_flops(step, shapes)
     step_seconds = step_flops / devices.flops
     if timing is not None:
         step_seconds = timing.step_seconds
-    if n_steps:
-        seconds = step_seconds * n_steps
     return Plan(
         recipe=recipe.command_line,
         model=recipe.model.path or f"new {step.model.model_type}",
@@ -200,12 +196,21 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
         length=length,
         timing=timing,
         step_seconds=step_seconds,
-        seconds=seconds,
+        seconds=step_seconds * n_steps or None,
         step_flops=step_flops,
         rate=trainer_field(recipe.trainer, "learning_rate"),
         notes=tuple(notes),
         rates=rates,
     )
+
+
+def _with_pace(devices: Devices) -> Devices:
+    """Return devices with the operations a second of this machine, unless they are cards."""
+    if devices.kind == "cuda":
+        return devices
+    # No data sheet has it, and before the corpus or the model is there no step can be timed.
+    n_processes = devices.count // devices.nodes
+    return replace(devices, flops=matrix_pace(devices.kind) / n_processes)
 
 
 def _planned_rates(
