@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.stats
 from scipy.optimize import brentq
 from scipy.stats import t
@@ -25,6 +26,7 @@ from kinject.stats.comparisons import (
     trend,
 )
 from kinject.stats.intervals import (
+    _unseen_p,
     bounded_accuracy,
     chance_p,
     difference_estimate,
@@ -327,6 +329,79 @@ def test_a_p_below_5_percent_and_an_interval_without_0_are_the_same():
         assert (found.p < 0.05) == (not found.low <= 0 <= found.high)
         n_shown += found.p < 0.05
     assert 100 < n_shown < 300
+
+
+def learned_whole(
+    random: np.random.Generator, n_documents: int, n_each: int
+) -> tuple[CorrectnessMatrix, CorrectnessMatrix]:
+    """An arm that learns an eighth of the documents whole, and loses as much on the others."""
+    documents = tuple(f"d{i // n_each}" for i in range(n_documents * n_each))
+    ids = tuple(map(str, range(len(documents))))
+    base = random.random(len(ids)) < 0.5
+    whole = np.repeat(random.random(n_documents) < 1 / 8, n_each)
+    lost = random.random(len(ids)) < 1 / 7
+    rows = [of[None].astype(float) for of in (whole | (base & ~lost), base)]
+    arm, other = (CorrectnessMatrix(row, ids, documents) for row in rows)
+    return arm, other
+
+
+def test_documents_that_change_whole_and_are_few_decide_no_family():
+    """Of 60 studies of eight equal arms, each on 16 documents of 12; a third was false by t and sign flips alone."""
+    random, n_false, n_by_t = np.random.default_rng(7), 0, 0
+    for _ in range(60):
+        pairs = [learned_whole(random, 16, 12) for _ in range(8)]
+        found = [difference_estimate(*pair) for pair in pairs]
+        n_false += min(holm([of.p for of in found])) < 0.05
+        n_by_t += min(holm([2 * t.sf(abs(of.middle) / of.error, of.df) for of in found])) < 0.05
+        assert all((of.p < 0.05) != (of.low <= 0 <= of.high) for of in found)
+    assert n_by_t > 12
+    assert n_false <= 3
+
+
+@pytest.mark.parametrize("n_seen", [0, 1])
+def test_a_loss_may_be_of_documents_that_gain_whole_and_were_not_drawn(n_seen):
+    """Of 34 documents of nine, 25 lose a question, and none or one gains the five that it had wrong."""
+    before = np.array(
+        [[float(i < 4 + (document < 25)) for i in range(9)] for document in range(34)]
+    )
+    after = np.array([[float(i < 4) for i in range(9)] for _ in range(34)])
+    after[34 - n_seen :] = 1.0
+    ids, documents = tuple(map(str, range(306))), tuple(f"d{i // 9}" for i in range(306))
+    arm, other = (CorrectnessMatrix(of.reshape(1, 306), ids, documents) for of in (after, before))
+    found = difference_estimate(arm, other)
+    whole = min(before.mean(), 1 - after.mean())
+    seen = 5 * n_seen / 306
+    noise = math.sqrt(found.error**2 - n_seen * seen**2)
+
+    def no_more_of_them(fraction: float) -> float:
+        explained = (34 - n_seen) / 34 * whole * fraction / (1 - fraction)
+        of_others = t.sf((seen - found.middle - explained) / noise, 33)
+        return -scipy.stats.binom.cdf(n_seen, 34, fraction) * of_others
+
+    largest = scipy.optimize.minimize_scalar(no_more_of_them, bounds=(0, 0.4), method="bounded")
+    unseen = _unseen_p([(1.0, arm), (-1.0, other)], found.middle, found.error, 33.0)
+    assert unseen == pytest.approx(-largest.fun, rel=1e-3)
+    assert found.p >= unseen > 2 * t.sf(-found.middle / found.error, 33)
+    assert sign_flip_p(arm, other) < unseen
+    assert (found.p < 0.05) != (found.low <= 0 <= found.high)
+
+
+def test_a_skewed_loss_has_the_p_of_halls_cubic():
+    """Two of 60 documents gain all of six questions, the others lose one in five; seeds are one."""
+    random = np.random.default_rng(3)
+    before = (random.random((60, 6)) < 0.6).astype(float)
+    after = before * (random.random((60, 6)) > 0.2)
+    before[:2], after[:2] = 0.0, 1.0
+    ids, documents = tuple(map(str, range(360))), tuple(f"d{i // 6}" for i in range(360))
+    arm, other = (CorrectnessMatrix(of.reshape(1, 360), ids, documents) for of in (after, before))
+    found = difference_estimate(arm, other)
+    sums = (after - before).sum(1)
+    skewness = ((sums - sums.mean()) ** 3).sum() / (360 * found.error) ** 3
+    ratio = found.middle / found.error
+    cubic = ((1 + skewness * ratio / 3) ** 3 - 1) / skewness + skewness / 6
+    assert skewness > 0.1
+    assert ratio < cubic < 0
+    assert found.p == pytest.approx(2 * t.sf(-cubic, 59))
 
 
 def test_an_arm_whose_variance_is_not_the_familys_keeps_its_own():
