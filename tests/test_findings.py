@@ -78,6 +78,20 @@ def test_what_distilling_back_gives_is_in_its_results() -> None:
     arms = ("base", "documents and paraphrases", back)
     wanted = [of[arm, "instructions"] for arm in arms]
     assert [float(number) for number in said] == pytest.approx(wanted, abs=0.051)
+    line = text.partition("By their 19 kinds")[2].partition("\n")[0]
+    points, p_values = [], []
+    for arm in arms[1:]:
+        (contrast,) = [
+            item["to_base"]
+            for item in COMPANY["results"]
+            if (item["arm"], item["set"]) == (arm, "instructions")
+        ]
+        points += [100 * contrast[key] for key in ("delta", "low", "high")]
+        p_values.append(contrast["p_holm"])
+    said = [float(number) for number in re.findall(r"-\d+\.\d", line)]
+    assert said == pytest.approx(points, abs=0.051)
+    said = [float(number) for number in re.findall(r"p = (0\.\d+)", line)]
+    assert said == pytest.approx(p_values, abs=0.0005)
 
 
 def test_what_is_said_of_the_company_is_in_its_results() -> None:

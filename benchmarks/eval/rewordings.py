@@ -5,8 +5,8 @@
     python benchmarks/eval/rewordings.py RUN first second
 
 For each arm: how many items are right in each wording, in both, and in one alone; phi, the correlation of the two answers
-to an item (1: the item decides, 0: its wording does); the difference of the two wordings with its 95% interval, where items
-of one subject and checks are one document, since they are one sentence with other words in it.
+to an item (1: the item decides, 0: its wording does); the difference of the two wordings with its 95% interval, over the
+kinds of items, their `document_id`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def row_of(arm: str, first: Mapping[str, Answer], second: Mapping[str, Answer]) 
     """Return the row of an arm."""
     ids = tuple(name for name in first if name in second)
     rights = [np.array([is_correct(of[name]) for name in ids], float) for of in (first, second)]
-    kinds = tuple(f"{first[name].subject} {sorted(first[name].checks)}" for name in ids)
+    kinds = tuple(first[name].document_id or "" for name in ids)
     a, b = (CorrectnessMatrix(right[None], ids, kinds) for right in rights)
     found = difference_estimate(b, a)
     n_both, n_one = int((rights[0] * rights[1]).sum()), int(np.abs(rights[0] - rights[1]).sum())

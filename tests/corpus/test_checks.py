@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,12 @@ def test_the_shipped_prompts_can_be_asked_and_verified() -> None:
     first, second = read_questions(folder / "chat/instructions.jsonl"), read_questions(reworded)
     assert [(item.id, item.checks) for item in first] == [(item.id, item.checks) for item in second]
     assert not {item.question for item in first} & {item.question for item in second}
+    # A sentence with other words in it is no new instruction: intervals count kinds.
+    kinds = Counter(item.document_id for item in first)
+    assert [item.document_id for item in first] == [item.document_id for item in second]
+    assert "" not in kinds
+    assert len(kinds) == 19
+    assert max(kinds.values()) == 10
     for path in (folder / "chat/instructions.jsonl", reworded, folder / "sandbox/chat.jsonl"):
         questions = read_questions(path)
         assert len(questions) >= 96

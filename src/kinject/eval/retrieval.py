@@ -43,7 +43,7 @@ PREFIXES = {
 """Part of an embedder's name -> its texts before queries and before passages, by the models' cards.
 """
 
-# Recall at 1: 5.7 points over BM25. Ten scores have 6.2, for six more indices (docs/LOG.md).
+# Recall at 1: 5.7 points over BM25. Ten scores have 6.2, for six more indices.
 LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43}
 """Weights of the scores of `LexicalRetriever`, learned from SQuAD questions by
 benchmarks/eval/retrieval.py."""
