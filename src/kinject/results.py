@@ -97,14 +97,15 @@ class Contrast:
     """A difference of accuracies on the same questions: `delta` = this arm - `other`, seeds
     averaged question by question.
 
-    `test` names the test behind `p` (two-sided); `p_holm` is p corrected for every comparison of
-    the same family. `low` and `high` bound delta at 95%. `n` counts questions, `n_clusters` their
-    source documents (a question without one counts alone), `n_effective` documents as far as they
-    count (Kish 1965): fewer where some have most of the questions. `accuracy` is this arm's on
-    these questions; the other's is `delta` less. `wrong_to_right` and `right_to_wrong` count
-    questions whose answer changed (the majority answer over seeds). `can_lose`: the other is above
-    guessing, so that a loss could show. `family` counts the comparisons that p_holm is corrected
-    for. None where a number does not exist: one document has no variance.
+    `test` names a test whose p is no larger than `p` (two-sided); `p_holm` is p corrected for every
+    comparison of the same family. `low` and `high` bound delta at 95%. `n` counts questions,
+    `n_clusters` their source documents (a question without one counts alone), `n_effective`
+    documents as far as they count (Kish 1965): fewer where some have most of the questions.
+    `accuracy` is this arm's on these questions; the other's is `delta` less. `wrong_to_right` and
+    `right_to_wrong` count questions whose answer changed (the majority answer over seeds).
+    `can_lose`: the other is above guessing, so that a loss could show. `family` counts the
+    comparisons that p_holm is corrected for. None where a number does not exist: one document has
+    no variance.
     """
 
     other: str

@@ -60,7 +60,8 @@ def test_two_runs_are_paired_by_question(folder):
     assert (pair.name, pair.base_name, pair.n_left_out) == ("after: tuned", "before: base", 1)
     difference = pair.contrast
     assert (pair.result.n, difference.wrong_to_right, difference.right_to_wrong) == (12, 8, 2)
-    assert difference.p == pytest.approx(flips_by_document([-2, 0, 2, 2, 2, 2]))
+    # Above that of the signs: the one document that lost is further from the others.
+    assert flips_by_document([-2, 0, 2, 2, 2, 2]) < difference.p < 0.5
     assert difference.delta == pytest.approx(0.5)
     assert not difference.can_lose  # base is not shown to be above chance
     assert difference.low < 0.5 < difference.high
@@ -124,6 +125,9 @@ def test_runs_with_nothing_in_common_are_reported(folder):
     runs = [read_run(folder("a", answer(0, True))), read_run(folder("b", other))]
     with pytest.raises(InputError, match="nothing to compare"):
         compare_runs(runs)
+    more_shots = folder("c", replace(answer(0, True), shots=3))
+    with pytest.raises(InputError, match="a: set, texts, 0 shots; c: set, texts, 3 shots"):
+        compare_runs([runs[0], read_run(more_shots)])
 
 
 def test_questions_with_other_choices_are_no_pair(folder):

@@ -126,9 +126,11 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
     if not pairs:
         found = set()
         for run in runs:
-            found |= {f"{run.name}: {name}, {form}" for name, form, _, _ in run.settings}
+            for name, form, shots, _ in run.settings:
+                found.add(f"{run.name}: {name}, {form}, {format_count(shots, 'shot')}")
         raise InputError(
-            f"nothing to compare: no scored question in common. Found {'; '.join(sorted(found))}."
+            "nothing to compare: no scored question in common that was asked in the same format "
+            f"with as many shots. Found {'; '.join(sorted(found))}."
         )
     results = correct_family([pair.result for pair in pairs])
     return [
@@ -182,7 +184,7 @@ def render_comparison(pairs: Sequence[Pair]) -> str:
         set_pairs = [pair for pair in pairs if pair.result.question_set == name]
         rows = [_HEAD, *(_row(pair) for pair in set_pairs)]
         blocks.append(f"{name}\n{columns(rows, frozenset(range(3, len(_HEAD))))}")
-    blocks.append(_LEGEND.format(n=len(pairs)))
+    blocks.append(_LEGEND.format(comparisons=format_count(len(pairs), "comparison")))
     most = max(pair.n_left_out for pair in pairs)
     if most:
         blocks.append(
@@ -202,8 +204,8 @@ _LEGEND = (
     "change: paired by question; w>r, r>w: wrong to right, right to wrong\n"
     "interval and p: by source document (a question without one counts alone), in these models: "
     "another training may differ\n"
-    "p: signs flipped by document (McNemar for single questions); "
-    "p Holm: corrected for {n} comparisons"
+    "p: the interval's, or a larger one: of signs flipped by document (McNemar for single "
+    "questions), or of few documents that change most; p Holm: corrected for {comparisons}"
 )
 
 
