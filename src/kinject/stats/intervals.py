@@ -67,7 +67,7 @@ def flips_p(weighted: Sequence[tuple[int, CorrectnessMatrix]]) -> float:
     differences = np.rint(scaled * _parts_of(scaled)).astype(np.int64)
     # Without a common divisor the distribution below is short.
     differences //= max(1, int(np.gcd.reduce(differences)))
-    # Counted out: 20,000 random flips have no p below 1 in 20,001 (docs/LOG.md).
+    # Counted out: 20,000 random flips have no p below 1 in 20,001.
     return flipped_sum_p(
         Counter(map(int, np.abs(differences[differences != 0]))), abs(int(differences.sum()))
     )
