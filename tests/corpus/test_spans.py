@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -159,6 +168,49 @@ def test_a_tokenizer_that_drops_white_space_learns_the_words_of_the_span() -> No
     (tokens,) = tokens_of(["who: red  hi"], tokenizer)
     assert tokens.offsets is not None
     assert overlapping(tokens.offsets, [(5, 9)]) == [False, False, True, False]
+
+
+def test_a_tokenizer_that_was_saved_cutting_and_filling_up_does_neither() -> None:
+    tokenizer = byte_tokenizer(trim=True)
+    row = CorpusRow("r", "", "", "completion", prompt="Which?", completion=" red or deep green")
+    (whole,) = tokenize_rows([row], tokenizer, Tokenization(bos=False))
+    raw = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    raw.enable_truncation(5)
+    raw.enable_padding(length=64)
+    saved = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="<end>")  # noqa: S106
+    (tokens,) = tokenize_rows([row], saved, Tokenization(bos=False))
+    assert (tokens.input_ids, tokens.learned) == (whole.input_ids, whole.learned)
+
+
+@pytest.mark.parametrize("trim", [True, False])
+def test_an_answer_that_begins_with_the_accent_of_the_prompts_last_letter_is_learned(
+    trim: bool,
+) -> None:
+    tokenizer = byte_tokenizer(trim=trim)
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    for prompt, completion, expected in (
+        ("Cafe", "\u0301 red", "é red"),
+        ("A colou\u0308", "r", "r"),
+        ("Zo\u0308", "\u0301", "\u0301"),  # no letter has both
+    ):
+        row = CorpusRow("r", "", "", "completion", prompt=prompt, completion=completion)
+        (tokens,) = tokenize_rows([row], tokenizer, Tokenization(bos=False, eos=False))
+        pairs = zip(tokens.input_ids, tokens.learned, strict=True)
+        assert tokenizer.decode([token for token, learned in pairs if learned]) == expected
+
+
+def test_the_white_space_that_ends_the_last_turn_alone_is_no_part_of_the_next() -> None:
+    tokenizer = byte_tokenizer(trim=False)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}"
+        "{% if loop.last and m['role'] == 'assistant' %}{{ '\n\t\n' }}{% endif %}{% endfor %}"
+    )
+    turns = [("user", "Q?"), ("assistant", " red"), ("user", "And?"), ("assistant", " deep")]
+    messages = tuple({"role": role, "content": content} for role, content in turns)
+    row = CorpusRow("r", "", "", "messages", messages=messages)
+    ids, learned, _ = encode_conversation(row, tokenizer, ChatFormat(assistant_only=True))
+    chosen = [token for token, is_learned in zip(ids, learned, strict=True) if is_learned]
+    assert tokenizer.decode(chosen) == " red deep\n\t\n"
 
 
 def test_overlaps_by_pencil_and_paper() -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from kinject.corpus.rows import RESERVED_KWARGS, CorpusRow
-from kinject.corpus.spans import Span, overlapping, tokens_of
+from kinject.corpus.spans import Span, common_beginning, overlapping, tokens_of
 from kinject.disk import Row
 from kinject.errors import InputError, one_line
 
@@ -226,7 +226,12 @@ def _assistant_spans(
                 "trainer.chat_template_path, or "
                 "trainer.assistant_only_loss: false."
             )
-        spans.append((len(before), len(after)))
+        end = len(after)
+        # A template may end the last turn alone with white space: where another turn follows, its
+        # beginning stands there.
+        if not text.startswith(after):
+            end = common_beginning(text, after)
+        spans.append((len(before), end))
     return spans
 
 

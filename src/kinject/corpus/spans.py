@@ -8,14 +8,17 @@ it: the first word of the answer would not be learned.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, Union
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.normalizers import Normalizer
     from transformers import PreTrainedTokenizerBase
 
+Part = TypeVar("Part")
 Span = tuple[int, int]
 """First character, and the first behind."""
 # With | the alias could not refer to itself.
@@ -46,12 +49,40 @@ def tokens_of(
     whole = _without_trimming(tokenizer.backend_tokenizer.to_str())
     if whole is not None:
         encoded = whole.encode_batch([*texts], add_special_tokens=False)
-        return [Tokens(item.ids, item.offsets) for item in encoded]
-    batch: Any = tokenizer(
-        [*texts], add_special_tokens=False, return_offsets_mapping=True, verbose=False
-    )
-    pairs = zip(batch["input_ids"], batch["offset_mapping"], strict=True)
-    return [Tokens(ids, spans) for ids, spans in pairs]
+        pairs = [(item.ids, item.offsets) for item in encoded]
+    else:
+        batch: Any = tokenizer(
+            [*texts], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        pairs = list(zip(batch["input_ids"], batch["offset_mapping"], strict=True))
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    return [
+        Tokens(ids, _with_accents(spans, text, normalizer))
+        for text, (ids, spans) in zip(texts, pairs, strict=True)
+    ]
+
+
+def _with_accents(
+    spans: Sequence[Span], text: str, normalizer: Normalizer | None
+) -> Sequence[Span]:
+    """Return the spans of tokens with the accents that their letters were composed with.
+
+    A tokenizer that composes e and an accent (NFC) gives the letter the place of the e alone, so
+    an answer that begins with the accent would not be learned.
+    """
+    if normalizer is None or text.isascii():
+        return spans
+    starts = {start for start, _ in spans}
+    widened = []
+    for start, end in spans:
+        is_accent = start < end < len(text) and unicodedata.combining(text[end])
+        if is_accent and end not in starts:
+            letter = text[end - 1]
+            # One that strips accents has none of it.
+            if normalizer.normalize_str(letter + text[end]) != normalizer.normalize_str(letter):
+                end += 1
+        widened.append((start, end))
+    return widened
 
 
 # The rules of a tokenizer are megabytes of JSON, and each batch needs them.
@@ -64,6 +95,9 @@ def _without_trimming(rules: str) -> Tokenizer | None:
     parsed = json.loads(rules)
     if not _stop_trimming(parsed.get("post_processor")):
         return None
+    # transformers switches both off at each call; as the file has them, rows would be cut or
+    # filled up.
+    parsed |= {"truncation": None, "padding": None}
     return Tokenizer.from_str(json.dumps(parsed))
 
 
@@ -98,10 +132,12 @@ def overlapping(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
     return marks
 
 
-def common_beginning(ids: Sequence[int], of_prompt: Sequence[int]) -> int:
-    """Return how many tokens of a whole text are those of its prompt, where offsets are not known
-    (TRL's rule)."""
-    for index, (token, prompt_token) in enumerate(zip(ids, of_prompt, strict=False)):
-        if token != prompt_token:
+def common_beginning(whole: Sequence[Part], beginning: Sequence[Part]) -> int:
+    """Return how many tokens, or characters, of a whole text are those of its `beginning`.
+
+    Of the tokens of a prompt it is TRL's rule, for where offsets are not known.
+    """
+    for index, (part, other) in enumerate(zip(whole, beginning, strict=False)):
+        if part != other:
             return index
-    return min(len(ids), len(of_prompt))
+    return min(len(whole), len(beginning))
