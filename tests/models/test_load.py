@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import processors
 
 from kinject.errors import InputError
 from kinject.models import (
@@ -22,6 +23,7 @@ from kinject.models import (
     not_finite,
     train_tokenizer,
 )
+from kinject.models.generate import prompt_ids
 
 
 def test_a_saved_model_comes_back_the_same(
@@ -34,6 +36,21 @@ def test_a_saved_model_comes_back_the_same(
     assert (loaded.device, loaded.attention, loaded.dtype) == ("cpu", "sdpa", torch.float32)
     assert not loaded.model.training
     assert loaded.tokenizer("Arden").input_ids[0] == loaded.tokenizer.bos_token_id
+
+
+def test_a_text_that_is_continued_has_no_end_token_behind_it(tiny_tokenizer: Any) -> None:
+    bare = tiny_tokenizer("Who is Arden?", add_special_tokens=False).input_ids
+    bos, eos = tiny_tokenizer.bos_token_id, tiny_tokenizer.eos_token_id
+    named = [(tiny_tokenizer.bos_token, bos), (tiny_tokenizer.eos_token, eos)]
+    for single, before in (
+        (f"{named[0][0]} $A {named[1][0]}", [bos]),
+        (f"$A {named[1][0]}", []),
+        ("$A", []),
+    ):
+        tiny_tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=named
+        )
+        assert prompt_ids(tiny_tokenizer, "Who is Arden?") == before + bare
 
 
 def _set(folder: Path, **values: object) -> None:

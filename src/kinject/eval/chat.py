@@ -14,7 +14,7 @@ from kinject.eval.retrieval import Retriever, make_retriever, read_passages
 from kinject.gguf_files import gguf_file
 from kinject.manifests import read_train_manifest
 from kinject.models import LoadedModel, load_model, window_of
-from kinject.models.generate import COLDEST, end_tokens
+from kinject.models.generate import COLDEST, end_tokens, prompt_ids
 from kinject.question_formats import question_prompt
 from kinject.recipe.sections import RetrievalSection
 from kinject.types import Message
@@ -189,7 +189,7 @@ def _tokens(
     prompt = with_passages(passages, question_prompt(question))
     if system:
         prompt = f"{system}\n\n{prompt}"
-    return list(tokenizer(prompt)["input_ids"])
+    return prompt_ids(tokenizer, prompt)
 
 
 def _user_turn(text: str) -> Message:

@@ -17,7 +17,7 @@ from kinject.gguf_files import model_folder
 from kinject.llm.completions import PROMPT, TOKEN_IDS
 from kinject.llm.thinking import split_thinking, with_thinking
 from kinject.models import model_hash, window_of
-from kinject.models.generate import ends_of, generate
+from kinject.models.generate import ends_of, generate, prompt_ids
 from kinject.recipe import GeneratorSection
 from kinject.types import Completion, Message, Usage
 
@@ -166,9 +166,10 @@ class LocalModel:
         tokenizer = self._tokenizer
         if messages[0]["role"] == PROMPT:
             text = messages[0]["content"]
-            is_encoded = TOKEN_IDS.fullmatch(text) is not None
-            ids: list[int] = json.loads(text) if is_encoded else tokenizer(text)["input_ids"]
-            return ids
+            if TOKEN_IDS.fullmatch(text):
+                ids: list[int] = json.loads(text)
+                return ids
+            return prompt_ids(tokenizer, text)
         try:
             text = tokenizer.apply_chat_template(
                 [dict(turn) for turn in messages],

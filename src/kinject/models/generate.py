@@ -76,6 +76,17 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     return list(dict.fromkeys(end for end in ends if end is not None))
 
 
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return the tokens of a text that a model continues: the tokenizer's own special tokens stand
+    before it, and none behind it, where an end token would end it."""
+    ids = list(tokenizer(text, verbose=False).input_ids)
+    bare = list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+    for start in range(len(ids) - len(bare) + 1):
+        if ids[start : start + len(bare)] == bare:
+            return ids[: start + len(bare)]
+    return ids
+
+
 def generation_settings(model: PreTrainedModel) -> dict[str, Any]:
     """Return the settings of the model's own generation_config.json that shape a text, {} for plain
     greedy search.
