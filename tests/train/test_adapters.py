@@ -298,6 +298,11 @@ def test_layers_of_several_kinds_are_not_replicated(make_recipe: MakeRecipe) -> 
     [
         ({**LORA, "lora_bias": True}, r"adapter\.lora_bias: .* has no bias that could train"),
         ({"type": "beft", "target_modules": "all-linear"}, "has no bias that could train"),
+        ({**LORA, "init_lora_weights": "pissa_niter_4", "r": 40}, r"r: .* has a rank of \d+\. L"),
+        (
+            {**LORA, "init_lora_weights": "olora", "rank_pattern": {"v_proj": 33}},
+            r"adapter\.rank_pattern: .* rank 33 out of each layer, and .*v_proj has a rank of",
+        ),
         ({"type": "ia3", "target_modules": ["q_proj"]}, "should be a subset of `target_modules`"),
         ({"type": "trainable_tokens"}, r"adapter\.token_indices: missing"),
         ({"type": "lily", "target_modules": ["q_proj"]}, "a token would read later ones"),
@@ -309,6 +314,17 @@ def test_what_could_not_be_loaded_or_folded_is_refused_before_training(
     with pytest.raises(RecipeError, match=message) as refused:
         train(make_recipe(adapter=adapter))
     assert "Traceback" not in str(refused.value)
+
+
+def test_a_beginning_that_peft_does_not_have_for_transposed_weights_is_refused(
+    make_recipe: MakeRecipe, tiny_tokenizer: Any
+) -> None:
+    new = {
+        "model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64,
+    }  # fmt: skip
+    model = {"new": new, "tokenizer": {"vocab_size": 300}}
+    with pytest.raises(RecipeError, match=r"olora does not read .*c_attn, .*Take pissa"):
+        train(make_recipe(model=model, adapter={**LORA, "init_lora_weights": "olora"}))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")

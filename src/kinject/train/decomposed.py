@@ -25,6 +25,31 @@ if TYPE_CHECKING:
 _WEIGHTS = "adapter_model.safetensors"
 
 
+def check_parts(model: PeftModel, init: str) -> None:
+    """Raise `ValueError` if `init` cannot take as large a part out of a layer of `model`.
+
+    peft draws a smaller one in silence, and the adapter that is saved does not load.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in model.named_modules():
+        # Of an embedding peft takes no part.
+        if not isinstance(layer, LoraLayer) or not layer.lora_A:
+            continue
+        short = name.removeprefix("base_model.model.")
+        if init == "olora" and layer.fan_in_fan_out:
+            raise ValueError(
+                f"init_lora_weights: olora does not read {short}, whose weight is transposed "
+                "(Conv1D). Take pissa"
+            )
+        rank, most = layer.r[model.active_adapter], min(layer.get_base_layer().weight.shape)
+        if rank > most:
+            raise ValueError(
+                f"init_lora_weights: {init} takes a part of rank {rank} out of each layer, and "
+                f"{short} has a rank of {most}. Lower r, or set its rank in rank_pattern"
+            )
+
+
 def initial_state(model: PeftModel) -> dict[str, torch.Tensor]:
     """Return A0 and B0 of each layer of a new adapter, by the names under which they are saved."""
     from peft import get_peft_model_state_dict

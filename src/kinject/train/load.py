@@ -21,9 +21,11 @@ from kinject.errors import InputError, KinjectError, RecipeError, TrainingError,
 from kinject.hub import find_source
 from kinject.process import is_fsdp_launch, is_shortage, is_yes, machine_memory
 from kinject.recipe import CorpusSection, ModelSection, TokenizerSection, TrainRecipe
+from kinject.recipe.library_fields import starts_in_the_base
 from kinject.terminal import format_number
 from kinject.train.batches import RowDataset, packed_row
 from kinject.train.config import adapter_config, build
+from kinject.train.decomposed import check_parts
 from kinject.train.names import layer_number
 
 if TYPE_CHECKING:
@@ -463,6 +465,8 @@ def _adapt(config: PretrainedConfig, fields: Mapping[str, Any]) -> None:
         saved = model.peft_config[model.active_adapter].to_dict()
         PeftConfig.from_peft_type(**saved)
         _check_layers(model)
+        if starts_in_the_base(fields):
+            check_parts(model, fields["init_lora_weights"])
         if fields.get("merge"):
             model.merge_and_unload()
     except (NotImplementedError, RuntimeError) as error:
