@@ -21,7 +21,14 @@ from typing import Any, Literal
 
 from kinject.corpus.passages import final_answer
 from kinject.errors import InputError
-from kinject.language.amounts import Item, fits, has_run, values_of
+from kinject.language.amounts import (
+    Item,
+    fits,
+    has_run,
+    is_numeral,
+    same_numbers,
+    values_of,
+)
 from kinject.language.readings import read_items
 from kinject.language.sentences import FULL_STOPS
 from kinject.language.spelling import WIDE, Word, fold, same_words, words_in
@@ -146,7 +153,8 @@ def _is_same(written: str, part: str) -> bool:
         if not wanted:  # it has signs only
             return part.strip() == written.strip()
         if same_words(wanted, words_in(written, apart=apart)):
-            return True
+            items, others = (read_items(text, "en", False) for text in (written, part))
+            return same_numbers(items, others)
     return False
 
 
@@ -220,7 +228,7 @@ def _decimal_commas(written: str, codes: Sequence[str]) -> list[tuple[bool, bool
 
 
 def _has_item(value: Item, items: Sequence[Item]) -> bool:
-    return any(fits(value, item) for item in items)
+    return any(fits(value, item) for item in items if not is_numeral(item))
 
 
 def _has_words(part: str, written: str) -> bool:

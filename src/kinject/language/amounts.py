@@ -7,7 +7,7 @@ what a text must keep when it is written anew; here two texts are compared that 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
@@ -22,15 +22,17 @@ HALF_A_DAY = 12 * 60
 class Number:
     """A number with its unit, "" without one.
 
-    `digits`: as it is written, "" for words. `is_ordinal`: third, 3rd. `is_version`: it follows a
-    name, so 3.10 is not 3.1.
+    `digits`: as it is written, "" for words. `is_ordinal`: third, 3rd; None where a language has
+    one word for both. `is_version`: it follows a name, so 3.10 is not 3.1. `bound`: <, >, ≤, ≥ or
+    ±, of a number that is no single value.
     """
 
     value: Fraction
     unit: str = ""
     digits: str = ""
-    is_ordinal: bool = False
+    is_ordinal: bool | None = False
     is_version: bool = False
+    bound: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,22 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
+class Numeral:
+    """A Roman numeral behind a name, World War II; `word` is its key as a word."""
+
+    value: int
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
 class Clock:
-    """A time of day; `seconds` are None if it has none. `has_half`: am or pm is written."""
+    """A time of day; `seconds` are None if it has none. `has_half`: am or pm is written. `zone`: in
+    minutes before Greenwich, None without one."""
 
     minutes: int
     seconds: int | None = None
     has_half: bool = False
+    zone: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class Day:
     order: tuple[int, int] | None = None
 
 
-Value = Number | Group | Version | Clock | Day
+Value = Number | Group | Version | Numeral | Clock | Day
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +102,27 @@ def fits(wanted: Item, item: Item) -> bool:
     """Return whether an item of a text says what an accepted item says; it may say more (a unit, a
     year)."""
     if isinstance(wanted, Word):
-        return isinstance(item, Word) and wanted.key == item.key
+        return wanted.key == _word_of(item)
     if isinstance(item, Word):
-        return False
+        return item.key == _word_of(wanted)
     pairs = product(wanted.readings, item.readings + item.parts)
     return any(_value_fits(one, other) for one, other in pairs)
+
+
+def _word_of(item: Item) -> str:
+    """Return the key of a word, and of a Roman numeral, which is one too: the I of "Then I left";
+    "" for other values."""
+    if isinstance(item, Word):
+        return item.key
+    first = item.readings[0]
+    if isinstance(first, Numeral):
+        return first.word
+    return ""
+
+
+def is_numeral(item: Item) -> bool:
+    """Return whether an item is a Roman numeral: the number alone is not written with it."""
+    return isinstance(item, Values) and isinstance(item.readings[0], Numeral)
 
 
 def has_run(wanted: Sequence[Item], items: Sequence[Item], starts: Iterable[int]) -> bool:
@@ -141,11 +169,25 @@ def _value_fits(wanted: Value, value: Value) -> bool:
             return _group_fits(wanted, value)
         case Version(), Version():
             return wanted == value
+        case Version(), Number():
+            return wanted.digits == short_version(value.digits)
+        case Number(), Version():
+            return value.digits == short_version(wanted.digits)
+        case Numeral(), Numeral():
+            return wanted.value == value.value
+        case Numeral(), Number():
+            return _is_plain(value, wanted.value)
+        case Number(), Numeral():
+            return _is_plain(wanted, value.value)
         case Clock(), Clock():
             return _clock_fits(wanted, value)
         case Day(), Day():
             return _day_fits(wanted, value)
     return False
+
+
+def _is_plain(number: Number, value: int) -> bool:
+    return number.value == value and not number.unit
 
 
 _PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)*")
@@ -161,7 +203,13 @@ _ALSO = {
 """Unit of an accepted text -> others that say the same, or more."""
 
 
+_RATES = ("day", "night", "week", "month", "year")
+"""Units of time that a question asks for by itself: "how many hours a day?"."""
+
+
 def _number_fits(wanted: Number, number: Number) -> bool:
+    if wanted.bound != number.bound:
+        return False
     if not _unit_fits(wanted.unit, number.unit) or not _rank_fits(wanted, number):
         return False
     versions = [short_version(wanted.digits), short_version(number.digits)]
@@ -173,12 +221,15 @@ def _number_fits(wanted: Number, number: Number) -> bool:
 def _unit_fits(wanted: str, unit: str) -> bool:
     if wanted == unit or unit in _ALSO.get(wanted, ()):
         return True
+    measure, _, per = unit.partition("/")
+    if wanted == measure and per in _RATES:
+        return True
     return not wanted and unit not in _NEVER_MORE
 
 
 def _rank_fits(wanted: Number, number: Number) -> bool:
     """Return whether both are ranks, or both are none; digits may stand for either: 3rd and 3."""
-    if wanted.is_ordinal == number.is_ordinal:
+    if wanted.is_ordinal == number.is_ordinal or None in (wanted.is_ordinal, number.is_ordinal):
         return True
     if wanted.is_ordinal and wanted.unit != number.unit:
         return False
@@ -206,6 +257,8 @@ def _group_fits(wanted: Group, group: Group) -> bool:
 
 def _clock_fits(wanted: Clock, clock: Clock) -> bool:
     if wanted.seconds is not None and wanted.seconds != (clock.seconds or 0):
+        return False
+    if wanted.zone is not None and wanted.zone != clock.zone:
         return False
     if wanted.minutes == clock.minutes:
         return True
@@ -253,3 +306,25 @@ def values_of(items: Sequence[Item]) -> list[Item]:
         elif item.key not in _FILLERS:
             return []
     return values
+
+
+def same_numbers(items: Sequence[Item], others: Sequence[Item]) -> bool:
+    """Return whether the numbers of two texts of the same words are the same: what words leave out
+    is a bound (>5), and the capitals of a unit (mW, MW)."""
+    pairs = zip(_numbers_of(items), _numbers_of(others), strict=False)
+    for number, other in pairs:
+        is_unit = number.unit == other.unit or number.unit.lower() != other.unit.lower()
+        if number.bound != other.bound or not is_unit:
+            return False
+    return True
+
+
+def _numbers_of(items: Sequence[Item]) -> Iterator[Number]:
+    for item in items:
+        if isinstance(item, Word):
+            continue
+        match item.readings[0]:
+            case Number() as number:
+                yield number
+            case Group(numbers=numbers):
+                yield from numbers

@@ -57,6 +57,12 @@ class Reader:
 
 _YEAR_FIRST = re.compile(r"(?<![\d.-])(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?!\d|\2\d)")
 _YEAR_LAST = re.compile(r"(?<![\d./-])(\d{1,2})([./-])(\d{1,2})\2(\d{4}|(?<=/)\d\d)(?!\d|\2\d)")
+_YEAR_FIRST_APART = re.compile(r"(?<![\d.-])(\d{4})(\. )(\d{1,2})\. (\d{1,2})\.?(?!\d|[.,]\d)")
+_YEAR_IN_CHARACTERS = re.compile(r"(\d{4})(年|년)\s?(\d{1,2})[月월]\s?(\d{1,2})[日号일]")
+_IN_ONE = re.compile(
+    r"(?<![\w.,:/-])([12]\d{3})()(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(?![\w.,:/-]|\s?%)"
+)
+"""Dates that begin with the year: 1876. 2. 14., 1876年2月14日, 18760214."""
 _OF = r"(?:of\s+|de\s+|del\s+|d')?"
 _RANK = r"(?:st|nd|rd|th|er|o|\.)?"
 _DAYS = (
@@ -80,7 +86,12 @@ def _day_patterns(code: str) -> list[re.Pattern[str]]:
     if not names:
         return []
     month = rf"(?P<month>{'|'.join(names)})(?!\w)\.?"
-    patterns = [rf"(?<![\w.,:/-]){_DAYS}\s*{_OF}{month}(?:,?\s+{_OF}{_YEAR})?"]
+    short_month = rf"(?P<month>{'|'.join(names)})"
+    patterns = [
+        # 14-Feb-1876, 14FEB1876
+        rf"(?<![\w.,:/-])(?P<days>\d{{1,2}})(?P<mark>-?){short_month}(?P=mark){_YEAR}",
+        rf"(?<![\w.,:/-]){_DAYS}\s*{_OF}{month}(?:,?\s+{_OF}{_YEAR})?",
+    ]
     # "March 3" is English order; "mars 3" is not French
     if code == "en":
         after = r"(?!\w|[:.,-]\d)"
@@ -94,15 +105,24 @@ def _day_patterns(code: str) -> list[re.Pattern[str]]:
 
 def take_days(reader: Reader) -> None:
     """Take the dates of a text, and the months with a year."""
-    for match in _YEAR_FIRST.finditer(reader.rest):
-        day = _day_in_digits(int(match[3]), int(match[4]), int(match[1]))
-        if day:
-            reader.take(*match.span(), day, parts=_parts(day))
+    for pattern in (_YEAR_FIRST, _YEAR_FIRST_APART, _YEAR_IN_CHARACTERS, _IN_ONE):
+        for match in pattern.finditer(reader.rest):
+            _take_day_after_year(reader, match)
     for match in _YEAR_LAST.finditer(reader.rest):
         _take_day_in_digits(reader, match)
     for pattern in _day_patterns(reader.grammar.language.code):
         for match in pattern.finditer(reader.rest):
             _take_day_with_month(reader, match)
+
+
+def _take_day_after_year(reader: Reader, match: re.Match[str]) -> None:
+    day = _day_in_digits(int(match[3]), int(match[4]), int(match[1]))
+    if day and match[2]:
+        reader.take(*match.span(), day, parts=_parts(day))
+    elif day:
+        # 18760214 may be a number
+        number = Number(Fraction(match[0]), digits=match[0])
+        reader.take(*match.span(), day, number)
 
 
 def _take_day_with_month(reader: Reader, match: re.Match[str]) -> None:
@@ -174,17 +194,28 @@ _HALF = (
 _HOUR = rf"(?P<hour>\d{{1,2}}|{'|'.join(SMALL[1:])})"
 _DIGITS = r"(?<![\w.,:/])(?P<hour>\d{1,2})"
 _NO_MINUS = r"(?:(?<!-)|(?<=\d-))"
+_ZONE = (
+    r"(?:\s?(?P<zone>(?:utc|gmt|z(?!\w))(?:\s?[+-]\d{1,2}(?::?[0-5]\d)?)?"
+    r"|\+\d\d(?::?[0-5]\d))(?!\w))?"
+)
+"""After a time: UTC, GMT+1, Z, +02:00. Without UTC a hyphen would begin a range."""
 _MINUTE = r"(?P<minute>[0-5]\d)"
 _SECOND = r"(?::(?P<second>[0-5]\d))?"
 _CLOCKS = (
-    re.compile(rf"{_NO_MINUS}{_DIGITS}(?:[:.]{_MINUTE}{_SECOND})?{_HALF}"),
+    re.compile(rf"{_NO_MINUS}{_DIGITS}(?:[:.]{_MINUTE}{_SECOND})?{_HALF}{_ZONE}"),
     re.compile(rf"(?<![\w.,:]){_HOUR}\s?o'\s?clock\b{_HALF}?"),
     re.compile(rf"{_DIGITS}(?:[:.]{_MINUTE})?\s?(?:uhr|uur)\b(?!\s\d)"),
     # "2 h 30 min" is a duration
     re.compile(rf"{_DIGITS}\s?(?:uhr|uur|[hч])\s?{_MINUTE}\b(?!\s?min)"),
-    re.compile(rf"{_DIGITS}:{_MINUTE}{_SECOND}(?![\d:]|[.,]\d)"),
+    re.compile(rf"{_DIGITS}:{_MINUTE}{_SECOND}(?![\d:]|[.,]\d){_ZONE}"),
+    # 1405 hours
+    re.compile(rf"(?<![\w.,:])(?P<hour>[01]\d|2[0-3]){_MINUTE}\s?(?:hours|hrs)\b"),
 )
-_PAST = re.compile(rf"\b(?P<part_of_hour>half|quarter)\s(?P<side>past|to)\s{_HOUR}\b{_HALF}?")
+_PARTS_OF_HOUR = {"half": 30, "quarter": 15, "five": 5, "ten": 10, "twenty": 20, "twenty-five": 25}
+_PAST = re.compile(
+    rf"\b(?P<part_of_hour>{'|'.join(reversed(_PARTS_OF_HOUR))}|\d{{1,2}}(?= min))(?:\sminutes)?"
+    rf"\s(?P<side>past|to)\s{_HOUR}\b{_HALF}?"
+)
 _NAMED = re.compile(r"\b(?:12 )?(?:noon|midday|(?P<night>midnight))\b")
 
 
@@ -195,17 +226,30 @@ def take_clocks(reader: Reader) -> None:
         for match in pattern.finditer(reader.rest):
             _take_clock(reader, match)
     for match in _PAST.finditer(reader.rest):
-        minutes = {"half": 30, "quarter": 15}[match["part_of_hour"]]
-        if match["side"] == "to":
-            minutes = -minutes
-        clock = _clock(match, 60 * _hour(match) + minutes)
-        if clock:
-            reader.take(*match.span(), clock)
+        _take_past(reader, match)
     for match in _NAMED.finditer(reader.rest):
         minutes = HALF_A_DAY
         if match["night"]:
             minutes = 0
         reader.take(*match.span(), Clock(minutes, has_half=True))
+
+
+def _take_past(reader: Reader, match: re.Match[str]) -> None:
+    """Take half past two, ten to six; "five to ten" may be a range too."""
+    part = match["part_of_hour"]
+    minutes = _PARTS_OF_HOUR.get(part)
+    if minutes is None:
+        minutes = int(part)
+    if match["side"] == "to":
+        minutes = -minutes
+    clock = _clock(match, 60 * _hour(match) + minutes)
+    if clock is None:
+        return
+    if minutes < 0 and part in SMALL and not match["half"]:
+        numbers = [Number(Fraction(number)) for number in (SMALL.index(part), _hour(match))]
+        reader.take(*match.span(), clock, Group("to", tuple(numbers)), parts=numbers)
+    else:
+        reader.take(*match.span(), clock)
 
 
 def _take_clock(reader: Reader, match: re.Match[str]) -> None:
@@ -214,18 +258,32 @@ def _take_clock(reader: Reader, match: re.Match[str]) -> None:
     clock = _clock(match, 60 * _hour(match) + int(minute or 0))
     if clock is None:
         return
+    zone = parts.get("zone")
+    if zone:
+        clock = replace(clock, zone=_zone(zone))
     hour = Number(Fraction(_hour(match)), digits=match["hour"])
     if second:
         reader.take(*match.span(), replace(clock, seconds=int(second)))
     elif not minute:
         # "3 pm" has a 3 in it
         reader.take(*match.span(), clock, parts=[hour])
-    elif clock.has_half:
+    elif clock.has_half or zone:
         reader.take(*match.span(), clock)
     else:
         # 4:30 may be a ratio
         ratio = Group(":", (hour, Number(Fraction(minute), digits=minute)))
         reader.take(*match.span(), clock, ratio)
+
+
+def _zone(written: str) -> int:
+    """Return the minutes by which a zone is before Greenwich."""
+    match = re.search(r"([+-])(\d{1,2}):?(\d\d)?\Z", written)
+    if match is None:
+        return 0
+    minutes = 60 * int(match[2]) + int(match[3] or 0)
+    if match[1] == "-":
+        return -minutes
+    return minutes
 
 
 def _hour(match: re.Match[str]) -> int:

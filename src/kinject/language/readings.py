@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from operator import attrgetter
 
-from kinject.language.amounts import Group, Item, Number, Value, Values, Version, short_version
+from kinject.language.amounts import (
+    Day,
+    Group,
+    Item,
+    Number,
+    Value,
+    Values,
+    Version,
+    short_version,
+)
 from kinject.language.moments import SMALL, TAKEN, Found, Reader, take_clocks, take_days
+from kinject.language.roman import take_numerals
 from kinject.language.spelling import CURRENCY, MINUS, WIDE, words_in
+from kinject.language.units import any_of, money_marks, unit_at, with_divisor
 from kinject.language.values import grammar_of
 
 _LETTER = rf"[^\W{WIDE}]"
@@ -29,9 +41,11 @@ def read_items(folded: str, code: str, comma: bool) -> tuple[Item, ...]:
     take_days(reader)
     take_clocks(reader)
     _take_versions(reader)
+    _take_powers(reader)
     _take_fractions(reader)
     _take_numbers(reader)
     _take_number_words(reader)
+    take_numerals(reader)
     reader.found.sort(key=attrgetter("start", "end"))
     _join_groups(reader)
     items: list[Item] = []
@@ -43,34 +57,20 @@ def read_items(folded: str, code: str, comma: bool) -> tuple[Item, ...]:
     return (*items, *words_in(folded[last:], apart=True))
 
 
-_SIGNS = {
-    "us$": "dollar",
-    "$": "dollar",
-    "€": "euro",
-    "£": "sterling",
-    "¥": "yen",
-    "₹": "rupee",
-    "₩": "won",
-    "₽": "rouble",
-}
-_CODES = {
-    "usd": "dollar",
-    "eur": "euro",
-    "gbp": "sterling",
-    "jpy": "yen",
-    "inr": "rupee",
-    "cny": "yuan",
-    "chf": "franc",
-}
-_CURRENCIES = _SIGNS | _CODES
-"""Sign or code of a currency before a number -> unit."""
 _MINUS_WORD = rf"(?<!{_LETTER})(?P<minus_word>minus|negative|moins|menos|meno|минус)\s+"
 # the hyphen behind a number joins two numbers
 _SIGN = rf"(?<!{TAKEN})(?P<sign>{MINUS})|(?<!{_LETTER})\+"
-_CODE = rf"(?<!{_LETTER})(?:[a-z]{{1,2}}\$|{'|'.join(_CODES)})|[{CURRENCY}]"
+_CODE = rf"(?<!{_LETTER})(?:[a-z]{{1,2}}\$|{any_of(money_marks())})|[{CURRENCY}]"
 _BEFORE = re.compile(rf"(?:{_MINUS_WORD}|{_SIGN})?(?:(?P<currency>{_CODE})\s?(?P<late_sign>-)?)?\Z")
 """Sign and currency before a number."""
 _VERSION_BEFORE = re.compile(r"(?<!\w)(?:v\.?|ver\.|version|release)\s?\Z")
+_PARTED_BEFORE = re.compile(
+    r"(?:(?<!\w)(?:kernel|build|firmware|section|sect?\.|chapter|chap\.|figure|fig\.|table"
+    r"|article|clause|verse|lemma|theorem|equation)|§)\s?\Z"
+)
+"""Words before a number whose point parts two numbers, as in a version."""
+_PRE_RELEASE = re.compile(r"-?(?:rc|alpha|beta|dev|pre|snapshot)\.?\d*\b")
+_CIRCA_BEFORE = re.compile(r"(?<!\w)ca?\.\s?\Z")
 _RANK_BEFORE = re.compile(r"(?:(?<!\w)(?:no\.|nr\.|number|nummer|numéro|número)\s?|#)\Z")
 _NAME_BEFORE = re.compile(r"(?P<name>[^\W\d_][\w']*) \Z")
 _IN_A_NAME = re.compile(
@@ -103,17 +103,56 @@ def _ordinal_pattern(code: str) -> re.Pattern[str]:
     return re.compile(grammar_of(code).language.ordinal or r"\Z.")
 
 
-def _take_number(reader: Reader, start: int, end: int, number: Number) -> None:
-    """Take the number at a place with all that belongs to it, unless it is a part of a name."""
+_BOUND_BEFORE = re.compile(r"(?P<sign>[<>]=?|[≤≥±]|\+/-)\s?\Z")
+_BOUND_SIGNS = {"<=": "≤", ">=": "≥", "+/-": "±"}
+_BOUND_WORDS = {
+    "at least": "≥",
+    "no less than": "≥",
+    "at most": "≤",
+    "no more than": "≤",
+    "up to": "≤",
+    "more than": ">",
+    "over": ">",
+    "less than": "<",
+    "fewer than": "<",
+    "under": "<",
+    "plus or minus": "±",
+}
+_BOUND_WORD_BEFORE = re.compile(rf"(?<!\w)(?P<words>{any_of(_BOUND_WORDS)})\s\Z")
+_KELVIN = re.compile(r"\sK(?![\w'-])")
+
+
+def _take_number(
+    reader: Reader, start: int, end: int, number: Number, *others: Number | Group | Day
+) -> None:
+    """Take the number at a place with all that belongs to it, unless it is a part of a name.
+
+    `others`: more values that it may be.
+    """
     begin, number = _read_before(reader, start, number)
     if _IN_A_NAME.search(reader.before(begin)):
         return
+    # 50 K are kelvins or thousands
+    if _KELVIN.match(reader.folded, end) and not number.unit:
+        others = (*others, replace(number, unit="K"))
     end, number = _read_after(reader, end, number)
     follows = reader.rest[end : end + 1]
-    # 5G, 3D, 10^2
+    # 5G, 3D, 10^2; 5.0-rc1
     if number.digits and re.match(rf"{_LETTER}|\^", follows):
         return
-    reader.take(begin, end, number)
+    if _PRE_RELEASE.match(reader.rest, end):
+        return
+    sign = _BOUND_BEFORE.search(reader.before(begin))
+    words = _BOUND_WORD_BEFORE.search(reader.before(begin))
+    if sign:
+        bound = _BOUND_SIGNS.get(sign["sign"], sign["sign"])
+        reader.take(begin - len(sign[0]), end, replace(number, bound=bound))
+    elif words:
+        # who says "over 5" also says 5
+        bounded = replace(number, bound=_BOUND_WORDS[words["words"]])
+        reader.take(begin - len(words[0]), end, bounded, parts=(number, *others))
+    else:
+        reader.take(begin, end, number, *others)
 
 
 def _read_before(reader: Reader, start: int, number: Number) -> tuple[int, Number]:
@@ -123,7 +162,7 @@ def _read_before(reader: Reader, start: int, number: Number) -> tuple[int, Numbe
     begin = start - len(match[0])
     currency = match["currency"] or ""
     if currency:
-        number = replace(number, unit=_CURRENCIES.get(currency, currency))
+        number = replace(number, unit=money_marks().get(currency, currency))
     if match["minus_word"] or match["sign"] or match["late_sign"]:
         number = replace(number, value=-number.value)
     before = reader.before(begin)
@@ -131,9 +170,15 @@ def _read_before(reader: Reader, start: int, number: Number) -> tuple[int, Numbe
     version = _VERSION_BEFORE.search(before)
     if version:
         # the engine V8 is no version
-        if "." in number.digits or not version[0].startswith("v") or len(version[0]) > 2:
+        is_engine = reader.folded[begin - 1] == "V" and "." not in number.digits
+        if not is_engine:
             return begin - len(version[0]), replace(number, is_version=True)
         return begin, number
+    if _PARTED_BEFORE.search(before):
+        return begin, replace(number, is_version=True)
+    circa = _CIRCA_BEFORE.search(before)
+    if circa:
+        return begin - len(circa[0]), number
     rank = _RANK_BEFORE.search(before)
     if rank:
         return begin - len(rank[0]), number
@@ -148,7 +193,7 @@ def _read_before(reader: Reader, start: int, number: Number) -> tuple[int, Numbe
 
 def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     """Return where a number ends with its rank, scale and unit, and the number with them."""
-    text, grammar, code = reader.rest, reader.grammar, reader.grammar.language.code
+    text, code = reader.rest, reader.grammar.language.code
     if number.digits:
         ordinal, decade = _ordinal_pattern(code).match(text, end), _DECADE_AFTER.match(text, end)
         if ordinal:
@@ -163,19 +208,32 @@ def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
             unit = "bc"
         return era.end(), replace(number, unit=unit)
     end, number = _read_scale(reader, end, number)
-    spelling, unit_end = grammar.unit_spelled_after(text, end, bool(number.digits))
-    unit = grammar.units.get(spelling, "")
-    # 5G is no weight
-    is_name = len(spelling) == 1 and spelling in "ghms" and reader.folded[unit_end - 1].isupper()
-    if unit and not is_name:
-        # Money or a weight: `_ALSO` lets it say either.
-        if spelling in ("pound", "pounds"):
-            unit = "pound"
+    unit, unit_end = _unit_after(reader, end, number)
+    if unit:
         end, number = unit_end, replace(number, unit=number.unit or unit)
     below = _BELOW_ZERO.match(text, end)
     if below:
         return below.end(), replace(number, value=-number.value)
     return end, number
+
+
+def _unit_after(reader: Reader, end: int, number: Number) -> tuple[str, int]:
+    """Return the unit behind a number and where it ends, ("", `end`) without one."""
+    grammar, folded = reader.grammar, reader.folded
+    own, own_end = unit_at(folded, end, grammar.units)
+    if TAKEN in reader.rest[end:own_end]:
+        own, own_end = "", end
+    spelling, unit_end = grammar.unit_spelled_after(reader.rest, end, bool(number.digits))
+    # "degrees Celsius" begins with a degree
+    if own and own_end >= unit_end:
+        return own, own_end
+    unit = grammar.units.get(spelling, "")
+    # 5G is no weight
+    if len(spelling) == 1 and spelling in "ghms" and folded[unit_end - 1].isupper():
+        return "", end
+    if not unit:
+        return "", end
+    return with_divisor(unit, folded, unit_end, grammar.units)
 
 
 def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
@@ -210,12 +268,37 @@ _THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3})+")
 
 def _take_versions(reader: Reader) -> None:
     for match in _VERSION.finditer(reader.rest):
-        if not _THOUSANDS.fullmatch(match[1]):
-            begin = match.start()
-            marker = _VERSION_BEFORE.search(reader.before(begin))
-            if marker:
-                begin -= len(marker[0])
-            reader.take(begin, match.end(), Version(short_version(match[1])))
+        if _THOUSANDS.fullmatch(match[1]):
+            continue
+        begin, end = match.span()
+        marker = _VERSION_BEFORE.search(reader.before(begin))
+        if marker:
+            begin -= len(marker[0])
+        digits = short_version(match[1])
+        # 1.0.0-beta is another version than 1.0.0
+        early = _PRE_RELEASE.match(reader.rest, end)
+        if early:
+            end, digits = early.end(), match[1] + early[0].lstrip("-")
+        reader.take(begin, end, Version(digits))
+
+
+_POWER = re.compile(
+    r"(?<![\w.,])(?:(?P<factor>\d+(?:[.,]\d+)?)\s?[×x*·]\s?)?"
+    r"(?P<base>\d{1,4})\^(?P<power>-?\d{1,2})(?![\d^.])"
+)
+_SCIENTIFIC = re.compile(r"(?<![\w.,])(?P<factor>\d+(?:\.\d+)?)e(?P<power>[+-]?\d{1,3})(?![\w.])")
+
+
+def _take_powers(reader: Reader) -> None:
+    """Take 3 × 10^8, 2^10, 6.02e23."""
+    for pattern in (_POWER, _SCIENTIFIC):
+        for match in pattern.finditer(reader.rest):
+            parts = match.groupdict()
+            value = Fraction(int(parts.get("base") or 10)) ** int(parts["power"])
+            if parts["factor"]:
+                value *= Fraction(parts["factor"].replace(",", "."))
+            # Its digits are none of a version.
+            _take_number(reader, *match.span(), Number(value, digits=match[0]))
 
 
 _DENOMINATORS = {
@@ -242,14 +325,39 @@ _PART_IN_WORDS = re.compile(
 _WHOLE_BEFORE = re.compile(rf"\b(?P<whole>\d+|{_SMALL_WORDS})\sand\s\Z")
 
 
+_OUT_OF = re.compile(
+    rf"(?<![\w.,/])(\d+|{_SMALL_WORDS})\sout\sof\s(\d+|{_SMALL_WORDS})(?![\w/]|[.,]\d)"
+)
+
+
 def _take_fractions(reader: Reader) -> None:
+    for match in _OUT_OF.finditer(reader.rest):
+        part, whole = _count(match[1]), _count(match[2])
+        if whole:
+            numbers = [Number(Fraction(value), digits=str(value)) for value in (part, whole)]
+            fraction = Number(Fraction(part, whole), digits=f"{part}/{whole}")
+            reader.take(*match.span(), fraction, parts=numbers)
     for match in _FRACTION.finditer(reader.rest):
         if int(match[3]):
             value = Fraction(int(match[2]), int(match[3])) + int(match[1] or 0)
-            _take_number(reader, *match.span(), Number(value, digits=match[0]))
+            fraction = Number(value, digits=match[0])
+            _take_number(reader, *match.span(), fraction, *_other_readings(match))
     if reader.grammar.language.code == "en":
         for match in _PART_IN_WORDS.finditer(reader.rest):
             _take_part_in_words(reader, match)
+
+
+def _other_readings(match: re.Match[str]) -> list[Group | Day]:
+    """Return what a fraction may be besides: 1998/99 two years, 02/1876 a month."""
+    whole, first, second = match[1], match[2], match[3]
+    if whole:
+        return []
+    if len(first) == 4 and len(second) in (2, 4):
+        years = [Number(Fraction(digits), digits=digits) for digits in (first, second)]
+        return [Group("-", tuple(_with_one_unit(years)))]
+    if len(second) == 4 and 1 <= int(first) <= 12:
+        return [Day(int(first), year=int(second))]
+    return []
 
 
 def _take_part_in_words(reader: Reader, match: re.Match[str]) -> None:
@@ -323,6 +431,9 @@ def _has_decimals(whole: str, decimals: str, marks: list[str], comma: bool) -> b
 
 
 _ORDINAL_WORD = re.compile(r"\b(?:first|second|third|\w+th)s?\Z")
+_POINT = re.compile(
+    rf"(?<!\w)(?P<whole>{_SMALL_WORDS}|zero)\spoint(?P<digits>(?:\s(?:{_SMALL_WORDS}|zero|oh)\b)+)"
+)
 _DOZEN = re.compile(r"\b(?:a\s)?dozen\b")
 _PRONOUN_BEFORE = re.compile(r"\b(?:no|any|every|some|each|the|this|that|which)\s\Z")
 _PRONOUN_AFTER = re.compile(r"\s(?:of|another|who|that|can|day)\b")
@@ -330,6 +441,11 @@ _PRONOUN_AFTER = re.compile(r"\s(?:of|another|who|that|can|day)\b")
 
 def _take_number_words(reader: Reader) -> None:
     grammar = reader.grammar
+    if grammar.language.code == "en":
+        for match in _POINT.finditer(reader.rest):
+            digits = [_count(word.replace("oh", "zero")) for word in match["digits"].split()]
+            written = f"{_count(match['whole'])}.{''.join(map(str, digits))}"
+            _take_number(reader, *match.span(), Number(Fraction(written), digits=written))
     for match in grammar.in_words.finditer(reader.rest):
         words = match[0]
         if TAKEN in reader.rest[match.start() : match.end()] or _is_pronoun(reader, match):
@@ -339,7 +455,9 @@ def _take_number_words(reader: Reader) -> None:
             # Without width, so that it stands before the last of the words and takes nothing from
             # it.
             reader.take(match.start(), match.start(), Number(Fraction(value)))
-        is_ordinal = grammar.language.code == "en" and bool(_ORDINAL_WORD.search(words))
+        is_ordinal = None
+        if grammar.language.code == "en":
+            is_ordinal = bool(_ORDINAL_WORD.search(words))
         number = Number(Fraction(last), is_ordinal=is_ordinal)
         _take_number(reader, *match.span(), number)
     if grammar.language.code == "en":
@@ -410,8 +528,8 @@ def _joined(chain: list[Found], sign: str) -> Found:
     """Return the numbers of a chain as one value; a single one as it is."""
     if len(chain) == 1:
         return chain[0]
-    readings = [found.values.readings[0] for found in chain]
-    numbers = _with_one_unit([number for number in readings if isinstance(number, Number)])
+    first = [found.values.readings[0] for found in chain]
+    numbers = _with_one_unit([number for number in first if isinstance(number, Number)])
     parts: tuple[Value, ...] = ()
     are_years = all(_YEAR_DIGITS.fullmatch(number.digits) for number in numbers)
     # "from 5 to 10" tells of both; of "5-10" neither is the answer, unless a sentence has its years
@@ -422,7 +540,21 @@ def _joined(chain: list[Found], sign: str) -> Found:
     is_code = sign == "-" and len(numbers) > 2 and digits.isdecimal()
     if is_code and len(digits) >= _DIGITS_OF_A_CODE:
         value = Number(Fraction(digits), digits=digits)
-    return Found(chain[0].start, chain[-1].end, Values((value,), parts))
+    readings = [value, *_as_month(numbers, sign)]
+    return Found(chain[0].start, chain[-1].end, Values(tuple(readings), parts))
+
+
+def _as_month(numbers: Sequence[Number], sign: str) -> list[Day]:
+    """Return the month that 2001-02 is, beside two years."""
+    first, last = numbers[0], numbers[-1]
+    is_form = len(numbers) == 2 and sign == "-" and _YEAR_DIGITS.fullmatch(first.digits)
+    if (
+        is_form
+        and re.fullmatch(r"0[1-9]|1[0-2]", last.digits[-2:])
+        and last.value < first.value + 12
+    ):
+        return [Day(int(last.digits[-2:]), year=int(first.digits))]
+    return []
 
 
 def _with_one_unit(numbers: list[Number]) -> list[Number]:

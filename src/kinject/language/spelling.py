@@ -18,7 +18,7 @@ _MARKS = (
 )
 """Marks that are parts of words: vowels of Indian scripts are no letters to `re`."""
 _CHARACTER = rf"(?:(?![_{WIDE}])[\w{_MARKS}])"
-CURRENCY = "$€£¥₹₩₽"
+CURRENCY = "$€£¥₹₩₽₺₪₦₴₫₱฿₿¢"
 MINUS = rf"(?<![^\W{WIDE}]|[)\]%°])-"
 """A hyphen that no word or number stands before."""
 
@@ -31,10 +31,11 @@ _FOLDED = str.maketrans(
 _LIGATURES = str.maketrans({"œ": "oe", "æ": "ae"})
 _NO_LETTERS = str.maketrans(dict.fromkeys("™®©℠", ""))
 _FRACTION_SIGN = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞↉])")
-_POWER = re.compile("(?<=\\d)(?=[⁰¹²³⁴-⁹])")
+_POWER = re.compile("(?<=\\d)(?=⁻?[⁰¹²³⁴-⁹])")
 _DEGREE = re.compile(r"[º˚](?=\s?[CF]\b)")
 _SPACED_MINUS = re.compile(r"(?<!\w)(?<!\w\s)−\s+(?=\d)")
 _DASH_BETWEEN_NUMBERS = re.compile(r"(?<=\d)—(?=\d)")
+_STRESS = re.compile("(?<=[\u0400-\u04ff])[\u0300\u0301]")
 _MARKUP = re.compile(r"\*\*|__|`")
 
 
@@ -55,6 +56,8 @@ def _fold_unicode(text: str) -> str:
     # NFKC makes a space and an accent of ´
     text = text.translate(_FOLDED).translate(_NO_LETTERS)
     text = unicodedata.normalize("NFKC", text).translate(_FOLDED)
+    # Of a Cyrillic letter it is the stress, which dictionaries write: Москва́.
+    text = _STRESS.sub("", text)
     text = _DASH_BETWEEN_NUMBERS.sub("-", text)
     return "".join(map(_fold_character, text))
 
