@@ -81,6 +81,17 @@ def test_questions_of_documents_are_counted_with_these() -> None:
     )
 
 
+def test_questions_without_a_score_are_counted_beside_the_numbers_that_lack_them() -> None:
+    assert ARM.to_base is not None
+    both = replace(ARM.to_base, n=570)  # the base has no score of 30 more
+    arm = replace(ARM, n=1640, n_unscored=1040, to_base=both)
+    report = make_evaluation([BASE, arm])
+    checks = check_requirements(read_requirements(["new>=0.78", "new>=+0.5"], SETS), report)
+    assert [(check.n, check.n_unscored) for check in checks] == [(600, 1040), (570, 1070)]
+    assert "600 questions, 1,040 more without a score)" in str(checks[0])
+    assert "570 questions, 1,070 more without a score)" in str(checks[1])
+
+
 def test_few_documents_meet_no_requirement_however_narrow_the_interval() -> None:
     for n_documents, verdict in ((9, "cannot be told"), (10, "met")):
         few = replace(ARM, n_documents=n_documents, n_effective=float(n_documents))

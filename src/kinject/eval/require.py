@@ -55,7 +55,7 @@ class Requirement:
 @dataclass(frozen=True, slots=True)
 class Check:
     """What became of a requirement for one arm in one prompt format: `low` and `high` bound the
-    number at 95%, of `n` questions on `n_documents`.
+    number at 95%, of `n` questions on `n_documents`; `n_unscored` more have no score there.
 
     `n_needed` documents with as many questions each would tell in four of five tries; None where
     it is told, or where no number would.
@@ -71,12 +71,16 @@ class Check:
     n: int
     n_documents: int
     n_needed: int | None = None
+    n_unscored: int = 0
 
     def __str__(self) -> str:
         """The check in one line."""
+        of = format_count(self.n, "question")
+        if self.n_unscored:
+            of += f", {self.n_unscored:,} more without a score"
         line = (
             f"{self.verdict}: {self.requirement} ({self.arm}, {self.format}: {self.number:+.3f}, "
-            f"95% interval {self.low:+.3f} to {self.high:+.3f}, {format_count(self.n, 'question')})"
+            f"95% interval {self.low:+.3f} to {self.high:+.3f}, {of})"
         )
         if self.verdict != "cannot be told":
             return line
@@ -160,13 +164,14 @@ def exit_code(checks: Sequence[Check], *, needs_evidence: bool) -> int:
 def _check(requirement: Requirement, result: ArmResult) -> Check:
     number, low, high = result.accuracy, result.low, result.high
     n_documents, n_effective = _n_documents(result)
-    too_few = result.too_few
+    too_few, n = result.too_few, result.n_scored
     if requirement.change:
         contrast = _contrast(requirement, result)
         n_documents, n_effective = contrast.n_clusters, contrast.n_effective
         # Not `Contrast.too_few`: a requirement is one comparison, whatever its family.
         too_few = n_effective < FEWEST
-        number = contrast.delta
+        # Of the questions that have a score on both sides.
+        number, n = contrast.delta, contrast.n
         low, high = contrast.bounds
     # Of 600 questions -0.02 passes an unchanged model in 95% of tries or more, and a loss of five
     # points in 20% or less (docs/reports.md).
@@ -189,9 +194,10 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
         number=number,
         low=low,
         high=high,
-        n=result.n_scored,
+        n=n,
         n_documents=n_documents,
         n_needed=n_needed,
+        n_unscored=result.n - n,
     )
 
 
