@@ -188,6 +188,7 @@ def test_the_held_out_loss_stays_the_plain_one(
             {"label_smoothing_factor": 0.3},
             {"techniques": {"hard_example_mining": {"fraction": 0.2}}},
         ),
+        ({"loss_type": "dft"}, {}),
     ):
         recipe = make_recipe(
             corpus={"path": str(corpus), "validation_corpus": str(corpus)}, **sections,
@@ -196,7 +197,7 @@ def test_the_held_out_loss_stays_the_plain_one(
         result = train(recipe, overwrite=True)
         log = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl")]
         losses.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
-    assert losses[0] == losses[1]
+    assert losses[0] == losses[1] == losses[2]
 
 
 def _held_out_by_hand(hand: Any) -> float:
