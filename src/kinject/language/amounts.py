@@ -197,7 +197,7 @@ _ALSO = {
     "lb": ("pound",),
     "sterling": ("pound",),
     "pound": ("lb", "sterling"),
-    "degree": ("celsius", "fahrenheit"),
+    "degree": ("celsius", "fahrenheit", "degree n", "degree s", "degree e", "degree w"),
     "ad": ("",),
 }
 """Unit of an accepted text -> others that say the same, or more."""

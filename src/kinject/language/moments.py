@@ -237,6 +237,9 @@ def take_clocks(reader: Reader) -> None:
 def _take_past(reader: Reader, match: re.Match[str]) -> None:
     """Take half past two, ten to six; "five to ten" may be a range too."""
     part = match["part_of_hour"]
+    # "ten to twelve days" is no time of day
+    if reader.grammar.unit_spelled_after(reader.rest, match.end(), False)[0]:
+        return
     minutes = _PARTS_OF_HOUR.get(part)
     if minutes is None:
         minutes = int(part)

@@ -20,12 +20,11 @@ from kinject.language.amounts import (
     short_version,
 )
 from kinject.language.moments import SMALL, TAKEN, Found, Reader, take_clocks, take_days
+from kinject.language.numbers import LETTER, PRE_RELEASE, VERSION_BEFORE, take_number
 from kinject.language.roman import take_numerals
-from kinject.language.spelling import CURRENCY, MINUS, WIDE, words_in
-from kinject.language.units import any_of, money_marks, unit_at, with_divisor
+from kinject.language.spelling import words_in
+from kinject.language.units import any_of
 from kinject.language.values import grammar_of
-
-_LETTER = rf"[^\W{WIDE}]"
 
 
 @lru_cache(maxsize=512)
@@ -42,6 +41,7 @@ def read_items(folded: str, code: str, comma: bool) -> tuple[Item, ...]:
     take_clocks(reader)
     _take_versions(reader)
     _take_powers(reader)
+    _take_feet(reader)
     _take_fractions(reader)
     _take_numbers(reader)
     _take_number_words(reader)
@@ -57,211 +57,7 @@ def read_items(folded: str, code: str, comma: bool) -> tuple[Item, ...]:
     return (*items, *words_in(folded[last:], apart=True))
 
 
-_MINUS_WORD = rf"(?<!{_LETTER})(?P<minus_word>minus|negative|moins|menos|meno|минус)\s+"
-# the hyphen behind a number joins two numbers
-_SIGN = rf"(?<!{TAKEN})(?P<sign>{MINUS})|(?<!{_LETTER})\+"
-_CODE = rf"(?<!{_LETTER})(?:[a-z]{{1,2}}\$|{any_of(money_marks())})|[{CURRENCY}]"
-_BEFORE = re.compile(rf"(?:{_MINUS_WORD}|{_SIGN})?(?:(?P<currency>{_CODE})\s?(?P<late_sign>-)?)?\Z")
-"""Sign and currency before a number."""
-_VERSION_BEFORE = re.compile(r"(?<!\w)(?:v\.?|ver\.|version|release)\s?\Z")
-_PARTED_BEFORE = re.compile(
-    r"(?:(?<!\w)(?:kernel|build|firmware|section|sect?\.|chapter|chap\.|figure|fig\.|table"
-    r"|article|clause|verse|lemma|theorem|equation)|§)\s?\Z"
-)
-"""Words before a number whose point parts two numbers, as in a version."""
-_PRE_RELEASE = re.compile(r"-?(?:rc|alpha|beta|dev|pre|snapshot)\.?\d*\b")
-_CIRCA_BEFORE = re.compile(r"(?<!\w)ca?\.\s?\Z")
-_RANK_BEFORE = re.compile(r"(?:(?<!\w)(?:no\.|nr\.|number|nummer|numéro|número)\s?|#)\Z")
-_NAME_BEFORE = re.compile(r"(?P<name>[^\W\d_][\w']*) \Z")
-_IN_A_NAME = re.compile(
-    rf"(?:(?<!\bmid)(?<!\blate)(?<!\bearly)(?<={_LETTER})-|{_LETTER}|[\w{TAKEN}][._^/]|_)\Z"
-)
-"""What makes the number behind it a part of a name: A220, Covid-19."""
-_AD_BEFORE = re.compile(r"(?<!\w)a\.?d\.?\s\Z")
-_ERA_AFTER = re.compile(
-    r"\s?(?:(?P<bc>b\.?c\.?(?:e\b\.?)?|v\.\s?chr\b\.?|av\.\s?j\.?-?c\b\.?|a\.\s?c\.)|"
-    r"(?:a\.?d\b\.?|c\.?e\b\.?|n\.\s?chr\b\.?|apr?\.\s?j\.?-?c\b\.?|d\.\s?c\.))(?!\w)"
-)
-_BELOW_ZERO = re.compile(
-    r"\s(?:degrees\s)?(?:below zero|below freezing|unter null|sous zéro|bajo cero|sotto zero)\b"
-)
-_DECADE_AFTER = re.compile(r"'?s\b")
-_PREPOSITION = re.compile(r"\s(?:of |de |di |d')")
-_SCALES = {"k": 10**3, "mn": 10**6, "lakh": 10**5, "crore": 10**7, "dozen": 12}
-_MONEY_SCALES = {"m": 10**6, "b": 10**9, "tn": 10**12}
-
-
-@lru_cache(maxsize=128)
-def _scale_pattern(code: str) -> re.Pattern[str]:
-    scales = {*grammar_of(code).language.digit_scales, *_SCALES, *_MONEY_SCALES}
-    spellings = "|".join(sorted(map(re.escape, scales), key=len, reverse=True))
-    return re.compile(rf"(?:\s?|\s+an?\s+)(?P<scale>{spellings})\b(?:\.(?=\s))?")
-
-
-@lru_cache(maxsize=128)
-def _ordinal_pattern(code: str) -> re.Pattern[str]:
-    return re.compile(grammar_of(code).language.ordinal or r"\Z.")
-
-
-_BOUND_BEFORE = re.compile(r"(?P<sign>[<>]=?|[≤≥±]|\+/-)\s?\Z")
-_BOUND_SIGNS = {"<=": "≤", ">=": "≥", "+/-": "±"}
-_BOUND_WORDS = {
-    "at least": "≥",
-    "no less than": "≥",
-    "at most": "≤",
-    "no more than": "≤",
-    "up to": "≤",
-    "more than": ">",
-    "over": ">",
-    "less than": "<",
-    "fewer than": "<",
-    "under": "<",
-    "plus or minus": "±",
-}
-_BOUND_WORD_BEFORE = re.compile(rf"(?<!\w)(?P<words>{any_of(_BOUND_WORDS)})\s\Z")
-_KELVIN = re.compile(r"\sK(?![\w'-])")
-
-
-def _take_number(
-    reader: Reader, start: int, end: int, number: Number, *others: Number | Group | Day
-) -> None:
-    """Take the number at a place with all that belongs to it, unless it is a part of a name.
-
-    `others`: more values that it may be.
-    """
-    begin, number = _read_before(reader, start, number)
-    if _IN_A_NAME.search(reader.before(begin)):
-        return
-    # 50 K are kelvins or thousands
-    if _KELVIN.match(reader.folded, end) and not number.unit:
-        others = (*others, replace(number, unit="K"))
-    end, number = _read_after(reader, end, number)
-    follows = reader.rest[end : end + 1]
-    # 5G, 3D, 10^2; 5.0-rc1
-    if number.digits and re.match(rf"{_LETTER}|\^", follows):
-        return
-    if _PRE_RELEASE.match(reader.rest, end):
-        return
-    sign = _BOUND_BEFORE.search(reader.before(begin))
-    words = _BOUND_WORD_BEFORE.search(reader.before(begin))
-    if sign:
-        bound = _BOUND_SIGNS.get(sign["sign"], sign["sign"])
-        reader.take(begin - len(sign[0]), end, replace(number, bound=bound))
-    elif words:
-        # who says "over 5" also says 5
-        bounded = replace(number, bound=_BOUND_WORDS[words["words"]])
-        reader.take(begin - len(words[0]), end, bounded, parts=(number, *others))
-    else:
-        reader.take(begin, end, number, *others)
-
-
-def _read_before(reader: Reader, start: int, number: Number) -> tuple[int, Number]:
-    """Return where a number begins with its sign and currency, and the number with them."""
-    match = _BEFORE.search(reader.before(start))
-    assert match is not None  # it may be empty
-    begin = start - len(match[0])
-    currency = match["currency"] or ""
-    if currency:
-        number = replace(number, unit=money_marks().get(currency, currency))
-    if match["minus_word"] or match["sign"] or match["late_sign"]:
-        number = replace(number, value=-number.value)
-    before = reader.before(begin)
-    name = _NAME_BEFORE.search(reader.folded[max(0, begin - 24) : begin])
-    version = _VERSION_BEFORE.search(before)
-    if version:
-        # the engine V8 is no version
-        is_engine = reader.folded[begin - 1] == "V" and "." not in number.digits
-        if not is_engine:
-            return begin - len(version[0]), replace(number, is_version=True)
-        return begin, number
-    if _PARTED_BEFORE.search(before):
-        return begin, replace(number, is_version=True)
-    circa = _CIRCA_BEFORE.search(before)
-    if circa:
-        return begin - len(circa[0]), number
-    rank = _RANK_BEFORE.search(before)
-    if rank:
-        return begin - len(rank[0]), number
-    era = _AD_BEFORE.search(before)
-    if era:
-        return begin - len(era[0]), replace(number, unit="ad")
-    if name and name["name"][0].isupper():
-        is_common = name["name"].lower() in reader.grammar.language.frequent
-        return begin, replace(number, is_version=not is_common)
-    return begin, number
-
-
-def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
-    """Return where a number ends with its rank, scale and unit, and the number with them."""
-    text, code = reader.rest, reader.grammar.language.code
-    if number.digits:
-        ordinal, decade = _ordinal_pattern(code).match(text, end), _DECADE_AFTER.match(text, end)
-        if ordinal:
-            end, number = ordinal.end(), replace(number, is_ordinal=True)
-        elif decade:
-            return decade.end(), replace(number, unit="s")
-    era = _ERA_AFTER.match(text, end)
-    # "5 ce soir" is French
-    if era and not reader.folded[end : era.end()].islower():
-        unit = "ad"
-        if era["bc"]:
-            unit = "bc"
-        return era.end(), replace(number, unit=unit)
-    end, number = _read_scale(reader, end, number)
-    unit, unit_end = _unit_after(reader, end, number)
-    if unit:
-        end, number = unit_end, replace(number, unit=number.unit or unit)
-    below = _BELOW_ZERO.match(text, end)
-    if below:
-        return below.end(), replace(number, value=-number.value)
-    return end, number
-
-
-def _unit_after(reader: Reader, end: int, number: Number) -> tuple[str, int]:
-    """Return the unit behind a number and where it ends, ("", `end`) without one."""
-    grammar, folded = reader.grammar, reader.folded
-    own, own_end = unit_at(folded, end, grammar.units)
-    if TAKEN in reader.rest[end:own_end]:
-        own, own_end = "", end
-    spelling, unit_end = grammar.unit_spelled_after(reader.rest, end, bool(number.digits))
-    # "degrees Celsius" begins with a degree
-    if own and own_end >= unit_end:
-        return own, own_end
-    unit = grammar.units.get(spelling, "")
-    # 5G is no weight
-    if len(spelling) == 1 and spelling in "ghms" and folded[unit_end - 1].isupper():
-        return "", end
-    if not unit:
-        return "", end
-    return with_divisor(unit, folded, unit_end, grammar.units)
-
-
-def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
-    """Return a number times the million or the dozen behind it, and where that ends."""
-    language = reader.grammar.language
-    match = _scale_pattern(language.code).match(reader.rest, end)
-    if match is None or not (number.digits or match["scale"] == "dozen"):
-        return end, number
-    scale = match["scale"]
-    factor = language.digit_scales.get(scale) or _SCALES.get(scale)
-    if factor is None:
-        # 5 m is a length, 5M and $5m are millions
-        is_capital = match[0][0] == scale and reader.folded[match.start("scale")].isupper()
-        if not number.unit and not (is_capital and scale == "m"):
-            return end, number
-        factor = _MONEY_SCALES[scale]
-    number = replace(number, value=number.value * factor)
-    if number.digits:
-        # With its scale it is no version: 1.0 million is a million.
-        number = replace(number, digits=f"{number.digits} {scale}")
-    end = match.end()
-    preposition = _PREPOSITION.match(reader.rest, end)
-    if preposition and reader.grammar.unit_spelled_after(reader.rest, preposition.end(), True)[0]:
-        end = preposition.end()
-    return end, number
-
-
-_VERSION = re.compile(rf"(?<![\w.])(?:v\.?\s?)?(\d+(?:\.\d+){{2,}})(?!{_LETTER}|\.\d)")
+_VERSION = re.compile(rf"(?<![\w.])(?:v\.?\s?)?(\d+(?:\.\d+){{2,}})(?!{LETTER}|\.\d)")
 # 1.234.567 is a number, not a version.
 _THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3})+")
 
@@ -271,12 +67,12 @@ def _take_versions(reader: Reader) -> None:
         if _THOUSANDS.fullmatch(match[1]):
             continue
         begin, end = match.span()
-        marker = _VERSION_BEFORE.search(reader.before(begin))
+        marker = VERSION_BEFORE.search(reader.before(begin))
         if marker:
             begin -= len(marker[0])
         digits = short_version(match[1])
         # 1.0.0-beta is another version than 1.0.0
-        early = _PRE_RELEASE.match(reader.rest, end)
+        early = PRE_RELEASE.match(reader.rest, end)
         if early:
             end, digits = early.end(), match[1] + early[0].lstrip("-")
         reader.take(begin, end, Version(digits))
@@ -298,7 +94,20 @@ def _take_powers(reader: Reader) -> None:
             if parts["factor"]:
                 value *= Fraction(parts["factor"].replace(",", "."))
             # Its digits are none of a version.
-            _take_number(reader, *match.span(), Number(value, digits=match[0]))
+            take_number(reader, *match.span(), Number(value, digits=match[0]))
+
+
+_FEET = re.compile(
+    r"(?<![\w.,])(?P<feet>\d)(?:'\s?|\s?(?:ft|feet|foot)\.?,?\s)(?P<inches>1[01]|\d)"
+    r"(?:\"|''|\s?(?:in\b\.?|inch(?:es)?\b))"
+)
+
+
+def _take_feet(reader: Reader) -> None:
+    """Take 6'2", 6 ft 2 in."""
+    for match in _FEET.finditer(reader.rest):
+        feet = int(match["feet"]) + Fraction(int(match["inches"]), 12)
+        reader.take(*match.span(), Number(feet, "foot", digits=match[0]))
 
 
 _DENOMINATORS = {
@@ -341,10 +150,12 @@ def _take_fractions(reader: Reader) -> None:
         if int(match[3]):
             value = Fraction(int(match[2]), int(match[3])) + int(match[1] or 0)
             fraction = Number(value, digits=match[0])
-            _take_number(reader, *match.span(), fraction, *_other_readings(match))
+            take_number(reader, *match.span(), fraction, *_other_readings(match))
     if reader.grammar.language.code == "en":
         for match in _PART_IN_WORDS.finditer(reader.rest):
             _take_part_in_words(reader, match)
+    elif reader.grammar.language.fraction_words:
+        _take_parts_of_language(reader)
 
 
 def _other_readings(match: re.Match[str]) -> list[Group | Day]:
@@ -374,7 +185,30 @@ def _take_part_in_words(reader: Reader, match: re.Match[str]) -> None:
         value += _count(whole["whole"])
         start -= len(whole[0])
     # only what has digits is multiplied by a million behind it
-    _take_number(reader, start, match.end(), Number(value, digits=str(value)))
+    take_number(reader, start, match.end(), Number(value, digits=str(value)))
+
+
+@lru_cache(maxsize=32)
+def _part_pattern(code: str) -> re.Pattern[str]:
+    language = grammar_of(code).language
+    counts = any_of([*language.number_words, "la", "die", "der", "le", "de"])
+    parts = any_of(language.fraction_words)
+    return re.compile(rf"(?<!\w)(?:(?P<count>\d|{counts})\s)?(?P<part>{parts})(?!\w)")
+
+
+def _take_parts_of_language(reader: Reader) -> None:
+    """Take zwei Drittel, un tiers; of the words alone only those for a half."""
+    language = reader.grammar.language
+    for match in _part_pattern(language.code).finditer(reader.rest):
+        denominator, count = language.fraction_words[match["part"]], match["count"] or ""
+        part = language.number_words.get(count, 0)
+        if count.isdigit():
+            part = int(count)
+        # "le tiers" is a name, "cuarto" a room
+        if not part and denominator > 2:
+            continue
+        value = Fraction(part or 1, denominator)
+        take_number(reader, *match.span(), Number(value, digits=str(value)))
 
 
 def _count(word: str) -> int:
@@ -400,7 +234,7 @@ def _take_numbers(reader: Reader) -> None:
         if TAKEN in reader.rest[match.start() : match.end()]:
             continue
         value = _decimal_value(match[0], reader.comma)
-        _take_number(reader, *match.span(), Number(value, digits=match[0]))
+        take_number(reader, *match.span(), Number(value, digits=match[0]))
 
 
 def _decimal_value(written: str, comma: bool) -> Fraction:
@@ -445,7 +279,7 @@ def _take_number_words(reader: Reader) -> None:
         for match in _POINT.finditer(reader.rest):
             digits = [_count(word.replace("oh", "zero")) for word in match["digits"].split()]
             written = f"{_count(match['whole'])}.{''.join(map(str, digits))}"
-            _take_number(reader, *match.span(), Number(Fraction(written), digits=written))
+            take_number(reader, *match.span(), Number(Fraction(written), digits=written))
     for match in grammar.in_words.finditer(reader.rest):
         words = match[0]
         if TAKEN in reader.rest[match.start() : match.end()] or _is_pronoun(reader, match):
@@ -459,7 +293,7 @@ def _take_number_words(reader: Reader) -> None:
         if grammar.language.code == "en":
             is_ordinal = bool(_ORDINAL_WORD.search(words))
         number = Number(Fraction(last), is_ordinal=is_ordinal)
-        _take_number(reader, *match.span(), number)
+        take_number(reader, *match.span(), number)
     if grammar.language.code == "en":
         for match in _DOZEN.finditer(reader.rest):
             reader.take(*match.span(), Number(Fraction(12)))
@@ -476,7 +310,7 @@ def _is_pronoun(reader: Reader, match: re.Match[str]) -> bool:
 # --- Numbers that belong together
 
 _JOINS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("-", re.compile(r"-|\s-\s")),
+    ("-", re.compile(r"-|\s-\s|\.\.\.?")),
     (":", re.compile(r":|\s:\s")),
     ("to", re.compile(r"\s(?:to|bis|à|a|until|till|through|hasta|al|до|do|tot|til)\s")),
 )

@@ -111,6 +111,11 @@ class Language:
         return {word: int(value) for value, word in self._pairs("scales")}
 
     @cached_property
+    def fraction_words(self) -> dict[str, int]:
+        """Word for a part -> denominator: Drittel, tiers."""
+        return {word: int(value) for value, word in self._pairs("fractions")}
+
+    @cached_property
     def implied(self) -> dict[str, set[str]]:
         """Word -> numbers that it may stand for: both, a dozen."""
         numbers: dict[str, set[str]] = {}

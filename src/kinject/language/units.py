@@ -55,7 +55,7 @@ _BASES: Mapping[str, tuple[str, str]] = {
     "b": ("bit bits", "MGTP"),
     "bit": ("", "kMGTP"),
     "eV": ("electronvolt electronvolts", "mkMGT"),
-    "Wh": ("", "kMGT"),
+    "Wh": ("watt-hour watt-hours", "μmkMGT"),
     "cal": ("calorie calories", "k"),
     "bar": ("bars", "mk"),
     "bp": ("", "kMG"),
@@ -143,7 +143,7 @@ _MONEY: Mapping[str, tuple[str, str]] = {
     "hk$": ("hk$ hkd", "hong kong dollar,hong kong dollars"),
     "s$": ("s$ sgd", "singapore dollar,singapore dollars"),
 }
-_LETTERS = re.compile(r"[^\W\d_]+")
+_LETTERS = re.compile(r"[^\W\d_]*watt[ -]hours?\b|[^\W\d_]+")
 _GAP = re.compile(r"[\s-]{0,2}")
 _POWER_BEFORE = re.compile(r"(?:(?P<square>square|sq\.?)|cubic|cu\.?)\s", re.IGNORECASE)
 _POWER_AFTER = re.compile(r"\^?(?P<digit>[23])(?![\d.])|\s(?:(?P<square>squared)|cubed)\b")
@@ -297,7 +297,7 @@ def _named(word: str, others: Mapping[str, str], *, is_apart: bool) -> str:
     """Return the unit of a symbol or a word, "" for another word."""
     if word in _LONE and not is_apart:
         return ""
-    unit = _symbols().get(word) or _words().get(word.lower())
+    unit = _symbols().get(word) or _words().get(word.lower().replace(" ", "-"))
     if unit is None and len(word) > 1:
         unit = others.get(word.lower())
     return unit or ""

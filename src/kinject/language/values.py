@@ -506,6 +506,7 @@ def is_value(text: str, code: str) -> bool:
         language.months,
         language.unit_words,
         language.joins,
+        language.fraction_words,
         _BESIDE_DATES,
     )
     words = _WORD.findall(text.lower())

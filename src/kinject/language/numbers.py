@@ -1,0 +1,231 @@
+"""A number in a written answer with all that belongs to it: sign, bound, currency, rank, scale,
+unit, era; and what makes it a part of a name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+
+from kinject.language.amounts import Day, Group, Number
+from kinject.language.moments import TAKEN, Reader
+from kinject.language.spelling import CURRENCY, MINUS, WIDE
+from kinject.language.units import any_of, money_marks, unit_at, with_divisor
+from kinject.language.values import grammar_of
+
+LETTER = rf"[^\W{WIDE}]"
+_MINUS_WORD = rf"(?<!{LETTER})(?P<minus_word>minus|negative|moins|menos|meno|минус)\s+"
+# the hyphen behind a number joins two numbers
+_SIGN = rf"(?<!{TAKEN})(?P<sign>{MINUS})|(?<!{LETTER})\+"
+_CODE = rf"(?<!{LETTER})(?:[a-z]{{1,2}}\$|{any_of(money_marks())})|[{CURRENCY}]"
+_BEFORE = re.compile(rf"(?:{_MINUS_WORD}|{_SIGN})?(?:(?P<currency>{_CODE})\s?(?P<late_sign>-)?)?\Z")
+"""Sign and currency before a number."""
+VERSION_BEFORE = re.compile(r"(?<!\w)(?:v\.?|ver\.|version|release)\s?\Z")
+_PARTED_BEFORE = re.compile(
+    r"(?:(?<!\w)(?:kernel|build|firmware|section|sect?\.|chapter|chap\.|figure|fig\.|table"
+    r"|article|clause|verse|lemma|theorem|equation)|§)\s?\Z"
+)
+"""Words before a number whose point parts two numbers, as in a version."""
+PRE_RELEASE = re.compile(r"-?(?:rc|alpha|beta|dev|pre|snapshot)\.?\d*\b")
+"""What makes 1.0.0-beta another version."""
+_CIRCA_BEFORE = re.compile(r"(?<!\w)ca?\.\s?\Z")
+_RANK_BEFORE = re.compile(r"(?:(?<!\w)(?:no\.|nr\.|number|nummer|numéro|número)\s?|#)\Z")
+_NAME_BEFORE = re.compile(r"(?P<name>[^\W\d_][\w']*) \Z")
+_IN_A_NAME = re.compile(
+    rf"(?:(?<!\bmid)(?<!\blate)(?<!\bearly)(?<={LETTER})-|{LETTER}|[\w{TAKEN}][._^/]|_)\Z"
+)
+"""What makes the number behind it a part of a name: A220, Covid-19."""
+_AD_BEFORE = re.compile(r"(?<!\w)a\.?d\.?\s\Z")
+_ERA_AFTER = re.compile(
+    r"\s?(?:(?P<bc>b\.?c\.?(?:e\b\.?)?|v\.\s?chr\b\.?|av\.\s?j\.?-?c\b\.?|a\.\s?c\.)|"
+    r"(?:a\.?d\b\.?|c\.?e\b\.?|n\.\s?chr\b\.?|apr?\.\s?j\.?-?c\b\.?|d\.\s?c\.))(?!\w)"
+)
+_BELOW_ZERO = re.compile(
+    r"\s(?:degrees\s)?(?:below zero|below freezing|unter null|sous zéro|bajo cero|sotto zero)\b"
+)
+_FRENCH_RANK = re.compile(r"(?:er|ère|i?ème)(?!\w)")
+"""1er, 5ème: too short to show their language."""
+_DECADE_AFTER = re.compile(r"'?s\b")
+_PREPOSITION = re.compile(r"\s(?:of |de |di |d')")
+_SCALES = {"k": 10**3, "mn": 10**6, "lakh": 10**5, "crore": 10**7, "dozen": 12}
+_MONEY_SCALES = {"m": 10**6, "b": 10**9, "tn": 10**12}
+
+
+@lru_cache(maxsize=128)
+def _scale_pattern(code: str) -> re.Pattern[str]:
+    scales = {*grammar_of(code).language.digit_scales, *_SCALES, *_MONEY_SCALES}
+    spellings = "|".join(sorted(map(re.escape, scales), key=len, reverse=True))
+    return re.compile(rf"(?:\s?|\s+an?\s+)(?P<scale>{spellings})\b(?:\.(?=\s))?")
+
+
+@lru_cache(maxsize=128)
+def _ordinal_pattern(code: str) -> re.Pattern[str]:
+    return re.compile(grammar_of(code).language.ordinal or r"\Z.")
+
+
+_BOUND_BEFORE = re.compile(r"(?P<sign>[<>]=?|[≤≥±]|\+/-)\s?\Z")
+_BOUND_SIGNS = {"<=": "≤", ">=": "≥", "+/-": "±"}
+_BOUND_WORDS = {
+    "at least": "≥",
+    "no less than": "≥",
+    "at most": "≤",
+    "no more than": "≤",
+    "up to": "≤",
+    "more than": ">",
+    "over": ">",
+    "less than": "<",
+    "fewer than": "<",
+    "under": "<",
+    "plus or minus": "±",
+}
+_BOUND_WORD_BEFORE = re.compile(rf"(?<!\w)(?P<words>{any_of(_BOUND_WORDS)})\s\Z")
+_KELVIN = re.compile(r"\sK(?![\w'-])")
+
+
+def take_number(
+    reader: Reader, start: int, end: int, number: Number, *others: Number | Group | Day
+) -> None:
+    """Take the number at a place with all that belongs to it, unless it is a part of a name.
+
+    `others`: more values that it may be.
+    """
+    begin, number = _read_before(reader, start, number)
+    if _IN_A_NAME.search(reader.before(begin)):
+        return
+    # 50 K are kelvins or thousands
+    if _KELVIN.match(reader.folded, end) and not number.unit:
+        others = (*others, replace(number, unit="K"))
+    end, number = _read_after(reader, end, number)
+    follows = reader.rest[end : end + 1]
+    # 5G, 3D, 10^2; 5.0-rc1
+    if number.digits and re.match(rf"{LETTER}|\^", follows):
+        return
+    if PRE_RELEASE.match(reader.rest, end):
+        return
+    sign = _BOUND_BEFORE.search(reader.before(begin))
+    words = _BOUND_WORD_BEFORE.search(reader.before(begin))
+    if sign:
+        bound = _BOUND_SIGNS.get(sign["sign"], sign["sign"])
+        reader.take(begin - len(sign[0]), end, replace(number, bound=bound))
+    elif words:
+        # who says "over 5" also says 5
+        bounded = replace(number, bound=_BOUND_WORDS[words["words"]])
+        reader.take(begin - len(words[0]), end, bounded, parts=(number, *others))
+    else:
+        reader.take(begin, end, number, *others)
+
+
+def _read_before(reader: Reader, start: int, number: Number) -> tuple[int, Number]:
+    """Return where a number begins with its sign and currency, and the number with them."""
+    match = _BEFORE.search(reader.before(start))
+    assert match is not None  # it may be empty
+    begin = start - len(match[0])
+    currency = match["currency"] or ""
+    if currency:
+        number = replace(number, unit=money_marks().get(currency, currency))
+    if match["minus_word"] or match["sign"] or match["late_sign"]:
+        number = replace(number, value=-number.value)
+    before = reader.before(begin)
+    name = _NAME_BEFORE.search(reader.folded[max(0, begin - 24) : begin])
+    version = VERSION_BEFORE.search(before)
+    if version:
+        # the engine V8 is no version
+        is_engine = reader.folded[begin - 1] == "V" and "." not in number.digits
+        if not is_engine:
+            return begin - len(version[0]), replace(number, is_version=True)
+        return begin, number
+    if _PARTED_BEFORE.search(before):
+        return begin, replace(number, is_version=True)
+    circa = _CIRCA_BEFORE.search(before)
+    if circa:
+        return begin - len(circa[0]), number
+    rank = _RANK_BEFORE.search(before)
+    if rank:
+        return begin - len(rank[0]), number
+    era = _AD_BEFORE.search(before)
+    if era:
+        return begin - len(era[0]), replace(number, unit="ad")
+    if name and name["name"][0].isupper():
+        is_common = name["name"].lower() in reader.grammar.language.frequent
+        return begin, replace(number, is_version=not is_common)
+    return begin, number
+
+
+def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
+    """Return where a number ends with its rank, scale and unit, and the number with them."""
+    text, code = reader.rest, reader.grammar.language.code
+    if number.digits:
+        ordinal = _ordinal_pattern(code).match(text, end) or _FRENCH_RANK.match(text, end)
+        decade = _DECADE_AFTER.match(text, end)
+        if ordinal:
+            end, number = ordinal.end(), replace(number, is_ordinal=True)
+        elif decade:
+            return decade.end(), replace(number, unit="s")
+    era = _ERA_AFTER.match(text, end)
+    # "5 ce soir" is French
+    if era and not reader.folded[end : era.end()].islower():
+        unit = "ad"
+        if era["bc"]:
+            unit = "bc"
+        return era.end(), replace(number, unit=unit)
+    end, number = _read_scale(reader, end, number)
+    unit, unit_end = _unit_after(reader, end, number)
+    if unit:
+        end, number = unit_end, replace(number, unit=number.unit or unit)
+    below = _BELOW_ZERO.match(text, end)
+    if below:
+        return below.end(), replace(number, value=-number.value)
+    return end, number
+
+
+_DIRECTION = re.compile(
+    r"\s?(?:°|degrees?\s)\s?(?P<side>[nsew])(?:orth|outh|ast|est)?\b", re.IGNORECASE
+)
+"""The degrees of a latitude or a longitude."""
+
+
+def _unit_after(reader: Reader, end: int, number: Number) -> tuple[str, int]:
+    """Return the unit behind a number and where it ends, ("", `end`) without one."""
+    grammar, folded = reader.grammar, reader.folded
+    direction = _DIRECTION.match(folded, end)
+    if direction:
+        return f"degree {direction['side'].lower()}", direction.end()
+    own, own_end = unit_at(folded, end, grammar.units)
+    if TAKEN in reader.rest[end:own_end]:
+        own, own_end = "", end
+    spelling, unit_end = grammar.unit_spelled_after(reader.rest, end, bool(number.digits))
+    # "degrees Celsius" begins with a degree
+    if own and own_end >= unit_end:
+        return own, own_end
+    unit = grammar.units.get(spelling, "")
+    # 5G is no weight
+    if len(spelling) == 1 and spelling in "ghms" and folded[unit_end - 1].isupper():
+        return "", end
+    if not unit:
+        return "", end
+    return with_divisor(unit, folded, unit_end, grammar.units)
+
+
+def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
+    """Return a number times the million or the dozen behind it, and where that ends."""
+    language = reader.grammar.language
+    match = _scale_pattern(language.code).match(reader.rest, end)
+    if match is None or not (number.digits or match["scale"] == "dozen"):
+        return end, number
+    scale = match["scale"]
+    factor = language.digit_scales.get(scale) or _SCALES.get(scale)
+    if factor is None:
+        # 5 m is a length, 5M and $5m are millions
+        is_capital = match[0][0] == scale and reader.folded[match.start("scale")].isupper()
+        if not number.unit and not (is_capital and scale == "m"):
+            return end, number
+        factor = _MONEY_SCALES[scale]
+    number = replace(number, value=number.value * factor)
+    if number.digits:
+        # With its scale it is no version: 1.0 million is a million.
+        number = replace(number, digits=f"{number.digits} {scale}")
+    end = match.end()
+    preposition = _PREPOSITION.match(reader.rest, end)
+    if preposition and reader.grammar.unit_spelled_after(reader.rest, preposition.end(), True)[0]:
+        end = preposition.end()
+    return end, number
