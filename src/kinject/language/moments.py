@@ -201,6 +201,8 @@ _ZONE = (
 """After a time: UTC, GMT+1, Z, +02:00. Without UTC a hyphen would begin a range."""
 _MINUTE = r"(?P<minute>[0-5]\d)"
 _SECOND = r"(?::(?P<second>[0-5]\d))?"
+_IN_FOUR_DIGITS = re.compile(rf"(?<![\w.,:])(?P<hour>[01]\d|2[0-3]){_MINUTE}\s?(?:hours|hrs)\b")
+"""1405 hours, which may be a time of day, or a duration."""
 _CLOCKS = (
     re.compile(rf"{_NO_MINUS}{_DIGITS}(?:[:.]{_MINUTE}{_SECOND})?{_HALF}{_ZONE}"),
     re.compile(rf"(?<![\w.,:]){_HOUR}\s?o'\s?clock\b{_HALF}?"),
@@ -208,8 +210,7 @@ _CLOCKS = (
     # "2 h 30 min" is a duration
     re.compile(rf"{_DIGITS}\s?(?:uhr|uur|[hч])\s?{_MINUTE}\b(?!\s?min)"),
     re.compile(rf"{_DIGITS}:{_MINUTE}{_SECOND}(?![\d:]|[.,]\d){_ZONE}"),
-    # 1405 hours
-    re.compile(rf"(?<![\w.,:])(?P<hour>[01]\d|2[0-3]){_MINUTE}\s?(?:hours|hrs)\b"),
+    _IN_FOUR_DIGITS,
 )
 _PARTS_OF_HOUR = {"half": 30, "quarter": 15, "five": 5, "ten": 10, "twenty": 20, "twenty-five": 25}
 _PAST = re.compile(
@@ -265,6 +266,10 @@ def _take_clock(reader: Reader, match: re.Match[str]) -> None:
     if zone:
         clock = replace(clock, zone=_zone(zone))
     hour = Number(Fraction(_hour(match)), digits=match["hour"])
+    if match.re is _IN_FOUR_DIGITS:
+        digits = match["hour"] + match["minute"]
+        reader.take(*match.span(), clock, Number(Fraction(digits), "hour", digits=digits))
+        return
     if second:
         reader.take(*match.span(), replace(clock, seconds=int(second)))
     elif not minute:
