@@ -11,6 +11,9 @@ from functools import lru_cache
 from kinject.language.amounts import HALF_A_DAY, Clock, Day, Group, Number, Value, Values
 from kinject.language.values import Grammar, grammar_of
 
+MOST_DIGITS = 200
+"""Digits of a number that is read. A model that repeats itself writes thousands, and Python makes
+no number of over 4,300."""
 TAKEN = "\0"
 """Stands for the characters of a value that was read already."""
 SMALL = (
@@ -29,6 +32,13 @@ class Found:
     values: Values
 
 
+_TOO_LONG = re.compile(rf"\d(?:[,.'٬]?\d){{{MOST_DIGITS},}}")
+
+
+def _blank(match: re.Match[str]) -> str:
+    return TAKEN * len(match[0])
+
+
 class Reader:
     """A text from which one reader after another takes the values it knows."""
 
@@ -41,6 +51,7 @@ class Reader:
         self.rest = lower
         if len(lower) != len(folded):
             self.rest = folded
+        self.rest = _TOO_LONG.sub(_blank, self.rest)
         self.found: list[Found] = []
 
     def take(self, start: int, end: int, *readings: Value, parts: Sequence[Value] = ()) -> None:

@@ -19,7 +19,15 @@ from kinject.language.amounts import (
     Version,
     short_version,
 )
-from kinject.language.moments import SMALL, TAKEN, Found, Reader, take_clocks, take_days
+from kinject.language.moments import (
+    MOST_DIGITS,
+    SMALL,
+    TAKEN,
+    Found,
+    Reader,
+    take_clocks,
+    take_days,
+)
 from kinject.language.numbers import LETTER, PRE_RELEASE, VERSION_BEFORE, take_number
 from kinject.language.roman import take_numerals
 from kinject.language.spelling import words_in
@@ -231,7 +239,7 @@ _MARK = re.compile(r"[^\d]")
 def _take_numbers(reader: Reader) -> None:
     for match in _NUMERAL.finditer(reader.rest):
         # another number may have been taken with this one: 5 to 10 million
-        if TAKEN in reader.rest[match.start() : match.end()]:
+        if TAKEN in reader.rest[match.start() : match.end()] or len(match[0]) > MOST_DIGITS:
             continue
         value = _decimal_value(match[0], reader.comma)
         take_number(reader, *match.span(), Number(value, digits=match[0]))
@@ -372,7 +380,7 @@ def _joined(chain: list[Found], sign: str) -> Found:
     value: Number | Group = Group(sign, tuple(numbers))
     digits = "".join(number.digits for number in numbers)
     is_code = sign == "-" and len(numbers) > 2 and digits.isdecimal()
-    if is_code and len(digits) >= _DIGITS_OF_A_CODE:
+    if is_code and _DIGITS_OF_A_CODE <= len(digits) <= MOST_DIGITS:
         value = Number(Fraction(digits), digits=digits)
     readings = [value, *_as_month(numbers, sign)]
     return Found(chain[0].start, chain[-1].end, Values(tuple(readings), parts))

@@ -11,7 +11,8 @@ from kinject.language.spelling import case_fold
 
 _VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
 _BEHIND_NAME = re.compile(
-    r"(?P<name>[^\W\d_][\w'.]*) (?P<numeral>(?=[IVXL])(?:XL|L?X{0,3})(?:IX|IV|V?I{0,3}))(?![\w'])"
+    r"(?<![\w'.])(?P<name>[^\W\d_][\w'.]*) "
+    r"(?P<numeral>(?=[IVXL])(?:XL|L?X{0,3})(?:IX|IV|V?I{0,3}))(?![\w'])"
 )
 """Up to 89, behind a word: CD, DC and MD are mostly no numbers."""
 _PARTS = frozenset(("chapter", "part", "volume", "book", "act", "scene", "phase", "stage", "type"))

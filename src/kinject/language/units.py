@@ -144,6 +144,8 @@ _MONEY: Mapping[str, tuple[str, str]] = {
     "s$": ("s$ sgd", "singapore dollar,singapore dollars"),
 }
 _LETTERS = re.compile(r"[^\W\d_]*watt[ -]hours?\b|[^\W\d_]+")
+_LONGEST_NAME = 40
+"""Characters; New Zealand dollars has 19."""
 _GAP = re.compile(r"[\s-]{0,2}")
 _POWER_BEFORE = re.compile(r"(?:(?P<square>square|sq\.?)|cubic|cu\.?)\s", re.IGNORECASE)
 _POWER_AFTER = re.compile(r"\^?(?P<digit>[23])(?![\d.])|\s(?:(?P<square>squared)|cubed)\b")
@@ -229,12 +231,10 @@ def unit_at(folded: str, start: int, others: Mapping[str, str]) -> tuple[str, in
 
     `others`: more units of the text's language, by their spellings in lower case.
     """
-    lower = folded.lower()
-    # In İ lower case has two characters: the places in both texts would not be the same.
-    if len(lower) == len(folded):
-        money = _money_behind().match(lower, start)
-        if money:
-            return _money()[money["money"]], money.end()
+    # A slice: the whole of a long text would be lowered once a number.
+    money = _money_behind().match(folded[start : start + _LONGEST_NAME].lower())
+    if money:
+        return _money()[money["money"]], start + money.end()
     at = start
     gap = _GAP.match(folded, start)
     if gap:

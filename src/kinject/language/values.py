@@ -430,7 +430,8 @@ def _add_han_date(match: re.Match[str], month: int, values: Values) -> int:
     the next day."""
     number, text = han_value(match["number"]), match.string
     following = text[match.end() : match.end() + 1]
-    if not number.isdecimal():
+    # no month and no day has three digits
+    if not number.isdecimal() or len(number) > 2:
         return month
     if following == "月" and 1 <= int(number) <= 12:
         values.months.add(int(number))
@@ -444,7 +445,8 @@ def han_value(run: str) -> str:
     """Return the value of digits and Chinese numerals as a plain decimal: 3.5万, 二千零五, 一九九八."""
     parts = _HAN_PARTS.findall(run)
     if len(parts) > 1 and all(part in _HAN_DIGITS for part in parts):
-        return str(int("".join(str(_HAN_DIGITS[part]) for part in parts)))
+        # not by int(): Python makes no number of over 4,300 digits
+        return "".join(str(_HAN_DIGITS[part]) for part in parts).lstrip("0") or "0"
     total = section = current = Decimal(0)
     for part in parts:
         if part in _HAN_DIGITS:
