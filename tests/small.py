@@ -34,9 +34,15 @@ def save_tiny_model(
 
 
 def save_tiny_embedder(
-    folder: Path, tokenizer: transformers.PreTrainedTokenizerBase, longest: int = 128
+    folder: Path,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    longest: int = 128,
+    projected: int = 0,
 ) -> Path:
-    """Save a random two-layer BERT that averages at most `longest` tokens of a text, as sentence-transformers does."""
+    """Save a random two-layer BERT that averages at most `longest` tokens of a text, as sentence-transformers does.
+
+    A last module brings its vectors to `projected` numbers; 0: there is none.
+    """
     import torch
     from sentence_transformers import SentenceTransformer, models
     from transformers import BertConfig, BertModel
@@ -50,9 +56,10 @@ def save_tiny_embedder(
     BertModel(config).save_pretrained(bert)
     tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(bert)
-    words = models.Transformer(str(bert))
-    pooling = models.Pooling(32, pooling_mode="mean")
-    SentenceTransformer(modules=[words, pooling], device="cpu").save(str(folder))
+    modules = [models.Transformer(str(bert)), models.Pooling(32, pooling_mode="mean")]
+    if projected:
+        modules.append(models.Dense(32, projected))
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder))
     return folder
 
 

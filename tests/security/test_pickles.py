@@ -23,7 +23,7 @@ from kinject.recipe.sections import RetrievalSection
 from kinject.train import train
 from kinject.train.checkpoints import checkpoints, mark_complete
 from kinject.types import Passage
-from small import interrupt
+from small import interrupt, save_tiny_embedder
 
 from .traps import Trap, torch_trap, trap
 
@@ -173,23 +173,7 @@ class TestEmbedder:
 
     @pytest.fixture
     def embedder(self, tmp_path: Path, tiny_tokenizer: Any) -> Path:
-        from sentence_transformers import SentenceTransformer, models
-        from transformers import BertConfig, BertModel
-
-        config = BertConfig(
-            vocab_size=len(tiny_tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=64, max_position_embeddings=64,
-        )  # fmt: skip
-        BertModel(config).save_pretrained(tmp_path / "bert")
-        tiny_tokenizer.pad_token = tiny_tokenizer.eos_token
-        tiny_tokenizer.save_pretrained(tmp_path / "bert")
-        parts = [
-            models.Transformer(str(tmp_path / "bert")),
-            models.Pooling(32),
-            models.Dense(32, 8),
-        ]
-        SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "embedder"))
-        return tmp_path / "embedder"
+        return save_tiny_embedder(tmp_path / "embedder", tiny_tokenizer, longest=64, projected=8)
 
     def retriever(self, embedder: Path, folder: Path) -> DenseRetriever:
         with pytest.MonkeyPatch.context() as patch:
