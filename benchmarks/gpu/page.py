@@ -42,7 +42,7 @@ checkout:
 | two of `true` | runs/gpu-model/part-1-of-3, then part-2-of-3 | 41 each |
 | `lease.sh 2` | runs/gpu-packages, part-3-of-3 | 40 |
 
-A call goes on where the files of $OUT end, carried as runs/gpu; `real.py unpack` takes its stages into a study
+A call continues from the files of $OUT, carried as runs/gpu; `real.py unpack` takes its stages into a study
 elsewhere.
 
 The first line is for a machine without network, and runs where there is one. It packs the wheels of constraints.txt
