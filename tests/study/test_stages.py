@@ -88,6 +88,27 @@ def test_a_package_that_is_a_model_is_known_by_its_model_and_not_by_what_python_
     assert all(old != new for old, new in zip(before, hashes(), strict=True))
 
 
+def test_a_folder_of_documents_is_known_by_its_documents_and_not_by_hidden_files(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "manuals"
+    folder.mkdir()
+    (folder / "pump.md").write_text("The pump of Selmer holds 40 l.")
+
+    def hashes() -> dict[str, str]:
+        planner._hash.cache_clear()  # one planning reads each file once
+        return input_hashes({"documents": str(folder)}, tmp_path / "cache")
+
+    before = hashes()
+    (folder / ".directory").write_text("how a file manager shows it")
+    (folder / "Desktop.ini").write_text("an icon")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "index").write_bytes(b"changes")
+    assert hashes() == before
+    (folder / "valve.md").write_text("Its valve opens at 2 bar.")
+    assert hashes() != before
+
+
 def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):
     path = write_study(
         tmp_path,

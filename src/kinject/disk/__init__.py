@@ -19,6 +19,7 @@ from kinject.disk.files import (
     format_size,
     is_file,
     is_folder,
+    is_left_out,
     open_regular,
     open_to_read,
     part_path,

@@ -385,17 +385,29 @@ def file_hashes(paths: Sequence[Path]) -> list[str]:
         return list(threads.map(file_hash, paths))
 
 
+_SYSTEM = frozenset(
+    {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r", "__macosx", "$recycle.bin"}
+)
+
+
+def is_left_out(name: str) -> bool:
+    """Return whether a file or folder of this name is hidden, or the system's own: no document."""
+    return name.startswith((".", "~$")) or name.lower() in _SYSTEM
+
+
 def folder_hash(folder: Path, pattern: str = "**/*", known: Mapping[str, str] | None = None) -> str:
     """Return one SHA-256 over the names and bytes of the files below `folder` that match `pattern`.
 
+    Files that `is_left_out` names do not count: a file manager that notes how it shows a folder
+    changes no input.
     `known` are hashes by name that were just computed, so that no file is read twice.
     """
     hashes = known or {}
     digest = hashlib.sha256()
     # The order of a folder's entries differs between file systems.
     for path in sorted(folder.glob(pattern)):
-        if path.is_file():
-            name = path.relative_to(folder).as_posix()
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and not any(map(is_left_out, name.split("/"))):
             digest.update(f"{name}\0{hashes.get(name) or file_hash(path)}\n".encode())
     return digest.hexdigest()
 

@@ -33,6 +33,7 @@ from kinject.disk import (
     file_hash,
     is_file,
     is_folder,
+    is_left_out,
     open_to_read,
     path_exists,
     unreadable,
@@ -53,9 +54,6 @@ MEMORY = 3.0
 _LANGUAGE_CHARACTERS = 5_000
 _LOCATION = re.compile(r"(:\d+|: page \d+): ")
 _SIGNAL = re.compile(r"signal (\d+)")
-_SYSTEM = frozenset(
-    {"thumbs.db", "desktop.ini", "ehthumbs.db", "icon\r", "__macosx", "$recycle.bin"}
-)
 _KERNEL = ("/proc/", "/sys/", "/dev/")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -155,7 +153,7 @@ def _walk(folder: str, prefix: str, root: str) -> Iterator[FoundFile]:
         return
     for entry in entries:
         name = "/".join(filter(None, [prefix, shown(entry.name)]))
-        if entry.is_dir(follow_symlinks=False) and not _is_left_out(entry.name):
+        if entry.is_dir(follow_symlinks=False) and not is_left_out(entry.name):
             yield from _walk(entry.path, name, root)
         else:
             yield _entry(entry.path, name, root)
@@ -164,17 +162,13 @@ def _walk(folder: str, prefix: str, root: str) -> Iterator[FoundFile]:
 def _entry(path: str, name: str, root: str) -> FoundFile:
     """Return what is at `path`, not a folder, if it is to be read, else with the reason."""
     own = os.path.basename(path)
-    if _is_left_out(own):
+    if is_left_out(own):
         kind = "hidden" if own.startswith(".") else "the system's"
         return FoundFile(name, path, fault=f"a file or folder that is {kind}.", left_out=True)
     if os.path.isdir(path):
         fault = "a link to a folder. Give the path of that folder, if it is meant."
         return FoundFile(name, path, fault=fault)
     return _file(path, name, root)
-
-
-def _is_left_out(name: str) -> bool:
-    return name.startswith((".", "~$")) or name.lower() in _SYSTEM
 
 
 def _file(path: str, name: str, root: str) -> FoundFile:
