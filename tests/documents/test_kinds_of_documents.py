@@ -144,8 +144,8 @@ def test_a_workbook_shows_values_as_people_see_them_and_a_cell_far_away_costs_no
     sheet.title = "Costs"
     for row in (
         ["Item", "Date", "Share"],
-        ["rope", datetime.datetime(2024, 5, 31), 0.25],
-        ["nail", None, 1.5],
+        ["rope", datetime.date(2024, 5, 31), 0.25],
+        ["nail", datetime.datetime(2024, 6, 1), 1.5],
     ):
         sheet.append(row)
     sheet["C2"].number_format = "0%"
@@ -155,7 +155,11 @@ def test_a_workbook_shows_values_as_people_see_them_and_a_cell_far_away_costs_no
     out = io.BytesIO()
     book.save(out)
     document = only("a.xlsx", out.getvalue())
-    table = "| Item | Date | Share |\n| --- | --- | --- |\n| rope | 2024-05-31 | 25% |\n| nail |  | 1.5 |"
+    table = (
+        "| Item | Date | Share |\n| --- | --- | --- |\n| rope | 2024-05-31 | 25% |\n"
+        # The format of openpyxl for a date with a time shows the time at midnight, too.
+        "| nail | 2024-06-01 00:00:00 | 1.5 |"
+    )
     assert document.text == f"# Costs\n\n{table}\n\nfar"
     assert document.meta["sheets"] == [[0, "Costs"]]
     assert document.meta["hidden_sheets"] == ["Lists"]

@@ -140,6 +140,32 @@ def test_a_table_in_a_text_box_and_in_a_frame_is_a_table() -> None:
     assert text.endswith("| North | Locks Lock Fall Arvid 3.4 m |")
 
 
+def test_a_table_in_a_cell_stands_below_under_the_name_of_its_row() -> None:
+    inner = f"<w:tbl>{row('Month', 'Height')}{row('May', '2.1 m')}</w:tbl>"
+    holder = cell(paragraph(run("Arvid"))) + cell(paragraph(run("open")) + inner)
+    document = word(f"<w:tbl>{row('Lock', 'Heights')}<w:tr>{holder}</w:tr></w:tbl>")
+    page = (
+        "<table><tr><th>Lock</th><th>Heights</th></tr><tr><td>Arvid</td><td>open<table>"
+        "<tr><td>Month</td><td>Height</td></tr><tr><td>May</td><td>2.1 m</td></tr>"
+        "</table></td></tr></table>"
+    )
+    expected = (
+        "| Lock | Heights |\n| --- | --- |\n| Arvid | open |\n\nArvid:\n\n"
+        "| Month | Height |\n| --- | --- |\n| May | 2.1 m |"
+    )
+    for name, data in (("a.docx", document), ("a.html", page.encode())):
+        assert read(name, data)[0] == expected
+
+
+def test_a_column_of_names_is_a_table_and_a_column_of_sentences_is_text() -> None:
+    names = f"<w:tbl>{row('Tools in the shed')}{row('long saw')}{row('hoe')}</w:tbl>"
+    text, _ = read("a.docx", word(names))
+    assert text == "| Tools in the shed |\n| --- |\n| long saw |\n| hoe |"
+    box = f"<w:tbl>{row('Warning')}{row('The shed is locked at nine.')}</w:tbl>"
+    text, _ = read("a.docx", word(box))
+    assert text == "Warning\nThe shed is locked at nine."
+
+
 def r(text: str) -> str:
     return f"<m:r><m:t>{text}</m:t></m:r>"
 

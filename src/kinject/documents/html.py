@@ -14,6 +14,7 @@ from kinject.documents.office import raised
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import (
     DEEPEST_ITEM,
+    below_table,
     decode,
     fenced,
     import_extra,
@@ -224,13 +225,13 @@ def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -
     return sum(triple in triples for triple in unit_triples) >= _SHARED * len(unit_triples)
 
 
-def page_text(root: LexborNode, *, in_cell: bool = False) -> str:
+def page_text(root: LexborNode, within: list[str] | None = None) -> str:
     """Return the content below `root` as Markdown: headings, lists, tables with header, code; space
     as a browser shows it.
 
-    The content of a cell has no marks of headings and code, and of a table within it the texts.
+    The content of a cell has no marks of headings and code; tables in it go to `within`.
     """
-    page = _Page(in_cell=in_cell)
+    page = _Page(in_cell=within is not None)
     stack: list[tuple[LexborNode, bool]] = [(root, False)]
     while stack:  # pages may be nested deeper than Python recurses
         node, closing = stack.pop()
@@ -244,15 +245,26 @@ def page_text(root: LexborNode, *, in_cell: bool = False) -> str:
         elif tag == "sup" and not page.verbatim and raised(node.text()) != node.text():
             page.add_text(raised(node.text()))
         elif tag[:1].isalpha() and not _is_skipped(node, tag):
-            if tag == "table" and not page.verbatim and not in_cell:
-                table = _data_table(node)
-                if table:
-                    page.add_block(table)
-                    continue
+            if tag == "table" and _is_placed(node, page, within):
+                continue
             page.open(node, tag)
             stack.append((node, True))
             stack += [(child, False) for child in reversed(list(node.iter(include_text=True)))]
     return page.text()
+
+
+def _is_placed(table: LexborNode, page: _Page, within: list[str] | None) -> bool:
+    """Write a <table> that shows data, or give it to `within`; return whether it is one."""
+    if page.verbatim:
+        return False
+    text = _data_table(table)
+    if not text:
+        return False
+    if within is None:
+        page.add_block(text)
+    else:
+        within.append(text)
+    return True
 
 
 class _Page:
@@ -388,19 +400,20 @@ def _is_prose(code: str) -> bool:
 
 
 def _data_table(table: LexborNode) -> str:
-    """Return a <table> as Markdown, or "" where it only lays out the page."""
+    """Return a <table> as Markdown, those in its cells below it, or "" where it only lays out the
+    page."""
     rows = _table_rows(table)
     if _is_layout(table, rows):
         return ""
     n_header = 0
+    inner: list[tuple[str, str]] = []
     texts: list[list[tuple[str, int, int]]] = []
     for row, cells in rows:
-        is_header = row.parent is not None and row.parent.tag == "thead"
-        all_headings = all(cell.tag == "th" for cell in cells)
-        is_header = is_header or (all_headings and not (texts and _names_rows(cells)))
-        if is_header and n_header == len(texts):
+        if n_header == len(texts) and _is_header(row, cells, is_first=not texts):
             n_header += 1
-        texts.append([_cell_with_spans(cell) for cell in cells])
+        within: list[str] = []
+        texts.append([_cell_with_spans(cell, within) for cell in cells])
+        inner += [(texts[-1][0][0], text) for text in within]
     try:
         grid = spanned(texts)
     except ValueError:  # spans far beyond any table: its cells are read as they come
@@ -410,11 +423,18 @@ def _data_table(table: LexborNode) -> str:
     for (_, cells), line in zip(rows, grid, strict=True):
         if len(line) == width or not _names_rows(cells):
             lines.append(line)
-    text = markdown_table(lines, max(1, min(n_header, len(lines) - 1)))
+    text = below_table(markdown_table(lines, max(1, min(n_header, len(lines) - 1))), inner)
     caption = table.css_first("caption")
     if caption is None:
         return text
     return "\n\n".join(filter(None, [one_line(page_text(caption)), text]))
+
+
+def _is_header(row: LexborNode, cells: list[LexborNode], *, is_first: bool) -> bool:
+    """Return whether a row that no row of values precedes is one of the header."""
+    if row.parent is not None and row.parent.tag == "thead":
+        return True
+    return all(cell.tag == "th" for cell in cells) and (is_first or not _names_rows(cells))
 
 
 def _names_rows(cells: list[LexborNode]) -> bool:
@@ -422,8 +442,8 @@ def _names_rows(cells: list[LexborNode]) -> bool:
     return all(_span(cell, "rowspan") > 1 for cell in cells)
 
 
-def _cell_with_spans(cell: LexborNode) -> tuple[str, int, int]:
-    text = one_line(page_text(cell, in_cell=True))
+def _cell_with_spans(cell: LexborNode, within: list[str]) -> tuple[str, int, int]:
+    text = one_line(page_text(cell, within))
     return text, _span(cell, "rowspan"), _span(cell, "colspan")
 
 

@@ -37,9 +37,11 @@ _S = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _LARGEST_MERGED = 10_000
 # Signs that XML cannot hold are written as their numbers.
 _ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
-# What Excel writes into the older kind of comment, for programs that do not know threads.
 # lxml's for a text that is no XML, the package's for a part that is not there.
 _DAMAGED = (SyntaxError, KeyError)
+_LITERALS = re.compile(r'"[^"]*"|\\.|\[[^\]]*\]')
+"""The parts of a format of numbers that are no codes: texts, and locales such as [$-en-US]."""
+# What Excel writes into the older kind of comment, for programs that do not know threads.
 _THREADED = "[Threaded comment]"
 Area = tuple[int, int, int, int]
 """First column, first row, last column, last row."""
@@ -204,7 +206,9 @@ class _Book:
         except (ValueError, OverflowError):  # beyond the year 9999
             return number_text(number)
         if isinstance(date, datetime.datetime):
-            if date.time() == datetime.time():
+            # Where people see a time, midnight is one: 2026-03-05 00:00:00, and not the day.
+            has_time = re.search("[hs]", _LITERALS.sub("", number_format), re.IGNORECASE)
+            if date.time() == datetime.time() and has_time is None:
                 return date.date().isoformat()
             return date.isoformat(" ", "seconds")
         return str(date)

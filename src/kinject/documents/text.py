@@ -12,7 +12,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
 
@@ -355,6 +355,8 @@ DEEPEST_ITEM = 8
 """Levels of a list within lists that are shown by indentation."""
 WideRow = tuple[list[str], bool]
 """The cells of a row of a sheet, and whether one of them spans some of the columns."""
+_LONGEST_NAME = 100
+"""Characters of the name of a row, and of a cell in a table of one column."""
 _NUMBER = re.compile(r"[-+]?[\d.,:%€$£ -]*\d[\d.,:%€$£ -]*")
 _SPACE = re.compile(r"\s+")
 _FENCES = re.compile(r"^\s*(`{3,})", re.MULTILINE)
@@ -382,8 +384,8 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
     column by column.
 
     Empty rows and columns are left out. Rows that hold one text across all columns are lines above
-    and, as rows with an empty rest, within the table. One column or one row is no table: its cells
-    are lines.
+    and, as rows with an empty rest, within the table. One row is no table, nor is a column of
+    sentences: its cells are lines.
     """
     width = max(map(len, rows), default=0)
     grid = [_padded(row, width) for row in rows]
@@ -396,7 +398,7 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
     body = [row for row in grid[n_header:] if any(row)]
     columns = [index for index in range(len(header)) if any(row[index] for row in [header, *body])]
     lines = [_body_line([row[index] for index in columns]) for row in (header, *body)]
-    if len(columns) < 2 or not body:
+    if not body or (len(columns) == 1 and any(map(_is_sentence, chain(*lines)))):
         text = [" | ".join(filter(None, row)) for row in lines]
     else:
         text = [_markdown_row(row) for row in lines]
@@ -404,6 +406,23 @@ def markdown_table(rows: Sequence[Sequence[str]], n_header: int = 1) -> str:
     table = "\n".join(filter(None, text))
     head = "\n\n".join(filter(None, above))
     return f"{head}\n\n{table}" if head else table
+
+
+def _is_sentence(cell: str) -> bool:
+    """Return whether a cell is longer than a name, or ends as sentences do: a table of one column
+    that holds such text is a frame around it."""
+    return len(cell) > _LONGEST_NAME or cell.endswith((".", "!", "?"))
+
+
+def below_table(table: str, inner: Sequence[tuple[str, str]]) -> str:
+    """Return a table, and below it the (name of the row, table) that its cells hold: Markdown has
+    no tables within cells, and on one line nobody knows which cell was below which."""
+    blocks = [table]
+    for name, text in inner:
+        if len(name) > _LONGEST_NAME:
+            name = ""
+        blocks += [f"{name}:" if name else "", text]
+    return "\n\n".join(filter(None, blocks))
 
 
 def _padded(row: Sequence[str], width: int) -> list[str]:

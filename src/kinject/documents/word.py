@@ -23,6 +23,7 @@ from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import (
     DEEPEST_ITEM,
     XmlElement,
+    below_table,
     heading,
     library_errors,
     markdown_table,
@@ -302,8 +303,11 @@ class _Word:
         n_header = 0
         above: dict[int, str] = {}
         has_merged = False
+        inner: list[tuple[str, str]] = []
         for row in _children(table, f"{_W}tr"):
-            cells, n_columns, above = self._row(row, above)
+            within: list[XmlElement] = []
+            cells, n_columns, above = self._row(row, above, within)
+            inner += [(cells[0][0], self._table(element)) for element in within]
             marked = row.find(f"{_W}trPr/{_W}tblHeader") is not None
             # A header over merged cells goes on in the row below.
             if n_header == len(rows) and (marked or (has_merged and n_header > 0)):
@@ -312,13 +316,14 @@ class _Word:
             if len(rows) == n_header == 0:
                 n_header = 1
             rows.append(cells)
-        return markdown_table(spanned(rows), min(n_header, max(1, len(rows) - 1)))
+        text = markdown_table(spanned(rows), min(n_header, max(1, len(rows) - 1)))
+        return below_table(text, inner)
 
     def _row(
-        self, row: XmlElement, above: Mapping[int, str]
+        self, row: XmlElement, above: Mapping[int, str], within: list[XmlElement]
     ) -> tuple[list[tuple[str, int, int]], int, dict[int, str]]:
         """Return the cells of a row, its columns in the grid, and the texts of its cells that may
-        go on below; `above` are those of the row before."""
+        go on below; `above` are those of the row before. Tables in its cells go to `within`."""
         n_skipped = whole_number(_value(row, f"trPr/{_W}gridBefore"))
         cells: list[tuple[str, int, int]] = [("", 1, 1)] * min(n_skipped, 100)
         column = len(cells)
@@ -326,7 +331,7 @@ class _Word:
         for cell in _children(row, f"{_W}tc"):
             merge = cell.find(f"{_W}tcPr/{_W}vMerge")
             n_columns = min(whole_number(_value(cell, f"tcPr/{_W}gridSpan"), 1), 1000)
-            text = self._cell(cell)
+            text = self._cell(cell, within)
             if merge is not None:
                 if merge.get(_VAL, "continue") == "continue":
                     text = above.get(column, text)
@@ -335,8 +340,9 @@ class _Word:
             column += n_columns
         return cells, column, below
 
-    def _cell(self, cell: XmlElement) -> str:
-        """Return the content of a cell, tables within it included, on one line."""
+    def _cell(self, cell: XmlElement, within: list[XmlElement] | None = None) -> str:
+        """Return the content of a cell on one line, tables within it included, but for those with
+        rows and columns where `within` takes them."""
         texts = []
         for element in _blocks(cell):
             if element.tag == f"{_W}p":
@@ -346,8 +352,11 @@ class _Word:
                     text = self._item(element) + text
                 texts += [text, *self._boxes(element, in_cell=True)]
                 continue
-            for row in _children(element, f"{_W}tr"):
-                texts += map(self._cell, _children(row, f"{_W}tc"))
+            cells = [list(_children(row, f"{_W}tc")) for row in _children(element, f"{_W}tr")]
+            if within is not None and len(cells) > 1 and max(map(len, cells)) > 1:
+                within.append(element)
+            else:
+                texts += map(self._cell, chain(*cells))
         return one_line(" ".join(texts))
 
 
