@@ -166,6 +166,13 @@ def test_a_column_of_names_is_a_table_and_a_column_of_sentences_is_text() -> Non
     assert text == "Warning\nThe shed is locked at nine."
 
 
+def test_a_table_without_a_text_costs_nothing_but_itself() -> None:
+    empty = f"<w:tbl>{row('', '', '')}{row('', '', '')}</w:tbl>"
+    assert read("a.docx", word(empty + paragraph(run("Below."))))[0] == "Below."
+    page = b"<table><tr><td></td><td></td></tr><tr><td></td><td></td></tr></table><p>Below.</p>"
+    assert read("a.html", page)[0] == "Below."
+
+
 def r(text: str) -> str:
     return f"<m:r><m:t>{text}</m:t></m:r>"
 

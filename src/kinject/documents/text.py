@@ -440,9 +440,10 @@ def _body_line(row: list[str]) -> list[str]:
 
     One word or number in each cell is data: of `3 | 3 | 3` two would be lost.
     """
+    if len(row) < 3 or len(set(row)) > 1:
+        return row
     text = row[0]
-    is_heading = " " in text and not any(map(str.isdigit, text))
-    if len(row) > 2 and len(set(row)) == 1 and is_heading:
+    if " " in text and not any(map(str.isdigit, text)):
         return [text, *[""] * (len(row) - 1)]
     return row
 
