@@ -15,9 +15,9 @@ import torch
 from huggingface_hub import constants
 
 from kinject import hub
-from kinject.documents import read_documents
 from kinject.errors import InputError
 from kinject.eval.scoring.answers import hash_model
+from kinject.heap import read_documents
 from kinject.models import LoadOptions, load_config, load_model, load_tokenizer, model_hash
 from kinject.recipe import is_model
 

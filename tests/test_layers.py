@@ -22,7 +22,7 @@ LAYER = {
     "types": 0, "results": 0, "question_formats": 0,
     "errors": 0, "version": 0, "terminal": 0, "secrets": 0, "process": 1, "disk": 1, "gguf": 1, "hub": 1, "hub_data": 1,
     "manifests": 1, "shards": 1, "gguf_files": 1,
-    "recipe": 1, "stats": 2, "executors": 2, "llm": 2, "models": 2, "documents": 2, "corpus": 2,
+    "recipe": 1, "stats": 2, "executors": 2, "llm": 2, "models": 2, "documents": 2, "heap": 2, "corpus": 2,
     "sandbox": 2, "language": 2,
     "augment": 3, "train": 3, "eval": 3, "report": 4, "plan": 5,
     "tune": 5, "doctor": 5, "export": 5, "upload": 5, "study": 5, "view": 5, "api": 6, "demo": 6, "cli": 7,
@@ -44,8 +44,9 @@ SIDEWAYS = {
     ("hub_data", "hub"),
     ("hub_data", "disk"),
     ("recipe", "hub_data"),  # a path may be the name of a data set
-    ("documents", "language"),  # the language of a document
-    ("documents", "executors"),  # files are parsed in worker processes
+    ("heap", "documents"),
+    ("heap", "language"),  # the language of a document
+    ("heap", "executors"),  # files are parsed in worker processes
     ("corpus", "documents"),  # tables of questions, and public data, are read by the readers
     ("corpus", "language"),  # the value of an answer
     ("llm", "models"),  # a local model writes
@@ -136,6 +137,16 @@ def _circle(edges: Mapping[str, Iterable[str]]) -> list[str]:
         if circle:
             return circle
     return []
+
+
+def test_the_readers_of_documents_need_nothing_of_what_else_kinject_is() -> None:
+    imported = {
+        _room(target)
+        for module in _modules()
+        if _room(f"{module}.") == "documents"
+        for target in _imports(module)
+    }
+    assert imported == {"documents", "errors", "terminal", "disk", "types"}
 
 
 def test_imports_point_down() -> None:

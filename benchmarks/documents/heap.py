@@ -28,8 +28,8 @@ from email.message import EmailMessage
 from itertools import pairwise
 from pathlib import Path
 
-from kinject.documents.collect import collect
-from kinject.documents.write import read_rows
+from kinject.heap.collect import collect
+from kinject.heap.write import read_rows
 
 SYLLABLES = re.findall(
     r"\w+", "ka lu mer tin vos dra pel sho gri ban ostu fen quo hal rid zem wyn arl"

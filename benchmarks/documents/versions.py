@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kinject.documents import read_documents
-from kinject.documents.collect import collect
+from kinject.heap import read_documents
+from kinject.heap.collect import collect
 
 N_PAIRS = 200
 FACTS = {

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from kinject.augment.survey import Survey
     from kinject.disk import FoundRun
     from kinject.doctor import Checkup
-    from kinject.documents.collect import DocumentsResult
     from kinject.eval.compare import Comparison
     from kinject.eval.scores import Score
     from kinject.export import ExportResult
+    from kinject.heap.collect import DocumentsResult
     from kinject.plan.run import Plan
     from kinject.recipe import (
         AugmentRecipe,
@@ -115,7 +115,7 @@ def documents(
 
     kinject.documents("handbook/").to_frame()
     """
-    from kinject.documents.collect import collect, merge_parsed
+    from kinject.heap.collect import collect, merge_parsed
     from kinject.recipe import DocumentsSection
 
     sources, folder = _heap(paths, run_dir)
@@ -134,7 +134,7 @@ def documents_shard(
 
     kinject.documents_shard("handbook/", shard="1/2")
     """
-    from kinject.documents.collect import parse_shard_of
+    from kinject.heap.collect import parse_shard_of
     from kinject.recipe import DocumentsSection
     from kinject.shards import parse_shard
 
@@ -145,7 +145,7 @@ def documents_shard(
 def _heap(paths: Sequence[str | Path], run_dir: str | Path | None) -> tuple[list[Path], Path]:
     """Return the sources of documents and the folder of the results."""
     from kinject.disk import file_name
-    from kinject.documents.parse import heap_name
+    from kinject.heap.parse import heap_name
 
     if not paths:
         raise InputError("no path given. For example: kinject documents handbook/")

@@ -16,9 +16,9 @@ from kinject.corpus.grading import exact_match
 from kinject.corpus.passages import BEGIN_QUOTE, END_QUOTE, final_answer
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import Row, read_jsonl
-from kinject.documents import read_documents
 from kinject.eval.prompts import PromptRequest, render_prompt
 from kinject.eval.retrieval import Bm25Retriever
+from kinject.heap import read_documents
 from kinject.recipe import Recipe
 from kinject.types import Passage, Question
 

@@ -12,8 +12,8 @@ import pytest
 from kinject import executors
 from kinject.augment import augment
 from kinject.disk import read_jsonl, read_manifest_fields
-from kinject.documents import read_documents
 from kinject.eval.retrieval import read_passages
+from kinject.heap import read_documents
 from kinject.recipe import AugmentRecipe, DocumentsSection, RetrievalSection, read_recipe
 
 

@@ -18,8 +18,8 @@ from kinject.augment.survey import GAP, cloze_questions
 from kinject.cli import main
 from kinject.corpus.questions import about_sets, read_questions
 from kinject.disk import read_jsonl
-from kinject.documents import read_documents
 from kinject.errors import DiskError, EndpointError, InputError
+from kinject.heap import read_documents
 from kinject.recipe import read_recipe
 from kinject.recipe.own import hold_recipes
 from kinject.types import Document

@@ -14,8 +14,8 @@ import yaml
 from kinject.api import plan, train
 from kinject.corpus.fetched import local_corpus
 from kinject.corpus.rows import CorpusFile
-from kinject.documents import document_hashes, read_documents
 from kinject.errors import InputError, RecipeError
+from kinject.heap import document_hashes, read_documents
 from kinject.hub_data import HubDataSet, parse_data_set
 from kinject.recipe import read_recipe
 

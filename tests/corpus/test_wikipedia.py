@@ -23,8 +23,8 @@ from kinject.corpus.public_data import (
     write_articles,
 )
 from kinject.disk import read_jsonl
-from kinject.documents import read_documents
 from kinject.errors import InputError
+from kinject.heap import read_documents
 
 ARTICLES = ArticleList(
     "2021-05-01",

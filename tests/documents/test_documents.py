@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from kinject.disk import content_id
-from kinject.documents import read_documents
 from kinject.documents.text import markdown_table
 from kinject.errors import DiskError, InputError
+from kinject.heap import read_documents
 
 
 @pytest.fixture(autouse=True)

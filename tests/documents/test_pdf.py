@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kinject.documents import collect, read_documents
 from kinject.documents.readers import UnreadPart, read_file
+from kinject.heap import collect, read_documents
 from kinject.types import Document
 from made import as_shown, as_utf16, pdf_of
 

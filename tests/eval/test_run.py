@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from kinject.disk import lock_dir
-from kinject.documents.collect import collect
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.results import correct_families, summarize_arm
 from kinject.eval.run import evaluate_shard, merge_answers
 from kinject.eval.scoring.answers import AnswerStore, read_answers
+from kinject.heap.collect import collect
 from kinject.models import load_model, new_model
 from kinject.recipe import read_recipe
 from kinject.report.files import render_card_tables, render_summary, write_report

@@ -17,9 +17,10 @@ import pytest
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import files
-from kinject.documents import document_hashes, pdf, read_documents
+from kinject.documents import pdf
 from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.eval.compare import read_run
+from kinject.heap import document_hashes, read_documents
 from kinject.language.sentences import sentence_ends
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report

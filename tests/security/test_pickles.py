@@ -225,7 +225,7 @@ class TestEmbedder:
 
 
 def test_data_sets_that_are_pickles_are_refused(tmp_path: Path, sprung: Path) -> None:
-    from kinject.documents import read_documents
+    from kinject.heap import read_documents
 
     for name in (
         "data.pkl",

@@ -14,7 +14,7 @@ from typing import IO
 from kinject.augment.plan import Plan
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import unwritable
-from kinject.documents import read_documents
+from kinject.heap import read_documents
 from kinject.shards import WHOLE, Shard
 from kinject.types import Document, Passage
 

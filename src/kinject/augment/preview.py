@@ -19,8 +19,8 @@ from kinject.augment.styles import SKIPPED, STYLES, Style, read_style
 from kinject.augment.variant_requests import variant_requests
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import read_jsonl
-from kinject.documents import read_documents
 from kinject.errors import InputError
+from kinject.heap import read_documents
 from kinject.llm.cache import CACHES
 from kinject.llm.limits import limits_of, spent_so_far
 from kinject.recipe import AugmentRecipe, AugmentSection, QuestionsRecipe

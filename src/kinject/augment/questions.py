@@ -43,8 +43,8 @@ from kinject.augment.store import (
 from kinject.corpus.choices import measure_shortcuts, with_shared_choices
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import Row, content_id, lock_dir, open_jsonl, write_manifest
-from kinject.documents import document_hashes, read_documents
 from kinject.errors import EndpointError, InputError
+from kinject.heap import document_hashes, read_documents
 from kinject.llm import request_seed
 from kinject.llm.cache import CACHES, merge_caches
 from kinject.llm.limits import limits_of

@@ -31,8 +31,8 @@ from kinject.augment.store import (
 from kinject.augment.styles import SKIPPED
 from kinject.corpus.passages import cut_note
 from kinject.disk import file_hash, lock_dir, read_jsonl, write_manifest
-from kinject.documents import document_hashes
 from kinject.errors import EndpointError
+from kinject.heap import document_hashes
 from kinject.language.tables import language_of
 from kinject.llm import Stopped
 from kinject.llm.cache import CACHES, merge_caches

@@ -31,10 +31,10 @@ from kinject.disk import (
     is_folder,
     write_jsonl,
 )
-from kinject.documents import read_documents
-from kinject.documents.collect import DocumentsResult, collect, render_documents
-from kinject.documents.write import read_rows
 from kinject.errors import EndpointError
+from kinject.heap import read_documents
+from kinject.heap.collect import DocumentsResult, collect, render_documents
+from kinject.heap.write import read_rows
 from kinject.hub_data import find_data_set, is_saved
 from kinject.language import language_name
 from kinject.language.sentences import sentences

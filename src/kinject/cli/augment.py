@@ -79,7 +79,7 @@ def _is_wanted(names: list[str]) -> bool:
 )
 def _documents(arguments: argparse.Namespace) -> Outcome:
     from kinject.api import documents, documents_shard
-    from kinject.documents.collect import render_documents
+    from kinject.heap.collect import render_documents
     from kinject.recipe.read import read_section
 
     paths, settings, run_dir = list[Path](), list[str](), None

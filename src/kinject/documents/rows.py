@@ -1,5 +1,4 @@
-"""Readers of rows, each one document: JSON lines, CSV, Parquet, folders that `datasets` saved,
-names on the hub."""
+"""Readers of rows, each one document: JSON lines, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -27,7 +26,6 @@ from kinject.disk import (
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.text import decode, markdown_table, whole_file
 from kinject.errors import InputError, one_line
-from kinject.hub_data import HubDataSet
 from kinject.terminal import format_count
 from kinject.types import Document
 
@@ -48,7 +46,7 @@ _MOSTLY = 0.8
 # Cells of tables, and names in a list, are shorter than parts of sentences.
 _FEW_WORDS = 4
 _FIELDS = ("id", "title", "text", "source", "meta")
-_ROWS = 16
+ROWS_AT_ONCE = 16
 """Rows of a table in memory at once: each may hold a long document."""
 
 
@@ -404,10 +402,10 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
         with parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20) as file:
             # The metadata of its columns is not asked for: of some damaged files that ends the
             # process with an uncaught C++ exception in pyarrow 26, where reading reports an error.
-            for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1
-                    yield _table_row(row, f"{path}:{number}", options)
+                    yield table_row(row, f"{path}:{number}", options)
     # Text that is not UTF-8 raises a ValueError.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise InputError(
@@ -415,54 +413,8 @@ def read_parquet(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator
         ) from error
 
 
-def _table_row(row: Row, location: str, options: ReadOptions) -> LocatedDocument:
+def table_row(row: Row, location: str, options: ReadOptions) -> LocatedDocument:
     """Return the document in a row of a table; an empty cell counts as absent."""
     text = {options.text_field, "text"}
     filled = {key: value for key, value in row.items() if value is not None or key in text}
     return _located_document(location, filled, options)
-
-
-def read_saved_dataset(path: Path) -> Iterator[LocatedDocument]:
-    """Yield the documents of a folder that `datasets` saved; of all its splits, one after the
-    other."""
-    import datasets
-
-    try:
-        loaded = datasets.load_from_disk(str(path), keep_in_memory=False)
-    except Exception as error:  # the library raises whatever its JSON and Arrow readers raise
-        raise InputError(
-            f"{path}: not a folder that datasets can load ({_first_line(error)}). Save it again."
-        ) from error
-    splits = loaded if isinstance(loaded, Mapping) else {"": loaded}
-    for name, split in splits.items():
-        number = 0
-        for columns in split.iter(_ROWS):
-            for values in zip(*columns.values(), strict=True):
-                number += 1
-                row = dict(zip(columns, values, strict=True))
-                yield _table_row(row, f"{path / name if name else path}:{number}", ReadOptions())
-
-
-def read_data_set(name: str, data: HubDataSet) -> Iterator[LocatedDocument]:
-    """Yield the documents of a data set, which a recipe calls `name`, streamed.
-
-    Rows without text are left out, and of equal rows without an id the later ones: public data sets
-    have many of both. Raises `InputError` if it cannot be read.
-    """
-    options = ReadOptions(text_field=data.column or None)
-    without_id = set[str]()
-    for number, row in enumerate(data.rows(), start=1):
-        plain = with_plain_names(row, options)
-        text = plain.get("text", "?")
-        if isinstance(text, str) and not text.strip():
-            continue
-        location, document = _table_row(row, f"{name}:{number}", options)
-        if isinstance(document, Document) and plain.get("id") is None:
-            if document.id in without_id:
-                continue
-            without_id.add(document.id)
-        yield location, document
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"

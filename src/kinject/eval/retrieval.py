@@ -21,9 +21,9 @@ from kinject.corpus.passages import (
     words_of,
 )
 from kinject.disk import atomic_file, cached_folder, content_id, open_to_read
-from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError
 from kinject.eval.scoring.answers import hash_model
+from kinject.heap import read_documents
 from kinject.hub import find_source
 from kinject.language.sentences import sentences
 from kinject.recipe import DocumentsSection

@@ -25,7 +25,6 @@ from kinject.disk import (
     write_jsonl,
     write_manifest,
 )
-from kinject.documents import document_hashes, read_documents
 from kinject.errors import InputError
 from kinject.eval.endpoint import EndpointScorer, cache_of, money_spent, render_messages
 from kinject.eval.flips import find_flips
@@ -38,6 +37,7 @@ from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.answers import GRADES_FILE, AnswerStore, ResumableScoring, join_processes
 from kinject.eval.scoring.encode import Encoded, render_tokens
 from kinject.eval.scoring.local import LoadedScorer, load_scorer, measure_perplexity
+from kinject.heap import document_hashes, read_documents
 from kinject.llm.cache import merge_caches
 from kinject.manifests import MANIFEST, EvalCounts, read_train_manifest
 from kinject.models import check_model

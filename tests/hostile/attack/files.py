@@ -29,10 +29,10 @@ from kinject.disk import (
     write_jsonl,
 )
 from kinject.disk import files as disk_files
-from kinject.documents import read_documents
 from kinject.errors import DiskError, InputError, KinjectError
 from kinject.eval.require import read_requirements
 from kinject.gguf_files import check_header
+from kinject.heap import read_documents
 from kinject.models.folder import check_cost
 from kinject.recipe import read_recipe
 from kinject.terminal import _Text, printable

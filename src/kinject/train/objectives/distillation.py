@@ -43,9 +43,9 @@ from kinject.corpus.tokenize import (
     split_text,
 )
 from kinject.disk import content_id, read_json, write_json
-from kinject.documents import document_hashes, read_documents
 from kinject.errors import fault
 from kinject.gguf_files import model_folder
+from kinject.heap import document_hashes, read_documents
 from kinject.process import work_seconds
 from kinject.recipe import DistillationSection, DocumentsSection, ModelSection, TrainRecipe
 from kinject.recipe.method_rules import distillation_of

@@ -38,9 +38,9 @@ from kinject.disk import (
     path_exists,
     unreadable,
 )
-from kinject.documents.copies import edited, min_hash, repeats, text_hash, word_hashes
 from kinject.documents.readers import ReadOptions, read_file
 from kinject.errors import DiskError, InputError, KinjectError
+from kinject.heap.copies import edited, min_hash, repeats, text_hash, word_hashes
 from kinject.language import detect_language, guess_language
 from kinject.process import is_shortage
 from kinject.types import Document
@@ -396,10 +396,14 @@ def record_path(cache: Path, sha256: str, path: str, options: ReadOptions) -> Pa
 
 @functools.cache
 def readers_version() -> str:
-    """Return a hash of this code and the versions of the libraries, which decide the documents of a
-    file."""
-    here = Path(__file__).parent
-    modules = [*sorted(here.glob("*.py")), here.parent / "language" / "__init__.py"]
+    """Return a hash of the readers' code and the versions of the libraries, which decide the
+    documents of a file."""
+    package = Path(__file__).parents[1]
+    modules = [
+        *sorted((package / "documents").glob("*.py")),
+        *sorted((package / "heap").glob("*.py")),
+        package / "language" / "__init__.py",
+    ]
     code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in modules]
     try:
         requirements = metadata.requires("kinject") or ()

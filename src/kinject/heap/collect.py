@@ -28,7 +28,9 @@ from kinject.disk import (
     read_jsonl,
     write_manifest,
 )
-from kinject.documents.parse import (
+from kinject.documents.readers import ReadOptions
+from kinject.errors import DiskError, InputError
+from kinject.heap.parse import (
     FoundFile,
     Parsed,
     Parsing,
@@ -39,9 +41,7 @@ from kinject.documents.parse import (
     record_path,
     write_record,
 )
-from kinject.documents.readers import ReadOptions
-from kinject.documents.write import HeapFile, HeapWriter, day_of
-from kinject.errors import DiskError, InputError
+from kinject.heap.write import HeapFile, HeapWriter, day_of
 from kinject.language import language_name
 from kinject.manifests import read_documents_manifest
 from kinject.process import core_count
@@ -289,7 +289,7 @@ def _parse_new(heap: Sequence[HeapFile], section: DocumentsSection, folder: Path
     n_processes = min(core_count(), len(tasks))
     waiting, n_running = deque(tasks), 0
     with (
-        executors.LocalExecutor(n_processes, 0, ("kinject.documents.parse",)) as executor,
+        executors.LocalExecutor(n_processes, 0, ("kinject.heap.parse",)) as executor,
         Progress("documents", len(tasks), "files") as progress,
     ):
         while waiting or n_running:

@@ -23,10 +23,10 @@ from kinject import executors
 from kinject.api import documents
 from kinject.cli import main
 from kinject.disk import read_jsonl
-from kinject.documents import copies, document_hashes, parse, read_documents
-from kinject.documents.collect import DocumentsResult, collect, merge_parsed, parse_shard_of
 from kinject.errors import InputError
 from kinject.executors import Outcome
+from kinject.heap import copies, document_hashes, parse, read_documents
+from kinject.heap.collect import DocumentsResult, collect, merge_parsed, parse_shard_of
 from kinject.recipe import DocumentsSection
 from kinject.shards import Shard
 
@@ -35,7 +35,7 @@ WORDS = [
     for a in re.findall("...", "baldorfengimholkirlammurnespol")
     for b in re.findall("..", "aneloman")
 ]
-collecting = importlib.import_module("kinject.documents.collect")  # the function has its name
+collecting = importlib.import_module("kinject.heap.collect")  # the function has its name
 NOTICE = "This text is confidential and must not leave the house."
 
 
@@ -206,7 +206,7 @@ def test_a_file_that_crashes_hangs_or_eats_memory_costs_itself_only(
         "/proc/self/status"
     ).read_text()  # the worker is forked from this process, which has the libraries
     data = int(re.search(r"VmData:\s+(\d+) kB", status)[1]) / 2**20  # type: ignore[index]
-    monkeypatch.setattr(import_module("kinject.documents.parse"), "MEMORY", 3 + round(data))
+    monkeypatch.setattr(import_module("kinject.heap.parse"), "MEMORY", 3 + round(data))
     names = ["a", "b-crash", "c", "d-hang", "e-eat", "f-bug", "g"]
     for number, name in enumerate(names):
         (heap / f"{name}.txt").write_text(prose(number))

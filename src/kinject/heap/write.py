@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk import open_to_read, read_jsonl, write_jsonl
-from kinject.documents.copies import Copy, CopyFinder, Edit, edited, only_words, shared_lines
-from kinject.documents.parse import FoundFile, Parsed, parsed_of, read_record
+from kinject.heap.copies import Copy, CopyFinder, Edit, edited, only_words, shared_lines
+from kinject.heap.parse import FoundFile, Parsed, parsed_of, read_record
 from kinject.recipe import DocumentsSection
 from kinject.terminal import Progress, format_count
 from kinject.types import Document
