@@ -26,6 +26,7 @@ from kinject.train import train
 from kinject.train.batches import Collator, RowDataset
 from kinject.train.data import CorpusPacker
 from kinject.train.load import use_fastest_attention
+from small import interrupt
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -192,6 +193,34 @@ def test_a_mixture_of_experts_trains_with_its_routers_loss_and_validates_without
         after[gate],
         next(value for name, value in before.items() if name.endswith("mlp.gate.weight")),
     )
+
+
+@pytest.mark.parametrize("kind", ["qwen2_moe", "olmoe"])
+def test_a_mixture_of_experts_goes_on_from_all_weights_of_its_checkpoint(
+    make_recipe: Callable[..., Recipe], tiny_tokenizer: Any, tmp_path: Path, kind: str
+) -> None:
+    """Its experts have other names in a file than in memory."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    new_model({"model_type": kind, **SMALL, **sizes}, tiny_tokenizer, 0).save_pretrained(
+        tmp_path / kind
+    )
+    tiny_tokenizer.save_pretrained(tmp_path / kind)
+    saves = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "learning_rate": 0.01}
+    recipe = make_recipe(model={"path": str(tmp_path / kind)}, trainer=saves)
+    weights = Path(train(recipe).model_dir) / "model.safetensors"
+    whole = weights.read_bytes()
+    interrupt(tmp_path / "run", 2)
+    train(recipe, resume=True)
+    assert weights.read_bytes() == whole
+    # A rate that spoils the model after the first evaluation makes that checkpoint the best one.
+    best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+    corpus = {"path": recipe.corpus.path, "validation_corpus": recipe.corpus.path}
+    spoiling = saves | best | {"learning_rate": 9.0, "lr_scheduler_type": "constant"}
+    train(make_recipe(model=recipe.raw["model"], corpus=corpus, trainer=spoiling), overwrite=True)
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["counts"]["best_step"] == 2
+    checkpoint = tmp_path / "run" / "checkpoint-2" / "model.safetensors"
+    assert weights.read_bytes() == checkpoint.read_bytes()
 
 
 def test_what_leaves_the_routers_loss_out_is_refused(

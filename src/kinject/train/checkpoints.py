@@ -41,7 +41,7 @@ from kinject.disk import (
     write_sha256sums,
 )
 from kinject.errors import DiskError, TrainingError
-from kinject.models import copy_weights
+from kinject.models import copy_weights, read_headers
 from kinject.process import is_first_process, work_seconds
 from kinject.train.decomposed import load_from_plain, save_as_plain
 from kinject.train.guards import Guard, check_weights
@@ -345,17 +345,31 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         ]
         super()._issue_warnings_after_load(load_result)
 
+    def _is_loaded_as_a_model(self, checkpoint: str) -> bool:
+        """Return whether a checkpoint's weights are loaded as those of any model folder, not by
+        Trainer."""
+        if isinstance(self.model, PeftModel):
+            return False
+        # transformers 5.23 would load whole weights into a model that it has sharded itself
+        if self.is_distributed_loading_by_transformers:
+            return True
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            return False  # their checkpoints hold no safetensors
+        # transformers 5.23 saves weights under the hub's names, and Trainer skips a name that the
+        # model in memory lacks: a mixture's joined experts went on as those of the base. Not for
+        # all models, since for a moment two are on the device.
+        return not read_headers(Path(checkpoint)).keys() <= self.model.state_dict().keys()
+
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: PreTrainedModel | None = None
     ) -> None:
         """Load a checkpoint's weights; each process its part of a model that transformers has
         sharded."""
-        # transformers 5.23 would load whole weights into a model that it has sharded itself
         if self.initial_adapter:
             self.initial_adapter = load_from_plain(
                 Path(resume_from_checkpoint), self.model, self.initial_adapter
             )
-        elif self.is_distributed_loading_by_transformers and not isinstance(self.model, PeftModel):
+        elif self._is_loaded_as_a_model(resume_from_checkpoint):
             copy_weights(self.load_weights(resume_from_checkpoint), self.model)
         else:
             with _kept_dtypes(self.model):
@@ -364,8 +378,9 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint."""
         # transformers 5.23 does so here too, past _load_from_checkpoint
-        if self.is_distributed_loading_by_transformers or self.initial_adapter:
-            self._load_from_checkpoint(self.state.best_model_checkpoint)
+        best = self.state.best_model_checkpoint
+        if self.initial_adapter or self._is_loaded_as_a_model(best):
+            self._load_from_checkpoint(best)
         else:
             with _kept_dtypes(self.model):
                 super()._load_best_model()
