@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from attack import AREAS, attack, files, network, runs
+from attack import AREAS, attack, endpoints, files, network, runs, training
 
 FEW = {
     "sequences": 1,
@@ -14,12 +14,15 @@ FEW = {
     "clocks": 1,
     "limits": 1,
     "export": 1,
+    "memory": 1,
+    "runs by an endpoint": 2,
+    "trainings": 2,
     "kills": 2,
     "surroundings": 2,
     "view": 2,
 }
 """Area -> tries here, of those whose tries take a part of a second; of the others 6."""
-MODULES = (files, network, runs)
+MODULES = (endpoints, files, network, runs, training)
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import resource
 import select
 import shutil
@@ -31,6 +32,9 @@ MOST_SECONDS, MOST_WAIT = 60, 600
 """Seconds of the processor, and on the clock, from which on a try hangs: hundreds of times what one takes."""
 Try = Callable[[Random, Path], str]
 """One try in a folder of its own: what failed, "" where nothing did."""
+
+
+_OF_A_ROW = re.compile(r"\S+:\d+: ")
 
 
 class HangError(BaseException):
@@ -107,8 +111,8 @@ def unclear(error: KinjectError) -> str:
     text = str(error)
     if not text.strip():
         return f"an empty message of {type(error).__name__}"
-    # Problems, and files that cannot be read, are lists with a line for each.
-    others = text.split("\n")[1:]
+    # Problems, and faults of a file's rows, are lists with a line for each.
+    others = [line for line in text.split("\n")[1:] if not _OF_A_ROW.match(line)]
     if any(not line.startswith("  ") for line in others) and not isinstance(error, RecipeError):
         return f"several lines: {text[:300]!r}"
     if len(text) > 2000 and not isinstance(error, RecipeError):

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import resource
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from functools import cache, partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import yaml
 from faulty import FaultyDisk
@@ -299,7 +302,6 @@ def clocks(random: Random, folder: Path) -> str:
 @area("limits")
 def limits_of_system(random: Random, folder: Path) -> str:
     """Few open files, small files: one line or the right result, and the right one without the limit."""
-    # No limit of memory: CPython 3.11 waits without end for a thread that had none to begin.
     there, verb = copied(folder), random.choice(LIGHT)
     limits = {resource.RLIMIT_NOFILE: random.randrange(3, 40)}
     if random.random() < 0.5:
@@ -312,6 +314,52 @@ def limits_of_system(random: Random, folder: Path) -> str:
     if fault and "Too many open files" not in ended.printed:
         return f"{verb} {limits}: {fault}"
     return again(verb, there)
+
+
+def _start_or_fail(self: threading.Thread) -> None:
+    """Start a thread as CPython does, which waits without end for one that had no memory to begin."""
+    started: Any = self._started  # type: ignore[attr-defined]
+    wait = started.wait
+
+    def bounded() -> None:
+        if not wait(_LONGEST_START):
+            raise RuntimeError("can't start new thread")
+
+    started.wait = bounded
+    _START(self)
+
+
+_START, _LONGEST_START = threading.Thread.start, 30
+
+
+def _with_memory(verb: str, folder: Path, more: int) -> int:
+    """Run a verb that may reserve so many bytes more than this process has."""
+    threading.Thread.start = _start_or_fail  # type: ignore[method-assign]
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + more
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    return run(verb, folder)
+
+
+_OF_MEMORY = re.compile("memory|too little for this run", re.IGNORECASE)
+
+
+@area("memory")
+def memory(random: Random, folder: Path) -> str:
+    """Little memory: a verb works, or ends in one line; what it left is whole, and with memory the result is the right one."""
+    there, verb = copied(folder), drawn(random)
+    more = random.choice((0, 1, 4, 16, 64, 256)) * random.randrange(1 << 19, 1 << 20)
+    ended = in_child(partial(_with_memory, verb, there, more))
+    if ended.code not in (0, 1, 2):
+        # The system, or a library in C, may end it without a word; not Python with a trace.
+        fault = judged(ended, (ended.code,) if ended.code < 0 else ())
+        if fault:
+            return f"{verb} with {more:,} bytes more: {fault}"
+    lines = [line for line in ended.printed.splitlines() if line.strip()]
+    if ended.code == 2 and not any(_OF_MEMORY.search(line) for line in lines[-3:]):
+        return f"{verb} with {more:,} bytes more: no line about memory: {ended.printed[-500:]}"
+    fault = again(verb, there)
+    return f"{verb} after {more:,} bytes more: {fault}" if fault else ""
 
 
 @area("export")
