@@ -48,7 +48,7 @@ READ_BY = {
         average_tokens_across_devices max_grad_norm bf16 fp16 activation_checkpointing activation_checkpointing_kwargs
         torch_compile torch_compile_backend torch_compile_mode use_liger_kernel liger_kernel_config use_cache
         neftune_noise_alpha torch_empty_cache_steps include_num_input_tokens_seen disable_tqdm
-        eval_on_start save_only_model save_total_limit push_to_hub full_determinism seed data_seed accelerator_config
+        eval_on_start save_total_limit push_to_hub full_determinism seed data_seed accelerator_config
         dataloader_drop_last dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers
         dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order train_sampling_strategy
         ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph fsdp fsdp_config deepspeed debug
