@@ -29,6 +29,7 @@ for room in (
     "eval",
     "hostile",
     "report",
+    "soak",
     "study",
 ):  # helper modules: pytest's importlib mode leaves sys.path alone
     sys.path.insert(0, str(Path(__file__).parent / room))

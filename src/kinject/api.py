@@ -298,16 +298,18 @@ def compare(*runs: str | Path, score: Score = "sum") -> Comparison:
     return Comparison(tuple(compare_runs([read_run(Path(run), score) for run in runs])))
 
 
-def study(recipe: StudyRecipe | str | Path, *, jobs: int | None = None) -> Report:
+def study(
+    recipe: StudyRecipe | str | Path, *, jobs: int | str | None = None, slurm: Sequence[str] = ()
+) -> Report:
     """Run the unfinished stages of a study, and write its report. `jobs` is the number of worker
-    processes.
+    processes, or slurm; `slurm` holds options of sbatch, as train.gpus=1.
 
     kinject.study("recipes/studies/sandbox-quick.yaml").to_frame()
     """
-    from kinject.executors import executor_factory
     from kinject.study.run import run_study
+    from kinject.study.slurm import executor_of
 
-    return run_study(_checked(recipe, "study"), executor_factory(jobs))[0]
+    return run_study(_checked(recipe, "study"), executor_of(jobs, slurm))[0]
 
 
 def report(run_dir: str | Path) -> Path:

@@ -232,7 +232,7 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, Terminated), terminable():
         while True:
-            pipe.send(_run_logged(pipe.recv()))
+            pipe.send(run_logged(pipe.recv()))
 
 
 @contextlib.contextmanager
@@ -256,7 +256,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run_logged(task: Task) -> tuple[Mapping[str, Any] | None, str]:
+def run_logged(task: Task) -> tuple[Mapping[str, Any] | None, str]:
     """Run `task` with its output redirected to its log; return (counts, "") or (None, error)."""
     log_path = task.folder / LOG
     try:

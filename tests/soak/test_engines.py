@@ -1,4 +1,5 @@
-"""The engines of docs/shards run the shards of kinject augment: the corpus is that of one process.
+"""The engines of docs/shards run the shards of kinject augment: the corpus is that of one process. The stages of a study
+run as jobs of a real Slurm: the report is that of one machine, though study and jobs are killed.
 
 Ray and datatrove are in .venv-engines (make soak). Slurm needs slurmctld, slurmd and munged of the system's packages
 (slurm-wlm) and the rights to start them; without, its test is skipped.
@@ -14,15 +15,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from country import write_study
+from kills import json_without
 
 from kinject.augment import augment
 from kinject.recipe import read_recipe
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
+from small import save_tiny_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "shards"
@@ -119,3 +124,60 @@ def test_an_array_of_slurm_jobs_and_their_merge_behind_them(expected: bytes, slu
     while subprocess.run(["squeue", "-h"], check=True, capture_output=True).stdout:
         time.sleep(1)
     assert Path("run/corpus.jsonl").read_bytes() == expected
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.5)
+
+
+def running(stages: Path, kind: str) -> str:
+    """Return the id of a job of `kind` whose stage has begun, "" without one."""
+    words = ["squeue", "-h", "--states=RUNNING", "--format=%i %j"]
+    for line in subprocess.run(words, check=True, capture_output=True, text=True).stdout.split(
+        "\n"
+    ):
+        number, _, name = line.partition(f" {kind}-")
+        if name and (stages / kind / name / "stage.log").exists():
+            return number
+    return ""
+
+
+def test_stages_as_jobs_of_slurm(tmp_path: Path, slurm: None, trained_tokenizer: Any) -> None:
+    """The study is killed, the time of a training is over, a job is killed: the end is that of one machine."""
+    model = save_tiny_model(tmp_path / "model", trained_tokenizer)
+    path = write_study(tmp_path, model, seeds=[5], arms={"ft": {}}, keep_models=True)
+    stages, page = tmp_path / "stages", tmp_path / "study" / "report.json"
+    command = [sys.executable, "-m", "kinject.cli", "study", str(path), "--jobs"]
+    read = json_without("seconds", "peak_bytes", "work_seconds", "written", "command")
+    subprocess.run([*command, "1"], check=True, stdout=subprocess.DEVNULL)
+    expected = read(page.read_bytes())
+    for folder in (stages, page.parent):
+        shutil.rmtree(folder)
+    command += ["slurm", "--slurm", "time=30"]
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    with start() as study:
+        until(lambda: bool(running(stages, "train")), study)
+        study.kill()
+    # As Slurm does before the end of a job's time: the job comes back, and the study finds it.
+    number = running(stages, "train")
+    subprocess.run(["scancel", "--signal=USR2", number], check=True)
+    with start() as study:
+        until(lambda: bool(running(stages, "eval")), study)
+        killed = running(stages, "eval")
+        subprocess.run(["scancel", "--signal=KILL", killed], check=True)
+        _, err = study.communicate()
+        assert study.returncode == 1, err
+    assert f"its job {killed} ended (CANCELLED); its log: {stages}" in json.dumps(
+        json.loads(page.read_bytes())["failures"]
+    )
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert read(page.read_bytes()) == expected
+    submitted = [log.name.partition("_")[0] for log in stages.rglob("*_submitted.pkl")]
+    assert len(submitted) == len(set(submitted)) == 5  # of four stages, one of which was killed
+    (log,) = stages.glob(f"train/*/.jobs/{number}_0_log.out")
+    assert f"job {number} goes back into the queue" in log.read_text()

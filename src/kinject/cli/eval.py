@@ -126,30 +126,44 @@ def _is_complete(report: Report) -> bool:
     ),
     option(
         "--jobs",
-        type=int,
         metavar="N",
-        help="stages at once (default: one for each GPU; without one, a core each, at most 8)",
+        help="stages at once (default: one for each GPU; without one, a core each, at most 8), or "
+        "slurm: each a job, at most 100 at once (20: slurm:20)",
+    ),
+    option(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="[KIND.]OPTION=VALUE",
+        help="option of sbatch, for all jobs or the stages of a kind (default: time=1-00:00:00)",
     ),
 )
 def _study(arguments: argparse.Namespace) -> Outcome:
     if arguments.gpu is not None and not arguments.dry_run:
         raise InputError("--gpu: it plans the hours for a card. Add --dry-run, or leave it out.")
     if arguments.job is not None:
+        flags = []
         if arguments.jobs is not None:
-            return print_job(arguments, "study", "--jobs", str(arguments.jobs))
-        return print_job(arguments, "study")
-    recipe = recipe_of(arguments, "study")
+            flags += ["--jobs", arguments.jobs]
+        for words in arguments.slurm:
+            flags += ["--slurm", words]
+        return print_job(arguments, "study", *flags)
+    from kinject.study.slurm import executor_of, options_of
+
     if arguments.dry_run:
         from kinject.study.run import render_plan
 
-        text = render_plan(recipe, arguments.gpu)
+        options = options_of(arguments.jobs, arguments.slurm)
+        text = render_plan(recipe_of(arguments, "study"), arguments.gpu, options)
         show(text)
         return {"text": text}, 0
-    from kinject.executors import executor_factory
+    # Before the recipe: what these words lack is found at once.
+    start_executor = executor_of(arguments.jobs, arguments.slurm)
+    recipe = recipe_of(arguments, "study")
     from kinject.report.files import render_summary
     from kinject.study.run import run_study
 
-    result, page = run_study(recipe, executor_factory(arguments.jobs))
+    result, page = run_study(recipe, start_executor)
     show(render_summary(recipe.run_dir, result))
     show(f"report: {page}")
     code = 0 if not result.failures and _is_complete(result) else 1

@@ -23,7 +23,7 @@ from kinject.disk import (
 from kinject.errors import InputError, Problem
 from kinject.eval.judge import read_accuracy
 from kinject.eval.plan import role_of
-from kinject.executors import LOG, LocalExecutor
+from kinject.executors import LOG
 from kinject.recipe import StudyRecipe, is_model
 from kinject.recipe.makers import command_for
 from kinject.recipe.sections import ClaimSection, StudySection
@@ -63,6 +63,7 @@ from kinject.study.planner import ArmRun
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.scheduler import (
     SplitQuestions,
+    StageExecutor,
     StartExecutor,
     Study,
     family_warnings,
@@ -71,6 +72,7 @@ from kinject.study.scheduler import (
     preview_paraphrases,
     render_stages,
 )
+from kinject.study.slurm import JobOptions, render_jobs
 from kinject.study.stages import Stage
 from kinject.terminal import format_count, show
 from kinject.types import ArmName, Price, Question
@@ -98,7 +100,7 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
         with ExitStack() as stack:
 
             @cache  # the executor starts with the first stage that has to run
-            def start() -> LocalExecutor:
+            def start() -> StageExecutor:
                 return stack.enter_context(start_executor())
 
             study = replace(study, start_executor=start)
@@ -575,9 +577,9 @@ def _notes(study: Study) -> list[str]:
     return notes + study.diverged
 
 
-def render_plan(recipe: StudyRecipe, gpu: str | None = None) -> str:
-    """Return the plan of a study as text: its arms and stages, which are done, and the money, the
-    hours and the disk to come, on cards `gpu` or on this machine's own device.
+def render_plan(recipe: StudyRecipe, gpu: str | None = None, jobs: JobOptions | None = None) -> str:
+    """Return the plan of a study as text: its arms and stages, which are done, its `jobs`, and the
+    money, the hours and the disk to come, on cards `gpu` or on this machine's own device.
 
     Nothing is run; only the files of split questions are written. Money is counted as `kinject
     augment --dry-run` does, hours as `kinject plan` does. Raises as `run_study` does for faults in
@@ -599,6 +601,8 @@ def render_plan(recipe: StudyRecipe, gpu: str | None = None) -> str:
     written = preview_paraphrases(study)
     lines = [recipe.study.title, recipe.study.description.strip(), ""]
     lines.append(render_stages(study, written))
+    if jobs is not None:
+        lines += render_jobs(study.status, jobs)
     outlook = render_outlook(study, written, gpu)
     if outlook:
         lines.append(outlook)

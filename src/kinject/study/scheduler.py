@@ -10,14 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, cast
+from types import TracebackType
+from typing import Any, Literal, Protocol, cast
 
 from kinject.augment.preview import Preview, preview
 from kinject.corpus.questions import read_questions
 from kinject.disk import delete_file, file_name, write_json, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
-from kinject.executors import LocalExecutor
+from kinject.executors import Outcome
 from kinject.recipe import EvalRecipe, EvalSection, QuestionSetSection, StudyRecipe, read_recipe
 from kinject.results import Choice, Cost, Role, fewest_for
 from kinject.study.arms import (
@@ -34,7 +35,29 @@ from kinject.study.stages import STAGE_KINDS, Stage, held
 from kinject.terminal import CURRENCY, Progress, aligned, format_count
 from kinject.types import Question
 
-StartExecutor = Callable[[], LocalExecutor]
+
+class StageExecutor(Protocol):
+    """Runs stages elsewhere: in processes of this machine, or as jobs of a cluster."""
+
+    def has_room(self) -> bool: ...
+
+    def submit(self, task: Stage) -> None: ...
+
+    def wait(self) -> list[Outcome]:
+        """Wait until a stage has finished; return the outcomes of all that have."""
+        ...
+
+    def __enter__(self) -> StageExecutor: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+StartExecutor = Callable[[], StageExecutor]
 CostKind = Literal["setup", "augment", "corpus", "train", "merge", "eval"]
 """The kinds of stages that a report lists."""
 
@@ -109,7 +132,7 @@ def reads_files_of(stage: Stage, made: Stage) -> bool:
 def run_stages(
     pending: Sequence[Stage],
     status: StageStatus,
-    executor: LocalExecutor,
+    executor: StageExecutor,
     title: str,
     *,
     delete_models: bool = False,
