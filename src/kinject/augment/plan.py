@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kinject.augment.styles import Style, read_styles
-from kinject.disk import OffsetIndex, Row, open_to_read, parse_row, read_lines
+from kinject.disk import Row, open_to_read, parse_row, read_lines
+from kinject.disk.offsets import OffsetIndex
 from kinject.errors import InputError
 from kinject.llm.sender import generator_identity
 from kinject.recipe import AugmentRecipe, DocumentsSection, Recipe

@@ -15,7 +15,6 @@ from kinject.augment.styles import Style
 from kinject.augment.variant_requests import VariantRequest
 from kinject.disk import (
     Journal,
-    OffsetIndex,
     Row,
     RowLike,
     content_id,
@@ -23,6 +22,7 @@ from kinject.disk import (
     read_jsonl,
     write_jsonl,
 )
+from kinject.disk.offsets import OffsetIndex
 from kinject.errors import InputError
 from kinject.llm.sender import Sender
 from kinject.terminal import CURRENCY, format_count

@@ -20,7 +20,6 @@ from kinject.disk.files import (
     is_file,
     is_folder,
     is_left_out,
-    open_regular,
     open_to_read,
     part_path,
     path_exists,
@@ -50,7 +49,6 @@ from kinject.disk.jsonl import (
     read_jsonl,
     write_jsonl,
 )
-from kinject.disk.offsets import OffsetIndex
 from kinject.disk.run_folder import (
     MANIFEST_FIX,
     FoundRun,

@@ -4,7 +4,6 @@ that both need."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import glob
 import logging
@@ -86,6 +85,9 @@ def replace_folder(part: Path, final: Path) -> None:
 
 def _exchange(first: Path, second: Path) -> bool:
     """Exchange the names of two folders in one step; return whether the system could."""
+    # Here, since every verb imports this module, and few replace a folder.
+    import ctypes
+
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False

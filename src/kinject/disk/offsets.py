@@ -1,7 +1,8 @@
 """An index of rows by name, on disk: a run may have more rows than memory has room for their ids.
 
 A dictionary of names took 250 bytes a row, 2.5 GiB of ten million; SQLite's pages are 16 bytes a
-row on disk, and a few MiB of them in memory.
+row on disk, and a few MiB of them in memory. `kinject.disk` does not import it, for the start of
+the verbs that have no such run.
 """
 
 from __future__ import annotations

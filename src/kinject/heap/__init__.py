@@ -9,7 +9,8 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-from kinject.disk import OffsetIndex, file_hash, folder_hash, open_to_read, path_exists
+from kinject.disk import file_hash, folder_hash, open_to_read, path_exists
+from kinject.disk.offsets import OffsetIndex
 from kinject.documents.readers import (
     LocatedDocument,
     ReadOptions,
