@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import content_id, lock_dir, read_manifest_fields
+from kinject.disk import content_id, dotted, lock_dir, read_manifest_fields
 from kinject.errors import InputError
 
 _FOLDER = "shards"
@@ -173,7 +173,8 @@ def _check_same(
     if fields["counts"].get("shard") != shard_counts(shard)["shard"]:
         raise InputError(f"{folder}: its manifest is not that of shard {shard}. {again}")
     # As a manifest holds it: JSON has no tuples.
-    theirs, ours = _flat(fields.get("recipe", {})), _flat(json.loads(json.dumps(dict(recipe))))
+    theirs = dotted(fields.get("recipe", {}), _OF_A_JOB)
+    ours = dotted(json.loads(json.dumps(dict(recipe))), _OF_A_JOB)
     for key in sorted(theirs.keys() | ours.keys()):
         if theirs.get(key) != ours.get(key):
             raise InputError(
@@ -183,16 +184,3 @@ def _check_same(
     for name in sorted(inputs.keys() | fields["inputs"].keys()):
         if inputs.get(name) != fields["inputs"].get(name):
             raise InputError(f"{folder}: was made from another {name} than is there now. {again}")
-
-
-def _flat(recipe: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of a recipe, without the keys of a machine."""
-    values = dict[str, Any]()
-    for key, value in recipe.items():
-        if key in _OF_A_JOB:
-            continue
-        if isinstance(value, Mapping):
-            values |= _flat(value, f"{prefix}{key}.")
-        else:
-            values[f"{prefix}{key}"] = value
-    return values

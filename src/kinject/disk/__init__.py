@@ -41,6 +41,7 @@ from kinject.disk.jsonl import (
     Row,
     RowLike,
     check_version,
+    dotted,
     open_jsonl,
     parse_fields,
     parse_json,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -148,6 +148,22 @@ def _type_adapter(kind: type[_Kind]) -> TypeAdapter[_Kind]:
     if kind not in _TYPE_ADAPTERS:
         _TYPE_ADAPTERS[kind] = TypeAdapter(kind)
     return _TYPE_ADAPTERS[kind]
+
+
+def dotted(
+    values: Mapping[str, Any], left_out: Set[str] = frozenset(), above: str = ""
+) -> dict[str, Any]:
+    """Return dotted key -> value of every value in nested mappings, but None and what lies below
+    a key of `left_out`."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in left_out or value is None:
+            continue
+        if isinstance(value, Mapping):
+            flat |= dotted(value, left_out, f"{above}{key}.")
+        else:
+            flat[f"{above}{key}"] = value
+    return flat
 
 
 def encode_row(row: RowLike) -> str:

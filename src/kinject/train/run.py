@@ -19,6 +19,7 @@ from kinject.disk import (
     check_output,
     check_sha256sums,
     content_id,
+    dotted,
     file_hash,
     lock_dir,
     refuse_other_stage,
@@ -325,8 +326,8 @@ def _differences(manifest: Manifest, recipe: TrainRecipe, inputs: Mapping[str, s
     if not isinstance(manifest, TrainManifest):
         return ""
     written = manifest.as_written["recipe"]
-    there = _dotted({key: item for key, item in written.items() if key not in NOT_TRAINING})
-    here = _dotted(recipe.training_values())
+    there = dotted({key: item for key, item in written.items() if key not in NOT_TRAINING})
+    here = dotted(recipe.training_values())
     found = []
     for key in sorted(there.keys() | here.keys()):
         old, new = there.get(key, _NOT_SET), here.get(key, _NOT_SET)
@@ -341,17 +342,6 @@ def _differences(manifest: Manifest, recipe: TrainRecipe, inputs: Mapping[str, s
     if n_more > 0:
         found[_MOST_DIFFERENCES:] = [f"and {n_more} more"]
     return f": {'; '.join(found)}"
-
-
-def _dotted(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of every value in nested mappings; those of None are left out."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _dotted(value, f"{above}{key}.")
-        elif value is not None:
-            flat[f"{above}{key}"] = value
-    return flat
 
 
 def _damage(folder: Path, manifest: Manifest) -> str:
