@@ -9,7 +9,6 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from kinject.disk import FORMAT_VERSION, check_version
@@ -138,12 +137,7 @@ class AnswerCache:
     def __enter__(self) -> AnswerCache:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._database.close()
 
 

@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -278,12 +277,7 @@ class Endpoint:
             event_hooks={"response": [_read_bounded]},
         )
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._client.close()
 
     async def complete(self, messages: list[Message], seed: int) -> Completion:

@@ -8,7 +8,6 @@ import contextlib
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from kinject.disk import path_exists
@@ -59,12 +58,7 @@ class LocalModel:
         self._worker = asyncio.create_task(self._work())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._worker is not None:
             self._worker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
