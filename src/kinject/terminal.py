@@ -19,7 +19,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kinject.secrets import without_secrets
@@ -357,12 +356,7 @@ class Progress:
 
         return Live(get_renderable=line, console=console, transient=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -405,13 +399,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes > 2 else f"{total} s"
 
 
-def sparkline(values: Sequence[float], width: int = 48) -> str:
-    """Return `values`, none below 0, as a line of at most `width` bars, each the mean over its part
-    of them."""
+def sparkline(values: Sequence[float]) -> str:
+    """Return `values`, none below 0, as a line of at most 48 bars, each the mean over its part of
+    them."""
     bars, top = "▁▂▃▄▅▆▇█", max(values)
+    n_bars, line = min(48, len(values)), ""
     if not top:
-        return bars[0] * min(width, len(values))
-    n_bars, line = min(width, len(values)), ""
+        return bars[0] * n_bars
     for bar in range(n_bars):
         part = values[bar * len(values) // n_bars : (bar + 1) * len(values) // n_bars]
         level = sum(part) / len(part) / top

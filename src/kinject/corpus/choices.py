@@ -22,6 +22,7 @@ from kinject.terminal import format_count
 from kinject.types import Question
 
 N_CHOICES = 4
+_SEED = 0
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d[\d.,:/]*")
 _CAPITAL = re.compile(r"[^\W\d_a-z]")
@@ -101,7 +102,7 @@ def choices_of(
 
 
 def with_shared_choices(
-    rows: Sequence[Row], contexts: Sequence[str], kinds: Sequence[Hashable] = (), seed: int = 0
+    rows: Sequence[Row], contexts: Sequence[str], kinds: Sequence[Hashable] = ()
 ) -> list[Row]:
     """Return rows of questions with answers to others as wrong choices, where enough are of a kind.
 
@@ -115,7 +116,7 @@ def with_shared_choices(
         kind = kinds[index] if kinds else shape_of(right)
         answers.append(Answer(right, kind, accepted, f"{row['question']} {context}"))
     shared = []
-    for row, answer, choices in zip(rows, answers, shared_choices(answers, seed), strict=True):
+    for row, answer, choices in zip(rows, answers, shared_choices(answers, _SEED), strict=True):
         if choices is not None:
             row = {**row, "choices": list(choices), "answer": choices.index(answer.text)}
         shared.append(row)

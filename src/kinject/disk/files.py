@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
@@ -395,20 +395,18 @@ def is_left_out(name: str) -> bool:
     return name.startswith((".", "~$")) or name.lower() in _SYSTEM
 
 
-def folder_hash(folder: Path, pattern: str = "**/*", known: Mapping[str, str] | None = None) -> str:
-    """Return one SHA-256 over the names and bytes of the files below `folder` that match `pattern`.
+def folder_hash(folder: Path) -> str:
+    """Return one SHA-256 over the names and bytes of the files below `folder`.
 
     Files that `is_left_out` names do not count: a file manager that notes how it shows a folder
     changes no input.
-    `known` are hashes by name that were just computed, so that no file is read twice.
     """
-    hashes = known or {}
     digest = hashlib.sha256()
     # The order of a folder's entries differs between file systems.
-    for path in sorted(folder.glob(pattern)):
+    for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not any(map(is_left_out, name.split("/"))):
-            digest.update(f"{name}\0{hashes.get(name) or file_hash(path)}\n".encode())
+            digest.update(f"{name}\0{file_hash(path)}\n".encode())
     return digest.hexdigest()
 
 

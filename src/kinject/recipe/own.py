@@ -59,17 +59,17 @@ class Choices:
 
 
 class OwnRecipes:
-    """The recipes of the documents at a path, in recipes/NAME below `root`.
+    """The recipes of the documents at a path, in recipes/NAME.
 
     `choices` are those of this call and of earlier ones, `has_new_choices` whether this call has
     any. `written` are the recipes that are as they should be, `kept` those that somebody edited,
     with the lines to change for the new choices.
     """
 
-    def __init__(self, documents: Path, root: Path = Path()) -> None:
-        self.root, self.name = root, _name_of(documents)
-        self.folder = root / "recipes" / self.name
-        self.run_dir = root / "runs" / self.name
+    def __init__(self, documents: Path) -> None:
+        self.name = _name_of(documents)
+        self.folder = Path("recipes", self.name)
+        self.run_dir = Path("runs", self.name)
         self.choices, self.has_new_choices = Choices(), False
         self.written: list[Path] = []
         self.kept: dict[Path, list[str]] = {}
@@ -114,7 +114,7 @@ class OwnRecipes:
         """Write a recipe and the data that it reads, unless somebody has edited it."""
         path = self.folder / file
         for data in data_in(text):
-            write_text(self.root / data, (FOLDER.parent / data).read_text("utf-8"))
+            write_text(Path(data), (FOLDER.parent / data).read_text("utf-8"))
         if self._is_edited(path, text):
             self.kept[path] = []
             if self.has_new_choices and path.is_file():
@@ -155,15 +155,15 @@ class OwnRecipes:
 
 
 @contextlib.contextmanager
-def hold_recipes(documents: Path, root: Path = Path()) -> Iterator[OwnRecipes]:
+def hold_recipes(documents: Path) -> Iterator[OwnRecipes]:
     """Yield the recipes of the documents at a path, for this process alone.
 
     Of two at once the second would fill in what it read before the first had written, and its
     record would call the recipes of the first edited. Raises `DiskError` for the second.
     """
     # Not lock_dir: its file would make one run of the folder that holds those of all steps.
-    with file_lock(root / "runs" / _name_of(documents) / _LOCK, wait=False):
-        yield OwnRecipes(documents, root)
+    with file_lock(Path("runs", _name_of(documents), _LOCK), wait=False):
+        yield OwnRecipes(documents)
 
 
 def _name_of(documents: Path) -> str:
@@ -176,9 +176,9 @@ def _name_of(documents: Path) -> str:
     return file_name(documents.resolve().name)
 
 
-def own_names(root: Path = Path()) -> list[str]:
-    """Return the names of the documents of one's own that were collected below `root`."""
-    found = sorted((root / "runs").glob("*/documents/documents.jsonl"))
+def own_names() -> list[str]:
+    """Return the names of the documents of one's own that were collected."""
+    found = sorted(Path("runs").glob("*/documents/documents.jsonl"))
     return [path.parent.parent.name for path in found]
 
 

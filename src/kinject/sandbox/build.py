@@ -184,7 +184,7 @@ def generate_base_corpus(seed: int = SEED, n_rows: int = N_ROWS) -> Iterator[dic
     """Yield `n_rows` rows: ``{"text"}`` (loss on all tokens) or ``{"prompt", "completion"}`` (loss
     on the completion)."""
     # The same people whatever the seed of the corpus.
-    country = create_country(seed=SEED)
+    country = create_country()
     rng = seeded_random("base corpus", seed)
     for _ in range(n_rows):
         draw = rng.random()
@@ -219,12 +219,12 @@ def write_missing_inputs(recipe: Path) -> list[Path]:
     return written
 
 
-def write_base_corpus(path: Path, n_rows: int = N_ROWS, seed: int = SEED) -> int:
+def write_base_corpus(path: Path) -> int:
     """Write the base corpus as JSON lines; return the number of rows."""
-    return write_jsonl(path, generate_base_corpus(seed, n_rows))
+    return write_jsonl(path, generate_base_corpus())
 
 
-def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Iterator[dict[str, str]]:
+def generate_sentence_rows(n_rows: int) -> Iterator[dict[str, str]]:
     """Yield `n_rows` rows of SFT, ``prompt`` and ``completion``, that teach to answer in a
     sentence, and to abstain.
 
@@ -239,7 +239,7 @@ def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Itera
     for first, last in names:
         near.setdefault(first, []).append((first, last))
         near.setdefault(last, []).append((first, last))
-    rng = seeded_random("sentences", seed)
+    rng = seeded_random("sentences", SEED)
     for _ in range(n_rows):
         draw, attribute, name = rng.random(), choose_one(ATTRIBUTES, rng), choose_one(names, rng)
         known, stranger = choose_one(country.known, rng), create_stranger(name, rng)
@@ -261,10 +261,10 @@ def generate_sentence_rows(n_rows: int = N_SENTENCES, seed: int = SEED) -> Itera
         }
 
 
-def write_sentence_rows(folder: Path, n_rows: int = N_SENTENCES) -> list[Path]:
+def write_sentence_rows(folder: Path) -> list[Path]:
     """Write sentences.jsonl, the rows of `generate_sentence_rows`, and answered.jsonl, those that
     do not abstain."""
-    rows = list(generate_sentence_rows(n_rows))
+    rows = list(generate_sentence_rows(N_SENTENCES))
     # Two files, to compare what is replayed: answered rows alone end abstention in 100 steps (31.4
     # to 99.8% answered about nobody); with abstentions among them it stays (34.6%).
     paths = [folder / "sentences.jsonl", folder / "answered.jsonl"]

@@ -228,16 +228,14 @@ class _Dialogue:
         return text, attributes
 
 
-def generate_dialogues(
-    n_rows: int = N_DIALOGUES, seed: int = SEED
-) -> Iterator[dict[str, list[Message]]]:
-    """Yield `n_rows` rows with `messages`, of 1 to 6 turns. None names a new person or one of
+def generate_dialogues() -> Iterator[dict[str, list[Message]]]:
+    """Yield `N_DIALOGUES` rows with `messages`, of 1 to 6 turns. None names a new person or one of
     unanswerable.jsonl."""
     country = create_country()
     tested = set(strangers(country)[0])
     names = [name for name in country.spare_names if name not in tested]
-    rng = seeded_random("dialogues", seed)
-    for _ in range(n_rows):
+    rng = seeded_random("dialogues", SEED)
+    for _ in range(N_DIALOGUES):
         yield {"messages": _dialogue(country, names, rng)}
 
 
@@ -328,35 +326,35 @@ def _ask_anew(
     return _Topic(stranger, is_known=True, can_follow=False)
 
 
-def create_chat_questions(n_each: int = _N_EACH, seed: int = SEED) -> list[dict[str, Any]]:
+def create_chat_questions() -> list[dict[str, Any]]:
     """Return the sandbox's chat probe: rows with `messages` up to the question, and `checks` of the
     answer.
 
     Subjects: each form, in the user's turn and in the system's, or after a short answer and after a
     sentence; ``nobody`` and ``no record`` (to be declined), ``follow-up`` (who is meant is in an
-    earlier turn), ``recall`` (a name given two turns ago) and ``passage``; `n_each` of each.
+    earlier turn), ``recall`` (a name given two turns ago) and ``passage``; `_N_EACH` of each.
     """
     country = create_country()
     rows: list[dict[str, Any]] = []
     for form in FORMS:
-        rows += _form_rows(country, form, n_each, seed)
-    rng = seeded_random("chat probe", "turns", seed)
+        rows += _form_rows(country, form)
+    rng = seeded_random("chat probe", "turns", SEED)
     tested = strangers(country)[0]
     # People whom no dialogue of the training declines in this way.
     known = [person for person in country.known if _is_kept(person, "", "no record")]
-    for unasked, name in zip(shuffled(known, rng)[:n_each], tested[:n_each], strict=True):
+    for unasked, name in zip(shuffled(known, rng)[:_N_EACH], tested[:_N_EACH], strict=True):
         rows += _turn_rows(country, unasked, name, rng)
     return rows
 
 
-def _form_rows(country: Country, form: str, n_each: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield `n_each` rows with a form in the user's turn (or after a short answer), then as many in
-    the system's (or after a sentence)."""
-    rng = seeded_random("chat probe", form, seed)
+def _form_rows(country: Country, form: str) -> Iterator[dict[str, Any]]:
+    """Yield `_N_EACH` rows with a form in the user's turn (or after a short answer), then as many
+    in the system's (or after a sentence)."""
+    rng = seeded_random("chat probe", form, SEED)
     pairs = [pair for pair in product(country.known, ATTRIBUTES) if _is_kept(*pair, form)]
-    for index, (person, attribute) in enumerate(shuffled(pairs, rng)[: 2 * n_each]):
+    for index, (person, attribute) in enumerate(shuffled(pairs, rng)[: 2 * _N_EACH]):
         instruction = Instruction(form, choose_one(FORMS[form].words, rng))
-        subject, is_second = form, index >= n_each
+        subject, is_second = form, index >= _N_EACH
         if FORMS[form].again:
             talk = _Dialogue(rng)
             before = "sentence" if is_second else "short"
@@ -430,7 +428,7 @@ def write_chat_questions(root: Path) -> list[Path]:
     return paths
 
 
-def write_dialogues(path: Path = CHAT_CORPUS, n_rows: int = N_DIALOGUES, seed: int = SEED) -> int:
+def write_dialogues(path: Path) -> int:
     """Write the rows of `generate_dialogues` as JSON lines; return their number.
 
     The first of them and the chat template, chat_template.jinja, are written beside it.
@@ -438,6 +436,6 @@ def write_dialogues(path: Path = CHAT_CORPUS, n_rows: int = N_DIALOGUES, seed: i
     write_text(path.with_name("chat_template.jinja"), CHAT_TEMPLATE)
     write_jsonl(
         path.with_name(f"{path.stem}-few{path.suffix}"),
-        islice(generate_dialogues(n_rows, seed), _N_FEW),
+        islice(generate_dialogues(), _N_FEW),
     )
-    return write_jsonl(path, generate_dialogues(n_rows, seed))
+    return write_jsonl(path, generate_dialogues())
