@@ -109,9 +109,9 @@ def _missing_of_row(cells: list[str], columns: list[str], kept: Kept) -> list[st
     missing = []
     for name, cell in zip(columns[1:], cells[1:], strict=False):
         column = name if kept.is_column(name) else None
-        for number in _NUMBER.findall(cell):
-            if not _is_among(number, kept.figures(cells[0], column)):
-                missing.append(f"{cells[0]}, {name}: {number}")
+        figures = kept.figures(cells[0], column)
+        wrong = (number for number in _NUMBER.findall(cell) if not _is_among(number, figures))
+        missing += [f"{cells[0]}, {name}: {number}" for number in wrong]
     return missing
 
 

@@ -355,6 +355,34 @@ def test_acceptance_and_the_data_of_its_study(tmp_path: Path, run_here: Callable
 
 
 @pytest.mark.soak
+def test_what_is_kept_of_a_report(run_here: Callable[..., str], tmp_path: Path) -> None:
+    control = {
+        "accuracy": 0.25,
+        "net": {"delta": 0.1234567, "low": 0.01, "high": 0.2, "p_holm": 0.04},
+    }
+    result = {
+        "model": "m", "arm": "ft", "question_set": "new", "format": "texts", "shots": 0, "k": 0, "score": "sum", "n": 40,
+        "accuracy": 2 / 3, "low": 0.5, "high": 0.8, "by_seed": [2 / 3], "to_base": None, "control": control, "outcomes": [],
+    }  # fmt: skip
+    cost = {"arm": "ft", "stage": "train", "work_seconds": 12.5}
+    report = {
+        "title": "A study", "commands": ["kinject study a.yaml"], "seeds": [0], "written": "2026-01-01", "claims": [],
+        "versions": {"kinject": "0.1.0", "torch": "2", "python": "3"}, "perplexities": [], "results": [result],
+        "arms": [{"name": "ft"}], "costs": [cost, {**cost, "stage": "eval"}, {**cost, "arm": "base"}],
+    }  # fmt: skip
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    kept = json.loads(run_here("study/keep.py", tmp_path, "--claims", "abc123"))
+    assert kept["claims_commit"] == "abc123"
+    assert kept["work_seconds"] == {"ft": [12.5]}
+    (row,) = kept["results"]
+    assert (row["accuracy"], row["without_question"], row["net"]["delta"]) == (
+        0.666667,
+        0.25,
+        0.123457,
+    )
+    assert "to_base" not in row
+
+
 def test_verdicts(run_here: Callable[..., str]) -> None:
     printed = run_here("study/verdicts.py", "--studies", "1")
     rates = dict(re.findall(r"^\| (.*) \| ([\d.]+) \([\d.]+\) \| \d+ \|$", printed, re.MULTILINE))
