@@ -233,6 +233,33 @@ def test_a_launch_that_would_shard_the_models_is_refused(
         run({"m": str(tiny_model)})
 
 
+def test_tensor_parallelism_of_some_processes_or_of_packed_or_spread_weights_is_refused(
+    run, tiny_model, tmp_path, monkeypatch
+):
+    environment = {
+        "ACCELERATE_USE_FSDP": "true",
+        "ACCELERATE_USE_PARALLELISM_CONFIG": "true",
+        "FSDP_VERSION": "2",
+        "PARALLELISM_CONFIG_TP_SIZE": "3",
+        "RANK": "0",
+        "WORLD_SIZE": "6",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match="tp_size: found 3, and 6 processes were started"):
+        run({"m": str(tiny_model)})
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    (adapter := tmp_path / "lora").mkdir()
+    (adapter / "adapter_config.json").touch()
+    for key, table in {
+        "quantization": LocalModelSection(path=str(tiny_model), quantization="4bit"),
+        "device_map": LocalModelSection(path=str(tiny_model), device_map="balanced"),
+        "adapter": LocalModelSection(path=str(adapter)),
+    }.items():
+        with pytest.raises(InputError, match=rf"models\.m\.{key}: excludes tensor parallelism"):
+            load_scorer("m", table, 512)
+
+
 def test_a_t4_scores_in_float16_and_says_so_and_refuses_what_it_lacks(tiny_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)

@@ -260,9 +260,17 @@ def test_show_prints_prompts_as_tokenised_and_stores_nothing(recipe, tmp_path, c
     assert not (tmp_path / "run").exists()
 
 
+WHOLE = ("--multi_gpu",)
+TENSOR_PARALLEL = (
+    *("--use_fsdp", "--fsdp_version", "2"),
+    *("--use_parallelism_config", "--parallelism_config_tp_size", "2"),
+)
+
+
 @pytest.mark.usefixtures("forked")
-def test_two_processes_share_the_questions_and_texts_and_answer_as_one(
-    recipe, tmp_path, write_rows
+@pytest.mark.parametrize("flags", [WHOLE, TENSOR_PARALLEL], ids=["whole", "tensor-parallel"])
+def test_two_processes_share_the_questions_or_the_model_and_answer_as_one(
+    recipe, tmp_path, write_rows, flags
 ):
     held_out = write_rows(
         "held_out.jsonl", [{"text": f"Town {n} lies on the Ard. " * 9 * (n + 1)} for n in range(5)]
@@ -274,7 +282,7 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(
     command = [
         "-m",
         "accelerate.commands.launch",
-        "--multi_gpu",
+        *flags,
         "--num_processes",
         "2",
         "--main_process_port",
@@ -295,13 +303,19 @@ def test_two_processes_share_the_questions_and_texts_and_answer_as_one(
         assert (other.mass is None) == (result.mass is None)
         assert other.mass is None or result.mass == pytest.approx(other.mass, abs=1e-5)
         assert replace(result, mass=None) == replace(other, mass=None)
-    assert together.notes == alone.notes
+    shared = [
+        note.replace(", sharded over processes (tensor parallel over 2)", "")
+        for note in together.notes
+    ]
+    assert (shared != list(together.notes)) == (flags == TENSOR_PARALLEL)
+    assert tuple(shared) == alone.notes
     (perplexity,), (expected,) = together.perplexities, alone.perplexities
     assert perplexity.per_token == pytest.approx(expected.per_token, rel=1e-6)
     assert (perplexity.n_tokens, perplexity.n_texts) == (expected.n_tokens, expected.n_texts)
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 8
     assert not list((tmp_path / "run").glob("process-*"))
-    assert run(path) == together  # one process takes up what two have answered
+    # One process takes up what two have answered.
+    assert replace(run(path), notes=()) == replace(together, notes=())
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["counts"]["scored_now"] == 0
 
 

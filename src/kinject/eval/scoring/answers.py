@@ -29,7 +29,7 @@ from kinject.gguf_files import model_folder
 from kinject.llm.judges import GRADES
 from kinject.manifests import EvalManifest, manifest_beside
 from kinject.models import base_of_adapter, model_hash
-from kinject.process import is_first_process, what_shards, world_size
+from kinject.process import is_first_process, tensor_parallel_size, what_shards, world_size
 from kinject.terminal import format_count, show
 from kinject.types import Answer
 
@@ -267,11 +267,16 @@ Store = Callable[[str, PromptScore], None]
 @dataclass(frozen=True)
 class ProcessShard:
     """The prompts of one process of `size`. Process 0 writes to the run folder, the others to a
-    folder in it."""
+    folder in it.
+
+    Those of tensor parallelism hold the model together, so that each reads every prompt: what one
+    skipped, the others would wait for.
+    """
 
     rank: int
     size: int
     run_dir: Path
+    is_tensor_parallel: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -291,6 +296,8 @@ class ProcessShard:
     def mine(self, items: Sequence[Item], key: Callable[[Item], str]) -> list[Item]:
         """Return this process's items. Items with the same key stay together: they share a
         beginning."""
+        if self.is_tensor_parallel:
+            return list(items)
         numbers = {name: number for number, name in enumerate(dict.fromkeys(map(key, items)))}
         return [
             # Neighbours stay with one process too, as they share beginnings.
@@ -312,7 +319,7 @@ class ProcessShard:
 
     def gather(self, mine: dict[str, Value]) -> dict[str, Value]:
         """Return the entries of all processes."""
-        if self.size == 1:
+        if self.size == 1 or self.is_tensor_parallel:
             return mine
         import torch.distributed as dist
 
@@ -336,10 +343,11 @@ def join_processes(run_dir: Path) -> ProcessShard:
     """Return this process's shard: of 1, or of the number that `accelerate launch` or torchrun
     started.
 
-    Raises `InputError` if the launcher asks for weights in parts: transformers would load none in
-    most processes.
+    Raises `InputError` if the launcher asks for weights in parts, other than by tensor parallelism
+    over all processes: transformers would load none in most processes.
     """
-    if what_shards():
+    n_together = tensor_parallel_size()
+    if what_shards() and (n_together == 1 or what_shards() == "DeepSpeed"):
         raise InputError(
             f"accelerate launch asks for {what_shards()}, but an evaluation does not shard a "
             "model. "
@@ -348,16 +356,21 @@ def join_processes(run_dir: Path) -> ProcessShard:
         )
     if world_size() == 1:
         return ProcessShard(0, 1, run_dir)
+    if n_together not in (1, world_size()):
+        raise InputError(
+            f"parallelism_config_tp_size: found {n_together}, and {world_size()} processes were "
+            "started. In an evaluation all of them hold each model together: make both the same."
+        )
     import torch
     from accelerate import PartialState
 
+    text = "processes share the questions; each loads every model whole"
+    if n_together > 1:
+        text = "processes hold each model together (tensor parallel) and read the same questions"
     if is_first_process():
-        show(
-            f"{world_size()} processes share the questions; each loads every model whole",
-            file=sys.stderr,
-        )
+        show(f"{world_size()} {text}", file=sys.stderr)
     state = PartialState(cpu=not torch.cuda.is_available())
-    return ProcessShard(state.process_index, state.num_processes, run_dir)
+    return ProcessShard(state.process_index, state.num_processes, run_dir, n_together > 1)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from kinject.models import (
     has_fast_bf16,
     load_model,
     model_hash,
+    read_sharding,
     text_start,
     window_of,
 )
@@ -140,8 +141,11 @@ def load_scorer(
         quantization=table.quantization or "none",
         device_map=table.device_map or "none",
         revision=table.revision,
+        sharding=read_sharding(None, bf16=False),
         section=f"eval.models.{name}",
     )
+    if options.sharding is not None:
+        _check_tensor_parallel(options, table)
     loaded = load_model(table.path, options, adapter=table.adapter)
     check_causal(loaded.model, table.path)
     model = LoadedScorer(
@@ -156,6 +160,22 @@ def load_scorer(
             "bfloat16 is only emulated by this processor, so the model is scored in float32"
         )
     return model
+
+
+def _check_tensor_parallel(options: LoadOptions, table: LocalModelSection) -> None:
+    """Raise `InputError` for settings of a model that is to be held by several processes."""
+    on_top = table.adapter is not None or (Path(table.path) / "adapter_config.json").is_file()
+    settings = {
+        "quantization": options.is_quantized,
+        "device_map": options.device_map != "none",
+        "adapter": on_top,
+    }
+    for key, is_set in settings.items():
+        if is_set:
+            raise InputError(
+                f"{options.section}.{key}: excludes tensor parallelism. Take it out (an adapter is "
+                "merged by kinject export), or start one process."
+            )
 
 
 def measure_perplexity(scoring: ResumableScoring, model: LoadedScorer, path: Path) -> Perplexity:
