@@ -173,6 +173,30 @@ def test_a_table_without_a_text_costs_nothing_but_itself() -> None:
     assert read("a.html", page)[0] == "Below."
 
 
+def test_items_have_the_numbers_that_word_shows() -> None:
+    level = '<w:lvl w:ilvl="0"><w:start w:val="{}"/><w:numFmt w:val="decimal"/></w:lvl>'
+    lists = ""
+    for name, start in (("7", 1), ("8", 5)):
+        lists += f'<w:abstractNum w:abstractNumId="{name}">{level.format(start)}</w:abstractNum>'
+    again = '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="1"/></w:lvlOverride>'
+    for name, list_id, override in (
+        ("1", "7", ""),
+        ("2", "7", ""),
+        ("3", "7", again),
+        ("4", "8", ""),
+    ):
+        link = f'<w:abstractNumId w:val="{list_id}"/>{override}'
+        lists += f'<w:num w:numId="{name}">{link}</w:num>'
+    body = ""
+    # The second numbering of the list goes on, the third begins again, the other list at five.
+    for name in "1122" + "331" + "44":
+        numbering = f'<w:numPr><w:ilvl w:val="0"/><w:numId w:val="{name}"/></w:numPr>'
+        body += paragraph(f"<w:pPr>{numbering}</w:pPr>" + run("oar"))
+    part = {"numbering.xml": named("w:numbering", lists)}
+    text, _ = read("a.docx", word(body, ("numbering", "numbering.xml"), **part))
+    assert re.findall(r"\d+", text) == ["1", "2", "3", "4", "1", "2", "3", "5", "6"]
+
+
 def r(text: str) -> str:
     return f"<m:r><m:t>{text}</m:t></m:r>"
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from kinject.documents.equations import MATH, UnwritableMath, equation_text
 from kinject.documents.office import (
@@ -65,6 +65,15 @@ def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     yield from package.faults
 
 
+class _ListLevel(NamedTuple):
+    """A depth of a numbering: the list whose numbers it counts, and where it begins."""
+
+    list_id: str
+    is_bullet: bool = True
+    start: int = 1
+    restarts: bool = False
+
+
 class _Word:
     """The Markdown of a Word document."""
 
@@ -77,7 +86,8 @@ class _Word:
             for style in root.iter(f"{_W}style"):
                 self._styles[style.get(f"{_W}styleId", "")] = style
         self._levels: dict[str, int] = {}
-        self._bullets = self._numberings()
+        self._list_levels = self._numberings()
+        self._restarted: set[tuple[str, int]] = set()
         self._counts: Counter[tuple[str, int]] = Counter()
         self._notes: dict[tuple[str, str], str] = {}
         self._n_paragraphs = 0
@@ -246,21 +256,30 @@ class _Word:
             self._levels[style_id] = level
         return self._levels[style_id] or None
 
-    def _numberings(self) -> Mapping[tuple[str, int], bool]:
-        """Return (numbering, level) -> whether it is a bullet."""
-        bullets: dict[tuple[str, int], bool] = {}
+    def _numberings(self) -> Mapping[tuple[str, int], _ListLevel]:
+        """Return (numbering, depth) -> how its items are marked."""
+        levels: dict[tuple[str, int], _ListLevel] = {}
         for root in self.package.optional_roots(self.package.main, "numbering"):
-            kinds = {}
-            for abstract in root.iter(f"{_W}abstractNum"):
-                for level in abstract.iter(f"{_W}lvl"):
-                    key = abstract.get(f"{_W}abstractNumId"), level.get(f"{_W}ilvl", "")
-                    kinds[key] = _value(level, "numFmt")
+            abstract: dict[tuple[str, int], XmlElement] = {}
+            for element in root.iter(f"{_W}abstractNum"):
+                for level in element.iter(f"{_W}lvl"):
+                    depth = whole_number(level.get(f"{_W}ilvl"))
+                    abstract[element.get(f"{_W}abstractNumId", ""), depth] = level
             for number in root.iter(f"{_W}num"):
-                for (name, depth), kind in kinds.items():
-                    if name == _value(number, "abstractNumId"):
-                        key = number.get(f"{_W}numId", ""), whole_number(depth)
-                        bullets[key] = kind in ("", "bullet", "none")
-        return bullets
+                starts = {}
+                for override in number.iterchildren(f"{_W}lvlOverride"):
+                    depth = whole_number(override.get(f"{_W}ilvl"))
+                    starts[depth] = _value(override, "startOverride")
+                list_id = _value(number, "abstractNumId")
+                for (name, depth), level in abstract.items():
+                    if name != list_id:
+                        continue
+                    is_bullet = _value(level, "numFmt") in ("", "bullet", "none")
+                    restart = starts.get(depth, "")
+                    start = whole_number(restart or _value(level, "start"), 1)
+                    key = number.get(f"{_W}numId", ""), depth
+                    levels[key] = _ListLevel(list_id, is_bullet, start, bool(restart))
+        return levels
 
     def _item(self, element: XmlElement) -> str:
         """Return the mark of an item of a list with its indentation, "" for any other paragraph."""
@@ -281,18 +300,25 @@ class _Word:
         if numbering == "0":
             return ""
         mark = "- "
-        n = self._count_item(numbering, depth)
-        if not self._bullets.get((numbering, depth), True):
+        level = self._list_levels.get((numbering, depth), _ListLevel(numbering))
+        n = self._count_item(numbering, depth, level)
+        if not level.is_bullet:
             mark = f"{n}. "
         return "  " * min(depth, DEEPEST_ITEM) + mark
 
-    def _count_item(self, numbering: str, depth: int) -> int:
-        """Return the number of the next item of a list; lists within it begin at 1 again."""
+    def _count_item(self, numbering: str, depth: int, level: _ListLevel) -> int:
+        """Return the number of the next item of a list; lists within it begin again."""
         for other in list(self._counts):
-            if other[0] == numbering and other[1] > depth:
+            if other[0] == level.list_id and other[1] > depth:
                 del self._counts[other]
-        self._counts[numbering, depth] += 1
-        return self._counts[numbering, depth]
+        # Numberings of one list go on from one another, but for one that restarts it, once.
+        is_restarted = level.restarts and (numbering, depth) not in self._restarted
+        self._restarted.add((numbering, depth))
+        place = level.list_id, depth
+        if place not in self._counts or is_restarted:
+            self._counts[place] = level.start - 1
+        self._counts[place] += 1
+        return self._counts[place]
 
     def _table(self, table: XmlElement) -> str:
         """Return a table; merged cells are repeated in each grid cell that they cover."""
