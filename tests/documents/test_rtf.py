@@ -35,6 +35,13 @@ def test_footnotes_endnotes_and_comments_are_below_the_text() -> None:
     )
 
 
+def test_groups_without_a_document_around_them_are_all_read() -> None:
+    data = rb"{\pard Tides of May:\par}{\trowd\cellx900\cellx1800\intbl High\cell 4 m\cell\row}{\pard End.\par}"
+    ((_, document),) = read_file(Path("a.rtf"), io.BytesIO(data))
+    assert isinstance(document, Document)
+    assert document.text == "Tides of May:\nHigh | 4 m\n\nEnd."
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [

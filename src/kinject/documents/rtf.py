@@ -346,6 +346,7 @@ class _Parser:
 
     def parse(self) -> None:
         position = 0
+        is_whole = self._data.startswith(b"{\\rtf")
         while position < len(self._data):
             match = _TOKEN.match(self._data, position)
             # A lone backslash ends a file that is cut off.
@@ -370,8 +371,8 @@ class _Parser:
                 self._open()
             elif match["brace"] == b"}":
                 self._close()
-                # What follows the document is none of it.
-                if not self._outer:
+                # What follows the document is none of it; a fragment is groups without one.
+                if not self._outer and is_whole:
                     break
         while self._outer:
             self._close()
