@@ -6,11 +6,13 @@ python tests/plan/test_recipes.py    # writes the numbers anew
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+from kinject.cli import main
 from kinject.errors import InputError
 from kinject.plan import estimate as plan_model
 from kinject.plan.run import step_of
@@ -75,6 +77,47 @@ def test_the_memory_in_the_comment_of_a_recipe_is_planned_and_fits(
         assert (f"{found:.1f}", changes) == (claimed, []), (
             f"{card}: python tests/plan/test_recipes.py"
         )
+
+
+WAY_OF_ROW = {
+    "3.20": "one device",
+    "5.4": "offload",
+    "5.8": "FSDP",
+    "5.11": "FSDP",
+    "5.12": "ZeRO-2",
+    "5.14": "HSDP",
+}
+"""Row of docs/techniques.md -> the way to train that its subject names, or needs to be seen."""
+PLANNED = dict(
+    re.findall(
+        r"^\| (\d\.\d+) \|[^`\n]*`kinject plan (recipes/[^/ ]+/[^`]+)`",
+        (ROOT / "docs" / "techniques.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+)
+"""Row -> the words behind `kinject plan`, of models that no GPU of this machine holds."""
+
+
+def test_every_planned_row_of_a_large_model_has_its_way() -> None:
+    assert WAY_OF_ROW.keys() == PLANNED.keys()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        # Adapters of a model that is only a shape take seconds to place: 6 s of 70B, 3 s of 8B.
+        pytest.param(row, marks=pytest.mark.soak if "/lora" in PLANNED.get(row, "") else ())
+        for row in WAY_OF_ROW
+    ],
+)
+def test_a_row_of_the_guides_names_the_way_that_its_command_plans(
+    row: str, no_hub: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["plan", *shlex.split(PLANNED[row])]) == 0
+    out = capsys.readouterr().out
+    assert re.findall(r"^parallelism  ([\w -]+):", out, re.MULTILINE) == [WAY_OF_ROW[row]]
+    assert "\nchange " not in out, "the recipe as it stands, not an adapter in its place"
 
 
 @pytest.mark.parametrize("path", SIZES)

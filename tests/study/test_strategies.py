@@ -32,10 +32,36 @@ def test_each_strategy_is_vanilla_with_what_its_name_says(monkeypatch):
     }  # fmt: skip
     # The same batch in parts, the same tokens in full rows; a rate of its own.
     assert "trainer.gradient_accumulation_steps" in changed["accumulation"]
+    parts = arms["accumulation"]
+    n_rows = parts["trainer.per_device_train_batch_size"]
+    n_rows *= parts["trainer.gradient_accumulation_steps"]
+    assert n_rows == vanilla["trainer.per_device_train_batch_size"]
     assert "trainer.packing" in changed["packing"]
     assert changed["LoRA"] == {"adapter", "trainer.learning_rate"}
     single = [keys for name, keys in changed.items() if name not in ("combined", "Adafactor")]
     assert set().union(*single) == changed["combined"]
+
+
+def test_whole_runs_have_a_plateau_and_keep_the_best_epoch(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    section = read_recipe(Path("recipes/studies/whole-runs.yaml")).study
+    arms = {arm.name: dict(arm.overrides) for arm in expand_arms(section).arms if arm.trained}
+    plateau = arms.pop("plateau")
+    assert plateau["trainer.lr_scheduler_type"] == "reduce_lr_on_plateau"
+    assert plateau["trainer.load_best_model_at_end"] is True
+    assert plateau["trainer.eval_strategy"] == plateau["trainer.save_strategy"] == "epoch"
+    assert (plateau["trainer.max_steps"], plateau["trainer.num_train_epochs"]) == (-1, 5)
+    changed = {
+        name: {key: value for key, value in overrides.items() if plateau.get(key) != value}
+        for name, overrides in arms.items()
+    }
+    assert changed == {
+        "linear rate": {
+            "trainer.lr_scheduler_type": "linear",
+            "trainer.lr_scheduler_kwargs": None,
+        },
+        "last epoch": {"trainer.load_best_model_at_end": False},
+    }
 
 
 def test_time_and_memory_of_each_arm_stand_in_its_table():
