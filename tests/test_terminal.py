@@ -30,6 +30,7 @@ from kinject.terminal import (
     format_count,
     format_number,
     printable,
+    rate_text,
     show,
 )
 
@@ -265,6 +266,13 @@ def test_slow_work_has_a_rate_and_a_time_left(
     now = 4 * seconds
     progress.advance(3)
     assert f"{words}  ETA {duration(4 * seconds)}" in progress.line(80)
+
+
+@pytest.mark.parametrize(
+    ("unit", "one"), [("searches", "search"), ("slices", "slice"), ("epochs", "epoch")]
+)
+def test_a_slow_rate_names_one_unit(unit: str, one: str) -> None:
+    assert rate_text(0.25, unit) == f"4.0 s/{one}"
 
 
 def test_in_a_notebook_one_line_is_drawn_again_in_its_place(

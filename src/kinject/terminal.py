@@ -386,7 +386,10 @@ def rate_text(rate: float, unit: str) -> str:
         return f"{rate:,.1f} {unit}/s"
     seconds = 1 / rate
     text = f"{seconds:.1f} s" if seconds < 100 else duration(seconds)
-    return f"{text}/{unit.removesuffix('s')}"
+    one = unit.removesuffix("s")
+    if unit.endswith("ches"):
+        one = unit.removesuffix("es")  # batches
+    return f"{text}/{one}"
 
 
 def duration(seconds: float) -> str:
