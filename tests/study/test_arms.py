@@ -17,6 +17,7 @@ from kinject.study.arms import (
     nest_overrides,
     override_arguments,
 )
+from kinject.study.run import render_plan
 from kinject.types import ArmName
 
 
@@ -194,6 +195,24 @@ def test_missing_documents_and_questions_are_reported_before_anything_is_trained
     assert "known.jsonl', but nothing is there" in message
     assert "augment.documents" in message
     assert "eval.retrieval.documents" in message
+
+
+@pytest.mark.parametrize("key", ["path", "validation", "shots_from"])
+def test_a_dry_run_names_the_command_that_makes_missing_questions(
+    tmp_path, tiny_model, monkeypatch, key
+):
+    monkeypatch.chdir(tmp_path)
+    questions = {"path": str(tmp_path / "new.jsonl"), key: "data/mmlu/test/marketing_test.csv"}
+    path = write_study(
+        tmp_path,
+        tiny_model,
+        overrides={"eval.questions": {"new": questions}, "eval.retrieval": None},
+    )
+    with pytest.raises(RecipeError) as caught:
+        render_plan(read_recipe(path, (), "study"))
+    (problem,) = caught.value.problems
+    assert problem.dotted == f"eval.questions.new.{key}"
+    assert problem.message.endswith("Make it first: kinject recipes data get mmlu")
 
 
 def test_every_method_of_the_frontier_reads_half_of_the_tokens_of_cpt_but_those_that_say_so(

@@ -401,13 +401,24 @@ def check_inputs(recipe: StudyRecipe) -> None:
     anything is trained."""
     section = recipe.study
     augment = _of_sections(section.overrides or {}, AUGMENT_SECTIONS)
-    evaluation = eval_overrides(section)
-    evaluation["eval.models"] = {"any": "."}  # replaced by the arms' models
     problems: list[Problem] = []
     if section.augment is not None:
         problems += _problems_of(section.augment, augment, "augment")
-    problems += _problems_of(section.eval, evaluation, "eval")
+    problems += _problems_of_eval(section)
     recipe.raise_any(problems)
+
+
+def check_questions(recipe: StudyRecipe) -> None:
+    """Raise `RecipeError` for missing files of questions, each with the command that makes it: a
+    dry run reads them, too, but none of the other inputs."""
+    problems = _problems_of_eval(recipe.study)
+    recipe.raise_any([item for item in problems if item.dotted.startswith("eval.questions.")])
+
+
+def _problems_of_eval(section: StudySection) -> list[Problem]:
+    evaluation = eval_overrides(section)
+    evaluation["eval.models"] = {"any": "."}  # replaced by the arms' models
+    return _problems_of(section.eval, evaluation, "eval")
 
 
 def _problems_of(

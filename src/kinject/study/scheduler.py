@@ -25,6 +25,7 @@ from kinject.study.arms import (
     Arm,
     StudyArms,
     check_names,
+    check_questions,
     eval_overrides,
     expand_arms,
     head_format,
@@ -272,6 +273,7 @@ def open_study(recipe: StudyRecipe) -> Study:
     Raises `RecipeError` with every fault, `InputError` for questions that cannot be split.
     """
     check_names(recipe)
+    check_questions(recipe)
     section = recipe.study
     overrides = override_arguments(eval_overrides(section))
     evaluation = read_recipe(Path(section.eval), overrides, "eval", check_inputs=False)
