@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -11,10 +12,12 @@ from country import write_study
 from transformers import AutoModelForCausalLM
 
 from kinject.errors import InputError
-from kinject.plan.ways import render_size
+from kinject.plan.ways import find_devices, render_size
 from kinject.recipe import read_recipe
-from kinject.study.outlook import peak_bytes
+from kinject.recipe.yaml_lines import read_yaml
+from kinject.study.outlook import Estimator, peak_bytes
 from kinject.study.run import render_plan
+from kinject.study.scheduler import open_study
 from kinject.study.stages import Stage
 
 
@@ -96,6 +99,24 @@ def test_a_dry_run_tells_the_hours_of_six_operations_a_weight_and_token(
     assert row_of(text, "all") == (n_trainings, [training, scoring], disk)
     kept = render_plan(read_recipe(path, ["study.keep_models=true"], "study"))
     assert row_of(kept, "one") == (n_trainings, [training, scoring], render_size(2 * whole))
+
+
+@pytest.mark.parametrize("quantization", ["none", "8bit"])
+def test_adapters_of_quantized_weights_are_scored_and_loaded_as_of_whole_ones(
+    tmp_path, tiny_model, monkeypatch, quantization
+):
+    """Their base has no weight that trains, and has a download and a time to answer all the same."""
+    path = write_study(tmp_path, tiny_model, seeds=[1])
+    train = read_yaml(tmp_path / "train.yaml").root
+    train["model"] = {"path": str(tiny_model), "quantization": quantization}
+    train["adapter"] = {"r": 2, "target_modules": ["v_proj"]}
+    (tmp_path / "train.yaml").write_text(json.dumps(train))
+    study = open_study(read_recipe(path, (), "study"))
+    estimator = Estimator(study, find_devices("cuda", None, 1, gpu="L4"), {})
+    _, shapes = estimator._base_shapes(str(tiny_model))
+    weights = AutoModelForCausalLM.from_pretrained(tiny_model).num_parameters()
+    assert shapes.n_parameters == weights
+    assert 0 < shapes.multiplied <= weights
 
 
 def test_a_card_that_is_not_known_is_refused(tmp_path, tiny_model):

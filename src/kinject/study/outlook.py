@@ -189,7 +189,9 @@ class Estimator:
 
     def _base_shapes(self, path: str) -> tuple[Step, Shapes]:
         """Return a step of the shared train recipe on a base model, and the model's weights."""
-        overrides = [f"model.path={json.dumps(path)}", "adapter=null"]
+        # Nothing of quantized weights trains, and a step without a trained weight is refused.
+        whole = ("adapter=null", "model.quantization=none")
+        overrides = [f"model.path={json.dumps(path)}", *whole]
         recipe = read_recipe(
             Path(self.study.recipe.study.train), overrides, "train", check_inputs=False
         )
