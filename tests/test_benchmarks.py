@@ -617,7 +617,10 @@ def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
     assert float(row[1]) > 0
 
 
-@pytest.mark.parametrize("load", ["augment", "file", "packing", "eval", "inference", "report"])
+@pytest.mark.parametrize(
+    "load",
+    ["augment", "file", "corpus", "packing", "scoring", "eval", "view", "inference", "report"],
+)
 def test_load(load: str, blank_figures: None) -> None:
     program = load_benchmark("load.py")
     (row,) = program.rows_of([program.measure(load, 12)])

@@ -353,10 +353,11 @@ def test_an_adapter_that_does_not_run_on_quantized_weights_is_refused_before_tra
     make_recipe: MakeRecipe, tiny_model: Path
 ) -> None:
     pytest.importorskip("bitsandbytes")
-    model = {"path": str(tiny_model), "quantization": "4bit"}
-    for adapter in (
-        {**LORA, "init_lora_weights": "orthogonal"},  # fails when it is made
-        {"type": "loha", "target_modules": "all-linear"},  # and when it reads
+    for bits, adapter in (
+        ("4bit", {**LORA, "init_lora_weights": "orthogonal"}),  # fails when it is made
+        ("4bit", {"type": "loha", "target_modules": "all-linear"}),  # and when it reads
+        ("8bit", {"r": 2, "use_dora": True, "target_modules": ["down_proj"]}),
     ):
+        model = {"path": str(tiny_model), "quantization": bits}
         with pytest.raises(RecipeError, match=r"adapter: it does not run on model\.quantization"):
             train(make_recipe(model=model, adapter=adapter))

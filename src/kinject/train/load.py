@@ -494,6 +494,10 @@ def _check_layers(model: PeftModel) -> None:
             )
 
 
+NOT_RUNNING = (RuntimeError, TypeError, AttributeError, LookupError, AssertionError)
+"""What peft and bitsandbytes raise on packed weights: DoRA on 8 bits an AttributeError."""
+
+
 def check_runs(trainer: SFTTrainer) -> None:
     """Raise `RecipeError` if the adapter of a quantized model cannot read a row: peft does not
     check which of its kinds can."""
@@ -502,7 +506,7 @@ def check_runs(trainer: SFTTrainer) -> None:
     try:
         with torch.no_grad(), trainer.accelerator.autocast():
             trainer.model.eval()(input_ids=ids, use_cache=False)
-    except (RuntimeError, TypeError) as error:
+    except NOT_RUNNING as error:
         if is_shortage(error):
             raise
         raise quantized_fault(error) from error

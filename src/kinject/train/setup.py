@@ -53,6 +53,7 @@ from kinject.train.data import (
 from kinject.train.decomposed import initial_state
 from kinject.train.guards import Guard, check_isolation, check_start, react
 from kinject.train.load import (
+    NOT_RUNNING,
     begin_cartridge,
     check_model,
     check_runs,
@@ -315,7 +316,7 @@ class _Setup:
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks
             reason = " ".join(str(error).split())[:300]
             raise fault("trainer", f"TRL refuses it: {reason}") from error
-        except (RuntimeError, TypeError) as error:
+        except NOT_RUNNING as error:
             # On packed weights it is the adapter: peft does not check which kinds run on them.
             if recipe.model.quantization == "none" or is_shortage(error):
                 raise

@@ -208,7 +208,10 @@ def _unmoved(recipe: TrainRecipe, model: Path, settings: Mapping[str, Any]) -> s
     from kinject.models import load_model
 
     before = _predictions(str(model.parent.parent / (recipe.model.path or "")), load_model)
-    after = _predictions(str(model), load_model)
+    try:
+        after = _predictions(str(model), load_model)
+    except KinjectError as error:
+        return f"a model that does not load: {error}"
     if not bool(torch.isfinite(after).all()):
         return "predictions that are no numbers"
     if recipe.model.path is not None and torch.equal(before, after):
