@@ -109,6 +109,8 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"trainer": {"loss_type": "dft", "label_smoothing_factor": 0.1}}, {}, "trainer.label_smoothing_factor", "the loss nll"),
     ({"method": "distill", "trainer": {"loss_type": "dft"}}, {}, "method", "the loss nll"),
     ({"techniques": {**HARD, **WEIGHTS}}, {}, "techniques.hard_example_mining", "it is undefined which loss"),
+    ({"adapter": CARTRIDGE, "model": NEW}, {}, "adapter", "without the new model's own weights"),
+    ({"adapter": {"type": "ia3"}, "model": NEW}, {}, "adapter", "set adapter.merge: true"),
     ({"adapter": PISSA, "method": "distill"}, {}, "method", "Set it to true"),
     ({"adapter": PISSA, "regularization": {"kl": 1.0}}, {}, "regularization.kl", "takes a part"),
     ({"adapter": PISSA, "model": {"path": "m", "quantization": "4bit"}}, {}, "adapter.init_lora_weights", "not quantized"),

@@ -62,9 +62,9 @@ REFUSED = {
     "auto_find_batch_size": "would change the batch of a run that is under way. Find it first: "
     "kinject find-lr RECIPE --batch.",
     "ignore_data_skip": "is fixed: a resumed run reads on where it stopped. Remove the line.",
-    # Without them --resume began with a new optimizer and schedule, and ended with another model.
-    "save_only_model": "is fixed: a run resumes from its checkpoints' optimizer and schedule. "
-    "Remove the line; save_total_limit: 1 keeps one checkpoint.",
+    # --resume began with a new optimizer and schedule, and ended with another model.
+    "save_only_model": "is fixed: a run resumes from the optimizer and schedule of its "
+    "checkpoints. Remove the line; save_total_limit: 1 keeps one checkpoint.",
     "restore_callback_states_from_checkpoint": "has no effect: checkpoints hold what callbacks "
     "need. Remove the line.",
     "enable_jit_checkpoint": "is fixed: a signal ends a run with a checkpoint. Remove the line.",

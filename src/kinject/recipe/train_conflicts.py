@@ -353,6 +353,10 @@ def trained_weights(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     """Yield what an adapter or a new model excludes, since weights stay or come without a base."""
     adapter = recipe.adapter
     projects = bool(recipe.terms_on("projection"))
+    # An adapter is saved without its base: of one that was drawn here nothing would be left.
+    if adapter is not None and recipe.model.new is not None and not adapter.get("merge"):
+        message = "is saved without the new model's own weights, and could not be loaded."
+        yield Problem("adapter", f"{message} Remove the section, or set adapter.merge: true.")
     if adapter is not None:
         for key in recipe.terms_on("l2"):
             message = "an adapter does not change the base weights. Remove the line."
