@@ -617,6 +617,19 @@ def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
     assert float(row[1]) > 0
 
 
+def test_memory_of_a_corpus(tmp_path: Path) -> None:
+    program = load_benchmark("corpus_memory.py")
+    program.write_documents(tmp_path, 8)
+    for stage in program.STAGES:
+        program.STAGES[stage](tmp_path, 8)
+    measured = [(1_000, 0.5, 60.0), (5_000, 2.75, 64.0)]
+    assert program.table("tokens", measured) == [
+        "| tokens | 1,000 | 0.5 s | 500 us |  | 60 |",
+        "| tokens | 5,000 | 2.8 s | 550 us | 1.10 | 64 |",
+        "| tokens | 10,000,000 (extended) | 5,625 s | 562 us | | 10,059 (below 2,048: NO) |",
+    ]
+
+
 @pytest.mark.parametrize(
     "load",
     ["augment", "file", "corpus", "packing", "scoring", "eval", "view", "inference", "report"],
