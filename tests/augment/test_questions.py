@@ -150,6 +150,40 @@ def test_the_endpoint_and_the_sandbox_in_process_give_the_same_questions_and_a_r
     ]
 
 
+def test_a_server_with_thoughts_in_parts_and_without_credit_for_a_while_gives_the_same_questions(
+    make: Make,
+    question_server: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    local = rows(make_questions(make()).questions_path)
+    for file in (tmp_path / "run").iterdir():
+        file.unlink()
+    server = question_server()
+    connection = type(server).connection_class
+    plain = connection.say
+    n_paid = [50]
+
+    def say(self: Any, status: int, value: Any, **headers: str) -> None:
+        n_paid[0] -= 1
+        if n_paid[0] < 0:
+            value = {"error": {"code": "insufficient_quota", "message": "Top up."}}
+        else:
+            message = value["choices"][0]["message"]
+            text = message["content"]
+            tag = ("thinking", "reasoning", "seed:think")[len(text) % 3]
+            parts = (f"<{tag}>It is B. {text[::-1]}</{tag}>{text[:5]}", text[5:])
+            message["content"] = [{"type": "text", "text": part} for part in parts]
+        plain(self, status, value, **headers)
+
+    monkeypatch.setattr(connection, "say", say)
+    with pytest.raises(EndpointError, match="out of credit"):
+        make_questions(make(server.url))
+    n_paid[0] = 1000
+    asked = rows(make_questions(make(server.url)).questions_path)
+    assert [row["question"] for row in asked] == [row["question"] for row in local]
+
+
 def test_killed_half_way_nothing_answered_is_asked_again(
     make: Make, question_server: Callable[..., Any]
 ) -> None:
