@@ -119,6 +119,25 @@ def test_adapters_of_quantized_weights_are_scored_and_loaded_as_of_whole_ones(
     assert 0 < shapes.multiplied <= weights
 
 
+@pytest.mark.parametrize(("of_set", "of_all", "n"), [(None, 3, 3), (5, 3, 5), (None, None, 8)])
+def test_a_dry_run_tells_the_power_of_the_questions_that_are_asked(
+    tmp_path, tiny_model, of_set, of_all, n
+):
+    claim = {
+        "statement": "training helps",
+        "test": "difference",
+        "arm": "ft",
+        "baseline": "base",
+        "question_set": "new",
+    }
+    asked = {"new": {"path": str(tmp_path / "new.jsonl"), "limit": of_set}}
+    overrides = {"eval.questions": asked, "eval.limit": of_all}
+    path = write_study(tmp_path, tiny_model, overrides=overrides, claims={"c": claim})
+    text = render_plan(read_recipe(path, (), "study"))
+    assert f"({n} questions on {n} documents, " in text
+    assert f"and there are {n}: no difference could be shown" in text
+
+
 def test_a_card_that_is_not_known_is_refused(tmp_path, tiny_model):
     recipe = read_recipe(write_study(tmp_path, tiny_model), (), "study")
     with pytest.raises(InputError, match="--gpu: found 'B300', allowed: H200, H100"):

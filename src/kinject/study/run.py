@@ -537,7 +537,7 @@ def _evidence(
 
 def _power(study: Study) -> Iterator[str]:
     """Yield what each claim can tell, by the answers of finished stages where there are any."""
-    questions = {item.name: _read_questions(item.test) for item in study.question_sets}
+    questions = {item.name: study.asked(item) for item in study.question_sets}
     roles = {item.name: role_of(item.role, questions[item.name]) for item in study.question_sets}
     sweeps = make_sweeps(study.recipe.study, study.expanded)
     evidence = _evidence(study, _read_records(study), sweeps, roles)

@@ -234,6 +234,12 @@ class Study:
             return ()
         return tuple(dict.fromkeys(self.evaluation.retrieval.k))
 
+    def asked(self, item: SplitQuestions) -> list[Question]:
+        """Return the test questions of a set that every arm is asked: the first ones, up to the
+        limit."""
+        section = QuestionSetSection(**item.test)
+        return _read(section, section.path)[: self.evaluation.limit_of(section)]
+
     def prompt_format(self, question_set: str) -> tuple[str, int]:
         """Return the format and number of shots that decide choices and claims on a set."""
         return head_format(self.evaluation, question_set)
@@ -437,11 +443,9 @@ def _count_documents(study: Study) -> dict[str, int]:
     """Return the documents with test questions of each set whose file exists."""
     counts = {}
     for item in study.question_sets:
-        path = item.test["path"]
         # It may be one that setup has still to write.
-        if Path(path).is_file():
-            questions = _read(QuestionSetSection(**item.test), path)
-            counts[item.name] = len({_document(question) for question in questions})
+        if Path(item.test["path"]).is_file():
+            counts[item.name] = len({_document(question) for question in study.asked(item)})
     return counts
 
 
