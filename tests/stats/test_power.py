@@ -61,9 +61,20 @@ def test_a_larger_family_and_fewer_questions_tell_less() -> None:
         Design(128, 4, 3, 2, 9),
         Design(64, 4, 3, 2, 1),
         Design(128, 2, 3, 2, 1),
-        Design(128, 4, 1, 2, 1),
+        Design(128, 4, 2, 2, 1),
     ):
         assert detectable(other, Spread()) > smallest
+
+
+def test_with_one_seed_the_difference_is_that_of_these_models_and_falls_with_the_questions() -> (
+    None
+):
+    """As the test of answers has it: trainings do not count, so their assumed difference does not either."""
+    sizes = [detectable(Design(100, n, 1, 2, 5), Spread()) for n in (1, 2, 4, 12)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == detectable(Design(100, 1, 1, 0, 5), Spread())
+    # Pencil and paper: 100 questions, variance 0.4, t of 99 degrees at 0.5 and 20%.
+    assert sizes[0] == pytest.approx((0.4 / 100) ** 0.5 * (2.6264 + 0.8453), abs=1e-4)
 
 
 def test_the_cheapest_change_is_questions_then_documents_then_seeds() -> None:
@@ -82,7 +93,7 @@ def test_the_cheapest_change_is_questions_then_documents_then_seeds() -> None:
         r"12 questions on each of [\d,]+ documents( and . seeds)?", cheapest(few, alike, 0.05)
     )
     lucky = Spread(0.4, 0.02, 0.01)  # trainings differ by ten points
-    words = cheapest(Design(2000, 12, 1, 1, 1), lucky, 0.05)
+    words = cheapest(Design(2000, 12, 2, 1, 1), lucky, 0.05)
     n_documents, n_seeds = (int(n.replace(",", "")) for n in re.findall(r"[\d,]+", words)[1:])
     assert words.endswith("seeds")
     assert detectable(Design(n_documents, 12, n_seeds, 1, 1), lucky) <= 0.05

@@ -57,16 +57,17 @@ class Design:
 def detectable(design: Design, spread: Spread) -> float:
     """Return the difference that is shown with a probability of 80%, at 5% after Holm's correction.
 
-    The first claim of a family is judged at 5% divided by its size, which is taken here.
+    The first claim of a family is judged at 5% divided by its size, which is taken here. With one
+    seed the verdict is about these trained models, and no variance between trainings counts.
     """
     of_document = spread.question * (1 + (design.n_questions - 1) * spread.within)
     variance = of_document / (design.n_questions * design.n_documents)
     df = design.n_documents - 1
-    if design.n_trained:
+    if design.n_trained and design.n_seeds > 1:
         # `seed` is that of a difference of two trained arms; against a base there is half of it.
         of_seeds = design.n_trained / 2 * spread.seed / design.n_seeds
         # As the test has them: few seeds are known badly.
-        df = cochran_df([(variance, df), (of_seeds, max(1.0, design.n_seeds - 1.0))])
+        df = cochran_df([(variance, df), (of_seeds, design.n_seeds - 1.0)])
         variance += of_seeds
     return _shown(math.sqrt(variance), ALPHA / design.family, df)
 

@@ -410,15 +410,17 @@ def _power_line(name: str, design: Design, spread: Spread, n_questions: int) -> 
     tells = detectable(design, spread)
     source = "by stored answers"
     if spread.assumed:
-        source = (
-            "assumed: two of five answers change, changes on a document correlate by 0.1, "
-            "trainings differ by 2 points"
-        )
+        source = "assumed: two of five answers change, changes on a document correlate by 0.1"
+        if design.n_seeds > 1:
+            source += ", trainings differ by 2 points"
+    seeds = format_count(design.n_seeds, "seed")
+    if design.n_seeds == 1:
+        seeds += " (so in these models)"
     text = (
         f"power: {name}: tells a difference of {100 * tells:.1f} points "
         f"({format_count(n_questions, 'question')} on "
         f"{format_count(round(design.n_documents), 'document')}, "
-        f"{format_count(design.n_seeds, 'seed')}, {format_count(design.family, 'claim')}; {source})"
+        f"{seeds}, {format_count(design.family, 'claim')}; {source})"
     )
     change = cheapest(design, spread, MARGIN)
     if change:
