@@ -213,6 +213,30 @@ def test_hostile_files() -> None:
     assert all(failed == "0" for *_, failed in counts)
 
 
+def test_two_checkouts_side_by_side(tmp_path: Path) -> None:  # it waits for its own children
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "src").symlink_to(ROOT / "src")
+    printed = _run_apart("side_by_side.py", other, "--rounds", "2", "--only", "help")
+    (row,) = re.findall(r"^\| help \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", printed, re.MULTILINE)
+    assert all(float(number) > 0 for number in row)
+
+
+def test_results_that_differ_are_named(tmp_path: Path) -> None:
+    program = load_benchmark("side_by_side.py")
+    for folder, log_prob in ((tmp_path / "this", -1.5), (tmp_path / "other", -1.25)):
+        answer = {"question_set": "new", "question_id": "q", "arm": "base", "format": "texts"}
+        rows: list[dict[str, object]] = [
+            {**answer, "k": k, "log_probs": [log_prob - k]} for k in (0, 2)
+        ]
+        _write_rows(folder / "runs/eval/answers.jsonl", rows)
+        _write_rows(folder / "runs/augment/corpus.jsonl", [{"text": str(log_prob)}])
+    corpus, answers = program.differences(tmp_path / "this", tmp_path / "other")
+    assert corpus == "runs/augment/corpus.jsonl: DIFFERENT"
+    assert answers.startswith("answers: 2 and 2, 2 in common")
+    assert answers.endswith("a log-probability is 0.25")
+
+
 @pytest.mark.soak
 def test_find_lr_beside_a_sweep(
     run_here: Callable[..., str], tmp_path: Path, tiny_model: Path
