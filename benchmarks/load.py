@@ -4,10 +4,11 @@
     python benchmarks/load.py packing report               # some of them
     python benchmarks/load.py augment --sizes 5000 20000 --style paraphrase
 
-Loads: augment (passages through a run with the sandbox's generator), file (short documents with
-rewritings of a file), packing (corpus rows from the token store to an epoch of
-training rows), eval (questions through the reader, their stored answers read back, cells and paired tests), inference (questions
-through a study's intervals and sign flips), report (training runs through a study's statistics, pages and figures). Each size
+Loads: augment (passages through a run with the sandbox's generator), file (short documents with rewritings of a file), corpus
+(rows of 10 kB from the file to an epoch of training rows), packing (corpus rows from the token store to an epoch of training
+rows), scoring (questions put to a tiny model), eval (questions through the reader, their stored answers read back, cells and
+paired tests), view (texts that a page lists, searches and reads again as the file grows), inference (questions through a
+study's intervals and sign flips), report (training runs through a study's statistics, pages and figures). Each size
 runs in a process of its own; its peak is what that process held at most, by getrusage. Inputs are written, or made, by
 another process or before the clock starts.
 """
@@ -57,6 +58,8 @@ def mapped() -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("RssFile:")) / 1024
 
 
+MODEL = Path(__file__).parents[1] / "src" / "kinject" / "sandbox" / "base_model" / "model"
+"""A model of a few million weights, with its tokenizer."""
 Work = Callable[[], object]
 """Does one load and returns what must be kept until its memory is read."""
 
@@ -107,6 +110,38 @@ def precomputed(n: int, folder: Path, style: str) -> Work:
         result = run(read_recipe(recipe, verb="augment"))
         assert result.n_rows == 2 * n
         return n
+
+    return work
+
+
+def corpus(n: int, folder: Path, style: str) -> Work:
+    """`n` rows of some 10 kB, 1 GB for 100,000: read, tokenised, stored, packed; each training row is read once."""
+    from kinject.recipe import read_recipe
+    from kinject.sandbox.grammar import render_entry
+    from kinject.sandbox.people import create_country
+    from kinject.train.data import open_corpora, tokenize_and_pack
+    from kinject.train.load import load_training_tokenizer
+    from kinject.train.methods import method_of
+
+    draw = random.Random(0)
+    entries = [render_entry(person, 0) for person in create_country(n_known=1, n_new=500).new]
+    with (folder / "corpus.jsonl").open("w") as file:
+        for number in range(n):
+            text = f"Volume {number}. " + " ".join(draw.choices(entries, k=41))
+            file.write(json.dumps({"id": f"d{number}", "text": text}) + "\n")
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        f"run_dir: {folder}/run\nmodel: {{path: {MODEL}}}\ncorpus: {{path: {folder}/corpus.jsonl, cache_dir: {folder}/tokens}}\n"
+        "trainer: {max_steps: 1, max_length: 512, packing: true, packing_strategy: bfd_split}\n"
+    )
+    read = read_recipe(recipe, verb="train")
+    tokenizer = load_training_tokenizer(read.model, [])
+
+    def work() -> object:
+        method = method_of(read)
+        packed = tokenize_and_pack(read, method, tokenizer, open_corpora(read, method)).train
+        assert sum(len(row.input_ids) for row in packed.rows) >= packed.account.trained
+        return packed
 
     return work
 
@@ -188,6 +223,67 @@ def evaluation(n: int, folder: Path, style: str) -> Work:
         run = read_run(folder / "answers.jsonl")
         assert {pair.result.n for pair in compare_runs([run, run])} == {len(questions)} == {n}
         return n
+
+    return work
+
+
+def scoring(n: int, folder: Path, style: str) -> Work:
+    """`n` questions of four choices put to the sandbox's model, with report and page."""
+    from kinject.eval.run import evaluate
+    from kinject.recipe import read_recipe
+
+    _questions(folder / "questions.jsonl", n)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        f"run_dir: {folder}/run\neval: {{models: {{base: {MODEL}}}, questions: {{new: {folder}/questions.jsonl}}}}\n"
+    )
+    read = read_recipe(recipe, verb="eval")
+
+    def work() -> int:
+        report = evaluate(read)
+        assert max(result.n for result in report.results) == n  # others are of a subject each
+        return n
+
+    return work
+
+
+def view(n: int, folder: Path, style: str) -> Work:
+    """`n` texts of a run that goes on: listed, searched, and listed again after each of three more."""
+    from kinject.disk import write_jsonl, write_manifest
+    from kinject.view import Query, View
+
+    run, recipe = folder / "runs" / "augment", {"augment": {"documents": "d"}}
+    text = "Bridge {0} was opened in the year {1} and is still the longest of its river."
+
+    def row(number: int) -> dict[str, str]:
+        names = {"id": f"v{number}", "passage_id": f"p{number}", "document_id": f"d{number}"}
+        return {**names, "style": "paraphrase", "text": text.format(number, 1500 + number % 500)}
+
+    write_jsonl(run / "variants.jsonl", map(row, range(n)))
+    passages = (
+        {"id": f"p{i}", "document_id": f"d{i}", "origin": "original", "text": text.format(i, 1)}
+        for i in range(n)
+    )
+    write_jsonl(run / "corpus.jsonl", passages)
+    write_manifest(
+        run / "manifest.json",
+        stage="augment",
+        inputs={},
+        recipe=recipe,
+        counts={"asked": n, "got": n},
+    )
+
+    (run / ".lock").touch()
+
+    def work() -> object:
+        page = View(folder)
+        for number in range(n, n + 3):
+            assert page.rows("runs/augment", "accepted", Query())["total"] == number
+            assert page.rows("runs/augment", "accepted", Query(("year", "1507")))["matched"] > 0
+            assert len(page.runs()) == 1
+            with (run / "variants.jsonl").open("a") as file:
+                file.write(json.dumps(row(number)) + "\n")
+        return page
 
     return work
 
@@ -274,8 +370,11 @@ def report(n: int, folder: Path, style: str) -> Work:
 LOADS: dict[str, tuple[Callable[[int, Path, str], Work], tuple[int, ...], str]] = {
     "augment": (augment, (10_000, 100_000, 1_000_000), "passage"),
     "file": (precomputed, (10_000, 100_000, 1_000_000), "document"),
+    "corpus": (corpus, (10_000, 30_000, 100_000), "row"),
     "packing": (packing, (100_000, 1_000_000, 10_000_000), "row"),
+    "scoring": (scoring, (5_000, 15_000, 50_000), "question"),
     "eval": (evaluation, (1_000, 10_000, 100_000), "question"),
+    "view": (view, (20_000, 60_000, 200_000), "text"),
     "inference": (inference, (1_000, 10_000, 100_000), "question"),
     "report": (report, (5, 50, 500), "run"),
 }
