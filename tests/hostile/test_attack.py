@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
-from attack import AREAS, attack, endpoints, files, network, runs, training
+from attack import (
+    AREAS,
+    attack,
+    contents,
+    endpoints,
+    files,
+    in_child,
+    network,
+    runs,
+    training,
+)
 
 FEW = {
     "sequences": 1,
@@ -37,6 +49,33 @@ def quiet() -> Iterator[None]:
 @pytest.mark.parametrize("area", sorted(AREAS))
 def test_no_try_ends_in_a_traceback_without_end_or_wrong(area: str) -> None:
     assert attack(area, FEW.get(area, 6), seed=1000).failed == {}
+
+
+OF_TIME = {"manifest.json", "log.jsonl", "timing.jsonl", "report.html"}
+"""Files of a run that hold times beside its results."""
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "augment",
+        "questions",
+        pytest.param("train", marks=pytest.mark.soak),
+        pytest.param("eval", marks=pytest.mark.soak),
+    ],
+)
+def test_a_verb_run_twice_writes_the_same_bytes(verb: str, tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        there = runs.copied(tmp_path / name)
+        assert in_child(partial(runs.run, verb, there)).code in (0, 1)
+        made.append(contents(there / "runs" / verb, without=sorted(OF_TIME)))
+    one, other = made
+    different = {name for name in one | other if one.get(name) != other.get(name)}
+    # A checkpoint holds the log, with its seconds.
+    assert {name for name in different if not name.startswith("checkpoint-")} == set()
+    assert len(one) > 3
 
 
 def broken(random: object, folder: object) -> str:

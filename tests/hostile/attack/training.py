@@ -77,6 +77,8 @@ def world() -> Path:
     ]
     write_jsonl(folder / "texts.jsonl", texts)
     write_jsonl(folder / "one.jsonl", texts[:1])
+    documents = [{"id": row["document_id"], "text": row["text"]} for row in texts[::2]]
+    write_jsonl(folder / "documents.jsonl", documents)
     write_jsonl(folder / "prompts.jsonl", prompts)
     write_jsonl(folder / "chats.jsonl", chats)
     write_jsonl(folder / "held.jsonl", held)
