@@ -173,6 +173,17 @@ def test_a_table_without_a_text_costs_nothing_but_itself() -> None:
     assert read("a.html", page)[0] == "Below."
 
 
+def test_a_header_goes_on_in_a_row_that_parts_its_merged_cells() -> None:
+    wide = "<w:tcPr><w:gridSpan w:val='2'/></w:tcPr>"
+    header = f"<w:tr>{cell(paragraph(run('Lock')))}{cell(wide + paragraph(run('Gate')))}</w:tr>"
+    parted = f"<w:tbl>{header}{row('', 'old', 'new')}{row('Arvid', '2', '3')}</w:tbl>"
+    text, _ = read("a.docx", word(parted))
+    assert text == "| Lock | Gate old | Gate new |\n| --- | --- | --- |\n| Arvid | 2 | 3 |"
+    same = f"<w:tr>{cell(paragraph(run('Kelm')))}{cell(wide + paragraph(run('shut')))}</w:tr>"
+    text, _ = read("a.docx", word(f"<w:tbl>{header}{same}{row('Arvid', '2', '3')}</w:tbl>"))
+    assert text.startswith("| Lock | Gate | Gate |\n| --- | --- | --- |\n| Kelm | shut | shut |")
+
+
 def test_items_have_the_numbers_that_word_shows() -> None:
     level = '<w:lvl w:ilvl="0"><w:start w:val="{}"/><w:numFmt w:val="decimal"/></w:lvl>'
     lists = ""

@@ -335,8 +335,9 @@ class _Word:
             cells, n_columns, above = self._row(row, above, within)
             inner += [(cells[0][0], self._table(element)) for element in within]
             marked = row.find(f"{_W}trPr/{_W}tblHeader") is not None
-            # A header over merged cells goes on in the row below.
-            if n_header == len(rows) and (marked or (has_merged and n_header > 0)):
+            # A header with merged cells goes on in the row below, which parts them.
+            is_parted = has_merged and n_header > 0 and len(cells) > len(rows[-1])
+            if n_header == len(rows) and (marked or is_parted):
                 n_header += 1
             has_merged = 1 < len(cells) < n_columns
             if len(rows) == n_header == 0:
