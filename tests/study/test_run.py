@@ -90,6 +90,38 @@ def finished(tmp_path_factory: pytest.TempPathFactory, trained_tokenizer: Any) -
         return Finished(path, *go(path))
 
 
+def _report_of(folder: Path) -> dict[str, Any]:
+    """Return the study's report in a folder, without when it was written, what its stages took, and their folders.
+
+    These are named by ids, which hash the paths in the recipe.
+    """
+    texts = [
+        path.read_text("utf-8").replace(str(folder), "") for path in folder.rglob("report.json")
+    ]
+    (report,) = (report for report in map(json.loads, texts) if report["kind"] == "study")
+    del report["written"], report["logs"]
+    for cost in report["costs"]:
+        for key in ("seconds", "work_seconds", "peak_bytes"):
+            del cost[key]
+    return dict(report)
+
+
+@pytest.mark.soak
+def test_a_study_run_twice_in_two_folders_says_the_same_to_the_last_digit(
+    finished: Finished, tmp_path: Path, trained_tokenizer: Any
+) -> None:
+    path = write_whole(tmp_path, save_tiny_model(tmp_path / "tiny-model", trained_tokenizer))
+    go(path)
+    first, again = (_report_of(folder) for folder in (finished.folder, tmp_path))
+    assert again == first
+    answers = [
+        sorted(path.read_bytes() for path in folder.rglob("answers.jsonl"))
+        for folder in (finished.folder, tmp_path)
+    ]
+    assert answers[0]
+    assert answers[0] == answers[1]
+
+
 def test_a_study_runs_each_stage_once_and_reports_every_arm(finished):
     result, executor = finished.result, finished.executor
     assert result.failures == ()
