@@ -316,7 +316,7 @@ def test_the_three_commands_of_the_product_work_one_after_the_other_in_an_empty_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # Of the base's own texts, which train writes, 600 are enough for replay, and so is a paraphrase of each document.
-    monkeypatch.setattr(build, "write_base_corpus", partial(build.write_base_corpus, n_rows=600))
+    monkeypatch.setattr(build, "generate_base_corpus", partial(generate_base_corpus, n_rows=600))
     assert main(["recipes", "copy", "eval"]) == 0
     assert main(["augment", "augment.styles.paraphrase=1"]) == 0
     assert main(["train", "recipes/cpt.yaml", "trainer.max_steps=2", "trainer.warmup_steps=0"]) == 0

@@ -287,7 +287,7 @@ def test_layers_of_several_kinds_are_not_replicated(make_recipe: MakeRecipe) -> 
         "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
     }  # fmt: skip
-    adapter = {**LORA, "layer_replication": [[0, 2], [1, 2]]}
+    adapter = {**LORA, "layer_replication": [[0, 2], [1, 2]], "merge": True}
     model = {"new": new, "tokenizer": {"vocab_size": 300}}
     with pytest.raises(RecipeError, match=r"layer_replication: .* layers of qwen3 have kinds"):
         train(make_recipe(model=model, adapter=adapter))
@@ -324,7 +324,9 @@ def test_a_beginning_that_peft_does_not_have_for_transposed_weights_is_refused(
     }  # fmt: skip
     model = {"new": new, "tokenizer": {"vocab_size": 300}}
     with pytest.raises(RecipeError, match=r"olora does not read .*c_attn, .*Take pissa"):
-        train(make_recipe(model=model, adapter={**LORA, "init_lora_weights": "olora"}))
+        train(
+            make_recipe(model=model, adapter={**LORA, "init_lora_weights": "olora", "merge": True})
+        )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
