@@ -350,7 +350,8 @@ def runs_by_an_endpoint(random: Random, folder: Path) -> str:
     if not fault and elsewhere:
         fault = f"a request followed a redirect: {elsewhere[0][:200]!r}"
     if not fault and "Traceback" in noted.getvalue():
-        fault = f"a traceback: {noted.getvalue()[-700:]}"
+        before, _, after = noted.getvalue().partition("Traceback")
+        fault = f"a traceback: {before[-300:]}...{after[-2000:]}"
     if not fault:
         fault = _lost(_rows(folder / "run"), expected, equal=not refuses)
     return f"{verb}, {judged=}, {refuses=}: {fault}; faults {drawn}" if fault else ""
