@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Protocol, cast
 
 from kinject.augment.preview import Preview, preview
@@ -50,12 +49,7 @@ class StageExecutor(Protocol):
 
     def __enter__(self) -> StageExecutor: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 StartExecutor = Callable[[], StageExecutor]

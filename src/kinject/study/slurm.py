@@ -23,7 +23,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from time import monotonic, sleep
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from kinject.errors import InputError, Terminated, one_line
@@ -247,12 +247,7 @@ class JobExecutor:
     def __enter__(self) -> JobExecutor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._running:
             ids = " ".join(running.job.job_id for running in self._running)
             left = format_count(len(self._running), "job")
