@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-_DIFFERENCE = re.compile(
-    r"([+-]\d+\.\d)(?: points)?(?: of [a-z ]+)?,? ?\(?(?:(-?\d+\.\d) to (-?\d+\.\d))?"
-    r"(?:[,;] (p [<=] \d\.\d+))?"
-)
+DIFFERENCE = r"([+-]\d+\.\d)(?: points)?(?: of [a-z ]+)?,? ?\(?(?:(-?\d+\.\d) to (-?\d+\.\d))?"
+"""A signed difference, and the interval that may follow it."""
+_DIFFERENCE = re.compile(DIFFERENCE + r"(?:[,;] (p [<=] \d\.\d+))?")
 
 
 def plain(text: str) -> str:

@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from published import plain
+from published import DIFFERENCE, plain
 
 _STUDY = re.compile(r"kinject study recipes/studies/([\w.-]+)\.yaml")
-_DIFFERENCE = re.compile(
-    r"(?<![\d.])([+-]\d+\.\d)(?: points)?(?: of [a-z ]+)?,? ?\(?(?:(-?\d+\.\d) to (-?\d+\.\d))?"
-    r"\)?(?:[,;] p (?P<relation>[<=]) (?P<p>\d\.\d+))?"
-)
-_P = re.compile(r"p (?P<relation>[<=]) (?P<p>\d\.\d+)")
+_SAID_P = r"p (?P<relation>[<=]) (?P<p>\d\.\d+)"
+_DIFFERENCE = re.compile(rf"(?<![\d.]){DIFFERENCE}\)?(?:[,;] {_SAID_P})?")
+_P = re.compile(_SAID_P)
 _PERCENT = re.compile(r"(?<![\d.+-])(\d+(?:\.\d+)?)%")
 _NUMBER = re.compile(r"(?<![\d.A-Za-z])(\d+(?:\.\d+)?)(?![\d.]*[A-Za-z])")
 
@@ -47,7 +45,7 @@ class Kept:
             figures = [100 * item[key] for key in ("accuracy", "low", "high") if key in item]
             figures += [100 * value for value in item["by_seed"]]
             for outcome in item.get("outcomes", ()):
-                figures += [100 * outcome[key] for key in ("accuracy", "low", "high")]
+                figures += [100 * outcome[key] for key in ("rate", "low", "high")]
             kept._add(arm, item["question_set"], figures)
             for name in ("to_base", "to_plain", "to_rag", "net"):
                 kept._add_difference(item.get(name), "delta")

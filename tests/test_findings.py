@@ -211,14 +211,15 @@ def test_a_figure_that_no_report_has_is_found() -> None:
         "results": [
             {"arm": "base", "question_set": "new", "k": 0, "accuracy": 0.314, "low": 0.25, "high": 0.383, "by_seed": [0.314]},
             {"arm": "base", "question_set": "old", "k": 0, "accuracy": 0.901, "low": 0.852, "high": 0.94, "by_seed": [0.901]},
-            {"arm": "base", "question_set": "new", "k": 2, "accuracy": 0.777, "low": 0.7, "high": 0.832, "by_seed": [0.777]},
+            {"arm": "base", "question_set": "new", "k": 2, "accuracy": 0.777, "low": 0.7, "high": 0.832, "by_seed": [0.777],
+             "outcomes": [{"outcome": "wrong", "rate": 0.123, "low": 0.08, "high": 0.171}]},
         ],
         "perplexities": [{"arm": "base", "per_token": 31.27, "by_seed": [31.27]}],
         "work_seconds": {"base": [18.4, 19.4]},
         "claims": [{"effect": 0.123, "low": -0.011, "high": 0.252, "p_holm": 0.068}],
     })  # fmt: skip
     rows = "| arm | new | old | perplexity | work |\n|---|---|---|---|---|\n"
-    right = "| base | 31.4% (25–38) | 90.1% | 31.3 | 19 s |\n| base+rag | 77.7% | | | |\n"
+    right = "| base | 31.4% (25–38) | 90.1% | 31.3 | 19 s |\n| base+rag | 77.7 / 12.3% | | | |\n"
     said = "It gains +12.3 points (−1.1 to 25.2, p = 0.07), p < 0.1, and has 90.1%."
     assert unreported(f"{rows}{right}\n{said}", kept) == []
     for wrong, found in (

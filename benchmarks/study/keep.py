@@ -70,8 +70,7 @@ def kept_result(item: dict[str, Any]) -> dict[str, Any]:
             kept["net"] = part(item["control"]["net"], CONTRAST)
     if item.get("outcomes"):
         kept["outcomes"] = [
-            part(outcome, ("outcome", "rate", "accuracy", "low", "high", "share"))
-            for outcome in item["outcomes"]
+            part(outcome, ("outcome", "rate", "low", "high")) for outcome in item["outcomes"]
         ]
     return kept
 
