@@ -22,42 +22,28 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from load import MODEL, mapped, resident, write_rewritten
+
 HERE = Path(__file__).resolve()
 FARTHEST = 10_000_000
 LIMIT = 2048
 """MiB that a stage may take, however large the corpus is."""
 
 
-def write_documents(folder: Path, n: int) -> None:
+def write_chain(folder: Path, n: int) -> None:
     """Write `n` documents of one sentence, a rewriting of each, and the recipes of the chain."""
-    with (
-        (folder / "documents.jsonl").open("w") as documents,
-        (folder / "rewritings.jsonl").open("w") as rewritings,
-    ):
-        for number in range(n):
-            name, year, length = f"d{number}", 1500 + number % 500, number % 97 + 3
-            text = f"Bridge {number} was opened in {year} and is {length} m long."
-            documents.write(json.dumps({"id": name, "text": text}) + "\n")
-            text = f"It was in {year} that bridge {number}, {length} m long, was opened."
-            rewritings.write(json.dumps({"document_id": name, "text": text}) + "\n")
-    augment = {
-        "documents": str(folder / "documents.jsonl"),
-        "styles": {"paraphrase": 1},
-        "generator": {"kind": "file", "path": str(folder / "rewritings.jsonl")},
-    }
-    recipe = {"run_dir": str(folder / "augment"), "augment": augment}
-    (folder / "augment.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    write_rewritten(folder, n)
     recipe = {
         "run_dir": str(folder / "train"),
         "method": "cpt",
-        "model": {"path": str(HERE.parents[1] / "src/kinject/sandbox/base_model/model")},
+        "model": {"path": str(MODEL)},
         "corpus": {
-            "path": str(folder / "augment" / "corpus.jsonl"),
+            "path": str(folder / "run" / "corpus.jsonl"),
             "cache_dir": str(folder / "tokens"),
         },
         "trainer": {"max_length": 256, "packing": True, "packing_strategy": "bfd_split"},
     }
-    (folder / "train.yaml").write_text(json.dumps(recipe))
+    (folder / "train.yaml").write_text(json.dumps(recipe))  # JSON is YAML
 
 
 def augment(folder: Path, n: int) -> None:
@@ -65,7 +51,7 @@ def augment(folder: Path, n: int) -> None:
     from kinject.augment import augment as run
     from kinject.recipe import read_recipe
 
-    assert run(read_recipe(folder / "augment.yaml", verb="augment")).n_rows == 2 * n
+    assert run(read_recipe(folder / "recipe.yaml", verb="augment")).n_rows == 2 * n
 
 
 def tokens(folder: Path, n: int) -> None:
@@ -100,7 +86,7 @@ def measure(stage: str, folder: Path, n: int) -> tuple[float, float]:
 def measure_here(stage: str, folder: Path, n: int) -> dict[str, float]:
     """Return the same of this process."""
     with tempfile.TemporaryDirectory() as name:  # imports, two seconds, would count in a small size
-        write_documents(Path(name), 10)
+        write_chain(Path(name), 10)
         for earlier in STAGES:
             STAGES[earlier](Path(name), 10)
             if earlier == stage:
@@ -108,14 +94,7 @@ def measure_here(stage: str, folder: Path, n: int) -> dict[str, float]:
     began = time.process_time()
     STAGES[stage](folder, n)
     seconds = time.process_time() - began
-    return {"seconds": seconds, "peak": peak_of_own()}
-
-
-def peak_of_own() -> float:
-    """Return the most that this process held so far in MiB, less what it holds of mapped files now."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    held, files = (int(status[name].split()[0]) for name in ("VmHWM", "RssFile"))
-    return (held - files) / 1024
+    return {"seconds": seconds, "peak": resident() - mapped()}
 
 
 def table(stage: str, measured: list[tuple[int, float, float]]) -> list[str]:
@@ -161,7 +140,7 @@ def main() -> None:
     measured: dict[str, list[tuple[int, float, float]]] = {stage: [] for stage in arguments.stages}
     for n in arguments.sizes:
         with tempfile.TemporaryDirectory() as name:
-            write_documents(Path(name), n)
+            write_chain(Path(name), n)
             for stage in arguments.stages:
                 measured[stage].append((n, *measure(stage, Path(name), n)))
                 print(table(stage, measured[stage][-1:])[0], file=sys.stderr, flush=True)

@@ -85,26 +85,32 @@ def augment(n: int, folder: Path, style: str) -> Work:
     return lambda: run(read_recipe(recipe, verb="augment"))
 
 
-def precomputed(n: int, folder: Path, style: str) -> Work:
-    """`n` short documents, each with a rewriting from a file (kind: file): no model, no request."""
-    from kinject.augment import augment as run
-    from kinject.recipe import read_recipe
-
+def write_rewritten(folder: Path, n: int) -> Path:
+    """Write `n` documents of one sentence and a rewriting of each; return the recipe that augments them from the file."""
     with (
         (folder / "documents.jsonl").open("w") as documents,
         (folder / "rewritings.jsonl").open("w") as rewritings,
     ):
         for number in range(n):
-            name, year = f"d{number}", 1500 + number % 500
-            text = f"Bridge {number} was opened in {year} and is {number % 97 + 3} m long."
+            name, year, length = f"d{number}", 1500 + number % 500, number % 97 + 3
+            text = f"Bridge {number} was opened in {year} and is {length} m long."
             documents.write(json.dumps({"id": name, "text": text}) + "\n")
-            text = f"It was in {year} that bridge {number}, {number % 97 + 3} m long, was opened."
+            text = f"It was in {year} that bridge {number}, {length} m long, was opened."
             rewritings.write(json.dumps({"document_id": name, "text": text}) + "\n")
     recipe = folder / "recipe.yaml"
     recipe.write_text(
         f"run_dir: {folder}/run\naugment:\n  documents: {folder}/documents.jsonl\n  styles: {{paraphrase: 1}}\n"
         f"  generator: {{kind: file, path: {folder}/rewritings.jsonl}}\n"
     )
+    return recipe
+
+
+def precomputed(n: int, folder: Path, style: str) -> Work:
+    """`n` short documents, each with a rewriting from a file (kind: file): no model, no request."""
+    from kinject.augment import augment as run
+    from kinject.recipe import read_recipe
+
+    recipe = write_rewritten(folder, n)
 
     def work() -> int:
         result = run(read_recipe(recipe, verb="augment"))

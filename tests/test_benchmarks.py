@@ -384,9 +384,11 @@ def test_what_is_kept_of_a_report(run_here: Callable[..., str], tmp_path: Path) 
         "accuracy": 0.25,
         "net": {"delta": 0.1234567, "low": 0.01, "high": 0.2, "p_holm": 0.04},
     }
+    outcome = {"outcome": "wrong", "rate": 0.2, "low": 0.1, "high": 0.3}
     result = {
         "model": "m", "arm": "ft", "question_set": "new", "format": "texts", "shots": 0, "k": 0, "score": "sum", "n": 40,
-        "accuracy": 2 / 3, "low": 0.5, "high": 0.8, "by_seed": [2 / 3], "to_base": None, "control": control, "outcomes": [],
+        "accuracy": 2 / 3, "low": 0.5, "high": 0.8, "by_seed": [2 / 3], "to_base": None, "control": control,
+        "outcomes": [outcome],
     }  # fmt: skip
     cost = {"arm": "ft", "stage": "train", "work_seconds": 12.5}
     report = {
@@ -404,6 +406,7 @@ def test_what_is_kept_of_a_report(run_here: Callable[..., str], tmp_path: Path) 
         0.25,
         0.123457,
     )
+    assert row["outcomes"] == [outcome]
     assert "to_base" not in row
 
 
@@ -641,9 +644,10 @@ def test_memory_of_a_plan(run_here: Callable[..., str]) -> None:
     assert float(row[1]) > 0
 
 
-def test_memory_of_a_corpus(tmp_path: Path) -> None:
+def test_memory_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)  # for what it takes from load.py
     program = load_benchmark("corpus_memory.py")
-    program.write_documents(tmp_path, 8)
+    program.write_chain(tmp_path, 8)
     for stage in program.STAGES:
         program.STAGES[stage](tmp_path, 8)
     measured = [(1_000, 0.5, 60.0), (5_000, 2.75, 64.0)]
