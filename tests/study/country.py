@@ -9,6 +9,14 @@ from typing import Any
 import yaml
 
 TOWNS = ("Lowmere", "Stonegate", "Farrow", "Kelm")
+CLAIM = {
+    "statement": "training helps",
+    "test": "difference",
+    "arm": "ft",
+    "baseline": "base",
+    "question_set": "new",
+}
+"""On the arm ft of a study."""
 PEOPLE = ("Arden", "Bryn", "Cael", "Dora", "Edda", "Finn", "Gwen", "Hale")
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from country import write_study
+from country import CLAIM, write_study
 from transformers import AutoModelForCausalLM
 
 from kinject.errors import InputError
@@ -123,16 +123,9 @@ def test_adapters_of_quantized_weights_are_scored_and_loaded_as_of_whole_ones(
 def test_a_dry_run_tells_the_power_of_the_questions_that_are_asked(
     tmp_path, tiny_model, of_set, of_all, n
 ):
-    claim = {
-        "statement": "training helps",
-        "test": "difference",
-        "arm": "ft",
-        "baseline": "base",
-        "question_set": "new",
-    }
     asked = {"new": {"path": str(tmp_path / "new.jsonl"), "limit": of_set}}
     overrides = {"eval.questions": asked, "eval.limit": of_all}
-    path = write_study(tmp_path, tiny_model, overrides=overrides, claims={"c": claim})
+    path = write_study(tmp_path, tiny_model, overrides=overrides, claims={"c": CLAIM})
     text = render_plan(read_recipe(path, (), "study"))
     assert f"({n} questions on {n} documents, " in text
     assert f"and there are {n}: no difference could be shown" in text

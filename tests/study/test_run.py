@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from country import write_study
+from country import CLAIM, write_study
 from in_process import InProcess
 from study_samples import make_report
 from transformers import AutoTokenizer
@@ -56,8 +56,7 @@ def write_whole(folder: Path, model: Path) -> Path:
             "half": {"alpha": 0.5, "rag": False, "seeds": [0]},
         },
         tune={"rate": {"key": "trainer.learning_rate", "values": [0.0001, 0.02], "arm": "ft", "question_sets": "new"}},
-        claims={"c": {"statement": "training helps", "test": "difference", "arm": "ft", "baseline": "base",
-                      "question_set": "new"}},
+        claims={"c": CLAIM},
     )  # fmt: skip
 
 
@@ -296,15 +295,8 @@ def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_mo
 def test_a_finished_study_does_nothing_when_it_is_run_again_and_knows_what_was_declared_late(
     tmp_path, tiny_model
 ):
-    claim = {
-        "statement": "training helps",
-        "test": "difference",
-        "arm": "ft",
-        "baseline": "base",
-        "question_set": "new",
-    }
     whole = write_study(
-        tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}}, claims={"c": claim}
+        tmp_path, tiny_model, seeds=[0], arms={"ft": {"rag": False}}, claims={"c": CLAIM}
     )
     first, _ = go(whole)
 
