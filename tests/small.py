@@ -6,7 +6,7 @@ import importlib.util
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,18 @@ TINY = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": True,
 }  # fmt: skip
+
+
+def quick(cases: Iterable[Any], *chosen: Any) -> list[Any]:
+    """Return the cases of a parametrization: those `chosen` run with every `make test`, the others with the long proofs."""
+    cases = list(cases)
+    assert all(case in cases for case in chosen), chosen
+    marked = []
+    for case in cases:
+        values = case if isinstance(case, tuple) else (case,)
+        marks = () if case in chosen else pytest.mark.soak
+        marked.append(pytest.param(*values, marks=marks))
+    return marked
 
 
 def save_tiny_model(

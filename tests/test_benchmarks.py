@@ -272,6 +272,7 @@ def test_versions_of_documents_that_differ_in_one_fact(
     assert "4 pairs: the newest kept 4, both kept 4" in run_here("documents/versions.py", tmp_path)
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(not shutil.which("chromium"), reason="a browser prints the PDFs")
 def test_readers_of_documents(run_here: Callable[..., str]) -> None:
     printed = run_here("documents/readers.py", "2")
@@ -410,6 +411,7 @@ def test_what_is_kept_of_a_report(run_here: Callable[..., str], tmp_path: Path) 
     assert "to_base" not in row
 
 
+@pytest.mark.soak
 def test_verdicts(run_here: Callable[..., str]) -> None:
     printed = run_here("study/verdicts.py", "--studies", "1")
     rates = dict(re.findall(r"^\| (.*) \| ([\d.]+) \([\d.]+\) \| \d+ \|$", printed, re.MULTILINE))
@@ -615,6 +617,7 @@ def test_sound_and_broken_copies_of_a_model(run_here: Callable[..., str], tmp_pa
     assert "3 of 3 sound copies pass\n2 of 2 broken copies are caught" in printed
 
 
+@pytest.mark.soak
 def test_a_plan_beside_the_formulas(run_here: Callable[..., str]) -> None:
     printed = run_here("plan/formula.py")
     ratios = re.findall(

@@ -59,7 +59,10 @@ def test_choices_give_nothing_away(level: str) -> None:
     assert max(places.values()) - min(places.values()) <= 4
 
 
-@pytest.mark.parametrize(("name", "n"), [("company", 1280), ("subjects", 1200)])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [("company", 1280), pytest.param("subjects", 1200, marks=pytest.mark.soak)],
+)
 def test_every_paraphrase_passes_the_checks(
     name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

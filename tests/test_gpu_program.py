@@ -542,6 +542,7 @@ sys.meta_path.insert(0, Hide())
 """
 
 
+@pytest.mark.soak
 def test_a_copied_checkout_measures_resumes_and_writes_its_page_with_the_needed_packages_alone(
     tmp_path: Path, program: Any
 ) -> None:

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from kinject.augment.answers import repair
+from small import quick
 
 SOURCE = (
     "The old mill at the river was rebuilt after the fire in 1931 by Mara Lind, who ran it for twenty years, "
@@ -77,9 +78,10 @@ def test_words_that_the_passage_has_itself_stay() -> None:
     assert repair(text, "", source).texts == (text,)
 
 
-@pytest.mark.parametrize(
-    "part", ["sure ", "**a** ", "1. ", "a. ", "```\n", "here is ", "note: ", "title ", "# ", "\n"]
-)
+PARTS = ("sure ", "**a** ", "1. ", "a. ", "```\n", "here is ", "note: ", "title ", "# ", "\n")
+
+
+@pytest.mark.parametrize("part", quick(PARTS, "**a** ", "1. ", "```\n", "\n"))
 def test_a_hostile_answer_takes_linear_time(part: str) -> None:
     def _seconds(n: int) -> float:
         began = time.process_time()

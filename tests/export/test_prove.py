@@ -187,6 +187,7 @@ def test_a_proof_goes_with_the_files_that_it_is_about(
     assert not (run / "export" / "prove" / "prove.json").exists()
 
 
+@pytest.mark.soak
 def test_a_server_without_log_probs_is_asked_for_written_answers(
     run: Path, tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -20,6 +20,8 @@ from attack import (
     training,
 )
 
+from small import quick
+
 FEW = {
     "sequences": 1,
     "pairs of processes": 1,
@@ -36,10 +38,9 @@ FEW = {
 """Area -> tries here, of those whose tries take a part of a second; of the others 6."""
 OF_TIME_LIMITS = {"runs by an endpoint"}
 """Areas whose faults are told by limits of a second: on a busy machine other tries meet them (make soak)."""
-AREAS_HERE = [
-    pytest.param(name, marks=pytest.mark.soak) if name in OF_TIME_LIMITS else name
-    for name in sorted(AREAS)
-]
+LONG = {"templates", "trainings"}
+"""Areas of which a single try takes over a second; tests/security and tests/train have some of each."""
+AREAS_HERE = quick(sorted(AREAS), *sorted(AREAS.keys() - OF_TIME_LIMITS - LONG))
 MODULES = (endpoints, files, network, runs, training)
 
 

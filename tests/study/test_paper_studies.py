@@ -116,6 +116,7 @@ def _write_csv(path: Path, questions: Sequence[Question]) -> None:
             )
 
 
+@pytest.mark.soak
 def test_the_study_of_current_events_compares_both_corpora_with_every_control(
     root: Path, go: Go
 ) -> None:

@@ -265,6 +265,7 @@ def test_a_token_matched_arm_reads_as_many_tokens_of_its_own_corpus(tmp_path, ti
     assert read["rep"] == pytest.approx(read["ft"], rel=0.15)
 
 
+@pytest.mark.soak
 def test_an_arm_matched_in_seconds_trains_as_long_as_the_other(tmp_path, tiny_model, monkeypatch):
     path = write_study(
         tmp_path, tiny_model, seeds=[0], overrides={"trainer.max_steps": 6, "trainer.warmup_steps": 3},
@@ -349,6 +350,7 @@ def test_an_interrupted_study_continues_and_ends_as_an_uninterrupted_one(whole, 
         ), name
 
 
+@pytest.mark.soak
 def test_models_are_deleted_once_they_are_evaluated_and_made_again_where_another_arm_reads_them(
     tmp_path, tiny_model
 ):

@@ -25,6 +25,7 @@ from kinject.recipe.library_fields import INITS_REFUSED
 from kinject.train import train
 from kinject.train.config import adapter_config
 from kinject.train.merge import merge_adapter
+from small import quick
 
 MakeRecipe = Callable[..., Recipe]
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
@@ -104,7 +105,7 @@ def _assert_is_what_was_trained(recipe: Recipe, corpus: Path, tmp_path: Path) ->
     assert _mean_loss(folded, corpus) == pytest.approx(trained, rel=1e-5)
 
 
-@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("init", quick(INITS, True, "olora", "mica"))
 def test_a_saved_adapter_is_the_one_that_was_trained_however_it_began(
     make_recipe: MakeRecipe, corpus: Path, tmp_path: Path, init: Any
 ) -> None:
@@ -118,7 +119,12 @@ def test_a_saved_adapter_is_the_one_that_was_trained_however_it_began(
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")  # on rslora, and on tied embeddings
 @pytest.mark.parametrize(
-    ("init", "mixed"), [*(("pissa_niter_2", mixed) for mixed in MIXED), ("olora", "DoRA")]
+    ("init", "mixed"),
+    [
+        ("pissa_niter_2", "rslora with ranks of its own"),
+        ("olora", "DoRA"),
+        *(pytest.param("pissa_niter_2", mixed, marks=pytest.mark.soak) for mixed in [*MIXED][1:]),
+    ],
 )
 def test_a_saved_adapter_that_takes_part_of_the_base_is_the_trained_one(
     make_recipe: MakeRecipe, corpus: Path, tmp_path: Path, init: str, mixed: str
@@ -127,7 +133,7 @@ def test_a_saved_adapter_that_takes_part_of_the_base_is_the_trained_one(
     _assert_is_what_was_trained(recipe, corpus, tmp_path)
 
 
-@pytest.mark.parametrize("init", ["gaussian", *OF_THE_BASE])
+@pytest.mark.parametrize("init", quick(["gaussian", *OF_THE_BASE], "pissa_niter_2"))
 def test_a_resumed_run_continues_with_the_base_that_its_adapter_was_taken_from(
     make_recipe: MakeRecipe, corpus: Path, monkeypatch: pytest.MonkeyPatch, init: str
 ) -> None:
@@ -216,6 +222,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "waveft": {"n_frequency": 16},
 }
 TYPES = sorted(adapter_types().keys() - {"cartridge", "frod"})  # frod takes seconds to begin
+QUICK_TYPES = ("boft", "ia3", "ln_tuning", "lora", "oft", "osf", "trainable_tokens", "vera")
+"""One of each way in which weights are held: sums, products, rotations, rows, norms, shared matrices."""
 
 
 @pytest.fixture
@@ -247,7 +255,7 @@ def _trained_by_chance(base: Path, adapter: dict[str, Any], folder: Path, tokeni
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", quick(TYPES, *QUICK_TYPES))
 def test_every_type_is_loaded_and_folded_as_it_was(
     biased_model: Path, tiny_tokenizer: Any, tmp_path: Path, kind: str
 ) -> None:

@@ -26,7 +26,7 @@ from kinject.train import train
 from kinject.train.batches import Collator, RowDataset
 from kinject.train.data import CorpusPacker
 from kinject.train.load import use_fastest_attention
-from small import interrupt
+from small import interrupt, quick
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -195,7 +195,7 @@ def test_a_mixture_of_experts_trains_with_its_routers_loss_and_validates_without
     )
 
 
-@pytest.mark.parametrize("kind", ["qwen2_moe", "olmoe"])
+@pytest.mark.parametrize("kind", quick(["qwen2_moe", "olmoe"], "olmoe"))
 def test_a_mixture_of_experts_goes_on_from_all_weights_of_its_checkpoint(
     make_recipe: Callable[..., Recipe], tiny_tokenizer: Any, tmp_path: Path, kind: str
 ) -> None:
@@ -261,7 +261,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("kind", ["cpt", "sft", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(FAMILIES, "llama-3.1-8b", "qwen3/8b"))
 def test_a_ready_made_recipe_runs_at_its_architecture(
     family: str, kind: str, tmp_path: Path, tiny_tokenizer: Any, corpus: Path
 ) -> None:

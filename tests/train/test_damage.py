@@ -47,6 +47,7 @@ def interrupted(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> Rec
     return recipe
 
 
+@pytest.mark.soak
 def test_no_damage_to_a_checkpoint_changes_what_a_resumed_run_comes_to(
     interrupted: Recipe, tmp_path: Path
 ) -> None:

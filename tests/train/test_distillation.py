@@ -23,6 +23,7 @@ from kinject.train.loss import divergence, log_probs_of
 from kinject.train.objectives import distillation as teacher
 from kinject.train.setup import make_trainer
 from kinject.train.trainer import KnowledgeTrainer
+from small import quick
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS, BATCH = 0.2, 3, 4
@@ -135,7 +136,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick(CASES, "few, mixed", "another model"))
 def test_an_update_is_that_of_the_loop_written_out(
     make_recipe: MakeRecipe,
     paraphrases: dict[str, Any],
@@ -287,6 +288,7 @@ def test_with_an_adapter_the_teacher_is_the_base_without_it(
     assert len(list(Path(paraphrases["cache_dir"]).rglob("log_probs.bin"))) == 1
 
 
+@pytest.mark.soak
 def test_a_resumed_run_logs_the_losses_of_an_uninterrupted_one(
     make_recipe: MakeRecipe,
     paraphrases: dict[str, Any],

@@ -15,7 +15,7 @@ from kinject.corpus.tokenize import Tokenization, tokenize_rows
 from kinject.disk import read_json
 from kinject.recipe import TrainRecipe
 from kinject.train import train
-from small import interrupt, save_tiny_model
+from small import interrupt, quick, save_tiny_model
 
 MakeRecipe = Callable[..., TrainRecipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -139,7 +139,7 @@ def test_a_text_of_one_token_without_bos_learns_the_end_token_alone(
     assert "There are 2 such rows" in warning
 
 
-@pytest.mark.parametrize("assistant_only", [True, False])
+@pytest.mark.parametrize("assistant_only", quick([True, False], True))
 @pytest.mark.parametrize(
     ("template", "stops"),
     [

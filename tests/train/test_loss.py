@@ -20,6 +20,7 @@ from kinject.recipe.sections import HardExampleMiningSection
 from kinject.train import train
 from kinject.train.objectives import HardExamples, TrainingLoss, row_weights
 from kinject.train.trainer import KnowledgeTrainer
+from small import quick
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS, MICRO, BATCH = 0.5, 3, 2, 4
@@ -116,7 +117,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize("kind", quick(CASES, "tokens", "weighted"))
 def test_an_update_is_that_of_the_loss_written_out(
     make_recipe: MakeRecipe, by_hand: Any, weighted_corpus: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -207,8 +208,12 @@ def _held_out_by_hand(hand: Any) -> float:
     return float(torch.cat(texts).mean())
 
 
-@pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize("computes_loss", [True, False])
+@pytest.mark.parametrize(
+    ("computes_loss", "packing"),
+    quick(
+        [(True, False), (False, True), (True, True), (False, False)], (True, False), (False, True)
+    ),
+)
 def test_the_held_out_loss_is_the_mean_over_tokens_whatever_the_batch(
     make_recipe: MakeRecipe,
     uneven: Path,
@@ -251,7 +256,7 @@ def _is_likeliest(logp: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (logp.argmax(1) == target).double()
 
 
-@pytest.mark.parametrize("batch", [1, 4, 11])
+@pytest.mark.parametrize("batch", quick([1, 4, 11], 4))
 def test_what_trl_logs_beside_the_loss_is_of_all_tokens_whatever_the_batch(
     make_recipe: MakeRecipe, uneven: Path, by_hand: Any, monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
@@ -285,7 +290,7 @@ def test_what_trl_logs_beside_the_loss_is_of_all_tokens_whatever_the_batch(
     assert trained["num_tokens"] == sum(len(rows) * max(rows) for rows in batches)
 
 
-@pytest.mark.parametrize("kind", [*CASES, "distill"])
+@pytest.mark.parametrize("kind", quick([*CASES, "distill"], "weighted", "distill"))
 def test_the_held_out_loss_of_every_objective_is_that_mean(
     make_recipe: MakeRecipe,
     uneven: Path,

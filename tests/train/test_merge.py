@@ -21,6 +21,7 @@ from kinject.models import load_model, model_hash, read_headers
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.merge import add_difference, merge, merge_adapter, rewrite
+from small import quick
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -127,7 +128,7 @@ def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_t
     assert configs == ["bfloat16", "float32"]
 
 
-@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("is_named", quick([True, False], False))
 def test_weights_keep_the_dtypes_of_a_base_that_has_two(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, is_named: bool
 ) -> None:

@@ -97,7 +97,13 @@ def test_instruction_rows_among_documents_are_learned_where_they_answer(
     assert any("qa: 30." in note or "qa: 29.9" in note for note in result.notes)
 
 
-@pytest.mark.parametrize("order", [("questions", "documents"), ("documents", "questions")])
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("questions", "documents"),
+        pytest.param(("documents", "questions"), marks=pytest.mark.soak),
+    ],
+)
 def test_the_two_phase_recipes_chain_in_either_order(
     files: dict[str, Path], tiny_model: Path, tmp_path: Path, order: tuple[str, str]
 ) -> None:

@@ -123,6 +123,7 @@ def _weights(
     return load_file(next(folder.glob("*.safetensors")))
 
 
+@pytest.mark.soak
 def test_a_resumed_run_has_the_weights_of_an_uninterrupted_one(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:

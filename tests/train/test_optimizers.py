@@ -206,6 +206,7 @@ def test_adafactor_is_the_papers(make_recipe: MakeRecipe, by_hand: Any, tiny_mod
     _assert_close(train(recipe).model_dir, hand, tiny_model)
 
 
+@pytest.mark.soak
 def test_schedule_free_saves_averages_and_resumes_bitwise(
     make_recipe: MakeRecipe, by_hand: Any, tiny_model: Path, tmp_path: Path
 ) -> None:

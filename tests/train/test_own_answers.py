@@ -72,6 +72,7 @@ def test_an_answer_is_the_same_whatever_the_batch(tiny_model: Path, temperature:
     assert len({tuple(row) for row in wanted}) > 1
 
 
+@pytest.mark.soak
 def test_a_base_model_answers_the_questions_of_a_corpus(
     make_recipe: MakeRecipe, write_rows: WriteRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

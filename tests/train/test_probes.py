@@ -189,6 +189,7 @@ def test_a_run_that_forgets_too_much_stops(
     assert result.n_steps == len(logged) - 1 < 30
 
 
+@pytest.mark.soak
 def test_a_resumed_run_asks_and_decides_as_an_uninterrupted_one(
     make_recipe: MakeRecipe, questions: Path, tmp_path: Path
 ) -> None:

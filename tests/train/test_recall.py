@@ -80,6 +80,7 @@ def chances(folder: str | Path) -> list[float]:
     return found
 
 
+@pytest.mark.soak
 def test_what_is_answered_correctly_now_and_then_is_practised_and_becomes_likelier(
     tmp_path: Path,
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_held_base_does_not_move_by_a_bit_and_then_thaws(
     assert any(text.startswith(note) for text in manifest["counts"]["notes"])
 
 
+@pytest.mark.soak
 def test_a_run_resumed_before_the_thaw_ends_bitwise_as_an_uninterrupted_one(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:

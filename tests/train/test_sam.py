@@ -13,6 +13,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.updates.sam import SharpnessAware
+from small import quick
 
 MakeRecipe = Callable[..., Recipe]
 RATE, STEPS, BATCH, RHO, CLIP = 0.5, 3, 8, 0.3, 0.4
@@ -54,7 +55,7 @@ def _distance(one: Any, two: Any) -> float:
     return sum(((one[name].double() - two[name].double()) ** 2).sum().item() for name in one) ** 0.5
 
 
-@pytest.mark.parametrize("micro", [BATCH, 2])
+@pytest.mark.parametrize("micro", quick([BATCH, 2], 2))
 def test_the_update_is_the_hand_written_one_with_and_without_accumulation(
     make_recipe: MakeRecipe, by_hand: Any, tiny_model: Path, tmp_path: Path, micro: int
 ) -> None:

@@ -20,7 +20,7 @@ from kinject.recipe import Recipe
 from kinject.recipe.library_fields import ADAPTIVE_SCHEDULES, schedule_names
 from kinject.train import train
 from kinject.train.schedules import Schedule, planned_curve
-from small import interrupt
+from small import interrupt, quick
 
 MakeRecipe = Callable[..., Recipe]
 N, PER_EPOCH, TOP, WIDTH = 10, 5, 2e-3, 32
@@ -272,7 +272,7 @@ RESUMED = {
 }
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize("name", quick(RESUMED, "reduce_lr_on_plateau"))
 def test_a_resumed_run_continues_to_the_last_bit(
     make_recipe: MakeRecipe, watched: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -23,7 +23,14 @@ from kinject.train.callbacks import Histograms
 MakeRecipe = Callable[..., Recipe]
 
 
-@pytest.mark.parametrize(("patience", "interrupted"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ("patience", "interrupted"),
+    [
+        (2, True),
+        pytest.param(1, False, marks=pytest.mark.soak),
+        pytest.param(2, False, marks=pytest.mark.soak),
+    ],
+)
 def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
     make_recipe: MakeRecipe,
     corpus: Path,

@@ -19,7 +19,7 @@ from kinject.train.load import check_trainable
 from kinject.train.merge import merge_adapter
 from kinject.train.setup import check_training
 from kinject.train.updates.layerwise import rate_factor
-from small import interrupt
+from small import interrupt, quick
 
 MakeRecipe = Callable[..., Recipe]
 FAST = {"learning_rate": 1e-2}
@@ -134,7 +134,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("kind", quick(ADAPTERS, "lora", "osf"))
 def test_an_adapter_of_any_type_trains_resumes_is_read_and_folded_in(
     kind: str, make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
