@@ -268,7 +268,13 @@ TENSOR_PARALLEL = (
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("flags", [WHOLE, TENSOR_PARALLEL], ids=["whole", "tensor-parallel"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(WHOLE, id="whole"),
+        pytest.param(TENSOR_PARALLEL, id="tensor-parallel", marks=pytest.mark.soak),
+    ],
+)
 def test_two_processes_share_the_questions_or_the_model_and_answer_as_one(
     recipe, tmp_path, write_rows, flags
 ):
