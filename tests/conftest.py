@@ -76,6 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
     STARTED_WITH.update(os.environ)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest test, half a minute: begun last, it would be waited for by all other workers."""
+    items.sort(key=lambda item: item.path.name != "test_first_run.py")
+
+
 def pytest_collection_finish() -> None:
     """Leave out of every full collection what pytest itself holds of some 4,500 tests."""
     gc.collect()
