@@ -81,7 +81,7 @@ def test_a_worker_that_is_killed_fails_its_stage_and_another_takes_its_place(tmp
 def test_a_forked_worker_has_its_share_of_the_cores_though_torch_was_imported_before(monkeypatch):
     reported: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", reported.append)
-    monkeypatch.setattr(executors.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(executors, "log_to_screen", lambda: None)
     monkeypatch.setattr(executors, "protect_streams", lambda: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     ours, theirs = multiprocessing.Pipe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import io
 import json
@@ -22,7 +23,7 @@ import torch
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from kinject.cli import program
+from kinject.cli import main, program
 from kinject.terminal import (
     _NOISE,
     Progress,
@@ -85,6 +86,27 @@ def test_what_is_printed_logged_warned_or_raised_is_printable(
     printed = run_program("--version").replace("\r", "")
     assert printed.count("\ufffd") > 4 * 8
     assert printable(printed) == printed
+
+
+def test_what_is_logged_after_a_command_is_on_the_standard_error_of_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as stream:
+            assert main(["eval", "no-such.yaml"]) == 2
+        assert "no-such.yaml" in stream.getvalue()
+        stream.close()
+        capsys.readouterr()
+        logging.getLogger("kinject.test").warning(f"a slow a{STEERING}b")
+        assert capsys.readouterr().err == f"a slow a{printable(STEERING)}b\n"
+        # What cannot be formatted is reported, and ends nothing.
+        logging.getLogger("kinject.test").warning("%d rows", "many")
+        assert "Logging error" in capsys.readouterr().err
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
 
 
 def test_only_the_terminal_module_prints() -> None:

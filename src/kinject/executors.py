@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import os
 import signal
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 from kinject.disk import fix_for, system_failure
 from kinject.errors import InputError, KinjectError, Terminated
 from kinject.process import FROM_TERMINAL, core_count, is_shortage, terminable
-from kinject.terminal import protect_streams, show
+from kinject.terminal import log_to_screen, protect_streams, show
 
 LOG = "stage.log"
 """File in a task's folder with everything that the task printed."""
@@ -223,7 +222,7 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     if "torch" in sys.modules:  # imported before OMP_NUM_THREADS was set
         # The variable may have a number for each level of nesting.
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    log_to_screen()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, Terminated), terminable():
         while True:

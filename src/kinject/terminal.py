@@ -180,6 +180,29 @@ def show(
     )
 
 
+class _ScreenLog(logging.Handler):
+    """Shows what is logged on the standard error of that moment.
+
+    A stream that is kept may be closed by then: a command called from Python under its caller's
+    stream left such a handler, and a later slow answer ended in "--- Logging error ---" with a
+    traceback through the judge that had asked.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a record; one that cannot be formatted is reported as logging does it."""
+        try:
+            show(self.format(record), file=sys.stderr, flush=True)
+        except Exception:  # noqa: BLE001  (a message that fails must not end a run)
+            self.handleError(record)
+
+
+def log_to_screen() -> None:
+    """Show what is logged by this process, from level info on, in place of what was set up."""
+    # Of the handler, too: bm25s sets its logger to debug when it is imported.
+    handler = _ScreenLog(logging.INFO)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler], force=True)
+
+
 def format_count(n: int, noun: str) -> str:
     """Return ``1 question`` or ``1,200 questions``."""
     return f"1 {noun}" if n == 1 else f"{n:,} {noun}s"

@@ -75,7 +75,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     monkeypatch.setattr(slurm, "sleep", cluster.run_all)
     monkeypatch.setattr(slurm, "_QUEUE_SECONDS", 0.0)
     monkeypatch.setattr(slurm, "_GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(slurm.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(slurm, "log_to_screen", lambda: None)
     numbers = (signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT)
     before = [(number, signal.getsignal(number)) for number in numbers]
     yield cluster

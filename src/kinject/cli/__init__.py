@@ -39,7 +39,14 @@ from kinject.process import (
     is_shortage,
     terminable,
 )
-from kinject.terminal import aligned, format_count, lost_output, protect_streams, show
+from kinject.terminal import (
+    aligned,
+    format_count,
+    log_to_screen,
+    lost_output,
+    protect_streams,
+    show,
+)
 from kinject.version import package_version
 
 if TYPE_CHECKING:
@@ -326,10 +333,7 @@ def _key_hint(words: Sequence[str], unknown: Sequence[str]) -> str:
 
 def _quieten_libraries() -> None:
     """Log kinject's messages to stderr, and only errors and useful warnings of the libraries."""
-    on_screen = logging.StreamHandler(sys.stderr)
-    on_screen.setFormatter(logging.Formatter("%(message)s"))
-    on_screen.setLevel(logging.INFO)  # bm25s sets its logger to debug when it is imported
-    logging.basicConfig(level=logging.INFO, handlers=[on_screen], force=True)
+    log_to_screen()
     logging.getLogger("torch").setLevel(logging.WARNING)  # its import logs at its end
     for noisy in (
         "httpx",

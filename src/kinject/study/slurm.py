@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import logging
 import os
 import re
 import shutil
@@ -31,7 +30,7 @@ from kinject.executors import Outcome, executor_factory, run_logged
 from kinject.process import terminable
 from kinject.study.scheduler import StageStatus, StartExecutor
 from kinject.study.stages import STAGE_KINDS, Stage
-from kinject.terminal import format_count, protect_streams, show
+from kinject.terminal import format_count, log_to_screen, protect_streams, show
 
 if TYPE_CHECKING:
     import submitit
@@ -358,7 +357,7 @@ def work(stage: Stage) -> tuple[Mapping[str, Any] | None, str]:
     if cores:
         os.environ.setdefault("OMP_NUM_THREADS", cores)
     protect_streams()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    log_to_screen()
     # In place of submitit's handler, which would end a training without a checkpoint.
     signal.signal(signal.SIGUSR2, _as_usr1)
     try:
