@@ -245,6 +245,18 @@ def test_the_rate_leaves_out_what_was_done_before(monkeypatch: pytest.MonkeyPatc
     assert "2.0 steps/s  ETA 15 s" in progress.line(80)
 
 
+@pytest.mark.parametrize(("total", "earlier"), [(7, 7), (7, 9), (0, 0)])
+def test_where_an_earlier_run_did_all_the_line_has_neither_rate_nor_time_left(
+    total: int, earlier: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)
+    progress = Progress("augment", total, "rewritings")
+    progress.advance(earlier, earlier=True)
+    now = 61.0  # the corpus is written meanwhile
+    assert progress.line(60).endswith(f"{earlier}/{total} rewritings  61 s so far")
+
+
 def test_step_rate_and_eta_stay_where_the_line_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("kinject.terminal.monotonic", lambda: now)

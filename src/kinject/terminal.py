@@ -323,7 +323,8 @@ class Progress:
         tell nothing of it."""
         now = monotonic()
         n_new = self.done - self._done_before
-        fewest = min(_FEWEST_UNITS, self.total - self._done_before)
+        # One at least: where an earlier run did all there is no rate to divide by.
+        fewest = max(1, min(_FEWEST_UNITS, self.total - self._done_before))
         if n_new < fewest or now - self._start < _FEWEST_SECONDS:
             return f"{duration(now - self._start)} so far"
         # Up to the last unit: by the time that has passed, an ETA grows while a long unit runs.
