@@ -1,12 +1,17 @@
+import asyncio
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kinject.augment import augment
 from kinject.llm import Transient
+from kinject.llm.cache import AnswerCache
+from kinject.llm.completions import PROMPT, CompletionsEndpoint
 from kinject.llm.endpoint import Endpoint, is_loopback
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.types import Completion
@@ -119,6 +124,25 @@ def test_a_content_of_parts_is_read(content: object, text: str, thinking: str) -
 def test_a_part_that_refuses_is_a_refusal() -> None:
     refusal = parsed(body([{"type": "refusal", "refusal": "Not this one."}]))
     assert (refusal.text, refusal.finish_reason) == ("", "content_filter")
+
+
+def test_a_continued_text_with_half_characters_can_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = {"text": "Kelm\udce9 lies\x00 by Farrow", "finish_reason": "stop\udfff"}
+    content = json.dumps({"choices": [choice]}).encode()
+    section = GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1")
+    endpoint = CompletionsEndpoint(section)
+
+    async def post(body: object) -> SimpleNamespace:
+        return SimpleNamespace(status_code=200, content=content, headers={})
+
+    monkeypatch.setattr(endpoint, "_post", post)
+    answer = asyncio.run(endpoint.complete([{"role": PROMPT, "content": "Where?"}], 3))
+    with AnswerCache(tmp_path / "cache.sqlite") as cache:
+        cache.put(b"key", answer)
+        assert cache.get(b"key") == answer
+    assert (answer.text, answer.finish_reason) == ("Kelm? lies\ufffd by Farrow", "stop")
 
 
 def test_what_a_completion_lacks_is_reported_by_its_finish_reason() -> None:

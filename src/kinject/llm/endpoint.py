@@ -428,8 +428,8 @@ class Endpoint:
         elif len(text) > most:
             text, reason = text[:most], "length"
         used = with_thinking(used, len(answer.thinking), len(text))
-        thinking = _utf8(answer.thinking[:most])
-        return self.clean(Completion(_utf8(text), _finish_reason(reason), used, thinking))
+        thinking = answer.thinking[:most]
+        return self.clean(Completion(text, _finish_reason(reason), used, thinking))
 
     def malformed(self, body: bytes, kind: str, error: Exception, *, lost: bool) -> Transient:
         """Return the error of a body that is no completion of this `kind`."""
@@ -439,12 +439,13 @@ class Endpoint:
         return Transient(message, kind="malformed", lost=lost)
 
     def clean(self, answer: Completion) -> Completion:
-        """Return an answer without secrets: one that held a part of one has finish_reason
-        ``secret``."""
-        text, reason = self._secrets.redact(answer.text), self.shown(answer.finish_reason)
-        if text != answer.text:
+        """Return an answer that a file can hold, without secrets: one that held a part of one has
+        finish_reason ``secret``."""
+        written, reason = _utf8(answer.text), self.shown(answer.finish_reason)
+        text = self._secrets.redact(written)
+        if text != written:
             reason = "secret"
-        thinking = self._secrets.redact(answer.thinking)
+        thinking = self._secrets.redact(_utf8(answer.thinking))
         return replace(answer, text=text, thinking=thinking, finish_reason=reason)
 
     def check_model(self, name: JsonValue) -> None:
