@@ -55,12 +55,15 @@ class OffsetIndex:
 
     def firsts(self) -> Iterator[int]:
         """Yield the smallest number of each name, in order of the numbers; nothing may be added
-        meanwhile."""
-        found = self._database.execute(
-            "SELECT min(place) AS first FROM places GROUP BY name ORDER BY first"
-        )
-        for (number,) in found:
-            yield number
+        meanwhile. Raises `DiskError`: they are sorted in a temporary file."""
+        try:
+            found = self._database.execute(
+                "SELECT min(place) AS first FROM places GROUP BY name ORDER BY first"
+            )
+            for (number,) in found:
+                yield number
+        except sqlite3.Error as error:
+            raise _fault(error) from error
 
     def __len__(self) -> int:
         """Return the number of names."""

@@ -26,6 +26,8 @@ _SELECT = (
     "SELECT text, finish_reason, tokens_in, tokens_out, tokens_thinking, thinking "
     "FROM answers WHERE key = ?"
 )
+_TYPES = [str, str, int, int, int, str]
+"""The types of the columns of `_SELECT`."""
 _ENCODER = json.JSONEncoder(
     ensure_ascii=False, sort_keys=True, default=dict
 )  # a mapping of any kind
@@ -56,7 +58,7 @@ def stored_usage(path: Path) -> Usage:
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
             return Usage(*map(int, database.execute(_USAGE).fetchone()))
-    except sqlite3.Error:  # a run reports the damage
+    except (sqlite3.Error, OverflowError):  # a run reports the damage
         return Usage()
 
 
@@ -71,24 +73,19 @@ class AnswerCache:
             self._database = _open(path)
             self._inode = path.stat().st_ino
         except (OSError, sqlite3.Error) as error:
-            raise DiskError(
-                f"{path}: cannot be opened as the cache of answers ({error}). "
-                "Free space, if it is missing. To save the readable part of a damaged file: "
-                f"sqlite3 {path} .recover | sqlite3 NEW. If you move the file away, a new one is "
-                "made, and answers that are not stored as rewritings yet are requested, and paid, "
-                "again."
-            ) from error
+            raise _unreadable(path, error) from error
 
     def get(self, key: bytes) -> Completion | None:
         """Return the stored answer, or None. Raises `DiskError` if it cannot be read."""
         try:
             row = self._database.execute(_SELECT, (key,)).fetchone()
         except sqlite3.Error as error:
-            raise DiskError(
-                f"{self.path}: cannot be read ({error}). Run the same command again."
-            ) from error
+            raise _unreadable(self.path, error) from error
         if row is None:
             return None
+        # SQLite keeps any type in any column.
+        if [type(value) for value in row] != _TYPES:
+            raise _unreadable(self.path, TypeError("an answer of other types"))
         return Completion(row[0], row[1], Usage(*row[2:5]), row[5])
 
     def put(self, key: bytes, completion: Completion) -> None:
@@ -131,14 +128,28 @@ class AnswerCache:
             ) from error
 
     def usage(self) -> Usage:
-        """Return the tokens of all stored answers."""
-        return Usage(*map(int, self._database.execute(_USAGE).fetchone()))
+        """Return the tokens of all stored answers. Raises `DiskError` if they cannot be read."""
+        try:
+            return Usage(*map(int, self._database.execute(_USAGE).fetchone()))
+        # Its first look at every page: one that is damaged lets the file be opened.
+        except (sqlite3.Error, OverflowError) as error:
+            raise _unreadable(self.path, error) from error
 
     def __enter__(self) -> AnswerCache:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._database.close()
+
+
+def _unreadable(path: Path, error: Exception) -> DiskError:
+    return DiskError(
+        f"{path}: cannot be read as the cache of answers ({error}). "
+        "Free space, if it is missing. To save the readable part of a damaged file: "
+        f"sqlite3 {path} .recover | sqlite3 NEW. If you move the file away, a new one is "
+        "made, and answers that are not stored as rewritings yet are requested, and paid, "
+        "again."
+    )
 
 
 def merge_caches(path: Path, others: Sequence[Path]) -> None:
