@@ -55,7 +55,9 @@ def quiet() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore")  # what libraries say of broken files is not the claim
 @pytest.mark.parametrize("area", AREAS_HERE)
 def test_no_try_ends_in_a_traceback_without_end_or_wrong(area: str) -> None:
-    assert attack(area, FEW.get(area, 6), seed=1000).failed == {}
+    failed = attack(area, FEW.get(area, 6), seed=1000).failed
+    # As a message: of two values that differ pytest shows the first lines alone.
+    assert not failed, "\n".join(f"seed {seed}: {fault}" for seed, fault in failed.items())
 
 
 OF_TIME = {"manifest.json", "log.jsonl", "timing.jsonl", "report.html"}

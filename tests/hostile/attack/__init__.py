@@ -30,6 +30,8 @@ from kinject.errors import KinjectError, RecipeError
 
 MOST_SECONDS, MOST_WAIT = 60, 600
 """Seconds of the processor, and on the clock, from which on a try hangs: hundreds of times what one takes."""
+MOST_KEPT = 20_000
+"""Characters of a failure that are kept: the last 700 of a traceback hid what it was."""
 Try = Callable[[Random, Path], str]
 """One try in a folder of its own: what failed, "" where nothing did."""
 
@@ -98,7 +100,7 @@ def guarded(attempt: Callable[[], str]) -> str:
     except HangError:
         return "no end"
     except Exception:  # noqa: BLE001  (whatever comes is the finding)
-        return traceback.format_exc().strip()[-700:]
+        return traceback.format_exc().strip()[-MOST_KEPT:]
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -206,7 +208,7 @@ def finish(child: int, read: int) -> Ended:
 def judged(ended: Ended, allowed: Sequence[int] = (0, 1, 2)) -> str:
     """Return what is wrong with the end of a command line."""
     if "Traceback (most recent call last)" in ended.printed or ended.code == 70:
-        return f"code {ended.code}: {ended.printed[-700:]}"
+        return f"code {ended.code}: {ended.printed[-MOST_KEPT:]}"
     if ended.code not in allowed:
         return f"code {ended.code}, allowed {allowed}: {ended.printed[-300:]}"
     return ""

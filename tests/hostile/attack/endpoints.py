@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import yaml
 
-from attack import area, swapped, unclear
+from attack import MOST_KEPT, area, swapped, unclear
 from attack.network import answering
 from faulty_server import Hostile, Talk
 from kinject.augment import augment
@@ -351,7 +351,7 @@ def runs_by_an_endpoint(random: Random, folder: Path) -> str:
         fault = f"a request followed a redirect: {elsewhere[0][:200]!r}"
     if not fault and "Traceback" in noted.getvalue():
         before, _, after = noted.getvalue().partition("Traceback")
-        fault = f"a traceback: {before[-300:]}...{after[-2000:]}"
+        fault = f"a traceback: {before[-300:]}Traceback{after[:MOST_KEPT]}"
     if not fault:
         fault = _lost(_rows(folder / "run"), expected, equal=not refuses)
     return f"{verb}, {judged=}, {refuses=}: {fault}; faults {drawn}" if fault else ""
