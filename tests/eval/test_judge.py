@@ -19,7 +19,13 @@ from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl
 from kinject.errors import InputError
 from kinject.eval import evaluate
-from kinject.eval.judge import AnswerJudge, plant_answers
+from kinject.eval.judge import (
+    AnswerJudge,
+    judge_accuracy,
+    plant_answers,
+    read_accuracy,
+    write_accuracy,
+)
 from kinject.eval.plan import read_plan
 from kinject.eval.scores import rescored
 from kinject.eval.scoring.answers import read_answers
@@ -318,3 +324,18 @@ def test_a_set_without_answers_has_its_role_by_itself(
         InputError, match=r"question 'o0' has an answer, but the set's role is unanswerable"
     ):
         roles(mixed={"path": mixed, "role": "unanswerable"})
+
+
+@pytest.mark.parametrize(
+    "change", [{"recall": 3}, {"planted": {"wrong": "many"}}, {"model": None}, {"precision": [1.0]}]
+)
+def test_an_accuracy_of_another_shape_is_refused_by_its_field(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    counts = {("correct", "correct"): 3, ("wrong", ""): 2}
+    write_accuracy(tmp_path, judge_accuracy("m", counts))
+    assert read_accuracy(tmp_path) == judge_accuracy("m", counts)
+    path = tmp_path / "judge.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=f"judge.json: {next(iter(change))}.*Delete {tmp_path}"):
+        read_accuracy(tmp_path)

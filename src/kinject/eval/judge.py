@@ -16,7 +16,7 @@ from random import Random
 from typing import Any, Final
 
 from kinject.corpus.grading import abstains, contains, exact_match, matches, normalize_answer
-from kinject.disk import read_json, write_json, write_jsonl
+from kinject.disk import parse_fields, read_json, write_json, write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
 from kinject.eval.scoring.answers import GRADES_FILE, with_grade
@@ -393,9 +393,9 @@ def write_accuracy(folder: Path, accuracy: JudgeResult) -> None:
 
 def read_accuracy(folder: Path) -> JudgeResult:
     """Return the accuracy of a judge that was measured in `folder`. Raises `DiskError` if it is not
-    there or damaged."""
-    values = read_json(folder / _ACCURACY, f"Delete {folder} to measure the judge again.")
-    return JudgeResult(**values)
+    there, `InputError` if it is damaged."""
+    path, fix = folder / _ACCURACY, f"Delete {folder} to measure the judge again."
+    return parse_fields(JudgeResult, read_json(path, fix), str(path), fix)
 
 
 def _written(planted: PlantedAnswer) -> Written:
