@@ -14,8 +14,10 @@ from typing import Any
 from kinject.augment.answers import plain_text
 from kinject.augment.checks.checker import new_markup, normal_form
 from kinject.augment.prompts import Source, language_line, task_messages
+from kinject.augment.stored_rows import Fields, is_count, is_text, is_texts, is_usage
 from kinject.disk import Row, content_id
 from kinject.language import compare_languages
+from kinject.llm import JsonValue
 from kinject.llm.prompt_injection import has_injection
 from kinject.recipe import QuestionsSection
 from kinject.recipe.yaml_lines import read_yaml
@@ -369,6 +371,44 @@ def outcome_row(
         ],
         "usage": dict(outcome.usage),
     }
+
+
+def _is_draft(value: JsonValue) -> bool:
+    """Return whether a stored value is a draft, of which any field may be missing."""
+    if not isinstance(value, Mapping):
+        return False
+    texts = [value.get(name, "") for name in ("question", "answer", "sentence")]
+    return is_texts(texts) and is_texts(value.get("wrong", []))
+
+
+def _is_candidate(value: JsonValue) -> bool:
+    return _is_draft(value) and isinstance(value, Mapping) and is_count(value.get("specificity"))
+
+
+def _is_refused(value: JsonValue) -> bool:
+    # The summary has a sentence for each reason.
+    return _is_draft(value) and isinstance(value, Mapping) and value.get("reason") in [*REASONS]
+
+
+def _are_candidates(value: JsonValue) -> bool:
+    return isinstance(value, list) and all(map(_is_candidate, value))
+
+
+def _are_refused(value: JsonValue) -> bool:
+    return isinstance(value, list) and all(map(_is_refused, value))
+
+
+OUTCOME_FIELDS: Fields = {
+    "id": is_text,
+    "tries": is_count,
+    "endpoint": is_text,
+    "passage_id": is_text,
+    "document_id": is_text,
+    "candidates": _are_candidates,
+    "refused": _are_refused,
+    "usage": is_usage,
+}
+"""What `outcome_row` writes."""
 
 
 def _draft_of(row: Row) -> Draft:

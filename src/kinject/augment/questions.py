@@ -15,6 +15,7 @@ from kinject.augment import sandbox
 from kinject.augment.checks.checker import check_completion
 from kinject.augment.drafts import (
     LETTERS,
+    OUTCOME_FIELDS,
     REASONS,
     Candidate,
     Draft,
@@ -33,13 +34,13 @@ from kinject.augment.passage_file import PassageFile, passages_of
 from kinject.augment.plan import check_sections
 from kinject.augment.prompts import Source, source_of
 from kinject.augment.store import (
-    IndexedRows,
     WritingResult,
     common_fields,
     count_decisions,
     read_decisions,
     render_decisions,
 )
+from kinject.augment.stored_rows import IndexedRows
 from kinject.corpus.choices import measure_shortcuts, with_shared_choices
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import Row, content_id, lock_dir, open_jsonl, write_manifest
@@ -151,7 +152,7 @@ _OUTCOMES = "outcomes.jsonl"
 
 
 def _open_outcomes(run_dir: Path) -> IndexedRows:
-    return IndexedRows(run_dir / _OUTCOMES, "id", "passage_id")
+    return IndexedRows(run_dir / _OUTCOMES, "id", OUTCOME_FIELDS)
 
 
 async def _make_questions(

@@ -11,18 +11,24 @@ from typing import Any
 
 from kinject.augment.checks.checker import Verdict
 from kinject.augment.groups import Group
+from kinject.augment.stored_rows import (
+    Fields,
+    IndexedRows,
+    are_checks,
+    is_count,
+    is_text,
+    is_texts,
+    is_usage,
+)
 from kinject.augment.styles import Style
 from kinject.augment.variant_requests import VariantRequest
 from kinject.disk import (
-    Journal,
     Row,
-    RowLike,
     content_id,
     file_lock,
     read_jsonl,
     write_jsonl,
 )
-from kinject.disk.offsets import OffsetIndex
 from kinject.errors import InputError
 from kinject.llm.sender import Sender
 from kinject.terminal import CURRENCY, format_count
@@ -132,19 +138,24 @@ DECISIONS = "decisions.jsonl"
 def read_decisions(run_dir: Path) -> dict[str, Row]:
     """Return the decisions on the texts or questions of a run by id; of two on one the last counts.
 
-    Raises `InputError` (file:line) for a row without an id, of another decision, or that edits
-    without a text or question.
+    Raises `InputError` (file:line) for a row without an id, of another decision, that edits without
+    a text or question, or whose texts are none.
     """
     path, rows = run_dir / DECISIONS, dict[str, Row]()
     if not path.exists():
         return rows
     for number, row in read_jsonl(path):
-        decision = row.get("decision")
+        decision, texts = row.get("decision"), _decided_texts(row)
         if not isinstance(row.get("id"), str) or decision not in ("keep", "drop", "edit"):
             raise InputError(
                 f"{path}:{number}: expected an id, and keep, drop or edit as its decision."
             )
-        if decision == "edit" and not _has_edited_texts(row):
+        if not all(isinstance(text, str) for text in texts):
+            raise InputError(
+                f"{path}:{number}: text, question and answer must be texts, and wrong a list of "
+                "texts."
+            )
+        if decision == "edit" and not (texts and all(map(str.strip, texts))):
             raise InputError(
                 f"{path}:{number}: an edit needs a text that is not empty, "
                 "or question, answer and wrong."
@@ -153,12 +164,13 @@ def read_decisions(run_dir: Path) -> dict[str, Row]:
     return rows
 
 
-def _has_edited_texts(row: Row) -> bool:
-    """Return whether a decision has a text, or the parts of a question, and none of them is
-    empty."""
-    edited = [row[key] for key in ("text", "question", "answer") if key in row]
-    edited += row.get("wrong", [])
-    return bool(edited) and all(isinstance(text, str) and text.strip() for text in edited)
+def _decided_texts(row: Row) -> list[Any]:
+    """Return the values of a decision that are to be texts; a `wrong` that is no list is one."""
+    texts = [row[key] for key in ("text", "question", "answer") if key in row]
+    wrong = row.get("wrong", [])
+    if not isinstance(wrong, list):
+        return [*texts, None]
+    return [*texts, *wrong]
 
 
 def write_decision(run_dir: Path, row: Row) -> None:
@@ -203,56 +215,37 @@ def text_id(variant_id: str, index: int) -> str:
     return content_id(variant_id, index)
 
 
-class IndexedRows(Journal):
-    """An append-only file of rows that are found by the text in their field `key`; neither rows nor
-    index are in memory."""
-
-    def __init__(self, path: Path, key: str, required: str, fix: str = "") -> None:
-        """Open it. Raises `InputError` for a row without `key` or the field `required`, `DiskError`
-        on I/O."""
-        self._key, self._index = key, OffsetIndex()
-
-        def index(offset: int, row: Row) -> None:
-            for name in (key, required):
-                if not isinstance(row.get(name), str):
-                    fix = "The file was changed by hand; move it away."
-                    raise InputError(f"{path}: a row without {name!r}. {fix}")
-            self._index.add(row[key], offset)
-
-        # Not synced at each row: what a power cut takes is in the cache, and is not paid again.
-        super().__init__(path, sync=False, on_row=index, fix=fix)
-
-    def get(self, name: str) -> list[Row]:
-        """Return the rows with this text."""
-        rows = (self.row_at(offset) for offset in self._index.get(name))
-        return [row for row in rows if row[self._key] == name]
-
-    def add(self, name: str, row: RowLike) -> None:
-        """Store a row (a mapping or a dataclass) with this text."""
-        self._index.add(name, self.append(row))
-
-    def add_all(self, others: IndexedRows) -> None:
-        """Store the rows of another file that this one does not have, in their order."""
-        for offset in others._index.firsts():
-            name = others.row_at(offset)[others._key]
-            stored = self.get(name)
-            for row in others.get(name):
-                if row not in stored:
-                    self.add(name, row)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def close(self) -> None:
-        """Close the file."""
-        super().close()
-        self._index.close()
-
-
 _FIX = (
     "Move variants.jsonl, rejected.jsonl and notes.jsonl away and run again: they are written "
     "again from the answers in cache.sqlite, where there is one, and nothing is paid twice."
 )
+
+
+_OF_A_PASSAGE: Fields = {
+    "id": is_text,
+    "passage_id": is_text,
+    "document_id": is_text,
+    "style": is_text,
+}
+_VARIANT: Fields = {
+    **_OF_A_PASSAGE,
+    "sample": is_count,
+    "text": is_text,
+    "generator": is_text,
+    "prompt_hash": is_text,
+    "usage": is_usage,
+    "checks": are_checks,
+    "attempt": is_count,
+    "more": is_texts,
+}
+_REFUSED: Fields = {
+    **_OF_A_PASSAGE,
+    "variant_id": is_text,
+    "reason": is_text,
+    "text": is_text,
+    "usage": is_usage,
+}
+_NOTES: Fields = {**_OF_A_PASSAGE, "notes": is_texts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +274,11 @@ class Store:
         self.rejected_path = run_dir / "rejected.jsonl"
         with contextlib.ExitStack() as stack:
             # A power cut may take the last rows; the answers in them are in the cache.
-            variants = IndexedRows(self.variants_path, "id", "text", _FIX)
+            variants = IndexedRows(self.variants_path, "id", _VARIANT, _FIX)
             self._variants = stack.enter_context(variants)
-            rejected = IndexedRows(self.rejected_path, "variant_id", "reason", _FIX)
+            rejected = IndexedRows(self.rejected_path, "variant_id", _REFUSED, _FIX)
             self._rejected = stack.enter_context(rejected)
-            notes = IndexedRows(run_dir / "notes.jsonl", "id", "style", _FIX)
+            notes = IndexedRows(run_dir / "notes.jsonl", "id", _NOTES, _FIX)
             self._notes = stack.enter_context(notes)
             self._open = stack.pop_all()
 
@@ -379,12 +372,16 @@ class Store:
 
     def _variant(self, row: Row) -> Variant:
         try:
-            typed = {"usage": Usage(**row["usage"]), "more": tuple(row.get("more", ()))}
-            return Variant(**{**row, **typed})
-        except (TypeError, KeyError) as error:
+            typed = {"usage": Usage(**row["usage"]), "more": tuple(row["more"])}
+            variant = Variant(**{**row, **typed})
+            n_facts = len(variant.checks.get("facts", ()))
+            if n_facts != len(variant.texts):
+                raise TypeError(f"facts of {n_facts} texts, found {len(variant.texts)}")
+        except TypeError as error:
             raise InputError(
                 f"{self.variants_path}: a row is no variant ({error}). {_FIX}"
             ) from error
+        return variant
 
     def refusals(self, requests: Sequence[VariantRequest]) -> list[Row]:
         """Return the refused answers of `requests`, each once."""
