@@ -348,6 +348,27 @@ def test_progress_is_a_bar_on_a_terminal(
     assert "4/4" in capsys.readouterr().err
 
 
+def test_what_libraries_print_above_a_bar_is_printable_and_has_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "hf_" + "Kq7vT2xY9cLmA4" * 2
+    monkeypatch.setenv("HF_TOKEN", key)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(getattr(sys, name), "isatty", lambda: True, raising=False)
+    before = sys.stdout, sys.stderr
+    with Progress("training", 4, "steps"):
+        sys.stderr.write(f"refused {key}, \x9b31m\x1b]52;c;ZXZpbA==\x07 by a server\n")
+        sys.stdout.write(f"its header: {key}\n")
+        traceback.print_exception(ValueError(key))
+    assert (sys.stdout, sys.stderr) == before
+    printed = "".join(capsys.readouterr())
+    assert printed.count("(key)") == 3
+    assert "by a server" in printed
+    assert all(found not in printed for found in (key, "\x9b", "\x1b]"))
+
+
 def test_names_in_progress_lines_are_neither_markup_nor_terminal_codes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

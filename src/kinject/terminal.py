@@ -74,8 +74,28 @@ class _Text(io.TextIOWrapper):
 
     def write(self, text: str) -> int:
         """Write `text`; return its length."""
-        super().write("\r".join(map(printable, without_secrets(text).split("\r"))))
+        super().write(_harmless(text))
         return len(text)
+
+
+def _harmless(text: str) -> str:
+    return "\r".join(map(printable, without_secrets(text).split("\r")))
+
+
+class _AboveLine:
+    """A stream that rich prints above a progress line: past `_Text`, so its text is made printable
+    and without secrets here."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write `text`; return its length."""
+        self._stream.write(_harmless(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Canvas:
@@ -365,7 +385,12 @@ class Progress:
 
             canvas: Any = _Canvas(sys.stderr) if isinstance(sys.stderr, _Text) else None
             self._live = self._draw_on(Console(file=canvas, stderr=True))
+            before = sys.stdout, sys.stderr
             self._live.start()
+            # Until it is stopped, rich has streams of its own in these places.
+            for name, stream in zip(("stdout", "stderr"), before, strict=True):
+                if getattr(sys, name) is not stream:
+                    setattr(sys, name, _AboveLine(getattr(sys, name)))
         return self
 
     def _draw_on(self, console: Console) -> Live:
