@@ -193,6 +193,7 @@ def test_odd_bytes_temperatures_settings_and_suffixes_are_one_line_or_harmless(
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n/quit\n")))
         return run_program("chat", tiny_model, "--max-new-tokens", 4, *words)
 
+    chat()  # with the bar of the fixture, which saves the model
     plain = chat()
     assert "> \ufffd\ufffd" in plain
     assert chat("--temperature", "1e-38") == plain
