@@ -376,7 +376,7 @@ class Store:
             variant = Variant(**{**row, **typed})
             n_facts = len(variant.checks.get("facts", ()))
             if n_facts != len(variant.texts):
-                raise TypeError(f"facts of {n_facts} texts, found {len(variant.texts)}")
+                raise TypeError(f"texts: {len(variant.texts)}, with facts: {n_facts}")
         except TypeError as error:
             raise InputError(
                 f"{self.variants_path}: a row is no variant ({error}). {_FIX}"
