@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -64,3 +65,17 @@ def test_the_resident_set_and_its_peak_are_those_of_the_process() -> None:
         f"assert process.peak_memory() > before + {32 * MIB}\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_process_may_open_more_files_up_to_the_systems_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        process.allow_open_files(50)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (250, hard)
+        process.allow_open_files(1 << 40)
+        raised, same = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert same == hard
+        assert raised == hard or hard == resource.RLIM_INFINITY
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

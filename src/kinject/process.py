@@ -332,3 +332,16 @@ def _number(stop: KeyboardInterrupt) -> signal.Signals:
 def exit_code(stop: KeyboardInterrupt) -> int:
     """Return the exit code of a shell for the signal behind `stop`: 128 and its number."""
     return 128 + _number(stop)
+
+
+def allow_open_files(n: int) -> None:
+    """Let this process open `n` files more than it usually may, if the system allows so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    wanted = soft + n
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    # macOS has limits below the one that it tells: opening then reports what is wrong.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

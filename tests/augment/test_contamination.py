@@ -36,7 +36,7 @@ def probes_of(path: Path, *questions: tuple[str, str], n_words: int = 13) -> Con
 
 def ids_found(probes: ContaminationCheck, text: str) -> set[str]:
     fresh = copy.deepcopy(probes)
-    fresh.check("corpus", "row", text)
+    fresh.check_row("corpus", Path("corpus.jsonl"), {"id": "row", "text": text})
     return set(fresh.result().by_place.get("corpus", ()))
 
 
@@ -87,7 +87,8 @@ def test_words_that_the_documents_hold_themselves_are_no_leak(tmp_path: Path) ->
         ("Where was Arden born?", "Kelm"),
     )
     probes.add_source("It is said that the capital of Tarvenia is Kelm.")
-    probes.check("corpus", "a", "The capital of Tarvenia is Kelm! Where was Arden born?")
+    text = "The capital of Tarvenia is Kelm! Where was Arden born?"
+    probes.check_row("corpus", Path("corpus.jsonl"), {"id": "a", "text": text})
     leaks = probes.result()
     assert (leaks.n_questions, leaks.in_sources, leaks.n_contaminated, leaks.by_place) == (
         2,
@@ -95,7 +96,7 @@ def test_words_that_the_documents_hold_themselves_are_no_leak(tmp_path: Path) ->
         1,
         {"corpus": {"q1"}},
     )
-    assert leaks.first[0][1:] == ("a", "where was arden born ?")
+    assert leaks.first[0][1:] == ("corpus.jsonl: a", "where was arden born ?")
 
 
 def test_what_is_found_is_what_a_search_of_every_window_finds(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ import pytest
 
 from kinject.augment.groups import pair_groups
 from kinject.augment.passage_file import PlannedDocuments
+from kinject.augment.pieces import JOURNALS
 from kinject.augment.plan import make_plan
 from kinject.augment.questions import make_questions, merge_questions
-from kinject.augment.run import augment, merge_variants
+from kinject.augment.run import AugmentResult, augment, merge_variants
 from kinject.augment.sandbox import answer_as_sandbox
+from kinject.augment.store import Store
 from kinject.cli import main
 from kinject.disk import read_jsonl
 from kinject.errors import InputError
@@ -26,6 +28,7 @@ from kinject.llm.limits import limits_of
 from kinject.recipe import Recipe, read_recipe
 from kinject.recipe.sections import GeneratorSection
 from kinject.shards import Shard, parse_shard
+from kinject.types import Completion, Message
 
 Make = Callable[..., Recipe]
 pytestmark = pytest.mark.usefixtures("exact_copies_only", "forked")
@@ -39,6 +42,8 @@ from kinject.shards import parse_shard
 checker.MAX_OVERLAP = 0.99
 augment(read_recipe(Path(sys.argv[1]), sys.argv[3:], verb="augment"), parse_shard(sys.argv[2]))
 """
+NO_FINDS = {"contamination": None}
+"""Its entry has paths of the run."""
 # Drawn by the request: a shard meets those that one process meets.
 FAULTS = {"changed": 0.15, "refusal": 0.1}
 
@@ -107,6 +112,69 @@ def test_merged_shards_are_what_one_process_makes(
         again = (sharded.run_dir / "variants.jsonl").read_bytes()
         merge_variants(sharded)
         assert (sharded.run_dir / "variants.jsonl").read_bytes() == again
+        assert counts(sharded.run_dir) == counts(whole.run_dir)
+
+
+def test_a_merge_that_copies_rows_counts_over_all_shards(
+    make_recipe: Make, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, rows = ["Ada Holm", "Bo Lind", "Carl Ek"], []
+    asked = [
+        f"which of the old {thing} beside the long river did the council of the town sell first?"
+        for thing in ("barns", "mills")
+    ]
+    for number in range(9):
+        text = f"The mill {number} was built by {names[number % 3]} in 17{number + 20}."
+        if number == 7:
+            text += f" People asked {asked[1]}"  # a document may hold a question
+        rows.append(json.dumps({"id": f"m{number}", "title": f"Mill {number}", "text": text}))
+    documents.write_text("\n".join(rows) + "\n")
+    probes = [
+        json.dumps({"id": f"q{number}", "question": text, "choices": ["a", "b"], "answer": 1})
+        for number, text in enumerate(asked)
+    ]
+    questions = tmp_path / "probes.jsonl"
+    questions.write_text("\n".join(probes) + "\n")
+    sandbox = import_module("kinject.augment.sandbox")
+
+    def rewrite(messages: list[Message], seed: int) -> Completion:
+        more = asked[seed % 2].capitalize() if seed % 3 else "Nobody knows why."
+        return Completion(f"{sandbox.passage_of(messages)} {more}")
+
+    monkeypatch.setattr(sandbox, "generate_answer", rewrite)
+    styles = {"paraphrase": 2, "related": 1}
+    settings = {"contamination_check": [str(questions)], "coverage": 3, "max_attempts": 1}
+    recipe = make_recipe(styles=styles, **settings)
+    whole = augment(elsewhere(recipe, "whole"))
+    assert whole.contamination.by_place == {"corpus": {"q0"}}
+    assert len(whole.coverage.short) == 5
+    assert whole.styles["related"].got == 3
+    for number in range(1, 5):
+        augment(recipe, Shard(number, 4))
+    stored = []
+    monkeypatch.setattr(Store, "add_all", lambda store, others: stored.append(others))
+    merged = merge_variants(recipe)
+    assert not stored, "rows were copied, not read"
+    check_same(merged, whole)
+    monkeypatch.undo()
+    # What is not as its shard left it is written again, from the shard's variants.
+    changed = Shard(2, 4).folder(recipe.run_dir) / "corpus.jsonl"
+    changed.write_bytes(changed.read_bytes().replace(b"built", b"BUILT"))
+    for name in JOURNALS:
+        (recipe.run_dir / name).unlink()
+    check_same(merge_variants(recipe), whole)
+
+
+def check_same(merged: AugmentResult, whole: AugmentResult) -> None:
+    for name in ("corpus.jsonl", "coverage.jsonl", "failures.jsonl"):
+        assert (merged.run_dir / name).read_bytes() == (whole.run_dir / name).read_bytes(), name
+    assert ids(merged.variants_path) == ids(whole.variants_path)
+    assert counts(merged.run_dir) | NO_FINDS == counts(whole.run_dir) | NO_FINDS
+    assert merged.coverage.short == whole.coverage.short
+    in_run = [(name, words) for name, _, words in merged.contamination.first]
+    assert in_run == [(name, words) for name, _, words in whole.contamination.first]
+    locations = [location for _, location, _ in merged.contamination.first]
+    assert all(location.startswith(f"{merged.corpus_path}: ") for location in locations)
 
 
 def test_what_got_no_answer_in_a_shard_has_none_in_the_merge(

@@ -6,8 +6,9 @@ A model that read a question with its answer learned the test, not the fact.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,18 @@ _BLANK = re.compile(r"_{2,}|\.{4,}|…")
 _FEWEST = 5
 """Words that a whole question must have to count; shorter ones occur by chance."""
 _MOST_SHOWN = 20
+Position = tuple[int, str]
+"""Where a document (number, "") or a pair (after all documents, name) is in a whole corpus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """The first row of a kind of text in which an n-gram of a question is, with its position."""
+
+    position: Position
+    kind: str
+    row_id: str
+    ngram: str
 
 
 @dataclass(frozen=True)
@@ -67,9 +80,9 @@ class ContaminationCheck:
         self._n_words = n_words
         self._questions: dict[str, set[str]] = {}  # n-gram -> ids
         self._by_start: dict[str, list[str]] = {}
-        self._in_sources: set[str] = set()
-        self._ids: dict[str, set[str]] = {}
-        self._first: list[tuple[str, str, str]] = []
+        self.in_sources: set[str] = set()
+        self._finds: dict[tuple[str, str], Find] = {}  # by kind and n-gram
+        self._paths: dict[str, Path] = {}
         self.n_questions = 0
 
     def read_questions(self, path: Path) -> None:
@@ -98,24 +111,39 @@ class ContaminationCheck:
 
     def add_source(self, text: str) -> None:
         """Allow the n-grams that occur in a source document."""
-        self._in_sources.update(self._find(text))
+        self.in_sources.update(self._find(text))
 
-    def check_row(self, kind: str, path: Path, row: Mapping[str, Any]) -> None:
+    def check_row(
+        self, kind: str, path: Path, row: Mapping[str, Any], position: Position = (0, "")
+    ) -> None:
         """Search a corpus row: its `text`, `prompt` and `completion`, or `messages`."""
+        self._paths[kind] = path
         texts = [row[key] for key in ("text", "prompt", "completion") if key in row]
         for text in (*texts, *(message["content"] for message in row.get("messages", ()))):
-            self.check(kind, f"{path}: {row['id']}", text)
+            for ngram in self._find(text):
+                self.add_find(Find(position, kind, row["id"], ngram))
 
-    def check(self, kind: str, location: str, text: str) -> None:
-        """Search a text, and record the questions that are in it under `kind`."""
-        for ngram in self._find(text):
-            ids = self._ids.setdefault(kind, set())
-            if ngram in self._in_sources:
-                continue
-            for name in sorted(self._questions[ngram] - ids):
-                ids.add(name)
-                if len(self._first) < _MOST_SHOWN:
-                    self._first.append((name, location, ngram))
+    def add_find(self, find: Find) -> None:
+        """Record an n-gram in a row; of those in several rows of a kind the first counts."""
+        self._finds.setdefault((find.kind, find.ngram), find)
+
+    @property
+    def finds(self) -> list[Find]:
+        """The first row of each n-gram in each kind of text, in the order in which they came."""
+        return list(self._finds.values())
+
+    def add_shards(
+        self, paths: Mapping[str, Path], in_sources: Iterable[str], finds: Iterable[Find]
+    ) -> None:
+        """Add what the checks of all shards have: n-grams of their documents, finds in their rows.
+
+        `paths` are the files of the whole corpus by kind of text.
+        """
+        self._paths.update(paths)
+        self.in_sources.update(in_sources)
+        # In the order of one process: of a question in many rows, the first is named.
+        for find in sorted(finds, key=attrgetter("position")):
+            self.add_find(find)
 
     def _find(self, text: str) -> Iterator[str]:
         """Yield the n-grams that occur in `text`."""
@@ -129,8 +157,17 @@ class ContaminationCheck:
 
     def result(self) -> Contamination:
         """Return the questions found so far."""
-        in_sources = set().union(*(self._questions[ngram] for ngram in self._in_sources))
-        return Contamination(self.n_questions, len(in_sources), self._ids, self._first)
+        in_sources = set().union(*(self._questions[ngram] for ngram in self.in_sources))
+        by_place, first = dict[str, set[str]](), list[tuple[str, str, str]]()
+        for find in self._finds.values():
+            ids = by_place.setdefault(find.kind, set())
+            if find.ngram in self.in_sources:
+                continue
+            for name in sorted(self._questions[find.ngram] - ids):
+                ids.add(name)
+                if len(first) < _MOST_SHOWN:
+                    first.append((name, f"{self._paths[find.kind]}: {find.row_id}", find.ngram))
+        return Contamination(self.n_questions, len(in_sources), by_place, first)
 
 
 def _words(text: str) -> list[str]:

@@ -6,15 +6,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from kinject.augment.contamination import ContaminationCheck
+from kinject.augment.contamination import ContaminationCheck, Position
+from kinject.augment.corpus_counts import CorpusCounts, StyleCount
 from kinject.augment.coverage import (
-    QUOTA,
     PassageCoverage,
     coverage_of,
     top_up_group,
@@ -22,6 +21,15 @@ from kinject.augment.coverage import (
 )
 from kinject.augment.groups import Group, pair_groups, passage_groups, whole_document_groups
 from kinject.augment.passage_file import PassageFile
+from kinject.augment.pieces import (
+    AFTER_DOCUMENTS,
+    CORPUS,
+    COVERAGE,
+    FAILURES,
+    PIECES,
+    SFT,
+    write_pieces,
+)
 from kinject.augment.plan import Plan
 from kinject.augment.prompts import Source
 from kinject.augment.store import TOKENS, Store, text_id
@@ -36,88 +44,7 @@ from kinject.corpus.passages import Bm25, best_of, quoting_answer, with_passages
 from kinject.disk import Row, content_id, open_jsonl
 from kinject.question_formats import question_prompt
 from kinject.recipe import AugmentSection, RaftSection
-from kinject.terminal import format_count
 from kinject.types import Document, Passage, Variant
-
-_MOST_SHOWN = 5
-
-
-@dataclass
-class StyleCount:
-    """Counts of one style: variants `asked` and `got`, answers refused by reason, variants without
-    an answer.
-
-    `texts` counts the accepted texts, of which one answer may hold several. `nothing` counts the
-    answers NONE, `skipped` passages without a need of the style, by need.
-    """
-
-    asked: int = 0
-    got: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    failed: int = 0
-    nothing: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    texts: int = 0
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Facts by number of accepted texts that carry them: `by_count` maps that number to facts. The
-    file `path` lists every fact.
-
-    Each fact should stand in `quota` texts, None for 5, or half of the passage's texts where these
-    are fewer. `n_short` facts stand in fewer; `short` holds the first of them (fact, texts).
-    `n_texts` are the accepted texts, `n_without` those of them that carry no fact of their passage,
-    `n_topped_up` those that were asked for by naming facts, and `tokens_out` what the writer wrote,
-    refused answers included.
-    """
-
-    path: Path
-    quota: int | None
-    n_facts: int
-    by_count: Mapping[int, int]
-    n_short: int
-    short: Sequence[tuple[str, int]]
-    n_texts: int
-    n_without: int
-    n_topped_up: int
-    tokens_out: int
-
-    @property
-    def n_covered(self) -> int:
-        """Facts that five texts or more carry."""
-        return sum(n_facts for count, n_facts in self.by_count.items() if count >= QUOTA)
-
-    @property
-    def tokens_per_text(self) -> float | None:
-        """Writer tokens for each accepted text, None without texts of a model."""
-        return self._tokens_each(self.n_texts)
-
-    @property
-    def tokens_per_fact(self) -> float | None:
-        """Writer tokens for each fact that stands in five texts, None where none does."""
-        return self._tokens_each(self.n_covered)
-
-    def _tokens_each(self, n: int) -> float | None:
-        if not n or not self.tokens_out:
-            return None
-        return self.tokens_out / n
-
-    def counts(self) -> dict[str, object]:
-        """Return the manifest's entry."""
-        by_texts = {str(count): n_facts for count, n_facts in sorted(self.by_count.items())}
-        return {
-            "quota": self.quota,
-            "facts": self.n_facts,
-            "short": self.n_short,
-            "texts": self.n_texts,
-            "texts_without_facts": self.n_without,
-            "topped_up": self.n_topped_up,
-            "facts_in_five": self.n_covered,
-            "facts_by_texts": by_texts,
-            "tokens_per_text": self.tokens_per_text,
-            "tokens_per_fact": self.tokens_per_fact,
-        }
 
 
 class CorpusWriter:
@@ -142,22 +69,12 @@ class CorpusWriter:
         self._plan, self._store, self._section = plan, store, section
         self._failures, self._contamination = failures, contamination
         self._raft: _RaftRows | None = None
-        self.corpus_path = run_dir / "corpus.jsonl"
-        self.sft_path = run_dir / "sft.jsonl"
-        self.failures_path = run_dir / "failures.jsonl"
-        self._coverage_path = run_dir / "coverage.jsonl"
-        self.styles = {style: StyleCount() for style in plan.styles}
-        self._by_count, self._short, self._n_short = Counter[int](), list[tuple[str, int]](), 0
-        self._n_topped_up = self._n_without = 0
-        self.n_rows = self.n_sft_rows = 0
+        self._run_dir = run_dir
+        self.counts = CorpusCounts({style: StyleCount() for style in plan.styles})
         self._origin: dict[str, Any] = {}
-        self._corpus: _Write
-        self._sft: _Write | None
-        self._failed: _Write
-        self.failed = Counter[str]()
-        self.tokens = Counter[str]()
-        self.languages = Counter[str]()
-        self.repairs = Counter[str]()
+        self._write: dict[str, _Write] = {}
+        self._position: Position = (0, "")
+        self._n_bytes = Counter[str]()
 
     def write(self, documents: PassageFile) -> None:
         """Write the files: passages and their variants by style and sample, in the order of
@@ -175,23 +92,41 @@ class CorpusWriter:
         makes_sft = any(
             style.makes_instructions or (section.messages and style.writes_chat) for style in styles
         )
+        names = [CORPUS, COVERAGE, FAILURES]
+        if makes_sft and not section.one_corpus:
+            names.append(SFT)
         with contextlib.ExitStack() as stack:
-            self._corpus = stack.enter_context(open_jsonl(self.corpus_path))
-            self._failed = stack.enter_context(open_jsonl(self.failures_path))
-            self._sft = None
-            if makes_sft and not section.one_corpus:
-                self._sft = stack.enter_context(open_jsonl(self.sft_path))
-            write_fact = stack.enter_context(open_jsonl(self._coverage_path))
-            for document, passages in documents:
-                self._origin = _origin_of(document)
-                self._write_document(document, passages, write_fact)
-            self._origin = {}  # a pair has two
-            for group in pair_groups(self._plan, documents.with_others):
-                self._write_group(group, [])
+            for name in names:
+                self._write[name] = stack.enter_context(open_jsonl(self._run_dir / name))
+            write_piece: _Write | None = None
+            if self._plan.shard.total:
+                write_piece = stack.enter_context(open_jsonl(self._run_dir / PIECES))
+            for _ in self._write_all(documents):
+                if write_piece is not None:
+                    write_piece({"position": self._position, "bytes": self._n_bytes})
+                self._n_bytes.clear()
+        self.counts.passages = documents.counts
+        if self._plan.shard.total:
+            write_pieces(self._run_dir, names, self.counts, self._contamination)
 
-    def _write_document(
-        self, document: Document, passages: Sequence[Passage], write_fact: _Write
-    ) -> None:
+    def _write_all(self, documents: PassageFile) -> Iterator[None]:
+        """Write all documents, then all pairs, and pause after each."""
+        for number, document, passages in documents.numbered():
+            self._position = (number, "")
+            self._origin = _origin_of(document)
+            self._write_document(document, passages)
+            yield
+        self._origin = {}  # a pair has two
+        for group in pair_groups(self._plan, documents.with_others):
+            self._position = (AFTER_DOCUMENTS, group.item["entity"])
+            self._write_group(group, [])
+            yield
+
+    def _put(self, name: str, row: Row) -> None:
+        """Write a row to one of the files."""
+        self._n_bytes[name] += self._write[name](row)
+
+    def _write_document(self, document: Document, passages: Sequence[Passage]) -> None:
         """Write the rows of a document, by passage, and the number of texts of each fact."""
         coverages = []
         for passage in passages:
@@ -208,17 +143,17 @@ class CorpusWriter:
         for group in whole_document_groups(self._plan, document):
             self._write_group(group, coverages)
         for coverage in coverages:
-            self._write_coverage(coverage, write_fact)
+            self._write_coverage(coverage)
 
     def _write_group(self, group: Group, coverages: Sequence[PassageCoverage]) -> None:
         if group.skipped:
-            self.styles[group.style.name].skipped[group.skipped] += 1
+            self.counts.styles[group.style.name].skipped[group.skipped] += 1
         if group.skipped or not group.n_samples:
             return
         items = stored_items(self._plan, group, self._store.notes)
         # None is a preparation without an answer: a failure, not a passage to skip.
         if items == []:
-            self.styles[group.style.name].skipped["items"] += 1
+            self.counts.styles[group.style.name].skipped["items"] += 1
         blocks: Iterable[list[VariantRequest]] = [unprepared_requests(group)]
         if items is not None:
             blocks = request_blocks(self._plan, group, items, self._store.variants)
@@ -233,7 +168,7 @@ class CorpusWriter:
                 if variant is not None:
                     self._write_variant(group, request, variant, coverages)
                 elif request.id in self._failures:
-                    self._failed(self._failure_row(group, request))
+                    self._put(FAILURES, self._failure_row(group, request))
 
     def _write_top_up(self, group: Group | None, coverage: PassageCoverage) -> None:
         """Write the texts that were asked for by naming facts."""
@@ -242,10 +177,10 @@ class CorpusWriter:
         for request in top_up_requests(self._plan, group, coverage, self._section.coverage):
             variants = self._store.variants([request])
             if request.id in self._failures:
-                self._failed(self._failure_row(group, request))
+                self._put(FAILURES, self._failure_row(group, request))
             self._count(group, [request], variants, len(variants))
             for variant in variants.values():
-                self._n_topped_up += len(variant.texts)
+                self.counts.n_topped_up += len(variant.texts)
                 self._write_variant(group, request, variant, [coverage])
 
     def _write_variant(
@@ -260,7 +195,7 @@ class CorpusWriter:
         # A passage without a fact has no text that could carry one.
         if any(coverage.facts for coverage in coverages):
             # Not None: that is a text on which a person decided, whose facts are not counted yet.
-            self._n_without += list(own).count([])
+            self.counts.n_without += list(own).count([])
         for coverage in coverages:
             for text, facts in zip(variant.texts, own, strict=True):
                 coverage.add(text, facts if len(coverages) == 1 else None)
@@ -276,28 +211,28 @@ class CorpusWriter:
                 row |= {"facts": facts}
             self._write_row(row)
 
-    def _write_coverage(self, coverage: PassageCoverage, write_fact: _Write) -> None:
+    def _write_coverage(self, coverage: PassageCoverage) -> None:
         """Write and count the facts of a passage, each with its number of texts."""
         quota = coverage.quota(self._section.coverage)
         for fact, n in zip(coverage.facts, coverage.counts, strict=True):
-            self._by_count[n] += 1
+            self.counts.facts_by_texts[n] += 1
             if n < quota:
-                self._n_short += 1
-                if len(self._short) < _MOST_SHOWN:
-                    self._short.append((fact.text, n))
+                self.counts.add_short(self._position, fact.text, n)
             ids = {"document_id": coverage.passage.document_id, "passage_id": coverage.passage.id}
-            write_fact({**ids, "fact": fact.id, "text": fact.text, "texts": n})
+            self._put(COVERAGE, {**ids, "fact": fact.id, "text": fact.text, "texts": n})
 
     def _write_row(self, row: Row) -> None:
         row |= self._origin
-        if "text" in row or self._sft is None:
-            self._corpus(row)
-            self.n_rows += 1
-            self._contamination.check_row("corpus", self.corpus_path, row)
+        kind = "corpus"
+        if "text" in row or SFT not in self._write:
+            self._put(CORPUS, row)
+            self.counts.n_rows += 1
         else:
-            self._sft(row)
-            self.n_sft_rows += 1
-            self._contamination.check_row("sft", self.sft_path, row)
+            self._put(SFT, row)
+            self.counts.n_sft_rows += 1
+            kind = "sft"
+        path = self._run_dir / f"{kind}.jsonl"
+        self._contamination.check_row(kind, path, row, self._position)
 
     def _variant_rows(
         self, group: Group, request: VariantRequest, variant: Variant
@@ -329,7 +264,7 @@ class CorpusWriter:
     ) -> None:
         """Count the texts, refusals and tokens of `requests`, of which `n_asked` are wanted by the
         recipe."""
-        count = self.styles[group.style.name]
+        count = self.counts.styles[group.style.name]
         n_texts = sum(bool(variant.text) for variant in variants.values())
         # Nobody asks any more for a variant of which a person dropped every text.
         n_dropped = sum(variant.checks.get("ids") == [] for variant in variants.values())
@@ -339,18 +274,18 @@ class CorpusWriter:
         count.texts += sum(len(variant.texts) for variant in variants.values())
         for refusal in self._store.refusals(requests):
             count.refused[refusal["reason"]] += 1
-            self.tokens.update(refusal["usage"])
+            self.counts.tokens.update(refusal["usage"])
         for variant in variants.values():
-            self.repairs.update(variant.checks.get("repairs", ()))
+            self.counts.repairs.update(variant.checks.get("repairs", ()))
             if "language" in variant.checks:
-                self.languages[variant.checks["language"]] += 1
+                self.counts.languages[variant.checks["language"]] += 1
             for name in TOKENS:
-                self.tokens[name] += getattr(variant.usage, name)
+                self.counts.tokens[name] += getattr(variant.usage, name)
 
     def _failure_row(self, group: Group, request: VariantRequest) -> Row:
         error = self._failures[request.id]
-        self.styles[group.style.name].failed += 1
-        self.failed[error] += 1
+        self.counts.styles[group.style.name].failed += 1
+        self.counts.failed[error] += 1
         return {
             "variant_id": request.id,
             "passage_id": group.passage.id,
@@ -360,32 +295,8 @@ class CorpusWriter:
             "error": error,
         }
 
-    @property
-    def refused(self) -> dict[str, int]:
-        """Refused answers of all styles, by reason."""
-        total = Counter[str]()
-        for count in self.styles.values():
-            total += count.refused
-        return dict(total.most_common())
 
-    @property
-    def coverage(self) -> Coverage:
-        """How many texts carry each fact."""
-        return Coverage(
-            path=self._coverage_path,
-            quota=self._section.coverage,
-            n_facts=self._by_count.total(),
-            by_count=dict(self._by_count),
-            n_short=self._n_short,
-            short=self._short,
-            n_texts=sum(count.texts for count in self.styles.values()),
-            n_without=self._n_without,
-            n_topped_up=self._n_topped_up,
-            tokens_out=self.tokens["tokens_out"],
-        )
-
-
-_Write = Callable[[Row], None]
+_Write = Callable[[Row], int]
 
 
 def _origin_of(document: Document) -> Row:
@@ -454,33 +365,3 @@ class _RaftRows:
         ranked = best_of(self._index.scores(question), n_ranked)
         others = (self._texts[self._ids[index]] for index in ranked)
         return list(islice((text for document, text in others if document != gold.document_id), n))
-
-
-def render_coverage(coverage: Coverage) -> str:
-    """Return the number of facts, of those in no text, the first facts that are short, and what a
-    fact costs."""
-    if not coverage.n_facts:
-        return "no passage has a number, date, name or quotation to count"
-    wanted, topped_up = "5 texts, or half of them", ""
-    if coverage.quota is not None:
-        wanted = format_count(coverage.quota, "text")
-    if coverage.n_topped_up:
-        topped_up = f"; texts asked for by naming them: {coverage.n_topped_up:,}"
-    n_nowhere = coverage.by_count.get(0, 0)
-    lines = [
-        f"facts of the passages: {coverage.n_facts:,}, {n_nowhere:,} of them in no accepted text "
-        f"(each in {coverage.path})",
-        f"{coverage.n_short:>8,}  stand in fewer than {wanted}{topped_up}",
-    ]
-    lines += [f"          {fact!r} ({count})" for fact, count in coverage.short]
-    if coverage.n_without:
-        lines.append(
-            f"{coverage.n_without:>8,}  of {format_count(coverage.n_texts, 'accepted text')} "
-            "carry none of their passage's facts"
-        )
-    if coverage.tokens_per_text is not None:
-        line = f"writer tokens: {coverage.tokens_per_text:,.0f} for each accepted text"
-        if coverage.tokens_per_fact is not None:
-            line += f", {coverage.tokens_per_fact:,.0f} for each fact that stands in five"
-        lines.append(line)
-    return "\n".join(lines)

@@ -14,12 +14,14 @@ from typing import IO
 from kinject.augment.plan import Plan
 from kinject.corpus.passages import split_passages, word_spans
 from kinject.disk import unwritable
-from kinject.heap import read_documents
+from kinject.heap import read_documents, read_numbered
 from kinject.shards import WHOLE, Shard
 from kinject.types import Document, Passage
 
 PlannedDocument = tuple[Document, list[Passage]]
 """A document and its passages, in order."""
+Numbered = tuple[int, Document, list[Passage]]
+"""The same with the document's number among those of all shards."""
 
 
 def passages_of(documents: Iterable[PlannedDocument]) -> Iterator[tuple[Document, Passage]]:
@@ -42,14 +44,20 @@ class PlannedDocuments:
     plan: Plan
 
     def __iter__(self) -> Iterator[PlannedDocument]:
+        return ((document, passages) for _, document, passages in self.numbered())
+
+    def numbered(self) -> Iterator[Numbered]:
+        """Yield the same documents, each with its number."""
         plan, n_known = self.plan, 0
-        has_pairs = bool(plan.styles_of("pair"))
-        for document in read_documents(plan.documents_path, plan.documents):
+        others = bool(plan.styles_of("pair"))
+        shard = plan.shard
+        if others or plan.precomputed:
+            shard = WHOLE
+        for number, document in read_numbered(plan.documents_path, plan.documents, shard):
             if plan.precomputed and plan.precomputed.texts_of(document.id):
                 n_known += 1
-            if not has_pairs and not plan.shard.has(document.id):
-                continue
-            yield document, split_passages(document, plan.passage_tokens, word_spans)
+            if others or plan.shard.has(document.id):
+                yield number, document, split_passages(document, plan.passage_tokens, word_spans)
         if plan.precomputed and n_known < plan.precomputed.n_documents:
             # Only now, for the message: the ids of all documents may be more than memory.
             documents = read_documents(plan.documents_path, plan.documents)
@@ -82,8 +90,8 @@ class PassageFile:
         self._shard = shard
         self.counts = Counter[str](documents=0, passages=0, cut=0)
 
-    def add(self, document: Document, passages: list[Passage]) -> None:
-        """Append a document. Raises `DiskError` if it cannot be written."""
+    def add(self, document: Document, passages: list[Passage], number: int = 0) -> None:
+        """Append a document with its number. Raises `DiskError` if it cannot be written."""
         if self._shard.has(document.id):
             n_cut = sum(passage.cut for passage in passages)
             self.counts.update(documents=1, passages=len(passages), cut=n_cut)
@@ -92,6 +100,7 @@ class PassageFile:
             for passage in passages
         ]
         row = [
+            number,
             document.id,
             document.title,
             document.text,
@@ -110,9 +119,16 @@ class PassageFile:
         return _Documents(self._read)
 
     def __iter__(self) -> Iterator[PlannedDocument]:
-        return (pair for pair in self._read() if self._shard.has(pair[0].id))
+        return ((document, passages) for _, document, passages in self.numbered())
+
+    def numbered(self) -> Iterator[Numbered]:
+        """Yield the documents of the run's shard, each with its number."""
+        return (found for found in self._read_numbered() if self._shard.has(found[1].id))
 
     def _read(self) -> Iterator[PlannedDocument]:
+        return ((document, passages) for _, document, passages in self._read_numbered())
+
+    def _read_numbered(self) -> Iterator[Numbered]:
         try:
             # The last rows may still be in Python's buffer.
             self._file.flush()
@@ -120,13 +136,13 @@ class PassageFile:
             raise unwritable(self._path, error) from error
         with self._open("r") as file:
             for line in file:
-                identity, title, text, source, licence, spans = json.loads(line)
+                number, identity, title, text, source, licence, spans = json.loads(line)
                 passages = [
                     Passage(name, identity, start, end, text[start:end], tuple(path), *others)
                     for name, start, end, path, *others in spans
                 ]
                 meta = {"licence": licence} if licence else {}
-                yield Document(identity, title, text, source, meta), passages
+                yield number, Document(identity, title, text, source, meta), passages
 
     def _open(self, mode: str) -> IO[str]:
         try:  # surrogatepass: a file's name may be no UTF-8

@@ -45,7 +45,7 @@ from kinject.corpus.choices import measure_shortcuts, with_shared_choices
 from kinject.corpus.passages import cut_note, split_passages, word_spans
 from kinject.disk import Row, content_id, lock_dir, open_jsonl, write_manifest
 from kinject.errors import EndpointError, InputError
-from kinject.heap import document_hashes, read_documents
+from kinject.heap import document_hashes, read_numbered
 from kinject.llm import request_seed
 from kinject.llm.cache import CACHES, merge_caches
 from kinject.llm.limits import limits_of
@@ -169,10 +169,8 @@ async def _make_questions(
     with PassageFile(run_dir, shard) as passages:
         # Every document is read before the first request: a fault on the last line must not cost
         # money.
-        for document in read_documents(Path(section.documents), recipe.documents):
-            if shard.has(document.id):
-                split = split_passages(document, section.passage_tokens, word_spans)
-                passages.add(document, split)
+        for _, document in read_numbered(Path(section.documents), recipe.documents, shard):
+            passages.add(document, split_passages(document, section.passage_tokens, word_spans))
         n_passages = passages.counts["passages"]
         with (
             _open_outcomes(run_dir) as outcomes,

@@ -140,7 +140,7 @@ def _accepted_texts(answers: Iterable[_Answer]) -> list[tuple[_Answer, str]]:
 @dataclass
 class Rewriter:
     """Fills a store with the variants of a plan. `failed` maps ids of requests without an answer to
-    the last error, `more_counts` are those of its requests for the manifest."""
+    the last error."""
 
     plan: Plan
     sender: Sender
@@ -150,7 +150,6 @@ class Rewriter:
     failed: dict[str, str] = field(default_factory=dict)
     judge: Judge | None = None
     n_refused: int = 0
-    more_counts: dict[str, Any] = field(default_factory=dict)
 
     async def run(self, documents: PassageFile, concurrency: int) -> None:
         """Request every missing variant, several groups at a time.

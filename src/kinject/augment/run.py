@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,12 +16,24 @@ from typing import Any
 from kinject.augment import sandbox
 from kinject.augment.checks.judge import N_TRIALS, Judge, JudgeScore, render_judge_score
 from kinject.augment.contamination import Contamination, ContaminationCheck, render_contamination
-from kinject.augment.corpus_writer import CorpusWriter, Coverage, StyleCount, render_coverage
+from kinject.augment.corpus_counts import CorpusCounts, Coverage, StyleCount, render_coverage
+from kinject.augment.corpus_writer import CorpusWriter
 from kinject.augment.groups import Group, document_groups, pair_groups
 from kinject.augment.passage_file import PassageFile, PlannedDocument, PlannedDocuments, passages_of
+from kinject.augment.pieces import (
+    CORPUS,
+    COVERAGE,
+    FAILURES,
+    JOURNALS,
+    SFT,
+    Pieces,
+    join_pieces,
+    read_pieces,
+)
 from kinject.augment.plan import Plan, make_plan
 from kinject.augment.rewriter import Rewriter
 from kinject.augment.store import (
+    DECISIONS,
     Store,
     WritingResult,
     common_fields,
@@ -132,58 +144,126 @@ def merge_variants(recipe: AugmentRecipe) -> AugmentResult:
         lock_dir(recipe.run_dir, stage="augment"),
         finished_shards(recipe.run_dir, command, recipe.raw, inputs) as shards,
     ):
+        for name in CACHES:
+            merge_caches(recipe.run_dir / name, [one.folder / name for one in shards])
+        pieces = _joinable(recipe, plan, shards)
+        if pieces:
+            return run_event_loop(_join(recipe, plan, shards, pieces))
         with Store(recipe.run_dir, plan.catalog) as store:
             for one in shards:
                 with Store(one.folder, plan.catalog) as others:
                     store.add_all(others)
-        for name in CACHES:
-            merge_caches(recipe.run_dir / name, [one.folder / name for one in shards])
         return run_event_loop(_augment(recipe, plan, partial(_replay, shards)))
 
 
-_Fill = Callable[[AugmentRecipe, Plan, PassageFile, Store, Progress], Awaitable[Rewriter]]
-"""Puts the variants of a plan into the store, and returns the rewriter with its counts."""
+def _joinable(
+    recipe: AugmentRecipe, plan: Plan, shards: Sequence[FinishedShard]
+) -> Sequence[Pieces]:
+    """Return the pieces of all shards if their rows are those of one run as they are, else none."""
+    # These rows show passages of any document, and a shard knows its own.
+    if any(plan.catalog[name].rows == "quoted" for name in plan.styles):
+        return ()
+    # A person decides in the merged run; what that has stored may be more than its shards have.
+    if any((recipe.run_dir / name).exists() for name in (DECISIONS, *JOURNALS)):
+        return ()
+    found: list[Pieces] = []
+    for one in shards:
+        pieces = read_pieces(one.folder)
+        if pieces is None or (one.folder / DECISIONS).exists():
+            return ()
+        found.append(pieces)
+    return found
+
+
+async def _join(
+    recipe: AugmentRecipe, plan: Plan, shards: Sequence[FinishedShard], pieces: Sequence[Pieces]
+) -> AugmentResult:
+    """Put the files of shards together and add their counts; no document and no row is parsed."""
+    requests = await _finished_requests(shards, recipe, plan, PlannedDocuments(plan))
+    join_pieces(recipe.run_dir, [one.folder for one in shards], pieces[0].files)
+    counts = CorpusCounts({style: StyleCount() for style in plan.styles})
+    contamination = _open_contamination(recipe)
+    paths = {"corpus": recipe.run_dir / CORPUS, "sft": recipe.run_dir / SFT}
+    for one in pieces:
+        counts.add(one.counts)
+    in_sources = chain.from_iterable(one.in_sources for one in pieces)
+    finds = chain.from_iterable(one.finds for one in pieces)
+    contamination.add_shards(paths, in_sources, finds)
+    return _finish(recipe, plan, counts, requests, contamination, count_decisions({}, ()))
+
+
+@dataclass
+class _Requests:
+    """The requests of a run: their sender, the ids of those without an answer with the error, the
+    judge's score on planted errors, and their counts for the manifest."""
+
+    sender: Sender
+    failed: dict[str, str]
+    judge: JudgeScore | None
+    counts: Mapping[str, Any]
+
+
+_Fill = Callable[[AugmentRecipe, Plan, PassageFile, Store, Progress], Awaitable[_Requests]]
+"""Puts the variants of a plan into the store."""
 
 
 async def _augment(recipe: AugmentRecipe, plan: Plan, fill: _Fill) -> AugmentResult:
-    section = recipe.augment
-    contamination = ContaminationCheck()  # without questions it finds nothing
-    for path in section.contamination_check:
-        contamination.read_questions(Path(path))
+    contamination = _open_contamination(recipe)
     with PassageFile(recipe.run_dir, plan.shard) as passages:
         # Every document is read before the first request: a fault on the last line must not cost
         # money.
         n_variants = _read_documents(plan, passages, contamination)
         progress = Progress("augment", n_variants, "rewritings")
         with Store(recipe.run_dir, plan.catalog) as store, progress:
-            rewriter = await fill(recipe, plan, passages, store, progress)
+            requests = await fill(recipe, plan, passages, store, progress)
             writer = CorpusWriter(
-                recipe.run_dir, plan, store, rewriter.failed, contamination, section
+                recipe.run_dir, plan, store, requests.failed, contamination, recipe.augment
             )
             writer.write(passages)
+    decisions = count_decisions(store.decisions, store.applied)
+    return _finish(recipe, plan, writer.counts, requests, contamination, decisions)
+
+
+def _open_contamination(recipe: AugmentRecipe) -> ContaminationCheck:
+    contamination = ContaminationCheck()  # without questions it finds nothing
+    for path in recipe.augment.contamination_check:
+        contamination.read_questions(Path(path))
+    return contamination
+
+
+def _finish(
+    recipe: AugmentRecipe,
+    plan: Plan,
+    counts: CorpusCounts,
+    requests: _Requests,
+    contamination: ContaminationCheck,
+    decisions: Mapping[str, int],
+) -> AugmentResult:
+    """Return the result of a run whose files are written, and write its manifest."""
+    section, run_dir = recipe.augment, recipe.run_dir
     result = AugmentResult(
-        **common_fields(rewriter.sender, passages.counts, writer.tokens),
-        run_dir=recipe.run_dir,
-        corpus_path=writer.corpus_path,
-        sft_path=writer.sft_path if writer.n_sft_rows else None,
-        variants_path=store.variants_path,
-        rejected_path=store.rejected_path,
-        failures_path=writer.failures_path,
-        manifest_path=recipe.run_dir / "manifest.json",
-        n_rows=writer.n_rows,
-        styles=writer.styles,
-        asked=sum(count.asked for count in writer.styles.values()),
-        got=sum(count.got for count in writer.styles.values()),
-        refused=writer.refused,
-        failed=dict(writer.failed.most_common()),
+        **common_fields(requests.sender, counts.passages, counts.tokens),
+        run_dir=run_dir,
+        corpus_path=run_dir / CORPUS,
+        sft_path=run_dir / SFT if counts.n_sft_rows else None,
+        variants_path=run_dir / "variants.jsonl",
+        rejected_path=run_dir / "rejected.jsonl",
+        failures_path=run_dir / FAILURES,
+        manifest_path=run_dir / "manifest.json",
+        n_rows=counts.n_rows,
+        styles=counts.styles,
+        asked=sum(count.asked for count in counts.styles.values()),
+        got=sum(count.got for count in counts.styles.values()),
+        refused=counts.refused,
+        failed=dict(counts.failed.most_common()),
         contamination=contamination.result() if section.contamination_check else None,
-        coverage=writer.coverage,
-        judge=rewriter.judge.score if rewriter.judge else None,
-        languages=dict(writer.languages.most_common()),
-        repairs=dict(writer.repairs.most_common()),
-        decisions=count_decisions(store.decisions, store.applied),
+        coverage=counts.coverage(run_dir / COVERAGE, section.coverage),
+        judge=requests.judge,
+        languages=dict(counts.languages.most_common()),
+        repairs=dict(counts.repairs.most_common()),
+        decisions=decisions,
     )
-    _write_manifest(recipe, plan, result, rewriter.more_counts)
+    _write_manifest(recipe, plan, result, requests.counts)
     return result
 
 
@@ -193,8 +273,8 @@ def _read_documents(plan: Plan, passages: PassageFile, contamination: Contaminat
     Raises as `PlannedDocuments` and `document_groups`.
     """
     n_variants = 0
-    for document, split in PlannedDocuments(plan):
-        passages.add(document, split)
+    for number, document, split in PlannedDocuments(plan).numbered():
+        passages.add(document, split, number)
         if not plan.shard.has(document.id):  # it may be one of a pair
             continue
         contamination.add_source(document.text)
@@ -212,9 +292,8 @@ def _n_announced(group: Group) -> int:
 
 async def _rewrite(
     recipe: AugmentRecipe, plan: Plan, passages: PassageFile, store: Store, progress: Progress
-) -> Rewriter:
-    """Request all missing variants, then texts for facts that too few carry; return the rewriter
-    with its counts."""
+) -> _Requests:
+    """Request all missing variants, then texts for facts that too few carry."""
     section = recipe.augment
     limits = limits_of(section.generator, section.budget, plan.shard)
     async with contextlib.AsyncExitStack() as stack:
@@ -235,8 +314,8 @@ async def _rewrite(
             stored = f"{store.n_variants} rewritings are stored; the same command resumes."
             raise EndpointError(f"{error} {stored}", fatal=True) from error
         sender.traffic.seconds = monotonic() - start
-    rewriter.more_counts = {"this_run": sender.traffic.counts(), **shard_counts(plan.shard)}
-    return rewriter
+    counts = {"this_run": sender.traffic.counts(), **shard_counts(plan.shard)}
+    return _Requests(sender, rewriter.failed, _score_of(judge), counts)
 
 
 async def _replay(
@@ -246,9 +325,23 @@ async def _replay(
     passages: PassageFile,
     store: Store,
     progress: Progress,
-) -> Rewriter:
-    """Return a rewriter that has asked for nothing: its store has what the `shards` stored, their
-    failures are its own."""
+) -> _Requests:
+    """Request nothing: the store has what the `shards` stored, their failures are its own."""
+    requests = await _finished_requests(shards, recipe, plan, passages)
+    progress.advance(store.n_variants, earlier=True)
+    for one in shards:
+        for _, row in read_jsonl(one.folder / FAILURES):
+            requests.failed[row["variant_id"]] = row["error"]
+    return requests
+
+
+async def _finished_requests(
+    shards: Sequence[FinishedShard],
+    recipe: AugmentRecipe,
+    plan: Plan,
+    passages: Iterable[PlannedDocument],
+) -> _Requests:
+    """Return the requests that the `shards` have sent, without those that have no answer."""
     section = recipe.augment
     limits = limits_of(section.generator, section.budget)
     async with contextlib.AsyncExitStack() as stack:
@@ -258,14 +351,15 @@ async def _replay(
         judge = await _open_judge(stack, recipe, plan, sender, open_cached)
         if judge is not None:
             await _measure_judge(judge, plan, passages)
-        rewriter = Rewriter(plan, sender, store, progress, section.max_attempts, judge=judge)
-    progress.advance(store.n_variants, earlier=True)
-    for one in shards:
-        for _, row in read_jsonl(one.folder / "failures.jsonl"):
-            rewriter.failed[row["variant_id"]] = row["error"]
     sender.budget.empty = any(one.counts["out_of_budget"] for one in shards)
-    rewriter.more_counts = {"this_run": sender.traffic.counts(), **merged_counts(shards)}
-    return rewriter
+    counts = {"this_run": sender.traffic.counts(), **merged_counts(shards)}
+    return _Requests(sender, {}, _score_of(judge), counts)
+
+
+def _score_of(judge: Judge | None) -> JudgeScore | None:
+    if judge is None:
+        return None
+    return judge.score
 
 
 async def _open_judge(

@@ -252,19 +252,21 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 @contextlib.contextmanager
-def open_jsonl(path: Path) -> Iterator[Callable[[RowLike], None]]:
+def open_jsonl(path: Path) -> Iterator[Callable[[RowLike], int]]:
     """Yield a function that writes one row (a mapping or a dataclass) to a file, which replaces
-    `path` as in `atomic_file`.
+    `path` as in `atomic_file`, and returns its bytes.
 
     Raises `DiskError` if a row cannot be written.
     """
-    with atomic_file(path) as file:
+    with atomic_file(path, "wb") as file:
 
-        def write(row: RowLike) -> None:
+        def write(row: RowLike) -> int:
+            line = f"{encode_row(row)}\n".encode()
             try:
-                file.write(encode_row(row) + "\n")
+                n_bytes: int = file.write(line)
             except OSError as error:  # several files may be open: the error must name this one
                 raise unwritable(path, error) from error
+            return n_bytes
 
         yield write
 

@@ -25,6 +25,7 @@ from kinject.heap.parse import is_heap
 from kinject.heap.write import read_rows
 from kinject.hub_data import HubDataSet, find_data_set, is_saved
 from kinject.recipe import DocumentsSection
+from kinject.shards import WHOLE, Shard
 from kinject.types import Document
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,17 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
     (file:line) on a document that is empty, is not text, or has the id of an earlier one, and when
     a library is not installed.
     """
+    return (document for _, document in read_numbered(path, section))
+
+
+def read_numbered(
+    path: Path, section: DocumentsSection | None = None, shard: Shard = WHOLE
+) -> Iterator[tuple[int, Document]]:
+    """Yield the documents of a shard as `read_documents`, each with its number: that by which all
+    documents are in order.
+
+    Raises as `read_documents`; of two documents with one id both are of one shard.
+    """
     if _is_collected(path):
         result = collect([path], section)
         if result.n_skipped:
@@ -52,7 +64,9 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
                 f"{path}: files and documents there that cannot be read: {result.n_skipped:,}, "
                 f"left out; {result.skipped_path} has each with its reason."
             )
-        yield from read_rows(result.documents_path)
+        for number, collected in enumerate(read_rows(result.documents_path)):
+            if shard.has(collected.id):
+                yield number, collected
         return
     n_documents = 0
     # On disk: there may be millions of ids.
@@ -63,6 +77,10 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
                 continue
             if isinstance(document, InputError):
                 raise document
+            n_documents += 1
+            # Before the index: of ten shards, nine need not know a document's id.
+            if not shard.has(document.id):
+                continue
             for earlier in seen.get(document.id):
                 first, _ = next(islice(_read_located(path), earlier, None))
                 raise InputError(
@@ -70,8 +88,7 @@ def read_documents(path: Path, section: DocumentsSection | None = None) -> Itera
                     "Each document needs an id (or, without ids, a text) of its own."
                 )
             seen.add(document.id, number)
-            n_documents += 1
-            yield document
+            yield number, document
     if not n_documents:
         raise InputError(f"{path}: holds no documents. Expected at least one.")
 
