@@ -22,13 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.rows import LazyRows
-from kinject.corpus.tokenize import IGNORED, TokenAccount, TokenRow
+from kinject.corpus.tokenize import IGNORED, TokenAccount, TokenRow, TokenStore
+from kinject.disk.offsets import number_names
 
 _ROUND_BLOCKS = 8
 """A round of the epoch holds at least this many blocks; smaller ones would leave too much room
@@ -100,7 +101,9 @@ class ConcatRows(LazyRows[TokenRow]):
 class PickedRows(LazyRows[TokenRow]):
     """The rows of `source` with the numbers `indices`, without a copy."""
 
-    def __init__(self, source: Sequence[TokenRow], indices: Sequence[int]) -> None:
+    def __init__(
+        self, source: Sequence[TokenRow], indices: Sequence[int] | npt.NDArray[np.int64]
+    ) -> None:
         self.source, self.indices = source, indices
 
     def __len__(self) -> int:
@@ -114,15 +117,16 @@ class PickedRows(LazyRows[TokenRow]):
 class PackedRows(LazyRows[TrainingRow]):
     """The training rows of an epoch. A row is made when it is read.
 
-    In memory are 24 bytes a segment; the tokens stay in `source`. If `joined`, the segments of a
-    row are one text (``wrapped``): positions continue through it. `rounds` has the round of each
-    row: the part of the epoch in which it is read.
+    In memory are 12 bytes a segment and 12 a row; the tokens stay in `source`. If `joined`, the
+    segments of a row are one text (``wrapped``): positions continue through it. `rounds` has the
+    round of each row: the part of the epoch in which it is read.
     """
 
     def __init__(self, source: Sequence[TokenRow], *, joined: bool) -> None:
         self.source, self.joined = source, joined
-        self._segments, self._ends = array("q"), array("q")
-        self.rounds = array("q")
+        # 32 bits: half of the memory, for up to 4 billion rows of the source.
+        self._segments, self._ends = array("I"), array("q")
+        self.rounds = array("I")
 
     def append(self, segments: Sequence[tuple[int, int, int]], number: int) -> None:
         """Add a row of segments (row of the source, start, end) that is read in round `number`."""
@@ -133,17 +137,21 @@ class PackedRows(LazyRows[TrainingRow]):
 
     def lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens of each row."""
-        segments = np.array(self._segments, dtype=np.int64).reshape(-1, 3)
-        sums = np.concatenate([[0], np.cumsum(segments[:, 2] - segments[:, 1])])
-        ends = np.concatenate([[0], np.array(self._ends, dtype=np.int64)])
-        return np.asarray(sums[ends[1:]] - sums[ends[:-1]])
+        if not self._ends:
+            return np.empty(0, np.int64)
+        starts = np.concatenate([[0], np.frombuffer(self._ends, np.int64)[:-1]])
+        return np.asarray(np.add.reduceat(self._sizes(), starts, dtype=np.int64))
 
     def longest_text(self) -> int:
         """Return the most positions that a row counts without a restart."""
         if self.joined:
             return int(self.lengths().max(initial=0))
-        segments = np.array(self._segments, dtype=np.int64).reshape(-1, 3)
-        return int((segments[:, 2] - segments[:, 1]).max(initial=0))
+        return int(self._sizes().max(initial=0))
+
+    def _sizes(self) -> npt.NDArray[np.uintc]:
+        """Return the tokens of each segment."""
+        segments = np.frombuffer(self._segments, np.uintc).reshape(-1, 3)
+        return np.asarray(segments[:, 2] - segments[:, 1])
 
     def segments(self, index: int) -> list[tuple[int, int, int]]:
         """Return (row of the source, start, end) of each segment of one row."""
@@ -185,18 +193,48 @@ def pack(
     If a document is split, a segment begins with the last token of the one before it, so that every
     token but a document's first is learned exactly once. Such repeated tokens are in no count.
     """
-    order = array("q", range(len(rows)))
-    random.Random(seed).shuffle(order)
     account = TokenAccount()
     joined = config.strategy == "wrapped"
     divide = _chunks if joined else _windows
     packed = PackedRows(rows, joined=joined)
-    for number, part in enumerate(_rounds(rows, order, config, seed)):
+    for number, part in enumerate(_rounds(rows, _order(len(rows), seed), config, seed)):
         for segments in divide(rows, part, config, account):
             spans = [(segment.row, segment.start, segment.end) for segment in segments]
             packed.append(spans, number)
     account.masked = account.source - account.trained - account.lost
     return packed, account
+
+
+def _order(n_rows: int, seed: int) -> array[int]:
+    """Return the numbers of all rows in an order drawn from `seed`."""
+    order = array("I", range(n_rows))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def document_numbers(rows: Sequence[TokenRow]) -> npt.NDArray[np.integer[Any]]:
+    """Return the number of each row's document by first appearance, -1 for none. Raises
+    `DiskError`."""
+    if isinstance(rows, ConcatRows) and len(rows.parts) == 1:
+        rows = rows.parts[0]
+    if isinstance(rows, TokenStore):
+        return rows.documents
+    return np.frombuffer(number_names(row.document_id for row in rows), np.intc)
+
+
+def rows_by_document(
+    documents: npt.NDArray[np.integer[Any]],
+) -> tuple[int, npt.NDArray[np.uintc]]:
+    """Return the rows without a document, and the rows of each document, by `document_numbers`."""
+    n_alone = 0
+    counts = np.zeros(1 + documents.max(initial=-1), np.uintc)
+    # A part at a time: numpy's bincount takes 16 bytes a row.
+    for start in range(0, len(documents), _WINDOW):
+        part = documents[start : start + _WINDOW]
+        n_alone += int(np.count_nonzero(part < 0))
+        numbers, n_rows = np.unique(part[part >= 0], return_counts=True)
+        counts[numbers] += n_rows.astype(np.uintc)
+    return n_alone, counts
 
 
 def _windows(
@@ -224,27 +262,19 @@ def _rounds(
     """
     if config.strategy == "wrapped":
         return [order]
-    numbers: dict[str, int] = {}
-    documents = array("q")  # each row's document by number, -1 for none
-    counts = array("q")  # rows of each document
+    documents = document_numbers(rows)
+    # Rows of each document; plain integers are read faster from an array than from numpy's.
+    counts = array("I", rows_by_document(documents)[1].tobytes())
     n_tokens = longest = 0
     for row in rows:
-        document = -1
-        if row.document_id:
-            document = numbers.setdefault(row.document_id, len(counts))
-            if document == len(counts):
-                counts.append(0)
-            counts[document] += 1
-        documents.append(document)
         n_tokens += len(row.input_ids)
         longest = max(longest, len(row.input_ids))
-    del numbers
     n_rounds = max(1, n_tokens // (_ROUND_BLOCKS * max(1, config.block or longest)))
     n_rounds = min(max(counts, default=1), n_rounds)
     rng = random.Random(seed)
     offsets = array("d", (rng.random() for _ in counts))
-    dealt = array("q", bytes(8 * len(counts)))
-    rounds: list[array[int]] = [array("q") for _ in range(n_rounds)]
+    dealt = array("I", bytes(4 * len(counts)))
+    rounds: list[array[int]] = [array("I") for _ in range(n_rounds)]
     for index in order:
         document = documents[index]
         if document < 0:

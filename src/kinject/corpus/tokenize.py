@@ -7,7 +7,8 @@ settings. It holds ``ids.bin`` (uint32, all rows joined), ``learned.bin`` (one b
 none), ``left_out.bin`` (uint32, each row's tokens that its chat template leaves out),
 ``unread.bin`` (uint32, those that only a teacher reads), ``lines.bin`` (int64, the line of each row
 in its corpus file, 0 for none), ``chat.bin`` and ``only_end.bin`` (one byte a row: it is a
-conversation; none of its words is learned), ``documents.json`` (their ids by number) and
+conversation; none of its words is learned), ``names.bin`` and ``name_ends.bin`` (the documents' ids
+joined, and where each ends, int64) and
 ``SHA256SUMS`` over them. It is written whole or not at all and memory-mapped by every run that
 needs it; a damaged entry is made again.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import random
@@ -38,9 +38,8 @@ from kinject.disk import (
     cached_folder,
     content_id,
     folder_hash,
-    open_to_read,
-    write_text,
 )
+from kinject.disk.offsets import NameNumbers
 from kinject.errors import DiskError, InputError
 from kinject.language.sentences import sentence_ends
 from kinject.process import is_first_process
@@ -53,7 +52,7 @@ log = logging.getLogger(__name__)
 IGNORED = -100
 """Label of a token that is read but not learned (PyTorch's cross-entropy skips it)."""
 
-FORMAT = 8
+FORMAT = 9
 """Format of cache entries. It changes with the files or the rules of tokenisation, so that no older
 entry is read."""
 
@@ -332,14 +331,16 @@ class TokenStore(LazyRows[TokenRow]):
         self.origin = origin
         try:
             arrays = {name: mapped(folder / f"{name}.bin", kind) for name, kind in _FILES.items()}
-            with open_to_read(folder / "documents.json") as file:
-                self._names: list[str] = json.load(file)
+            self._names = mapped(folder / "names.bin", np.uint8)
+            self._name_ends = mapped(folder / "name_ends.bin", np.int64)
         except (OSError, ValueError, DiskError) as error:
             raise DiskError(
                 f"{folder}: cannot be read ({error}). Delete the folder; it is made again."
             ) from error
         self._ids, self._learned, self._ends = arrays["ids"], arrays["learned"], arrays["ends"]
-        self._documents = arrays["documents"]
+        self.documents = arrays["documents"]
+        """The number of each row's document by first appearance, -1 for none."""
+        self._last_name = (-1, "")
         self._left_out, self._unread = arrays["left_out"], arrays["unread"]
         self._lines, self._chat = arrays["lines"], arrays["chat"]
         self._only_end = arrays["only_end"]
@@ -349,9 +350,8 @@ class TokenStore(LazyRows[TokenRow]):
 
     def read_row(self, index: int) -> TokenRow:
         """Return the row with this number; its arrays are views of the files."""
-        start, end = int(self._ends[index - 1]) if index else 0, int(self._ends[index])
-        document = int(self._documents[index])
-        name = self._names[document] if document >= 0 else ""
+        start, end = _span(self._ends, index)
+        name = self._name(int(self.documents[index]))
         ids, learned = self._ids[start:end], self._learned[start:end]
         return TokenRow(
             str(index),
@@ -365,6 +365,27 @@ class TokenStore(LazyRows[TokenRow]):
             is_chat=bool(self._chat[index]),
             only_end=bool(self._only_end[index]),
         )
+
+    def _name(self, document: int) -> str:
+        """Return the id of a document, "" for none (-1)."""
+        if document < 0:
+            return ""
+        last, name = self._last_name
+        # The rows of a document are together as a rule.
+        if document == last:
+            return name
+        start, end = _span(self._name_ends, document)
+        name = self._names[start:end].tobytes().decode("utf-8", "surrogatepass")
+        self._last_name = (document, name)
+        return name
+
+
+def _span(ends: npt.NDArray[np.int64], index: int) -> tuple[int, int]:
+    """Return where the item with this number is, by the ends of all items."""
+    start = 0
+    if index:
+        start = int(ends[index - 1])
+    return start, int(ends[index])
 
 
 def mapped(path: Path, kind: Any) -> npt.NDArray[Any]:
@@ -406,7 +427,6 @@ def cached_entry(folder: Path, key: str, write: Callable[[Path], None]) -> Path:
 
 def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
     buffers: dict[str, list[Any]] = {name: [] for name in _FILES}
-    numbers: dict[str, int] = {}
     end = n_buffered = 0
 
     def flush() -> None:
@@ -415,7 +435,10 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
             buffers[name].clear()
 
     with contextlib.ExitStack() as stack:
-        files = {name: stack.enter_context((part / f"{name}.bin").open("wb")) for name in _FILES}
+        names = (*_FILES, "names", "name_ends")
+        files = {name: stack.enter_context((part / f"{name}.bin").open("w+b")) for name in names}
+        numbers = NameNumbers(files["names"], files["name_ends"])
+        stack.enter_context(contextlib.closing(numbers))
         for row in rows:
             buffers["ids"].extend(row.input_ids)
             buffers["learned"].extend(row.learned)
@@ -426,18 +449,15 @@ def _write_files(part: Path, rows: Iterable[TokenRow]) -> None:
             buffers["lines"].append(row.line)
             buffers["chat"].append(row.is_chat)
             buffers["only_end"].append(row.only_end)
-            named = bool(row.document_id)
-            buffers["documents"].append(
-                numbers.setdefault(row.document_id, len(numbers)) if named else -1
-            )
+            number = -1
+            if row.document_id:
+                number = numbers.number(row.document_id)
+            buffers["documents"].append(number)
             n_buffered += len(row.input_ids)
             if n_buffered >= _FLUSH:
                 flush()
                 n_buffered = 0
         flush()
-        write_text(
-            part / "documents.json", json.dumps(list(numbers))
-        )  # escaped: an id may hold a lone surrogate
         for file in files.values():
             file.flush()
             # Before the rename, or a machine that crashes may keep the name without the bytes.

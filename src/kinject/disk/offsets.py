@@ -7,10 +7,15 @@ the verbs that have no such run.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sqlite3
+import sys
+import tempfile
 import weakref
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
 
 from kinject.errors import DiskError
 
@@ -80,7 +85,86 @@ class OffsetIndex:
         self._database.close()
 
 
-def _fault(error: sqlite3.Error) -> DiskError:
+class NameNumbers:
+    """Numbers names from 0, in the order in which they first come. Neither names nor their index
+    are in memory."""
+
+    def __init__(self, names: BinaryIO, ends: BinaryIO) -> None:
+        """`names` gets the bytes of all names joined, `ends` where each ends (64 bits); both are
+        open for reading and writing, and empty. Raises `DiskError`."""
+        self._names, self._ends = names, ends
+        self._index = OffsetIndex()
+        self._n = self._n_bytes = 0
+        self._last = ("", -1)
+
+    def number(self, name: str) -> int:
+        """Return the number of a name. Raises `DiskError`, and `OSError` if a file cannot be
+        written."""
+        last, number = self._last
+        # The rows of a document are together as a rule.
+        if number >= 0 and name == last:
+            return number
+        data = name.encode("utf-8", "surrogatepass")
+        for number in self._index.get(name):
+            if self._read(number) == data:
+                break
+        else:
+            number = self._add(name, data)
+        self._last = (name, number)
+        return number
+
+    def _add(self, name: str, data: bytes) -> int:
+        number = self._n
+        self._index.add(name, number)
+        self._n += 1
+        self._n_bytes += len(data)
+        for file, content in ((self._names, data), (self._ends, _encode(self._n_bytes))):
+            file.seek(0, 2)
+            file.write(content)
+        return number
+
+    def _read(self, number: int) -> bytes:
+        start = 0
+        if number:
+            self._ends.seek(8 * (number - 1))
+            start = int.from_bytes(self._ends.read(8), sys.byteorder)
+        self._ends.seek(8 * number)
+        end = int.from_bytes(self._ends.read(8), sys.byteorder)
+        self._names.seek(start)
+        return self._names.read(end - start)
+
+    def close(self) -> None:
+        """Delete the index."""
+        self._index.close()
+
+
+def number_names(names: Iterable[str]) -> array[int]:
+    """Return the number of each of `names`, as `NameNumbers`, and -1 for "": 4 bytes a name.
+
+    Raises `DiskError`.
+    """
+    numbers = array("i")
+    with (
+        tempfile.TemporaryFile() as file,
+        tempfile.TemporaryFile() as ends,
+        contextlib.closing(NameNumbers(file, ends)) as known,
+    ):
+        for name in names:
+            number = -1
+            if name:
+                try:
+                    number = known.number(name)
+                except OSError as error:
+                    raise _fault(error) from error
+            numbers.append(number)
+    return numbers
+
+
+def _encode(number: int) -> bytes:
+    return number.to_bytes(8, sys.byteorder)
+
+
+def _fault(error: sqlite3.Error | OSError) -> DiskError:
     return DiskError(
         f"the folder of temporary files cannot hold the index of a run's rows ({error}). "
         "Free space, or name another one in SQLITE_TMPDIR."

@@ -117,11 +117,11 @@ class RoundSampler(Sampler[int]):
     both by epoch."""
 
     def __init__(self, rounds: Sequence[int], seed: int) -> None:
-        self.rounds: list[list[int]] = []
-        for index, number in enumerate(rounds):
-            if index == 0 or number != rounds[index - 1]:
-                self.rounds.append([])
-            self.rounds[-1].append(index)
+        # Ranges, as there may be millions of rows: those of a round are together.
+        starts = [
+            index for index in range(len(rounds)) if rounds[index] != rounds[max(0, index - 1)]
+        ]
+        self.rounds = list(map(range, [0, *starts], [*starts, len(rounds)]))
         self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -136,7 +136,7 @@ class RoundSampler(Sampler[int]):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         for number in torch.randperm(len(self.rounds), generator=generator).tolist():
             rows = self.rounds[number]
-            for index in torch.randperm(len(rows), generator=generator).tolist():
+            for index in torch.randperm(len(rows), generator=generator).numpy():
                 yield rows[index]
 
 

@@ -3,7 +3,7 @@ padded when read."""
 
 from __future__ import annotations
 
-import statistics
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kinject.corpus.chat import ChatFormat
-from kinject.corpus.packing import ConcatRows, PackedRows, PackingConfig, PickedRows, pack
+from kinject.corpus.packing import (
+    ConcatRows,
+    PackedRows,
+    PackingConfig,
+    PickedRows,
+    document_numbers,
+    pack,
+    rows_by_document,
+)
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile, CorpusRow, Shape
 from kinject.corpus.tokenize import (
@@ -30,6 +38,7 @@ from kinject.corpus.tokenize import (
     wanted_tokens,
 )
 from kinject.disk import content_id
+from kinject.disk.offsets import number_names
 from kinject.errors import TrainingError, fault
 from kinject.manifests import Exposures, RowExposures
 from kinject.models import window_of
@@ -169,37 +178,56 @@ class TrainingData:
     """Rows to train on, the account of their tokens, and the fraction of tokens of each part mixed
     in.
 
-    `exposures` is, for each document that is not replay, the number of its corpus rows in one
-    epoch. `only_end` are the numbers of the rows of which only the end token is learned, by the
+    `exposures` maps a number of corpus rows in one epoch to the documents, replay apart, that have
+    so many. `only_end` are the numbers of the rows of which only the end token is learned, by the
     name of the part ("" for the main corpus); `has_chat`: there are conversations.
     """
 
     rows: PackedRows
     account: TokenAccount
     fractions: dict[str, float]
-    exposures: dict[str, int]
+    exposures: Counter[int]
     only_end: dict[str, list[int]]
     has_chat: bool
 
 
-def count_exposures(rows: Iterable[TokenRow]) -> dict[str, int]:
-    """Return the number of texts of each document of `rows`; a row without a document is one of its
-    own."""
-    return dict(Counter(row.document_id or f"row {index}" for index, row in enumerate(rows)))
+def count_exposures(rows: Sequence[TokenRow]) -> Counter[int]:
+    """Return a number of texts -> the documents of `rows` that have so many; a row without a
+    document is one of its own."""
+    n_alone, n_rows = rows_by_document(document_numbers(rows))
+    exposures = Counter[int]()
+    for size, n_documents in enumerate(np.bincount(n_rows).tolist()):
+        if n_documents:
+            exposures[size] = n_documents
+    if n_alone:
+        exposures[1] += n_alone
+    return exposures
 
 
-def summarize_exposures(exposures: Mapping[str, int], epochs: float) -> Exposures:
+def summarize_exposures(exposures: Counter[int], epochs: float) -> Exposures:
     """Return how often a run of `epochs` reads each document: the least, the median and the most
     rows."""
-    counts = list(exposures.values())
-    if not counts:
+    if not exposures:
         return Exposures(documents=0)
     rows = RowExposures(
-        min=round(min(counts) * epochs, 2),
-        median=round(statistics.median(counts) * epochs, 2),
-        max=round(max(counts) * epochs, 2),
+        min=round(min(exposures) * epochs, 2),
+        median=round(_median(exposures) * epochs, 2),
+        max=round(max(exposures) * epochs, 2),
     )
-    return Exposures(documents=len(counts), rows=rows)
+    return Exposures(documents=exposures.total(), rows=rows)
+
+
+def _median(exposures: Counter[int]) -> float:
+    """Return the median number of rows of a document."""
+    n_documents = exposures.total()
+    reached, middle = 0, list[int]()
+    for n_rows in sorted(exposures):
+        reached += exposures[n_rows]
+        # The two in the middle; of an odd number they are the same one.
+        for index in ((n_documents - 1) // 2, n_documents // 2):
+            if reached - exposures[n_rows] <= index < reached:
+                middle.append(n_rows)
+    return sum(middle) / 2
 
 
 @dataclass(frozen=True)
@@ -431,8 +459,8 @@ def _warn_of_only_end(data: TrainingData, corpora: Corpora) -> list[str]:
 class _Split:
     """The numbers of the rows to learn and of those held out, and a note."""
 
-    learned: list[int]
-    held_out: list[int]
+    learned: npt.NDArray[np.int64]
+    held_out: npt.NDArray[np.int64]
     note: str
 
 
@@ -446,24 +474,25 @@ def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> _Split | None:
     if not corpus.validation_fraction:
         return None
     # A paraphrase that is learned would lower the loss of the document that is held out.
-    names = [row.document_id or row.row_id for row in rows]
-    documents = sorted(set(names), key=lambda name: content_id("validation", name))
-    if len(documents) < 2:
+    numbers = number_names(row.document_id or row.row_id for row in rows)
+    hashes = array("Q")
+    for number, row in zip(numbers, rows, strict=True):
+        if number == len(hashes):  # the first row of its document
+            hashes.append(int(content_id("validation", row.document_id or row.row_id), 16))
+    if len(hashes) < 2:
         message = (
             f"{corpus.path} holds one document, which cannot be learned and held out. "
             "Remove the line."
         )
         raise fault("corpus.validation_fraction", message)
-    chosen = set(documents[: max(1, round(corpus.validation_fraction * len(documents)))])
-    learned, held_out = [], []
-    for index, name in enumerate(names):
-        if name in chosen:
-            held_out.append(index)
-        else:
-            learned.append(index)
+    n_chosen = max(1, round(corpus.validation_fraction * len(hashes)))
+    is_chosen = np.zeros(len(hashes), np.bool_)
+    is_chosen[np.argsort(hashes, kind="stable")[:n_chosen]] = True
+    is_held_out = is_chosen[np.frombuffer(numbers, np.intc)]
+    learned, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
     note = (
-        f"corpus.validation_fraction: {len(chosen):,} of "
-        f"{format_count(len(documents), 'document')} "
+        f"corpus.validation_fraction: {n_chosen:,} of "
+        f"{format_count(len(hashes), 'document')} "
         f"({format_count(len(held_out), 'row')}) are held out for the validation loss; "
         "nothing is learned from "
         "them"

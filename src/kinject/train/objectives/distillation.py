@@ -92,7 +92,7 @@ class TeacherRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def pick(self, indices: Sequence[int]) -> TeacherRows:
+    def pick(self, indices: Sequence[int] | npt.NDArray[np.int64]) -> TeacherRows:
         """Return the rows with these numbers only."""
         # Predictions are numbered through the chosen rows, so another choice is another entry.
         key = content_id(
