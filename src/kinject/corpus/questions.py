@@ -26,6 +26,8 @@ _N_CHOICES = 4
 _CSV_SUFFIXES = ("_test", "_dev", "_val", ".test", ".dev", ".val")
 _MOST_SHUFFLED = 1000  # answers of one document
 _LABELS = ("id", "subject", "document_id", "fact_id")
+_NO_CHECKS: dict[str, Any] = {}
+"""The checks of most questions: an empty dictionary for each takes 64 bytes."""
 
 
 def read_questions(
@@ -45,7 +47,7 @@ def read_questions(
     """
     faults, golds = LineFaults(), golds or GoldIndex()
     questions: list[Question] = []
-    contents: set[Any] = set()
+    contents: set[bytes] = set()
     lines: dict[str, int] = {}
     n_repeated = 0
     try:
@@ -151,12 +153,15 @@ def _identity(
     return identity
 
 
-def _content(question: Question) -> Any:
-    """Return what makes two questions one, whatever their ids and documents: the text and the
-    choices as people read them."""
-    texts = frozenset(plain_text(text).casefold() for text in question.choices or question.answers)
-    turns = tuple(turn["content"] for turn in question.messages)
-    return plain_text(question.question).casefold(), texts, turns, repr(question.checks)
+def _content(question: Question) -> bytes:
+    """Return a hash of what makes two questions one, whatever their ids and documents: the text and
+    the choices as people read them."""
+    texts = {plain_text(text).casefold() for text in question.choices or question.answers}
+    turns = [turn["content"] for turn in question.messages]
+    content = (plain_text(question.question).casefold(), sorted(texts), turns, question.checks)
+    # 16 bytes: the texts themselves took twice the memory of the questions.
+    data = repr(content).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 @cache
@@ -184,7 +189,7 @@ def _checks(row: Row) -> dict[str, Any]:
     """Return the checks of the answer; {} if there are none."""
     value = row.get("checks")
     if value is None:
-        return {}
+        return _NO_CHECKS
     if not isinstance(value, dict) or not value:
         raise InputError(
             f"checks: found {value!r:.60}, expected an object, for example {{max_words: 20}}."

@@ -6,6 +6,7 @@ So a stored prompt is not scored again. Processes divide the rest.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import shutil
@@ -22,6 +23,7 @@ from kinject.disk import (
     read_journal,
     read_jsonl,
 )
+from kinject.disk.offsets import OffsetIndex
 from kinject.errors import InputError
 from kinject.eval.scores import PromptScore
 from kinject.eval.scoring.encode import Encoded
@@ -96,29 +98,34 @@ def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
 
 class AnswerStore:
     """The open answers.jsonl of a run: rows are `Answer` plus its `key`; of several rows of one
-    prompt the last counts."""
+    prompt the last counts. Neither rows nor their index are in memory."""
 
     def __init__(self, path: Path) -> None:
         """Open or create `path`. Raises `InputError` if a row is not an answer, `DiskError` on
         I/O."""
+        self._by_key, self._by_identity = OffsetIndex(), OffsetIndex()
+        self._others: dict[str, PromptScore] = {}
+        self.n_rows = 0
+
+        def index(offset: int, row: Row) -> None:
+            answer = _parse_answer(row, f"{path}: row {self.n_rows + 1}")
+            self._index(offset, row["key"], _identity(answer))
+
         # An answer that is lost can be scored again, so rows are not synced one by one.
-        self._journal = Journal(path, sync=False)
-        self._scores: dict[str, PromptScore] = {}
-        self._last: dict[_Identity, str] = {}
-        self.n_rows = len(self._journal.rows)
-        try:
-            for number, row in enumerate(self._journal.rows, start=1):
-                answer = _parse_answer(row, f"{path}: row {number}")
-                self._scores[row["key"]] = _score_of(answer)
-                self._last[_identity(answer)] = row["key"]
-            self._journal.rows.clear()
-        except BaseException:
-            self._journal.close()
-            raise
+        self._journal = Journal(path, sync=False, on_row=index)
+
+    def _index(self, offset: int, key: str, identity: _Identity) -> None:
+        self._by_key.add(key, offset)
+        self._by_identity.add(repr(identity), offset)
+        self.n_rows += 1
 
     def find(self, key: str) -> PromptScore | None:
         """Return the score stored under `key`, by this run or an earlier one."""
-        return self._scores.get(key)
+        for offset in reversed(self._by_key.get(key)):
+            row = self._journal.row_at(offset)
+            if row["key"] == key:
+                return _score_of(_parse_answer(row, f"{self._journal.path}: byte {offset}"))
+        return self._others.get(key)
 
     def read_others(self, paths: Sequence[Path]) -> None:
         """Read the answers in `paths`, which other processes stored; `add` writes them into this
@@ -126,24 +133,33 @@ class AnswerStore:
         for path in paths:
             for number, row in read_journal(path):
                 answer = _parse_answer(row, f"{path}:{number}")
-                self._scores.setdefault(row["key"], _score_of(answer))
+                self._others.setdefault(row["key"], _score_of(answer))
 
     def add(self, key: str, answer: Answer) -> None:
         """Store `answer`, unless it is the last one stored for its arm and question already."""
-        self._scores[key] = _score_of(answer)
-        if self._last.get(_identity(answer)) != key:
+        identity = _identity(answer)
+        if self._last_key(identity) != key:
             names = _FIELDS if answer.text is None else (*_FIELDS, *_written_fields(answer))
             row = {name: getattr(answer, name) for name in names}
             row |= {name: getattr(answer, name) for name in _RARE if getattr(answer, name)}
-            self._journal.append({"key": key, **row, "log_probs": finite_or_none(answer.log_probs)})
-            self._last[_identity(answer)] = key
-            self.n_rows += 1
+            row = {"key": key, **row, "log_probs": finite_or_none(answer.log_probs)}
+            self._index(self._journal.append(row), key, identity)
+
+    def _last_key(self, identity: _Identity) -> str | None:
+        """Return the key of the last answer of an arm to a question, None without one."""
+        for offset in reversed(self._by_identity.get(repr(identity))):
+            row = self._journal.row_at(offset)
+            if _identity(_parse_answer(row, f"{self._journal.path}: byte {offset}")) == identity:
+                return str(row["key"])
+        return None
 
     def __enter__(self) -> AnswerStore:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._journal.close()
+        self._by_key.close()
+        self._by_identity.close()
 
 
 def read_answers(path: Path) -> list[Answer]:
@@ -155,12 +171,23 @@ def read_answers(path: Path) -> list[Answer]:
     Raises `DiskError` if the file cannot be read, and `InputError` if a row (file:line) is not an
     answer or was changed, or if there are fewer rows than the manifest beside the file counts.
     """
-    answers: dict[_Identity, Answer] = {}
+    answers: list[Answer] = []
+    values: dict[object, object] = {}
     n_rows = 0
-    for number, row in read_journal(path):
-        answer = _parse_answer(row, f"{path}:{number}")
-        answers[_identity(answer)] = answer
-        n_rows += 1
+    with contextlib.closing(OffsetIndex()) as numbers:
+        for number, row in read_journal(path):
+            answer = _parse_answer(row, f"{path}:{number}")
+            _share_values(answer, values)
+            name = repr(_identity(answer))
+            # Of two identities with one hash (once in 10^19) both are kept.
+            same = [n for n in numbers.get(name) if _identity(answers[n]) == _identity(answer)]
+            if same:
+                answers[same[0]] = answer
+            else:
+                numbers.add(name, len(answers))
+                answers.append(answer)
+            n_rows += 1
+    del values
     manifest = manifest_beside(path)
     n_written = manifest.counts.stored if isinstance(manifest, EvalManifest) else 0
     # A file that was cut at the end of a line looks whole (tests/eval/test_damage.py).
@@ -171,7 +198,38 @@ def read_answers(path: Path) -> list[Answer]:
             "Run kinject eval again: it scores the missing prompts."
         )
     grades = _read_grades(path.with_name(GRADES_FILE))
-    return [with_grade(answer, grades) for answer in answers.values()]
+    if not grades:
+        return answers
+    return [with_grade(answer, grades) for answer in answers]
+
+
+_NO_CHECKS: Mapping[str, Any] = {}
+_SHARED = (
+    "question_id",
+    "question_set",
+    "arm",
+    "format",
+    "context_ids",
+    "n_tokens",
+    "n_bytes",
+    "n_chars",
+    "subject",
+    "document_id",
+    "greedy",
+    "choice_set",
+)
+"""Fields whose values many answers have: the arms of a run ask the same questions."""
+
+
+def _share_values(answer: Answer, values: dict[object, object]) -> None:
+    """Let an answer that was just parsed hold the equal values of earlier ones, which are in
+    `values`: 1.0 kB an answer becomes 0.5 kB."""
+    for name in _SHARED:
+        value = getattr(answer, name)
+        # Not `replace`, which would parse nothing but check and copy all fields again.
+        object.__setattr__(answer, name, values.setdefault(value, value))
+    if not answer.checks:
+        object.__setattr__(answer, "checks", _NO_CHECKS)
 
 
 def with_grade(answer: Answer, grades: Mapping[tuple[str, str, str], str]) -> Answer:
