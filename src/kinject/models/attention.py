@@ -350,7 +350,7 @@ def _attend(
     sdpa = cast("Callable[..., tuple[torch.Tensor, None]]", sdpa_attention_forward)
     if not module.cartridge:
         return sdpa(module, query, key, value, mask, **options)
-    # Under autocast rotary positions leave keys in float32 (docs/LOG.md).
+    # Under autocast rotary positions leave keys in float32.
     of_layer = module.cartridge[module.layer_idx].to(key.dtype)
     before = of_layer[:, None].expand(-1, len(key), -1, -1, -1)
     key, value = torch.cat([before[0], key], 2), torch.cat([before[1], value], 2)
