@@ -61,6 +61,9 @@ def test_what_has_no_interval() -> None:
         change_bounds(base, _perplexity("other tokens", (20.0, 46.0, 54.0), (10, 20, 31))) is None
     )
     assert change_bounds(base, replace(base, losses=(), lengths=())) is None, "of an older report"
+    far = replace(base, by_seed=(2.0, 1e180))  # one seed diverged: its bound is beyond any float
+    assert perplexity_bounds(far) is None
+    assert change_bounds(far, base) is None
     assert mean_losses([base, replace(base, losses=())]) == ()
     assert mean_losses([base, _perplexity("b", (22.0, 48.0, 56.0))]) == (21.0, 47.0, 55.0)
 

@@ -7,16 +7,19 @@ ratio is that of the texts' residuals, loss - ratio x tokens (Cochran 1977, chap
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from statistics import fmean, variance
 
 from kinject.results import ALPHA, Perplexity
 from kinject.stats.intervals import cochran_df, quantile
 
+_MOST_NATS = math.log(sys.float_info.max)
+
 
 def perplexity_bounds(item: Perplexity) -> tuple[float, float] | None:
-    """Return the 95% bounds of a perplexity over texts and seeds; None where it is not finite, or
-    the texts are fewer than two."""
+    """Return the 95% bounds of a perplexity over texts and seeds; None where it, or a bound, is not
+    finite, or the texts are fewer than two."""
     if item.per_token is None:
         return None
     return _bounds(item.per_token, item.losses, item.lengths, [item])
@@ -36,7 +39,7 @@ def _bounds(
 ) -> tuple[float, float] | None:
     """Return the bounds of exp of the texts' `losses` a token, estimated as `estimate`."""
     n = len(losses)
-    if n < 2:
+    if n < 2 or estimate == math.inf:
         return None
     rate = math.log(estimate)
     squares = [(loss - rate * length) ** 2 for loss, length in zip(losses, lengths, strict=True)]
@@ -51,6 +54,9 @@ def _bounds(
     if total == 0:  # the same model: each text has the same loss
         return estimate, estimate
     half = quantile(ALPHA / 2, cochran_df(parts)) * math.sqrt(total)
+    # Seeds of which one diverged (a loss of 200 nats, another of 3): no float holds the bound.
+    if max(rate, 0.0) + half > _MOST_NATS:
+        return None
     return estimate * math.exp(-half), estimate * math.exp(half)
 
 
