@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from kinject.types import (
+    AboveZero,
     Advice,
     Count,
     Difference,
     Fraction,
+    FromOne,
     HeldBits,
     JudgeResult,
     Price,
@@ -122,7 +124,7 @@ class Contrast:
     n_clusters: Count
     n_effective: float
     accuracy: Fraction
-    family: Count = 1
+    family: FromOne = 1
     scope: Scope = "method"
 
     @property
@@ -454,10 +456,10 @@ class Perplexity:
     name: str
     n_texts: Count
     n_tokens: Count
-    per_token: float | None
+    per_token: AboveZero | None
     bits_per_byte: float | None
     model: str = ""
-    by_seed: tuple[float, ...] = ()
+    by_seed: tuple[AboveZero, ...] = ()
     """In a study; its other numbers are geometric means over the seeds."""
     losses: tuple[float, ...] = ()
     """The summed loss of each text in nats, in the order of the file; in a study its mean over the

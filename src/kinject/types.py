@@ -415,6 +415,9 @@ Count = Annotated[
     int, _Within(0, 2**53 - 1, "0 or more, up to the largest integer that a float holds exactly")
 ]
 
+FromOne = Annotated[int, _Within(1, 2**53 - 1, "1 or more")]
+AboveZero = Annotated[float, _Within(5e-324, 1.7976931348623157e308, "above 0")]
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedResult:

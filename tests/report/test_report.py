@@ -239,6 +239,36 @@ def test_a_damaged_report_is_refused_by_the_place(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"models": []}, "models: is empty"),
+        ({"results": [{"by_seed": []}]}, "by_seed is empty"),
+        ({"results": [{"to_base": {"family": 0}}]}, "family: found 0"),
+        ({"perplexities": [{"per_token": 0.0}]}, "per_token: found 0"),
+        ({"perplexities": [{"by_seed": [2.5, -1.0]}]}, "by_seed.*found -1"),
+        ({"perplexities": [{"losses": [2.0, 3.0], "lengths": [7]}]}, "of the same texts"),
+        ({"perplexities": [{"losses": [2.0], "lengths": [0]}]}, "of the same texts"),
+    ],
+)
+def test_a_report_with_an_empty_list_or_a_number_that_none_can_have_is_refused(
+    tmp_path: Path, change: dict[str, Any], place: str
+) -> None:
+    report = replace(make_report(), perplexities=(Perplexity("base", "prose", 1, 7, 4.0, 1.0),))
+    value = to_json(report)
+    for key, items in change.items():
+        if not items:
+            value[key] = items
+        for fields in items:
+            parts = [name for name, field in fields.items() if isinstance(field, dict)]
+            row = next(row for row in value[key] if all(row[name] for name in parts))
+            for name, field in fields.items():
+                row[name] = {**row[name], **field} if isinstance(field, dict) else field
+    (tmp_path / "report.json").write_text(json.dumps(value))
+    with pytest.raises(InputError, match=place):
+        read_report(tmp_path / "report.json")
+
+
 def test_importing_eval_and_study_loads_no_heavy_library() -> None:
     heavy = "{'matplotlib', 'jinja2', 'torch', 'transformers', 'numpy', 'scipy'}"
     code = f"import sys, kinject.eval, kinject.study; assert not {heavy} & set(sys.modules)"

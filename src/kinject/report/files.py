@@ -105,7 +105,25 @@ def read_report(path: Path) -> Report:
     value = read_json(path, _FIX)
     # A report without a version is read as it stands.
     check_version(value.get("format_version", 1), f"{path}: format_version")
-    return parse_fields(Report, value, f"{path}: damaged report", _FIX)
+    report = parse_fields(Report, value, f"{path}: damaged report", _FIX)
+    fault = _fault_of(report)
+    if fault:
+        raise InputError(f"{path}: damaged report: {fault}. {_FIX}")
+    return report
+
+
+def _fault_of(report: Report) -> str:
+    """Return which list of a report is empty, or not as long as its other one, "" if none is."""
+    if not report.models:
+        return "models: is empty"
+    for result in report.results:
+        if not result.by_seed:
+            return f"results: {result.arm!r:.60}: by_seed is empty"
+    for item in report.perplexities:
+        # A report of an earlier version has neither.
+        if item.losses and (len(item.losses) != len(item.lengths) or not any(item.lengths)):
+            return f"perplexities: {item.arm!r:.60}: losses and lengths are not of the same texts"
+    return ""
 
 
 def write_report(run_dir: Path, report: Report) -> Path:
