@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import cast
 
 from kinject import hub
-from kinject.disk import Row, is_folder, path_exists
+from kinject.disk import Row, is_file, is_folder, path_exists
 from kinject.errors import InputError
 from kinject.terminal import format_count
 
@@ -22,7 +22,8 @@ FORM = "OWNER/NAME[@REVISION][:CONFIGURATION[:SPLIT[:COLUMN]]]"
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _REVISION = r"(?:@(?P<revision>[\w.-]+))?"
 _PART = (
-    r"(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+)(?:\[:(?P<first>\d+)\])?)?(?::(?P<column>\w+))?"
+    r"(?::(?P<config>[\w.-]*))?(?::(?P<split>\w+)(?:\[:(?P<first>\d{1,18})\])?)?"
+    r"(?::(?P<column>\w+))?"
 )
 _OF_HUB = re.compile(rf"(?P<name>{_NAME}/{_NAME}|{_NAME}(?=[@:])){_REVISION}{_PART}")
 _OF_FOLDER = re.compile(rf"(?P<name>[^:]+)(?=:){_PART}")
@@ -49,7 +50,7 @@ class HubDataSet:
     @property
     def is_folder(self) -> bool:
         """Whether it is in a folder of this machine."""
-        return Path(self.name).is_dir()
+        return is_folder(self.name)
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of the split. Raises `InputError` if the library cannot read them."""
@@ -138,7 +139,7 @@ def parse_data_set(text: str) -> HubDataSet | None:
     """
     # A folder that is there comes before a name on the hub, as with models.
     match = _OF_FOLDER.fullmatch(text)
-    if match is None or not Path(match["name"]).is_dir():
+    if match is None or not is_folder(match["name"]):
         match = _OF_HUB.fullmatch(text)
     if match is None:
         return None
@@ -169,7 +170,7 @@ def find_data_set(text: str) -> HubDataSet | None:
 
 def is_saved(folder: Path) -> bool:
     """Return whether `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote `folder`."""
-    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+    return is_file(folder / "state.json") or is_file(folder / "dataset_dict.json")
 
 
 def _first_line(error: Exception) -> str:

@@ -212,6 +212,8 @@ def _over(error: Exception) -> Exception:
             "gone/x: No such file or directory. Something moved",
         ),
         (_over(OSError(28, "No space left on device")), "No space left on device."),
+        (OSError(36, "File name too long", "x" * 270), "File name too long. Check the path."),
+        (OSError(40, "Too many levels of symbolic links", "a/b"), "a/b: Too many levels"),
         (
             RuntimeError(
                 "[enforce fail at inline_container.cc:603] PytorchStreamWriter failed writing"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from kinject.disk import check_sha256sums, verified_hashes, write_sha256sums
+from kinject.disk import check_sha256sums, folder_hash, verified_hashes, write_sha256sums
 from kinject.errors import InputError
 
 
@@ -39,5 +40,16 @@ def test_sums_are_those_of_sha256sum_and_every_change_is_named(tmp_path: Path) -
     sums = (tmp_path / "SHA256SUMS").read_text()
     (tmp_path / "SHA256SUMS").write_text(sums.replace("  a.bin", " a.bin"))
     assert check_sha256sums(tmp_path)[1].startswith(f"{tmp_path / 'SHA256SUMS'}:1: damaged")
+    longest = "a" * 290  # no file has such a name
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  {longest}\n")
+    assert check_sha256sums(tmp_path)[1].startswith(f"{tmp_path / longest}: is missing")
     (tmp_path / "SHA256SUMS").unlink()
     assert verified_hashes(tmp_path) == {}
+
+
+def test_a_folder_is_known_by_names_that_are_no_utf_8_too(tmp_path: Path) -> None:
+    seen = {folder_hash(tmp_path)}
+    for name in (b"caf\xe9.txt", b"\x80"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_text("a")
+        seen.add(folder_hash(tmp_path))
+    assert len(seen) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,23 @@ def test_the_bare_command_shows_them(
     out = capsys.readouterr().out
     assert "  unfinished  runs/book/train  kinject train recipes/book/train.yaml --resume\n" in out
     assert out.endswith("\nNext: kinject train recipes/book/train.yaml --resume\n")
+
+
+def test_names_that_no_file_has_and_pipes_neither_end_the_list_nor_hold_it_up(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "runs").mkdir()
+    _recipe(tmp_path, "train.yaml", f"runs/{'b' * 280}", "trainer")
+    _recipe(tmp_path, "eval.yaml", "runs/ev", "eval")
+    _run(tmp_path, "runs/other", "train", (), {"finished": False}, "train", "other.yaml")
+    os.mkfifo(tmp_path / "recipes" / "pipe.yaml")
+    for name in ("ev", "locked"):
+        (tmp_path / "runs" / name).mkdir()
+    os.mkfifo(tmp_path / "runs" / "ev" / "manifest.json")
+    os.mkfifo(tmp_path / "runs" / "locked" / ".lock")
+    states = {str(run.run_dir): run.state for run in find_runs(tmp_path)}
+    assert states == {
+        f"runs/{'b' * 280}": "not started",
+        "runs/ev": "unfinished",
+        "runs/other": "unfinished",
+    }

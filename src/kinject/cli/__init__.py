@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import importlib
 import json
 import logging
@@ -156,6 +157,8 @@ _PATH_FAULTS = (
     IsADirectoryError,
     PermissionError,
 )
+_UNUSABLE_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of a name that no file has: in a recipe, or in a file of a run."""
 _MOST_RUNS = 20
 
 
@@ -274,6 +277,9 @@ def _about_system(error: Exception) -> str:
                 f"{cause.filename}: {cause.strerror}. Something moved, deleted or replaced it "
                 "meanwhile. Check it."
             )
+    for cause in causes(error):
+        if isinstance(cause, OSError) and cause.errno in _UNUSABLE_NAMES:
+            return f"{cause.filename}: {cause.strerror}. Check the path."
     if is_shortage(error):
         return _SHORTAGE.format(str(error).strip().partition("\n")[0][:500] or "out of memory")
     return ""

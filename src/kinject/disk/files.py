@@ -406,7 +406,9 @@ def folder_hash(folder: Path) -> str:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not any(map(is_left_out, name.split("/"))):
-            digest.update(f"{name}\0{file_hash(path)}\n".encode())
+            # A name may be of bytes that are no UTF-8, as archives of other systems leave them.
+            line = f"{name}\0{file_hash(path)}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
@@ -458,7 +460,7 @@ def check_sha256sums(folder: Path) -> tuple[dict[str, str], str]:
         if match is None:
             return {}, f"{path}:{number}: damaged: no hash and name of a file"
         expected[match[2]] = match[1]
-    missing = next((name for name in expected if not (folder / name).is_file()), None)
+    missing = next((name for name in expected if not is_file(folder / name)), None)
     if missing is not None:
         return {}, f"{folder / missing}: is missing, but {SHA256SUMS} beside it names it"
     present = dict(zip(expected, file_hashes([folder / name for name in expected]), strict=True))

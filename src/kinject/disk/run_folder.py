@@ -33,13 +33,16 @@ from kinject.disk.files import (
     delete_parts,
     file_hash,
     file_hashes,
+    is_file,
     kind_of,
+    open_regular,
+    path_exists,
     read_bytes,
     unwritable,
     write_json,
 )
 from kinject.disk.jsonl import FORMAT_VERSION, check_version, read_json
-from kinject.errors import DiskError, InputError
+from kinject.errors import DiskError, InputError, KinjectError
 from kinject.secrets import without_secrets
 from kinject.version import package_version
 
@@ -347,7 +350,7 @@ def read_manifest_fields(path: Path) -> dict[str, Any] | None:
 
     Raises `InputError` if it is damaged or was written by a newer kinject.
     """
-    if not path.exists():
+    if not path_exists(path):
         return None
     value = read_json(path, MANIFEST_FIX)
     if "format_version" not in value or not all(
@@ -385,7 +388,7 @@ def read_manifest_beside(path: Path) -> dict[str, Any] | None:
     Raises as `read_manifest_fields`.
     """
     manifest = path.parent / "manifest.json"
-    if not manifest.is_file() or _is_foreign(manifest):
+    if not is_file(manifest) or _is_foreign(manifest):
         return None
     return read_manifest_fields(manifest)
 
@@ -472,8 +475,8 @@ def _recipes(folder: Path) -> Iterator[tuple[Path, tuple[str, str]]]:
     with a run_dir, the first."""
     for path in (*sorted(folder.glob("*.yaml")), *sorted((folder / "recipes").rglob("*.yaml"))):
         # kinject recipes check reports its faults.
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            text = path.read_text("utf-8")
+        with contextlib.suppress(KinjectError, UnicodeDecodeError):
+            text = read_bytes(path).decode("utf-8").replace("\r\n", "\n")
             run_dir, keys = _RUN_DIR.search(text), set(_KEY.findall(text))
             verb = next((verb for section, verb in _SECTIONS.items() if section in keys), "")
             if run_dir and verb:
@@ -498,9 +501,10 @@ def _run(folder: Path, run_dir: Path, verb: str, recipe: str) -> FoundRun:
     state: State = "unfinished"
     if _is_held(path / LOCK):
         state = "running"
-    elif not any((path / name).exists() for name in (LOCK, "manifest.json", last)):
+    # A recipe may name a folder that no file system can have.
+    elif not any(path_exists(path / name) for name in (LOCK, "manifest.json", last)):
         state = "not started"
-    elif (path / last).exists() and manifest is not None and manifest.finished:
+    elif path_exists(path / last) and manifest is not None and manifest.finished:
         state = "short" if manifest.n_missing > 0 else "done"
     words = [] if manifest is None else list(manifest.command)
     if words[1:2] != [verb]:
@@ -530,7 +534,7 @@ def _listed_manifest(path: Path) -> _ListedManifest | None:
     (`kinject.manifests`), which takes longer than the list.
     """
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
+        manifest = json.loads(read_bytes(path / "manifest.json"))
         counts = manifest["counts"]
         n_missing = counts.get("asked", 0) - counts.get("got", 0)
         for style in counts.get("styles", {}).values():
@@ -541,13 +545,17 @@ def _listed_manifest(path: Path) -> _ListedManifest | None:
             finished=bool(counts.get("finished", True)),
             n_missing=n_missing,
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (KinjectError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def _is_held(lock: Path) -> bool:
     """Return whether a process holds a run folder."""
-    with contextlib.suppress(OSError), lock.open("rb") as file:
+    # Opened as what others may have put there: a pipe would be waited for.
+    with (
+        contextlib.suppress(OSError, ValueError, KinjectError),
+        open(lock, "rb", opener=open_regular) as file,
+    ):
         try:
             # Shared, so that two lists at once do not take each other for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
