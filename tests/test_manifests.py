@@ -18,6 +18,7 @@ from kinject.manifests import (
     FinishedTraining,
     StartModel,
     TrainManifest,
+    documents_behind,
     manifest_beside,
     read_documents_manifest,
     read_manifest,
@@ -123,3 +124,8 @@ def test_an_unknown_stage_and_a_newer_version_are_refused_and_no_manifest_is_non
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
     with pytest.raises(InputError, match=r"written by a newer kinject \(format 2; .* Update"):
         read_manifest(tmp_path)
+
+
+def test_a_corpus_of_a_name_that_no_file_has_is_no_corpus(tmp_path: Path) -> None:
+    far = {**RECIPE, "corpus": {"path": f"{'c' * 270}/corpus.jsonl"}}
+    assert documents_behind(write(tmp_path, "train", far, {"finished": False})) == ()

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from kinject.disk import (
     MANIFEST_FIX,
+    is_file,
     parse_fields,
     read_manifest_beside,
     read_manifest_fields,
@@ -199,6 +200,42 @@ class DocumentsCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Copies:
+    exact: int
+    near: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Repeats:
+    documents: int
+    passages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Boilerplate:
+    lines: int
+    removed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeapCounts(DocumentsCounts):
+    """The counts of a whole heap, which its summary shows; a shard of one has none of them."""
+
+    n_files: int
+    n_read: int
+    n_documents: int
+    n_words: int
+    n_bytes: int
+    kinds: Mapping[str, int]
+    languages: Mapping[str, int]
+    skipped: int
+    left_out: int
+    duplicates: _Copies
+    repeats: _Repeats
+    boilerplate: _Boilerplate
+
+
+@dataclass(frozen=True, kw_only=True)
 class DocumentsManifest(Manifest):
     """The manifest of the documents that were collected from a heap of files."""
 
@@ -362,4 +399,4 @@ def documents_behind(run_dir: Path) -> tuple[str, ...]:
     if not isinstance(augmented, AugmentManifest):
         return ()
     documents = augmented.recipe.augment.documents
-    return (documents,) if Path(documents).is_file() else ()
+    return (documents,) if is_file(documents) else ()

@@ -25,6 +25,7 @@ from kinject.disk import (
     file_hash,
     file_name,
     lock_dir,
+    parse_fields,
     read_jsonl,
     write_manifest,
 )
@@ -43,7 +44,7 @@ from kinject.heap.parse import (
 )
 from kinject.heap.write import HeapFile, HeapWriter, day_of
 from kinject.language import language_name
-from kinject.manifests import read_documents_manifest
+from kinject.manifests import HeapCounts, read_documents_manifest
 from kinject.process import core_count
 from kinject.recipe import DocumentsSection
 from kinject.shards import Shard, finished_shards, shard_counts
@@ -340,6 +341,7 @@ def _write(
     manifest = read_documents_manifest(folder)
     if manifest is not None and manifest.counts.heap == heap_id:
         try:
+            parse_fields(HeapCounts, manifest.as_written["counts"], str(manifest_path), "")
             for name in OUTPUTS:
                 check_output(folder / name, "")
         except (InputError, DiskError):
