@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kinject.disk import write_sha256sums
-from kinject.errors import KinjectError
-from kinject.models import check_model
+from kinject.errors import InputError, KinjectError
+from kinject.models import base_of_adapter, check_model
 
 
 def _config(**values: object) -> Callable[[Path], None]:
@@ -122,6 +122,10 @@ def _flip(folder: Path) -> None:
             _index(**{"model.norm.weight": "gone.safetensors"}),
             "names gone.safetensors, which is missing",
         ),
+        (
+            _index(**{"model.norm.weight": f"{'w' * 260}.safetensors"}),
+            "which is missing",
+        ),
         (_index(**{"model.norm.weight": "a.bin"}), "some of its weights are pickles"),
         (_index(lacking="a.safetensors"), "names lacking, which its file lacks"),
         (_flip, "its bytes are not those that were written"),
@@ -134,3 +138,16 @@ def test_parts_that_do_not_belong_together_are_refused(
     change(tiny_model)
     with pytest.raises(KinjectError, match=words.replace("[", r"\\[")):
         check_model(tiny_model)
+
+
+def test_adapters_on_one_another_are_no_chain_without_end(tmp_path: Path) -> None:
+    bases = {"a": "b", "b": "c", "c": "a", "end": "nothing-here"}
+    for name, base in bases.items():
+        (tmp_path / name).mkdir()
+        text = json.dumps({"base_model_name_or_path": str(tmp_path / base)})
+        (tmp_path / name / "adapter_config.json").write_text(text)
+    for name in "abc":
+        with pytest.raises(InputError, match="as its base model"):
+            base_of_adapter(tmp_path / name / "adapter_config.json")
+    found = base_of_adapter(tmp_path / "end" / "adapter_config.json")
+    assert found == str(tmp_path / "nothing-here")

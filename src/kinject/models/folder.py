@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kinject.disk import check_regular, file_hash, read_json, verified_hashes
+from kinject.disk import check_regular, file_hash, is_file, path_exists, read_json, verified_hashes
 from kinject.errors import InputError
 from kinject.gguf_files import gguf_file, model_folder
 from kinject.models.hardware import own_part
@@ -151,7 +151,8 @@ def model_hash(folder: Path) -> str:
     known = verified_hashes(folder)
     digest = hashlib.sha256()
     for path in model_files(folder):
-        digest.update(f"{path.name}\0{known.get(path.name) or file_hash(path)}\n".encode())
+        line = f"{path.name}\0{known.get(path.name) or file_hash(path)}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
@@ -200,7 +201,7 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{index}: {tensor}: names {name!r:.80}, which is no safetensors file in this "
                 f"folder. {_FIX}"
             )
-        if not (folder / name).exists():
+        if not path_exists(folder / name):
             raise InputError(
                 f"{index}: names {name}, which is missing. Copy the whole folder again."
             )
@@ -293,17 +294,26 @@ def base_of_adapter(adapter: Path) -> str:
         raise InputError(
             f"{adapter}: names no base model ({first_line(error)}). Train the adapter again."
         ) from error
-    if (
-        not isinstance(base, str)
-        or not base
-        or "\0" in base
-        # An adapter that names itself as its base would be followed for ever.
-        or Path(base).resolve() == adapter.parent.resolve()
-    ):
+    if not isinstance(base, str) or not base or "\0" in base or _leads_back(base, adapter.parent):
         raise InputError(
             f"{adapter}: names {base!r:.80} as its base model. Train the adapter again."
         )
     return base
+
+
+def _leads_back(base: str, folder: Path) -> bool:
+    """Return whether the base of the adapter in `folder` is that adapter again, itself or by way
+    of others: it would be followed for ever."""
+    seen = {os.path.realpath(folder)}
+    while True:
+        place = os.path.realpath(base)
+        if place in seen:
+            return True
+        seen.add(place)
+        config = Path(base) / ADAPTER_CONFIG
+        if not is_file(config):
+            return False
+        base = str(read_object(config).get("base_model_name_or_path")).replace("\0", "")
 
 
 def pickle_fix(folder: Path) -> str:
