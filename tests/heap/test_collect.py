@@ -27,6 +27,7 @@ from kinject.errors import InputError
 from kinject.executors import Outcome
 from kinject.heap import copies, document_hashes, parse, read_documents
 from kinject.heap.collect import DocumentsResult, collect, merge_parsed, parse_shard_of
+from kinject.heap.write import day_of
 from kinject.recipe import DocumentsSection
 from kinject.shards import Shard
 
@@ -417,6 +418,7 @@ def test_patterns_and_several_paths_are_heaps_and_a_text_never_names_paths(
     for words, message in (
         (["nowhere"], "nowhere: nothing is there"), (["heap/*.pdf"], "no file fits this pattern"), (["/"], "the root"),
         (["/proc/self"], "devices of the system"), (["/sys"], "devices of the system"),
+        (["heap/**.md"], "heap/**.md: not a pattern"), (["heap/sub**/*"], "** is a whole part of a path"),
         (["heap", "documents.boilerplat=1"], "unknown key. Did you mean boilerplate?"),
     ):  # fmt: skip
         assert main(["documents", *words]) == 2
@@ -470,3 +472,26 @@ def test_merged_shards_are_the_documents_of_one_process_and_parse_nothing_twice(
     (heap / "new.txt").write_text(prose(20))
     with pytest.raises(InputError, match="1-of-3: was made from another heap"):
         merge_parsed([heap], section, Path("run"))
+
+
+def test_a_time_outside_of_the_calendar_is_its_first_or_last_day() -> None:
+    assert [day_of(seconds) for seconds in (-9e13, 0.0, 5e11, 1e19)] == [
+        "0001-01-01",
+        "1970-01-01",
+        "9999-12-31",
+        "9999-12-31",
+    ]
+
+
+@pytest.mark.parametrize(
+    "damage", [{"skipped": None}, {"duplicates": {"near": 2}}, {"n_words": "many"}]
+)
+def test_counts_that_were_changed_are_written_again(heap: Path, damage: dict[str, Any]) -> None:
+    (heap / "a.txt").write_text(prose(4))
+    result = collect([heap])
+    path = result.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "counts": {**manifest["counts"], **damage}}))
+    again = collect([heap])
+    assert not again.already_done
+    assert again.counts == result.counts

@@ -39,7 +39,7 @@ from kinject.disk import (
     unreadable,
 )
 from kinject.documents.readers import ReadOptions, read_file
-from kinject.errors import DiskError, InputError, KinjectError
+from kinject.errors import DiskError, InputError, KinjectError, one_line
 from kinject.heap.copies import edited, min_hash, repeats, text_hash, word_hashes
 from kinject.language import detect_language, guess_language
 from kinject.process import is_shortage
@@ -123,7 +123,13 @@ def _files_of(source: Path, *, alone: bool) -> Iterator[FoundFile]:
     if not has_magic(str(source)):
         raise DiskError(f"{source}: nothing is there. Check the path.")
     base = _fixed_part(source)
-    paths = sorted(base.glob(str(source.relative_to(base))))
+    try:
+        paths = sorted(base.glob(str(source.relative_to(base))))
+    except ValueError as error:  # ** beside other letters, or a NUL
+        raise InputError(
+            f"{source}: not a pattern ({one_line(error)}). ** is a whole part of a path, as in "
+            "docs/**/*.txt."
+        ) from error
     if not paths:
         raise InputError(
             f"{source}: no file fits this pattern. Check it; ** matches folders of any depth."

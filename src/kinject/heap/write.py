@@ -22,6 +22,8 @@ _LEAST_SHARING = 10
 _DATE_IN_NAME = re.compile(
     r"(?<!\d)((?:19|20)\d\d)(?:[-_. ]?(0[1-9]|1[0-2])(?:[-_. ]?([0-2]\d|3[01]))?)?(?!\d)"
 )
+_FIRST_SECOND = datetime(1, 1, 1, tzinfo=UTC).timestamp()
+_LAST_SECOND = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
 
 def read_rows(path: Path) -> Iterator[Document]:
@@ -54,7 +56,9 @@ class HeapFile:
 
 def day_of(mtime: float) -> str:
     """Return the day of a time stamp (UTC)."""
-    return datetime.fromtimestamp(mtime, UTC).date().isoformat()
+    # Some file systems hold times of other years than 1 to 9999.
+    seconds = min(max(mtime, _FIRST_SECOND), _LAST_SECOND)
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
 @dataclass
