@@ -122,6 +122,13 @@ def test_open_questions_in_every_layout(write_rows, row, accepted):
     assert question.choices == tuple(row.get("choices", ()))
 
 
+@pytest.mark.parametrize("aliases", ["Kelmscott", 7, {"Kelmscott": 1}])
+def test_other_answers_that_are_no_list_are_refused(write_rows, aliases):
+    row = {"question": "Where?", "answer": {"value": "Kelm", "aliases": aliases}}
+    with pytest.raises(InputError, match=r"q\.jsonl:1: answer: aliases: found .* a list of texts"):
+        read_questions(write_rows("q.jsonl", [row]), "open")
+
+
 def test_squads_own_file_is_read(write_rows):
     qas = [{"id": "a", "question": "Where?", "answers": [{"text": "Kelm", "answer_start": 0}]},
            {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}]  # fmt: skip

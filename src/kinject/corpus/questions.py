@@ -472,7 +472,13 @@ def _from_open(row: Row) -> Row:
     if row.get("answers") is None:
         answer: Any = row.get("answer")
         if isinstance(answer, dict):
-            answer = [answer.get("value"), *(answer.get("aliases") or ())]
+            aliases = answer.get("aliases") or []
+            # Of a text each letter would be an answer.
+            if not isinstance(aliases, list):
+                raise InputError(
+                    f"answer: aliases: found {aliases!r:.60}, expected a list of texts."
+                )
+            answer = [answer.get("value"), *aliases]
         if isinstance(answer, str):
             answer = [answer]
         row = {**row, "answers": answer, "answer": None}
