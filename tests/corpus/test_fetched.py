@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,16 @@ def test_the_columns_are_named_where_none_is_a_text(here: Path) -> None:
     with pytest.raises(InputError, match=r"split 'dev', it cannot be read after 0 rows"):
         local_corpus("wiki:raw:dev", Path("cache"))
     assert not list(Path("cache").glob("data-*"))
+
+
+@pytest.mark.parametrize("title", [datetime.time(4), math.inf, {"raw": b"x"}])
+def test_what_json_does_not_have_is_named_by_its_row(
+    here: Path, monkeypatch: pytest.MonkeyPatch, title: object
+) -> None:
+    rows = [{"text": "Kelm has a mill."}, {"text": "Arden has none.", "title": title}]
+    monkeypatch.setattr(HubDataSet, "rows", lambda _: iter(rows))
+    with pytest.raises(InputError, match=r"^wiki:raw:2: found a value that a line of JSON cannot"):
+        local_corpus("wiki:raw", Path("cache"))
 
 
 def test_messages_of_a_chat_data_set_stay_messages(here: Path) -> None:

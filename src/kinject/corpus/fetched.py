@@ -11,7 +11,8 @@ from pathlib import Path
 from kinject.corpus.rows import parse_corpus_row
 from kinject.corpus.tokenize import cached_entry
 from kinject.disk import Row, content_id, folder_hash, write_json, write_jsonl
-from kinject.errors import InputError
+from kinject.disk.jsonl import encode_row
+from kinject.errors import InputError, one_line
 from kinject.hub_data import FORM, HubDataSet, find_data_set, is_saved
 from kinject.recipe import TrainRecipe
 from kinject.recipe.sections import MixedCorpusSection
@@ -103,6 +104,12 @@ def _corpus_rows(data: HubDataSet, name: str) -> Iterator[Row]:
             continue
         try:
             parse_corpus_row(made, "", location)
+            encode_row(made)
+        except (TypeError, ValueError) as error:  # a date, bytes, NaN: what JSON does not have
+            raise InputError(
+                f"{location}: found a value that a line of JSON cannot hold ({one_line(error)}). "
+                f"Write that column as text, or name the one with the text: {FORM}."
+            ) from error
         except InputError as error:
             raise InputError(
                 f"{location}: {error} Its columns: {', '.join(row)}. Name the one with the text: "
