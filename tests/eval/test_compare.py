@@ -131,7 +131,8 @@ def test_runs_with_nothing_in_common_are_reported(folder):
 
 
 def test_questions_with_other_choices_are_no_pair(folder):
-    ten = replace(answer(0, True), log_probs=(-1.0,) * 9 + (-2.0,))
+    log_probs = (-1.0,) * 9 + (-2.0,)
+    ten = replace(answer(0, True), log_probs=log_probs, n_tokens=(1,) * 10)
     runs = [read_run(folder("a", answer(0, True))), read_run(folder("b", ten))]
     with pytest.raises(InputError, match="'q0' of set has 10 choices in one and 2 in the other"):
         compare_runs(runs)

@@ -11,7 +11,7 @@ import yaml
 from kinject.disk import write_manifest, write_sha256sums
 from kinject.errors import InputError
 from kinject.eval import evaluate
-from kinject.eval.compare import read_run
+from kinject.eval.compare import read_run, split_known
 from kinject.recipe import Recipe, read_recipe
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -52,6 +52,42 @@ def test_answers_that_were_cut_at_a_line_are_not_compared(recipe: Recipe) -> Non
         read_run(recipe.run_dir)
     evaluate(recipe)
     assert len(read_run(recipe.run_dir).settings) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"n_tokens": [1, 1]}, "n_tokens: found 2 numbers, needed are 4"),
+        ({"log_probs": []}, "log_probs: is empty"),
+        ({"log_probs": [-1.0, 800.0, -2.0, -3.0]}, "log_probs: found 800"),
+        ({"text": "Kelm"}, "text: found 'Kelm' in the format texts"),
+        ({"format": "generate"}, "text: found None in the format generate"),
+    ],
+)
+def test_fields_of_an_answer_that_do_not_belong_together_are_named(
+    tmp_path: Path, change: dict[str, object], fault: str
+) -> None:
+    row = {
+        "key": "k", "question_id": "q", "question_set": "new", "arm": "base", "format": "texts", "shots": 0, "k": 0,
+        "context_ids": [], "gold": 0, "log_probs": [-1.0, -2.0, None, -4.0], "n_tokens": [1, 2, 1, 1], "n_bytes": [3] * 4,
+    }  # fmt: skip
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    read_run(path)
+    path.write_text(json.dumps(row) + "\n" + json.dumps({**row, **change}) + "\n")
+    with pytest.raises(InputError, match=rf"answers\.jsonl:2: {fault}"):
+        read_run(path)
+
+
+def test_a_base_without_answers_to_a_set_parts_no_questions(tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").touch()
+    counts = {"answers": 0, "scored_now": 0, "stored": 0}
+    for models, said in (({}, "of a base to old"), ({"plain": "m"}, "of plain to old")):
+        section = {"models": models, "questions": {"old": "old.jsonl"}}
+        path = tmp_path / "manifest.json"
+        write_manifest(path, stage="eval", inputs={}, recipe={"eval": section}, counts=counts)
+        with pytest.raises(InputError, match=said):
+            split_known(tmp_path)
 
 
 def test_a_model_with_a_flipped_bit_is_not_asked(recipe: Recipe, tiny_model: Path) -> None:

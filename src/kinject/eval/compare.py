@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from kinject.corpus.questions import read_questions
-from kinject.disk import Row, file_hash, write_jsonl
+from kinject.disk import Row, file_hash, file_name, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
 from kinject.eval.results import answers_without_question, correct_family, summarize_arm
@@ -326,7 +326,7 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
             f"{run_dir}: no finished evaluation. Run kinject eval there first, "
             "with the base as its first model."
         )
-    base = next(iter(manifest.recipe.eval.models))
+    base = next(iter(manifest.recipe.eval.models), "")
     by_set: dict[str, list[Answer]] = {}
     alone: dict[str, list[Answer]] = {}
     for answer in read_answers(run_dir / "answers.jsonl"):
@@ -341,6 +341,12 @@ def split_known(run_dir: Path) -> list[KnownSplit]:
             (answer,) = rescored([answer], "match")
         by_set.setdefault(answer.question_set, []).append(answer)
     names = manifest.recipe.eval.questions
+    for name in names:
+        if name not in by_set:
+            raise InputError(
+                f"{run_dir}: answers.jsonl holds no answers of {base or 'a base'} to {name}. Run "
+                "kinject eval again."
+            )
     return [
         _split_set(run_dir, manifest, name, by_set[name], alone.get(name, [])) for name in names
     ]
@@ -408,7 +414,9 @@ def _split_set(
         else:
             known.append(_row_of(question))
             kept += map(is_correct, measuring.get(question.id, ()))
-    known_path, unknown_path = (run_dir / part / f"{name}.jsonl" for part in ("known", "unknown"))
+    known_path, unknown_path = (
+        run_dir / part / f"{file_name(name)}.jsonl" for part in ("known", "unknown")
+    )
     write_jsonl(known_path, known)
     write_jsonl(unknown_path, unknown)
     labels = [f"{form} ({shots} shots)" if shots else form for form, shots in ways]

@@ -311,7 +311,8 @@ def preview(recipe: EvalRecipe) -> Iterator[str]:
         check_model(local.path)
     plan = read_plan(recipe)
     path = recipe.run_dir / _ANSWERS
-    stored = {row["key"] for _, row in read_journal(path)} if path.exists() else set()
+    # A row without a key is refused by the run itself.
+    stored = {str(row.get("key")) for _, row in read_journal(path)} if path.exists() else set()
     for name, table in recipe.eval.tables().items():
         if isinstance(table, EndpointModelSection):
             model = EndpointScorer(name, table, recipe.eval, recipe.run_dir, recipe.seed)

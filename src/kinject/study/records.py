@@ -101,6 +101,11 @@ class Records:
         for answer in read_answers(folder / "answers.jsonl"):
             if answer.format == PERPLEXITY_FORMAT:
                 continue  # texts, which have no right answer
+            if answer.format not in FORMATS:
+                raise InputError(
+                    f"{folder / 'answers.jsonl'}: found the format {answer.format!r:.40}, which "
+                    "this kinject does not have. Delete the folder to ask these questions again."
+                )
             if not FORMATS[answer.format].shows_question:
                 controls.setdefault((answer.question_set, answer.format), []).append(answer)
             # Without passages the arm itself has answered, whose evaluation is read by itself.

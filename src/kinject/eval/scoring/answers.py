@@ -32,6 +32,7 @@ from kinject.llm.judges import GRADES
 from kinject.manifests import EvalManifest, manifest_beside
 from kinject.models import base_of_adapter, model_hash
 from kinject.process import is_first_process, tensor_parallel_size, what_shards, world_size
+from kinject.question_formats import FORMATS
 from kinject.terminal import format_count, show
 from kinject.types import Answer
 
@@ -310,7 +311,29 @@ def _parse_answer(row: Row, location: str) -> Answer:
             f"{format_count(n_choices, 'choice')}"
         )
         raise InputError(f"{location}: {fault}. kinject writes no such row: remove it.")
+    fault = _fault_of(answer)
+    if fault:
+        raise InputError(f"{location}: {fault}. kinject writes no such row: remove it.")
     return answer
+
+
+def _fault_of(answer: Answer) -> str:
+    """Return which fields of a stored answer do not belong together, "" if all do."""
+    form, n = FORMATS.get(answer.format), len(answer.log_probs)
+    # Of another program's format it is not known whether it writes.
+    if form is not None and form.generates != (answer.text is not None):
+        return f"text: found {answer.text!r:.40} in the format {answer.format}"
+    if answer.text is not None:
+        n = 1
+    if n == 0:
+        return "log_probs: is empty"
+    if len(answer.n_tokens) != n:
+        return f"n_tokens: found {format_count(len(answer.n_tokens), 'number')}, needed are {n}"
+    for value, n_tokens in zip(answer.log_probs, answer.n_tokens, strict=False):
+        # Each token's is 0 at most, but servers round: below 1 is read from them.
+        if value > max(1, n_tokens):
+            return f"log_probs: found {value:g}, which is no log-prob"
+    return ""
 
 
 def finite_or_none(values: Sequence[float]) -> list[float | None]:
