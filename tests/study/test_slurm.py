@@ -176,6 +176,13 @@ def test_what_sbatch_or_squeue_refuse_is_one_line(tmp_path: Path, cluster: Clust
     (cluster.folder / "sbatch").write_text(refused)
     with pytest.raises(InputError, match=r"job of corpus a: .*invalid partition: shrot\. Change"):
         executor("partition=shrot").submit(stage(tmp_path, "a"))
+    strange = r"printf '7|RUNNING|caf\351\nsecond line\n\n8|PENDING|a|b\n'"
+    (cluster.folder / "squeue").write_text(f"#!/bin/sh\n{strange}\n")
+    queue = slurm.read_queue()
+    assert [(name, job.comment) for name, job in queue.items()] == [
+        ("7", "caf\ufffd"),
+        ("8", "a|b"),
+    ]
     (cluster.folder / "squeue").write_text("#!/bin/sh\necho no contact >&2; exit 1\n")
     with pytest.raises(InputError, match=r"^squeue: no contact\. Run the same command again"):
         executor().submit(stage(tmp_path, "a"))

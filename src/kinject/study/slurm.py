@@ -173,13 +173,16 @@ def read_queue() -> Mapping[str, QueuedJob]:
     Slurm does not answer."""
     # sacct, which submitit asks, needs a database of accounts that small clusters do not have.
     command = ["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%k"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Comments of other jobs may be of any bytes, over any number of lines.
+    done = subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode:
         fix = "Run the same command again when Slurm answers: it finds its jobs."
         reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise InputError(f"squeue: {reason.rstrip('.')}. {fix}")
-    rows = [line.split("|", 2) for line in done.stdout.splitlines()]
-    return {number: QueuedJob(state, comment) for number, state, comment in rows}
+    rows = [line.split("|", 2) for line in done.stdout.split("\n")]
+    return {row[0]: QueuedJob(row[1], row[2]) for row in rows if len(row) == 3}
 
 
 def _comment(stage: Stage) -> str:
@@ -275,7 +278,8 @@ class JobExecutor:
                 if job.paths.submitted_pickle.exists():
                     return job
                 # Its study was killed before it could write what the job is to run.
-                subprocess.run(["scancel", number], check=True)
+                # It may end meanwhile, and has nothing to run in any case.
+                subprocess.run(["scancel", number], capture_output=True, check=False)
         return None
 
     def _submit(self, stage: Stage) -> submitit.Job[Any]:
