@@ -14,6 +14,7 @@ from kinject.errors import InputError
 from kinject.recipe import read_recipe
 from kinject.study import planner
 from kinject.study.arms import expand_arms
+from kinject.study.claims import declare_claims
 from kinject.study.planner import ArmRun, Planner, input_hashes
 from kinject.study.stages import run_stage
 
@@ -138,7 +139,8 @@ def test_a_stage_that_another_study_is_running_is_waited_for_and_not_run_again(
         assert waiting.is_alive()
         stage.marker.write_text(json.dumps(done))
     waiting.join(600)
-    assert results == [done]
+    (result,) = results
+    assert done.items() <= result.items()
 
 
 def test_a_seed_that_is_reported_chooses_nothing(tmp_path, tiny_model):
@@ -164,6 +166,27 @@ def test_a_damaged_marker_is_reported_not_taken_for_done(tmp_path, tiny_model):
         stage.read_done()
     (stage.folder / "done.json").write_text('{"id": "another"}', encoding="utf-8")
     assert stage.read_done() is None
+    for count in ('"seconds": "2"', '"money": NaN', '"tokens": 1e999', '"peak_bytes": -4'):
+        (stage.folder / "done.json").write_text(f'{{"id": "{stage.id}", {count}}}')
+        with pytest.raises(InputError, match=r"done\.json: damaged: \w+ is .* to run this stage"):
+            stage.read_done()
+    # An earlier version counted less.
+    (stage.folder / "done.json").write_text(f'{{"id": "{stage.id}", "tokens": 5}}')
+    done = stage.read_done()
+    assert done is not None
+    assert (done["tokens"], done["teacher_tokens"], done["seconds"]) == (5, 0, 0)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"declared": "now"}', '{"declared": 2e999}'])
+def test_a_claim_whose_file_has_no_time_is_refused(tmp_path, tiny_model, text):
+    claim = {"statement": "It learns.", "test": "above_chance", "arm": "ft", "question_set": "new"}
+    path = write_study(tmp_path, tiny_model, claims={"learns": claim})
+    section = read_recipe(path, verb="study").study
+    assert declare_claims(section) == declare_claims(section)
+    (found,) = (Path(section.cache_dir) / "claims").glob("*.json")
+    found.write_text(text)
+    with pytest.raises(InputError, match=r"damaged: declared is .* Delete it"):
+        declare_claims(section)
 
 
 def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_again(

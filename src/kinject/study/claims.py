@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kinject.disk import content_id, file_lock, read_json, write_json
+from kinject.errors import InputError
 from kinject.recipe.sections import ClaimSection, StudySection
 from kinject.report.formatting import format_p, format_percent, format_points
 from kinject.results import ALPHA, FEWEST, MARGIN, Claim, Role, Scope, Sweep, Verdict, fewest_for
@@ -428,6 +429,9 @@ def _power_line(name: str, design: Design, spread: Spread, n_questions: int) -> 
     return text
 
 
+_LAST_TIME = 2**53
+
+
 def declare_claims(section: StudySection) -> dict[str, float]:
     """Return when each claim was declared first, by any study with these stages: a file beside them
     records it.
@@ -441,8 +445,14 @@ def declare_claims(section: StudySection) -> dict[str, float]:
         with file_lock(path.with_name(f".{path.name}.lock")):
             if not path.is_file():
                 write_json(path, {"declared": time.time()})
-        found = read_json(path, "Delete it, and its claim counts as declared now.")
-        declared[name] = float(found["declared"])
+        fix = "Delete it, and its claim counts as declared now."
+        found = read_json(path, fix).get("declared")
+        # NaN is in no range.
+        if not isinstance(found, int | float) or not 0 <= found < _LAST_TIME:
+            raise InputError(
+                f"{path}: damaged: declared is {found!r:.40}, a time in seconds is needed. {fix}"
+            )
+        declared[name] = float(found)
     return declared
 
 

@@ -66,6 +66,8 @@ SANDBOX_ROWS: Mapping[str, Callable[[], None]] = {
 """Entries of study.setup that write rows of the sandbox."""
 DONE = "done.json"
 _COSTS = ("tokens", "money", "written_tokens", "teacher_tokens", "work_seconds")
+_COUNTS = (*_COSTS, "seconds", "peak_bytes")
+_MOST = 2**53
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,24 @@ class Stage:
         """Return the counts of the finished stage (see `run_stage`), None if it is not finished."""
         if not self.marker.is_file():
             return None
-        counts = read_json(self.marker, f"Delete {self.folder} to run this stage again.")
+        counts = _read_counts(self.marker, f"Delete {self.folder} to run this stage again.")
         if counts.get("id") != self.id:
             return None
         return counts
+
+
+def _read_counts(marker: Path, fix: str) -> dict[str, Any]:
+    """Return the counts in a marker file; those of an earlier version that it lacks are 0. Raises
+    `InputError` with `fix` for one that is no number from 0."""
+    counts = {**dict.fromkeys(_COUNTS, 0), **read_json(marker, fix)}
+    for name in _COUNTS:
+        value = counts[name]
+        # A bool is an int to isinstance; NaN and infinities end the report.
+        if type(value) not in (int, float) or not 0 <= value < _MOST:
+            raise InputError(
+                f"{marker}: damaged: {name} is {value!r:.40}, a number from 0 is needed. {fix}"
+            )
+    return counts
 
 
 def run_stage(stage: Stage) -> dict[str, Any]:
@@ -227,7 +243,7 @@ def _matching_epochs(recipe: TrainRecipe, matched: Path) -> list[str]:
     tokenizer = load_training_tokenizer(recipe.model, CorpusFile(Path(recipe.corpus.path)))
     length = measure_length(recipe, tokenizer, 1)
     fix = "Delete this folder to train it again."
-    n_epochs = read_json(matched / DONE, fix)["tokens"] * length.epochs / length.tokens
+    n_epochs = _read_counts(matched / DONE, fix)["tokens"] * length.epochs / length.tokens
     # More than four digits would be a fraction of a step.
     return ["trainer.max_steps=-1", f"trainer.num_train_epochs={round(n_epochs, 4)!r}"]
 
@@ -243,9 +259,12 @@ def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -
                 f"{folder}: resumed, so the seconds of all its steps are not known. {fix}"
             )
     counts = _read_finished(unmatched)
-    wanted = read_json(matched / DONE, fix)["work_seconds"]
-    total = read_json(unmatched / DONE, fix)["work_seconds"]
-    n_steps, step_seconds = counts.steps, counts.cost["work_seconds"]
+    wanted = _read_counts(matched / DONE, fix)["work_seconds"]
+    total = _read_counts(unmatched / DONE, fix)["work_seconds"]
+    n_steps, step_seconds = counts.steps, counts.cost.get("work_seconds", 0.0)
+    # A clock that stood, or a manifest of another version.
+    if not 0 < step_seconds < _MOST or not n_steps:
+        raise InputError(f"{unmatched}: no seconds of its steps are known. {fix}")
     # The teacher and the model's own answers take as long however many steps follow.
     fixed = total - step_seconds
     scaled = round(n_steps * (wanted - fixed) / step_seconds)
