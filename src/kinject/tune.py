@@ -94,9 +94,11 @@ def find_lr(recipe: TrainRecipe, ramp: Ramp) -> tuple[RangeTest, Path]:
     Raises `InputError` for a ramp out of range, and what `kinject.train` raises before a run
     starts.
     """
-    if not 0 < ramp.low < ramp.high < math.inf:
+    # Of the smallest and the largest floats the ratio is none.
+    if not 0 < ramp.low < ramp.high < math.inf or ramp.high / ramp.low == math.inf:
         raise InputError(
-            f"--low {ramp.low:g} --high {ramp.high:g}: expected 0 < low < high, both finite."
+            f"--low {ramp.low:g} --high {ramp.high:g}: expected 0 < low < high, both, and their "
+            "ratio, finite."
         )
     if ramp.steps < 20:
         raise InputError(f"--steps: found {ramp.steps}, allowed: 20 or more.")
@@ -229,7 +231,9 @@ def suggest(rates: Sequence[float], losses: Sequence[float], ended: str = "") ->
     x, y = np.log10(np.asarray(rates[:n])), np.asarray(losses[:n], dtype=np.float64)
     half = _FEWEST_EACH_SIDE
     if n > 1:
-        half = max(half, round(_WINDOW / float(x[1] - x[0])))
+        # Rates that are all but equal have no window.
+        step = max(float(x[1] - x[0]), 1e-9)
+        half = max(half, round(_WINDOW / step))
     smoothed = np.array([y[max(0, i - half) : i + half + 1].mean() for i in range(n)])
     padded = (*smoothed.tolist(), *[math.nan] * (len(losses) - n))
 

@@ -108,6 +108,7 @@ def test_a_loss_that_is_no_number_ends_the_series() -> None:
     found = suggest(rates, [*losses[:75], *[math.nan] * 25])
     assert found.suggestion is not None
     assert sum(map(math.isfinite, found.smoothed)) == 75
+    assert suggest([2e-4] * 40, [3.0] * 40).suggestion is None, "rates that are all but equal"
     assert "diverged at once" in suggest(rates, [3.0, math.nan, *losses[2:]]).reason
 
 
@@ -138,6 +139,7 @@ def test_find_lr_writes_a_plot_and_numbers_and_changes_no_model(
     [
         (Ramp(low=1.0, high=0.1), "0 < low < high"),
         (Ramp(low=0.0), "0 < low < high"),
+        (Ramp(low=5e-323, high=1e307), "their ratio, finite"),
         (Ramp(steps=3), "20 or more"),
     ],
 )
