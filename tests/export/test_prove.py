@@ -10,6 +10,7 @@ import math
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,13 @@ from completions_server import serve
 from safetensors.torch import load_file, save_file
 
 from kinject.cli import main
-from kinject.disk import write_jsonl
+from kinject.disk import write_jsonl, write_manifest
+from kinject.errors import InputError
 from kinject.export import _decide, _Source
-from kinject.export.prove import Check, Proof, _as_json
+from kinject.export.prove import Check, Proof, _as_json, check_answers, read_evaluation
 from kinject.recipe import read_recipe
 from kinject.train import train
+from kinject.types import Answer, Question
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 YEARS = ("1937", "1842", "1565", "1721")
@@ -244,3 +247,32 @@ def test_a_proof_that_found_no_number_is_written_too() -> None:
     row = _as_json(Proof("a", "a", checks=checks))
     assert [check["value"] for check in row["checks"]] == [None, None, 0.25]
     assert json.loads(json.dumps(row, allow_nan=False))["holds"] is False
+    question = Question("q", "Where?", ("Kelm", "Farrow"), 0)
+    fields = {
+        "question_set": "new",
+        "format": "texts",
+        "shots": 0,
+        "k": 0,
+        "context_ids": (),
+        "gold": 0,
+    }
+    answers = [
+        Answer("q", arm=arm, log_probs=log_probs, n_tokens=(1, 1), n_bytes=(4, 6), **fields)
+        for arm, log_probs in (("trained", (-1.0, -2.0)), ("copy", (-math.inf, math.nan)))
+    ]
+    proof = Proof("a", "a")
+    check_answers(proof, [(answers[0], answers[1])], {"q": question})
+    assert not proof.holds
+    text = json.dumps(_as_json(replace(proof, changed=proof.changed or [{}])), allow_nan=False)
+    assert "null" in text
+
+
+@pytest.mark.parametrize("recipe", [None, [3], {"eval": [1]}, {"probes": "new.jsonl"}])
+def test_a_run_whose_manifest_has_no_questions_proves_nothing(tmp_path: Path, recipe: Any) -> None:
+    write_manifest(tmp_path / "manifest.json", stage="study", inputs={}, recipe={}, counts={})
+    manifest = json.loads((tmp_path / "manifest.json").read_text()) | {"recipe": recipe}
+    if recipe is None:
+        del manifest["recipe"]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"no questions|has no recipe"):
+        read_evaluation(tmp_path, "model")

@@ -169,11 +169,14 @@ def read_evaluation(source: Path, trained: str) -> dict[str, Any]:
     asks. Raises `InputError` if that has no questions."""
     raw = _recipe_of_run(source) if source.is_dir() else read_values(source)
     section = raw.get("eval") or raw.get("probes") or {}
-    if not section.get("questions"):
+    if not isinstance(section, Mapping) or not section.get("questions"):
         raise InputError(f"{source}: no questions. Give --prove a recipe or run of kinject eval.")
     table = {"path": trained}
     # The copies are asked as the evaluation asked the trained model.
-    for own in (section.get("models") or {}).values():
+    models = section.get("models")
+    if not isinstance(models, Mapping):
+        models = {}  # of probes, or of a recipe that its own check refuses
+    for own in models.values():
         if isinstance(own, dict) and trained in (own.get("adapter"), own.get("path")):
             kept = ("chat", "attention", "device_map")
             table = {key: own[key] for key in kept if key in own} | table
@@ -187,7 +190,9 @@ def _recipe_of_run(run_dir: Path) -> Mapping[str, Any]:
     manifest = read_manifest(run_dir)
     if manifest is None:
         return {}
-    recipe: Mapping[str, Any] = manifest.as_written["recipe"]
+    recipe: Mapping[str, Any] = manifest.as_written.get("recipe", {})
+    if not isinstance(recipe, Mapping):
+        raise InputError(f"{run_dir}: its manifest.json has no recipe. Give one of kinject eval.")
     return recipe
 
 
@@ -304,6 +309,8 @@ def check_answers(
 ) -> None:
     """Add the checks of a copy's answers, each beside the trained model's, and list the changed
     ones."""
+    from kinject.eval.scoring.answers import finite_or_none
+
     for mine, other in pairs:
         question = questions[mine.question_id]
         trained, copy = _answer(mine, question), _answer(other, question)
@@ -316,8 +323,8 @@ def check_answers(
                     "question": question.question,
                     "trained": trained,
                     "copy": copy,
-                    "trained_log_probs": mine.log_probs,
-                    "copy_log_probs": other.log_probs,
+                    "trained_log_probs": finite_or_none(mine.log_probs),
+                    "copy_log_probs": finite_or_none(other.log_probs),
                 }
             )
     most, fraction = BOUNDS[proof.bits]
