@@ -175,3 +175,11 @@ def test_workers_end_with_their_parent_however_that_ends(tmp_path):
             return
         time.sleep(0.1)
     pytest.fail("the worker outlived its parent")
+
+
+def test_a_worker_that_is_killed_while_it_has_nothing_to_do_is_replaced(tmp_path, source):
+    with LocalExecutor(1, 0, ("kinject.study.stages",)) as executor:
+        worker = executor._workers[0].process
+        worker.kill()
+        worker.join()
+        assert run(executor, [corpus_stage(tmp_path, source, "a")])["a"].result is not None

@@ -143,7 +143,12 @@ class LocalExecutor:
         """Give `task` to a free worker."""
         worker = next(worker for worker in self._workers if worker.task is None)
         worker.task = task
-        worker.pipe.send(task)
+        try:
+            worker.pipe.send(task)
+        except OSError:  # it was killed while it had nothing to do
+            worker = self._replaced(worker)
+            worker.task = task
+            worker.pipe.send(task)
 
     def wait(self) -> list[Outcome]:
         """Wait until a worker has finished; return the outcomes of all that have."""
@@ -156,20 +161,25 @@ class LocalExecutor:
         try:
             outcome = Outcome(task, *worker.pipe.recv())
             if self._fresh:
-                worker.pipe.close()  # it exits
-                worker.process.join()
-                self._workers[self._workers.index(worker)] = self._start(worker.devices)
+                self._replaced(worker)
             return outcome
         except (EOFError, ConnectionResetError):
             worker.process.join()
             code = worker.process.exitcode
-            worker.pipe.close()
-            self._workers[self._workers.index(worker)] = self._start(worker.devices)
+            self._replaced(worker)
             reason = f"ended with code {code}"
             if code and code < 0:
                 # Linux ends a process of a machine that runs out of memory by SIGKILL.
                 reason = f"killed by signal {-code} (out of memory?)"
             return Outcome(task, None, f"its worker process was {reason}", died=True)
+
+    def _replaced(self, worker: _Worker) -> _Worker:
+        """Return a new worker in the place of one that has ended, or ends when its pipe closes."""
+        worker.pipe.close()
+        worker.process.join()
+        new = self._start(worker.devices)
+        self._workers[self._workers.index(worker)] = new
+        return new
 
     def __enter__(self) -> LocalExecutor:
         return self
