@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kinject import view
 from kinject.cli import main
 from kinject.disk import lock_dir, write_jsonl, write_manifest
 from kinject.eval.chat import ChatSetup, open_chat
@@ -473,6 +475,9 @@ def test_one_damaged_file_hides_no_other_run_and_no_row_that_is_whole(
         assert "decisions.jsonl:1" in shown.pop("runs/augment")
         assert shown == {"runs/cpt": "step 3, loss 2.500", "runs/other": "2 of 3"}
     assert client.ask("log?run=runs/cpt")[1]["loss"] == [[3], [2.5]]
+    far = (folder / "runs" / "cpt" / "log.jsonl").with_name("manifest.json")
+    far.write_text(far.read_text().replace('"finished": false', '"finished": false, "x": -1e999'))
+    assert client.ask("numbers?run=runs/cpt")[1]["counts"]["x"] is None
     assert client.ask("rows?run=runs/other&list=accepted")[1]["total"] == 2
 
 
@@ -525,3 +530,15 @@ def test_the_address_of_a_run_s_own_page_opens_nothing_else(folder: Path, client
         assert client.ask(path, token=key)[0] == 403
     assert client.ask("decide", {"run": "runs/augment"}, token=key)[0] == 403
     assert client.ask(page)[0] == 403
+
+
+def test_a_fault_of_the_system_is_an_answer(
+    folder: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(view, "manifest_beside", fail)
+    status, answer = client.ask("numbers?run=runs/augment")
+    assert status == 500
+    assert "raise the limit" in answer["error"]

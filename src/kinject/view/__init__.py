@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+from pydantic_core import to_jsonable_python
+
 from kinject.augment.store import read_decisions, write_decision
-from kinject.disk import LOCK, FoundRun, Row, find_runs, listed_runs, next_command
+from kinject.disk import LOCK, FoundRun, Row, find_runs, fix_for, listed_runs, next_command
 from kinject.errors import InputError, KinjectError
 from kinject.eval.chat import Chat, ChatSetup, find_models, open_chat
 from kinject.manifests import (
@@ -447,6 +449,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"error": f"a request or a file of another shape ({error!r:.200})"}, 400)
         except FileNotFoundError as error:  # its run deleted it meanwhile
             self._json({"error": f"{error.filename}: is not there any more"}, 404)
+        except (ConnectionError, TimeoutError):
+            raise
+        except OSError as error:  # a full disk, no more open files, a path that is too long
+            self._json({"error": f"{error.strerror}. {fix_for(error)}"}, 500)
 
     def _get(self, route: str, query: dict[str, str]) -> None:
         view = self.server.view
@@ -524,7 +530,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def _json(self, value: Json, status: int = 200) -> None:
-        self._send(json.dumps(value).encode(), "application/json", "default-src 'none'", status)
+        # JSON, and so a browser, has neither NaN nor infinities, which a file may hold.
+        plain = to_jsonable_python(value, inf_nan_mode="null")
+        self._send(json.dumps(plain).encode(), "application/json", "default-src 'none'", status)
 
     def _send(self, body: bytes, kind: str, policy: str, status: int = 200) -> None:
         self._head(kind, policy, status, len(body))
