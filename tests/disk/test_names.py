@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from kinject.disk import content_id
+from kinject.disk import content_id, lock_dir, refuse_outside_links
 from kinject.disk.files import format_size
 from kinject.disk.run_folder import file_name
+from kinject.errors import DiskError
 
 
 @pytest.mark.parametrize("name", ["base", "arm-1", "a b.c+d=e@f", "é", "0", "x" * 100, "contents"])
@@ -34,3 +37,11 @@ def test_any_other_name_becomes_its_like_with_a_hash(name: str, like: str) -> No
 )  # fmt: skip
 def test_sizes_are_written_in_the_largest_unit_that_fits(n: int, words: str) -> None:
     assert format_size(n) == words
+
+
+@pytest.mark.parametrize("name", ["a\0b", "round", "round/inner"])
+def test_a_run_folder_that_no_path_can_lead_to_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(DiskError), lock_dir(tmp_path / name):
+        pass
+    refuse_outside_links(tmp_path / "round")  # nothing is below it

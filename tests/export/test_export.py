@@ -18,7 +18,7 @@ from study_samples import make_report
 from kinject.cli import main
 from kinject.disk import lock_dir, write_json, write_manifest, write_sha256sums
 from kinject.errors import DiskError, InputError
-from kinject.export import ExportOptions, _model_card, _name_of, _Source, export
+from kinject.export import ExportOptions, _model_card, _name_of, _own_arm, _Source, export
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.results import to_json
@@ -196,3 +196,16 @@ def test_weights_that_are_not_finite_are_no_matter_of_the_dtype(
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"^(?!--dtype).*model\.norm\.weight holds a value"):
         export(ExportOptions(tiny_model, tmp_path / "out", dtype=dtype))
+
+
+@pytest.mark.parametrize("path", ["a\0b", "round", "e" * 280])
+def test_a_model_that_no_path_can_lead_to_is_not_the_exported_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("round").symlink_to("round")
+    section = {"models": {"odd": path, "own": "model"}, "questions": {}}
+    counts = {"answers": 0, "scored_now": 0, "stored": 0}
+    manifest = Path("manifest.json")
+    write_manifest(manifest, stage="eval", inputs={}, recipe={"eval": section}, counts=counts)
+    assert _own_arm(Path("report.json"), Path("model")) == "own"

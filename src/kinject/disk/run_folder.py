@@ -108,6 +108,8 @@ def lock_dir(folder: Path, *, wait: bool = False, stage: str = "") -> Iterator[N
         ) from error
     except OSError as error:
         raise unwritable(folder, error) from error
+    except ValueError as error:  # a NUL, which a recipe may hold
+        raise DiskError(f"{folder}: cannot be a run folder: {error}. Change run_dir.") from error
     try:
         if wait:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -254,7 +256,8 @@ def refuse_outside_links(folder: Path) -> None:
     Files written through the link would land elsewhere; opening a pipe, here or in a library, may
     never end. The root of the file system is no run folder: looking through it takes minutes.
     """
-    root = folder.resolve()
+    # Not Path.resolve, which raises for a link that leads to itself.
+    root = Path(os.path.realpath(folder))
     if root == root.parent:
         raise DiskError(
             f"{folder}: the root of the file system. Choose a folder for this run alone as run_dir."

@@ -330,7 +330,8 @@ def _own_arm(report: Path, model: Path) -> str:
     if not isinstance(manifest, EvalManifest):
         return ""
     for name, path in manifest.recipe.eval.model_paths().items():
-        if Path(path).resolve() == model.resolve():
+        # A manifest may name a link that leads to itself, or hold what no path does.
+        if "\0" not in path and os.path.realpath(path) == os.path.realpath(model):
             return name
     return ""
 

@@ -279,11 +279,12 @@ class Board:
 
         A recipe may lie elsewhere by a link, or write elsewhere: such are for the command line.
         """
-        root = self.folder.resolve()
+        root = Path(os.path.realpath(self.folder))
         found = []
         for run in find_runs(self.folder):
             paths = (self.folder / run.recipe, self.folder / run.run_dir)
-            inside = all(path.resolve().is_relative_to(root) for path in paths)
+            # Not Path.resolve, which raises for a link that leads to itself.
+            inside = all(Path(os.path.realpath(path)).is_relative_to(root) for path in paths)
             if run.recipe and run.verb in _VERBS and inside:
                 found.append(run)
         return in_order(found)
@@ -325,11 +326,11 @@ class Board:
 
     def _document_folders(self) -> list[str]:
         """Return the folders here that may hold documents."""
-        root = self.folder.resolve()
+        root = Path(os.path.realpath(self.folder))
         names = []
         for path in sorted(self.folder.iterdir()):
             is_own = path.name in _NO_DOCUMENTS or path.name.startswith(".")
-            if not is_own and path.is_dir() and path.resolve().is_relative_to(root):
+            if not is_own and path.is_dir() and Path(os.path.realpath(path)).is_relative_to(root):
                 names.append(path.name)
         return [*names, "."]
 
