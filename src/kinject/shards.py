@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,8 +173,13 @@ def _check_same(
     again = f"Run it again (--shard {shard}), or move the folder away."
     if fields["counts"].get("shard") != shard_counts(shard)["shard"]:
         raise InputError(f"{folder}: its manifest is not that of shard {shard}. {again}")
+    recipe_there, run = fields.get("recipe", {}), fields["counts"].get("this_run", {})
+    fits = isinstance(recipe_there, Mapping) and isinstance(run, Mapping)
+    fits = fits and _is_number(run.get("sent", 0)) and _is_number(fields["counts"].get("cost", 0))
+    if not fits:
+        raise InputError(f"{folder}: its manifest is damaged: recipe, this_run or cost. {again}")
     # As a manifest holds it: JSON has no tuples.
-    theirs = dotted(fields.get("recipe", {}), _OF_A_JOB)
+    theirs = dotted(recipe_there, _OF_A_JOB)
     ours = dotted(json.loads(json.dumps(dict(recipe))), _OF_A_JOB)
     for key in sorted(theirs.keys() | ours.keys()):
         if theirs.get(key) != ours.get(key):
@@ -184,3 +190,8 @@ def _check_same(
     for name in sorted(inputs.keys() | fields["inputs"].keys()):
         if inputs.get(name) != fields["inputs"].get(name):
             raise InputError(f"{folder}: was made from another {name} than is there now. {again}")
+
+
+def _is_number(value: str | float | list[str] | None) -> bool:
+    """Return whether a value is a number from 0; NaN and infinities are none."""
+    return isinstance(value, int | float) and 0 <= value < math.inf
