@@ -167,3 +167,10 @@ def test_ci_reads_the_checks(tmp_path: Path) -> None:
     assert [
         row["verdict"] for row in json.loads((tmp_path / "requirements.json").read_text())
     ].count("met") == 1
+
+
+def test_a_name_with_control_characters_leaves_the_file_of_ci_readable(tmp_path: Path) -> None:
+    check = Check("a\x0bb>=0.5", "c\x1bpt", "texts", "not met", 0.5, 0.1, 0.4, 50, 50)
+    write_checks([check], tmp_path)
+    (case,) = ElementTree.parse(tmp_path / "requirements.xml").getroot()  # noqa: S314
+    assert case.attrib["classname"] == "c\ufffdpt"

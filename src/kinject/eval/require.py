@@ -20,7 +20,7 @@ from kinject.disk import write_json, write_text
 from kinject.errors import InputError
 from kinject.results import FEWEST, ArmResult, Contrast, Report
 from kinject.stats.power import documents_needed
-from kinject.terminal import format_count
+from kinject.terminal import format_count, printable
 from kinject.types import ArmName
 
 NOT_MET, CANNOT_BE_TOLD = 1, 3
@@ -246,4 +246,6 @@ def write_checks(checks: Sequence[Check], folder: Path) -> None:
             Xml.SubElement(case, "failure", message=str(check))
         elif check.verdict == "cannot be told":
             Xml.SubElement(case, "skipped", message=str(check))
-    write_text(folder / "requirements.xml", Xml.tostring(suite, "unicode", xml_declaration=True))
+    text = Xml.tostring(suite, "unicode", xml_declaration=True)
+    # A name may hold control characters, and XML holds none.
+    write_text(folder / "requirements.xml", printable(text))
