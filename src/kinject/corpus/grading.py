@@ -25,10 +25,12 @@ from kinject.language.amounts import (
     Item,
     fits,
     has_run,
+    is_article_number,
     is_numeral,
     same_numbers,
     values_of,
 )
+from kinject.language.moments import is_short_name
 from kinject.language.readings import read_items
 from kinject.language.sentences import FULL_STOPS
 from kinject.language.spelling import WIDE, Word, fold, same_words, words_in
@@ -66,7 +68,7 @@ _ABSTAINS = re.compile(
 counts as an answer."""
 
 
-_MAY_BE_VALUE = re.compile(r"\d|^[^\W\d_]+(?:[\s-]+[^\W\d_]+){0,7}$")
+_MAY_BE_VALUE = re.compile(r"\d|^[^\W\d_]+(?:[\s-]+[^\W\d_]+){0,7}[.!]?\s*$")
 
 
 def normalize_answer(text: str) -> str:
@@ -162,8 +164,10 @@ def _is_within(part: str, written: str) -> bool:
     """Return whether `written` has the accepted text `part` in it, by its words or its values."""
     codes = _languages(written, part)
     # the words of a value are not enough: 5 million has a 5 in it
-    is_value = any(values_of(read_items(part, code, False)) for code in codes)
+    is_value = any(_is_value(read_items(part, code, False)) for code in codes)
     if not is_value and _has_words(part, written):
+        return True
+    if is_short_name(written, part, codes):
         return True
     for comma, other_comma in _decimal_commas(written, codes):
         wanted = [read_items(part, code, comma) for code in codes]
@@ -171,6 +175,11 @@ def _is_within(part: str, written: str) -> bool:
         if any(_has_values(one, other) for one, other in product(wanted, items)):
             return True
     return _has_wide_value(part, written, codes)
+
+
+def _is_value(items: Sequence[Item]) -> bool:
+    """Return whether an accepted text is only values; "a week" is its words as well."""
+    return not all(map(is_article_number, values_of(items)))
 
 
 def _has_values(wanted: Sequence[Item], items: Sequence[Item]) -> bool:

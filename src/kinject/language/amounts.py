@@ -24,7 +24,7 @@ class Number:
 
     `digits`: as it is written, "" for words. `is_ordinal`: third, 3rd; None where a language has
     one word for both. `is_version`: it follows a name, so 3.10 is not 3.1. `bound`: <, >, ≤, ≥ or
-    ±, of a number that is no single value.
+    ±, of a number that is no single value. `is_article`: the one of "a mile".
     """
 
     value: Fraction
@@ -33,6 +33,7 @@ class Number:
     is_ordinal: bool | None = False
     is_version: bool = False
     bound: str = ""
+    is_article: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,9 @@ _RATES = ("day", "night", "week", "month", "year")
 def _number_fits(wanted: Number, number: Number) -> bool:
     if wanted.bound != number.bound:
         return False
+    # "It took a week" has no 1 in it.
+    if number.is_article and not wanted.unit:
+        return False
     if not _unit_fits(wanted.unit, number.unit) or not _rank_fits(wanted, number):
         return False
     versions = [short_version(wanted.digits), short_version(number.digits)]
@@ -306,6 +310,14 @@ def values_of(items: Sequence[Item]) -> list[Item]:
         elif item.key not in _FILLERS:
             return []
     return values
+
+
+def is_article_number(item: Item) -> bool:
+    """Return whether an item is a measure whose number is an article: a mile."""
+    if isinstance(item, Word):
+        return False
+    first = item.readings[0]
+    return isinstance(first, Number) and first.is_article
 
 
 def same_numbers(items: Sequence[Item], others: Sequence[Item]) -> bool:

@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from kinject.language.amounts import HALF_A_DAY, Clock, Day, Group, Number, Value, Values
+from kinject.language.units import any_of
 from kinject.language.values import Grammar, grammar_of
 
 MOST_DIGITS = 200
@@ -198,10 +199,17 @@ def _parts(day: Day) -> list[Number]:
 
 # --- Times of day
 
-_HALF = (
-    r"(?:\s?(?P<half>[ap])(?:m\b|\.\s?m\b\.?)"
-    r"|\s(?:in the (?=[mae])|at (?=n))(?P<part>morning|afternoon|evening|night)\b)"
+PART_OF_DAY = (
+    r"\s(?P<part>in the (?:morning|afternoon|evening)|at night"
+    r"|(?:am )?(?:morgen|vormittag|mittag|nachmittag|abend)s?|nachts|in der nacht"
+    r"|'s (?:ochtends|morgens|middags|avonds|nachts))\b"
 )
+"""In English, German and Dutch."""
+# The part first: "8 am Abend" is in the evening.
+_HALF = rf"(?:{PART_OF_DAY}|\s?(?P<half>[ap])(?:m\b|\.\s?m\b\.?))"
+_AFTER_NOON = ("afternoon", "nachmittag", "evening", "abend", "avond")
+_AROUND_NOON = ("mittag", "middag")
+_AT_NIGHT = ("night", "nacht")
 _HOUR = rf"(?P<hour>\d{{1,2}}|{'|'.join(SMALL[1:])})"
 _DIGITS = r"(?<![\w.,:/])(?P<hour>\d{1,2})"
 _NO_MINUS = r"(?:(?<!-)|(?<=\d-))"
@@ -217,28 +225,34 @@ _IN_FOUR_DIGITS = re.compile(rf"(?<![\w.,:])(?P<hour>[01]\d|2[0-3]){_MINUTE}\s?(
 _CLOCKS = (
     re.compile(rf"{_NO_MINUS}{_DIGITS}(?:[:.]{_MINUTE}{_SECOND})?{_HALF}{_ZONE}"),
     re.compile(rf"(?<![\w.,:]){_HOUR}\s?o'\s?clock\b{_HALF}?"),
-    re.compile(rf"{_DIGITS}(?:[:.]{_MINUTE})?\s?(?:uhr|uur)\b(?!\s\d)"),
+    re.compile(rf"(?<![\w.,:-])(?P<hour>{'|'.join(SMALL[1:])}){_HALF}"),
+    re.compile(rf"{_DIGITS}(?:[:.]{_MINUTE})?\s?(?:uhr|uur)\b(?!\s\d){_HALF}?"),
     # "2 h 30 min" is a duration
-    re.compile(rf"{_DIGITS}\s?(?:uhr|uur|[hч])\s?{_MINUTE}\b(?!\s?min)"),
+    re.compile(rf"{_DIGITS}\s?(?:uhr|uur|[hч])\s?{_MINUTE}\b(?!\s?min){_HALF}?"),
     re.compile(rf"{_DIGITS}:{_MINUTE}{_SECOND}(?![\d:]|[.,]\d){_ZONE}"),
     _IN_FOUR_DIGITS,
 )
-_PARTS_OF_HOUR = {"half": 30, "quarter": 15, "five": 5, "ten": 10, "twenty": 20, "twenty-five": 25}
+_PARTS_OF_HOUR = {"half": 30, "quarter": 15, "five": 5, "ten": 10, "twenty": 20, "twenty five": 25}
 _PAST = re.compile(
-    rf"\b(?P<part_of_hour>{'|'.join(reversed(_PARTS_OF_HOUR))}|\d{{1,2}}(?= min))(?:\sminutes)?"
-    rf"\s(?P<side>past|to)\s{_HOUR}\b{_HALF}?"
+    rf"\b(?P<part_of_hour>twenty[ -]five|{'|'.join(_PARTS_OF_HOUR)}|\d{{1,2}}(?= min))"
+    r"(?:\sminutes)?"
+    rf"(?:\s|-)(?P<side>past|to|(?<=quarter\s)after)\s{_HOUR}\b(?![:.]\d){_HALF}?"
 )
-_NAMED = re.compile(r"\b(?:12 )?(?:noon|midday|(?P<night>midnight))\b")
+_NAMED = re.compile(
+    r"\b(?:12 )?(?:noon|midday|mediodía|mezzogiorno"
+    r"|(?P<night>midnight|mitternacht|middernacht|minuit|medianoche|mezzanotte))\b"
+)
 
 
 def take_clocks(reader: Reader) -> None:
     """Take the times of day of a text."""
+    _take_spoken_clocks(reader)
     # What is taken is gone from the rest, so that a shorter form finds no part of a longer one.
+    for match in _PAST.finditer(reader.rest):
+        _take_past(reader, match)
     for pattern in _CLOCKS:
         for match in pattern.finditer(reader.rest):
             _take_clock(reader, match)
-    for match in _PAST.finditer(reader.rest):
-        _take_past(reader, match)
     for match in _NAMED.finditer(reader.rest):
         minutes = HALF_A_DAY
         if match["night"]:
@@ -248,7 +262,7 @@ def take_clocks(reader: Reader) -> None:
 
 def _take_past(reader: Reader, match: re.Match[str]) -> None:
     """Take half past two, ten to six; "five to ten" may be a range too."""
-    part = match["part_of_hour"]
+    part = match["part_of_hour"].replace("-", " ")
     # "ten to twelve days" is no time of day
     if reader.grammar.unit_spelled_after(reader.rest, match.end(), False)[0]:
         return
@@ -260,6 +274,8 @@ def _take_past(reader: Reader, match: re.Match[str]) -> None:
     clock = _clock(match, 60 * _hour(match) + minutes)
     if clock is None:
         return
+    if 0 <= clock.minutes < 60 and not clock.has_half:
+        clock = on_dial(clock.minutes, None)
     if minutes < 0 and part in SMALL and not match["half"]:
         numbers = [Number(Fraction(number)) for number in (SMALL.index(part), _hour(match))]
         reader.take(*match.span(), clock, Group("to", tuple(numbers)), parts=numbers)
@@ -322,10 +338,184 @@ def _clock(match: re.Match[str], minutes: int) -> Clock | None:
         return Clock(minutes % (2 * HALF_A_DAY))
     if _hour(match) > 12 and half:
         return None
+    if part:
+        return on_dial(minutes, part)
     minutes %= HALF_A_DAY
-    if half == "p" or part in ("afternoon", "evening"):
-        minutes += HALF_A_DAY
-    # "10 at night" is in the evening, "2 at night" is not
-    if part == "night" and minutes >= 6 * 60:
+    if half == "p":
         minutes += HALF_A_DAY
     return Clock(minutes, has_half=True)
+
+
+def on_dial(minutes: int, part: str | None) -> Clock:
+    """Return the time of `minutes` on a dial of twelve hours in a part of the day, None for any."""
+    minutes %= HALF_A_DAY
+    if part is None:
+        # a quarter to one is 12:45
+        if minutes < 60:
+            minutes += HALF_A_DAY
+        return Clock(minutes)
+    is_later = any(word in part for word in _AFTER_NOON)
+    # "10 at night" is in the evening, "2 at night" is not; "11 Uhr mittags" is before noon
+    if not is_later and any(word in part for word in _AROUND_NOON):
+        is_later = minutes < 6 * 60
+    if any(word in part for word in _AT_NIGHT):
+        is_later = minutes >= 6 * 60
+    if is_later:
+        minutes += HALF_A_DAY
+    return Clock(minutes, has_half=True)
+
+
+# --- Times of day in words: halb drei is half past two, kwart voor tien a quarter to ten
+
+
+@dataclass(frozen=True)
+class _ClockWords:
+    """The words of a language: `before` have the minutes by which a time precedes the hour that it
+    names, `sides` the sign of minutes."""
+
+    hours: tuple[str, ...]
+    minutes: Mapping[str, int]
+    before: Mapping[str, int]
+    sides: Mapping[str, int]
+    hour_unit: str
+
+
+_OF_LANGUAGE = {
+    "de": _ClockWords(
+        (
+            *("eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"),
+            *("zehn", "elf", "zwölf"),
+        ),
+        {"viertel": 15, "fünf": 5, "zehn": 10, "zwanzig": 20},
+        {"halb": 30, "dreiviertel": 15, "drei viertel": 15},
+        {"vor": -1, "nach": 1},
+        "uhr",
+    ),
+    "nl": _ClockWords(
+        (
+            *("een", "twee", "drie", "vier", "vijf", "zes", "zeven", "acht", "negen"),
+            *("tien", "elf", "twaalf"),
+        ),
+        {"kwart": 15, "vijf": 5, "tien": 10, "twintig": 20},
+        {"half": 30},
+        {"voor": -1, "over": 1},
+        "uur",
+    ),
+}
+
+
+@lru_cache(maxsize=2)
+def _beside_hour(code: str) -> re.Pattern[str]:
+    """Return the pattern of Viertel vor acht, fünf nach halb drei, halb neun, 3 Minuten vor 12."""
+    words = _OF_LANGUAGE[code]
+    minutes = rf"(?P<minutes>{any_of(words.minutes)}|\d{{1,2}}(?=\smin))(?:\sminut(?:en?)?)?"
+    shift = rf"{minutes}\s(?P<side>{any_of(words.sides)})\s"
+    before = any_of(words.before)
+    hour = rf"(?P<hour>{any_of(words.hours)}|\d{{1,2}})(?!\w|[.,:/-]\w)"
+    end = rf"(?P<unit>\s{words.hour_unit}\b)?(?:{PART_OF_DAY})?"
+    return re.compile(
+        rf"(?<![\w.,:])(?:{shift}(?:(?P<before>{before})\s)?|(?P<alone>{before})\s){hour}{end}"
+    )
+
+
+@lru_cache(maxsize=2)
+def _whole_hour(code: str) -> re.Pattern[str]:
+    """Return the pattern of acht Uhr, acht Uhr fünfzehn, acht Uhr abends."""
+    word = r"[^\W\d_]+"
+    return re.compile(
+        rf"(?<!\w)(?P<hour>{word})\s{_OF_LANGUAGE[code].hour_unit}\b"
+        rf"(?:{PART_OF_DAY}|\s(?P<minute>{word}))?"
+    )
+
+
+def _take_spoken_clocks(reader: Reader) -> None:
+    """Take the times of day that are written in words."""
+    code = reader.grammar.language.code
+    if code not in _OF_LANGUAGE:
+        return
+    for match in _beside_hour(code).finditer(reader.rest):
+        _take_beside_hour(reader, match, _OF_LANGUAGE[code])
+    # In Dutch "acht uur" is eight hours as well.
+    if code == "de":
+        for match in _whole_hour(code).finditer(reader.rest):
+            _take_whole_hour(reader, match)
+
+
+_NOUN_AFTER = re.compile(r"\s[A-ZÄÖÜ]")
+
+
+def _take_beside_hour(reader: Reader, match: re.Match[str], words: _ClockWords) -> None:
+    # "fünf nach zwei Versuchen" is no time of day
+    is_clear = match["unit"] or match["part"]
+    if not is_clear and _NOUN_AFTER.match(reader.folded, match.end()):
+        return
+    hour = match["hour"]
+    if hour in words.hours:
+        number = words.hours.index(hour) + 1
+    else:
+        number = int(hour)
+    if not 1 <= number <= 12:
+        return
+    minutes = 60 * number - words.before.get(match["before"] or match["alone"], 0)
+    if match["side"]:
+        part = words.minutes.get(match["minutes"])
+        if part is None:
+            part = int(match["minutes"])
+        minutes += words.sides[match["side"]] * part
+    reader.take(*match.span(), on_dial(minutes, match["part"]))
+
+
+def _take_whole_hour(reader: Reader, match: re.Match[str]) -> None:
+    grammar = reader.grammar
+    if not grammar.is_number(match["hour"]):
+        return
+    hour, minute, end = grammar.parse_words(match["hour"])[-1], 0, match.end()
+    if match["minute"] and grammar.is_number(match["minute"]):
+        minute = grammar.parse_words(match["minute"])[-1]
+    elif match["minute"]:
+        end = match.start("minute") - 1
+    if hour > 24 or minute > 59:
+        return
+    clock = Clock(60 * hour % (2 * HALF_A_DAY) + minute)
+    if match["part"]:
+        clock = on_dial(60 * hour, match["part"])
+    # "acht Uhr" has an 8 in it, as "8 Uhr" has
+    parts = []
+    if not minute:
+        parts = [Number(Fraction(hour))]
+    reader.take(match.start(), end, clock, parts=parts)
+
+
+# --- Weekdays and months in short
+
+_SHORT_NAME = re.compile(
+    r"\W*(?:(?:in|on|by|since|until|im|am|en|em|le|el)\s)?(?P<name>[^\W\d_]{3,5})[.\s]*",
+    re.IGNORECASE,
+)
+_SHORT_DAYS = {
+    "monday": ("mon",),
+    "tuesday": ("tue", "tues"),
+    "thursday": ("thu", "thur", "thurs"),
+    "friday": ("fri",),
+}
+_OTHER_WORDS = frozenset(("mar", "may", "set", "mag", "gen", "out"))
+"""Abbreviations of months that mean something else too, as sat, sun and wed do."""
+
+
+def is_short_name(written: str, part: str, codes: Sequence[str]) -> bool:
+    """Return whether an answer is a weekday or a month of which nothing but the abbreviation is
+    written: Tues., in Oct."""
+    match = _SHORT_NAME.fullmatch(written)
+    # "mon" is French; French months have no capital
+    if match is None or (part[:1].isupper() and match["name"].islower()):
+        return False
+    name, wanted = match["name"].lower(), part.strip(" .").lower()
+    if name in _SHORT_DAYS.get(wanted, ()):
+        return True
+    if name in _OTHER_WORDS:
+        return False
+    languages = [grammar_of(code).language for code in codes]
+    return any(
+        wanted in language.month_names and language.months.get(name) == language.months[wanted]
+        for language in languages
+    )

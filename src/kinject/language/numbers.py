@@ -169,7 +169,7 @@ def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
             unit = "bc"
         return era.end(), replace(number, unit=unit)
     end, number = _read_scale(reader, end, number)
-    unit, unit_end = _unit_after(reader, end, number)
+    unit, unit_end = unit_after(reader, end, number)
     if unit:
         end, number = unit_end, replace(number, unit=number.unit or unit)
     below = _BELOW_ZERO.match(text, end)
@@ -184,7 +184,7 @@ _DIRECTION = re.compile(
 """The degrees of a latitude or a longitude."""
 
 
-def _unit_after(reader: Reader, end: int, number: Number) -> tuple[str, int]:
+def unit_after(reader: Reader, end: int, number: Number) -> tuple[str, int]:
     """Return the unit behind a number and where it ends, ("", `end`) without one."""
     grammar, folded = reader.grammar, reader.folded
     direction = _DIRECTION.match(folded, end)
@@ -204,6 +204,13 @@ def _unit_after(reader: Reader, end: int, number: Number) -> tuple[str, int]:
     if not unit:
         return "", end
     return with_divisor(unit, folded, unit_end, grammar.units)
+
+
+def is_scale_at(reader: Reader, start: int) -> bool:
+    """Return whether a million, a dozen or the like is written out at a place."""
+    match = _scale_pattern(reader.grammar.language.code).match(reader.rest, start)
+    # "a m" is no million
+    return match is not None and len(match["scale"]) > 2
 
 
 def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:

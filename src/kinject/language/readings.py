@@ -28,7 +28,14 @@ from kinject.language.moments import (
     take_clocks,
     take_days,
 )
-from kinject.language.numbers import LETTER, PRE_RELEASE, VERSION_BEFORE, take_number
+from kinject.language.numbers import (
+    LETTER,
+    PRE_RELEASE,
+    VERSION_BEFORE,
+    is_scale_at,
+    take_number,
+    unit_after,
+)
 from kinject.language.roman import take_numerals
 from kinject.language.spelling import words_in
 from kinject.language.units import any_of
@@ -50,9 +57,11 @@ def read_items(folded: str, code: str, comma: bool) -> tuple[Item, ...]:
     _take_versions(reader)
     _take_powers(reader)
     _take_feet(reader)
+    _take_measures_and_parts(reader)
     _take_fractions(reader)
     _take_numbers(reader)
     _take_number_words(reader)
+    _take_articles(reader)
     take_numerals(reader)
     reader.found.sort(key=attrgetter("start", "end"))
     _join_groups(reader)
@@ -158,11 +167,13 @@ def _take_fractions(reader: Reader) -> None:
         if int(match[3]):
             value = Fraction(int(match[2]), int(match[3])) + int(match[1] or 0)
             fraction = Number(value, digits=match[0])
-            take_number(reader, *match.span(), fraction, *_other_readings(match))
+            end = match.end() + _length_of_article(reader, match.end())
+            take_number(reader, match.start(), end, fraction, *_other_readings(match))
     if reader.grammar.language.code == "en":
         for match in _PART_IN_WORDS.finditer(reader.rest):
             _take_part_in_words(reader, match)
     elif reader.grammar.language.fraction_words:
+        _take_halves_more(reader)
         _take_parts_of_language(reader)
 
 
@@ -184,7 +195,10 @@ def _take_part_in_words(reader: Reader, match: re.Match[str]) -> None:
     count = _count(match["count"] or "")
     is_plural = bool(match["plural"]) or match["part"] == "halves"
     is_half = match["part"] == "half"
-    if not (is_half or (count > 1 and is_plural) or (count == 1 and not is_plural)):
+    n_article = _length_of_article(reader, match.end())
+    # "quarter of a mile" needs no article of its own
+    is_one = (count == 1 or n_article > 0) and not is_plural
+    if not (is_half or (count > 1 and is_plural) or is_one):
         return
     value = Fraction(count or 1, _DENOMINATORS[match["part"]])
     start = match.start()
@@ -193,7 +207,127 @@ def _take_part_in_words(reader: Reader, match: re.Match[str]) -> None:
         value += _count(whole["whole"])
         start -= len(whole[0])
     # only what has digits is multiplied by a million behind it
-    take_number(reader, start, match.end(), Number(value, digits=str(value)))
+    take_number(reader, start, match.end() + n_article, Number(value, digits=str(value)))
+
+
+_OF_AN = re.compile(r"\s(?:of\s)?an?\s")
+
+
+def _length_of_article(reader: Reader, end: int) -> int:
+    """Return the characters of " an ", " of a " between a part and its unit, or its million; 0
+    without them."""
+    article = _OF_AN.match(reader.rest, end)
+    if article is None or reader.grammar.language.code != "en":
+        return 0
+    if _measure_at(reader, article.end()) or is_scale_at(reader, article.end()):
+        return len(article[0])
+    return 0
+
+
+_MEASURES = frozenset(
+    (
+        *("second", "minute", "hour", "day", "week", "month", "year", "decade", "century"),
+        *("mm", "cm", "m", "km", "inch", "foot", "yard", "mile", "mm2", "m2", "km2", "mile2"),
+        *("g", "mg", "kg", "ton", "tonne", "oz", "lb", "pound", "ml", "litre", "gallon", "m3"),
+        *("acre", "hectare", "dollar", "euro", "sterling", "cent", "penny", "percent", "%"),
+    )
+)
+"""Units of which an article counts one. Others are common words too: a real, a bar, a mole."""
+_SHORTEST_MEASURE = 3
+"""Letters of a unit behind an article: the m of "a m" is a name."""
+
+
+def _measure_at(reader: Reader, start: int) -> tuple[str, int] | None:
+    """Return the unit that is written out at a place, and where it ends."""
+    number = Number(Fraction(1))
+    unit, end = unit_after(reader, start, number)
+    # "a second thought", "a minute amount"
+    is_adjective = unit in ("second", "minute") and re.match(r"\s[^\W\d_]", reader.rest[end:])
+    if unit not in _MEASURES or is_adjective or end - start < _SHORTEST_MEASURE:
+        return None
+    return unit, end
+
+
+_BEFORE_AN_AMOUNT = (
+    *("about", "almost", "nearly", "roughly", "approximately", "around", "only", "just", "exactly"),
+    *("over", "under", "than", "within", "for", "in", "after", "is", "was", "were", "takes"),
+    *("took", "take", "lasts", "lasted", "last", "weighs", "weighed", "weigh", "costs", "cost"),
+    *("measures", "measured", "covers", "covered", "every", "till", "until", "answer"),
+)
+_ARTICLE = re.compile(
+    rf"(?:\A[\s\"'(]*|[.:;!?(]\s|\b(?:{'|'.join(_BEFORE_AN_AMOUNT)})\s)(?P<one>an?)\s"
+)
+"""An article that may count one. Behind other words it parts a rate: 3 meals a day."""
+
+
+def _take_articles(reader: Reader) -> None:
+    """Take a mile, about an hour."""
+    if reader.grammar.language.code != "en":
+        return
+    for match in _ARTICLE.finditer(reader.rest):
+        if _measure_at(reader, match.end()):
+            number = Number(Fraction(1), is_article=True)
+            take_number(reader, match.start("one"), match.end(), number)
+
+
+_AND_A_HALF = {
+    "en": r"\sand\s(?:an?|one)\s(?P<part>half|quarter)",
+    "fr": r"\set\sdemie?",
+    "es": r"\sy\smedi[ao]",
+    "it": r"\se\smezz[ao]",
+    "pt": r"\se\smei[ao]",
+    "nl": r"\sen\seen\s(?:half|halve)",
+}
+
+
+@lru_cache(maxsize=8)
+def _measure_and_part(code: str) -> re.Pattern[str]:
+    counts = any_of(grammar_of(code).language.number_words)
+    if code == "en":
+        counts += "|an?"
+    unit = r"(?P<unit>[^\W\d_]+)"
+    return re.compile(
+        rf"(?<![\w.,'-])(?P<count>\d+|{counts})\s{unit}{_AND_A_HALF[code]}\b(?!\s(?:of|de)\b)"
+    )
+
+
+def _take_measures_and_parts(reader: Reader) -> None:
+    """Take an hour and a half, deux heures et demie."""
+    language = reader.grammar.language
+    if language.code not in _AND_A_HALF:
+        return
+    for match in _measure_and_part(language.code).finditer(reader.rest):
+        written = match["count"]
+        unit, end = unit_after(reader, match.end("count"), Number(Fraction(1), digits=written))
+        if unit and end == match.end("unit"):
+            count = language.number_words.get(written) or _count(written)
+            part = Fraction(1, _DENOMINATORS.get(match.groupdict().get("part") or "half", 2))
+            take_number(reader, *match.span(), Number(count + part, unit, digits=written))
+
+
+@lru_cache(maxsize=8)
+def _half_more(code: str) -> re.Pattern[str]:
+    language = grammar_of(code).language
+    words = any_of(language.one_and_a_half) or r"\Z."
+    counts = any_of(language.number_words)
+    return re.compile(rf"(?<!\w)(?:{words}|(?P<count>{counts})(?:und)?einhalb)(?!\w)")
+
+
+_QUARTERS_OF_HOUR = re.compile(r"(?<!\w)(?:einer?\s)?(?P<three>drei)?viertelstunde(?!\w)")
+
+
+def _take_halves_more(reader: Reader) -> None:
+    """Take anderthalb, zweieinhalb."""
+    language = reader.grammar.language
+    for match in _half_more(language.code).finditer(reader.rest):
+        value = language.number_words.get(match["count"] or "", 1) + Fraction(1, 2)
+        take_number(reader, *match.span(), Number(value, digits=str(value)))
+    if language.code == "de":
+        for match in _QUARTERS_OF_HOUR.finditer(reader.rest):
+            value = Fraction(1, 4)
+            if match["three"]:
+                value = Fraction(3, 4)
+            take_number(reader, *match.span(), Number(value, "hour", digits=str(value)))
 
 
 @lru_cache(maxsize=32)

@@ -116,6 +116,16 @@ class Language:
         return {word: int(value) for value, word in self._pairs("fractions")}
 
     @cached_property
+    def one_and_a_half(self) -> frozenset[str]:
+        """Words for one and a half: anderthalb."""
+        return frozenset(self._entry.get("one_and_a_half", ()))
+
+    @cached_property
+    def clock_words(self) -> frozenset[str]:
+        """Words of a time of day beside numbers: nach, abends."""
+        return frozenset(str(self._entry.get("clock", "")).split())
+
+    @cached_property
     def implied(self) -> dict[str, set[str]]:
         """Word -> numbers that it may stand for: both, a dozen."""
         numbers: dict[str, set[str]] = {}

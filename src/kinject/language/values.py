@@ -509,6 +509,8 @@ def is_value(text: str, code: str) -> bool:
         language.unit_words,
         language.joins,
         language.fraction_words,
+        language.clock_words,
+        language.one_and_a_half,
         _BESIDE_DATES,
     )
     words = _WORD.findall(text.lower())
