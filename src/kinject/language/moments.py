@@ -201,7 +201,9 @@ def _parts(day: Day) -> list[Number]:
 
 PART_OF_DAY = (
     r"\s(?P<part>in the (?:morning|afternoon|evening)|at night"
-    r"|(?:am )?(?:morgen|vormittag|mittag|nachmittag|abend)s?|nachts|in der nacht"
+    r"|am (?:morgen|vormittag|mittag|nachmittag|abend)|nachts|in der nacht"
+    # "morgen" without its s is tomorrow
+    r"|(?:morgen|vormittag|mittag|nachmittag|abend)s"
     r"|'s (?:ochtends|morgens|middags|avonds|nachts))\b"
 )
 """In English, German and Dutch."""
