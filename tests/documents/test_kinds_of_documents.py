@@ -380,6 +380,13 @@ def test_formulas_without_values_are_reported_and_navigation_is_left_out() -> No
     assert only("a.html", page.encode()).text == "# Leave\n\nThirty days."
 
 
+def test_items_of_a_page_keep_their_numbers_and_a_summary_its_line() -> None:
+    page = "<ol start=7><li>Row.<li>Sail.<li value=12>Land.<li>Rest.</ol><ol start=x><li>Eat.</ol>"
+    page += "<details><summary>Fee</summary>pence</details>"
+    text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
+    assert text == "7. Row.\n8. Sail.\n12. Land.\n13. Rest.\n\n1. Eat.\n\nFee\npence"
+
+
 def test_short_items_of_a_list_in_a_page_stay_and_links_to_other_pages_go() -> None:
     prose = (
         f"<p>{'The bridge at Arvika was built in 1931 and carries the road to the north. ' * 8}</p>"

@@ -67,7 +67,7 @@ _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
 """Classes of the navigation of Texinfo's and DocBook's pages; "header" where it names the next
 page."""
 _PARAGRAPHS = "p h1 h2 h3 h4 h5 h6 blockquote pre table ul ol dl section article header figure hr"
-_LINES = "li tr br div dt dd caption figcaption"
+_LINES = "li tr br div dt dd caption figcaption summary details address legend"
 _BREAKS = {
     **dict.fromkeys(_PARAGRAPHS.split(), "\n\n"),
     **dict.fromkeys(_LINES.split(), "\n"),
@@ -302,12 +302,13 @@ class _Page:
         elif tag == "pre":
             self.verbatim, self._code = 1, (len(self.parts), _language(node))
         elif tag in ("ul", "ol"):
-            self._lists.append((tag, 0))
+            self._lists.append((tag, _number_of(node, "start", 1) - 1))
         elif tag == "li" and self._lists:
             kind, n = self._lists[-1]
-            self._lists[-1] = kind, n + 1
+            number = _number_of(node, "value", n + 1)
+            self._lists[-1] = kind, number
             self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM)
-            self._mark += f"{n + 1}. " if kind == "ol" else "- "
+            self._mark += f"{number}. " if kind == "ol" else "- "
         elif _LEVEL.fullmatch(tag) and not self._in_cell:
             self._mark, self._heading = "#" * int(tag[1]) + " ", True
 
@@ -354,6 +355,18 @@ class _Page:
 
     def _widen(self, space: str) -> None:
         self._gap = max(self._gap, space, key=_width_of_space)
+
+
+_ITEM_NUMBER = re.compile(r"\s*(-?\d{1,9})(?!\d)")
+
+
+def _number_of(node: LexborNode, name: str, otherwise: int) -> int:
+    """Return the number of a list or of an item in its attribute; `otherwise` without one, as
+    browsers do."""
+    match = _ITEM_NUMBER.match(node.attributes.get(name) or "")
+    if match is None:
+        return otherwise
+    return int(match[1])
 
 
 def _math_text(node: LexborNode) -> str:
