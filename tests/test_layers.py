@@ -260,8 +260,8 @@ def test_what_one_function_knows_is_written_nowhere_else() -> None:
 
 
 RULER = {
-    "conditional expressions": 572,
-    "lambdas": 29,
+    "conditional expressions": 568,
+    "lambdas": 28,
     "nested comprehensions": 55,
     "flags as factors": 0,
     "functions with over 15 branches": 6,
@@ -276,7 +276,7 @@ RULER = {
 
 Wanted, a 100 lines of code: 2.0 conditional expressions, 0.2 lambdas, 0.2 nested comprehensions; in all no flag as a factor, 20
 functions with over 15 branches, 60 parameters typed Any, 20 `fmt: skip`, no line over 100 columns."""
-LEAST_COMMENTS = 2_080
+LEAST_COMMENTS = 2_210
 """Comments in src, each of which gives a reason: this number may only rise. Wanted: 4 a 100 lines of code."""
 
 
