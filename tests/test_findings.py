@@ -162,6 +162,17 @@ def test_the_table_of_scores_is_its_results() -> None:
         assert cells(page, heading, name) == pytest.approx(wanted[row], abs=0.051)
 
 
+def test_the_verdicts_on_real_articles_are_its_reports() -> None:
+    claims = json.loads((RESULTS / "paper-laptop.json").read_text("utf-8"))["claims"]
+    page = (ROOT / "docs/findings.md").read_text("utf-8")
+    rows = page.partition("| the paper says |")[2].partition("\n\n")[0].splitlines()[2:]
+    said = [row.split("|")[2].strip() for row in rows]
+    words = {"shown": "shown", "not shown": "not shown", "opposite shown": "the opposite is shown"}
+    assert [text.removesuffix(" (trend)") for text in said] == [
+        words[claim["verdict"]] for claim in claims
+    ]
+
+
 @needs_history
 @pytest.mark.parametrize(
     "name", sorted(path.name for path in RESULTS.glob("*.json") if path.name != "published.json")
