@@ -20,6 +20,7 @@ from kinject.disk.files import (
     is_file,
     is_folder,
     is_left_out,
+    leads_into,
     open_to_read,
     part_path,
     path_exists,

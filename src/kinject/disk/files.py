@@ -395,6 +395,12 @@ def is_left_out(name: str) -> bool:
     return name.startswith((".", "~$")) or name.lower() in _SYSTEM
 
 
+def leads_into(path: Path | str, folder: Path) -> bool:
+    """Return whether a path is in a folder when all links of both are followed."""
+    # Not Path.resolve, which raises for a link that leads to itself.
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
 def folder_hash(folder: Path) -> str:
     """Return one SHA-256 over the names and bytes of the files below `folder`.
 

@@ -35,6 +35,7 @@ from kinject.disk.files import (
     file_hashes,
     is_file,
     kind_of,
+    leads_into,
     open_regular,
     path_exists,
     read_bytes,
@@ -265,7 +266,7 @@ def refuse_outside_links(folder: Path) -> None:
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = os.path.join(parent, name)
-            if os.path.islink(path) and not Path(os.path.realpath(path)).is_relative_to(root):
+            if os.path.islink(path) and not leads_into(path, root):
                 raise DiskError(
                     f"{path}: a link that leads out of the run folder. Remove it, or give its "
                     "target as run_dir."

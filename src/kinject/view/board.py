@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kinject.augment.styles import read_styles
-from kinject.disk import FoundRun, content_id, find_runs, in_order, write_text
+from kinject.disk import FoundRun, content_id, find_runs, in_order, leads_into, write_text
 from kinject.errors import InputError
 from kinject.recipe.check import KeyPath
 from kinject.recipe.yaml_lines import parse_scalar, read_text, read_yaml, with_changes
@@ -279,12 +279,10 @@ class Board:
 
         A recipe may lie elsewhere by a link, or write elsewhere: such are for the command line.
         """
-        root = Path(os.path.realpath(self.folder))
         found = []
         for run in find_runs(self.folder):
             paths = (self.folder / run.recipe, self.folder / run.run_dir)
-            # Not Path.resolve, which raises for a link that leads to itself.
-            inside = all(Path(os.path.realpath(path)).is_relative_to(root) for path in paths)
+            inside = all(leads_into(path, self.folder) for path in paths)
             if run.recipe and run.verb in _VERBS and inside:
                 found.append(run)
         return in_order(found)
@@ -326,11 +324,10 @@ class Board:
 
     def _document_folders(self) -> list[str]:
         """Return the folders here that may hold documents."""
-        root = Path(os.path.realpath(self.folder))
         names = []
         for path in sorted(self.folder.iterdir()):
             is_own = path.name in _NO_DOCUMENTS or path.name.startswith(".")
-            if not is_own and path.is_dir() and Path(os.path.realpath(path)).is_relative_to(root):
+            if not is_own and path.is_dir() and leads_into(path, self.folder):
                 names.append(path.name)
         return [*names, "."]
 
