@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kinject.augment.contamination import ContaminationCheck, Find, Position
 from kinject.augment.corpus_counts import CorpusCounts
+from kinject.augment.store import JOURNALS
 from kinject.disk import (
     atomic_file,
     open_to_read,
@@ -30,7 +31,6 @@ from kinject.disk.jsonl import encode_row
 from kinject.process import allow_open_files
 
 CORPUS, SFT, COVERAGE, FAILURES = "corpus.jsonl", "sft.jsonl", "coverage.jsonl", "failures.jsonl"
-JOURNALS = ("variants.jsonl", "rejected.jsonl", "notes.jsonl")
 PIECES = "pieces.jsonl"
 AFTER_DOCUMENTS = 1 << 62
 """The number in the position of a pair."""

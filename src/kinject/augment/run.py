@@ -24,7 +24,6 @@ from kinject.augment.pieces import (
     CORPUS,
     COVERAGE,
     FAILURES,
-    JOURNALS,
     SFT,
     Pieces,
     join_pieces,
@@ -34,6 +33,9 @@ from kinject.augment.plan import Plan, make_plan
 from kinject.augment.rewriter import Rewriter
 from kinject.augment.store import (
     DECISIONS,
+    JOURNALS,
+    REJECTED,
+    VARIANTS,
     Store,
     WritingResult,
     common_fields,
@@ -128,7 +130,7 @@ def augment(recipe: AugmentRecipe, shard: Shard = WHOLE) -> AugmentResult:
     if shard.total:
         recipe = replace(recipe, run_dir=shard.folder(recipe.run_dir))
     else:
-        refuse_unmerged(recipe.run_dir, "variants.jsonl")
+        refuse_unmerged(recipe.run_dir, VARIANTS)
     with lock_dir(recipe.run_dir, stage="augment"):
         return run_event_loop(_augment(recipe, plan, _rewrite))
 
@@ -246,8 +248,8 @@ def _finish(
         run_dir=run_dir,
         corpus_path=run_dir / CORPUS,
         sft_path=run_dir / SFT if counts.n_sft_rows else None,
-        variants_path=run_dir / "variants.jsonl",
-        rejected_path=run_dir / "rejected.jsonl",
+        variants_path=run_dir / VARIANTS,
+        rejected_path=run_dir / REJECTED,
         failures_path=run_dir / FAILURES,
         manifest_path=run_dir / "manifest.json",
         n_rows=counts.n_rows,

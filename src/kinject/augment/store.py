@@ -133,6 +133,9 @@ def common_fields(
 
 DECISIONS = "decisions.jsonl"
 """The file of a run folder in which a person keeps, drops and edits single texts or questions."""
+VARIANTS, REJECTED, NOTES = "variants.jsonl", "rejected.jsonl", "notes.jsonl"
+JOURNALS = (VARIANTS, REJECTED, NOTES)
+"""The files of a run's `Store`."""
 
 
 def read_decisions(run_dir: Path) -> dict[str, Row]:
@@ -270,15 +273,15 @@ class Store:
         written."""
         self._catalog = catalog
         self.decisions, self.applied = read_decisions(run_dir), set[str]()
-        self.variants_path = run_dir / "variants.jsonl"
-        self.rejected_path = run_dir / "rejected.jsonl"
+        self.variants_path = run_dir / VARIANTS
+        self.rejected_path = run_dir / REJECTED
         with contextlib.ExitStack() as stack:
             # A power cut may take the last rows; the answers in them are in the cache.
             variants = IndexedRows(self.variants_path, "id", _VARIANT, _FIX)
             self._variants = stack.enter_context(variants)
             rejected = IndexedRows(self.rejected_path, "variant_id", _REFUSED, _FIX)
             self._rejected = stack.enter_context(rejected)
-            notes = IndexedRows(run_dir / "notes.jsonl", "id", _NOTES, _FIX)
+            notes = IndexedRows(run_dir / NOTES, "id", _NOTES, _FIX)
             self._notes = stack.enter_context(notes)
             self._open = stack.pop_all()
 
