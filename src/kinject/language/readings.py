@@ -219,7 +219,7 @@ def _length_of_article(reader: Reader, end: int) -> int:
     article = _OF_AN.match(reader.rest, end)
     if article is None or reader.grammar.language.code != "en":
         return 0
-    if _measure_at(reader, article.end()) or is_scale_at(reader, article.end()):
+    if _is_measure_at(reader, article.end()) or is_scale_at(reader, article.end()):
         return len(article[0])
     return 0
 
@@ -237,15 +237,13 @@ _SHORTEST_MEASURE = 3
 """Letters of a unit behind an article: the m of "a m" is a name."""
 
 
-def _measure_at(reader: Reader, start: int) -> tuple[str, int] | None:
-    """Return the unit that is written out at a place, and where it ends."""
+def _is_measure_at(reader: Reader, start: int) -> bool:
+    """Return whether a unit is written out at a place."""
     number = Number(Fraction(1))
     unit, end = unit_after(reader, start, number)
     # "a second thought", "a minute amount"
     is_adjective = unit in ("second", "minute") and re.match(r"\s[^\W\d_]", reader.rest[end:])
-    if unit not in _MEASURES or is_adjective or end - start < _SHORTEST_MEASURE:
-        return None
-    return unit, end
+    return unit in _MEASURES and not is_adjective and end - start >= _SHORTEST_MEASURE
 
 
 _BEFORE_AN_AMOUNT = (
@@ -265,7 +263,7 @@ def _take_articles(reader: Reader) -> None:
     if reader.grammar.language.code != "en":
         return
     for match in _ARTICLE.finditer(reader.rest):
-        if _measure_at(reader, match.end()):
+        if _is_measure_at(reader, match.end()):
             number = Number(Fraction(1), is_article=True)
             take_number(reader, match.start("one"), match.end(), number)
 

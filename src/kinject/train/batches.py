@@ -118,9 +118,7 @@ class RoundSampler(Sampler[int]):
 
     def __init__(self, rounds: Sequence[int], seed: int) -> None:
         # Ranges, as there may be millions of rows: those of a round are together.
-        starts = [
-            index for index in range(len(rounds)) if rounds[index] != rounds[max(0, index - 1)]
-        ]
+        starts = (np.flatnonzero(np.diff(np.asarray(rounds, np.int64))) + 1).tolist()
         self.rounds = list(map(range, [0, *starts], [*starts, len(rounds)]))
         self.seed, self.epoch = seed, 0
 
