@@ -13,6 +13,7 @@ from kinject.corpus.choices import measure_shortcuts
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
 from kinject.recipe import read_recipe
+from small import quick
 
 ROOT = Path(__file__).parents[1]
 DATA, QUESTIONS = ROOT / "data" / "company", ROOT / "eval" / "company"
@@ -60,8 +61,7 @@ def test_choices_give_nothing_away(level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "n"),
-    [("company", 1280), pytest.param("subjects", 1200, marks=pytest.mark.soak)],
+    ("name", "n"), quick([("company", 1280), ("subjects", 1200)], ("company", 1280))
 )
 def test_every_paraphrase_passes_the_checks(
     name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

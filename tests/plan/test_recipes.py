@@ -18,6 +18,7 @@ from kinject.plan import estimate as plan_model
 from kinject.plan.run import step_of
 from kinject.plan.ways import choose, find_devices
 from kinject.recipe import read_recipe
+from small import quick
 
 ROOT = Path(__file__).parents[2]
 CLAIM = re.compile(r"(?:(\d+) x )?([\w-]+) ([\d.]+) GiB(?: with ([^;(]+?))?(?=;| \()")
@@ -61,10 +62,7 @@ def _planned(
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in QUICK else pytest.mark.soak) for name in RECIPES],
-)
+@pytest.mark.parametrize("name", quick(RECIPES, *QUICK))
 def test_the_memory_in_the_comment_of_a_recipe_is_planned_and_fits(
     name: str, no_hub: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,17 +19,13 @@ from kinject.recipe import Recipe
 from kinject.train import run as stage
 from kinject.train import train
 from kinject.train.callbacks import Histograms
+from small import quick
 
 MakeRecipe = Callable[..., Recipe]
 
 
 @pytest.mark.parametrize(
-    ("patience", "interrupted"),
-    [
-        (2, True),
-        pytest.param(1, False, marks=pytest.mark.soak),
-        pytest.param(2, False, marks=pytest.mark.soak),
-    ],
+    ("patience", "interrupted"), quick([(1, False), (2, False), (2, True)], (2, True))
 )
 def test_a_run_stops_when_the_held_out_loss_has_not_fallen_for_so_long(
     make_recipe: MakeRecipe,

@@ -15,6 +15,7 @@ from kinject.eval.scoring.encode import Encoded
 from kinject.eval.scoring.forward import _log_probs
 from kinject.eval.scoring.scorer import Scorer
 from kinject.eval.scoring.tree import RowLimits
+from small import quick
 
 VOCABULARY = 97
 _SIZE = {
@@ -106,9 +107,7 @@ _SLOW = (
     "deepseek-v3",
     "llama4, chunks",
 )
-EVERY = [
-    pytest.param(name, marks=pytest.mark.soak if name in _SLOW else ()) for name in ARCHITECTURES
-]
+EVERY = quick(ARCHITECTURES, *(name for name in ARCHITECTURES if name not in _SLOW))
 """All architectures; those that repeat what another one shows are asked in `make soak`."""
 
 
