@@ -308,6 +308,7 @@ def test_names_are_one_clean_line_and_points_are_signed() -> None:
         "0.0",
     ]
     assert [join_words(list("abc")[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+    assert join_words(["a", "a, 1", "a, 2"]) == "a; a, 1; and a, 2"
 
 
 def test_the_opening_says_what_kind_of_questions_were_asked() -> None:

@@ -159,9 +159,12 @@ def format_prompt(form: PromptFormat) -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return ``a``, ``a and b``, or ``a, b and c``."""
+    """Return ``a``, ``a and b``, or ``a, b and c``; ``a, x; b; and c`` where a word has a comma."""
     if len(words) < 2:
         return "".join(words)
+    # Arms of a sweep have one in their names: "ft-par, ft-par, paraphrase 1" would read as three.
+    if len(words) > 2 and any(", " in word for word in words):
+        return f"{'; '.join(words[:-1])}; and {words[-1]}"
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
