@@ -7,8 +7,9 @@ augment: `kinject augment` with a rewriting of each document from a file (no mod
 tokens: these rows as the training reads them: tokenized by the sandbox's tokenizer into the token store, packed, each
 training row read once. eval: as many questions with the stored answers of two arms, read and compared (load.py). Each is a
 process of its own: its processor time, its peak without the pages of mapped files, which the kernel drops when it needs
-the room. The last row of a stage extends the last two sizes to ten million in a straight line. Below a million documents
-that is too much for augment: its indexes on disk keep 16 MiB of pages each in memory, and fill them first.
+the room (sampled, since it may have dropped some before the end). The last row of a stage extends the last two sizes to
+ten million in a straight line. Below a million documents that is too much for augment: its indexes on disk keep 16 MiB
+of pages each in memory, and fill them first.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from load import MODEL, mapped, resident, write_rewritten
+from load import MODEL, resident, write_rewritten
 
 HERE = Path(__file__).resolve()
 FARTHEST = 10_000_000
@@ -83,6 +85,34 @@ def measure(stage: str, folder: Path, n: int) -> tuple[float, float]:
     return result["seconds"], result["peak"]
 
 
+def own_memory() -> float:
+    """Return the MiB that this process holds now without pages of files; all of them where the kernel does not tell."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    own = [int(line.split()[1]) for line in lines if line.startswith("RssAnon:")]
+    return own[0] / 1024 if own else resident()
+
+
+class Peak:
+    """The most that `own_memory` returned while the block ran, sampled every 20 ms."""
+
+    def __enter__(self) -> Peak:
+        self.value = own_memory()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+        self._thread.start()
+        return self
+
+    def _sample(self) -> None:
+        while not self._ended.wait(0.02):
+            self.value = max(self.value, own_memory())
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.value = max(self.value, own_memory())
+
+
 def measure_here(stage: str, folder: Path, n: int) -> dict[str, float]:
     """Return the same of this process."""
     with tempfile.TemporaryDirectory() as name:  # imports, two seconds, would count in a small size
@@ -92,9 +122,10 @@ def measure_here(stage: str, folder: Path, n: int) -> dict[str, float]:
             if earlier == stage:
                 break
     began = time.process_time()
-    STAGES[stage](folder, n)
+    with Peak() as peak:
+        STAGES[stage](folder, n)
     seconds = time.process_time() - began
-    return {"seconds": seconds, "peak": resident() - mapped()}
+    return {"seconds": seconds, "peak": peak.value}
 
 
 def table(stage: str, measured: list[tuple[int, float, float]]) -> list[str]:

@@ -15,6 +15,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -653,6 +654,18 @@ def test_memory_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     program.write_chain(tmp_path, 8)
     for stage in program.STAGES:
         program.STAGES[stage](tmp_path, 8)
+    values, is_sampled = iter([10.0, 70.0]), threading.Event()
+
+    def own_memory() -> float:
+        value = next(values, 20.0)
+        if value == 20.0:
+            is_sampled.set()
+        return value
+
+    monkeypatch.setattr(program, "own_memory", own_memory)
+    with program.Peak() as peak:
+        is_sampled.wait()
+    assert peak.value == 70
     measured = [(1_000, 0.5, 60.0), (5_000, 2.75, 64.0)]
     assert program.table("tokens", measured) == [
         "| tokens | 1,000 | 0.5 s | 500 us |  | 60 |",
