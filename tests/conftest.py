@@ -53,14 +53,13 @@ hypothesis.settings.load_profile(
 import forked as forks  # noqa: E402 (they stand beside this file)
 from small import TINY, draw_blank_figures, save_tiny_model  # noqa: E402
 
+pytest_plugins = ["parallel"]
 STARTED_WITH: dict[str, str] = {}
 """The environment before the first test."""
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Import the libraries once, before any test, where tests run: not in the process that only hands them out."""
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        return
+def pytest_configure() -> None:
+    """Import the libraries once, before any test."""
     with (
         warnings.catch_warnings()
     ):  # what other people's modules say while they are imported is not ours to fail on
@@ -189,13 +188,9 @@ def tiny_model(tmp_path: Path, tiny_tokenizer: transformers.PreTrainedTokenizerB
 
 
 @pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> None:
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> None:
     """A process that has imported the libraries, shared by all workers of this run."""
-    folder = tmp_path_factory.getbasetemp()
-    forks.use(
-        (folder.parent if hasattr(request.config, "workerinput") else folder) / "forks",
-        STARTED_WITH,
-    )
+    forks.use(tmp_path_factory.getbasetemp() / "forks", STARTED_WITH)
 
 
 @pytest.fixture

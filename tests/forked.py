@@ -337,12 +337,8 @@ class _Context(multiprocessing.context.ForkContext):
     Process = _Worker
 
 
-def _import_libraries() -> None:
-    os.environ |= {
-        "MPLBACKEND": "agg",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }
+def import_libraries() -> None:
+    """Import what most processes of kinject do, so that those forked hereafter have it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import accelerate.commands.launch  # noqa: F401
@@ -365,5 +361,10 @@ if __name__ == "__main__":
     _server = Path(sys.argv[2])
     _started_with.update(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _import_libraries()
+    os.environ |= {
+        "MPLBACKEND": "agg",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    import_libraries()
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))
