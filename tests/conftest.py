@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
+    import torch
     import transformers
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +54,7 @@ hypothesis.settings.load_profile(
 
 import forked as forks  # noqa: E402 (they stand beside this file)
 from small import TINY, draw_blank_figures, save_tiny_model  # noqa: E402
+from spare import ONE_THREAD, spare_libraries  # noqa: E402
 
 pytest_plugins = ["parallel"]
 STARTED_WITH: dict[str, str] = {}
@@ -73,6 +76,7 @@ def pytest_configure() -> None:
     gc.collect()
     gc.freeze()  # a full collection, of which each training makes several, would walk the million objects of these modules
     STARTED_WITH.update(os.environ)
+    spare_libraries()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -181,10 +185,26 @@ def tiny_config() -> dict[str, object]:
     return dict(TINY)
 
 
+@pytest.fixture(scope="session")
+def saved_tiny_model(
+    tmp_path_factory: pytest.TempPathFactory,
+    trained_tokenizer: transformers.PreTrainedTokenizerBase,
+) -> tuple[Path, torch.Tensor]:
+    """The folder that `tiny_model` copies, and the state of torch's random numbers once it is made."""
+    import torch
+
+    folder = save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-model", trained_tokenizer)
+    return folder, torch.get_rng_state()
+
+
 @pytest.fixture
-def tiny_model(tmp_path: Path, tiny_tokenizer: transformers.PreTrainedTokenizerBase) -> Path:
-    """A folder with a random two-layer Llama and its tokenizer."""
-    return save_tiny_model(tmp_path / "tiny-model", tiny_tokenizer)
+def tiny_model(tmp_path: Path, saved_tiny_model: tuple[Path, torch.Tensor]) -> Path:
+    """A folder of the test's own with a random two-layer Llama and its tokenizer."""
+    import torch
+
+    folder, state = saved_tiny_model
+    torch.set_rng_state(state)
+    return shutil.copytree(folder, tmp_path / "tiny-model")
 
 
 @pytest.fixture(scope="session")
@@ -196,6 +216,7 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def forked(fork_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork the processes of a test, and theirs, instead of importing the libraries in each: see tests/forked.py."""
+    monkeypatch.delenv(ONE_THREAD)  # they load models as they do for a user
     forks.inherit(os.environ)
     monkeypatch.setattr(subprocess, "Popen", forks.Popen)
 

@@ -49,7 +49,7 @@ def make_recipe(tmp_path: Path, corpus: Path, tiny_model: Path) -> Callable[...,
         }  # fmt: skip
         recipe["corpus"] = {"cache_dir": str(tmp_path / "tokens"), **recipe["corpus"]}
         path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+        path.write_text(yaml.dump(recipe, Dumper=yaml.CSafeDumper, sort_keys=False))
         return read_recipe(path, verb="train")
 
     return _make
