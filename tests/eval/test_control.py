@@ -19,6 +19,7 @@ from kinject.eval.scores import rescored
 from kinject.results import ArmResult
 from kinject.stats.comparisons import About, Tag, find
 from kinject.types import Answer
+from small import quick
 
 N_DOCUMENTS = 128
 
@@ -118,11 +119,12 @@ def recognised(random: np.random.Generator) -> ArmResult:
     )  # fmt: skip
 
 
-def test_a_model_that_recognises_strings_is_given_no_learning():
+@pytest.mark.parametrize("n", quick((40, 150), 40))
+def test_a_model_that_recognises_strings_is_given_no_learning(n: int):
     random = np.random.default_rng(1)
-    results = [recognised(random) for _ in range(150)]
+    results = [recognised(random) for _ in range(n)]
     assert min(result.to_base.delta for result in results) > 0.1, "it gains a lot"
-    assert sum(result.to_base.is_significant for result in results) > 145
+    assert sum(result.to_base.is_significant for result in results) > 0.96 * n
     assert [result for result in results if _tag(result) is Tag.BETTER] == []
 
 
@@ -147,9 +149,10 @@ def known(random: np.random.Generator, gain: float) -> tuple[bool, bool]:
     return _tag(result) is Tag.BETTER, _tag(plain) is Tag.BETTER
 
 
-def test_a_model_that_knows_keeps_its_power():
+@pytest.mark.parametrize("n", quick((40, 120), 40))
+def test_a_model_that_knows_keeps_its_power(n: int):
     random = np.random.default_rng(2)
-    shown = np.array([known(random, 0.015) for _ in range(120)])
+    shown = np.array([known(random, 0.015) for _ in range(n)])
     with_control, without = shown.mean(0)
     assert 0.3 < without < 0.97, "a power that could fall"
     assert with_control >= 0.95 * without
