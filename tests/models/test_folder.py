@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,35 @@ def test_parts_that_do_not_belong_together_are_refused(
     change(tiny_model)
     with pytest.raises(KinjectError, match=words.replace("[", r"\\[")):
         check_model(tiny_model)
+
+
+def test_a_sound_folder_is_checked_again_once_a_file_of_it_changes(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Path] = []
+    monkeypatch.setattr(import_module("kinject.models.load"), "_check_base", checked.append)
+    tokenizer = tiny_model / "tokenizer.json"
+    old = tokenizer.stat()
+
+    def _rewrite() -> None:
+        tokenizer.write_bytes(tokenizer.read_bytes().replace(b"a", b"b"))
+        os.utime(tokenizer, ns=(old.st_atime_ns, old.st_mtime_ns))
+
+    changes: list[Callable[[], object]] = [
+        _rewrite,
+        lambda: tokenizer.chmod(0o400),
+        lambda: (tiny_model / "more").touch(),
+        lambda: (tiny_model / "to-itself").symlink_to("to-itself"),
+        (tiny_model / "more").unlink,
+    ]
+    for change in changes:
+        for _ in range(3):
+            check_model(tiny_model)
+        change()
+        # As in a run: hours, or another command, lie between.
+        time.sleep(0.02)
+    check_model(tiny_model)
+    assert checked == [tiny_model] * (len(changes) + 1)
 
 
 def test_adapters_on_one_another_are_no_chain_without_end(tmp_path: Path) -> None:

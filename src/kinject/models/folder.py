@@ -128,6 +128,22 @@ def check_files(folder: Path) -> None:
                     )
 
 
+FileState = tuple[str, int, int, int]
+"""A file's name, inode, size and time of its last change: of its bytes, or of who may read it."""
+
+
+def file_states(folder: Path) -> list[FileState]:
+    """Return the state of every file in `folder`, by which a change of one is seen."""
+    states = []
+    for path in sorted(folder.iterdir()):
+        try:
+            state = path.stat()
+        except OSError:  # a link to nothing, or to itself
+            state = path.lstat()
+        states.append((path.name, state.st_ino, state.st_size, state.st_ctime_ns))
+    return states
+
+
 def model_files(folder: Path) -> list[Path]:
     """Return the files that a model consists of: configuration, tokenizer, and the weights by their
     index, sorted."""
