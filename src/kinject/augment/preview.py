@@ -161,7 +161,8 @@ def _count_group(
         return
     n_requests, n_preparations = _expected_requests(plan, group)
     known = 0
-    if not group.style.prepare and group.target is None:  # else ids depend on answers
+    # Without stored texts no id is needed: they hash the prompts, a fifth of a study's dry run.
+    if stored and not group.style.prepare and group.target is None:  # else ids depend on answers
         known = sum(request.id in stored for request in variant_requests(plan, group, [group.item]))
     missing = n_requests - known
     counts.update(asked=n_requests, stored=known)
