@@ -116,5 +116,9 @@ def test_the_command_ends_with_0_or_1_and_shows_no_key(
     )
     assert main(["doctor", "good.yaml", "--offline"]) == 1
     assert "found 'gone.jsonl'" in capsys.readouterr().out
+    Path("recipes/own").mkdir(parents=True)
+    Path("good.yaml").rename("recipes/own/later.yaml")
+    assert main(["doctor", "--offline"]) == 1  # every recipe below recipes/
+    assert "recipes/own/later.yaml" in capsys.readouterr().out
     assert code == ("No problems found." not in out)
     assert main(["doctor", "nowhere.yaml"]) == 2

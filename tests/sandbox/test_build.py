@@ -1,3 +1,5 @@
+import hashlib
+import json
 import re
 from collections import Counter
 from itertools import islice
@@ -8,10 +10,12 @@ import pytest
 from kinject.corpus.grading import abstains
 from kinject.corpus.questions import read_questions
 from kinject.disk import read_jsonl
+from kinject.sandbox import BASE
 from kinject.sandbox.build import (
     generate_base_corpus,
     generate_sentence_rows,
     render_prompt,
+    write_base_corpus,
     write_sandbox,
 )
 from kinject.sandbox.grammar import parse_entry
@@ -83,6 +87,25 @@ def test_no_row_mentions_a_new_person() -> None:
     for row in generate_base_corpus(0, 3000):
         text = row.get("text") or row["prompt"] + row["completion"]
         assert not any(name in text for name in NEW_NAMES)
+
+
+FIRST_ROWS = "a892b4ccc590f217ab5f7d4aa204d9c9c4faf729afda0d22d38a33bd66608adf"
+"""The hash of the first 3,000 rows of the corpus on which the shipped base was trained."""
+
+
+def test_the_corpus_is_still_that_of_the_shipped_base() -> None:
+    digest = hashlib.sha256()
+    for row in generate_base_corpus(n_rows=3000):
+        digest.update(json.dumps(row).encode())
+    assert digest.hexdigest() == FIRST_ROWS
+
+
+@pytest.mark.soak
+def test_the_whole_corpus_is_still_that_of_the_shipped_base(tmp_path: Path) -> None:
+    write_base_corpus(tmp_path / "corpus.jsonl")
+    manifest = json.loads((BASE.folder / "manifest.json").read_text("utf-8"))
+    digest = hashlib.sha256((tmp_path / "corpus.jsonl").read_bytes()).hexdigest()
+    assert digest == manifest["inputs"]["corpus"]
 
 
 def test_the_corpus_is_fixed_by_its_seed() -> None:
