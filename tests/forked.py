@@ -1,4 +1,4 @@
-"""Processes without the seconds of imports: each is forked from a server that has imported the libraries and run nothing.
+"""Processes without the seconds of imports: each is forked from a server that has imported kinject and its libraries, no more.
 
 `Popen` is subprocess.Popen: the process has its own number, streams, folder, environment, session and exit status, takes
 signals and can be killed. It forks for `python -m MODULE`, `python -c CODE` and `python SCRIPT`; everything else is
@@ -294,7 +294,20 @@ def become(request: dict[str, Any], streams: Sequence[int]) -> None:
         path for path in request["environment"].get("PYTHONPATH", "").split(os.pathsep) if path
     ]
     sys.path[:0] = [path for path in paths if path not in sys.path]
+    _forget_another_kinject(paths)
     _run(request["words"])
+
+
+def _forget_another_kinject(paths: Sequence[str]) -> None:
+    """Let a process whose first `paths` have a kinject of their own import that one."""
+    import kinject
+
+    imported = Path(kinject.__file__).parent
+    own = next((folder for path in paths if (folder := Path(path, "kinject")).is_dir()), imported)
+    if own.samefile(imported):
+        return
+    for name in [name for name in sys.modules if name.partition(".")[0] == "kinject"]:
+        del sys.modules[name]
 
 
 def _run(words: list[str]) -> None:
@@ -306,6 +319,8 @@ def _run(words: list[str]) -> None:
     if words[0] == "-m":
         sys.argv = words[1:]
         sys.path.insert(0, os.getcwd())
+        if not hasattr(sys.modules.get(words[1]), "__path__"):  # of a package its __main__ runs
+            sys.modules.pop(words[1], None)  # runpy warns of a module that is there
         runpy._run_module_as_main(words[1])
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]
@@ -341,6 +356,7 @@ def import_libraries() -> None:
     """Import what most processes of kinject do, so that those forked hereafter have it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        import kinject  # noqa: I001 (first: it leaves out what bitsandbytes logs while it is imported)
         import accelerate.commands.launch  # noqa: F401
         import bitsandbytes  # noqa: F401
         import datasets  # noqa: F401
@@ -348,6 +364,13 @@ def import_libraries() -> None:
         import scipy.stats  # noqa: F401
         import transformers.models.llama.modeling_llama  # noqa: F401
         import trl.trainer.sft_trainer  # noqa: F401
+
+        # Half a second in each of some fifty processes.
+        import kinject.augment.run
+        import kinject.cli
+        import kinject.eval.run
+        import kinject.study.run
+        import kinject.train.setup  # noqa: F401
     threads = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
     assert threads <= {Path("/proc/self/comm").read_text().strip(), "jemalloc_bg_thd"}, (
         f"no fork has {threads}"
