@@ -21,6 +21,7 @@ from kinject.cli import main
 from kinject.disk import read_jsonl, read_manifest_fields
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe
+from small import quick
 
 N = 4
 """Documents, with a paraphrase each."""
@@ -166,6 +167,8 @@ FAULTS: dict[str, Fault] = {
         content=value["choices"][0]["message"]["content"] + " \ud83d\x00")), "kept", "", exit=0),
 }  # fmt: skip
 """Fault -> what is done to it."""
+ONE_OF_EACH = {fault.met: name for name, fault in FAULTS.items()}.values()
+"""A fault of each kind that is told apart; the test of faults that stay has how each is told."""
 
 
 def _settle(fault: Fault, monkeypatch: pytest.MonkeyPatch, *, stays: bool) -> dict[str, Any]:
@@ -184,7 +187,7 @@ def _texts(path: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", quick(FAULTS, *ONE_OF_EACH))
 def test_a_fault_met_once_costs_no_answer_and_nothing_of_it_is_stored(
     name: str,
     few: Callable[..., Recipe],

@@ -36,9 +36,12 @@ CASES = {
     ("Qwen/Qwen3-14B-Base", None, "24"): ("QLoRA", False),
 }
 """(model, card, memory) -> the beginning of the way, and whether it chats."""
+QUICK = [
+    pytest.param(case, marks=pytest.mark.soak if "14B" in case[0] else ()) for case in CASES
+]  # a case is a tuple, which `quick` would take apart
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", QUICK)
 def test_the_recipe_is_the_first_way_that_fits_and_plan_changes_nothing(
     case: tuple[str, str | None, str | None], no_hub: None, tmp_path: Path
 ) -> None:

@@ -283,7 +283,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_study_has_a_table_for_each_sweep_and_keeps_no_figure_of_an_earlier_report(
-    study: Path, tmp_path: Path
+    study: Path, tmp_path: Path, blank_figures: None
 ) -> None:
     figures = {
         f"figures/{stem}.{suffix}" for stem in ("accuracy", "frontier") for suffix in ("png", "svg")

@@ -105,7 +105,7 @@ def _assert_is_what_was_trained(recipe: Recipe, corpus: Path, tmp_path: Path) ->
     assert _mean_loss(folded, corpus) == pytest.approx(trained, rel=1e-5)
 
 
-@pytest.mark.parametrize("init", quick(INITS, True, "olora", "mica"))
+@pytest.mark.parametrize("init", quick(INITS, True, "mica"))
 def test_a_saved_adapter_is_the_one_that_was_trained_however_it_began(
     make_recipe: MakeRecipe, corpus: Path, tmp_path: Path, init: Any
 ) -> None:

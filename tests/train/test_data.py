@@ -17,7 +17,7 @@ from kinject.errors import InputError, RecipeError
 from kinject.recipe import TrainRecipe
 from kinject.train import train
 from kinject.train.batches import RoundSampler
-from small import interrupt
+from small import interrupt, quick
 
 MakeRecipe = Callable[..., TrainRecipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -120,7 +120,7 @@ def documents(write_rows: Any) -> Path:
     return Path(write_rows("documents.jsonl", rows))
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", quick([False, True], True))
 def test_documents_held_out_are_validated_and_not_learned(
     make_recipe: MakeRecipe, documents: Path, tmp_path: Path, weighted: bool
 ) -> None:

@@ -139,18 +139,21 @@ def test_a_text_of_one_token_without_bos_learns_the_end_token_alone(
     assert "There are 2 such rows" in warning
 
 
+TEMPLATES = [
+    (TAGGED.replace("END", "<|eos|>"), True),
+    (TAGGED.replace("END", ""), False),
+    (TAGGED.replace("END", "\n\n"), False),
+    (UNTAGGED.replace("END", "<|eos|>"), True),
+    (UNTAGGED.replace("END", ""), False),
+    (UNTAGGED.replace("END", "<|bos|>"), False),  # a special token, but none that ends a text
+    (BEFORE_NEXT.replace("<|eos|>", ""), False),
+]
+"""A chat template, and whether an answer ends with the end token."""
+
+
 @pytest.mark.parametrize("assistant_only", quick([True, False], True))
 @pytest.mark.parametrize(
-    ("template", "stops"),
-    [
-        (TAGGED.replace("END", "<|eos|>"), True),
-        (TAGGED.replace("END", ""), False),
-        (TAGGED.replace("END", "\n\n"), False),
-        (UNTAGGED.replace("END", "<|eos|>"), True),
-        (UNTAGGED.replace("END", ""), False),
-        (UNTAGGED.replace("END", "<|bos|>"), False),  # a special token, but none that ends a text
-        (BEFORE_NEXT.replace("<|eos|>", ""), False),
-    ],
+    ("template", "stops"), quick(TEMPLATES, TEMPLATES[0], TEMPLATES[1], TEMPLATES[5])
 )
 def test_a_template_without_an_end_token_is_named(
     chat_recipe: Callable[..., TrainRecipe],
@@ -165,6 +168,15 @@ def test_a_template_without_an_end_token_is_named(
     notes = [note for note in result.notes if NO_END in note]
     assert len(notes) == (not stops)
     assert all("(<|eos|>)" in note for note in notes)
+
+
+@pytest.mark.parametrize(("template", "stops"), TEMPLATES)
+def test_the_note_on_an_end_token_is_that_of_the_template(
+    tiny_tokenizer: Any, template: str, stops: bool
+) -> None:
+    tiny_tokenizer.chat_template = template
+    note = note_on_end(tiny_tokenizer, ChatFormat(), [tiny_tokenizer.eos_token_id])
+    assert (NO_END in note) == (not stops)
 
 
 def test_an_end_that_is_outside_of_the_tags_or_before_the_next_turn(tiny_tokenizer: Any) -> None:

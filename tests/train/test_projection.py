@@ -18,7 +18,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.updates.projection import Projection
-from small import interrupt
+from small import interrupt, quick
 
 MakeRecipe = Callable[..., Recipe]
 KEPT = "The mill at Farrow 3."
@@ -113,7 +113,7 @@ def test_an_update_is_the_part_of_the_plain_one_that_numpy_finds_free(free: floa
     np.testing.assert_array_equal(moved["layer.bias"], 0)
 
 
-@pytest.fixture(params=["llama", "gpt2", "lora", "muon"])
+@pytest.fixture(params=quick(["llama", "gpt2", "lora", "muon"], "gpt2", "lora", "muon"))
 def case(
     request: pytest.FixtureRequest, tmp_path: Path, tiny_model: Path
 ) -> tuple[Path, dict[str, Any]]:

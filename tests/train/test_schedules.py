@@ -174,7 +174,6 @@ QUICK = (
     "cosine_with_min_lr by steps",
     "step_decay by epochs by steps",
     "one_cycle by share",
-    "noam by steps",
 )
 TRAINED = [
     pytest.param(*case.values, id=case.id, marks=() if case.id in QUICK else pytest.mark.soak)
