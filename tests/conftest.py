@@ -79,9 +79,25 @@ def pytest_configure() -> None:
     spare_libraries()
 
 
+LONG_FILES = (
+    "test_first_run", "test_distributed", "test_pages", "test_view", "test_board", "test_prove", "test_demo", "test_ways",
+    "test_package",
+)  # fmt: skip
+"""Files with a test of 10 s and more on two cores, much of it waiting."""
+LONG_FOLDERS = ("train", "study")
+"""Folders of which many files take 10 s."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest test, half a minute: begun last, it would be waited for by all other workers."""
-    items.sort(key=lambda item: item.path.name != "test_first_run.py")
+    """Begin with the longest files: begun last, one would be waited for by all other workers."""
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    name = item.path.stem
+    if name in LONG_FILES:
+        return LONG_FILES.index(name)
+    return len(LONG_FILES) + (item.path.parent.name not in LONG_FOLDERS)
 
 
 def pytest_collection_finish() -> None:
