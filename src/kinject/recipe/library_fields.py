@@ -120,6 +120,7 @@ Fields = dict[str, tuple[dataclasses.Field[Any], Any]]
 """Name -> a library's field and its type."""
 
 
+@functools.cache  # a hundred annotations, for each recipe that trains
 def fields_of(kind: type) -> Fields:
     """Return the fields of a library's configuration that can be given."""
     hints = typing.get_type_hints(kind)
