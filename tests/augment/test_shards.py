@@ -76,8 +76,9 @@ def kill_midway(recipe: Recipe, shard: Shard, server: Any) -> None:
     process.wait()
 
 
+@pytest.mark.parametrize("totals", [(1, 3), pytest.param((2, 7), marks=pytest.mark.soak)])
 def test_merged_shards_are_what_one_process_makes(
-    make_recipe: Make, serving: Callable[..., Any]
+    make_recipe: Make, serving: Callable[..., Any], totals: tuple[int, ...]
 ) -> None:
     server = serving(faults=FAULTS, by_request=True, latency=0.005)
     recipe = make_recipe(
@@ -89,7 +90,7 @@ def test_merged_shards_are_what_one_process_makes(
     whole = augment(elsewhere(recipe, "whole"))
     assert whole.refused, "the faults are met"
     assert whole.sft_path is not None
-    for total in (1, 3, 7):
+    for total in totals:
         sharded = elsewhere(recipe, f"by-{total}")
         for number in range(1, total + 1):
             shard = Shard(number, total)

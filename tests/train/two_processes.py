@@ -21,10 +21,14 @@ from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from kinject.corpus import rows
 from kinject.process import context_parallel_size, processes_per_row
 from kinject.recipe import read_recipe
 from kinject.train import setup, train
+from spare import spare_libraries
+
+spare_libraries()
 
 CHECK, PLAIN_ATTENTION = ParallelismConfig._validate_accelerator, F.scaled_dot_product_attention
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
