@@ -265,7 +265,7 @@ def _model_at(endpoint: str) -> str:
     key = os.environ.get("OPENAI_API_KEY", "none")
     try:
         client = openai.OpenAI(base_url=endpoint, api_key=key, max_retries=0)
-        return next(iter(client.models.list())).id
+        return str(next(iter(client.models.list())).id)
     except (openai.OpenAIError, StopIteration) as error:
         fix = "Is it an OpenAI-compatible endpoint, as http://127.0.0.1:8000/v1, and is it running?"
         raise EndpointError(
