@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from pathlib import Path
 
 import pytest
 
+from kinject.documents.boxes import in_logical_order
+from kinject.documents.letters import Letter
 from kinject.documents.readers import UnreadPart, read_file
 from kinject.heap import collect, read_documents
 from kinject.types import Document
@@ -84,6 +87,78 @@ def test_a_turned_label_is_a_paragraph_and_neither_heading_nor_title(matrix: str
     assert document.title == "a"
     pages = [label + page.replace("three", number) for number in ("four", "five", "nine")]
     assert "Archive" not in only(pdf_of(*pages)).text
+
+
+def turned(degrees: float, content: str) -> str:
+    """Return content that is drawn after a turn to the left around the middle of the page."""
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    x, y = 306 - 306 * cosine + 396 * sine, 396 - 306 * sine - 396 * cosine
+    return f"q {cosine:.5f} {sine:.5f} {-sine:.5f} {cosine:.5f} {x:.3f} {y:.3f} cm {content} Q "
+
+
+@pytest.mark.parametrize("degrees", [0.7, -4, 12, 86, 182.5, 25, 52, 231])
+def test_lines_that_are_not_level_are_read_one_after_the_other(degrees: float) -> None:
+    lines = [
+        "The ice took the bridge of Arvika in March, and",
+        "for two years a ferry went across the sound.",
+    ]
+    page = "".join(at(72, 600 - 12 * row, line) for row, line in enumerate(lines))
+    assert only(pdf_of(turned(degrees, page))).text == " ".join(lines)
+
+
+def test_a_watermark_is_no_part_of_the_lines_that_it_crosses() -> None:
+    lines = [f"Clause {row} of the lease of the mill is as it was in May and" for row in range(30)]
+    page = "".join(at(72, 700 - 14 * row, line) for row, line in enumerate(lines))
+    mark = turned(52, at(150, 390, "NOT SIGNED", 64))
+    assert only(pdf_of(mark + page)).text == f"{' '.join(lines)}\n\nNOT SIGNED"
+
+
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_a_kerned_word_of_a_page_shown_turned_is_one_word(degrees: int) -> None:
+    """PDFium puts its parts in another order, with white space between them."""
+    word = "BT /F1 10 Tf 1 0 0 1 72 700 Tm (T) Tj 1 0 0 1 77 700 Tm (own hall) Tj ET"
+    assert only(pdf_of(word, rotate=degrees)).text == "Town hall"
+
+
+@pytest.mark.parametrize("degrees", [0, 90])
+def test_columns_of_japanese_are_read_from_above(degrees: int) -> None:
+    columns = ["山の駅は朝五時に開く。", "切符は窓口で買える。"]
+    letters = "".join(columns)
+    page = ""
+    for number, column in enumerate(columns):
+        for row, letter in enumerate(column):
+            page += as_shown(letters, 400 - 20 * number, 700 - 10 * row, letter)
+    assert only(pdf_of(page, letters=letters, rotate=degrees)).text == "".join(columns)
+
+
+def test_letters_that_a_pdf_names_itself_are_lines_and_no_table() -> None:
+    """Of these PDFium gives the ink as the box, as in what Chromium prints of Arabic."""
+    text = "تصل السفينة مساء إلى الجسر"
+    letters = [*map(chr, range(0xE000, 0xE00B)), *text]
+    codes = {letter: code for code, letter in enumerate(dict.fromkeys(letters), start=33)}
+    page = ""
+    for place, letter in enumerate(text):
+        name = f"/Span << /ActualText <feff{as_utf16(letter)}> >> BDC"
+        shown = f"BT /F2 10 Tf {500 - 4.2 * place:.2f} 700 Td <{codes[letter]:02x}> Tj ET"
+        page += "" if letter == " " else f"{name} {shown} EMC "
+    found = only(pdf_of(page, letters=letters)).text
+    assert found.replace(" ", "") == text.replace(" ", "")
+
+
+def test_marks_within_the_drawing_of_their_letter_belong_to_it() -> None:
+    """As PDFium gives a letter and its vowels that a font draws as one: parts of one box."""
+    places = [
+        ("ב", 60, 66),
+        ("ָ", 54, 60),
+        ("ר", 46, 53),
+        ("ו", 43, 46),
+        ("ּ", 40, 43),
+        ("ךְ", 30, 38),
+    ]
+    letters = [
+        Letter(x0, 0, x1, 12, text, 12, number, 0) for number, (text, x0, x1) in enumerate(places)
+    ]
+    assert "".join(letter.text for letter in in_logical_order(letters, False)) == "בָרוּךְ"
 
 
 def test_upright_text_by_a_font_of_negative_size_is_upright() -> None:

@@ -14,12 +14,15 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
+from kinject.documents.letters import Letter
 from kinject.documents.text import one_line
 
 _LEADERS = re.compile(r"(?:\s?\.){5,}\s*")
 _VARIES = re.compile(r"\d+|\b[ivxlc]+\b")
 HYPHEN = re.compile(r"[^\W\d_]-$")
 """A letter and a hyphen at the end of a line: the word may go on in the next one."""
+WIDE = re.compile("[\u3001-\u30ff\u3400-\u9fff\uf900-\ufaff\uff01-\uff60]")
+"""Letters and marks of Chinese and Japanese."""
 _PAGE_NUMBER = re.compile(r"\W*(?:page|seite|p\.)?\s*#\W*(?:(?:of|von|/)\s*#\W*)?")
 
 # Where running headers and footers are: this fraction of the height, above and below, and in it
@@ -47,6 +50,8 @@ _RULE_SPACE = 0.03
 # Where directions meet, letters that are neighbours were not drawn one after the other, so that the
 # spaces between them are known by their width only; this is half of a narrow one.
 _NARROW_SPACE = 0.1
+# Points between the parts of one drawing.
+_SAME_EDGE = 0.1
 # No number or name goes on over a gap this wide: cells, or columns.
 _WIDE_SPACE = 0.8
 
@@ -72,21 +77,6 @@ class Rule(NamedTuple):
     position: float
     start: float
     end: float
-
-
-class Letter(NamedTuple):
-    """A letter, or several that are drawn as one: its box, the size of its font, its number in the
-    order of drawing, and that of its word: white space parts words."""
-
-    x0: float
-    y0: float
-    x1: float
-    y1: float
-    text: str
-    size: float
-    number: int
-    word: int
-    is_table: bool = False
 
 
 class Box(NamedTuple):
@@ -242,7 +232,7 @@ def _is_forwards(text: str) -> bool:
 def _line_in_order(line: Sequence[Letter], is_mirrored: bool) -> list[Letter]:
     """Return the letters of a line in the order in which they are read: what runs against the
     direction of the page is turned in its place."""
-    letters = sorted(_with_marks(line), key=_middle_width)
+    letters = sorted(_with_marks(line, is_mirrored), key=_middle_width)
     # The line as it is seen: the codes of letters and gaps, and the letter of each.
     codes, indices = "", []
     for index, letter in enumerate(letters):
@@ -273,18 +263,33 @@ def _line_in_order(line: Sequence[Letter], is_mirrored: bool) -> list[Letter]:
     return _with_brackets(ordered)
 
 
-def _with_marks(line: Sequence[Letter]) -> list[Letter]:
+def _with_marks(line: Sequence[Letter], is_mirrored: bool) -> list[Letter]:
     """Return the letters of a line, each with the marks (vowels, accents) above and below it."""
     letters = [letter for letter in line if not unicodedata.combining(letter.text[0])]
     if not letters:
         return list(line)
-    for mark in line:
-        if not unicodedata.combining(mark.text[0]):
+    marks = [letter for letter in line if unicodedata.combining(letter.text[0])]
+    # In the order of reading: of the parts of one drawing the letter is the first.
+    if not is_mirrored:
+        marks.reverse()
+    for mark in marks:
+        part_of = [index for index, letter in enumerate(letters) if _are_parts(letter, mark)]
+        if part_of:
+            whole = letters[part_of[0]]
+            x0, x1 = min(whole.x0, mark.x0), max(whole.x1, mark.x1)
+            letters[part_of[0]] = whole._replace(text=whole.text + mark.text, x0=x0, x1=x1)
             continue
         distances = [abs(_middle_width(letter) - _middle_width(mark)) for letter in letters]
         nearest = distances.index(min(distances))
         letters[nearest] = letters[nearest]._replace(text=letters[nearest].text + mark.text)
     return letters
+
+
+def _are_parts(letter: Letter, mark: Letter) -> bool:
+    """Return whether a letter and a mark were drawn as one: PDFium gives each a part of the
+    drawing's box."""
+    distance = min(abs(letter.x0 - mark.x1), abs(mark.x0 - letter.x1))
+    return distance < _SAME_EDGE and letter.y0 == mark.y0
 
 
 def _gap_code(letter: Letter, following: Letter) -> str:
@@ -294,10 +299,11 @@ def _gap_code(letter: Letter, following: Letter) -> str:
     # With white space between the two there is one more number.
     is_next = abs(letter.number - following.number) <= len(letter.text + following.text)
     least = _NARROW_SPACE
-    if is_next and letter.word == following.word:
+    # PDFium puts white space beside a letter whose mark is a drawing of its own.
+    is_marked = len(letter.text) > 1 or len(following.text) > 1
+    is_bracket = "b" in (_code(letter.text), _code(following.text))
+    if is_marked or (letter.word == following.word and (is_next or is_bracket)):
         least = _SPACE
-    elif is_next:
-        least = 0.0
     if gap > _WIDE_SPACE * letter.size:
         return "|"
     if gap > least * height:

@@ -11,6 +11,7 @@ from statistics import median
 
 from kinject.documents.boxes import (
     HYPHEN,
+    WIDE,
     Box,
     cell_text,
     flat,
@@ -543,6 +544,9 @@ def _with_line(paragraph: str, line: str) -> str:
     """Return a paragraph with its next line; a hyphen between them is taken out of a word."""
     if HYPHEN.search(paragraph) and line[:1].islower():
         return paragraph[:-1] + line
+    # Chinese and Japanese have no white space between words.
+    if WIDE.match(paragraph[-1:]) and WIDE.match(line):
+        return paragraph + line
     return f"{paragraph} {line}"
 
 

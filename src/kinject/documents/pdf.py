@@ -7,19 +7,18 @@ tables, running headers.
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO
 
 from kinject.disk import read_bytes
 from kinject.documents.boxes import (
+    WIDE,
     Box,
-    Letter,
     Rule,
     cell_text,
     flat,
@@ -33,6 +32,15 @@ from kinject.documents.boxes import (
     words_of,
 )
 from kinject.documents.layout import compose, in_reading_order
+from kinject.documents.letters import (
+    SLANTED,
+    Corners,
+    Frame,
+    Letter,
+    Pdfium,
+    letters_of,
+    main_turns,
+)
 from kinject.documents.readers import LocatedDocument, ReadOptions, UnreadPart
 from kinject.documents.text import (
     import_extra,
@@ -71,25 +79,17 @@ _NO_TITLE = re.compile(
 _LATIN_WORD = re.compile("[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f]+")
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f]")
 
+# In sizes of the font: letters whose middles are nearer are below one another.
+_SAME_COLUMN = 0.3
+
 _BOLD = 600
 """The weight of a font from which it is bold (400 is regular, 700 bold)."""
 # Points up to which rules are one, or touch: they are drawn with a width.
 _NEAR = 3
 # Points: a shorter rule is a dash, a letter or a box to be ticked.
 _SHORTEST_RULE = 6
-# Points between upright text and text that is turned, once it is.
-_AWAY = 10_000
 
 
-class Pdfium(Protocol):
-    """A part of pypdfium2 (the module, a file, a page, PDFium's functions), which has no types."""
-
-    def __getattr__(self, name: str) -> Any: ...
-
-
-Corners = tuple[float, float, float, float]
-"""Left, bottom, right and top of a box in points from the left lower corner of the page; where the
-page is held to be read, left, upper, right and lower."""
 Sheets = dict[int, list[Box]]
 """The words of a page by the quarter turns to the right after which they are upright."""
 
@@ -175,7 +175,7 @@ def _stated(document: Pdfium, key: bytes, raw: Pdfium) -> str:
 def _ordered(pages: Sequence[Sheets]) -> list[list[Box]]:
     """Return the lines and tables of pages in reading order: upright text, then what is turned."""
     kept: list[Sheets] = [{} for _ in pages]
-    for turn in range(4):
+    for turn in (*range(4), SLANTED):
         # Running headers go first: of all that raised the number of cells found, this mattered
         # most.
         sheets = without_furniture([page.get(turn, []) for page in pages])
@@ -200,35 +200,6 @@ def _lines(sheets: Sheets) -> list[Box]:
     return lines
 
 
-class _Frame(NamedTuple):
-    """How a page is held to read it: its corners, the quarter turns after which it is upright, and
-    whether it is mirrored, so that lines from right to left run from left to right."""
-
-    corners: Corners
-    turns: int
-    is_mirrored: bool
-
-    def place(self, turn: int, corners: Corners) -> Corners:
-        """Return (left, upper, right, lower) of a box on the page, points from the top, after
-        `turn` more quarter turns."""
-        turns = self.turns + turn
-        left, bottom, right, upper = _turned(corners, turns)
-        top = _turned(self.corners, turns)[3]
-        if self.is_mirrored:
-            left, right = -right, -left
-        # Far from the upright text, so that nothing there continues it.
-        away = turn * _AWAY
-        return left + away, top - upper + away, right + away, top - bottom + away
-
-
-def _turned(corners: Corners, quarters: int) -> Corners:
-    """Return the corners of a box after quarter turns to the right of the page that it is on."""
-    left, bottom, right, top = corners
-    for _ in range(quarters % 4):
-        left, bottom, right, top = bottom, -right, top, -left
-    return left, bottom, right, top
-
-
 def _page(document: Pdfium, index: int, pdfium: Pdfium) -> Sheets:
     """Return the words and the ruled tables of a page, apart by the direction of their letters."""
     raw = pdfium.raw
@@ -240,9 +211,20 @@ def _page(document: Pdfium, index: int, pdfium: Pdfium) -> Sheets:
         n_chars = text_page.count_chars()
         if max(n_objects, n_chars) > _MOST_OPERATIONS:
             raise ValueError(f"more than {_MOST_OPERATIONS:,} drawing operations")
+        turns = page.get_rotation() // 90
+        main = main_turns(text_page, n_chars, raw)
+        if main != turns:
+            # Of lines that it does not see as level PDFium puts the letters between two kerned
+            # pairs in another order, with white space within words.
+            page.set_rotation(90 * main)
+            text_page.close()
+            text_page = page.get_textpage()
+            n_chars = text_page.count_chars()
         text = text_page.get_text_range()
-        frame = _Frame(page.get_bbox(), page.get_rotation() // 90, is_right_to_left(text))
-        letters = _letters(text_page, n_chars, frame, raw)
+        frame = Frame(page.get_bbox(), turns, is_right_to_left(text))
+        letters = letters_of(text_page, n_chars, frame, raw)
+        if any(map(_is_vertical, letters.values())):
+            return {0: _plain_lines(text)}
         counts = {turn: len(turned) for turn, turned in letters.items()}
         sheets: Sheets = {}
         for turn, turned in letters.items():
@@ -253,8 +235,11 @@ def _page(document: Pdfium, index: int, pdfium: Pdfium) -> Sheets:
                 across, down = _rules(page, frame, turn, pdfium)
             left, _, right, _ = frame.place(turn, frame.corners)
             drawn = _words(text_page, in_logical_order(turned, frame.is_mirrored), down, raw)
+            # What is slanted may leave the page as it is made level.
+            if turn != SLANTED:
+                drawn = (word for word in drawn if left - 5 <= word.x0 <= right + 5)
             # A dict: bold text may be drawn twice.
-            words = list(dict.fromkeys(word for word in drawn if left - 5 <= word.x0 <= right + 5))
+            words = list(dict.fromkeys(drawn))
             words, tables = _ruled_tables(words, across, down)
             if words or tables:
                 sheets[turn] = [*words, *tables]
@@ -266,6 +251,18 @@ def _page(document: Pdfium, index: int, pdfium: Pdfium) -> Sheets:
         if text_page is not None:
             text_page.close()
         page.close()
+
+
+def _is_vertical(letters: Sequence[Letter]) -> bool:
+    """Return whether most of the letters of Chinese or Japanese stand below one another."""
+    n_below = n_wide = 0
+    for letter, following in pairwise(letters):
+        if not WIDE.match(letter.text):
+            continue
+        n_wide += 1
+        is_same_column = abs(middle(following)[0] - middle(letter)[0]) < _SAME_COLUMN * letter.size
+        n_below += is_same_column and following.y0 > letter.y0
+    return 2 * n_below > n_wide > 0
 
 
 def _has_letters_apart(text: str) -> bool:
@@ -286,44 +283,6 @@ def _plain_lines(text: str) -> list[Box]:
     return boxes
 
 
-def _letters(
-    text_page: Pdfium, n_chars: int, frame: _Frame, raw: Pdfium
-) -> dict[int, list[Letter]]:
-    """Return the letters of a page in the order in which they are drawn, by the quarter turns after
-    which they are upright."""
-    letters: defaultdict[int, list[Letter]] = defaultdict(list)
-    n_words = 0
-    box, matrix = raw.FS_RECTF(), raw.FS_MATRIX()
-    for index in range(n_chars):
-        text = _character(raw.FPDFText_GetUnicode(text_page, index))
-        if not text or not raw.FPDFText_GetLooseCharBox(text_page, index, box):
-            n_words += 1
-            continue
-        raw.FPDFText_GetMatrix(text_page, index, matrix)
-        size = raw.FPDFText_GetFontSize(text_page, index)
-        direction = math.atan2(matrix.b, matrix.a)
-        # Some files draw upright text by two wrongs: upside down, in a font of negative size.
-        if size < 0:
-            direction += math.pi
-        turn = (round(direction / (math.pi / 2)) - frame.turns) % 4
-        x0, y0, x1, y1 = frame.place(turn, (box.left, box.bottom, box.right, box.top))
-        # A file may state another size and scale the page.
-        if not 0.3 * (y1 - y0) < size < 3 * (y1 - y0):
-            size = y1 - y0
-        letters[turn].append(Letter(x0, y0, x1, y1, text, size, index, n_words))
-    return letters
-
-
-def _character(code: int) -> str:
-    """Return a character of a page; nothing for white space and what is no character."""
-    # PDFium's marks of a hyphen at the end of a line.
-    if code in (2, 0xFFFE):
-        return "-"
-    if code <= 32 or code >= 0x110000 or 0xD800 <= code < 0xE000 or code == 0xFFFF:
-        return ""
-    return chr(code).strip()
-
-
 def _words(
     text_page: Pdfium, letters: Sequence[Letter], down: list[Rule], raw: Pdfium
 ) -> Iterator[Box]:
@@ -336,7 +295,7 @@ def _words(
         yield Box(word.x0, word.y0, word.x1, word.y1, text, word.size, is_bold)
 
 
-def _rules(page: Pdfium, frame: _Frame, turn: int, pdfium: Pdfium) -> tuple[list[Rule], list[Rule]]:
+def _rules(page: Pdfium, frame: Frame, turn: int, pdfium: Pdfium) -> tuple[list[Rule], list[Rule]]:
     """Return the horizontal and the vertical rules of a page, thin rectangles as well."""
     across: list[Rule] = []
     down: list[Rule] = []
