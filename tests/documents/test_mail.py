@@ -118,6 +118,41 @@ def test_parts_that_follow_one_another_are_all_read_and_of_alternatives_one() ->
     assert "three crowns" in _text("a.eml", _multipart("alternative", stub, ("html", long_page)))
 
 
+def test_parts_of_one_kind_that_differ_in_a_word_are_both_read_and_other_texts_attached() -> None:
+    page = "<p>From May the ferry to Arvika sails at six, at noon and at nine, but not on {}.</p>"
+    days = [("html", page.format(day)) for day in ("Monday", "Friday", "Monday")]
+    found = _read("a.eml", _multipart("mixed", *days, ("x-diff", "+toll 4"), ("calendar", "DAY:1")))
+    assert found[0][1].text.count("Monday") == found[0][1].text.count("Friday") == 1
+    assert [document.text for _, document in found[1:]] == ["+toll 4", "DAY:1"]
+    both = _multipart("alternative", ("plain", "At six."), ("calendar", "DAY:1"))
+    assert _text("a.eml", both) == "# Tolls\n\nAt six."
+    alone = b"From: a@example.org\nSubject: Tolls\nContent-Type: text/markdown\n\n*Four* pence.\n"
+    assert _text("a.eml", alone) == "# Tolls\n\n*Four* pence."
+
+
+def test_a_nul_in_a_mail_costs_nothing_else() -> None:
+    mail = (
+        "From: a@example.org\nSubject: =?utf-8?q?Tolls=00_and=00?=\n\nThree crowns, \0if by day.\n"
+    )
+    ((_, document),) = _read("a.eml", mail.encode())
+    assert (document.title, document.text) == (
+        "Tolls and",
+        "# Tolls and\n\nThree crowns, if by day.",
+    )
+    wide = {"0037001F": "To\0lls\0".encode("utf-16-le"), "1000001F": "Day".encode("utf-16-le")}
+    assert _text("a.msg", ole_file(mail_streams(wide, {}))) == "# To lls\n\nDay"
+
+
+def test_the_name_of_an_attachment_is_in_the_code_page_of_its_mail() -> None:
+    folder = "__attach_version1.0_#00000000/__substg1.0_"
+    streams = {
+        **mail_streams({"1000001E": "다리는 화요일에 닫힙니다.".encode("cp949")}, {MESSAGE: 949}),
+        f"{folder}3707001E": "요금.txt".encode("cp949"),
+        f"{folder}37010102": b"Four.",
+    }
+    assert [document.title for _, document in _read("a.msg", ole_file(streams))] == ["a", "요금"]
+
+
 def test_a_list_footer_beside_alternatives_follows_them() -> None:
     outer = MIMEMultipart("mixed")
     outer["From"], outer["Subject"] = "a@example.org", "Tolls"

@@ -40,6 +40,9 @@ from kinject.types import Document
 _HEADERS = ("From", "To", "Subject", "Date", "Received", "Message-ID")
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_BODIES = frozenset({"text/plain", "text/html"})
+_TRANSPORT = "text/rfc822-headers"
+"""What a report says of a mail that was not delivered."""
 _LEAST_OF_PAGE = 0.3
 """The fraction of the words of a mail's web page that its plain text has at least, if it is one."""
 _SAME = 0.9
@@ -140,7 +143,11 @@ def _mail(
     try:
         with library_errors(path, "mail", "Export it again."):
             text = _text_of(path, mail, attachments)
-            title = " ".join(_header(path, mail, "Subject").split())
+            if _is_other_text(mail):
+                declared = str(mail.get_content_charset() or "")
+                text, attachments = decode(path, _payload(mail), declared)[0].strip(), []
+            text = text.replace("\0", "")
+            title = " ".join(_header(path, mail, "Subject").replace("\0", " ").split())
             meta = _meta(path, mail)
     except InputError as error:
         yield location, error
@@ -165,18 +172,14 @@ def _text_of(path: Path, part: Message, attachments: list[Message]) -> str:
     """Return the text of a part of a mail, and add the attachments in it to `attachments`."""
     kind = part.get_content_type()
     if part.is_multipart() and kind != "message/rfc822":
-        children = _children(part)
-        texts = [_text_of(path, child, attachments) for child in children]
-        if kind == "multipart/alternative":
-            return _alternative(children, texts)
-        return _joined(texts)
+        return _text_of_parts(path, part, attachments)
     is_attached = part.get_content_disposition() == "attachment" or part.get_filename()
-    if kind == "message/rfc822" or is_attached:
+    if kind == "message/rfc822" or is_attached or _is_other_text(part):
         attachments.append(part)
         return ""
-    content = part.get_payload(decode=True)
-    if kind not in ("text/plain", "text/html") or not isinstance(content, bytes):
+    if kind not in _BODIES:
         return ""
+    content = _payload(part)
     declared = str(part.get_content_charset() or "")
     if kind == "text/html":
         page, _ = decode(path, content, declared or declared_charset(content))
@@ -185,6 +188,31 @@ def _text_of(path: Path, part: Message, attachments: list[Message]) -> str:
     if str(part.get_param("format", "")).lower() == "flowed":
         text = _unwrapped(text, str(part.get_param("delsp", "")).lower() == "yes")
     return _without_quotes(text)
+
+
+def _text_of_parts(path: Path, mail: Message, attachments: list[Message]) -> str:
+    """Return the text of a part that consists of others."""
+    children = _children(mail)
+    if mail.get_content_type() != "multipart/alternative":
+        texts = [_text_of(path, child, attachments) for child in children]
+        return _joined(children, texts)
+    # The same text as a calendar or for a watch has nothing new in it.
+    children = [child for child in children if not _is_other_text(child)] or children
+    return _alternative(children, [_text_of(path, child, attachments) for child in children])
+
+
+def _is_other_text(part: Message) -> bool:
+    """Return whether a part without a name is a text of another kind: a patch, a calendar."""
+    kind = part.get_content_type()
+    is_text = kind.startswith("text/") and kind not in (*_BODIES, _TRANSPORT)
+    return is_text and not part.get_filename()
+
+
+def _payload(part: Message) -> bytes:
+    content = part.get_payload(decode=True)
+    if not isinstance(content, bytes):
+        return b""
+    return content
 
 
 def _children(part: Message) -> list[Message]:
@@ -210,20 +238,25 @@ def _n_words(text: str) -> int:
     return len(text.split())
 
 
-def _joined(texts: Sequence[str]) -> str:
+def _joined(children: Sequence[Message], texts: Sequence[str]) -> str:
     """Return the texts of parts that follow one another."""
     kept: list[str] = []
-    earlier: list[Counter[str]] = []
-    for text in texts:
-        words = Counter(re.findall(r"\w+", text.lower()))
-        # Some mailers send a text and the same text as a web page as if one followed the other.
-        if text and not any(_says_the_same(words, others) for others in earlier):
+    earlier: list[tuple[str, Counter[str]]] = []
+    for child, text in zip(children, texts, strict=True):
+        said = child.get_content_type(), Counter(re.findall(r"\w+", text.lower()))
+        if text and not any(_says_the_same(said, other) for other in earlier):
             kept.append(text)
-            earlier.append(words)
+            earlier.append(said)
     return "\n\n".join(kept)
 
 
-def _says_the_same(words: Counter[str], others: Counter[str]) -> bool:
+def _says_the_same(said: tuple[str, Counter[str]], other: tuple[str, Counter[str]]) -> bool:
+    """Return whether a part says what another one did: some mailers send a text and the same text
+    as a web page as if one followed the other."""
+    (kind, words), (other_kind, others) = said, other
+    # Of two texts one may be the other with another day in it.
+    if kind == other_kind:
+        return words == others
     return (words & others).total() >= _SAME * max(words.total(), others.total())
 
 
@@ -371,17 +404,17 @@ def _outlook_mail(
     if text or not attachments:
         yield location, _document(path, location, title, text, meta)
     for attached in attachments:
-        yield from _outlook_attachment(path, location, file, attached, options)
+        folder = _OutlookFolder(path, file, attached, mail.codec)
+        yield from _outlook_attachment(path, location, file, folder, options)
 
 
 def _outlook_attachment(
-    path: Path, location: str, file: OleFile, folder: str, options: ReadOptions
+    path: Path, location: str, file: OleFile, attachment: _OutlookFolder, options: ReadOptions
 ) -> Iterator[LocatedDocument]:
     """Yield the documents of an attachment: a file, or a mail within the mail."""
-    data, name = b"", ""
+    data, name, folder = b"", "", attachment.folder
     try:
         with library_errors(path, "attachment", "Save the mail as .eml."):
-            attachment = _OutlookFolder(path, file, folder)
             name = attachment.text(_LONG_NAME) or attachment.text(_SHORT_NAME)
             data = attachment.read(f"{_ATTACHED}0102")
     except InputError as error:
@@ -398,18 +431,26 @@ def _outlook_attachment(
         yield from _outlook_mail(path, f"{location}/{name}", file, inner, deeper)
 
 
-class _OutlookFolder:
-    """A mail or an attachment in an Outlook file: properties that have a number and a type."""
+def _without_nul(text: str) -> str:
+    """Return a text of Outlook without what ends it, and a space for what is left of others."""
+    return text.rstrip("\0").replace("\0", " ")
 
-    def __init__(self, path: Path, file: OleFile, folder: str) -> None:
+
+class _OutlookFolder:
+    """A mail or an attachment in an Outlook file: properties that have a number and a type.
+
+    `codec` is that of texts in 8 bits, of an attachment its mail's; None: found from the texts.
+    """
+
+    def __init__(self, path: Path, file: OleFile, folder: str, codec: str | None = None) -> None:
         self._path = path
         self._file = file
-        self._folder = folder
-        self._codec: str | None = None
+        self.folder = folder
+        self.codec = codec
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a property, b"" without it."""
-        stream = f"{self._folder}__substg1.0_{name}"
+        stream = f"{self.folder}__substg1.0_{name}"
         if not self._file.exists(stream):
             return b""
         return self._file.openstream(stream).read()
@@ -418,13 +459,13 @@ class _OutlookFolder:
         """Return a text, "" without it: in UTF-16, else in the code page of the mail."""
         wide = self.read(f"{name}001F")
         if wide:
-            return wide.decode("utf-16-le", "replace").rstrip("\0")
+            return _without_nul(wide.decode("utf-16-le", "replace"))
         narrow = self.read(f"{name}001E")
         if not narrow:
             return ""
-        if self._codec is None:
-            self._codec = self._codec_of_texts(narrow)
-        return narrow.decode(self._codec, "replace").rstrip("\0")
+        if self.codec is None:
+            self.codec = self._codec_of_texts(narrow)
+        return _without_nul(narrow.decode(self.codec, "replace"))
 
     def body(self, location: str, options: ReadOptions) -> str:
         """Return the text of a mail: its plain text, else its web page, else its rich text."""
@@ -449,13 +490,13 @@ class _OutlookFolder:
 
     def attachments(self) -> list[str]:
         """Return the folders of the attachments."""
-        above = self._folder.split("/")[:-1]
+        above = self.folder.split("/")[:-1]
         names = set()
         for entry in self._file.listdir():
             is_below = entry[: len(above)] == above and len(entry) > len(above) + 1
             if is_below and entry[len(above)].startswith("__attach"):
                 names.add(entry[len(above)])
-        return [f"{self._folder}{name}/" for name in sorted(names)]
+        return [f"{self.folder}{name}/" for name in sorted(names)]
 
     def _codec_of_texts(self, text: bytes) -> str:
         """Return the codec of the texts in 8 bits, found from all of them: a short one may be valid
@@ -471,13 +512,13 @@ class _OutlookFolder:
 
     def _codecs(self) -> dict[int, str]:
         """Return the codecs that the mail states, by the number of the property."""
-        properties = f"{self._folder}{_PROPERTIES}"
+        properties = f"{self.folder}{_PROPERTIES}"
         if not self._file.exists(properties):
             return {}
         data = self._file.openstream(properties).read()
         found = {}
         # Rows of 16 bytes below a head of 32, in a mail within a mail of 24, which is no multiple.
-        first = 24 if self._folder else 32
+        first = 24 if self.folder else 32
         for start in range(first, len(data) - 15, 16):
             _, number, _, value = struct.unpack("<HHIQ", data[start : start + 16])
             if number in (_MESSAGE_PAGE, _INTERNET_PAGE):
