@@ -67,6 +67,7 @@ def test_text_has_any_suffix_and_front_matter_is_meta() -> None:
         ("mail", b"From: a@b.c\nTo: d@e.f\nSubject: x\nDate: y\n\nText", "mail"), ("a.md", b"<html> is a tag", "markdown"),
         ("inbox", b"From a@b.c Mon Jun 01 10:00:00 2009\nFrom: a@b.c\n", "mailbox"), ("a.py", b"import os", "code"),
         ("a.txt", "\ufeffx".encode("utf-16-le"), "text"), ("a", b"\x1f\x8b\x08", "gzip"), ("b.txt", b"BM is a shop.", "text"),
+        ("a.zip", b"PK\x03\x04" + b"\1" * 26 + b"[Content_Types].xml\5xl/ppt/PK\x03\x04" + b"\1" * 26 + b"word/a", "docx"),
     ],
 )  # fmt: skip
 def test_the_content_decides_what_a_file_is_and_then_its_name(
@@ -241,9 +242,15 @@ def test_a_book_is_read_along_its_spine() -> None:
         book.writestr("META-INF/container.xml", container)
         book.writestr("OPS/p.opf", package)
         book.writestr("OPS/sub/a b.xhtml", b"<html><body><h1>One</h1><p>First.</p></body></html>")
-        book.writestr("OPS/b.xhtml", b"<html><body><h1>Two</h1><p>Second.</p></body></html>")
+        book.writestr(
+            "OPS/b.xhtml",
+            b"<html><body><h1>Two</h1><p>Second.</p><aside>Box.</aside></body></html>",
+        )
     document = only("a.epub", out.getvalue())
-    assert (document.title, document.text) == ("The Bridge", "# One\n\nFirst.\n\n# Two\n\nSecond.")
+    assert (document.title, document.text) == (
+        "The Bridge",
+        "# One\n\nFirst.\n\n# Two\n\nSecond.\n\nBox.",
+    )
     assert document.meta["author"] == "Mara Lind"
     assert document.meta["chapters"] == [[0, "sub/a%20b.xhtml"], [15, "b.xhtml"]]
 
@@ -387,6 +394,21 @@ def test_items_of_a_page_keep_their_numbers_and_a_summary_its_line() -> None:
     assert text == "7. Row.\n8. Sail.\n12. Land.\n13. Rest.\n\n1. Eat.\n\nFee\npence"
 
 
+def test_notes_and_what_stands_in_a_cell_or_quotation_are_content_of_a_page() -> None:
+    page = '<p>Rye<sup>a</sup></p><aside role="doc-endnote">By hand.</aside><aside>Shop</aside>'
+    page += "<blockquote>Dig.<footer>Ada</footer></blockquote><footer>Us</footer>"
+    cell = "<td><aside>far</aside><footer>out</footer>"
+    page += f"<table><tr><th>A<th>B<tr><td>1{cell}</table>"
+    text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
+    assert text == "Ryea\n\nBy hand.\n\nDig.\n\nAda\n\n| A | B |\n| --- | --- |\n| 1 | far out |"
+
+
+@pytest.mark.parametrize("place", [30, 20_000])
+def test_a_nul_in_a_page_is_left_out(place: int) -> None:
+    page = f"<html><body><p>{'The mill. ' * 3_000}</p></body></html>".encode()
+    assert only("a.html", page[:place] + b"\0" + page[place:]).text == only("a.html", page).text
+
+
 def test_short_items_of_a_list_in_a_page_stay_and_links_to_other_pages_go() -> None:
     prose = (
         f"<p>{'The bridge at Arvika was built in 1931 and carries the road to the north. ' * 8}</p>"
@@ -466,11 +488,13 @@ def test_no_row_of_a_table_is_left_out_and_prose_is_a_text(data: str, expected: 
 
 def test_rows_of_texts_are_filled_up_and_keep_their_commas() -> None:
     data = 'id,text,year\n1,Low, slow and wide,1931\n2,"Quoted, whole"\n3,"open,1940\n'
+    data += "4,Cells of nobody,1950,, \n"
     documents = [document for _, document in read("a.csv", data.encode())]
     assert [(item.text, item.meta) for item in documents if isinstance(item, Document)] == [
         ("Low, slow and wide", {"year": "1931"}),
         ("Quoted, whole", {}),
         ('"open', {"year": "1940"}),
+        ("Cells of nobody", {"year": "1950"}),
     ]
 
 

@@ -429,6 +429,27 @@ def test_strict_open_xml_is_read() -> None:
         assert read(name, data)[1] == []
 
 
+def test_names_of_strict_open_xml_in_a_text_stay() -> None:
+    sentence = "It begins with http://purl.oclc.org/ooxml/drawingml/main."
+    assert read("a.docx", strict(word(paragraph(run(sentence)))))[0] == sentence
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("1912-04-10T12:15:00.000", "1912-04-10 12:15:00"),
+        ("1912-04-10T12:15:00Z", "1912-04-10 12:15:00"),
+        ("1912-04-10T00:00:00", "1912-04-10"),
+        ("1912-04-10", "1912-04-10"),
+        ("1899-12-30T23:40:00", "23:40:00"),
+        ("in spring", "in spring"),
+    ],
+)
+def test_dates_of_strict_workbooks_are_those_of_others(value: str, shown: str) -> None:
+    rows = f'<row r="1"><c r="A1" t="d"><v>{value}</v></c></row>'
+    assert read("a.xlsx", workbook(rows))[0].endswith(f"\n\n{shown}")
+
+
 def test_a_workbook_names_comments_text_boxes_and_the_charts_of_other_sheets() -> None:
     drawing = named("c:drawing", f"<a:txBody>{line('Winter figures')}</a:txBody>")
     comment = '<comment ref="B2" authorId="0"><text><t>At low tide.</t></text></comment>'

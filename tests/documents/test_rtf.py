@@ -50,6 +50,7 @@ def test_groups_without_a_document_around_them_are_all_read() -> None:
         (rb"\uc0 G\u-10240\u-8371 !", "G\U0001034d!"),
         (rb"{\uc1\u8364 x}{\u8364\'80}5", "€€5"),
         (rb"a\u128674?b", "a\U0001f6a2b"),
+        (rb"so\u8230\'85 \u8222\ldblquote x\u8209\_y\u8239\~z\rquote", "so… „x‑y\u202fz’"),
         (rb"half \u-10179? pair", "half \ufffd pair"),
         (rb"{\pict\bin5 {{{\}}A{\*\x\bin3 }}}}B", "AB"),
         (rb"{\upr{Kelm?}{\*\ud{Kelm\u8217?}}} bridge", "Kelm’ bridge"),

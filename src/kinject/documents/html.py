@@ -63,10 +63,12 @@ _MOST_WITHIN = 20
 """Tables within one that shows data."""
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe"
 _SKIPPED = frozenset([*_UNREAD.split(), "object", "canvas"])
+_NOTE = re.compile("(?:foot|end|rear)note")
 _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
 """Classes of the navigation of Texinfo's and DocBook's pages; "header" where it names the next
 page."""
-_PARAGRAPHS = "p h1 h2 h3 h4 h5 h6 blockquote pre table ul ol dl section article header figure hr"
+_PARAGRAPHS = """p h1 h2 h3 h4 h5 h6 blockquote pre table ul ol dl section article aside header
+    footer figure hr"""
 _LINES = "li tr br div dt dd caption figcaption summary details address legend"
 _BREAKS = {
     **dict.fromkeys(_PARAGRAPHS.split(), "\n\n"),
@@ -81,6 +83,7 @@ def read_html(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     scripts, related pages."""
     data = read_bytes(path, options.largest, stream)
     source, encoding = decode(path, data, declared_charset(data))
+    source = source.replace("\0", "")
     title, text, meta = page_of(path, source)
     yield whole_file(path, title, text, {**meta, **encoding})
 
@@ -102,7 +105,7 @@ def page_of(
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
     tree = parser(source)
-    text = page_text(tree.body) if tree.body is not None else ""
+    text = page_text(tree.body, has_asides=whole_page) if tree.body is not None else ""
     main = text if whole_page else ""
     if not main:
         main = _main_text(path, source, tree, text)
@@ -225,11 +228,15 @@ def _is_within(unit: str, triples: set[tuple[str, str, str]], lines: set[str]) -
     return sum(triple in triples for triple in unit_triples) >= _SHARED * len(unit_triples)
 
 
-def page_text(root: LexborNode, within: list[str] | None = None) -> str:
+def page_text(
+    root: LexborNode, within: list[str] | None = None, *, has_asides: bool = False
+) -> str:
     """Return the content below `root` as Markdown: headings, lists, tables with header, code; space
     as a browser shows it.
 
-    The content of a cell has no marks of headings and code; tables in it go to `within`.
+    The content of a cell has no marks of headings and code; tables in it go to `within`. What is
+    beside the text of a page is left out unless it `has_asides`: in a book they are boxes and
+    notes.
     """
     page = _Page(in_cell=within is not None)
     stack: list[tuple[LexborNode, bool]] = [(root, False)]
@@ -244,7 +251,7 @@ def page_text(root: LexborNode, within: list[str] | None = None) -> str:
             page.add_text(_math_text(node))
         elif tag == "sup" and not page.verbatim and raised(node.text()) != node.text():
             page.add_text(raised(node.text()))
-        elif tag[:1].isalpha() and not _is_skipped(node, tag):
+        elif tag[:1].isalpha() and not _is_skipped(node, tag, has_asides):
             if tag == "table" and _is_placed(node, page, within):
                 continue
             page.open(node, tag)
@@ -381,9 +388,9 @@ def _width_of_space(space: str) -> tuple[int, int]:
     return space.count("\n"), len(space)
 
 
-def _is_skipped(node: LexborNode, tag: str) -> bool:
-    """Return whether the element holds no text of the page. A form around the whole page is none of
-    its forms."""
+def _is_skipped(node: LexborNode, tag: str, has_asides: bool) -> bool:
+    """Return whether the element holds no text of the page, as an aside does unless it
+    `has_asides`. A form around the whole page is none of its forms."""
     names = set((node.attributes.get("class") or "").split()) & _NAVIGATION
     if names:
         is_menu = node.text().lstrip().startswith(("Next:", "Previous:", "Up:"))
@@ -391,7 +398,20 @@ def _is_skipped(node: LexborNode, tag: str) -> bool:
             return True
     if tag == "form" and node.css_first("h1, h2, p, table") is not None:
         return False
-    return tag in _SKIPPED
+    return tag in _SKIPPED and not _is_content(node, tag, has_asides)
+
+
+def _is_content(node: LexborNode, tag: str, has_asides: bool) -> bool:
+    """Return whether an aside or a footer is a part of the text: a note, or within a cell or a
+    quotation."""
+    if tag not in ("aside", "footer"):
+        return False
+    if node.parent is not None and node.parent.tag in ("td", "th", "blockquote"):
+        return True
+    if tag == "footer":
+        return False
+    kind = f"{node.attributes.get('role')} {node.attributes.get('epub:type')}"
+    return has_asides or _NOTE.search(kind) is not None
 
 
 def _language(node: LexborNode) -> str:

@@ -37,7 +37,7 @@ DIAGRAM = "{http://schemas.openxmlformats.org/drawingml/2006/diagram}"
 _CORE = "{http://schemas.openxmlformats.org/package/2006/metadata/core-properties}"
 _DUBLIN = "{http://purl.org/dc/elements/1.1/}"
 _TERMS = "{http://purl.org/dc/terms/}"
-_STRICT = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/")
+_STRICT = re.compile(rb"""(=\s*["'])http://purl\.oclc\.org/ooxml/(\w+)/""")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MAIN_PARTS = ("word/document.xml", "ppt/presentation.xml", "xl/workbook.xml")
 # SyntaxError is lxml's of a text that is no XML.
@@ -87,7 +87,7 @@ class Package:
         """Return the bytes of a part, the names of Strict Open XML as those of Transitional."""
         data = self._archive.read(self._members[_plain_name(name)])
         if b"purl.oclc.org" in data:
-            data = _STRICT.sub(rb"http://schemas.openxmlformats.org/\1/2006/", data)
+            data = _STRICT.sub(rb"\1http://schemas.openxmlformats.org/\2/2006/", data)
         return data
 
     def root(self, name: str) -> XmlElement:

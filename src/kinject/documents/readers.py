@@ -113,6 +113,8 @@ _BINARY = frozenset(
 _ARCHIVES = frozenset({"zip", "gzip", "tar"})
 # The part of a text in UTF-16 that is NUL: half of it if all is ASCII.
 _UTF16_NUL = 0.35
+# Bytes of a damaged text for one NUL in it; in programs and pictures every third is one.
+_TEXT_PER_NUL = 20
 _TAR = re.compile(r"\.(?:tar(?:\.(?:gz|bz2|xz))?|tgz|tbz2?|txz)$", re.IGNORECASE)
 MOST_WITHIN = 4
 """Archives and mails that a file may lie in."""
@@ -134,6 +136,8 @@ _ROOT = re.compile(
     rb"|<!doctype(?P<type>[^>\[]*)(?:\[[^\]]*\])?>\s*)*+<(?P<root>[a-z][\w:-]*)",
     re.IGNORECASE,
 )
+_MEMBER = re.compile(rb"PK\x03\x04(?s:.{26})([\w./\[\]-]+)")
+"""The name of a member of a zip, after 26 bytes of numbers."""
 _MAILBOX = re.compile(rb"From \S+.*\d\d:\d\d.*\n(?:>?[\w-]+:[ \t]|\S)")
 _MAIL_HEADER = re.compile(
     rb"^(?:Received|Return-Path|From|To|Subject|Date|Message-ID|MIME-Version|Delivered-To):",
@@ -160,8 +164,7 @@ def kind_of(path: Path, head: bytes) -> str:
         if signature.isalpha() and named and b"\0" not in head:
             continue
         raise InputError(f"{path}: found {reason}.")
-    # In rows a NUL is the fault of one row, which its reader reports with the line.
-    if b"\0" in head and not _is_utf16(head) and named not in ("jsonl", "csv"):
+    if b"\0" in head and not _is_utf16(head) and not _may_hold_nul(head, named):
         raise InputError(
             f"{path}: found bytes that are no text, and of no kind that has a reader "
             f"(suffix {path.suffix!r}). Take it out."
@@ -188,6 +191,15 @@ def _kind_of_binary(path: Path, head: bytes, named: str | None) -> str | None:
     return None
 
 
+def _may_hold_nul(head: bytes, named: str | None) -> bool:
+    """Return whether the reader of a kind of text takes a NUL in it."""
+    # In rows it is the fault of one row, which its reader reports with the line.
+    if named in ("jsonl", "csv"):
+        return True
+    # Mail programs and browsers leave out the few that are in damaged mails and pages.
+    return named in ("mail", "mailbox", "html") and head.count(0) * _TEXT_PER_NUL < len(head)
+
+
 def _is_utf16(head: bytes) -> bool:
     """Return whether bytes are text in UTF-16: by their mark, or as every other byte is NUL."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -200,7 +212,9 @@ def _kind_of_zip(path: Path, head: bytes, named: str | None) -> str:
     """Return the kind of a file that is a zip, by the names of the first files in it."""
     if b"[Content_Types].xml" in head or named in ("docx", "pptx", "xlsx"):
         kinds = {"docx": b"word/", "xlsx": b"xl/", "pptx": b"ppt/"}
-        kinds_inside = [kind for kind, folder in kinds.items() if folder in head]
+        # Only in names: packed bytes may be any letters.
+        names = b"\n".join(_MEMBER.findall(head))
+        kinds_inside = [kind for kind, folder in kinds.items() if folder in names]
         return kinds_inside[0] if len(kinds_inside) == 1 else named or "zip"
     if head[30:].startswith(b"mimetypeapplication/epub"):
         return "epub"

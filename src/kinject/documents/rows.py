@@ -217,6 +217,9 @@ def _fitted(cells: list[str], header: list[str], text_name: str, delimiter: str)
     """Return the cells of a row, as many as the header has. Of a comma too many in it the likeliest
     place is the text, if nobody has quoted it."""
     n_more = len(cells) - len(header)
+    # Programs write delimiters of cells that nobody has filled.
+    while n_more > 0 and not cells[-1].strip():
+        cells, n_more = cells[:-1], n_more - 1
     if n_more <= 0 or text_name not in header:
         return [*cells, *[""] * -n_more][: len(header)]
     first = header.index(text_name)

@@ -4,7 +4,7 @@ that the RTF of a mail may hold."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -422,6 +422,8 @@ class _Parser:
 
     def _symbol(self, symbol: str) -> None:
         self._decode()
+        if self._replaces_unicode(symbol, _SYMBOLS):
+            return
         self._n_to_skip = 0
         if symbol == "*":
             self._group.starred = True
@@ -435,6 +437,8 @@ class _Parser:
         group = self._group
         if name == "u" and number is not None:
             self._unicode(number)
+            return
+        if self._replaces_unicode(name, _CHARACTERS):
             return
         self._n_to_skip = 0
         if self._is_in_fonts():
@@ -525,6 +529,13 @@ class _Parser:
         if 0 < number <= 0x10FFFF:
             self._add(chr(number))
         self._n_to_skip = self._group.n_replaced
+
+    def _replaces_unicode(self, name: str, characters: Mapping[str, str]) -> bool:
+        """Return whether one of `characters` stands for one in Unicode: \\u8217\\rquote is one."""
+        if self._n_to_skip == 0 or name not in characters:
+            return False
+        self._n_to_skip -= 1
+        return True
 
     def _add_bytes(self, data: bytes) -> None:
         n_skipped = min(self._n_to_skip, len(data))

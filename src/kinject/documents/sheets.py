@@ -184,7 +184,7 @@ class _Book:
         if kind == "b":
             return {"1": "TRUE", "0": "FALSE"}.get(value, value)
         if kind == "d":
-            return value.removesuffix("T00:00:00").replace("T", " ")
+            return self._iso_text(value, self._formats.get(whole_number(cell.get("s")), ""))
         if kind != "n":
             return _unescaped(value)
         style = whole_number(cell.get("s"))
@@ -199,6 +199,26 @@ class _Book:
             return self._date_text(number, number_format)
         return number_text(number, number_format)
 
+    def _iso_text(self, value: str, number_format: str) -> str:
+        """Return a date in ISO 8601, as Strict Open XML has them, as one that is a number."""
+        try:
+            moment = datetime.datetime.fromisoformat(value).replace(tzinfo=None)
+        except ValueError:
+            return value
+        # Days before the first one that Excel counts are times without a day.
+        if moment.date() <= self._dates.WINDOWS_EPOCH.date() + datetime.timedelta(days=1):
+            return moment.time().isoformat("seconds")
+        if "T" not in value and " " not in value:
+            return moment.date().isoformat()
+        return self._moment_text(moment, number_format)
+
+    def _moment_text(self, moment: datetime.datetime, number_format: str) -> str:
+        """Return a day, with its time if people see one: 2026-03-05 00:00:00, and not the day."""
+        has_time = re.search("[hs]", _LITERALS.sub("", number_format), re.IGNORECASE)
+        if moment.time() == datetime.time() and has_time is None:
+            return moment.date().isoformat()
+        return moment.isoformat(" ", "seconds")
+
     def _date_text(self, number: int | float, number_format: str) -> str:
         is_span = self._numbers.is_timedelta_format(number_format)
         try:
@@ -206,11 +226,7 @@ class _Book:
         except (ValueError, OverflowError):  # beyond the year 9999
             return number_text(number)
         if isinstance(date, datetime.datetime):
-            # Where people see a time, midnight is one: 2026-03-05 00:00:00, and not the day.
-            has_time = re.search("[hs]", _LITERALS.sub("", number_format), re.IGNORECASE)
-            if date.time() == datetime.time() and has_time is None:
-                return date.date().isoformat()
-            return date.isoformat(" ", "seconds")
+            return self._moment_text(date, number_format)
         return str(date)
 
     def name_what_is_lost(self) -> None:
