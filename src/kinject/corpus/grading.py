@@ -30,7 +30,7 @@ from kinject.language.amounts import (
     same_numbers,
     values_of,
 )
-from kinject.language.moments import is_short_name
+from kinject.language.moments import is_short_name, languages_with_clock
 from kinject.language.readings import read_items
 from kinject.language.sentences import FULL_STOPS
 from kinject.language.spelling import WIDE, Word, fold, same_words, words_in
@@ -202,7 +202,8 @@ def _languages(written: str, part: str) -> list[str]:
     if code:
         return list(dict.fromkeys((code, "en")))
     code = guess_language(written) or guess_language(part) or "en"
-    others = [*_languages_of_value(written), *_languages_of_value(part)]
+    others = [*languages_with_clock(written), *languages_with_clock(part)]
+    others += [*_languages_of_value(written), *_languages_of_value(part)]
     return list(dict.fromkeys((code, "en", *others)))
 
 

@@ -240,6 +240,8 @@ _PAST = re.compile(
     r"(?:\sminutes)?"
     rf"(?:\s|-)(?P<side>past|to|(?<=quarter\s)after)\s{_HOUR}\b(?![:.]\d){_HALF}?"
 )
+# British: half seven is half past seven.
+_HALF_AN_HOUR = re.compile(rf"(?<![\w-])half\s{_HOUR}(?!\w|[-.,:/%]\w|\s?[%°]){_HALF}?")
 _NAMED = re.compile(
     r"\b(?:12 )?(?:noon|midday|mediodía|mezzogiorno"
     r"|(?P<night>midnight|mitternacht|middernacht|minuit|medianoche|mezzanotte))\b"
@@ -252,6 +254,9 @@ def take_clocks(reader: Reader) -> None:
     # What is taken is gone from the rest, so that a shorter form finds no part of a longer one.
     for match in _PAST.finditer(reader.rest):
         _take_past(reader, match)
+    if reader.grammar.language.code == "en":
+        for match in _HALF_AN_HOUR.finditer(reader.rest):
+            _take_half_an_hour(reader, match)
     for pattern in _CLOCKS:
         for match in pattern.finditer(reader.rest):
             _take_clock(reader, match)
@@ -282,6 +287,16 @@ def _take_past(reader: Reader, match: re.Match[str]) -> None:
         numbers = [Number(Fraction(number)) for number in (SMALL.index(part), _hour(match))]
         reader.take(*match.span(), clock, Group("to", tuple(numbers)), parts=numbers)
     else:
+        reader.take(*match.span(), clock)
+
+
+def _take_half_an_hour(reader: Reader, match: re.Match[str]) -> None:
+    # "the half ten men had" is no time of day
+    is_count = reader.grammar.unit_spelled_after(reader.rest, match.end(), False)[0]
+    if is_count or not 1 <= _hour(match) <= 12:
+        return
+    clock = _clock(match, 60 * _hour(match) + 30)
+    if clock is not None:
         reader.take(*match.span(), clock)
 
 
@@ -430,9 +445,86 @@ def _whole_hour(code: str) -> re.Pattern[str]:
     )
 
 
+# --- Times of day beside the hour: las siete y media, huit heures moins le quart
+
+_WORD = r"\d{1,2}|[^\W\d_]+(?:-[^\W\d_]+)*"
+_PARTS_OF_DAY = (
+    r"(?:\s(?P<part>(?:du|de|de la|del|di|da|della)\s"
+    r"(?:matin|soir|l'après-midi|mañana|tarde|noche|mattino|mattina|sera|pomeriggio|manhã|noite)))?"
+)
+_LATER = ("soir", "après-midi", "tarde", "noche", "sera", "pomeriggio", "noite")
+_BESIDE_HOUR = {
+    "fr": rf"(?P<hour>{_WORD})\sheures?(?:\set\s(?P<more>demie?|quart)"
+    rf"|\smoins\s(?:le\s)?(?P<less>{_WORD})|\s(?P<minute>{_WORD}))",
+    "es": rf"las?\s(?P<hour>{_WORD})(?:\sy\s(?P<more>(?:{_WORD})(?:\sy\s\w+)?)"
+    rf"|\smenos\s(?P<less>{_WORD}))",
+    "it": rf"(?:(?:al)?le\s|(?:al)?l')(?P<hour>{_WORD})"
+    rf"(?:\se\s(?:un\s)?(?P<more>{_WORD})|\smeno\s(?:un\s)?(?P<less>{_WORD}))",
+    "pt": rf"(?:[aà]s?\s)(?P<hour>{_WORD})\se\s(?P<more>{_WORD})",
+}
+"""In Spanish, Italian and Portuguese the article tells hours from numbers: siete y media is 7.5."""
+_NAMED_PARTS = {
+    **dict.fromkeys(("demi", "demie", "media", "mezza", "mezzo", "meia"), 30),
+    **dict.fromkeys(("quart", "cuarto", "quarto"), 15),
+}
+
+
+@lru_cache(maxsize=4)
+def _minutes_beside(code: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w.,:'-]){_BESIDE_HOUR[code]}(?![\w:]|[.,]\d){_PARTS_OF_DAY}")
+
+
+def _take_minutes_beside(reader: Reader, match: re.Match[str]) -> None:
+    parts = match.groupdict()
+    written = parts["more"] or parts.get("less") or parts.get("minute") or ""
+    hour, minutes = _small_number(reader, match["hour"]), _small_number(reader, written)
+    minutes = _NAMED_PARTS.get(written, minutes)
+    if not 0 < hour < 24 or not 0 < minutes < 60:
+        return
+    # "las dos y tres islas" are no time of day
+    if minutes < 20 and minutes % 5:
+        return
+    if parts.get("less"):
+        minutes = -minutes
+    part = parts["part"] or ""
+    clock = Clock((60 * hour + minutes) % (2 * HALF_A_DAY))
+    if part:
+        name = "morning"
+        if part.endswith(_LATER):
+            name = "evening"
+        clock = on_dial(clock.minutes, name)
+    # "sept heures et demie" is as long a time too.
+    readings: list[Value] = [clock]
+    if reader.grammar.language.code == "fr" and minutes == 30 and not part:
+        readings.append(Number(hour + Fraction(1, 2), "hour", digits=written))
+    reader.take(*match.span(), *readings)
+
+
+def _small_number(reader: Reader, written: str) -> int:
+    """Return a number in words or digits, -1 if it is none."""
+    if written.isdecimal():
+        return int(written)
+    if reader.grammar.in_words.fullmatch(written) is None:
+        return -1
+    numbers = reader.grammar.parse_words(written)
+    if len(numbers) != 1:
+        return -1
+    return int(numbers[0])
+
+
+def languages_with_clock(text: str) -> list[str]:
+    """Return the languages in which a text has a time of day such as las siete y media: of so short
+    a text the language cannot be guessed."""
+    lower = text.lower()
+    return [code for code in _BESIDE_HOUR if _minutes_beside(code).search(lower)]
+
+
 def _take_spoken_clocks(reader: Reader) -> None:
     """Take the times of day that are written in words."""
     code = reader.grammar.language.code
+    if code in _BESIDE_HOUR:
+        for match in _minutes_beside(code).finditer(reader.rest):
+            _take_minutes_beside(reader, match)
     if code not in _OF_LANGUAGE:
         return
     for match in _beside_hour(code).finditer(reader.rest):

@@ -278,15 +278,23 @@ _AND_A_HALF = {
 }
 
 
+_ONE_IS_UNSAID = {"es": "[ao]", "pt": "[ao]", "it": "[ao]"}
+"""The end of a unit of which one and a half are told without the one."""
+
+
 @lru_cache(maxsize=8)
 def _measure_and_part(code: str) -> re.Pattern[str]:
     counts = any_of(grammar_of(code).language.number_words)
     if code == "en":
         counts += "|an?"
     unit = r"(?P<unit>[^\W\d_]+)"
-    return re.compile(
-        rf"(?<![\w.,'-])(?P<count>\d+|{counts})\s{unit}{_AND_A_HALF[code]}\b(?!\s(?:of|de)\b)"
-    )
+    count = rf"(?P<count>\d+|{counts})\s"
+    # "hora y media" is one of them: no hours have an s in the end, nor ore an a.
+    if code in _ONE_IS_UNSAID:
+        count = rf"(?:{count}|(?=\w+{_ONE_IS_UNSAID[code]}\s))"
+    if code == "it":
+        count = rf"(?:{count}|un')"
+    return re.compile(rf"(?<![\w.,'-]){count}{unit}{_AND_A_HALF[code]}\b(?!\s(?:of|de)\b)")
 
 
 def _take_measures_and_parts(reader: Reader) -> None:
@@ -295,8 +303,11 @@ def _take_measures_and_parts(reader: Reader) -> None:
     if language.code not in _AND_A_HALF:
         return
     for match in _measure_and_part(language.code).finditer(reader.rest):
-        written = match["count"]
-        unit, end = unit_after(reader, match.end("count"), Number(Fraction(1), digits=written))
+        written = match["count"] or "1"
+        start = match.end("count")
+        if match["count"] is None:
+            start = match.start("unit")
+        unit, end = unit_after(reader, start, Number(Fraction(1), digits=written))
         if unit and end == match.end("unit"):
             count = language.number_words.get(written) or _count(written)
             part = Fraction(1, _DENOMINATORS.get(match.groupdict().get("part") or "half", 2))

@@ -36,6 +36,8 @@ _DEGREE = re.compile(r"[º˚](?=\s?[CF]\b)")
 _SPACED_MINUS = re.compile(r"(?<!\w)(?<!\w\s)−\s+(?=\d)")
 _DASH_BETWEEN_NUMBERS = re.compile(r"(?<=\d)—(?=\d)")
 _STRESS = re.compile("(?<=[\u0400-\u04ff])[\u0300\u0301]")
+# Vowels of Hebrew and Arabic, which most texts leave out, and the stroke that lengthens a word.
+_POINTS = re.compile("[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u0652\u0670]")
 _MARKUP = re.compile(r"\*\*|__|`")
 
 
@@ -57,7 +59,7 @@ def _fold_unicode(text: str) -> str:
     text = text.translate(_FOLDED).translate(_NO_LETTERS)
     text = unicodedata.normalize("NFKC", text).translate(_FOLDED)
     # Of a Cyrillic letter it is the stress, which dictionaries write: Москва́.
-    text = _STRESS.sub("", text)
+    text = _POINTS.sub("", _STRESS.sub("", text))
     text = _DASH_BETWEEN_NUMBERS.sub("-", text)
     return "".join(map(_fold_character, text))
 
