@@ -404,8 +404,8 @@ def _outlook_mail(
     if text or not attachments:
         yield location, _document(path, location, title, text, meta)
     for attached in attachments:
-        folder = _OutlookFolder(path, file, attached, mail.codec)
-        yield from _outlook_attachment(path, location, file, folder, options)
+        attachment = _OutlookFolder(path, file, attached, mail.codec)
+        yield from _outlook_attachment(path, location, file, attachment, options)
 
 
 def _outlook_attachment(
