@@ -200,6 +200,20 @@ def test_the_token_at_which_the_model_stops_decides(tiny_tokenizer: Any) -> None
     assert "(it has none)" in note_on_end(tiny_tokenizer, ChatFormat(), [])
 
 
+@pytest.mark.parametrize("content", ["m.content", "m.content[0].text"])
+@pytest.mark.parametrize(
+    "opening", ["", "{{ messages[0].role[:2] == 'sy' or raise_exception('') }}"]
+)
+def test_templates_that_want_a_system_turn_or_blocks_are_tried_too(
+    tiny_tokenizer: Any, content: str, opening: str
+) -> None:
+    template = opening + UNTAGGED.replace("m.content", content)
+    tiny_tokenizer.chat_template = template.replace("END", "")
+    assert NO_END in note_on_end(tiny_tokenizer, ChatFormat(), [tiny_tokenizer.eos_token_id])
+    tiny_tokenizer.chat_template = template.replace("END", "<|eos|>")
+    assert note_on_end(tiny_tokenizer, ChatFormat(), [tiny_tokenizer.eos_token_id]) == ""
+
+
 def test_plain_text_has_no_note_on_a_template(
     make_recipe: MakeRecipe, tiny_tokenizer: Any, tmp_path: Path
 ) -> None:

@@ -270,12 +270,17 @@ def note_on_end(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, ends: Coll
     assistant's words; "" if one is, or if the template does not render a plain conversation.
 
     Two conversations are tried: some templates end a turn only when another follows, some only the
-    last one.
+    last one. They are tried in the form that the template expects: it may want a system turn, or
+    contents in blocks.
     """
     from trl.chat_template_utils import has_generation_markers
 
-    tails = [_behind_answer(tokenizer, chat, _TURNS[:n]) for n in (2, 3)]
-    rendered = [tail for tail in tails if tail is not None]
+    rendered: list[str] = []
+    for turns in _forms():
+        tails = [_behind_answer(tokenizer, chat, part) for part in (turns[:-1], turns)]
+        rendered = [tail for tail in tails if tail is not None]
+        if rendered:
+            break
     for tokens in tokens_of(rendered, tokenizer, offsets=False):
         if not set(tokens.ids).isdisjoint(ends):
             return ""
@@ -293,6 +298,16 @@ def note_on_end(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, ends: Coll
             f"turn {missing}"
         )
     return f"the assistant's turn in the chat template {missing}"
+
+
+def _forms() -> Iterator[tuple[Row, ...]]:
+    """Yield a conversation as it is, with its contents in blocks, and both behind a system turn."""
+    for opening in ((), ({"role": "system", "content": "the rules"},)):
+        turns: tuple[Row, ...] = (*opening, *_TURNS)
+        yield turns
+        yield tuple(
+            {**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in turns
+        )
 
 
 def _behind_answer(
