@@ -106,6 +106,14 @@ def test_lines_that_are_not_level_are_read_one_after_the_other(degrees: float) -
     assert only(pdf_of(turned(degrees, page))).text == " ".join(lines)
 
 
+def test_raised_digits_of_a_pdf_stay_raised() -> None:
+    page = (
+        "BT /F1 10 Tf 72 700 Td (Over 3 x 10) Tj /F1 7 Tf 4 Ts (-8) Tj 0 Ts /F1 10 Tf ( m of H) Tj"
+    )
+    page += " /F1 7 Tf -2 Ts (2) Tj 0 Ts /F1 10 Tf (O by mill) Tj /F1 6.5 Tf 4 Ts (14) Tj ET"
+    assert only(pdf_of(page)).text == "Over 3 x 10⁻⁸ m of H2O by mill¹⁴"
+
+
 def test_a_watermark_is_no_part_of_the_lines_that_it_crosses() -> None:
     lines = [f"Clause {row} of the lease of the mill is as it was in May and" for row in range(30)]
     page = "".join(at(72, 700 - 14 * row, line) for row, line in enumerate(lines))

@@ -55,6 +55,13 @@ _SAME_EDGE = 0.1
 # No number or name goes on over a gap this wide: cells, or columns.
 _WIDE_SPACE = 0.8
 
+# A raised digit is smaller than this part of its word's letters (Chromium's 0.83, Word's 0.65),
+_RAISED_SIZE = 0.9
+# and its box ends above the word's by this part of the height; small capitals end at 0.04.
+_LIFT = 0.15
+_RAISED = str.maketrans("0123456789+-−–", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁻")
+"""Of 10 and a raised 6 a reader would see 106."""
+
 _CODES = {"R": "R", "AL": "R", "L": "L", "EN": "N", "AN": "N", "ES": "S", "CS": "S", "ET": "T"}
 """The directions of Unicode -> the codes of the patterns below: letters from right to left, from
 left to right, digits, separators in numbers, signs beside numbers."""
@@ -125,10 +132,19 @@ class Word:
 
     def add(self, letter: Letter) -> None:
         self.last = letter
-        self.letters.append(letter.text)
+        text = letter.text
+        if self._is_raised(letter):
+            text = text.translate(_RAISED)
+        self.letters.append(text)
         self.x1 = max(self.x1, letter.x1)
         self.y0 = min(self.y0, letter.y0)
         self.y1 = max(self.y1, letter.y1)
+
+    def _is_raised(self, letter: Letter) -> bool:
+        """Return whether a letter is an exponent of the word or the mark of a note: smaller, and
+        higher."""
+        lift = (self.y1 - letter.y1) / max(self.y1 - self.y0, 1.0)
+        return letter.size < _RAISED_SIZE * self.size and lift > _LIFT
 
     def is_continued_by(self, letter: Letter, down: Sequence[Rule]) -> bool:
         """Return whether a letter is close enough, and no rule of `down` is before it."""
