@@ -47,6 +47,23 @@ def test_the_three_shapes_are_read(write: Write) -> None:
     assert {row.origin for row in CorpusFile(path, origin="replay")} == {"replay"}
 
 
+def test_a_label_is_text_or_a_whole_number_and_null_is_none(write: Write) -> None:
+    rows = CorpusFile(
+        write(
+            "c.jsonl",
+            '{"text": "a", "document_id": null, "origin": null}\n'
+            '{"text": "b", "document_id": 31, "origin": "style"}\n'
+            '{"text": "c", "document_id": 31.0}\n',
+        )
+    )
+    labels = [(row.document_id, row.origin) for row in rows]
+    assert labels == [("", "original"), ("31", "style"), ("31", "original")]
+    for value in ("true", '["d"]', "{}", "1.5", "NaN"):
+        path = write("c.jsonl", f'{{"text": "a", "document_id": {value}}}\n')
+        with pytest.raises(InputError, match=r"c\.jsonl:1: document_id: found \w+, expected text"):
+            list(CorpusFile(path))
+
+
 def test_rows_are_those_of_the_file_in_any_order(path: Path) -> None:
     rows, all_rows = CorpusFile(path), list(CorpusFile(path))
     assert [row.shape for row in all_rows] == SHAPES

@@ -285,10 +285,28 @@ def parse_corpus_row(raw: Row, origin: str, location: str = "", column: str = ""
             "found NaN or Infinity in tools, tool_calls or chat_template_kwargs. "
             "JSON has no such number."
         ) from None
-    origin = origin or str(raw.get("origin", "original"))
-    return CorpusRow(
-        identity, str(raw.get("document_id", "")), origin, shape, **fields, location=location
-    )
+    origin = origin or _label(raw, "origin") or "original"
+    document_id = _label(raw, "document_id")
+    return CorpusRow(identity, document_id, origin, shape, **fields, location=location)
+
+
+def _label(raw: Row, key: str) -> str:
+    """Return the text at `key`, a whole number as text; "" without one.
+
+    Data sets with columns hold null where a row has no label: as the text "None" all such rows were
+    one document, of which a packed row holds a single text.
+    """
+    value = raw.get(key)
+    if value is None:
+        return ""
+    # pandas makes 12.0 of 12 in a column with gaps.
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise InputError(f"{key}: found {type(value).__name__}, expected text or a whole number.")
+    return value
 
 
 def _text(raw: Row, key: str) -> str:
