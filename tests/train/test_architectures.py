@@ -81,6 +81,43 @@ def test_packed_logits_are_those_of_each_document_alone(
     assert n_documents > len(rows)
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 64.0, "short_factor": [1.0] * 8,
+            "long_factor": [4.0 + i for i in range(8)]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {**SHAPES["gpt2"], "n_positions": 30},
+        {
+            **{"model_type": "phi3", **SMALL, "pad_token_id": 0, "rope_parameters": LONGROPE},
+            "original_max_position_embeddings": 30,
+        },
+    ],
+    ids=["learned positions", "longrope"],
+)
+def test_padding_behind_rows_longer_than_the_window_changes_no_logits(
+    shape: dict[str, Any], tiny_tokenizer: Any, corpus: Path
+) -> None:
+    model = new_model(shape, tiny_tokenizer, 0, "sdpa").eval()
+    data = CorpusPacker(tiny_tokenizer, Tokenization(), PackingConfig(110, "bfd_split"), 0).pack(
+        list(CorpusFile(corpus))[:7]
+    )
+    rows = sorted(RowDataset(data.rows), key=lambda row: -len(row["input_ids"]))
+    short = rows[-1]
+    n_padding = len(rows[0]["input_ids"]) - len(short["input_ids"])
+    assert short["position_ids"][-1] + n_padding >= 30
+    batch = Collator(0, n_positions=models.padding_positions(model.config))(rows)
+    assert batch["position_ids"].max() < 30
+    with torch.no_grad():
+        padded = model(
+            input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+        ).logits[-1]
+        start = short["position_ids"].index(0, 1)
+        alone = model(torch.tensor([short["input_ids"][:start]]), use_cache=False).logits[0]
+    assert torch.allclose(padded[:start], alone, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("attention", "trainer", "is_timed"),
     [

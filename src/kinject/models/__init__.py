@@ -10,6 +10,7 @@ from kinject.models.attention import (
     check_causal,
     is_runnable,
     new_cartridge,
+    padding_positions,
     text_start,
     try_attention,
     try_faster,

@@ -49,6 +49,21 @@ def window_of(config: PretrainedConfig) -> int | None:
     return None
 
 
+def padding_positions(config: PretrainedConfig) -> int | None:
+    """Return how many positions padding may use, None for any number.
+
+    Beyond the window a model with learned positions has none. Beyond its first, shorter window
+    longrope reads the whole batch, texts too, by other frequencies.
+    """
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    # Some models have parameters for each type of layer.
+    kinds = [item for item in (rope, *rope.values()) if isinstance(item, dict)]
+    longropes = [item for item in kinds if item.get("rope_type") == "longrope"]
+    first_windows = [item.get("original_max_position_embeddings") for item in longropes]
+    limits = [limit for limit in (window_of(config), *first_windows) if limit is not None]
+    return min(limits, default=None)
+
+
 def text_start(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the token behind which a document begins, as in pretraining; None if the tokenizer has
     none.

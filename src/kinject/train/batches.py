@@ -141,7 +141,7 @@ class RoundSampler(Sampler[int]):
 @dataclass(frozen=True)
 class Collator:
     """Rows to tensors [batch, longest row]: padded on the right, with positions that continue into
-    the padding.
+    the padding, from 0 again at `n_positions` (None: any number).
 
     No attention mask is made: padding follows a row, and earlier tokens cannot attend to it.
     `flatten` joins the batch into one row [1, tokens], in which flash attention separates documents
@@ -152,6 +152,7 @@ class Collator:
     flatten: bool = False
     pad_to_multiple_of: int = 1
     nothing_learned: Reaction = "stop"
+    n_positions: int | None = None
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return input_ids, labels, position_ids, replayed and, if rows have them, weights and
@@ -182,9 +183,13 @@ class Collator:
         if name == "input_ids":
             return [self.pad_token_id] * n_pad
         if name == "position_ids":
-            # A position 0 would begin another document.
+            # A position 0 begins another document: a row of one needs no mask without it.
             following = row["position_ids"][-1] + 1
-            return range(following, following + n_pad)
+            positions = range(following, following + n_pad)
+            if self.n_positions is None:
+                return positions
+            # A packed row may be longer than the model's window (`check_positions`).
+            return [position % self.n_positions for position in positions]
         return [_PADDING[name]] * n_pad
 
     def _check_learned(self, rows: Sequence[dict[str, Any]]) -> None:

@@ -298,7 +298,11 @@ class _Setup:
             if packed is not None:
                 check_isolation(model, packed)
         collator = Collator(
-            _padding_token(tokenizer), flatten, _row_multiple(config), recipe.guards.nothing_learned
+            _padding_token(tokenizer),
+            flatten,
+            _row_multiple(config),
+            recipe.guards.nothing_learned,
+            models.padding_positions(model.config),
         )
         options = TrainerOptions(
             model=model,
