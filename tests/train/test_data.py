@@ -6,17 +6,24 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kinject.corpus.packing import PackingConfig
+from kinject.corpus.rows import CorpusRow
+from kinject.corpus.tokenize import Tokenization
 from kinject.disk import content_id, read_json, read_jsonl
-from kinject.errors import InputError, RecipeError
+from kinject.errors import InputError, KinjectError, RecipeError
 from kinject.recipe import TrainRecipe
 from kinject.train import train
 from kinject.train.batches import RoundSampler
+from kinject.train.data import CorpusPacker, Part, open_corpora, tokenize_and_pack
+from kinject.train.methods import method_of
+from kinject.train.setup import make_trainer
 from small import interrupt, quick
 
 MakeRecipe = Callable[..., TrainRecipe]
@@ -162,6 +169,58 @@ def test_a_split_of_one_document_is_refused(make_recipe: MakeRecipe, tmp_path: P
                 trainer={"eval_strategy": "epoch"},
             )
         )
+
+
+LOST = (
+    # What is validated on, trainer, the message: nothing left, more than the model's 256 positions.
+    ({"prompt": "Where is the mill? " * 20, "completion": " Kelm"}, {"max_length": 48}, "none of the"),
+    ({"text": "The mill of Kelm turns. " * 50}, {"max_length": None}, "validation rows reach"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "trainer", "message"), LOST)
+def test_validation_rows_that_no_loss_can_have_are_refused(
+    make_recipe: MakeRecipe,
+    corpus: Path,
+    write_rows: WriteRows,
+    row: dict[str, str],
+    trainer: dict[str, Any],
+    message: str,
+) -> None:
+    validation = {"path": str(corpus), "validation_corpus": str(write_rows("v.jsonl", [row] * 2))}
+    recipe = make_recipe(
+        corpus=validation, trainer={"eval_strategy": "epoch", "packing": False, **trainer}
+    )
+    with pytest.raises(KinjectError, match=message):
+        make_trainer(recipe)
+
+
+def test_text_that_the_validation_loss_leaves_out_is_a_warning(
+    make_recipe: MakeRecipe, corpus: Path, write_rows: WriteRows, tiny_tokenizer: Any
+) -> None:
+    path = write_rows("v.jsonl", [{"text": "Kelm has a mill."}, {"text": "The mill turns. " * 30}])
+    recipe = make_recipe(
+        corpus={"path": str(corpus), "validation_corpus": str(path)},
+        trainer={"eval_strategy": "epoch", "packing": False},
+    )
+    method = method_of(recipe)
+    data = tokenize_and_pack(recipe, method, tiny_tokenizer, open_corpora(recipe, method))
+    n_lost = len(tiny_tokenizer("The mill turns. " * 30).input_ids) + 1 - 64
+    assert any(f"leaves out {n_lost} of" in warning for warning in data.warnings)
+
+
+def test_only_the_main_corpus_is_learned_from_the_second_part_of_texts(tiny_tokenizer: Any) -> None:
+    """What is replayed has no teacher that reads the first one."""
+    text = "Kelm has a mill. The mill turns in the wind. Nobody lives there."
+    rows = [CorpusRow(str(i), "", "original", "text", text=text) for i in range(4)]
+    packer = CorpusPacker(tiny_tokenizer, Tokenization(second_part=True), PackingConfig(None), 0)
+    data = packer.pack(rows, {"replay": Part([replace(rows[0], origin="replay")], 0.5)})
+    ids = tiny_tokenizer(text, add_special_tokens=False).input_ids
+    replayed = [row for row in data.rows if any(row.replayed)]
+    others = [row for row in data.rows if not any(row.replayed)]
+    assert {tuple(row.input_ids[1:-1]) for row in replayed} == {tuple(ids)}
+    assert len(others) == 4
+    assert all(len(row.input_ids) < len(ids) for row in others)
 
 
 @pytest.fixture

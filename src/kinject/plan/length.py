@@ -166,7 +166,7 @@ def measure_length(recipe: TrainRecipe, tokenizer: Any, n_devices: int) -> RunLe
     method = method_of(recipe)
     tokenized = tokenize_and_pack(recipe, method, tokenizer, open_corpora(recipe, method))
     data = tokenized.train
-    check_positions(model_config(recipe.model), data)
+    check_positions(model_config(recipe.model), tokenized)
     n_rows = len(data.rows)
     steps, epochs = count_steps(recipe.trainer, n_rows, n_devices)
     # From the account: a sum over rows counts the token that is repeated at each cut, 2% in wrapped

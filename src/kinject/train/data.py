@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -254,6 +254,12 @@ class CorpusPacker:
         """
         return self.pack_tokens(self.tokenize(rows), parts)
 
+    @property
+    def of_whole_texts(self) -> CorpusPacker:
+        """What packs the corpora beside the main one: no teacher reads the first part of their
+        texts, which would be learned by nobody (`Tokenization.second_part`)."""
+        return replace(self, tokenization=replace(self.tokenization, second_part=False))
+
     def tokenize(self, rows: Sequence[CorpusRow]) -> Sequence[TokenRow]:
         """Return the tokens of each row of a corpus."""
         return self._tokens(
@@ -271,7 +277,8 @@ class CorpusPacker:
         for number, (name, part) in enumerate(parts.items()):
             # Each part has a seed of its own: two of the same file draw different rows.
             n_target = wanted_tokens(n_main, part.fraction, fractions)
-            sampled[name] = self._sample(part.rows, origin_of(name), n_target, self.seed + number)
+            draw = self.of_whole_texts._sample
+            sampled[name] = draw(part.rows, origin_of(name), n_target, self.seed + number)
         packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
         learned = [main, *(rows for name, rows in sampled.items() if name != REPLAY)]
         named = {"": main, **sampled}
@@ -290,7 +297,7 @@ class CorpusPacker:
         """Return the training rows of a random part of a corpus with about `n_tokens` tokens, or of
         all of it."""
         # At most each row once: of a small corpus rows would be drawn again to fill up the tokens.
-        sample = self._sample(rows, "", n_tokens, self.seed, len(rows))
+        sample = self.of_whole_texts._sample(rows, "", n_tokens, self.seed, len(rows))
         packed, _ = pack(sample, self.packing, self.seed)
         return packed
 
@@ -386,8 +393,11 @@ def tokenize_and_pack(
     if split is not None:
         validation = packer.pack_tokens(PickedRows(tokens, split.held_out))
     if corpora.validation is not None:
-        validation = packer.pack(corpora.validation)
+        validation = packer.of_whole_texts.pack(corpora.validation)
     notes = [check_account(data.account, packer.packing.block, corpus.allow_dropped_tokens)]
+    warnings = _warn_of_only_end(data, corpora)
+    if validation is not None:
+        warnings += _check_validation(validation.account, packer.packing.block)
     weights = None
     if recipe.techniques.row_weights is not None:
         weights = row_weights(recipe.techniques.row_weights, corpora.rows.path)
@@ -412,7 +422,7 @@ def tokenize_and_pack(
         teacher,
         projection_rows,
         chat=chat if data.has_chat else None,
-        warnings=[*_warn_of_only_end(data, corpora), *method.warnings_on_rows(tokenizer)],
+        warnings=[*warnings, *method.warnings_on_rows(tokenizer)],
     )
 
 
@@ -523,16 +533,35 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
     return line
 
 
-def check_positions(config: PretrainedConfig, data: TrainingData) -> int | None:
+def _check_validation(account: TokenAccount, block: int | None) -> list[str]:
+    """Return a warning if text of the validation rows is lost: their loss is then that of the rest.
+    Raises `TrainingError` if nothing is left."""
+    if account.trained == 0:
+        raise TrainingError(
+            f"none of the {format_count(account.source, 'token')} of the validation rows is in "
+            f"their loss at trainer.max_length: {block}. Raise trainer.max_length."
+        )
+    if not account.lost:
+        return []
+    return [
+        f"trainer.max_length: {block} leaves out {account.lost:,} of "
+        f"{format_count(account.source, 'token')} of the validation rows "
+        f"({account.truncated:,} truncated, {account.dropped:,} in rows with nothing left to "
+        "learn): eval_loss is that of the others."
+    ]
+
+
+def check_positions(config: PretrainedConfig, tokenized: TokenizedCorpora) -> int | None:
     """Return how many positions a model of `config` has, None for any number. Raises `RecipeError`
     if texts need more."""
     limit = window_of(config)
-    # Positions restart at each document, so a packed row may be longer than the window.
-    longest = data.rows.longest_text()
-    if limit is not None and longest > limit:
-        message = (
-            f"rows reach {longest} tokens, but the model has {limit} positions "
-            "(max_position_embeddings). Set less."
-        )
-        raise fault("trainer.max_length", message)
+    for name, data in (("rows", tokenized.train), ("validation rows", tokenized.validation)):
+        # Positions restart at each document, so a packed row may be longer than the window.
+        longest = 0 if data is None else data.rows.longest_text()
+        if limit is not None and longest > limit:
+            message = (
+                f"{name} reach {longest} tokens, but the model has {limit} positions "
+                "(max_position_embeddings). Set less."
+            )
+            raise fault("trainer.max_length", message)
     return limit

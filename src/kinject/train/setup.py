@@ -183,7 +183,7 @@ class _Setup:
         tokenizer, cost = rows.tokenizer, rows.cost
         model, notes = self._load(tokenizer)
         models.check_causal(model, recipe.model.path or recipe.location("model.new"))
-        window = check_positions(model.config, rows.tokenized.train)
+        window = check_positions(model.config, rows.tokenized)
         notes += use_fastest_attention(model, recipe, RowDataset(rows.tokenized.train.rows))
         probes = None
         if recipe.probes is not None:
