@@ -62,6 +62,44 @@ def test_a_point_that_the_shared_recipe_says_already_is_the_arm_itself(tmp_path,
     ]  # fmt: skip
 
 
+def test_a_point_with_a_default_that_no_recipe_writes_is_the_arm_itself(tmp_path, tiny_model):
+    path = write_study(
+        tmp_path, tiny_model,
+        arms={"ft": {"overrides": {"adapter.r": 4, "adapter.merge": True}}},
+        sweeps={"decay": {"key": "trainer.adam_beta2", "arm": "ft", "values": [0.999, 0.95]},
+                "alpha": {"key": "adapter.lora_alpha", "arm": "ft", "values": [8, 16]},
+                "pull": {"key": "regularization.l2", "arm": "ft", "values": [0, 0.5]},
+                "climb": {"key": "techniques.sam", "arm": "ft", "values": [0.1, 0.0]},
+                "text": {"key": "augment.judge.rounds", "arm": "ft", "values": [1]}},
+    )  # fmt: skip
+    assert list(arms(path)) == [
+        "base", "ft", "ft, adam_beta2 0.95", "ft, lora_alpha 16", "ft, l2 0.5", "ft, sam 0.1", "ft, rounds 1",
+    ]  # fmt: skip
+    # GRPO's own defaults are others.
+    assert "ft, adam_beta2 0.999" in arms(path, "study.overrides={method: recall}")
+
+
+def test_points_are_named_apart_and_two_of_one_name_are_refused(tmp_path, tiny_model):
+    path = write_study(
+        tmp_path, tiny_model,
+        sweeps={"more": {"key": "corpus.replay.fraction", "arm": "ft", "values": [0.25]},
+                "other": {"key": "corpus.mix.chat.fraction", "arm": "ft", "values": [0.25]},
+                "rate": {"key": "trainer.learning_rate", "arm": "ft", "values": [0.00300000001, 0.003]}},
+    )  # fmt: skip
+    assert list(arms(path))[2:] == [
+        "ft, replay.fraction 0.25", "ft, chat.fraction 0.25", "ft, learning_rate 0.00300000001", "ft, learning_rate 0.003",
+    ]  # fmt: skip
+    path = write_study(
+        tmp_path, tiny_model,
+        sweeps={"one": {"key": "trainer.warmup_steps", "arm": "ft", "values": [5]},
+                "two": {"key": "trainer.warmup_steps", "arm": "ft", "values": [5], "seeds": [8, 9]}},
+    )  # fmt: skip
+    with pytest.raises(
+        RecipeError, match=r"study\.sweeps\.two: 'ft, warmup_steps 5' is the name of two"
+    ):
+        check_shared(read_recipe(path, (), "study"))
+
+
 def test_overrides_of_an_arm_go_over_those_of_the_study_and_a_chosen_value_between_them(
     tmp_path, tiny_model
 ):

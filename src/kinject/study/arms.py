@@ -5,17 +5,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 from kinject.corpus.spans import Json
 from kinject.errors import Problem, RecipeError
 from kinject.question_formats import FORMATS
 from kinject.recipe import StudyRecipe, read_recipe, read_values
+from kinject.recipe.adapter_fields import adapter_types
 from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import find_problems
 from kinject.recipe.read import NOT_TRAINING, Sections
@@ -24,7 +25,6 @@ from kinject.recipe.sections import (
     EvalSection,
     StudyModelSection,
     StudySection,
-    SweepSection,
 )
 from kinject.recipe.sections.study import Shared
 from kinject.results import ArmInfo, Sweep, SweepPoint
@@ -41,6 +41,10 @@ TRAIN_SECTIONS = tuple(
 _OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir")
 """Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves
 them out."""
+
+
+_NOTHING_IN_ITSELF = ("regularization", "distillation")
+"""Sections that change nothing while all their keys have defaults: one that is not there is such."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,17 @@ class Arm:
     def is_covered_by(self, other: Arm, shared: Mapping[str, Any]) -> bool:
         """Return whether `other` has the same weights for every seed of this arm, by the values
         `shared` of the recipes that both override."""
-        same = self._weights(shared) == other._weights(shared)
-        return same and set(self.seeds) <= set(other.seeds)
+        if not set(self.seeds) <= set(other.seeds):
+            return False
+        keys = {*self.overrides, *other.overrides}
+        return self._weights(shared, keys) == other._weights(shared, keys)
 
-    def _weights(self, shared: Mapping[str, Any]) -> Arm:
-        """Return the arm reduced to the fields on which its weights depend."""
+    def _weights(self, shared: Mapping[str, Any], keys: Collection[str]) -> Arm:
+        """Return the arm reduced to the fields on which its weights depend; of `keys` that neither
+        it nor a recipe sets it has the defaults."""
+        values = nest_overrides(self.overrides, shared)
+        defaults = {key: default_of(key, values) for key in keys if not _has(values, key)}
+        known = {key: value for key, value in defaults.items() if value is not MISSING}
         alpha = self.alpha
         if alpha == 1:
             alpha = None  # alpha 1 is the tuned model itself
@@ -106,7 +116,7 @@ class Arm:
             rag=True,
             seeds=(),
             sweep="",
-            overrides=nest_overrides(self.overrides, shared),
+            overrides=nest_overrides(known, values),
             alpha=alpha,
         )
 
@@ -155,7 +165,7 @@ def expand_arms(
         for sweep, item in (section.sweeps or {}).items():
             for parent in arms:
                 if parent.name == item.arm:
-                    sweeps[model, sweep] = _expand_sweep(sweep, item, parent, arms, shared)
+                    sweeps[model, sweep] = _expand_sweep(section, sweep, parent, arms, shared)
                     break
         every += arms
         for name, keys in (section.retrievals or {}).items():
@@ -177,14 +187,18 @@ def _with_retrieval(arm: Arm, name: str, keys: Mapping[str, Any]) -> Arm:
 
 
 def _expand_sweep(
-    name: str, item: SweepSection, parent: Arm, arms: list[Arm], shared: Mapping[str, Any]
+    section: StudySection, name: str, parent: Arm, arms: list[Arm], shared: Mapping[str, Any]
 ) -> tuple[SweepPoint, ...]:
-    """Return the points of a sweep over `parent`; append those that no arm of `arms` covers to
-    `arms`."""
+    """Return the points of the sweep `name` over `parent`; append those that no arm of `arms`
+    covers to `arms`."""
     points = []
+    item = (section.sweeps or {})[name]
     for value in item.values:
         varied = replace(
-            _with_value(parent, item.key, value, name), rag=False, seeds=item.seeds or parent.seeds
+            _with_value(section, parent, item.key, value),
+            sweep=name,
+            rag=False,
+            seeds=item.seeds or parent.seeds,
         )
         arm = _with_weights_of(varied, arms, shared)
         if arm is varied:
@@ -223,7 +237,7 @@ def _expand_grids(
             arm = _make_arm(section, model, item.arm, section.arms[item.arm], {})
             arm = replace(arm, seeds=(last_seed + 1,), rag=False)
             grids[model, name] = tuple(
-                (value, _with_value(arm, item.key, value, "")) for value in item.values
+                (value, _with_value(section, arm, item.key, value)) for value in item.values
             )
     return grids
 
@@ -269,14 +283,84 @@ def _make_arm(
     )
 
 
-def _with_value(arm: Arm, key: str, value: Json, sweep: str) -> Arm:
+def _has(values: Mapping[str, Any], key: str) -> bool:
+    """Return whether nested values have a dotted key."""
+    for part in key.split("."):
+        if not isinstance(values, Mapping) or part not in values:
+            return False
+        values = values[part]
+    return True
+
+
+def default_of(key: str, values: Mapping[str, Any]) -> Any:
+    """Return what a recipe of `values` has for a dotted key that it does not set, `MISSING` where
+    that is not known."""
+    section, _, name = key.partition(".")
+    defaults: Iterable[Field[Any]] = ()
+    # Another config has the defaults of method: recall.
+    if section == "trainer" and values.get("method") != "recall":
+        from trl import SFTConfig
+
+        defaults = fields(SFTConfig)
+    elif section == "adapter" and isinstance(values.get(section), Mapping):
+        kind = adapter_types().get(values[section].get("type", "lora"))
+        defaults = () if kind is None else fields(kind)
+    elif section not in ("trainer", "adapter"):
+        return _own_default(key.split("."), values)
+    return _default_in(defaults, name)
+
+
+def _own_default(path: Sequence[str], values: Mapping[str, Any]) -> Any:
+    """Return the default of a key of kinject's own sections, `MISSING` in most that are not there:
+    to write one (augment.judge) is more than to write its defaults."""
+    kind: Any = Sections
+    for part in path[:-1]:
+        default = _default_in(fields(kind), part)
+        inner = values.get(part)
+        is_there = isinstance(inner, Mapping) or part in _NOTHING_IN_ITSELF
+        if default is MISSING or (default is None and not is_there):
+            return MISSING
+        values = inner if isinstance(inner, Mapping) else {}
+        hint = get_type_hints(kind)[part]
+        kind = next((of for of in (hint, *get_args(hint)) if is_dataclass(of)), None)
+        if kind is None:
+            return MISSING
+    return _default_in(fields(kind), path[-1])
+
+
+def _default_in(known: Iterable[Field[Any]], name: str) -> Any:
+    """Return the default of the field `name` as a recipe writes it, `MISSING` without one."""
+    for item in known:
+        if item.name == name:
+            value = item.default
+            if item.default_factory is not MISSING:
+                value = item.default_factory()
+            return list(value) if isinstance(value, tuple) else value
+    return MISSING
+
+
+def _with_value(section: StudySection, arm: Arm, key: str, value: Json) -> Arm:
     """Return `arm`, named after both, with `value` for `key` (dotted, or alpha or corpus)."""
-    name = f"{arm.name}, {key.split('.')[-1]} {value_label(value)}"
+    name = f"{arm.name}, {_key_label(section, key)} {value_label(value)}"
     if key == "alpha":
-        return replace(arm, name=name, alpha=float(cast(float, value)), sweep=sweep)
+        return replace(arm, name=name, alpha=float(cast(float, value)))
     if key == "corpus":
-        return replace(arm, name=name, corpus=str(value), sweep=sweep)
-    return replace(arm, name=name, overrides={**arm.overrides, key: value}, sweep=sweep)
+        return replace(arm, name=name, corpus=str(value))
+    return replace(arm, name=name, overrides={**arm.overrides, key: value})
+
+
+def _key_label(section: StudySection, key: str) -> str:
+    """Return the last part of a key, with as many parts before it as tell it from the other keys
+    that the study varies: corpus.replay.fraction from corpus.mix.chat.fraction."""
+    varied = {
+        item.key for item in (*(section.sweeps or {}).values(), *(section.tune or {}).values())
+    }
+    parts = key.split(".")
+    for start in range(len(parts) - 1, 0, -1):
+        label = ".".join(parts[start:])
+        if not any(other != key and other.endswith(f".{label}") for other in varied):
+            return label
+    return key
 
 
 def base_models(section: StudySection) -> dict[str, StudyModelSection]:
@@ -348,7 +432,9 @@ def value_label(value: Json) -> str:
     if isinstance(value, Mapping):
         return " + ".join(f"{name} {value_label(item)}" for name, item in value.items()) or "none"
     if isinstance(value, float):
-        return f"{value:g}"
+        short = f"{value:g}"
+        # Two values alike to six digits are two arms.
+        return short if float(short) == value else repr(value)
     if value is None:
         return "none"
     return str(value)
@@ -437,7 +523,7 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
     every = list(arms.arms)
     for grid in arms.grids.values():
         every += [arm for _, arm in grid]
-    problems: list[Problem] = []
+    problems = list(_name_problems(recipe.study, arms.arms))
     adapters: dict[KeyPath, str] = {}
     for arm in every:
         key_path, name = _declared_at(recipe.study, arm)
@@ -457,6 +543,16 @@ def check_shared_recipes(recipe: StudyRecipe, arms: StudyArms) -> None:
     else:
         problems += find_problems("study", recipe, _shared_eval(evaluation, adapters))
     recipe.raise_any(problems)
+
+
+def _name_problems(section: StudySection, arms: Sequence[Arm]) -> Iterator[Problem]:
+    """Yield the arms of one name: results are found by it."""
+    first: dict[tuple[str, str], Arm] = {}
+    for arm in arms:
+        if first.setdefault((arm.model, arm.name), arm) is not arm:
+            message = f"{arm.name!r:.120} is the name of two arms of other values or seeds."
+            fix = "Give both the same seeds, or change the values of one."
+            yield Problem(_declared_at(section, arm)[0], f"{message} {fix}")
 
 
 def _declared_at(section: StudySection, arm: Arm) -> tuple[KeyPath, str]:
