@@ -18,6 +18,7 @@ from in_process import InProcess
 from study_samples import make_report
 from transformers import AutoTokenizer
 
+from kinject.executors import Outcome
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary
 from kinject.report.formatting import View
@@ -26,7 +27,8 @@ from kinject.results import Cost, Report
 from kinject.study.analysis import make_prices
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting
-from kinject.study.run import render_plan, run_study
+from kinject.study.run import _run_phases, render_plan, run_study
+from kinject.study.scheduler import open_study
 from kinject.study.stages import Stage
 from kinject.terminal import format_count
 from small import draw_blank_figures, save_tiny_model
@@ -204,6 +206,10 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
     assert order.index("test") == order.count("validation"), (
         "a test question was asked before the last choice"
     )
+    kinds = [stage.kind for stage in executor.submitted]
+    # Behind the grid of two rates, whose first stages are two trainings.
+    trained = [index for index, kind in enumerate(kinds) if kind == "train"]
+    assert "eval" in kinds[trained[2] : trained[-1]], "an evaluation waited for the last training"
     rate = next(choice for choice in result.choices if choice.key == "trainer.learning_rate")
     best = max(rate.candidates, key=lambda candidate: candidate[1])
     assert rate.chosen == best[0]
@@ -348,6 +354,28 @@ def test_an_interrupted_study_continues_and_ends_as_an_uninterrupted_one(whole, 
         assert str(getattr(result, name)).replace(str(whole.parent), str(finished.folder)) == str(
             getattr(undisturbed, name)
         ), name
+
+
+class Recorder(InProcess):
+    """Keeps stages, and runs none."""
+
+    def submit(self, stage: Stage) -> None:
+        self.submitted.append(stage)
+        self.outcomes.append(Outcome(stage, {}))
+
+
+def test_with_kept_models_and_one_k_an_arm_is_asked_before_the_next_is_trained(
+    tmp_path, tiny_model
+):
+    arms = {name: {"overrides": {"trainer.max_steps": n}} for name, n in (("a", 3), ("b", 5))}
+    path = write_study(tmp_path, tiny_model, seeds=[4], arms=arms, keep_models=True)
+    recipe = read_recipe(path, ["study.overrides={eval.retrieval.k: [2]}"], "study")
+    executor = Recorder()
+    study = replace(open_study(recipe), start_executor=lambda: executor)
+    _run_phases(study, {})
+    kinds = [stage.kind for stage in executor.submitted if stage.kind != "augment"]
+    assert kinds == ["eval", "train", "eval", "train", "eval"]
+    assert (tmp_path / "study/choices.json").is_file()
 
 
 @pytest.mark.soak

@@ -168,14 +168,15 @@ def _is_late(study: Study, claim: ClaimSection, declared: float) -> bool:
 
 def _run_phases(study: Study, declared: Mapping[str, float]) -> None:
     """Run all phases. Claims and choices are recorded when every choice is made and no test
-    question has been read."""
+    question has been read (of models that are deleted: no choice reads one)."""
     _set_up(study)
     _measure_judge(study)
     _tune(study)
     _plan_arms(study)
     if not study.recipe.study.keep_models:
         _run_one_by_one(study)
-    study.run_stages(_all_stages(study.runs), "training")
+    # Trainings have no phase of their own: an evaluation runs beside the next training, where
+    # `--jobs` leaves room, and not behind the last one.
     _choose_k(study)
     _record_choices(study, declared)
     _evaluate_on_test(study)
@@ -346,8 +347,7 @@ def _evaluate_each_k(study: Study) -> None:
         else:
             runs.append(run)
     study.runs = runs
-    evaluations = chain.from_iterable(run.evaluations for run in study.runs)
-    study.run_stages(list(evaluations), "choosing K")
+    study.run_stages(_all_stages(study.runs), "training, choosing K")
 
 
 def _set_default_k(study: Study, arm: Arm, k: int) -> None:
@@ -430,7 +430,7 @@ def _on_test(study: Study, run: ArmRun) -> ArmRun:
 
 def _evaluate_on_test(study: Study) -> None:
     study.runs = [_on_test(study, run) for run in study.runs]
-    study.run_stages(_all_stages(study.runs), "evaluating", is_last=True)
+    study.run_stages(_all_stages(study.runs), "training, evaluating", is_last=True)
 
 
 def analyse(study: Study, records: Records, questions: Mapping[str, Sequence[Question]]) -> Report:
