@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kinject import executors
+from kinject.errors import InputError
 from kinject.executors import LOG, LocalExecutor, Outcome
 from kinject.study.stages import Stage
 
@@ -86,7 +87,7 @@ def test_a_forked_worker_has_its_share_of_the_cores_though_torch_was_imported_be
     monkeypatch.setenv("OMP_NUM_THREADS", "9")
     ours, theirs = multiprocessing.Pipe()
     ours.close()  # no jobs
-    executors._serve(theirs, {**os.environ, "OMP_NUM_THREADS": "3"})
+    executors._serve(theirs, {**os.environ, "OMP_NUM_THREADS": " 3, 2"})
     assert reported == [3]
 
 
@@ -124,6 +125,15 @@ def test_a_worker_has_its_fraction_of_the_cores_unless_the_user_has_set_the_thre
         monkeypatch.setenv("OMP_NUM_THREADS", users)
     with LocalExecutor(2, 0):
         assert environments == [{**os.environ, "OMP_NUM_THREADS": expected}] * 2
+
+
+@pytest.mark.parametrize("users", ["all", "0", "-3", "2.0", ",5", "7" * 5000, "٣"])
+def test_a_number_of_threads_that_is_none_is_refused_before_a_worker_starts(monkeypatch, users):
+    monkeypatch.setenv("OMP_NUM_THREADS", users)
+    with pytest.raises(
+        InputError, match=r"OMP_NUM_THREADS: found '.{1,60}, allowed: a whole number"
+    ):
+        LocalExecutor(1, 0)
 
 
 def test_a_script_without_a_guard_for_its_main_module_runs_once(

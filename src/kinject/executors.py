@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -98,7 +99,7 @@ class LocalExecutor:
     another.
 
     Each worker's number of threads is its fraction of the cores, unless the user has set
-    OMP_NUM_THREADS.
+    OMP_NUM_THREADS. Raises `InputError` if that is no number.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class LocalExecutor:
         self._n_threads = os.environ.get("OMP_NUM_THREADS") or str(
             max(1, core_count() // n_workers)
         )
+        _threads_of(self._n_threads)  # a worker could tell nobody that it is no number
         gpus = [str(index) for index in range(n_gpus)]
         self._workers = [
             self._start(",".join(gpus[index::n_workers])) for index in range(n_workers)
@@ -230,13 +232,24 @@ def _serve(pipe: Connection, environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     if "torch" in sys.modules:  # imported before OMP_NUM_THREADS was set
-        # The variable may have a number for each level of nesting.
-        sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"].split(",")[0]))
+        sys.modules["torch"].set_num_threads(_threads_of(environment["OMP_NUM_THREADS"]))
     log_to_screen()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, Terminated), terminable():
         while True:
             pipe.send(run_logged(pipe.recv()))
+
+
+def _threads_of(setting: str) -> int:
+    """Return the threads of OMP_NUM_THREADS, which may have a number for each level of nesting.
+    Raises `InputError`."""
+    first = setting.partition(",")[0].strip()
+    if not re.fullmatch("[0-9]{1,4}", first) or int(first) == 0:
+        raise InputError(
+            f"OMP_NUM_THREADS: found {setting!r:.60}, allowed: a whole number of threads from 1 "
+            "to 9,999. Correct the variable, or unset it."
+        )
+    return int(first)
 
 
 @contextlib.contextmanager
