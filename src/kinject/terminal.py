@@ -237,6 +237,15 @@ def format_number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
+def exact_number(value: float) -> str:
+    """Return a number in the fewest digits that are read as the same: ``0.25``, ``1e-05``.
+
+    For names: by six digits alone 0.25 and 0.25000001 would be one folder, or one arm.
+    """
+    short = f"{value:g}"
+    return short if float(short) == value else repr(float(value))
+
+
 CURRENCY = "in the currency of the prices"
 """Behind each cost: kinject knows no currency but that of the prices in a recipe."""
 

@@ -30,7 +30,9 @@ def test_a_merged_weight_is_the_average_and_the_ends_are_the_models_themselves(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
 ) -> None:
     tuned = train(make_recipe()).model_dir
-    done = merge(str(tiny_model), tuned, [0.0, 0.25, 1.0], tmp_path / "merged")
+    done = merge(str(tiny_model), tuned, [0.0, 0.25, 0.24999997, 1.0], tmp_path / "merged")
+    names = [folder.name for folder in done.values()]
+    assert names == ["alpha-0", "alpha-0.25", "alpha-0.24999997", "alpha-1"]
     ours, theirs = (
         load_file(tiny_model / "model.safetensors"),
         load_file(Path(tuned) / "model.safetensors"),

@@ -10,7 +10,7 @@ from kinject.cli.job_files import JOB_OPTION, print_job
 from kinject.errors import InputError
 from kinject.gguf import KINDS
 from kinject.process import is_first_process
-from kinject.terminal import show
+from kinject.terminal import exact_number, show
 
 
 @verb(
@@ -79,11 +79,11 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     if arguments.add is not None:
         scales = sorted(set(arguments.scale or (1.0,)))
         merged = add_difference(model, arguments.add, arguments.minus, scales, out)
-        folders = {f"scale {scale:g}": folder for scale, folder in merged.items()}
+        folders = {f"scale {exact_number(scale)}": folder for scale, folder in merged.items()}
     else:
         alphas = sorted(set(arguments.alpha or (0.0, 0.25, 0.5, 0.75, 1.0)))
         merged = merge(arguments.average_with, model, alphas, out)
-        folders = {f"alpha {alpha:g}": folder for alpha, folder in merged.items()}
+        folders = {f"alpha {exact_number(alpha)}": folder for alpha, folder in merged.items()}
     for name, folder in folders.items():
         show(f"{name}: {folder}")
     return list(folders.values())

@@ -29,7 +29,7 @@ from kinject.results import (
     Recall,
 )
 from kinject.stats.perplexities import perplexity_bounds
-from kinject.terminal import CURRENCY, duration, format_count
+from kinject.terminal import CURRENCY, duration, exact_number, format_count
 from kinject.types import RAG, JudgeResult, Price
 
 _FOR = {
@@ -139,7 +139,7 @@ def choices_table(view: View) -> TableBlock:
 
 
 def _value(value: str | float | None) -> str:
-    return f"{value:g}" if isinstance(value, float) else format_name(str(value))
+    return exact_number(value) if isinstance(value, float) else format_name(str(value))
 
 
 def cost_table(view: View) -> TableBlock:

@@ -28,6 +28,7 @@ from kinject.recipe.sections import (
 )
 from kinject.recipe.sections.study import Shared
 from kinject.results import ArmInfo, Sweep, SweepPoint
+from kinject.terminal import exact_number
 from kinject.types import ArmName
 
 BASE = "base"
@@ -432,9 +433,7 @@ def value_label(value: Json) -> str:
     if isinstance(value, Mapping):
         return " + ".join(f"{name} {value_label(item)}" for name, item in value.items()) or "none"
     if isinstance(value, float):
-        short = f"{value:g}"
-        # Two values alike to six digits are two arms.
-        return short if float(short) == value else repr(value)
+        return exact_number(value)
     if value is None:
         return "none"
     return str(value)

@@ -29,6 +29,7 @@ from kinject.study.arms import (
     override_arguments,
 )
 from kinject.study.stages import SANDBOX_ROWS, SANDBOX_RUNS, Stage
+from kinject.terminal import exact_number
 from kinject.version import package_version
 
 _MODEL = "model"
@@ -218,7 +219,7 @@ class Planner:
             merging = {"base": base, "tuned": str(model_dir), "alpha": arm.alpha}
             made_by = self._merge_stage(train, made_by, merging)
             stages.append(made_by)
-            model_dir = made_by.folder / f"alpha-{arm.alpha:g}"
+            model_dir = made_by.folder / f"alpha-{exact_number(arm.alpha)}"
         if arm.through:
             sum_of = {
                 "tuned": str(model_dir),

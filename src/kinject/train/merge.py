@@ -50,6 +50,7 @@ from kinject.models import (
     weight_files,
 )
 from kinject.process import is_shortage
+from kinject.terminal import exact_number
 
 if TYPE_CHECKING:
     import torch
@@ -174,7 +175,7 @@ def _write_each(
     written: dict[float, Path] = {}
     with lock_dir(out):  # held until all are written
         for factor in factors:
-            written[factor] = out / f"{kind}-{factor:g}"
+            written[factor] = out / f"{kind}-{exact_number(factor)}"
             with result_folder(written[factor], inputs, {kind: factor}) as part:
 
                 def changed(name: str, tensor: torch.Tensor, of: float = factor) -> torch.Tensor:
@@ -186,7 +187,7 @@ def _write_each(
                 name = not_finite_in(part).rpartition(": ")[2]
                 if name:
                     raise InputError(
-                        f"{weights}: {name} at {kind} {factor:g} is out of its dtype's range. Give "
+                        f"{weights}: {name} at {kind} {exact_number(factor)} is out of its dtype's range. Give "
                         "the model in float32."
                     )
     return written
