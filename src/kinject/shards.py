@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import content_id, dotted, lock_dir, read_manifest_fields
+from kinject.disk import content_id, dotted, is_amount, lock_dir, read_manifest_fields
 from kinject.errors import InputError
 
 _FOLDER = "shards"
@@ -175,7 +174,7 @@ def _check_same(
         raise InputError(f"{folder}: its manifest is not that of shard {shard}. {again}")
     recipe_there, run = fields.get("recipe", {}), fields["counts"].get("this_run", {})
     fits = isinstance(recipe_there, Mapping) and isinstance(run, Mapping)
-    fits = fits and _is_number(run.get("sent", 0)) and _is_number(fields["counts"].get("cost", 0))
+    fits = fits and is_amount(run.get("sent", 0)) and is_amount(fields["counts"].get("cost", 0))
     if not fits:
         raise InputError(f"{folder}: its manifest is damaged: recipe, this_run or cost. {again}")
     # As a manifest holds it: JSON has no tuples.
@@ -190,8 +189,3 @@ def _check_same(
     for name in sorted(inputs.keys() | fields["inputs"].keys()):
         if inputs.get(name) != fields["inputs"].get(name):
             raise InputError(f"{folder}: was made from another {name} than is there now. {again}")
-
-
-def _is_number(value: str | float | list[str] | None) -> bool:
-    """Return whether a value is a number from 0; NaN and infinities are none."""
-    return isinstance(value, int | float) and 0 <= value < math.inf

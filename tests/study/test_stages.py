@@ -177,7 +177,9 @@ def test_a_damaged_marker_is_reported_not_taken_for_done(tmp_path, tiny_model):
     assert (done["tokens"], done["teacher_tokens"], done["seconds"]) == (5, 0, 0)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"declared": "now"}', '{"declared": 2e999}'])
+@pytest.mark.parametrize(
+    "text", ["{}", '{"declared": "now"}', '{"declared": 2e999}', '{"declared": true}']
+)
 def test_a_claim_whose_file_has_no_time_is_refused(tmp_path, tiny_model, text):
     claim = {"statement": "It learns.", "test": "above_chance", "arm": "ft", "question_set": "new"}
     path = write_study(tmp_path, tiny_model, claims={"learns": claim})

@@ -43,6 +43,7 @@ from kinject.disk.jsonl import (
     RowLike,
     check_version,
     dotted,
+    is_amount,
     open_jsonl,
     parse_fields,
     parse_json,

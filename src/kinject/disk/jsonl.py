@@ -117,6 +117,12 @@ def read_json(path: Path, fix: str) -> Row:
     return value
 
 
+def is_amount(value: str | float | list[Any] | None) -> bool:
+    """Return whether a value of a file is a number from 0 that a float holds exactly: a count, a
+    cost, a time. A switch is an int to isinstance; NaN is in no range."""
+    return type(value) in (int, float) and 0 <= value < 2**53  # type: ignore[operator]
+
+
 def parse_fields(kind: type[_Kind], value: Mapping[str, Any], location: str, fix: str) -> _Kind:
     """Return `value`, read from a JSON file, as the dataclass `kind`. Keys that it does not have
     are ignored.

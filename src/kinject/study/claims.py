@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kinject.disk import content_id, file_lock, read_json, write_json
+from kinject.disk import content_id, file_lock, is_amount, read_json, write_json
 from kinject.errors import InputError
 from kinject.recipe.sections import ClaimSection, StudySection
 from kinject.report.formatting import format_p, format_percent, format_points
@@ -429,9 +429,6 @@ def _power_line(name: str, design: Design, spread: Spread, n_questions: int) -> 
     return text
 
 
-_LAST_TIME = 2**53
-
-
 def declare_claims(section: StudySection) -> dict[str, float]:
     """Return when each claim was declared first, by any study with these stages: a file beside them
     records it.
@@ -447,8 +444,7 @@ def declare_claims(section: StudySection) -> dict[str, float]:
                 write_json(path, {"declared": time.time()})
         fix = "Delete it, and its claim counts as declared now."
         found = read_json(path, fix).get("declared")
-        # NaN is in no range.
-        if not isinstance(found, int | float) or not 0 <= found < _LAST_TIME:
+        if not is_amount(found):
             raise InputError(
                 f"{path}: damaged: declared is {found!r:.40}, a time in seconds is needed. {fix}"
             )

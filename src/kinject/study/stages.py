@@ -20,6 +20,7 @@ from kinject.disk import (
     Row,
     check_output,
     file_lock,
+    is_amount,
     read_json,
     write_json,
     write_jsonl,
@@ -67,7 +68,6 @@ SANDBOX_ROWS: Mapping[str, Callable[[], None]] = {
 DONE = "done.json"
 _COSTS = ("tokens", "money", "written_tokens", "teacher_tokens", "work_seconds")
 _COUNTS = (*_COSTS, "seconds", "peak_bytes")
-_MOST = 2**53
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ def _read_counts(marker: Path, fix: str) -> dict[str, Any]:
     counts = {**dict.fromkeys(_COUNTS, 0), **read_json(marker, fix)}
     for name in _COUNTS:
         value = counts[name]
-        # A bool is an int to isinstance; NaN and infinities end the report.
-        if type(value) not in (int, float) or not 0 <= value < _MOST:
+        # NaN and infinities end the report.
+        if not is_amount(value):
             raise InputError(
                 f"{marker}: damaged: {name} is {value!r:.40}, a number from 0 is needed. {fix}"
             )
@@ -263,7 +263,7 @@ def _matching_steps(trainer: Mapping[str, Any], parameters: Mapping[str, Any]) -
     total = _read_counts(unmatched / DONE, fix)["work_seconds"]
     n_steps, step_seconds = counts.steps, counts.cost.get("work_seconds", 0.0)
     # A clock that stood, or a manifest of another version.
-    if not 0 < step_seconds < _MOST or not n_steps:
+    if not is_amount(step_seconds) or not step_seconds or not n_steps:
         raise InputError(f"{unmatched}: no seconds of its steps are known. {fix}")
     # The teacher and the model's own answers take as long however many steps follow.
     fixed = total - step_seconds
