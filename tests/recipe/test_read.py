@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,6 +67,59 @@ def test_a_run_has_one_seed_wherever_it_is_written(write: Write, text: str, seed
     recipe = read_recipe(write("r.yaml", text), verb="train", check_inputs=False)
     assert (recipe.seed, recipe.trainer.get("seed", seed)) == (seed, seed)
     assert recipe.raw.get("seed", 42) == seed
+
+
+@pytest.mark.parametrize(("seed", "other"), [("true", 1), ("5.0", 5), ("null", 3)])
+def test_a_seed_that_is_none_is_no_seed_beside_that_of_the_trainer(
+    write: Write, seed: str, other: int
+) -> None:
+    text = GOOD.replace("seed: 7\n", f"seed: {seed}\n") + f"  seed: {other}\n"
+    (found,) = _faults(write("r.yaml", text))
+    assert re.match(r"r\.yaml:\d: seed: found (True|5\.0|nothing)", found)
+
+
+DOTTED = """run_dir: runs/r
+model: {path: base}
+corpus:
+  path: c.jsonl
+  mix:
+    v2.1:
+      path: d.jsonl
+      fraction: 0.9
+    general:
+      path: e.jsonl
+      fraction: 0.1
+eval:
+  models:
+    base: base
+    qwen2.5-1.5b:
+      path: other
+  questions:
+    v2.1:
+      path: q.jsonl
+"""
+
+
+def test_names_with_dots_are_found_in_overrides_and_in_the_places_of_faults(write: Write) -> None:
+    path = write("r.yaml", DOTTED)
+    recipe = read_recipe(
+        path, ["eval.models.qwen2.5-1.5b.dtype=float16", "corpus.mix.v2.1.fraction=0.2"]
+    )
+    assert recipe.eval is not None
+    table = recipe.eval.models["qwen2.5-1.5b"]
+    assert (table.path, table.dtype) == ("other", "float16")
+    assert recipe.corpus is not None
+    assert recipe.corpus.parts()["v2.1"].fraction == 0.2
+    places = {
+        "eval.models.qwen2.5-1.5b.path": "16",
+        "eval.models.qwen2.5-1.5b.revision": "15",
+        "eval.questions.v2.1": "18",
+        "corpus.mix.v2.1.answers": "6",
+        "corpus.mix.general.fraction": "11",
+    }
+    for key, line in places.items():
+        assert recipe.location(key) == f"{path}:{line}"
+    assert recipe.location("corpus.mix.v2.1.fraction") == "command line"
 
 
 def test_a_second_seed_of_the_trainer_is_refused_at_its_line(write: Write) -> None:

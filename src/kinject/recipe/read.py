@@ -19,7 +19,7 @@ from kinject.errors import DiskError, Problem, RecipeError
 from kinject.gguf_files import model_folder
 from kinject.hub_data import find_data_set, is_saved
 from kinject.recipe.adapter_fields import check_adapter, with_adapter_type
-from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
+from kinject.recipe.check import Checker, KeyPath, Value, suggestion, texts_in
 from kinject.recipe.library_fields import REFUSED, check_new_model, check_trainer
 from kinject.recipe.makers import command_for
 from kinject.recipe.sections import (
@@ -133,7 +133,7 @@ class Recipe(Sections):
     def location(self, key: str | KeyPath) -> str:
         """Return ``file:line`` of a key (dotted, or part by part), or ``command line`` if an
         override set it."""
-        path = tuple(key.split(".")) if isinstance(key, str) else key
+        path = key_path(key, self.raw) if isinstance(key, str) else key
         return _location(self._file, self._overridden, path)
 
     def raise_any(self, problems: Iterable[Problem]) -> None:
@@ -408,6 +408,8 @@ def _merge_seeds(raw: dict[str, Any]) -> str:
     seed = trainer["seed"]
     if not 0 <= seed <= MAX_SEED:
         return ""
+    if type(raw.get("seed", seed)) is not int:
+        return ""  # 7.0 and true are equal to whole numbers, and are refused as its values
     if raw.get("seed", seed) != seed:
         fix = "Remove this line: seed, at the top of the recipe, holds for the trainer too."
         return f"found {seed}, but seed is {raw['seed']}: a run has one seed. {fix}"
@@ -460,7 +462,7 @@ def _apply_overrides(
         if fault:
             problems.append(Problem(key, fault, "command line"))
         else:
-            overridden.add(tuple(key.split(".")))
+            overridden.add(key_path(key, raw))
     return frozenset(overridden), problems
 
 
@@ -470,7 +472,7 @@ def _apply_override(key: str, text: str, raw: dict[str, Any]) -> str:
         value = parse_scalar(text)
     except RecipeError as error:
         return f"the value {text!r:.200} cannot be read: {error.problems[0].message}"
-    parts = key.split(".")
+    parts = key_path(key, raw)
     if parts[0] not in {section.name for section in fields(Sections)}:
         return f"unknown key.{_hint_at_section(parts[0], raw)}"
     mapping: Any = raw
@@ -480,6 +482,22 @@ def _apply_override(key: str, text: str, raw: dict[str, Any]) -> str:
             return f"{part} is no mapping in this recipe."
     mapping[parts[-1]] = value
     return ""
+
+
+def key_path(dotted: str, values: Value) -> tuple[str, ...]:
+    """Return the parts of a dotted key; a name that stands in `values` keeps its dots: the model
+    qwen2.5 of eval.models.qwen2.5.dtype."""
+    parts, path = dotted.split("."), list[str]()
+    while parts:
+        n = 1
+        if isinstance(values, Mapping):
+            known = [i for i in range(1, len(parts) + 1) if ".".join(parts[:i]) in values]
+            n = max(known, default=1)
+        name = ".".join(parts[:n])
+        values = values.get(name) if isinstance(values, Mapping) else None
+        path.append(name)
+        parts = parts[n:]
+    return tuple(path)
 
 
 def _hint_at_section(name: str, raw: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from kinject.recipe import StudyRecipe, read_recipe, read_values
 from kinject.recipe.adapter_fields import adapter_types
 from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import find_problems
-from kinject.recipe.read import NOT_TRAINING, Sections
+from kinject.recipe.read import NOT_TRAINING, Sections, key_path
 from kinject.recipe.sections import (
     ArmSection,
     EvalSection,
@@ -286,7 +286,7 @@ def _make_arm(
 
 def _has(values: Mapping[str, Any], key: str) -> bool:
     """Return whether nested values have a dotted key."""
-    for part in key.split("."):
+    for part in key_path(key, values):
         if not isinstance(values, Mapping) or part not in values:
             return False
         values = values[part]
@@ -307,7 +307,7 @@ def default_of(key: str, values: Mapping[str, Any]) -> Any:
         kind = adapter_types().get(values[section].get("type", "lora"))
         defaults = () if kind is None else fields(kind)
     elif section not in ("trainer", "adapter"):
-        return _own_default(key.split("."), values)
+        return _own_default(key_path(key, values), values)
     return _default_in(defaults, name)
 
 
@@ -395,7 +395,7 @@ def nest_overrides(
     overwrite earlier ones."""
     root: dict[str, Any] = dict(onto)
     for key, value in overrides.items():
-        *path, last = key.split(".")
+        *path, last = key_path(key, root)
         parent = root
         for part in path:
             child = parent.get(part)
