@@ -15,10 +15,11 @@ import transformers
 
 from kinject.errors import InputError
 from kinject.models import new_config
-from kinject.plan.estimate import Step, count_flops, estimate, optimizer_state, read_shapes
+from kinject.plan.estimate import Shapes, Step, count_flops, estimate, optimizer_state, read_shapes
 from kinject.plan.ways import (
     GIB,
     Devices,
+    _possible_changes,
     choose,
     describe_batch,
     describe_traffic,
@@ -166,6 +167,59 @@ def test_each_technique_moves_the_part_that_it_is_for() -> None:
     assert part("gradients", accumulation=2) == n_bytes
 
 
+@pytest.mark.parametrize(
+    ("kind", "experts"),
+    [
+        ("qwen3_moe", "num_experts"),
+        ("mixtral", "num_local_experts"),
+        ("gpt_oss", "num_local_experts"),
+    ],
+)
+def test_a_token_is_multiplied_by_its_own_experts_alone(kind: str, experts: str) -> None:
+    """As by those of a model that has no others, but for the router's further rows."""
+
+    def shapes_of(n_experts: int) -> Shapes:
+        values = {**LLAMA, "moe_intermediate_size": 48, "head_dim": 16, "num_experts_per_tok": 3}
+        return read_shapes(
+            _step(model=new_config({"model_type": kind, **values, experts: n_experts}))
+        )
+
+    all_own, some = shapes_of(3), shapes_of(12)
+    assert all_own.active == all_own.multiplied
+    router = 3 * 9 * (64 + (kind == "gpt_oss"))  # three layers, nine more rows, gpt_oss with a bias
+    assert some.active == all_own.active + router
+    assert some.multiplied > 2 * some.active
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2},
+        {"model_type": "rwkv", "hidden_size": 64, "num_hidden_layers": 2},
+    ],
+    ids=["mamba", "rwkv"],
+)
+def test_a_model_whose_layers_have_no_attention_is_refused_by_name(config: dict[str, Any]) -> None:
+    step = _step(model=new_config(config))
+    with pytest.raises(InputError, match=f"memory of a {config['model_type']} model is not known"):
+        estimate(step, read_shapes(step))
+
+
+def test_a_width_for_each_layer_counts_as_the_widest() -> None:
+    values = {
+        **LLAMA,
+        "model_type": "gemma3n_text",
+        "num_kv_shared_layers": 0,
+        "activation_sparsity_pattern": None,
+    }
+    steps = [
+        _step(model=new_config({**values, "intermediate_size": width}))
+        for width in ([96, 160, 128], 160)
+    ]
+    shapes = read_shapes(_step())
+    assert estimate(steps[0], shapes) == estimate(steps[1], shapes)
+
+
 def test_the_operations_are_six_for_each_weight_and_token_and_attentions() -> None:
     step = _step(checkpointing=False)
     shapes = read_shapes(step)
@@ -277,6 +331,18 @@ def test_only_what_is_needed_is_changed_and_the_cheapest_first() -> None:
     assert changes[-1].overrides[-1] == "model.quantization=4bit"
 
 
+@pytest.mark.parametrize(("batch", "parts"), [(9, {3: 3, 1: 9}), (7, {1: 7}), (12, {6: 2, 4: 3})])
+def test_a_smaller_batch_is_accumulated_to_the_same_update(
+    batch: int, parts: dict[int, int]
+) -> None:
+    changes = _possible_changes(_step(batch=batch, accumulation=2), _gpus(GIB))
+    fields = [change.fields for change in changes if "batch" in change.fields]
+    assert all(item["batch"] * item["accumulation"] == 2 * batch for item in fields)
+    found = {item["batch"]: item["accumulation"] // 2 for item in fields}
+    assert found.items() >= parts.items()
+    assert list(found) == sorted(found, reverse=True)
+
+
 def test_a_device_that_only_4_bits_fit_gets_an_adapter_with_them() -> None:
     """Without the adapter nothing would train: it is never taken out as needless."""
     step = _step(model=WIDE, batch=1, block=8, mixed=torch.bfloat16, optim="adamw_8bit", offloading=True, rounding=True,
@@ -323,6 +389,6 @@ def test_sizes_are_read_as_gibibytes() -> None:
     assert [parse_memory(text) for text in ("24GiB", "24 GB", "24", "512MiB")] == [
         24 * 2**30
     ] * 3 + [512 * 2**20]
-    for wrong in ("", "x", "0", "-3GiB", "3 apples"):
+    for wrong in ("", "x", "0", "-3GiB", "3 apples", "8" * 350 + "TiB"):
         with pytest.raises(InputError, match="--memory"):
             parse_memory(wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ CASES = {
     ("mistralai/Mistral-7B-Instruct-v0.3", None, "80"): ("all weights, in bfloat16", True),
     ("meta-llama/Llama-3.1-8B", "L40S", None): ("LoRA on weights in bfloat16", False),
     ("Qwen/Qwen3-8B", "T4", None): ("QLoRA", True),
-    ("Qwen/Qwen3-14B-Base", None, "24"): ("QLoRA", False),
+    ("Qwen/Qwen3-14B-Base", None, "24 GB"): ("QLoRA", False),
 }
 """(model, card, memory) -> the beginning of the way, and whether it chats."""
 QUICK = [
@@ -50,6 +51,8 @@ def test_the_recipe_is_the_first_way_that_fits_and_plan_changes_nothing(
     way, is_chat = CASES[case]
     assert learner.way.startswith(way)
     assert learner.is_chat == is_chat
+    words = shlex.split(learner.commands("manual", 20_000)[-1])
+    assert words[-1] in (memory, gpu)
     for n_tokens in (20_000, 3_000_000):
         path = tmp_path / f"{n_tokens}.yaml"
         path.write_text(learner.train_text("manual", own_texts("manual")["train.yaml"], n_tokens))

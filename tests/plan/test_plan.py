@@ -248,3 +248,6 @@ def test_the_page_of_a_plan_has_machines_and_a_command_that_train_accepts(
     for option in ("--nodes", "--link"):
         assert main([*words[:2], option, "0"]) == 2
         assert f"{option}: found 0, allowed: more than 0." in capsys.readouterr().err
+    for link in ("nan", "inf"):
+        assert main([*words[:2], "--link", link]) == 2
+        assert f"--link: found {link}, allowed" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from kinject.cli import Outcome, incomplete, option, recipe_of, verb
@@ -46,7 +47,8 @@ def _plan(arguments: argparse.Namespace) -> Outcome:
 
     for name in ("devices", "nodes", "link"):
         value = getattr(arguments, name)
-        if value is not None and value <= 0:
+        # NaN is in no range, and no link is infinitely fast.
+        if value is not None and not 0 < value < math.inf:
             raise InputError(f"--{name}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
     # Here, since it imports torch: faults of the recipe are reported first.

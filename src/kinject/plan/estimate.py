@@ -53,6 +53,9 @@ _HEAP_HOLES, _CHECKPOINTING_HOLES = 140 * 2**20, 1 / 4
 """Holes in a CPU's heap, which stay resident: at most half of the tensors, and with gradient
 checkpointing this fraction of activations and logits. Fitted on runs of 1M to 80M parameters
 (docs/figures.md)."""
+_OWN_EXPERTS = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+_ALL_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Names in configs of the experts that a token passes, and of all in a layer."""
 _LOGITS = 3
 """Copies of the logits in float32 that are in memory in the loss: they, their log-probs and a
 gradient."""
@@ -98,8 +101,8 @@ class Shapes:
     """The weights of a step's model: `state` are the bytes of its optimizer, `layer` those of the
     largest layer's weights.
 
-    `multiplied` weights are multiplied by each token, `largest` is the number of weights of the
-    largest trained tensor.
+    `multiplied` weights are multiplied by tokens, `active` of them by each token (of experts those
+    of its own); `largest` is the number of weights of the largest trained tensor.
     """
 
     n_parameters: int
@@ -110,6 +113,7 @@ class Shapes:
     bases: int
     layer: int
     multiplied: int
+    active: int
     largest: int
     is_tied: bool
 
@@ -216,15 +220,20 @@ def _activations(step: Step) -> tuple[int, int]:
     """Return the bytes that the backward pass needs (of all layers, or with checkpointing of their
     inputs), and of a layer."""
     text: Any = step.model.get_text_config()
-    width, heads, n_layers = text.hidden_size, text.num_attention_heads, text.num_hidden_layers
+    width, n_layers = text.hidden_size, text.num_hidden_layers
+    heads = _largest(text, "num_attention_heads")
+    if not heads:
+        raise InputError(
+            f"the memory of a {step.model.model_type} model is not known to kinject plan: its layers "
+            "have no attention."
+        )
     size = (step.mixed or step.dtype).itemsize
-    head = getattr(text, "head_dim", None) or width // heads
-    keys = (getattr(text, "num_key_value_heads", None) or heads) * head
+    head = _largest(text, "head_dim") or width // heads
+    keys = (_largest(text, "num_key_value_heads") or heads) * head
     act = str(getattr(text, "hidden_act", None) or getattr(text, "activation_function", ""))
-    inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None)
-    inner = inner or getattr(text, "n_inner", None) or 4 * width
+    inner = _largest(text, "moe_intermediate_size", "intermediate_size", "n_inner") or 4 * width
     # A token passes its own experts only.
-    inner *= getattr(text, "num_experts_per_tok", None) or 1
+    inner *= _largest(text, *_OWN_EXPERTS) or 1
     stream = 4 if step.dtype == torch.float32 else size
     if act == "gelu_new":  # layer norms keep their input; this GELU is made of six operations
         norms, mlp = 2 * width * (stream + size), 6 * inner * size
@@ -246,6 +255,16 @@ def _activations(step: Step) -> tuple[int, int]:
     if step.offloading:
         kept = 0
     return int(n_layers * kept), int(layer)
+
+
+def _largest(text: PretrainedConfig, *names: str) -> int:
+    """Return the first of these numbers that a config sets, 0 without any; of one for each layer
+    the largest."""
+    for name in names:
+        value = getattr(text, name, None)
+        if value:
+            return int(max(value) if isinstance(value, list | tuple) else value)
+    return 0
 
 
 def _logits(step: Step) -> int:
@@ -288,8 +307,8 @@ def count_flops(step: Step, shapes: Shapes) -> float:
     text: Any = step.model.get_text_config()
     attention = 2 * (passes + 1) * text.num_hidden_layers * step.block * text.hidden_size
     tokens = step.batch * step.block * step.accumulation
-    trained = min(shapes.n_trained, shapes.multiplied)
-    return float(tokens * (2 * (passes * shapes.multiplied + trained) + attention))
+    trained = min(shapes.n_trained, shapes.active)
+    return float(tokens * (2 * (passes * shapes.active + trained) + attention))
 
 
 _counted: dict[str, Shapes] = {}
@@ -357,6 +376,7 @@ def _count_shapes(step: Step) -> Shapes:
     multiplied = n_all
     if not is_tied:  # a tied table is looked up and multiplied, another one is only looked up
         multiplied -= table.numel()
+    n_idle = round(_idle_fraction(step.model) * sum(w.numel() for w in _expert_weights(model)))
     return Shapes(
         n_parameters=n_all,
         n_trained=n_trained,
@@ -366,6 +386,7 @@ def _count_shapes(step: Step) -> Shapes:
         bases=_projection_bases(stack) if step.projected else 0,
         layer=max(size(layer.parameters()) for layer in blocks),
         multiplied=multiplied,
+        active=multiplied - n_idle,
         largest=max(w.numel() for _, w in trained),
         is_tied=is_tied,
     )
@@ -383,6 +404,20 @@ def _matrices(stack: list[nn.Module]) -> list[torch.Tensor]:
     for layer in stack:
         found += [w for w in layer.parameters() if w.ndim == 2]
     return found
+
+
+def _expert_weights(model: nn.Module) -> list[torch.Tensor]:
+    """Return the weights of experts of which a token passes some."""
+    return [w for name, w in model.named_parameters() if "experts" in name.split(".")]
+
+
+def _idle_fraction(config: PretrainedConfig) -> float:
+    """Return the fraction of its experts that a token does not pass, 0 where it is not known."""
+    text = config.get_text_config()
+    n_own, n_experts = _largest(text, *_OWN_EXPERTS), _largest(text, *_ALL_EXPERTS)
+    if not n_own or n_own > n_experts:
+        return 0.0
+    return 1 - n_own / n_experts
 
 
 def _projection_bases(stack: list[nn.Module]) -> int:

@@ -229,7 +229,7 @@ def find_learner(model: str, gpu: str | None, memory: str | None) -> Learner:
     if gpu is not None:
         option += f" --gpu {gpu}"
     if memory is not None:
-        option += f" --memory {memory}"
+        option += f" --memory {shlex.quote(memory)}"
     size = None
     if memory is not None:
         size = parse_memory(memory)

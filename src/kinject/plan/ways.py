@@ -435,10 +435,11 @@ def _changed(step: Step, candidates: list[Change]) -> Step:
 def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
     """Yield the possible changes, from the cheapest to the most expensive."""
     words: tuple[str, ...]
-    batch = step.batch
-    while batch > 1:
-        batch //= 2
-        more = -(-step.batch * step.accumulation // batch)
+    # Divisors alone: 5 rows as 3 times 2 would be an update of 6.
+    for batch in range(step.batch // 2, 0, -1):
+        if step.batch % batch:
+            continue
+        more = step.batch * step.accumulation // batch
         words = (
             f"trainer.per_device_train_batch_size={batch}",
             f"trainer.gradient_accumulation_steps={more}",
@@ -557,7 +558,7 @@ def parse_memory(text: str) -> int:
     match = re.fullmatch(r"\s*([\d.]+)\s*([gmt]?)(?:i?b)?\s*", text.lower())
     n_bytes = 0
     if match:
-        with contextlib.suppress(ValueError):  # of 1.2.3
+        with contextlib.suppress(ValueError, OverflowError):  # of 1.2.3, and of 400 digits
             n_bytes = int(float(match[1]) * _UNITS[match[2]])
     if n_bytes <= 0:
         raise InputError(

@@ -185,7 +185,7 @@ class Estimator:
             self._asked[key] = _tokens_asked(recipe.eval)
         n_tokens = self._asked[key]
         path = self.study.planner.model_dir(self.study.model_of[stage.id])
-        return _Work(2 * self._base_shapes(path)[1].multiplied * n_tokens)
+        return _Work(2 * self._base_shapes(path)[1].active * n_tokens)
 
     def _base_shapes(self, path: str) -> tuple[Step, Shapes]:
         """Return a step of the shared train recipe on a base model, and the model's weights."""
