@@ -54,6 +54,24 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> Callable[..., Recipe]:
     return _make
 
 
+def test_answers_that_are_drawn_have_no_steps_before_and_grpos_own_rate(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    rows = [{"prompt": f"Where is {i}?", "completion": " Kelm"} for i in range(24)]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values = {
+        "run_dir": str(tmp_path / "run"), "method": "recall", "model": {"path": str(tiny_model), "device": "cpu"},
+        "corpus": {"path": str(tmp_path / "q.jsonl"), "cache_dir": str(tmp_path / "tokens")},
+        "trainer": {"num_generations": 4, "per_device_train_batch_size": 8, "bf16": False},
+    }  # fmt: skip
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(values))
+    planned = plan(read_recipe(path, verb="plan"), calibration=False)
+    assert planned.length is None
+    assert planned.rate == 1e-6
+    assert any("steps and tokens are not counted: which questions" in n for n in planned.notes)
+
+
 @pytest.mark.parametrize("strategy", ["bfd_split", "wrapped"])
 def test_steps_tokens_and_rates_are_those_of_the_run(
     make_recipe: Callable[..., Recipe], strategy: str

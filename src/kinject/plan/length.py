@@ -40,6 +40,12 @@ def count_length(recipe: TrainRecipe, n_devices: int, notes: list[str]) -> RunLe
     about its steps, and of a corpus that is mixed in the recipe has the fraction of the tokens.
     Raises as `measure_length`.
     """
+    from kinject.train.methods import method_of
+
+    method = method_of(recipe)
+    if method.no_timing:
+        notes.append(f"steps and tokens are not counted: {method.no_timing}.")
+        return None
     # A plan downloads nothing: a data set counts once a training has fetched it.
     recipe = with_local_corpora(recipe, fetch=False)
     if not is_file(recipe.corpus.path):

@@ -148,9 +148,11 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     there is no model config.
     """
     from kinject.train.load import check_model
+    from kinject.train.methods import method_of
     from kinject.train.setup import check_training
 
     recipe.raise_any(find_problems("plan", recipe))
+    recipe = replace(recipe, trainer=method_of(recipe).trainer_with_defaults(recipe.trainer))
     described = any(value is not None for value in (memory, n_devices, nodes, gpu))
     if not described:
         check_training(recipe)

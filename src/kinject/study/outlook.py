@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kinject.augment.preview import TOKENS_PER_WORD, Preview
+from kinject.corpus.chat import conversation_texts
 from kinject.corpus.passages import word_spans
 from kinject.corpus.questions import read_questions
 from kinject.corpus.rows import CorpusFile, CorpusRow
@@ -64,7 +65,6 @@ class Estimator:
     _n_steps: dict[Path, int] = field(default_factory=dict)
     _n_tokens: dict[Path, int] = field(default_factory=dict)
     _trained: dict[str, int] = field(default_factory=dict)
-    _shapes: dict[str, Shapes] = field(default_factory=dict)
     _texts: dict[Path, tuple[int, float]] = field(default_factory=dict)
     _asked: dict[str, float] = field(default_factory=dict)
 
@@ -122,7 +122,7 @@ class Estimator:
         n_texts, n_tokens = self._corpus(stage, recipe)
         length = length_of_texts(recipe, n_texts, n_tokens, self.devices.count)
         step = step_of(recipe, self.devices)
-        shapes = self._shapes_of(step, recipe.model.path or "")
+        shapes = read_shapes(step)
         per_token = count_flops(step, shapes) / (step.batch * step.block * step.accumulation)
         self._n_steps[stage.folder] = length.steps
         n_read = length.tokens
@@ -196,14 +196,7 @@ class Estimator:
             Path(self.study.recipe.study.train), overrides, "train", check_inputs=False
         )
         step = step_of(recipe, self.devices)
-        return step, self._shapes_of(step, path)
-
-    def _shapes_of(self, step: Step, path: str) -> Shapes:
-        weights = (path, step.dtype, step.adapter, step.quantization, step.freeze, step.optim)
-        key = repr(weights)
-        if key not in self._shapes:
-            self._shapes[key] = read_shapes(step)
-        return self._shapes[key]
+        return step, read_shapes(step)
 
 
 def _trains_a_base(stage: Stage) -> bool:
@@ -244,8 +237,8 @@ def _count_texts(path: Path) -> tuple[int, float]:
 
 def _texts_of(row: CorpusRow) -> Iterator[str]:
     yield from (row.text, row.prompt, row.completion)
-    for message in row.messages:
-        yield str(message.get("content") or "")
+    for _, text in conversation_texts(row):
+        yield text
 
 
 def _tokens_asked(section: EvalSection) -> float:

@@ -100,6 +100,10 @@ class Method:
 
         return SFTConfig(**values)
 
+    def trainer_with_defaults(self, trainer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a trainer section with the defaults that are not SFTConfig's."""
+        return dict(trainer)
+
     def warnings_on_rows(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
         """Return warnings on the rows that it learns with this tokenizer."""
         return []

@@ -49,7 +49,9 @@ class Recall(Method):
     name = "recall"
     refused_shapes = ("text",)
     no_rate_test = "recall has no loss that shows a rate. Take a twentieth of the documents' rate."
-    no_timing = "how long answers will be is not known before they are drawn"
+    no_timing = (
+        "which questions are practised, and how long answers are, shows once the model has answered"
+    )
 
     def make_config(self, values: Mapping[str, Any]) -> GRPOConfig:
         """Return GRPO's config, without the fields that only SFTConfig has."""
@@ -59,6 +61,15 @@ class Recall(Method):
         # choose_practice has put the questions in order, the hardest first.
         given = {"shuffle_dataset": False, "max_completion_length": _MOST_TOKENS, **values}
         return GRPOConfig(**{key: value for key, value in given.items() if key in known})
+
+    def trainer_with_defaults(self, trainer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a trainer section with GRPOConfig's learning rate, a twentieth of SFTConfig's."""
+        from trl import GRPOConfig
+
+        rate = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}[
+            "learning_rate"
+        ]
+        return {"learning_rate": rate, **trainer}
 
     def prepare(self, inputs: MethodInputs) -> MethodParts:
         """Return its part, with the questions that the model answers now and then."""
