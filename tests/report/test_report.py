@@ -19,6 +19,7 @@ from study_samples import first, log_entries, make_evaluation, make_report, make
 import kinject
 from kinject.disk import write_manifest
 from kinject.errors import InputError
+from kinject.report import figures
 from kinject.report.files import (
     read_report,
     read_view,
@@ -28,7 +29,7 @@ from kinject.report.files import (
 )
 from kinject.report.formatting import View, arm_label, escape_markdown, format_points, format_prompt
 from kinject.report.page import render_markdown_table
-from kinject.report.result_tables import results_table, sweep_tables
+from kinject.report.result_tables import headline_table, results_table, sweep_tables
 from kinject.report.tables import cost_table, small_tables
 from kinject.report.words import write_opening
 from kinject.results import Perplexity, Recall, Report, to_json
@@ -328,6 +329,24 @@ def test_the_table_of_results_holds_each_with_interval_and_mark(make: Callable[[
         if contrast is not None:
             assert f"{format_points(contrast.delta)}{mark}" in line
             assert f" | {contrast.wrong_to_right} | {contrast.right_to_wrong} | " in line
+
+
+def test_arms_whose_labels_are_alike_keep_rows_of_their_own(tmp_path: Path) -> None:
+    base = first(30, 100)
+    results = [
+        make_result("base", base, None),
+        make_result("base", first(45, 100), base, k=4, chosen_k=True),
+        make_result("base with passages", first(61, 100), base),
+        make_result("a  b", first(52, 100), base),
+        make_result("a b", first(57, 100), base),
+    ]
+    view = View(make_evaluation(results))
+    lines = render_markdown_table(headline_table(view))
+    for accuracy in ("30.0", "45.0", "61.0", "52.0", "57.0"):
+        assert sum(f" {accuracy} " in line.replace("*", " ") for line in lines) == 1
+    figure = figures.accuracy(view)
+    assert figure is not None
+    assert len(figure.axes[0].get_yticks()) == 5
 
 
 @pytest.mark.usefixtures("blank_figures")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.disk import atomic_file, write_text
-from kinject.report.formatting import ROLES, View, arm_label, format_name, format_prompt
+from kinject.report.formatting import ROLES, View, arm_key, arm_label, format_name, format_prompt
 from kinject.results import ArmResult, PromptFormat
 from kinject.terminal import printable
 
@@ -264,11 +264,12 @@ def accuracy(view: View, size: Size = WIDE) -> Figure | None:
         return None
     results = [result for panel in drawn for result in panel.results]
     with style():
-        names = _row_names(results)
+        labels = _row_labels(results)
+        names = list(labels.values())
         # A name in two lines needs a higher row.
         row_height = max(0.27 + 0.14 * _lines_of(name, size).count("\n") for name in names)
         figure, axes, n_columns = panels(len(drawn), row_height * len(names) + 0.75, size)
-        rows = {name: row for row, name in enumerate(names)}
+        rows = {key: row for row, key in enumerate(labels)}
         for index, (panel, shown) in enumerate(zip(axes, drawn, strict=True)):
             prepare_rows(panel, names, labelled=index % n_columns == 0, size=size)
             _draw_panel(panel, shown, rows, view)
@@ -280,11 +281,11 @@ def accuracy(view: View, size: Size = WIDE) -> Figure | None:
     return figure
 
 
-def _row_names(results: Sequence[ArmResult]) -> list[str]:
-    """Return the names of the rows: arms without context, then with."""
-    without = [arm_label(result) for result in results if not result.k]
-    with_context = [arm_label(result) for result in results if result.k]
-    return list(dict.fromkeys([*without, *with_context]))
+def _row_labels(results: Sequence[ArmResult]) -> dict[tuple[str, int | None], str]:
+    """Return the name of each row by its arm's key: arms without context, then with."""
+    without = {arm_key(result): arm_label(result) for result in results if not result.k}
+    with_context = {arm_key(result): arm_label(result) for result in results if result.k}
+    return without | with_context
 
 
 def _accuracy_marks(drawn: Sequence[_Panel], results: Sequence[ArmResult]) -> Iterator[Any]:
@@ -304,7 +305,9 @@ def _accuracy_marks(drawn: Sequence[_Panel], results: Sequence[ArmResult]) -> It
     yield line_mark("base", color=MUTED, linewidth=0.8)
 
 
-def _draw_panel(panel: Axes, shown: _Panel, rows: Mapping[str, int], view: View) -> None:
+def _draw_panel(
+    panel: Axes, shown: _Panel, rows: Mapping[tuple[str, int | None], int], view: View
+) -> None:
     panel.set_xlim(0, 1)
     panel.set_xticks(*TICKS)
     panel.axvline(shown.results[0].chance, **CHANCE, label="chance")
@@ -312,7 +315,7 @@ def _draw_panel(panel: Axes, shown: _Panel, rows: Mapping[str, int], view: View)
     if base is not None:
         panel.axvline(base.accuracy, color=MUTED, linewidth=0.8, label="base")
     for result in shown.results:
-        _draw_accuracy(panel, rows[arm_label(result)], result)
+        _draw_accuracy(panel, rows[arm_key(result)], result)
 
 
 def _draw_accuracy(panel: Axes, row: int, result: ArmResult) -> None:

@@ -372,6 +372,15 @@ def arm_label(result: ArmResult) -> str:
     return name
 
 
+def arm_key(result: ArmResult) -> tuple[str, int | None]:
+    """Return what tells an arm's results from those of others: its name, and its K; None for a
+    chosen one, which may be another on each question set.
+
+    By their labels the arm “ft with passages” and the arm ft with passages would be one.
+    """
+    return result.arm, None if result.chosen_k and result.k else result.k
+
+
 def arm_name(arm: str, k: int = 0) -> str:
     """Return ``cpt``, or ``cpt with passages``."""
     return f"{format_name(arm)} with passages" if k else format_name(arm)

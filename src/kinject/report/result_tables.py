@@ -11,6 +11,7 @@ from kinject.errors import InputError
 from kinject.report.formatting import (
     ROLES,
     View,
+    arm_key,
     arm_label,
     arm_name,
     bare_p,
@@ -54,18 +55,19 @@ _ROWS_OF_FLIPS_RAISE = (KeyError, TypeError, ValueError, IndexError, AttributeEr
 def headline_table(view: View) -> TableBlock:
     """Return accuracy by arm (and base model) on each question set, in the first prompt format."""
     sets = view.sets()
-    rows: dict[tuple[str, str], dict[str, ArmResult]] = {}
+    rows: dict[tuple[str, tuple[str, int | None]], dict[str, ArmResult]] = {}
     for result in view.headline_results():
-        rows.setdefault((result.model, arm_label(result)), {})[result.question_set] = result
+        rows.setdefault((result.model, arm_key(result)), {})[result.question_set] = result
     lines = []
     chances = [view.first(name).chance for name in sets]
     # Written answers have no accuracy of guessing.
     if any(chances):
         lines.append(line("guessing", *(_percent(chance or None) for chance in chances)))
-    for (model, arm), by_set in rows.items():
-        head = Cell(arm)
+    for (model, _), by_set in rows.items():
+        label = arm_label(next(iter(by_set.values())))
+        head = Cell(label)
         if view.several_models:
-            head = Cell(arm, "", format_name(model))
+            head = Cell(label, "", format_name(model))
         lines.append(line(head, *(_headline_cell(by_set.get(name)) for name in sets)))
     roles = [ROLES.get(view.first(name).role, "") for name in sets]
     heads = [f"{format_name(name)}: {role}" for name, role in zip(sets, roles, strict=True)]
