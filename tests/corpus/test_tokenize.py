@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from kinject.corpus.chat import ChatFormat
+from kinject.corpus.chat import ChatFormat, training_template
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, begins_with_bos, tokenize_rows
 from kinject.errors import InputError
@@ -90,7 +90,12 @@ def test_a_conversation_learns_what_the_assistant_says(tiny_tokenizer: Any) -> N
     assert text == "in Farrow</assistant>in 1987</assistant>"
 
 
-def test_messages_without_a_chat_template_are_refused(tiny_tokenizer: Any) -> None:
+@pytest.mark.parametrize("template", [None, "", {"rag": "{{ messages[0].content }}"}])
+def test_messages_without_a_chat_template_are_refused(
+    tiny_tokenizer: Any, template: str | dict[str, str] | None
+) -> None:
+    tiny_tokenizer.chat_template = template
+    assert training_template(tiny_tokenizer) == (None, "")
     row = CorpusRow("1", "d", "o", "messages", messages=({"role": "assistant", "content": "a"},))
     with pytest.raises(InputError, match="chat template"):
         list(tokenize_rows([row], tiny_tokenizer, Tokenization()))

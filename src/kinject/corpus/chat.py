@@ -41,6 +41,14 @@ class ChatFormat:
     allow_dropped: bool = False
 
 
+def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer has a chat template; of several with names that is the default."""
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        return "default" in template
+    return bool(template)
+
+
 def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, str]:
     """Return (TRL's training template for this tokenizer's, None to render with its own; a note on
     the choice, "" for none).
@@ -55,7 +63,7 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, s
 
     model_template = tokenizer.chat_template
     replaced, note = None, ""
-    if not model_template:
+    if not has_template(tokenizer):
         return replaced, note
     if not has_generation_markers(model_template):
         try:

@@ -31,7 +31,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kinject.corpus.chat import ChatFormat, encode_conversation, learns_no_words
+from kinject.corpus.chat import (
+    ChatFormat,
+    encode_conversation,
+    has_template,
+    learns_no_words,
+)
 from kinject.corpus.rows import CorpusRow, LazyRows, LineFaults
 from kinject.corpus.spans import Span, common_beginning, overlapping, tokens_of
 from kinject.disk import (
@@ -218,7 +223,7 @@ def _conversation(
 ) -> TokenRow | None:
     """Return a conversation as tokens, None after a fault. The chat template sets its
     boundaries."""
-    if tokenizer.chat_template is None:
+    if not has_template(tokenizer):
         raise InputError(
             "corpus: rows with messages need a chat template, and this tokenizer has none. Set "
             "trainer.chat_template_path."
