@@ -278,6 +278,23 @@ def test_later_choices_fill_in_what_nobody_edited_and_print_the_lines_of_the_res
     assert "  | " not in capsys.readouterr().out.rpartition("kept as it was")[2]
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        "{}",
+        '{"choices": [], "recipes": {}}',
+        '{"choices": {"model": 5}, "recipes": {}}',
+        '{"choices": {}, "recipes": ["train.yaml"]}',
+    ],
+)
+def test_a_record_of_another_shape_is_refused_by_name(mixed: Path, record: str) -> None:
+    path = Path("runs/my handbook/try.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(record)
+    with pytest.raises(InputError, match=r"try\.json: damaged: .* Delete it"), hold_recipes(mixed):
+        pass
+
+
 def test_of_two_at_once_on_one_folder_the_second_is_refused(
     mixed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

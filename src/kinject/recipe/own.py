@@ -16,6 +16,7 @@ from kinject.disk import (
     content_id,
     file_lock,
     file_name,
+    parse_fields,
     path_exists,
     read_bytes,
     read_json,
@@ -58,6 +59,14 @@ class Choices:
     memory: str | None = None
 
 
+@dataclass(frozen=True)
+class _Record:
+    """What try.json remembers: the choices, and the hash of each recipe that was written."""
+
+    choices: Choices
+    recipes: Mapping[str, str]
+
+
 class OwnRecipes:
     """The recipes of the documents at a path, in recipes/NAME.
 
@@ -77,8 +86,9 @@ class OwnRecipes:
         self._ids: dict[str, str] = {}
         record = self.run_dir / _RECORD
         if path_exists(record):
-            row = read_json(record, "Delete it: kinject try writes it again.")
-            self.choices, self._ids = Choices(**row["choices"]), dict(row["recipes"])
+            fix = "Delete it: kinject try writes it again."
+            row = parse_fields(_Record, read_json(record, fix), f"{record}: damaged", fix)
+            self.choices, self._ids = row.choices, dict(row.recipes)
 
     def choose(
         self,
@@ -126,8 +136,7 @@ class OwnRecipes:
 
     def save(self) -> None:
         """Remember the choices and what was written."""
-        row = {"choices": asdict(self.choices), "recipes": self._ids}
-        write_json(self.run_dir / _RECORD, row)
+        write_json(self.run_dir / _RECORD, asdict(_Record(self.choices, self._ids)))
 
     def _is_edited(self, path: Path, text: str) -> bool:
         if not path_exists(path):
