@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from kinject.types import (
     AboveZero,
     Advice,
+    Amount,
     Count,
     Difference,
     Fraction,
@@ -424,14 +425,14 @@ class Cost:
     model: str
     seed: int | None
     stage: Literal["setup", "augment", "corpus", "train", "merge", "eval"]
-    seconds: float
-    tokens: int
-    peak_bytes: int
-    money: float
-    shared_by: int
-    written_tokens: int = 0
-    teacher_tokens: int = 0
-    work_seconds: float = 0.0
+    seconds: Amount
+    tokens: Count
+    peak_bytes: Count
+    money: Amount
+    shared_by: FromOne
+    written_tokens: Count = 0
+    teacher_tokens: Count = 0
+    work_seconds: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +465,7 @@ class Perplexity:
     losses: tuple[float, ...] = ()
     """The summed loss of each text in nats, in the order of the file; in a study its mean over the
     seeds. () where one is not finite, and in older reports."""
-    lengths: tuple[int, ...] = ()
+    lengths: tuple[Count, ...] = ()
     """The tokens of each text."""
 
 

@@ -308,7 +308,7 @@ class JudgeResult:
     model: str
     precision: Mapping[str, float | None]
     recall: Mapping[str, float | None]
-    planted: Mapping[str, int]
+    planted: Mapping[str, Count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +416,7 @@ Count = Annotated[
 ]
 
 FromOne = Annotated[int, _Within(1, 2**53 - 1, "1 or more")]
+Amount = Annotated[float, _Within(0, 1.7976931348623157e308, "0 or more")]
 AboveZero = Annotated[float, _Within(5e-324, 1.7976931348623157e308, "above 0")]
 
 
@@ -499,7 +500,7 @@ class HeldBits:
     model: str
     arm: str
     question_set: str
-    n_parameters: Count
+    n_parameters: FromOne
     n_facts: Count
     bits: float
     low: float

@@ -32,8 +32,9 @@ from kinject.report.page import render_markdown_table
 from kinject.report.result_tables import headline_table, results_table, sweep_tables
 from kinject.report.tables import cost_table, small_tables
 from kinject.report.words import write_opening
-from kinject.results import Perplexity, Recall, Report, to_json
+from kinject.results import Cost, Perplexity, Recall, Report, to_json
 from kinject.terminal import duration
+from kinject.types import HeldBits, JudgeResult
 from small import write_training
 
 TRAINING = {"model": {"path": "base"}, "corpus": {"path": "runs/a/corpus.jsonl"}, "trainer": {}}
@@ -250,14 +251,28 @@ def test_a_damaged_report_is_refused_by_the_place(
         ({"perplexities": [{"by_seed": [2.5, -1.0]}]}, "by_seed.*found -1"),
         ({"perplexities": [{"losses": [2.0, 3.0], "lengths": [7]}]}, "of the same texts"),
         ({"perplexities": [{"losses": [2.0], "lengths": [0]}]}, "of the same texts"),
+        ({"perplexities": [{"losses": [2.0, 1.0], "lengths": [9, -9]}]}, "lengths.*found -9"),
+        ({"costs": [{"shared_by": 0}]}, "shared_by: found 0"),
+        ({"costs": [{"work_seconds": -0.5}]}, "work_seconds: found -0.5"),
+        ({"held_bits": [{"n_parameters": 0}]}, "n_parameters: found 0"),
+        ({"judge": {"planted": {"wrong": 4}}}, "judge: precision, recall and planted"),
     ],
 )
 def test_a_report_with_an_empty_list_or_a_number_that_none_can_have_is_refused(
     tmp_path: Path, change: dict[str, Any], place: str
 ) -> None:
-    report = replace(make_report(), perplexities=(Perplexity("base", "prose", 1, 7, 4.0, 1.0),))
+    report = replace(
+        make_report(),
+        perplexities=(Perplexity("base", "prose", 1, 7, 4.0, 1.0),),
+        costs=(Cost("cpt", "base", 3, "train", 9.0, 10, 5, 0.0, 2),),
+        held_bits=(HeldBits("base", "cpt", "new", 8, 3, 1.0, 0.5, 2.0, 3.0),),
+        judge=JudgeResult("j", {"right": 1.0}, {"right": 1.0}, {"right": 5}),
+    )
     value = to_json(report)
     for key, items in change.items():
+        if isinstance(items, dict):
+            value[key].update(items)
+            continue
         if not items:
             value[key] = items
         for fields in items:

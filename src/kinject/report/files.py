@@ -113,7 +113,8 @@ def read_report(path: Path) -> Report:
 
 
 def _fault_of(report: Report) -> str:
-    """Return which list of a report is empty, or not as long as its other one, "" if none is."""
+    """Return which list of a report is empty, or not of the things of its other one, "" if none
+    is."""
     if not report.models:
         return "models: is empty"
     for result in report.results:
@@ -123,6 +124,12 @@ def _fault_of(report: Report) -> str:
         # A report of an earlier version has neither.
         if item.losses and (len(item.losses) != len(item.lengths) or not any(item.lengths)):
             return f"perplexities: {item.arm!r:.60}: losses and lengths are not of the same texts"
+    judge = report.judge
+    if (
+        judge is not None
+        and not judge.recall.keys() == judge.precision.keys() == judge.planted.keys()
+    ):
+        return "judge: precision, recall and planted are not of the same grades"
     return ""
 
 

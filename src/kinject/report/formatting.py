@@ -148,11 +148,14 @@ def bare_p(p: float) -> str:
     return format_p(p).removeprefix("p ").removeprefix("= ")
 
 
+def format_label(name: str) -> str:
+    """Return the label of a format; its name, if it is one that another program added."""
+    return FORMATS[name].label if name in FORMATS else format_name(name)
+
+
 def format_prompt(form: PromptFormat) -> str:
     """Return a prompt format in words: ``option texts per byte, 5 shots``."""
-    name = format_name(form.format)
-    if form.format in FORMATS:
-        name = FORMATS[form.format].label
+    name = format_label(form.format)
     if form.score != "sum":
         name += f" {_SCORES.get(form.score, form.score)}"
     return f"{name}, {format_count(form.shots, 'shot')}"

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kinject.question_formats import FORMATS
 from kinject.report.formatting import (
     View,
     arm_name,
     bare_p,
     format_finite,
+    format_label,
     format_name,
     format_nonzero,
     format_p,
@@ -242,7 +242,7 @@ def published_table(view: View) -> TableBlock:
                 view.with_model(arm, item.model),
                 format_name(item.question_set),
                 str(item.shots),
-                format_name(FORMATS[item.format].label),
+                format_name(format_label(item.format)),
                 f"{100 * item.published:.1f}",
                 f"{100 * item.measured:.1f}",
                 Cell(format_points(item.measured - item.published), tone, bounds),
