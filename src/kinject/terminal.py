@@ -243,7 +243,9 @@ def exact_number(value: float) -> str:
     For names: by six digits alone 0.25 and 0.25000001 would be one folder, or one arm.
     """
     short = f"{value:g}"
-    return short if float(short) == value else repr(float(value))
+    if float(short) == value:
+        return short
+    return repr(float(value))
 
 
 CURRENCY = "in the currency of the prices"

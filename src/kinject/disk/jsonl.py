@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard, TypeVar
 
 from kinject.disk.files import atomic_file, read_bytes, read_lines, unwritable
 from kinject.errors import DiskError, InputError
@@ -117,7 +117,7 @@ def read_json(path: Path, fix: str) -> Row:
     return value
 
 
-def is_amount(value: str | float | list[Any] | None) -> bool:
+def is_amount(value: str | float | list[Any] | None) -> TypeGuard[float]:
     """Return whether a value of a file is a number from 0 that a float holds exactly: a count, a
     cost, a time. A switch is an int to isinstance; NaN is in no range."""
     return type(value) in (int, float) and 0 <= value < 2**53  # type: ignore[operator]

@@ -224,8 +224,8 @@ def _activations(step: Step) -> tuple[int, int]:
     heads = _largest(text, "num_attention_heads")
     if not heads:
         raise InputError(
-            f"the memory of a {step.model.model_type} model is not known to kinject plan: its layers "
-            "have no attention."
+            f"the memory of a {step.model.model_type} model is not known to kinject plan: "
+            "its layers have no attention."
         )
     size = (step.mixed or step.dtype).itemsize
     head = _largest(text, "head_dim") or width // heads
@@ -262,8 +262,10 @@ def _largest(text: PretrainedConfig, *names: str) -> int:
     the largest."""
     for name in names:
         value = getattr(text, name, None)
+        if isinstance(value, list | tuple):
+            value = max(value, default=0)
         if value:
-            return int(max(value) if isinstance(value, list | tuple) else value)
+            return int(value)
     return 0
 
 

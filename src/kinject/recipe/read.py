@@ -19,7 +19,7 @@ from kinject.errors import DiskError, Problem, RecipeError
 from kinject.gguf_files import model_folder
 from kinject.hub_data import find_data_set, is_saved
 from kinject.recipe.adapter_fields import check_adapter, with_adapter_type
-from kinject.recipe.check import Checker, KeyPath, Value, suggestion, texts_in
+from kinject.recipe.check import Checker, KeyPath, suggestion, texts_in
 from kinject.recipe.library_fields import REFUSED, check_new_model, check_trainer
 from kinject.recipe.makers import command_for
 from kinject.recipe.sections import (
@@ -38,7 +38,7 @@ from kinject.recipe.sections import (
     TechniquesSection,
     option,
 )
-from kinject.recipe.yaml_lines import YamlFile, parse_scalar, read_yaml
+from kinject.recipe.yaml_lines import YamlFile, key_path, parse_scalar, read_yaml
 from kinject.secrets import TRAINER_SECRETS, known_secrets, secret_filter
 
 Verb = Literal["augment", "questions", "train", "eval", "study", "plan"]
@@ -482,22 +482,6 @@ def _apply_override(key: str, text: str, raw: dict[str, Any]) -> str:
             return f"{part} is no mapping in this recipe."
     mapping[parts[-1]] = value
     return ""
-
-
-def key_path(dotted: str, values: Value) -> tuple[str, ...]:
-    """Return the parts of a dotted key; a name that stands in `values` keeps its dots: the model
-    qwen2.5 of eval.models.qwen2.5.dtype."""
-    parts, path = dotted.split("."), list[str]()
-    while parts:
-        n = 1
-        if isinstance(values, Mapping):
-            known = [i for i in range(1, len(parts) + 1) if ".".join(parts[:i]) in values]
-            n = max(known, default=1)
-        name = ".".join(parts[:n])
-        values = values.get(name) if isinstance(values, Mapping) else None
-        path.append(name)
-        parts = parts[n:]
-    return tuple(path)
 
 
 def _hint_at_section(name: str, raw: Mapping[str, Any]) -> str:

@@ -85,6 +85,20 @@ class YamlFile:
         return f"{self.path}:{self.lines.get(key, 1)}"
 
 
+def key_path(dotted: str, values: Value) -> tuple[str, ...]:
+    """Return the parts of a dotted key; a name that stands in `values` keeps its dots: the model
+    qwen2.5 of eval.models.qwen2.5.dtype."""
+    parts, path = dotted.split("."), list[str]()
+    while parts:
+        if not isinstance(values, Mapping):
+            values = {}
+        known = [n for n in range(1, len(parts) + 1) if ".".join(parts[:n]) in values]
+        n = max(known, default=1)
+        path.append(".".join(parts[:n]))
+        values, parts = values.get(path[-1]), parts[n:]
+    return tuple(path)
+
+
 def parse_scalar(text: str) -> Any:
     """Return the value that `text` has in YAML (``1e-5`` a float, ``[0, 5]`` a list). Raises
     `RecipeError`."""

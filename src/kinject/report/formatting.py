@@ -150,7 +150,9 @@ def bare_p(p: float) -> str:
 
 def format_label(name: str) -> str:
     """Return the label of a format; its name, if it is one that another program added."""
-    return FORMATS[name].label if name in FORMATS else format_name(name)
+    if name in FORMATS:
+        return FORMATS[name].label
+    return format_name(name)
 
 
 def format_prompt(form: PromptFormat) -> str:
@@ -381,7 +383,9 @@ def arm_key(result: ArmResult) -> tuple[str, int | None]:
 
     By their labels the arm “ft with passages” and the arm ft with passages would be one.
     """
-    return result.arm, None if result.chosen_k and result.k else result.k
+    if result.chosen_k and result.k:
+        return result.arm, None
+    return result.arm, result.k
 
 
 def arm_name(arm: str, k: int = 0) -> str:

@@ -19,7 +19,7 @@ from kinject.recipe import StudyRecipe, read_recipe, read_values
 from kinject.recipe.adapter_fields import adapter_types
 from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import find_problems
-from kinject.recipe.read import NOT_TRAINING, Sections, key_path
+from kinject.recipe.read import NOT_TRAINING, Sections
 from kinject.recipe.sections import (
     ArmSection,
     EvalSection,
@@ -27,6 +27,7 @@ from kinject.recipe.sections import (
     StudySection,
 )
 from kinject.recipe.sections.study import Shared
+from kinject.recipe.yaml_lines import key_path
 from kinject.results import ArmInfo, Sweep, SweepPoint
 from kinject.terminal import exact_number
 from kinject.types import ArmName
@@ -45,7 +46,7 @@ them out."""
 
 
 _NOTHING_IN_ITSELF = ("regularization", "distillation")
-"""Sections that change nothing while all their keys have defaults: one that is not there is such."""
+"""Sections that change nothing while their keys have defaults: one that is not there is such."""
 
 
 @dataclass(frozen=True)
@@ -297,18 +298,19 @@ def default_of(key: str, values: Mapping[str, Any]) -> Any:
     """Return what a recipe of `values` has for a dotted key that it does not set, `MISSING` where
     that is not known."""
     section, _, name = key.partition(".")
-    defaults: Iterable[Field[Any]] = ()
+    if section not in ("trainer", "adapter"):
+        return _own_default(key_path(key, values), values)
+    kind: Any = None
     # Another config has the defaults of method: recall.
     if section == "trainer" and values.get("method") != "recall":
         from trl import SFTConfig
 
-        defaults = fields(SFTConfig)
+        kind = SFTConfig
     elif section == "adapter" and isinstance(values.get(section), Mapping):
         kind = adapter_types().get(values[section].get("type", "lora"))
-        defaults = () if kind is None else fields(kind)
-    elif section not in ("trainer", "adapter"):
-        return _own_default(key_path(key, values), values)
-    return _default_in(defaults, name)
+    if kind is None:
+        return MISSING
+    return _default_in(fields(kind), name)
 
 
 def _own_default(path: Sequence[str], values: Mapping[str, Any]) -> Any:
@@ -321,7 +323,9 @@ def _own_default(path: Sequence[str], values: Mapping[str, Any]) -> Any:
         is_there = isinstance(inner, Mapping) or part in _NOTHING_IN_ITSELF
         if default is MISSING or (default is None and not is_there):
             return MISSING
-        values = inner if isinstance(inner, Mapping) else {}
+        values = {}
+        if isinstance(inner, Mapping):
+            values = inner
         hint = get_type_hints(kind)[part]
         kind = next((of for of in (hint, *get_args(hint)) if is_dataclass(of)), None)
         if kind is None:
@@ -336,7 +340,9 @@ def _default_in(known: Iterable[Field[Any]], name: str) -> Any:
             value = item.default
             if item.default_factory is not MISSING:
                 value = item.default_factory()
-            return list(value) if isinstance(value, tuple) else value
+            if isinstance(value, tuple):
+                return list(value)
+            return value
     return MISSING
 
 
@@ -353,9 +359,8 @@ def _with_value(section: StudySection, arm: Arm, key: str, value: Json) -> Arm:
 def _key_label(section: StudySection, key: str) -> str:
     """Return the last part of a key, with as many parts before it as tell it from the other keys
     that the study varies: corpus.replay.fraction from corpus.mix.chat.fraction."""
-    varied = {
-        item.key for item in (*(section.sweeps or {}).values(), *(section.tune or {}).values())
-    }
+    varied = {item.key for item in (section.sweeps or {}).values()}
+    varied |= {item.key for item in (section.tune or {}).values()}
     parts = key.split(".")
     for start in range(len(parts) - 1, 0, -1):
         label = ".".join(parts[start:])

@@ -556,9 +556,11 @@ def check_positions(config: PretrainedConfig, tokenized: TokenizedCorpora) -> in
     if texts need more."""
     limit = window_of(config)
     for name, data in (("rows", tokenized.train), ("validation rows", tokenized.validation)):
+        if data is None or limit is None:
+            continue
         # Positions restart at each document, so a packed row may be longer than the window.
-        longest = 0 if data is None else data.rows.longest_text()
-        if limit is not None and longest > limit:
+        longest = data.rows.longest_text()
+        if longest > limit:
             message = (
                 f"{name} reach {longest} tokens, but the model has {limit} positions "
                 "(max_position_embeddings). Set less."

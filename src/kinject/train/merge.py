@@ -187,8 +187,8 @@ def _write_each(
                 name = not_finite_in(part).rpartition(": ")[2]
                 if name:
                     raise InputError(
-                        f"{weights}: {name} at {kind} {exact_number(factor)} is out of its dtype's range. Give "
-                        "the model in float32."
+                        f"{weights}: {name} at {kind} {exact_number(factor)} is out of its dtype's "
+                        "range. Give the model in float32."
                     )
     return written
 
