@@ -15,7 +15,8 @@ import yaml
 
 import kinject
 from kinject.cli import main
-from kinject.errors import KinjectError
+from kinject.errors import KinjectError, RecipeError
+from kinject.plan.length import length_of_texts
 from kinject.plan.run import plan, render_plan
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.setup import check_training
@@ -221,6 +222,22 @@ def test_plan_refuses_what_train_refuses_with_the_same_message(
             kinject.train(path) if verb == "train" else kinject.plan(path, calibration=False)
         messages.append(str(refused.value))
     assert messages[0] == messages[1]
+
+
+def test_fractions_that_leave_nothing_for_the_corpus_are_refused_on_any_devices(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    part = {"path": str(tmp_path / "other.jsonl"), "fraction": 0.4}
+    values = {
+        "run_dir": str(tmp_path / "run"), "model": {"path": str(tiny_model)}, "trainer": {"max_length": 32},
+        "corpus": {"path": "none.jsonl", "replay": {**part, "fraction": 0.2}, "mix": {"a": part, "b": part}},
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
+    recipe = read_recipe(tmp_path / "recipe.yaml", verb="plan")
+    with pytest.raises(RecipeError, match="fractions of replay and mix sum to 1,"):
+        plan(recipe, gpu="A100", calibration=False)
+    with pytest.raises(RecipeError, match="fractions of replay and mix sum to 1,"):
+        length_of_texts(recipe, 10, 90.0, 1)  # as the dry run of a study counts
 
 
 def test_the_page_of_a_plan_has_machines_and_a_command_that_train_accepts(

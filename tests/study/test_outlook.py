@@ -6,16 +6,20 @@ import json
 import re
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from country import CLAIM, write_study
 from transformers import AutoModelForCausalLM
 
 from kinject.errors import InputError
+from kinject.plan.estimate import read_shapes
+from kinject.plan.length import RunLength
+from kinject.plan.run import step_of
 from kinject.plan.ways import find_devices, render_size
 from kinject.recipe import read_recipe
 from kinject.recipe.yaml_lines import read_yaml
-from kinject.study.outlook import Estimator, peak_bytes
+from kinject.study.outlook import Estimator, _saved_bytes, peak_bytes
 from kinject.study.run import render_plan
 from kinject.study.scheduler import open_study
 from kinject.study.stages import Stage
@@ -99,6 +103,29 @@ def test_a_dry_run_tells_the_hours_of_six_operations_a_weight_and_token(
     assert row_of(text, "all") == (n_trainings, [training, scoring], disk)
     kept = render_plan(read_recipe(path, ["study.keep_models=true"], "study"))
     assert row_of(kept, "one") == (n_trainings, [training, scoring], render_size(2 * whole))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "n"),
+    [
+        ({"save_strategy": "epoch"}, 4),
+        ({"save_strategy": "steps", "save_steps": 30}, 4),  # at 30, 60, 90, and at the last
+        ({"save_strategy": "steps", "save_steps": 0.15}, 7),  # every 15
+        ({"save_strategy": "steps", "save_steps": 7, "save_total_limit": 3}, 3),
+        ({"save_strategy": "no"}, 0),
+    ],
+)
+def test_the_disk_of_a_training_has_each_of_its_checkpoints(
+    tmp_path: Path, tiny_model: Path, trainer: dict[str, Any], n: int
+) -> None:
+    write_study(tmp_path, tiny_model)
+    overrides = [f"trainer.{key}={value}" for key, value in trainer.items()]
+    recipe = read_recipe(tmp_path / "train.yaml", overrides, "train")
+    step = step_of(recipe, find_devices("cpu", 2**30, 1))
+    shapes = read_shapes(step)
+    model = 4 * shapes.n_parameters
+    found = _saved_bytes(recipe, step, shapes, RunLength(200, 100, 3.4, 0, 0))
+    assert found == model + n * 3 * model  # with AdamW's two states
 
 
 @pytest.mark.parametrize("quantization", ["none", "8bit"])

@@ -17,6 +17,7 @@ from kinject.errors import KinjectError
 from kinject.models import load_tokenizer, new_config
 from kinject.plan.estimate import read_config
 from kinject.recipe import ModelSection, TokenizerSection, TrainRecipe, read_recipe
+from kinject.recipe.conflicts import find_problems
 from kinject.train.config import trainer_field
 from kinject.train.load import load_training_tokenizer
 
@@ -147,7 +148,9 @@ def length_of_texts(
     recipe: TrainRecipe, n_texts: int, n_tokens: float, n_devices: int
 ) -> RunLength:
     """Return the length of a run over `n_texts` texts of `n_tokens` tokens, and over the corpora
-    that the recipe mixes with them, by their fractions."""
+    that the recipe mixes with them, by their fractions. Raises `RecipeError` if these leave
+    nothing for the texts."""
+    recipe.raise_any(find_problems("plan", recipe))
     fraction = sum(part.fraction for part in recipe.corpus.parts().values())
     n_all = n_tokens / (1 - fraction)
     n_rows = math.ceil(n_texts / (1 - fraction))

@@ -97,7 +97,7 @@ def _study(recipe: StudyRecipe, shared: Shared) -> Iterator[Problem]:
 
 
 CONFLICTS: Mapping[str, tuple[Check, ...]] = {
-    "plan": (Check(_model),),
+    "plan": (Check(_model), Check(train_conflicts.corpus)),
     "train": (
         Check(_model),
         Check(train_conflicts.weights),

@@ -84,7 +84,7 @@ def arithmetic(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
         yield Problem("model.dtype", f"{launch.emulates_bf16} {fix}")
 
 
-def corpus(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
+def corpus(recipe: TrainRecipe, _: Launch | None) -> Iterator[Problem]:
     """Yield the problems of the corpora and of their mixture."""
     section = recipe.corpus
     if "replay" in (section.mix or {}):

@@ -4,6 +4,7 @@ pace that `kinject plan` plans with, and disk, for all models and for each."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from kinject.errors import InputError, KinjectError
 from kinject.eval.plan import expand_arms, layout_of
 from kinject.models import choose_device
 from kinject.plan.estimate import Shapes, Step, count_flops, read_shapes
-from kinject.plan.length import corpus_tokens, length_of_texts
+from kinject.plan.length import RunLength, corpus_tokens, length_of_texts
 from kinject.plan.run import step_of
 from kinject.plan.ways import Devices, find_devices, matrix_pace, render_size
 from kinject.question_formats import FORMATS
@@ -130,7 +131,7 @@ class Estimator:
         if matched is not None:
             n_read = self._n_tokens.get(Path(matched), n_read)
         self._n_tokens[stage.folder] = n_read
-        n_bytes = _saved_bytes(recipe, step, shapes, length.steps)
+        n_bytes = _saved_bytes(recipe, step, shapes, length)
         self._trained[stage.id] = n_bytes
         return _Work(per_token * n_read, n_bytes)
 
@@ -205,7 +206,7 @@ def _trains_a_base(stage: Stage) -> bool:
     return stage.kind == "setup" and not is_shipped
 
 
-def _saved_bytes(recipe: TrainRecipe, step: Step, shapes: Shapes, n_steps: int) -> int:
+def _saved_bytes(recipe: TrainRecipe, step: Step, shapes: Shapes, length: RunLength) -> int:
     """Return the bytes of the model that a training leaves, with its checkpoints."""
     whole = shapes.n_parameters * step.dtype.itemsize
     if recipe.adapter is not None and not recipe.adapter.get("merge"):
@@ -214,12 +215,15 @@ def _saved_bytes(recipe: TrainRecipe, step: Step, shapes: Shapes, n_steps: int) 
     n_checkpoints = 1
     if strategy in ("no", "False"):
         n_checkpoints = 0
+    elif strategy == "epoch":
+        n_checkpoints = math.ceil(length.epochs)
     elif strategy == "steps":
         save_steps = float(trainer_field(recipe.trainer, "save_steps"))
-        # Below 1 it is a fraction of the steps.
+        # Below 1 it is a fraction of the steps, which Trainer rounds up. The last step is saved,
+        # too.
         if save_steps < 1:
-            save_steps *= n_steps
-        n_checkpoints = int(n_steps // max(save_steps, 1))
+            save_steps = math.ceil(save_steps * length.steps)
+        n_checkpoints = math.ceil(length.steps / save_steps)
     limit = trainer_field(recipe.trainer, "save_total_limit")
     if limit is not None:
         n_checkpoints = min(n_checkpoints, int(limit))
