@@ -115,6 +115,7 @@ def arc_row(labels, key="B", **more):
     [
         (arc_row(["A", "B", "C"]), "choices: not ARC's layout (ValueError"),
         (arc_row(list("ABCD"), "E"), "choices: not ARC's layout (KeyError: 'E')"),
+        (arc_row(list("ACCD"), "C"), "choices: not ARC's layout (ValueError: a label occurs twice"),
         (
             {"question": "Which?", "choices": ["x", "y"], "answerKey": 1},
             "choices: not ARC's layout (TypeError",
@@ -134,6 +135,18 @@ def test_a_row_whose_gold_is_not_clear_is_refused(write_rows, row, message):
     with pytest.raises(InputError) as error:
         read_questions(path)
     assert f"{path}:1: {message}" in str(error.value)
+
+
+@pytest.mark.parametrize("layout", ["auto", "open"])
+def test_a_document_of_null_leaves_the_title_as_the_document(write_rows, layout):
+    rows = [
+        {"question": f"Which {i}?", "answers": [f"a{i}"], "title": f"t{i}", "document_id": None, "subject": None}
+        for i in range(5)
+    ]  # fmt: skip
+    found = read_questions(write_rows("q.jsonl", rows), layout)
+    assert [(question.document_id, question.subject) for question in found] == [
+        (f"t{i}", "") for i in range(5)
+    ]
 
 
 @pytest.mark.parametrize(("answer", "gold"), [("B", None), ("C", 2)])

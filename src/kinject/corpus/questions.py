@@ -376,6 +376,8 @@ def _from_arc(row: Row) -> Row:
         if isinstance(choices, list):
             choices = {key: [choice[key] for choice in choices] for key in ("text", "label")}
         texts, labels = choices["text"], choices["label"]
+        if len({*labels}) < len(labels):
+            raise ValueError("a label occurs twice")
         # By label: some of ARC's questions have 1 to 4 instead of A to D.
         gold = dict(zip(labels, range(len(texts)), strict=True))[row["answerKey"]]
     except (KeyError, TypeError, ValueError) as error:
@@ -427,7 +429,7 @@ def _with_distractors(
                 wrong.setdefault(plain, text)
         choices = [first, *list(wrong.values())[: _N_CHOICES - 1]]
         rng.shuffle(choices)
-        labels = {key: row[key] for key in _LABELS if key in row}
+        labels = _labels(row)
         made = {"choices": choices, "answer": choices.index(first), "answers": texts}
         question = row.get("question")
         yield number, {"document_id": _document(row), **labels, "question": question, **made}
@@ -482,13 +484,18 @@ def _from_open(row: Row) -> Row:
         if isinstance(answer, str):
             answer = [answer]
         row = {**row, "answers": answer, "answer": None}
-    labels = {key: row[key] for key in _LABELS if key in row}
+    labels = _labels(row)
     return {
         "document_id": _document(row),
         **labels,
         "question": row.get("question"),
         "answers": _answers(row),
     }
+
+
+def _labels(row: Row) -> Row:
+    """Return the labels that a row has; null is none, and hides no title."""
+    return {key: row[key] for key in _LABELS if row.get(key) is not None}
 
 
 def _same_question(row: Row) -> tuple[str, str]:
