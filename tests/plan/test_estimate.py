@@ -225,6 +225,10 @@ def test_the_operations_are_six_for_each_weight_and_token_and_attentions() -> No
     shapes = read_shapes(step)
     assert count_flops(step, shapes) == 4 * 32 * (6 * shapes.multiplied + 6 * 3 * 32 * 64)
     assert count_flops(replace(step, checkpointing=True), shapes) > 1.3 * count_flops(step, shapes)
+    # Heads of 24 numbers: the queries of a token are 96, in a model of 64.
+    wide = replace(step, model=transformers.LlamaConfig(**LLAMA, head_dim=24))
+    shapes = read_shapes(wide)
+    assert count_flops(wide, shapes) == 4 * 32 * (6 * shapes.multiplied + 6 * 3 * 32 * 96)
 
 
 @pytest.mark.parametrize(

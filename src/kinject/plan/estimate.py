@@ -228,7 +228,7 @@ def _activations(step: Step) -> tuple[int, int]:
             "its layers have no attention."
         )
     size = (step.mixed or step.dtype).itemsize
-    head = _largest(text, "head_dim") or width // heads
+    head = _head_size(text)
     keys = (_largest(text, "num_key_value_heads") or heads) * head
     act = str(getattr(text, "hidden_act", None) or getattr(text, "activation_function", ""))
     inner = _largest(text, "moe_intermediate_size", "intermediate_size", "n_inner") or 4 * width
@@ -255,6 +255,12 @@ def _activations(step: Step) -> tuple[int, int]:
     if step.offloading:
         kept = 0
     return int(n_layers * kept), int(layer)
+
+
+def _head_size(text: PretrainedConfig) -> int:
+    """Return the numbers of a query of one head; Qwen3's have more together than the model's
+    width."""
+    return _largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
 
 
 def _largest(text: PretrainedConfig, *names: str) -> int:
@@ -307,7 +313,8 @@ def count_flops(step: Step, shapes: Shapes) -> float:
     # end.
     passes = 3 if step.checkpointing else 2
     text: Any = step.model.get_text_config()
-    attention = 2 * (passes + 1) * text.num_hidden_layers * step.block * text.hidden_size
+    queries = text.num_attention_heads * _head_size(text)
+    attention = 2 * (passes + 1) * text.num_hidden_layers * step.block * queries
     tokens = step.batch * step.block * step.accumulation
     trained = min(shapes.n_trained, shapes.active)
     return float(tokens * (2 * (passes * shapes.active + trained) + attention))
