@@ -162,6 +162,24 @@ class Page(HTMLParser):
 SCRIPT = (files("kinject.report") / "templates" / "report.js").read_text("utf-8")
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="no JavaScript here")
+def test_a_column_is_sorted_by_what_its_cells_mean() -> None:
+    columns = [
+        ["−2.5 ▼", "< 0.001", "0.004", "+1.25", "1,800 of 2,000", "10,000"],
+        ["3e-06", "1.5e-05", "0.0001", "0.02"],
+        ["40 s", "3 min", "175 min", "3 h 1 min", "12 h 0 min"],
+    ]
+    (function,) = re.findall(r"  const SECONDS.*?\n  }\n", SCRIPT, re.DOTALL)
+    call = f"{json.dumps(columns)}.map((column) => column.map((text) => valueOf({{firstChild: {{textContent: text}}}})))"
+    run = subprocess.run(
+        ["node", "-e", f"{function}; console.log(JSON.stringify({call}))"],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    for values in json.loads(run.stdout):
+        assert values == sorted(values)
+        assert all(isinstance(value, int | float) for value in values)
+
+
 def hash_of(text: str) -> str:
     """Return the source of a content security policy that allows this inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -17,12 +17,19 @@
     });
   }
 
-  // The number that a cell begins with ("−0.3", "< 0.001", "1,800 of 2,000"), else its text; null for nothing.
-  // What is set small below does not count.
+  const SECONDS = { h: 3600, min: 60, s: 1 };
+
+  // The number that a cell begins with ("−0.3", "< 0.001", "1e-05", "1,800 of 2,000"), the seconds of a time
+  // ("3 h 20 min"), else its text; null for nothing. What is set small below does not count.
   function valueOf(cell) {
     const text = (cell.firstChild?.textContent ?? "").trim();
     if (text === "" || text === "–") return null;
-    const found = text.replaceAll(",", "").replace("−", "-").match(/^([<+]?) ?(-?\d+(?:\.\d+)?)/);
+    if (/^(\d+ (h|min|s)\b ?)+$/.test(text)) {
+      const parts = [...text.matchAll(/(\d+) (h|min|s)/g)];
+      return parts.reduce((sum, [, n, unit]) => sum + n * SECONDS[unit], 0);
+    }
+    const plain = text.replaceAll(",", "").replace("−", "-");
+    const found = plain.match(/^([<+]?) ?(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)/);
     return found ? Number(found[2]) * (found[1] === "<" ? 0.999 : 1) : text;
   }
 
