@@ -184,13 +184,13 @@ def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
     logs = write_logs(tmp_path / "train")
     for name in logs:
         write_training(tmp_path / "train" / name, TRAINING)
-        write_as(tmp_path / "train" / name, command=["kinject", "train", "recipes/my cpt.yaml"])
+        write_as(tmp_path / "train" / name, command=["kinject", "train", "recipes/my  cpt.yaml"])
     command = ["kinject", "eval"]
     write_as(tmp_path, written="2026-01-02", command=command, versions={"torch": "2.13"})
     text = Elements(
         write_report(tmp_path, make_report(logs=log_entries(logs))).read_text("utf-8")
     ).text
-    assert text.count("kinject train 'recipes/my cpt.yaml'") == 1
+    assert text.count("kinject train 'recipes/my  cpt.yaml'") == 1
     assert "kinject eval\n" in text
     assert "Evaluated 2026-01-02 with torch 2.13." in text
 

@@ -29,6 +29,7 @@ from kinject.report.formatting import (
     Training,
     View,
     escape_markdown,
+    format_command,
     format_name,
     join_words,
     unscored_text,
@@ -329,7 +330,7 @@ def _details(
         yield "Cost and arms", (arms_table(view),)
     yield "Notes", _bullets(map(format_name, report.notes), small=True)
     if report.commands:
-        commands = Code(tuple(map(format_name, report.commands)))
+        commands = Code(tuple(map(format_command, report.commands)))
         yield "Run it again", (commands, Bullets((_RERUN,), small=True))
 
 

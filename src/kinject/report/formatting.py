@@ -49,18 +49,25 @@ _SCORES = {
 def format_name(text: str, longest: int | None = None) -> str:
     """Return `text` on one line, control and direction characters replaced; past `longest`, cut in
     the middle."""
-    flat = " ".join(text.split())
-    clean = "".join("\ufffd" if _is_hidden(character) else character for character in flat)
+    clean = format_command(" ".join(text.split()))
     if longest is None or len(clean) <= longest:
         return clean
     head = longest // 2
     return f"{clean[:head]}…{clean[len(clean) - (longest - head - 1) :]}"
 
 
+def format_command(text: str) -> str:
+    """Return a command on one line, control and direction characters replaced; two spaces in a row
+    stay, since a path may have them."""
+    return "".join("\ufffd" if _is_hidden(character) else character for character in text)
+
+
 def _is_hidden(character: str) -> bool:
-    """Return whether a character is a control character, half a surrogate pair or a mark of
-    direction."""
-    return unicodedata.category(character) in ("Cc", "Cs") or character in _DIRECTION_MARKS
+    """Return whether a character is a control character, the end of a line, half a surrogate pair
+    or a mark of direction."""
+    return (
+        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _DIRECTION_MARKS
+    )
 
 
 def quoted(name: str) -> str:
