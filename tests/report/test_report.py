@@ -179,6 +179,23 @@ def test_an_empty_report_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path, make_evaluation((), "empty"))
 
 
+def test_texts_that_yaml_folds_are_one_line_each_in_the_terminal(tmp_path: Path) -> None:
+    report = make_study()
+    claims = tuple(
+        replace(claim, statement=f"It learns\n  all of it ({i}).\n")
+        for i, claim in enumerate(report.claims)
+    )
+    folded = replace(report, title="What it\nlearns\n", claims=claims, notes=("one\ntwo\n",))
+    lines = render_summary(tmp_path, folded).splitlines()
+    assert lines[0] == "What it learns"
+    assert "note: one two" in lines
+    for i, claim in enumerate(claims):
+        (line,) = [
+            line for line in lines if line.startswith(f"claim: It learns all of it ({i}).: ")
+        ]
+        assert line.endswith(claim.finding)
+
+
 @pytest.mark.usefixtures("blank_figures")
 def test_commands_come_from_the_manifests_once_each(tmp_path: Path) -> None:
     logs = write_logs(tmp_path / "train")

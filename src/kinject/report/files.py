@@ -172,11 +172,11 @@ def render_summary(run_dir: Path, report: Report) -> str:
     if view.set_results:
         tables.insert(0, headline_table(view))
     blocks = [
-        report.title,
+        format_name(report.title),
         *("\n".join(render_text_block(table)) for table in tables),
         "\n".join(claims_text(view)),
         "\n".join(map(unscored_text, report.unscored)),
-        "\n".join(f"note: {note}" for note in report.notes),
+        "\n".join(f"note: {format_name(note)}" for note in report.notes),
         *write_opening(view).paragraphs(),
     ]
     return "\n\n".join(filter(None, blocks))

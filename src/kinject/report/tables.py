@@ -412,11 +412,14 @@ def claims_text(view: View) -> Iterator[str]:
             verdict += " (declared late)"
         if claim.p_holm is not None:
             verdict += f" ({format_p(claim.p_holm)} after Holm)"
-        yield f"claim: {claim.statement}: {verdict}: {claim.finding}"
+        # A text that YAML folds ends with a line break.
+        yield f"claim: {format_name(claim.statement)}: {verdict}: {format_name(claim.finding)}"
     for choice in view.report.choices:
-        rates = ", ".join(f"{value}: {rate:.3f}" for value, rate, _ in choice.candidates)
+        rates = ", ".join(f"{_value(value)}: {rate:.3f}" for value, rate, _ in choice.candidates)
         edge = ", an end of the grid: widen it" if choice.at_edge else ""
-        yield f"chosen for {choice.arm}: {choice.key} {choice.chosen} ({rates}){edge}"
+        chosen = f"{format_name(choice.key)} {_value(choice.chosen)}"
+        yield f"chosen for {format_name(choice.arm)}: {chosen} ({rates}){edge}"
     for failure in view.report.failures:
-        arm = f"{failure.arm}{format_seed(failure.seed)}"
-        yield f"failed: {arm}: {failure.stage}: {failure.message} (log: {failure.log})"
+        arm = f"{format_name(failure.arm)}{format_seed(failure.seed)}"
+        message = format_name(failure.message)
+        yield f"failed: {arm}: {failure.stage}: {message} (log: {failure.log})"
