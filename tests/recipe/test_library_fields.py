@@ -146,6 +146,25 @@ def test_warmup_steps_above_0_override_warmup_ratio_with_a_note(
         )  # also where it is not read
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pad_to_multiple_of: -3",
+        "pad_to_multiple_of: 3000000",
+        f"data_seed: {2**70}",
+        "weight_decay: -0.25",
+        "adam_epsilon: 0.0",
+        "neftune_noise_alpha: -0.5",
+    ],
+)
+def test_a_number_with_which_no_library_trains_is_refused_at_its_line(
+    write: Write, line: str
+) -> None:
+    name, _, value = line.partition(": ")
+    with pytest.raises(RecipeError, match=rf"r\.yaml:3: trainer\.{name}: found {value}, allowed: "):
+        _trainer(write, line)
+
+
 def test_every_successor_is_a_field_of_sftconfig() -> None:
     names = {field.name for field in dataclasses.fields(SFTConfig)}
     assert not names & RENAMED.keys()

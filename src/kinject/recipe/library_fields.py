@@ -358,6 +358,7 @@ _STEPS: Mapping[str, Any] = {"above": 0, "max": 10**9}
 _FROM_0: Mapping[str, Any] = {"min": 0, "max": 10**9}
 _UNIT: Mapping[str, Any] = {"min": 0, "below": 1}
 _FRACTION: Mapping[str, Any] = {"min": 0, "max": 1}
+_SEED: Mapping[str, Any] = {"min": 0, "max": 2**32 - 1}
 # Beside the range, max_grad_norm 0 switches Trainer's clipping off, and max_steps -1 leaves the
 # number of steps to the epochs.
 RANGES: Mapping[str, Mapping[str, Any]] = {
@@ -367,7 +368,9 @@ RANGES: Mapping[str, Mapping[str, Any]] = {
     "num_train_epochs": {"above": 0, "max": 10**6}, "max_steps": {"min": 1, "max": 10**9, "or": -1},
     "learning_rate": {"above": 0, "max": 100},
     "max_grad_norm": {"min": 1e-6, "max": 10**9, "or": 0}, "label_smoothing_factor": _UNIT,
-    "seed": {"min": 0, "max": 2**32 - 1}, "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT,
+    "seed": _SEED, "data_seed": _SEED, "pad_to_multiple_of": {"min": 1, "max": 2**16},
+    "weight_decay": {"min": 0, "max": 1000}, "adam_epsilon": {"above": 0, "max": 1},
+    "neftune_noise_alpha": {"min": 0, "max": 10**6}, "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT,
     "lora_dropout": _UNIT, "trainable_token_indices": _FROM_0,
 }  # fmt: skip
 """Bounds of the libraries' fields that no library refuses itself, and with which nothing is

@@ -26,7 +26,10 @@ Attention = Literal[
 class TokenizerSection:
     """Train a byte-level BPE tokenizer on the corpus."""
 
-    vocab_size: int = option(help="Tokens in the vocabulary, special tokens included.", min=260)
+    # No tokenizer has so many; a larger number is memory that the trainer asks for at once.
+    vocab_size: int = option(
+        help="Tokens in the vocabulary, special tokens included.", min=260, max=2**20
+    )
 
 
 @dataclass(frozen=True)
