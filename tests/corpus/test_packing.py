@@ -115,6 +115,13 @@ def test_best_fit_fills_rows_as_the_textbook_example(named: bool) -> None:
     assert sorted(map(sorted, sizes)) == [[2, 2, 2, 4], [3, 7], [5, 5]]
 
 
+def test_a_draw_next_to_one_is_in_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random.Random, "random", lambda self: 1 - 2**-53)
+    packed, account = pack(_paraphrases(5, 8), PackingConfig(5, "bfd_split"), seed=0)
+    assert (len(packed), account.lost) == (40, 0)
+    assert max(packed.rounds) > 0
+
+
 def test_the_order_depends_on_the_seed_only() -> None:
     named, nameless = _paraphrases(6, 9), _rows([(5, 0)] * 9)
     rows = [*named, *(TokenRow("", "", "", row.input_ids, row.learned) for row in nameless)]

@@ -281,7 +281,8 @@ def _rounds(
             rounds[int(rng.random() * n_rounds)].append(index)
             continue
         position = (dealt[document] + offsets[document]) * n_rounds / counts[document]
-        rounds[int(position)].append(index)
+        # An offset next to 1 is rounded up to it.
+        rounds[min(int(position), n_rounds - 1)].append(index)
         dealt[document] += 1
     return [part for part in rounds if part]
 

@@ -370,7 +370,8 @@ RANGES: Mapping[str, Mapping[str, Any]] = {
     "max_grad_norm": {"min": 1e-6, "max": 10**9, "or": 0}, "label_smoothing_factor": _UNIT,
     "seed": _SEED, "data_seed": _SEED, "pad_to_multiple_of": {"min": 1, "max": 2**16},
     "weight_decay": {"min": 0, "max": 1000}, "adam_epsilon": {"above": 0, "max": 1},
-    "neftune_noise_alpha": {"min": 0, "max": 10**6}, "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT,
+    "neftune_noise_alpha": {"min": 0, "max": 10**6},
+    "r": {"min": 1, "max": 2**16}, "lora_alpha": _COUNT,
     "lora_dropout": _UNIT, "trainable_token_indices": _FROM_0,
 }  # fmt: skip
 """Bounds of the libraries' fields that no library refuses itself, and with which nothing is
