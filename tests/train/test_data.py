@@ -15,13 +15,13 @@ import pytest
 
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusRow
-from kinject.corpus.tokenize import Tokenization
+from kinject.corpus.tokenize import Tokenization, TokenRow
 from kinject.disk import content_id, read_json, read_jsonl
 from kinject.errors import InputError, KinjectError, RecipeError
-from kinject.recipe import TrainRecipe
+from kinject.recipe import CorpusSection, TrainRecipe
 from kinject.train import train
 from kinject.train.batches import RoundSampler
-from kinject.train.data import CorpusPacker, Part, open_corpora, tokenize_and_pack
+from kinject.train.data import CorpusPacker, Part, _hold_out, open_corpora, tokenize_and_pack
 from kinject.train.methods import method_of
 from kinject.train.setup import make_trainer
 from small import interrupt, quick
@@ -157,6 +157,19 @@ def test_documents_held_out_are_validated_and_not_learned(
     for key in ("loss", "eval_loss"):
         first, second = ([row[key] for row in log if key in row] for log in logs)
         assert first == second != []
+
+
+def test_a_row_without_a_document_is_none_of_the_document_of_its_number() -> None:
+    def rows(row_ids: Sequence[int], document_ids: Sequence[str]) -> list[TokenRow]:
+        return [
+            TokenRow(str(row), document, "", [1, 2], [False, True])
+            for row, document in zip(row_ids, document_ids, strict=True)
+        ]
+
+    alone, named = rows(range(6), [""] * 6), rows(range(6, 18), [str(i // 2) for i in range(12)])
+    split = _hold_out(CorpusSection("c.jsonl", validation_fraction=0.25), [*alone, *named])
+    assert split is not None
+    assert "3 of 12 documents" in split.note
 
 
 def test_a_split_of_one_document_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -484,7 +484,8 @@ def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> _Split | None:
     if not corpus.validation_fraction:
         return None
     # A paraphrase that is learned would lower the loss of the document that is held out.
-    numbers = number_names(row.document_id or row.row_id for row in rows)
+    # No document has such an id: row 7 without one is no text of the document 7.
+    numbers = number_names(row.document_id or f"\0{row.row_id}" for row in rows)
     hashes = array("Q")
     for number, row in zip(numbers, rows, strict=True):
         if number == len(hashes):  # the first row of its document
