@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from kinject.corpus.tokenize import TokenRow, sample_tokens, wanted_tokens
+from kinject.errors import InputError
 
 
 def _token_rows(n: int, length: int, origin: str) -> list[TokenRow]:
@@ -58,3 +59,10 @@ def test_every_row_is_drawn_before_any_is_drawn_twice() -> None:
     drawn = [row.row_id for row in _drawn(_token_rows(7, 10, "replay"), 100)]
     assert len(drawn) == 10
     assert len(set(drawn[:7])) == 7
+
+
+def test_a_part_of_which_a_tokenizer_leaves_nothing_is_refused() -> None:
+    empty = [TokenRow(str(i), "", "replay", (), ()) for i in range(4)]
+    with pytest.raises(InputError, match="leaves no token of a part"):
+        _drawn(empty, 30)
+    assert _size(_drawn([*empty, *_token_rows(1, 10, "replay")], 30)) == 30

@@ -299,18 +299,23 @@ def sample_tokens(
     within half a row.
 
     Only sampled rows are tokenised, so the corpus may be large. If it is too small, it is sampled
-    again in another order. Raises `InputError` if tokens are wanted and the corpus has no rows.
+    again in another order. Raises `InputError` if tokens are wanted and the corpus has no rows, or
+    all of them are without tokens.
     """
     if target_tokens <= 0:
         return
     if not rows:
         raise InputError("corpus: a part of the mixture has no rows to draw.")
     n_tokens = 0
-    for row in _shuffled_forever(rows, tokenize, random.Random(seed)):
+    drawn = _shuffled_forever(rows, tokenize, random.Random(seed))
+    for n_read, row in enumerate(drawn, 1):
         if n_tokens + len(row.input_ids) / 2 >= target_tokens:
             return
         yield row
         n_tokens += len(row.input_ids)
+        # Without BOS and EOS a tokenizer may remove all of a text: it would be drawn for ever.
+        if n_tokens == 0 and n_read == len(rows):
+            raise InputError("corpus: the tokenizer leaves no token of a part of the mixture.")
 
 
 def _shuffled_forever(
