@@ -17,11 +17,18 @@ from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusRow
 from kinject.corpus.tokenize import Tokenization, TokenRow
 from kinject.disk import content_id, read_json, read_jsonl
-from kinject.errors import InputError, KinjectError, RecipeError
+from kinject.errors import InputError, KinjectError, RecipeError, TrainingError
 from kinject.recipe import CorpusSection, TrainRecipe
 from kinject.train import train
 from kinject.train.batches import RoundSampler
-from kinject.train.data import CorpusPacker, Part, _hold_out, open_corpora, tokenize_and_pack
+from kinject.train.data import (
+    CorpusPacker,
+    Part,
+    _hold_out,
+    check_account,
+    open_corpora,
+    tokenize_and_pack,
+)
 from kinject.train.methods import method_of
 from kinject.train.setup import make_trainer
 from small import interrupt, quick
@@ -220,6 +227,14 @@ def test_text_that_the_validation_loss_leaves_out_is_a_warning(
     data = tokenize_and_pack(recipe, method, tiny_tokenizer, open_corpora(recipe, method))
     n_lost = len(tiny_tokenizer("The mill turns. " * 30).input_ids) + 1 - 64
     assert any(f"leaves out {n_lost} of" in warning for warning in data.warnings)
+
+
+def test_a_corpus_of_no_token_is_refused_with_parts_too(tiny_tokenizer: Any) -> None:
+    packer = CorpusPacker(tiny_tokenizer, Tokenization(), PackingConfig(None), 0)
+    other = Part([CorpusRow("1", "", "", "text", text="Kelm has a mill.")], 0.2)
+    data = packer.pack_tokens([TokenRow("0", "", "", (), ())] * 3, {"general": other})
+    with pytest.raises(TrainingError, match="Nothing is left to learn"):
+        check_account(data.account, None, allow_dropped_tokens=True)
 
 
 def test_only_the_main_corpus_is_learned_from_the_second_part_of_texts(tiny_tokenizer: Any) -> None:

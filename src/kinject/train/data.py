@@ -286,7 +286,9 @@ class CorpusPacker:
             packed,
             account,
             fractions={
-                name: _count_tokens(rows) / account.source for name, rows in sampled.items()
+                # A corpus of no token at all is refused behind this (`check_account`).
+                name: _count_tokens(rows) / max(account.source, 1)
+                for name, rows in sampled.items()
             },
             exposures=count_exposures(ConcatRows(learned)),
             only_end={name: _lines_of_only_end(rows) for name, rows in named.items()},
