@@ -68,12 +68,13 @@ def test_a_point_with_a_default_that_no_recipe_writes_is_the_arm_itself(tmp_path
         arms={"ft": {"overrides": {"adapter.r": 4, "adapter.merge": True}}},
         sweeps={"decay": {"key": "trainer.adam_beta2", "arm": "ft", "values": [0.999, 0.95]},
                 "alpha": {"key": "adapter.lora_alpha", "arm": "ft", "values": [8, 16]},
+                "kind": {"key": "adapter.type", "arm": "ft", "values": ["loha", "lora"]},
                 "pull": {"key": "regularization.l2", "arm": "ft", "values": [0, 0.5]},
                 "climb": {"key": "techniques.sam", "arm": "ft", "values": [0.1, 0.0]},
                 "text": {"key": "augment.judge.rounds", "arm": "ft", "values": [1]}},
     )  # fmt: skip
     assert list(arms(path)) == [
-        "base", "ft", "ft, adam_beta2 0.95", "ft, lora_alpha 16", "ft, l2 0.5", "ft, sam 0.1", "ft, rounds 1",
+        "base", "ft", "ft, adam_beta2 0.95", "ft, lora_alpha 16", "ft, type loha", "ft, l2 0.5", "ft, sam 0.1", "ft, rounds 1",
     ]  # fmt: skip
     # GRPO's own defaults are others.
     assert "ft, adam_beta2 0.999" in arms(path, "study.overrides={method: recall}")

@@ -46,9 +46,9 @@ ADAPTER_REFUSED = {
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
 }
 """Keys of peft's configs that an adapter to train must not set -> the reason."""
-ADAPTER_KEYS = ("type", "merge")
-"""The keys that are not peft's: the type of adapter, and whether it is folded into the base weights
-when training ends."""
+ADAPTER_KEYS: Mapping[str, Any] = {"type": "lora", "merge": False}
+"""The keys that are not peft's, with their defaults: the type of adapter, and whether it is folded
+into the base weights when training ends."""
 _VIRTUAL_TOKENS = "adds virtual tokens, which neither packed rows nor the scoring of kinject know"
 ADAPTER_TYPES_REFUSED = {
     "adalora": "needs the number of steps and a call after each of them, which Trainer does not "

@@ -16,7 +16,7 @@ from kinject.corpus.spans import Json
 from kinject.errors import Problem, RecipeError
 from kinject.question_formats import FORMATS
 from kinject.recipe import StudyRecipe, read_recipe, read_values
-from kinject.recipe.adapter_fields import adapter_types
+from kinject.recipe.adapter_fields import ADAPTER_KEYS, adapter_types
 from kinject.recipe.check import KeyPath
 from kinject.recipe.conflicts import find_problems
 from kinject.recipe.read import NOT_TRAINING, Sections
@@ -295,8 +295,7 @@ def _has(values: Mapping[str, Any], key: str) -> bool:
 
 
 def default_of(key: str, values: Mapping[str, Any]) -> Any:
-    """Return what a recipe of `values` has for a dotted key that it does not set, `MISSING` where
-    that is not known."""
+    """Return the default of a dotted key that `values` do not set, `MISSING` if it is not known."""
     section, _, name = key.partition(".")
     if section not in ("trainer", "adapter"):
         return _own_default(key_path(key, values), values)
@@ -307,6 +306,8 @@ def default_of(key: str, values: Mapping[str, Any]) -> Any:
 
         kind = SFTConfig
     elif section == "adapter" and isinstance(values.get(section), Mapping):
+        if name in ADAPTER_KEYS:
+            return ADAPTER_KEYS[name]
         kind = adapter_types().get(values[section].get("type", "lora"))
     if kind is None:
         return MISSING
