@@ -114,6 +114,30 @@ def test_raised_digits_of_a_pdf_stay_raised() -> None:
     assert only(pdf_of(page)).text == "Over 3 x 10⁻⁸ m of H2O by mill¹⁴"
 
 
+@pytest.mark.parametrize("degrees", [0, 90, 270])
+@pytest.mark.parametrize("upwards", [True, False])
+def test_names_of_columns_that_stand_on_their_side_are_the_header(
+    degrees: int, upwards: bool
+) -> None:
+    rules = [(60, y, 360, y) for y in (550, 450, 430, 410)]
+    rules += [(x, 410, x, 550) for x in (60, 160, 260, 360)]
+    page = "".join(f"{x0} {y0} m {x1} {y1} l S " for x0, y0, x1, y1 in rules)
+    for column, name in enumerate(("Name of mill", "Pairs of stones", "Sacks")):
+        matrix = f"0 -1 1 0 {110 + 100 * column} 540"
+        if upwards:
+            matrix = f"0 1 -1 0 {110 + 100 * column} 460"
+        page += f"BT /F1 10 Tf {matrix} Tm ({name}) Tj ET "
+    for row, cells in enumerate((("Kelm upper mill", "2", "31"), ("Arvika lower mill", "3", "47"))):
+        page += "".join(at(70 + 100 * n, 436 - 20 * row, cell) for n, cell in enumerate(cells))
+    page += at(60, 350, "The table is of the year in which the river was led away from all mills.")
+    page += "BT /F1 8 Tf 0 1 -1 0 40 150 Tm (Archive 7) Tj ET"
+    table = "| Name of mill | Pairs of stones | Sacks |\n| --- | --- | --- |\n"
+    table += "| Kelm upper mill | 2 | 31 |\n| Arvika lower mill | 3 | 47 |"
+    text = only(pdf_of(f"{TURNS[degrees]} cm {page}", rotate=degrees)).text
+    assert text.startswith(f"{table}\n\nThe table is of")
+    assert text.endswith("Archive 7")
+
+
 def test_a_watermark_is_no_part_of_the_lines_that_it_crosses() -> None:
     lines = [f"Clause {row} of the lease of the mill is as it was in May and" for row in range(30)]
     page = "".join(at(72, 700 - 14 * row, line) for row, line in enumerate(lines))

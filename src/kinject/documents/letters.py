@@ -81,6 +81,15 @@ class Frame(NamedTuple):
         away = turn * _AWAY
         return left + away, top - upper + away, right + away, top - bottom + away
 
+    def moved(self, box: Corners, turn: int, other: int) -> Corners:
+        """Return the place after `other` quarter turns of a box that `place` puts after `turn`."""
+        x0, y0, x1, y1 = (edge - turn * _AWAY for edge in box)
+        top = _turned(self.corners, self.turns + turn)[3]
+        if self.is_mirrored:
+            x0, x1 = -x1, -x0
+        corners = _turned((x0, top - y1, x1, top - y0), -(self.turns + turn))
+        return self.place(other, corners)
+
 
 def _turned(corners: Corners, quarters: int) -> Corners:
     """Return the corners of a box after quarter turns to the right of the page that it is on."""

@@ -25,6 +25,7 @@ from kinject.documents.boxes import (
     header_only,
     in_logical_order,
     is_right_to_left,
+    joined_line,
     lines_of,
     middle,
     text_of,
@@ -223,26 +224,29 @@ def _page(document: Pdfium, index: int, pdfium: Pdfium) -> Sheets:
         text = text_page.get_text_range()
         frame = Frame(page.get_bbox(), turns, is_right_to_left(text))
         letters = letters_of(text_page, n_chars, frame, raw)
-        if any(map(_is_vertical, letters.values())):
-            return {0: _plain_lines(text)}
+        if not letters:
+            return {}
         counts = {turn: len(turned) for turn, turned in letters.items()}
+        # The rules are those of the text that most of the page is.
+        main = max(counts, key=counts.__getitem__)
+        if _is_vertical(letters[main]):
+            return {0: _plain_lines(text)}
+        across, down = _rules(page, frame, main, pdfium)
         sheets: Sheets = {}
         for turn, turned in letters.items():
-            across: list[Rule] = []
-            down: list[Rule] = []
-            # The rules are those of the text that most of the page is.
-            if counts[turn] == max(counts.values()):
-                across, down = _rules(page, frame, turn, pdfium)
             left, _, right, _ = frame.place(turn, frame.corners)
-            drawn = _words(text_page, in_logical_order(turned, frame.is_mirrored), down, raw)
+            ordered = in_logical_order(turned, frame.is_mirrored)
+            rules: list[Rule] = []
+            if turn == main:
+                rules = down
+            drawn = _words(text_page, ordered, rules, raw)
             # What is slanted may leave the page as it is made level.
             if turn != SLANTED:
                 drawn = (word for word in drawn if left - 5 <= word.x0 <= right + 5)
             # A dict: bold text may be drawn twice.
-            words = list(dict.fromkeys(drawn))
-            words, tables = _ruled_tables(words, across, down)
-            if words or tables:
-                sheets[turn] = [*words, *tables]
+            sheets[turn] = list(dict.fromkeys(drawn))
+        _take_tables(sheets, main, frame, across, down)
+        sheets = {turn: boxes for turn, boxes in sheets.items() if boxes}
         own = text_of(flat(list(sheets.values())))
         if _has_letters_apart(own) and not _has_letters_apart(text):
             return {0: _plain_lines(text)}
@@ -378,6 +382,30 @@ def _ruled_tables(
             words = [word for word in words if id(word) not in enclosed_ids]
             tables.append(Box(xs[0], ys[0], xs[-1], ys[-1], text, enclosed[0].size, is_table=True))
     return words, tables
+
+
+def _take_tables(
+    sheets: Sheets, main: int, frame: Frame, across: list[Rule], down: list[Rule]
+) -> None:
+    """Put the ruled tables of a page in the place of their words; a line that stands on its side in
+    one of their cells, as names of columns do, is a part of it."""
+    lines: dict[int, tuple[int, list[Box]]] = {}
+    labels: list[Box] = []
+    for turn in sheets.keys() - {main, SLANTED}:
+        for line in lines_of(sheets[turn]):
+            box = joined_line(line)
+            x0, y0, x1, y1 = frame.moved(box[:4], turn, main)
+            label = box._replace(x0=x0, y0=y0, x1=x1, y1=y1)
+            labels.append(label)
+            lines[id(label)] = turn, line
+    words, tables = _ruled_tables([*sheets[main], *labels], across, down)
+    left_over = set(map(id, words))
+    for label in labels:
+        if id(label) not in left_over:
+            turn, line = lines[id(label)]
+            taken = set(map(id, line))
+            sheets[turn] = [word for word in sheets[turn] if id(word) not in taken]
+    sheets[main] = [*(word for word in words if id(word) not in lines), *tables]
 
 
 def _merged(values: Iterable[float]) -> list[float]:
