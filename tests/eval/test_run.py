@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from kinject.disk import lock_dir
+from kinject.disk import Journal, lock_dir
 from kinject.errors import DiskError, InputError, RecipeError
 from kinject.eval import evaluate
 from kinject.eval.results import correct_families, summarize_arm
@@ -246,6 +246,16 @@ def test_the_manifest_names_a_folder_of_documents_by_what_was_collected(run, tmp
         hashes.append(manifest(tmp_path)["inputs"][str(heap)])
     assert hashes[0] != hashes[1]
     assert hashes[1] == collect([heap]).fingerprint
+
+
+def test_a_first_run_reads_none_of_its_answers_from_disk(run, tmp_path, write_rows, monkeypatch):
+    texts = write_rows("texts.jsonl", [{"id": "x", "text": "Bryn was born in Kelm."}])
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "row_at", None)
+        report = run(formats=["texts", "rotations"], perplexity_corpus=str(texts))
+    rows = (tmp_path / "run" / "answers.jsonl").read_bytes().splitlines()
+    assert len(rows) == manifest(tmp_path)["counts"]["stored"] == len({*rows})
+    assert run(formats=["texts", "rotations"], perplexity_corpus=str(texts)) == report
 
 
 def killed_at(monkeypatch, n_rows):

@@ -261,7 +261,8 @@ def _score_windows(
     scoring.refuse_missing(model.name, sum(key not in stored for key in mine))
     new = scoring.score(model.scorer, {key: by_key[key][1] for key in mine}, stored, store)
     scores = {**stored, **scoring.shard.gather(new)}
-    # Also what other processes scored; `add` skips what is stored here already.
+    # Also what other processes scored; the new ones of this one are stored.
     for key, score in scores.items():
-        store(key, score)
+        if key not in new:
+            store(key, score)
     return [scores[key].log_probs[0] for key in keys]
