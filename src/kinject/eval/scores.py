@@ -253,8 +253,11 @@ def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
 
     Each rotation's letters are normalised among themselves, then averaged by option. Each option
     had each letter exactly once, so a letter's prior adds the same to every option and drops out of
-    the comparison (the full cyclic debiasing of Zheng et al. 2309.03882).
+    the comparison (the full cyclic debiasing of Zheng et al. 2309.03882). All have one format.
     """
+    # Other formats ask a question once.
+    if not answers or not format_of(answers[0].format).rotates:
+        return list(answers)
     by_question: dict[str, list[Answer]] = {}
     for answer in answers:
         by_question.setdefault(answer.question_id, []).append(answer)
@@ -263,9 +266,6 @@ def merge_rotations(answers: Sequence[Answer]) -> list[Answer]:
 
 def _merge(rotations: Sequence[Answer]) -> Answer:
     first = rotations[0]
-    # Other formats ask a question once.
-    if not format_of(first.format).rotates:
-        return first
     n = len(first.log_probs)
     sums = [0.0] * n
     for answer in rotations:
