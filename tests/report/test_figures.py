@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from study_results import make_paper_study, make_study
 from study_samples import make_report
 
-from kinject.report.figures import accuracy, frontier, series
+from kinject.report.figures import NARROW, accuracy, draw_figure, frontier, series
 from kinject.report.formatting import View, arm_label
 
 STUDY = make_study()
@@ -87,3 +89,20 @@ def test_several_models_have_panels_of_their_own() -> None:
     titles = [panel.get_title(loc="left") for panel in accuracy(View(make_paper_study())).axes]
     assert len(titles) == 18
     assert sum(title.startswith("Llama-2-7B\n") for title in titles) == 6
+
+
+def test_a_figure_is_laid_out_once_for_all_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute, laid_out = ConstrainedLayoutEngine.execute, []
+
+    def execute_and_count(engine: Any, figure: Any) -> None:
+        laid_out.append(figure)
+        execute(engine, figure)
+
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", execute_and_count)
+    figure = frontier(VIEW, NARROW)
+    draw_figure(tmp_path / "frontier", figure)
+    assert laid_out == [figure]
+    bottom, top = (figure.axes[0].get_position().y0, figure.axes[0].get_position().y1)
+    assert 0.1 < bottom < top < 1  # there is room for the legend and the labels under it

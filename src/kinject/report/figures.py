@@ -70,6 +70,7 @@ class Size:
 WIDE = Size()
 # 3.9 inches are 374 pixels of a page; a phone with 390 shows them in 345, so text stays legible.
 NARROW = Size(width=3.9, columns=1, name=20, title=22, legend=46)
+_PNG_DPI = 160
 _MOST_POINTS = 400  # of a curve
 _MARK_WIDTH = 7  # characters of a mark with its space
 TICKS = ([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100%"])
@@ -124,7 +125,8 @@ def panels(n_panels: int, height: float, size: Size = WIDE) -> tuple[Figure, lis
     columns = min(size.columns, n_panels)
     rows = math.ceil(n_panels / columns)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=0.03, hspace=0.05)
-    figure = Figure(figsize=(size.width, rows * height + 0.55), layout=layout)
+    # The dots of the PNG, in which the layout measures text.
+    figure = Figure(figsize=(size.width, rows * height + 0.55), dpi=_PNG_DPI, layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False)
     axes = list(grid.flat)
     for empty in axes[n_panels:]:
@@ -208,17 +210,28 @@ def draw_figure(stem: Path, figure: Figure | None) -> str | None:
 def render_png(figure: Figure) -> bytes:
     """Return the figure as a PNG, 160 dots to the inch, on white."""
     with style(), io.BytesIO() as file:
+        _fix_layout(figure)
         # The version of matplotlib would be in the file and change its bytes.
-        figure.savefig(file, format="png", dpi=160, metadata={"Software": None})
+        figure.savefig(file, format="png", dpi=_PNG_DPI, metadata={"Software": None})
         return file.getvalue()
 
 
 def render_svg(figure: Figure) -> str:
     """Return the figure as an SVG file with text as text, without date or random ids."""
     with style(), io.StringIO() as file:
+        _fix_layout(figure)
         # Without a tight box, for which matplotlib would draw the figure once more.
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
         return printable(file.getvalue())  # XML holds no control characters
+
+
+def _fix_layout(figure: Figure) -> None:
+    """Lay the figure out, once for all files: with a layout engine savefig would do it again for
+    each, and draw each figure twice for it."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)
 
 
 _ROLE_MARKS = {
