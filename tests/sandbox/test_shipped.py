@@ -104,6 +104,19 @@ def test_a_shipped_model_is_installed_once(shipped: ShippedRun, copy: Path) -> N
     } == before
 
 
+def test_a_whole_copy_is_known_by_its_bytes_and_another_by_its_manifest(
+    shipped: ShippedRun, copy: Path, manifest: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        # Reading it imports pydantic, two fifths of `kinject sandbox base` where all is there.
+        patch.setattr("kinject.manifests.read_manifest", None)
+        assert not shipped.write(copy)
+    write_json(copy / "manifest.json", {**manifest, "written": "2020-02-29T12:00:00+00:00"})
+    before = _bytes(copy)
+    assert not shipped.write(copy)
+    assert _bytes(copy) == before
+
+
 def test_a_stop_at_any_file_and_a_damaged_copy_are_repaired(
     shipped: ShippedRun, copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
