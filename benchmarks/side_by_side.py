@@ -4,6 +4,9 @@
     python benchmarks/side_by_side.py /tmp/earlier                    # ten minutes of one core
     python benchmarks/side_by_side.py /tmp/earlier --only help train  # some of them, after those that they need
 
+An eval of this checkout asks without the question too; one from before 2026-11-28 did not: give
+`--here eval.control=false`, and both answer the same prompts.
+
 Each verb is a process of its own with one thread, and its processor seconds count, not the clock:
 a busy machine moves both sides alike. Which side begins alternates, and the median ratio of the rounds is
 printed. Both read the same recipes, data and weights. At the end the results are compared: texts
@@ -62,7 +65,14 @@ def processor_seconds(source: Path, folder: Path, arguments: list[str]) -> float
     return used.ru_utime + used.ru_stime
 
 
-def measure(verb: str, sides: dict[Path, Path], rounds: int) -> list[list[float]]:
+def arguments_of(verb: str, source: Path, here: list[str]) -> list[str]:
+    """Return what follows `kinject` for a verb of a checkout; `here`: overrides of this one's eval."""
+    if verb == "eval" and source == ROOT:
+        return [*VERBS[verb], *here]
+    return VERBS[verb]
+
+
+def measure(verb: str, sides: dict[Path, Path], rounds: int, here: list[str]) -> list[list[float]]:
     """Return for each round the seconds of each of `sides` (checkout -> its folder), in their
     order."""
     measured = []
@@ -73,7 +83,9 @@ def measure(verb: str, sides: dict[Path, Path], rounds: int) -> list[list[float]
         for source in order:
             for written in RESULTS.get(verb, ()):
                 shutil.rmtree(sides[source] / written, ignore_errors=True)
-            seconds[source] = processor_seconds(source, sides[source], VERBS[verb])
+            seconds[source] = processor_seconds(
+                source, sides[source], arguments_of(verb, source, here)
+            )
         measured.append([seconds[source] for source in sides])
     return measured
 
@@ -121,6 +133,9 @@ def main() -> None:
     parser.add_argument("other", type=Path, help="the other checkout")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=VERBS, default=list(VERBS))
+    parser.add_argument(
+        "--here", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of this side's eval"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as parent:
         sides = {ROOT: Path(parent, "this"), arguments.other.resolve(): Path(parent, "other")}
@@ -132,7 +147,7 @@ def main() -> None:
         print("| verb | this, s | other, s | this over other |\n|---|---|---|---|")
         for verb in VERBS:
             if verb in arguments.only:
-                measured = measure(verb, sides, arguments.rounds)
+                measured = measure(verb, sides, arguments.rounds, arguments.here)
                 ours, theirs = (statistics.median(side) for side in zip(*measured, strict=True))
                 ratio = statistics.median(a / b for a, b in measured)
                 print(f"| {verb} | {ours:.2f} | {theirs:.2f} | {ratio:.3f} |", flush=True)

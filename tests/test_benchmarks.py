@@ -225,6 +225,9 @@ def test_two_checkouts_side_by_side(tmp_path: Path) -> None:  # it waits for its
 
 def test_results_that_differ_are_named(tmp_path: Path) -> None:
     program = load_benchmark("side_by_side.py")
+    off = ["eval.control=false"]
+    assert program.arguments_of("eval", ROOT, off) == ["eval", "recipes/eval.yaml", *off]
+    assert program.arguments_of("eval", tmp_path, off) == ["eval", "recipes/eval.yaml"]
     for folder, log_prob in ((tmp_path / "this", -1.5), (tmp_path / "other", -1.25)):
         answer = {"question_set": "new", "question_id": "q", "arm": "base", "format": "texts"}
         rows: list[dict[str, object]] = [
