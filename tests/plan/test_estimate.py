@@ -60,6 +60,13 @@ def _gpus(memory: float, count: int = 1, nodes: int = 1, link: float | None = No
     return Devices("cuda", "GPU", count, int(memory), False, 0, nodes, link)
 
 
+def test_steps_are_known_by_the_values_of_their_models() -> None:
+    """Not by the place of a config in memory, which a later one may take."""
+    first, second = (_step(model=transformers.LlamaConfig(**LLAMA)) for _ in range(2))
+    assert repr(first) == repr(second)
+    assert repr(first) != repr(_step(model=transformers.LlamaConfig(**{**LLAMA, "vocab_size": 77})))
+
+
 @pytest.mark.parametrize("case", MEASURED)
 def test_the_estimate_is_within_a_tenth_of_measured_runs(case: str) -> None:
     model, trainer, more = runpy.run_path(str(BENCHMARK))["CASES"][case]
