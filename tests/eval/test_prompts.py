@@ -73,9 +73,7 @@ def test_a_continuation_is_asked_behind_its_passages_alone():
 
 
 def test_each_format_shows_what_its_entry_says():
-    # One that a page adds (tests/test_contributing.py) has a layout of its own, asked there.
-    own = {name: traits for name, traits in FORMATS.items() if name != "numbered"}
-    for name, traits in own.items():
+    for name, traits in FORMATS.items():
         prompt = render_prompt(PromptRequest(OTHER, name))
         assert (OTHER.question in prompt.context) == traits.shows_question, name
         assert ("A. Neon\nB. Oxygen" in prompt.context) == traits.shows_options, name
