@@ -416,17 +416,17 @@ def test_the_pairs_of_new_and_known_facts_in_methods_and_models_are_those_of_the
 
 
 def test_the_words_on_the_recommended_recipe_are_those_of_the_findings() -> None:
-    """Its numbers are rows of the table, and what is not shown there is not shown in methods and the recipe either."""
+    """Its numbers are rows of the table, and what is not decided there is not in methods and the recipe either."""
     findings = " ".join((ROOT / "docs/findings.md").read_text("utf-8").split())
     best = re.sub(r"\s*\n#\s+", " ", (ROOT / "recipes/sandbox/best.yaml").read_text("utf-8"))
     numbers = re.search(
-        r"Not shown: that recipes/sandbox/best.yaml is better than recipes/cpt.yaml \(new (.*?), (.*?);",
+        r"Not decided: whether recipes/sandbox/best.yaml is better than recipes/cpt.yaml \(new (.*?), (.*?);",
         findings,
     )
     assert numbers is not None
-    assert f"is not shown (new facts {numbers[1]} points, {numbers[2]} after Holm)" in best
+    assert f"is not decided (new facts {numbers[1]} points, {numbers[2]} after Holm)" in best
     methods = " ".join((ROOT / "docs/methods.md").read_text("utf-8").split())
-    assert f"that it beats `recipes/cpt.yaml` is not shown: {numbers[1]} points of new" in methods
+    assert f"it beats `recipes/cpt.yaml` is not decided: {numbers[1]} points of new" in methods
     pairs = re.findall(r"([\d.]+)% (?:of the new facts, |and )([\d.]+)%", best)
     assert len(pairs) >= 3
     assert [

@@ -261,6 +261,16 @@ def test_the_record_of_older_figures_is_what_its_commits_published() -> None:
             assert set(figures) <= pages[commit], (section, commit)
 
 
+def test_only_what_a_kept_report_says_is_called_shown() -> None:
+    page = (ROOT / "docs/findings.md").read_text("utf-8")
+    for section, text in published.sections(page).items():
+        # What stands before the first section says what the word means.
+        if section not in ("Findings", *REPORTED) and _kept(text) is None:
+            assert re.findall(r"\bshown\b", text, re.IGNORECASE) == [], section
+    methods = (ROOT / "docs/methods.md").read_text("utf-8")
+    assert re.findall(r"\bshown\b", methods, re.IGNORECASE) == []
+
+
 def test_only_figures_of_a_kept_report_are_bold() -> None:
     of_reports = {"37.9%", "0.983"}  # the company's, and the demo's in docs/example-report.html
     for page in ("docs/findings.md", "docs/methods.md", "README.md"):
