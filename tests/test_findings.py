@@ -303,6 +303,8 @@ def test_what_readme_says_of_its_two_tables_is_in_their_reports() -> None:
     left = re.search(r"cpt \(−\d\.\d points\) lost little.*?losses of up to (\d\.\d)", report)
     assert left is not None
     assert f"losses of up to {left[1]} points" in said[0]
+    assert "No difference from retrieval alone is shown on new facts" in text
+    assert "as good as retrieval cpt on “new”" in report
 
 
 COLUMNS = ("general", "prose", "instructions")
