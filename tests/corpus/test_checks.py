@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from kinject.corpus.grading import CHECKS, check_names, passes
+from kinject.corpus.checks import CHECKS, check_names, passes
 from kinject.corpus.questions import read_questions
 from kinject.errors import InputError
 from kinject.eval import evaluate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jinja2
 
-from kinject.corpus.grading import passes
+from kinject.corpus.checks import passes
 from kinject.corpus.questions import read_questions
 from kinject.disk import file_hash, read_manifest_fields
 from kinject.sandbox import INSTRUCT

@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from kinject.corpus.grading import GoldIndex, check_names, plain_text
+from kinject.corpus.checks import check_names
+from kinject.corpus.grading import GoldIndex, plain_text
 from kinject.corpus.rows import LineFaults
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.documents.rows import csv_rows

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from kinject.corpus.checks import passes
 from kinject.corpus.grading import (
     TEXT_SCORES,
     TextGrader,
@@ -20,7 +21,6 @@ from kinject.corpus.grading import (
     abstains,
     f1,
     matches,
-    passes,
     read_letter,
 )
 from kinject.errors import InputError
