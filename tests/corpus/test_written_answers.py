@@ -165,3 +165,34 @@ def test_the_letter_a_is_distinguished_from_the_article(text):
 )  # fmt: skip
 def test_a_letter_that_is_not_plain_is_not_guessed(text):
     assert read_letter(text, OPTIONS) is None
+
+
+@pytest.mark.parametrize(
+    ("choices", "read"),
+    [
+        # Nothing is left of the A without articles, and the K is beyond the letters.
+        (["A", "E", "D", "K"], {"B": 1, "The answer is C.": 2, "D) K": 3, "K": 3, "A": 0, "": None}),
+        (["an", "the", "none"], {"the": 1, "A": 0, "Answer: C": 2, "A. the": None, "...": None}),
+        (["+12 V", "-12 V", "0 V"], {"-12 V": 1, "B. -12 V": 1, "A. -12 V": None, "A. 12 V": 0, "0 V.": 2}),
+        (["F", "F#", "G"], {"F#": 1, "The answer is F#.": 1, "**C. G**": 2}),
+        (["10 m²", "10 m2", "10 m"], {"10 m²": 0, "C": 2, "10 m": 2}),
+        ([":", ";", "!"], {";": 1, "B": 1, "?": None}),
+    ],
+)  # fmt: skip
+def test_options_that_differ_in_articles_or_signs_alone_are_told_apart(choices, read):
+    assert {text: read_letter(text, choices) for text in read} == read
+
+
+@pytest.mark.parametrize(
+    ("text", "index"),
+    [
+        ("I wouldn't go with C.", None),
+        ("Never pick A.", None),
+        ("Neither (A) nor (D) is right.", None),
+        ("One should not select A, I select D.", 3),
+        ("Cevap: \u0130", None),
+        ("The answer is A\nLondon is on the Thames.", 0),
+    ],
+)
+def test_what_is_denied_names_no_option_and_a_line_ends_a_statement(text, index):
+    assert read_letter(text, OPTIONS) == index

@@ -11,6 +11,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Literal
@@ -355,8 +356,8 @@ _BETWEEN = r"""(?:(?:the|letter|option|choice|a|la|le|el|die|der|den|lettre|letr
     |:)\s+){0,3}"""
 _WORD = r"A-Za-zÀ-ɏЀ-ӿ0-9'’"
 _AND = r"(?:,|/|&|\b(?:and|or|und|oder|et|ou|y|o|e|и|или)\b|和|或|と)"
-_ALONE = rf"(?![{_WORD}])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))"
-"""After a letter: no more of a word, and no second letter (A and C)."""
+_ALONE = rf"(?![{_WORD}+#])(?!\s*[)\]]?\s*{_AND}\s*[(\[]?[A-Z](?![{_WORD}]))"
+"""After a letter: no more of a word or of a name (C++), and no second letter (A and C)."""
 _BEGINS = rf"[(\[\"“「]*([A-Za-z]){_ALONE}"
 _STATES = re.compile(rf"{_SAYS}{_BETWEEN}{_BEGINS}", re.IGNORECASE | re.VERBOSE)
 _IS_RIGHT = re.compile(
@@ -374,8 +375,19 @@ _WORD_LETTERS = frozenset("AEIOaeiouy")
 _GOES_ON = re.compile(
     r"\s+(?!(?:because|since|as|for|which|parce|car|weil|da|porque|perché|ya)\b)[^\W\d_]"
 )
-_WRONG = re.compile(r"(?:wrong|incorrect|false|falsche?|fausse|incorrecta)\s+\w*$", re.IGNORECASE)
+_DENIES = re.compile(
+    r"(?:(?:wrong|incorrect|false|falsche?|fausse|incorrecta)\s+\w*"
+    r"|(?:\b(?:not|never|neither|nor|noch|ni)|n['’]t)\s+)$",
+    re.IGNORECASE,
+)
+_WINDOW = 40
+"""Characters before a statement in which it may be denied: to search all of them would be
+quadratic."""
 _MARKUP = re.compile(r"\*+|__|`+|\$+|\\[()\[\]]|\\(?:boxed|text(?:bf)?|math(?:rm|bf))\b")
+# One dash in front of a space: -5 keeps its sign.
+_BESIDE = re.compile(r"[\s.:)\]]*(?:[-–—]\s+)?")
+_AROUND = " .,;:!?\"'“”‘’«»()[]"
+"""What may stand around an option that is compared as it is spelled."""
 
 
 def read_letter(text: str, choices: Sequence[str]) -> int | None:
@@ -386,63 +398,116 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     Several statements must agree, or those of the last line; a letter beside another option's text,
     two letters, or a list of the options name none.
     """
-    plain = (
-        # NFKC makes full-width letters plain ones.
-        unicodedata.normalize("NFKC", _MARKUP.sub("", text))
-        # \boxed{B} has left its braces.
-        .replace("{", "(")
-        .replace("}", ")")
-        .strip()
-    )
-    texts = [normalize_answer(choice) for choice in choices]
+    plain, options = _without_markup(text).strip(), _options_of(choices)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     last_line = "".join(lines[-1:])
     for named in (
-        _stated(plain, texts),
-        _stated(last_line, texts),
-        _at_line_starts(lines, texts),
+        _stated(plain, options),
+        _stated(last_line, options),
+        _at_line_starts(lines, options),
     ):
         # A statement that names no option (-1) ends the search, too: no weaker sign may decide.
         if len(named) == 1:
             return next((index for index in named if index >= 0), None)
-    normalized = normalize_answer(plain)
-    if texts.count(normalized) != 1:
-        return None
-    return texts.index(normalized)
+    index = options.find(plain)
+    if index is None:
+        # As it was written: x² and x2 are one text without marks.
+        index = _Options(plain_text, tuple(map(plain_text, choices))).find(text)
+    return index
 
 
-def _stated(text: str, choices: list[str]) -> set[int]:
+def _without_markup(text: str) -> str:
+    # NFKC makes full-width letters plain ones; \boxed{B} has left its braces.
+    plain = unicodedata.normalize("NFKC", _MARKUP.sub("", text))
+    return plain.replace("{", "(").replace("}", ")")
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """The texts of a question's options, in the `form` in which they are compared."""
+
+    form: Callable[[str], str]
+    texts: tuple[str, ...]
+
+    def find(self, text: str) -> int | None:
+        """Return the index of the option with this text; None without one, or with several."""
+        written = self.form(text)
+        if not written or self.texts.count(written) != 1:
+            return None
+        return self.texts.index(written)
+
+
+def _options_of(choices: Sequence[str]) -> _Options:
+    """Return the options in the loosest form in which they differ."""
+    plain = list(map(_without_markup, choices))
+    # SQuAD's form makes nothing of the A of blood groups, and of -5 and 5, C++ and C# the same.
+    for form in (normalize_answer, _spelled):
+        options = _Options(form, tuple(map(form, plain)))
+        if all(options.texts) and len(set(options.texts)) == len(choices):
+            return options
+    return _Options(plain_text, tuple(map(plain_text, plain)))
+
+
+def _spelled(text: str) -> str:
+    plain = plain_text(text).casefold()
+    # Options that are marks of punctuation have nothing else.
+    return plain.strip(_AROUND) or plain
+
+
+def _stated(text: str, options: _Options) -> set[int]:
     """Return the options that statements in `text` name, by letter or by their text; -1 for one
     that names none of them."""
-    named = {_index(match[1], "", choices) for match in _IS_RIGHT.finditer(text)}
+    named: set[int] = set()
+    for match in _IS_RIGHT.finditer(text):
+        if not _is_denied(text, match):
+            named.add(_index(match[1], "", options))
     for match in _STATES.finditer(text):
-        letter, rest = match[1], text[match.end() :]
+        # To the end of the line: what begins another one does not go on.
+        letter, rest = match[1], _rest_of_line(text, match.end())
         is_word = letter.islower() or letter in _WORD_LETTERS
-        # "The wrong answer is B" does not name B.
-        if not _WRONG.search(text[: match.start()]) and not (is_word and _GOES_ON.match(rest)):
-            named.add(_index(letter, rest, choices))
+        if not _is_denied(text, match) and not (is_word and _GOES_ON.match(rest)):
+            named.add(_index(letter, rest, options))
     for match in _STATES_TEXT.finditer(text):
-        value = normalize_answer(match[1])
+        index = options.find(match[1])
         # The text of an option that is one letter may be the letter of another.
-        if choices.count(value) == 1 and len(value) > 1:
-            named.add(choices.index(value))
+        if index is not None and len(options.texts[index]) > 1 and not _is_denied(text, match):
+            named.add(index)
     return named
 
 
 _STATES_TEXT = re.compile(rf"{_SAYS}([^\n.]+)", re.IGNORECASE | re.VERBOSE)
 
 
-def _at_line_starts(lines: Sequence[str], choices: list[str]) -> set[int]:
+def _is_denied(text: str, statement: re.Match[str]) -> bool:
+    """Return whether a statement names what is not the answer: "The wrong answer is B"."""
+    start = statement.start()
+    return _DENIES.search(text[max(0, start - _WINDOW) : start]) is not None
+
+
+def _rest_of_line(text: str, start: int) -> str:
+    end = text.find("\n", start)
+    if end < 0:
+        return text[start:]
+    return text[start:end]
+
+
+def _at_line_starts(lines: Sequence[str], options: _Options) -> set[int]:
     """Return the options whose letters begin lines."""
     matches = ((line, _LINE.match(line)) for line in lines)
-    return {_index(match[1], line[match.end() :], choices) for line, match in matches if match}
+    return {_index(match[1], line[match.end() :], options) for line, match in matches if match}
 
 
-def _index(letter: str, rest: str, choices: list[str]) -> int:
+def _index(letter: str, rest: str, options: _Options) -> int:
     """Return the index of the option with `letter`; -1 if there is none, or the text after it is
     another option's."""
-    index = string.ascii_uppercase.index(letter.upper())
-    beside = normalize_answer(rest.split("\n")[0].lstrip(" .:)]-–—"))
-    if index >= len(choices) or (beside in choices and choices[index] != beside):
+    # find(): a pattern without case takes the dotted İ of Turkish for a letter.
+    index = string.ascii_uppercase.find(letter.upper())
+    beside = options.find(_BESIDE.sub("", rest, count=1))
+    if not 0 <= index < len(options.texts):
+        # The O of four blood groups is no option's letter, and the text of one.
+        index, beside = -1, options.find(letter)
+    if beside is not None and index < 0:
+        return beside
+    if beside is not None and beside != index:
         return -1
     return index
