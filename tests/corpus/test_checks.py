@@ -52,6 +52,33 @@ def test_every_check_tells_a_good_answer_from_a_bad_one() -> None:
     assert not passes("The mill.", {"upper": True, "contains": ["mill"]})
 
 
+@pytest.mark.parametrize(
+    ("checks", "good", "bad"),
+    [
+        ({"forbids": ["an"]}, "Anna", "An apple."),
+        ({"forbids": ["?", "won't"]}, "He will.", "He won’t."),
+        ({"contains": ["F#"]}, "In F# minor.", "In F minor."),
+        ({"contains": ["F"]}, "In F, slowly.", "In F#."),
+        ({"contains": ["7"]}, "about 7.", "about 2.7 or -7"),
+        ({"contains_any": ["Ulm", "Bryn"]}, "Bryn's minster", "Bryns"),
+        ({"sentences": 2}, "Mr. Arden left. So did e.g. Bryn.", "Mr. Arden left."),
+        ({"sentences": 3}, "山很高。水很深！为什么？", "山很高。水很深。"),
+        ({"max_words": 4, "min_words": 2}, "山很高。", "山很高，水很深。"),
+        ({"forbids_characters": "x"}, "y", " "),
+        ({"lower": True, "forbids": ["z"]}, "a", ""),
+    ],
+)  # fmt: skip
+def test_a_check_means_what_it_says_of_signs_articles_and_other_scripts(
+    checks: dict[str, Any], good: str, bad: str
+) -> None:
+    assert (passes(good, checks), passes(bad, checks)) == (True, False)
+
+
+def test_a_text_of_many_words_before_a_decimal_point_is_counted_once() -> None:
+    # The time grew with the cube of the words: 12 s for 200.
+    assert passes("so " * 50_000 + "2.5 in all.", {"sentences": 1})
+
+
 def test_checks_that_cannot_be_verified_are_named(tmp_path: Path) -> None:
     for checks, fault in (
         ({"rhymes": True}, "found 'rhymes', allowed: contains"),
@@ -59,6 +86,8 @@ def test_checks_that_cannot_be_verified_are_named(tmp_path: Path) -> None:
         ({"max_words": True}, "expected a number"),
         ({"upper": False}, "upper: found False, expected true"),
         ({"contains": "mill"}, "expected a list of texts"),
+        ({"forbids": [" "]}, "expected a list of texts"),
+        ({"language": "Spanish"}, "found 'Spanish', expected the code of a language"),
     ):
         with pytest.raises(InputError, match=fault):
             check_names(checks)
