@@ -10,7 +10,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -295,11 +295,15 @@ TEXT_SCORES: Mapping[str, TextGrader] = {
 """Name of a score -> whether a text is correct by it. The first one is the default."""
 
 
+_Gold = tuple[str, str, frozenset[str]]
+"""The place of a question, its gold answer, and all that it offers."""
+
+
 class GoldIndex:
     """The gold answers of questions read so far, of one file or of several that belong together."""
 
     def __init__(self) -> None:
-        self._by_text: dict[str, list[tuple[str, str, str, frozenset[str]]]] = {}
+        self._by_text: dict[str, dict[str, list[_Gold]]] = {}
 
     def add(self, question: Question, location: str) -> None:
         """Add `question`, read at `location`. Raises `InputError` if its gold contradicts that of
@@ -316,10 +320,15 @@ class GoldIndex:
         else:
             key, gold = "answer", plain_text(question.choices[question.answer])
             offered = frozenset(map(plain_text, question.choices))
-        same = self._by_text.setdefault(plain_text(question.question), [])
-        for earlier, document, other, others in same:
-            if question.document_id and document and question.document_id != document:
-                continue
+        # By document: a form with one question on each of 100,000 documents is no square of them.
+        same = self._by_text.setdefault(plain_text(question.question), {})
+        documents: Iterable[str] = same
+        if question.document_id:
+            documents = ("", question.document_id)
+        alike: list[_Gold] = []
+        for document in documents:
+            alike += same.get(document, ())
+        for earlier, other, others in alike:
             differs = gold != other and gold in others and other in offered
             if is_open:
                 differs = offered.isdisjoint(others) and bool(offered or others)
@@ -328,7 +337,7 @@ class GoldIndex:
                     f"{key}: {gold!r:.80}, but {other!r:.80} at {earlier}, "
                     "where the question is the same. Keep one."
                 )
-        same.append((location, question.document_id, gold, offered))
+        same.setdefault(question.document_id, []).append((location, gold, offered))
 
 
 def plain_text(text: str) -> str:
