@@ -5,6 +5,7 @@ import pytest
 from kinject.corpus.grading import GoldIndex
 from kinject.corpus.questions import read_questions
 from kinject.errors import InputError
+from kinject.types import Question
 
 
 def test_mmlus_csv_is_read_with_its_subject(write):
@@ -191,7 +192,9 @@ def test_one_question_with_two_golds_is_refused_in_a_file_and_across_files(
         (f"{first}:1", lambda: read_questions(second, golds=golds)),
     ):
         if not is_conflict:
-            assert read()
+            # Both stay, unless the other is the same under another id.
+            n_kept = 2 if place.startswith(str(both)) and change != {"answer": 0} else 1
+            assert len(read()) == n_kept
             continue
         with pytest.raises(InputError) as error:
             read()
@@ -208,3 +211,28 @@ def test_two_answers_to_one_question_of_a_paragraph_are_refused_unless_one_is_an
         match=r":10: answers: 'more' is not among those on line 1, where the question is",
     ):
         read_questions(write_rows("q.jsonl", [*SQUAD, {**again, "answers": ["more"]}]))
+
+
+def test_a_question_on_each_of_many_documents_is_compared_with_that_of_its_own(write_rows):
+    # Each was compared with all before it: the time grew with the square of the documents.
+    golds = GoldIndex()
+    for number in range(30_000):
+        golds.add(
+            Question(f"{number}", "Total?", (), 0, document_id=f"d{number}", answers=("5",)), ""
+        )
+    for document in ("d77", ""):
+        with pytest.raises(InputError, match="'6', but '5' at"):
+            golds.add(Question("q", "Total?", (), 0, document_id=document, answers=("6",)), "")
+
+
+@pytest.mark.parametrize("layout", ["open", "auto"])
+def test_a_row_with_answers_keeps_its_turns_and_its_kind(write_rows, layout):
+    turns = [{"role": "system", "content": "Answer in a word."}]
+    rows = [
+        {"id": name, "question": f"Where is {name}?", "answers": [f"{name}ia"], "about": "places", "messages": turns}
+        for name in ("Ulm", "Arden")
+    ]  # fmt: skip
+    questions = read_questions(write_rows("q.jsonl", rows), layout)
+    assert [(question.about, list(question.messages)) for question in questions] == [
+        ("places", turns)
+    ] * 2

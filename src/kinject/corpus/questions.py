@@ -26,7 +26,8 @@ _N_CHOICES = 4
 # MMLU's files are named by subject and split: abstract_algebra_test.csv.
 _CSV_SUFFIXES = ("_test", "_dev", "_val", ".test", ".dev", ".val")
 _MOST_SHUFFLED = 1000  # answers of one document
-_LABELS = ("id", "subject", "document_id", "fact_id")
+_LABELS = ("id", "subject", "document_id", "fact_id", "about", "messages")
+"""Keys that a row of any layout may have beside its question and answers."""
 _NO_CHECKS: dict[str, Any] = {}
 """The checks of most questions: an empty dictionary for each takes 64 bytes."""
 
@@ -155,11 +156,16 @@ def _identity(
 
 
 def _content(question: Question) -> bytes:
-    """Return a hash of what makes two questions one, whatever their ids and documents: the text and
-    the choices as people read them."""
+    """Return a hash of what makes two questions one, whatever their ids and documents: the text,
+    the choices and the right one as people read them."""
     texts = {plain_text(text).casefold() for text in question.choices or question.answers}
     turns = [turn["content"] for turn in question.messages]
-    content = (plain_text(question.question).casefold(), sorted(texts), turns, question.checks)
+    gold = ""
+    if question.choices:
+        # Yes to a question on one document and no on another are two questions.
+        gold = plain_text(question.choices[question.answer]).casefold()
+    asked = plain_text(question.question).casefold()
+    content = (asked, sorted(texts), gold, turns, question.checks)
     # 16 bytes: the texts themselves took twice the memory of the questions.
     data = repr(content).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(data, digest_size=16).digest()
