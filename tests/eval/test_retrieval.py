@@ -264,6 +264,24 @@ def test_other_forms_of_a_word_are_found_by_their_ngrams():
     ]  # no word at all
 
 
+@pytest.mark.parametrize(
+    ("texts", "query"),
+    [
+        (["東京の塔は赤い。", "京都の寺は古い。", "大阪の城は白い。"], "京都には何がありますか。"),
+        (["แม่น้ำยาวมาก", "ภูเขาสูงมาก", "ทะเลลึกมาก"], "ภูเขาสูงเท่าไร"),
+        (["한강은 길다.", "설악산은 높다.", "동해는 깊다."], "설악산의 높이는?"),
+        (["नदी लंबी है।", "पहाड़ ऊँचा है।", "सागर गहरा है।"], "क्या पहाड़ ऊँचा है?"),
+        (["Die Muhle.", "Die Mu\u0308hle.", "Das Haus."], "Mühle"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["bm25", "lexical"])
+def test_words_are_found_in_scripts_without_spaces_or_with_marks(kind, texts, query):
+    passages = [Passage(f"p{i}", "d", 0, len(text), text) for i, text in enumerate(texts)]
+    section = RetrievalSection(documents=(), kind=kind)
+    scores = make_retriever(section, passages).scores(query)
+    assert scores[1] > max(scores[0], scores[2])
+
+
 def test_recall_counts_questions_that_name_a_document():
     two = [Passage(f"p{i}", f"d{i}", 0, 1, "x") for i in range(2)]
     contexts = [two, two, two, two]

@@ -7,15 +7,18 @@ In front of a question they are found by BM25, rendered, and quoted.
 from __future__ import annotations
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from kinject.disk import content_id
 from kinject.language.sentences import sentence_ends
+from kinject.language.spelling import MARKS
 from kinject.terminal import format_count
 from kinject.types import Document, Passage
 
@@ -398,9 +401,31 @@ def final_answer(text: str) -> str:
     return text.rpartition(END_QUOTE)[2]
 
 
+# Chinese, kana, Hangul, Thai, Lao, Burmese and Khmer.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
+)
+_SEARCHED = re.compile(rf"(?P<run>[{_UNSPACED}]+)|(?:(?![{_UNSPACED}])[\w{MARKS}])+")
+
+
 def words_of(text: str) -> list[str]:
-    """Return the words of `text` in lower case."""
-    return re.findall(r"\w+", text.lower())
+    """Return the words of `text` in lower case, as they are searched.
+
+    Where a script has no spaces between words, or endings at each (Korean), they are the pairs of
+    letters in a row, as in Lucene's CJKAnalyzer: a whole clause as one word is found by none.
+    """
+    text = text.lower()
+    if text.isascii():
+        return re.findall(r"\w+", text)
+    words: list[str] = []
+    for match in _SEARCHED.finditer(unicodedata.normalize("NFC", text)):
+        run = match["run"]
+        if run is None or len(run) == 1:
+            words.append(match[0])
+        else:
+            words += map("".join, pairwise(run))
+    return words
 
 
 def best_of(scores: npt.NDArray[np.float64], k: int, least: float | None = None) -> list[int]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 WIDE = "\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
 """Kana, Chinese characters and Hangul: their words have no spaces between them."""
-_MARKS = (
+MARKS = (
     "\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
     "\u0900-\u0963\u0966-\u0dff\u0e01-\u0e4e\u0e81-\u0ece\u0f71-\u0f84\u1000-\u109f\u1780-\u17d3"
 )
 """Marks that are parts of words: vowels of Indian scripts are no letters to `re`."""
-_CHARACTER = rf"(?:(?![_{WIDE}])[\w{_MARKS}])"
+_CHARACTER = rf"(?:(?![_{WIDE}])[\w{MARKS}])"
 CURRENCY = "$€£¥₹₩₽₺₪₦₴₫₱฿₿¢"
 MINUS = rf"(?<![^\W{WIDE}]|[)\]%°])-"
 """A hyphen that no word or number stands before."""
