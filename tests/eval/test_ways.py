@@ -19,7 +19,7 @@ from kinject.disk import read_jsonl
 from kinject.eval import evaluate
 from kinject.eval.compare import compare_runs, is_given_away, read_run
 from kinject.eval.prompts import ChatStyle, PromptRequest, render_prompt
-from kinject.eval.scores import PromptScore
+from kinject.eval.scores import PromptScore, rescored
 from kinject.eval.scoring.answers import read_answers
 from kinject.eval.scoring.encode import Encoder
 from kinject.eval.scoring.generate import AnswerGenerator
@@ -177,6 +177,27 @@ def test_subjects_have_intervals_of_their_own(recipe):
     )
     table = results_table(View(report))
     assert [line[0].text for line in table.lines] == ["new", "new: births", "new: towns"]
+
+
+def test_the_work_of_results_by_subject_does_not_grow_with_their_square(
+    recipe, write_rows, monkeypatch
+):
+    n_scored = []
+
+    def counted(answers, *more):
+        n_scored.append(len(answers))
+        return rescored(answers, *more)
+
+    monkeypatch.setattr("kinject.eval.results.rescored", counted)
+    rows = [
+        {**ROWS[i % 4], "id": f"q{i}", "question": f"Who is {i}?", "subject": f"s{i}"}
+        for i in range(40)
+    ]
+    questions = write_rows("many.jsonl", rows)
+    report = run(recipe(questions={"new": str(questions)}, scores=["chars"]))
+    assert len(report.results) == 41
+    # All answers of all subjects were scored again for each subject: 40 times 40.
+    assert sum(n_scored) <= 10 * len(rows)
 
 
 def test_flips_are_the_questions_whose_rightness_changed(recipe, tmp_path, tiny_model, write_rows):
