@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from kinject.eval.flips import flip_row
 from kinject.eval.prompts import rotate_options
 from kinject.eval.scores import (
     letter_mass,
@@ -73,3 +74,24 @@ def test_graded_answers_are_counted_by_the_rule_too():
     assert judged is not None
     assert ruled is not None
     assert (judged.by_rule, ruled.by_rule) == (2 / 3, None)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "change", "chosen"),
+    [
+        ((2, 2, 0, 1, 3, 2, 4), "right to wrong", 0),
+        ((2, 4, 4), "right to wrong", 4),
+        ((2, 2, 0), "right to right", 2),
+    ],
+)
+def test_a_flip_to_wrong_never_names_the_right_choice(seeds, change, chosen):
+    question = Question("q", "Where?", tuple("vwxyz"), 2)
+    now, before = (
+        [
+            replace(ANSWER, gold=2, log_probs=tuple(float(index == best) for index in range(5)))
+            for best in bests
+        ]
+        for bests in (seeds, (2,) * len(seeds))
+    )
+    row = flip_row(question, now, before)
+    assert (row["change"], row["chosen"], row["base_chosen"]) == (change, chosen, 2)

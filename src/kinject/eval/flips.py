@@ -100,7 +100,11 @@ def most_common_outcome(answers: Sequence[Answer]) -> Outcome | None:
 def _vote(answers: Sequence[Answer], gold: int) -> int | None:
     """Return the choice of most answers; `gold` only if more than half of them chose it."""
     chosen = [_choice(answer, gold) for answer in answers]
-    return max(set(chosen), key=lambda index: (chosen.count(index), index != gold))
+    if 2 * chosen.count(gold) <= len(chosen):
+        # Most of them are wrong, each in its own way: two of five are not the choice.
+        chosen = [index for index in chosen if index != gold]
+    ((index, _),) = Counter(chosen).most_common(1)
+    return index
 
 
 def _choice(answer: Answer, gold: int) -> int | None:
