@@ -19,6 +19,7 @@ from kinject.eval.require import (
     read_requirements,
     write_checks,
 )
+from kinject.results import Control
 from kinject.stats.comparisons import make_contrast
 from kinject.stats.matrix import CorrectnessMatrix
 
@@ -108,6 +109,21 @@ def test_every_arm_without_retrieval_is_meant_unless_one_is_named() -> None:
     assert [(check.arm, check.verdict) for check in checks] == [
         ("cpt", "met"), ("repeat", "not met"), ("repeat", "met"),
     ]  # fmt: skip
+
+
+def test_controls_are_not_gated_and_each_way_of_asking_is_named() -> None:
+    control = Control("texts-no-question", (0.4,), 0.4, 0.36, 0.44, net=ARM.to_base)
+    asked = replace(ARM, control=control, shots=2, score="bytes")
+    alone = replace(
+        ARM, format="texts-no-question", role="baseline", accuracy=0.4, low=0.36, high=0.44
+    )
+    report = make_evaluation([BASE, asked, replace(ARM, score="pmi"), alone])
+    checks = check_requirements(read_requirements(["new>=0.7", "new>=+0.3 net"], SETS), report)
+    assert [(check.verdict, check.way) for check in checks] == [
+        ("met", "texts by bytes, 2 shots"),
+        ("met", "texts by pmi"),
+        ("met", "texts by bytes, 2 shots"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from xml.etree import ElementTree as Xml
 
 from kinject.disk import write_json, write_text
 from kinject.errors import InputError
+from kinject.eval.scores import PMI
 from kinject.results import FEWEST, ArmResult, Contrast, Report
 from kinject.stats.power import documents_needed
 from kinject.terminal import format_count, printable
@@ -54,8 +55,9 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of a requirement for one arm in one prompt format: `low` and `high` bound the
-    number at 95%, of `n` questions on `n_documents`; `n_unscored` more have no score there.
+    """What became of a requirement for one arm in one prompt format, with `shots` examples, by one
+    `score`: `low` and `high` bound the number at 95%, of `n` questions on `n_documents`;
+    `n_unscored` more have no score there.
 
     `n_needed` documents with as many questions each would tell in four of five tries; None where
     it is told, or where no number would.
@@ -72,6 +74,18 @@ class Check:
     n_documents: int
     n_needed: int | None = None
     n_unscored: int = 0
+    shots: int = 0
+    score: str = "sum"
+
+    @property
+    def way(self) -> str:
+        """How the arm was asked, and its choices compared: ``texts by chars, 5 shots``."""
+        way = self.format
+        if self.score != "sum":
+            way += f" by {self.score}"
+        if self.shots:
+            way += f", {format_count(self.shots, 'shot')}"
+        return way
 
     def __str__(self) -> str:
         """The check in one line."""
@@ -79,7 +93,7 @@ class Check:
         if self.n_unscored:
             of += f", {self.n_unscored:,} more without a score"
         line = (
-            f"{self.verdict}: {self.requirement} ({self.arm}, {self.format}: {self.number:+.3f}, "
+            f"{self.verdict}: {self.requirement} ({self.arm}, {self.way}: {self.number:+.3f}, "
             f"95% interval {self.low:+.3f} to {self.high:+.3f}, {of})"
         )
         if self.verdict != "cannot be told":
@@ -144,8 +158,17 @@ def _results(requirement: Requirement, report: Report) -> Iterator[ArmResult]:
             is_meant = requirement.arm == ArmName.asked(result.arm, result.k)
         else:
             is_meant = not result.k and result.arm != base
-        if is_meant and result.question_set == requirement.questions and not result.subject:
+        if not is_meant or result.question_set != requirement.questions or result.subject:
+            continue
+        # The control, which eval.control adds, is asked nothing: chance would fail every gate.
+        if result.role != "baseline" and _has_number(requirement, result):
             yield result
+
+
+def _has_number(requirement: Requirement, result: ArmResult) -> bool:
+    """Return whether a result can have the number that `requirement` is about."""
+    # pmi is beyond the choices by themselves already, and has no control besides.
+    return not requirement.net or result.score != PMI
 
 
 def exit_code(checks: Sequence[Check], *, needs_evidence: bool) -> int:
@@ -198,6 +221,8 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
         n_documents=n_documents,
         n_needed=n_needed,
         n_unscored=result.n - n,
+        shots=result.shots,
+        score=result.score,
     )
 
 
@@ -240,7 +265,7 @@ def write_checks(checks: Sequence[Check], folder: Path) -> None:
     )
     for check in checks:
         case = Xml.SubElement(
-            suite, "testcase", classname=check.arm, name=f"{check.requirement} ({check.format})"
+            suite, "testcase", classname=check.arm, name=f"{check.requirement} ({check.way})"
         )
         if check.verdict == "not met":
             Xml.SubElement(case, "failure", message=str(check))
