@@ -123,3 +123,22 @@ def test_names_that_no_file_has_and_pipes_neither_end_the_list_nor_hold_it_up(
         "runs/ev": "unfinished",
         "runs/other": "unfinished",
     }
+
+
+def test_of_two_recipes_with_a_folder_the_first_counts_however_it_names_it(tmp_path: Path) -> None:
+    """A recipe of one's own comes before a copied one below recipes/."""
+    (tmp_path / "recipes").mkdir()
+    for name, run_dir in (
+        ("own.yaml", "runs/one"),
+        ("recipes/copied.yaml", "./runs/one/"),
+        ("whole.yaml", str(tmp_path / "runs" / "two")),
+    ):
+        (tmp_path / name).write_text(f"run_dir: {run_dir}\neval: {{}}\n")
+    for name in ("one", "two"):
+        folder = tmp_path / "runs" / name
+        with lock_dir(folder):
+            write_manifest(folder / "manifest.json", stage="eval", inputs={}, recipe={}, counts={})
+    assert [(run.run_dir.name, run.recipe) for run in find_runs(tmp_path)] == [
+        ("one", "own.yaml"),
+        ("two", "whole.yaml"),
+    ]

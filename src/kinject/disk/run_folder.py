@@ -424,12 +424,15 @@ class FoundRun:
 def find_runs(folder: Path = Path(), below: str = "runs") -> list[FoundRun]:
     """Return the runs of the recipes in `folder` and those in its folder `below`: by recipe, then
     by name."""
-    recipes = dict(_recipes(folder))
+    recipes: dict[Path, tuple[str, str]] = {}
+    for run_dir, found in _recipes(folder):
+        recipes.setdefault(run_dir, found)
     runs = [_run(folder, run_dir, verb, recipe) for run_dir, (verb, recipe) in recipes.items()]
-    others = sorted(
-        set(_run_folders(folder / below, 0)) - {folder / run_dir for run_dir in recipes}
-    )
-    for path in others:
+    # A recipe may name its folder from the root, or through a link.
+    known = {os.path.realpath(folder / run_dir) for run_dir in recipes}
+    for path in sorted(_run_folders(folder / below, 0)):
+        if os.path.realpath(path) in known:
+            continue
         run_dir = path.relative_to(folder)
         manifest = _listed_manifest(path)
         if manifest is not None and manifest.stage in _LAST_FILES:
