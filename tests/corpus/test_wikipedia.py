@@ -183,6 +183,29 @@ def test_an_interrupted_fetch_resumes(api, waits, tmp_path):
     ]
 
 
+def test_a_cut_answer_is_asked_for_again(api, waits, tmp_path):
+    api.failures = [
+        (200, {"Content-Length": "9000"}, '{"query":'),
+        (200, {"Transfer-Encoding": "chunked"}, "no number"),
+    ]
+    fetch(tmp_path)
+    assert [asked["titles"] for asked in api.requests][:4] == ["Elbe"] * 3 + ["Po"]
+
+
+def test_a_recorded_revision_that_is_gone_is_named_and_stays_in_the_record(api, waits, tmp_path):
+    (tmp_path / "revisions.jsonl").write_text('{"title": "Ulm", "revision": 60}\n')
+    with pytest.raises(InputError, match=r"^Ulm: .* no longer has its revision 60"):
+        fetch(tmp_path)
+    assert revisions(tmp_path) == {"Ulm": 60}
+
+
+def test_a_contact_that_no_header_holds_is_named_at_once(api, waits, tmp_path, monkeypatch):
+    monkeypatch.setenv("KINJECT_CONTACT", "łukasz@example.net")
+    with pytest.raises(InputError, match=r"KINJECT_CONTACT: found 'łukasz@example.net'"):
+        fetch(tmp_path)
+    assert waits == []
+
+
 def test_a_busy_server_is_left_alone_for_as_long_as_it_wants(api, waits, tmp_path):
     lag = json.dumps({"error": {"code": "maxlag", "info": "Waiting for a database"}})
     api.failures = [

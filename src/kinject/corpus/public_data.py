@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from importlib.resources import files
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -238,7 +239,12 @@ def write_articles(articles: ArticleList, path: Path, revisions: Path, journal: 
     contact is set, if Wikipedia does not answer, or if its list and the revisions differ.
     """
     contact = os.environ.get(CONTACT, "").strip()
-    if not contact or not contact.isprintable():
+    if contact and not (contact.isascii() and contact.isprintable()):
+        raise InputError(
+            f"{CONTACT}: found {contact!r:.80}, expected letters and signs of ASCII alone, as a "
+            "header of a request holds them. Set it to your e-mail or web address."
+        )
+    if not contact:
         raise InputError(
             f"{CONTACT} is not set, and Wikipedia asks who sends requests. Set it to your e-mail "
             f"or web address: export {CONTACT}=name@example.org"
@@ -309,6 +315,8 @@ class _Client:
         try:
             pages = answer["query"].get("pages", [])
             if not pages or not pages[0].get("revisions"):
+                if title in known:
+                    raise _gone(title, known[title])
                 return {"title": title, "revision": None}
             return _row(title, pages[0]["revisions"][0])
         except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -327,8 +335,9 @@ class _Client:
                 if error.code not in _BUSY:
                     break
                 wait = _retry_after(error, wait)
-            except (URLError, OSError, ValueError) as error:
-                # ValueError: an answer that was cut is no JSON.
+            except (URLError, HTTPException, OSError, ValueError) as error:
+                # Of an answer that was cut: HTTPException where its length is known, else it is no
+                # JSON (ValueError).
                 reason = " ".join(str(error).split())[:200]
             else:
                 if not isinstance(answer, dict) or "error" not in answer:
@@ -383,6 +392,17 @@ def _row(title: str, revision: Mapping[str, Any]) -> Row:
         "date": str(revision["timestamp"]),
         "wikitext": text,
     }
+
+
+def _gone(title: str, revision: int | None) -> InputError:
+    """Return the error of a recorded revision that Wikipedia has deleted: without its text the data
+    would be others than those of the record."""
+    return InputError(
+        f"{title}: Wikipedia no longer has its revision {revision}, which the record names. The "
+        "articles so far are kept. Take the line of this title out of "
+        f"{RECORDS}/NAME.revisions.jsonl to fetch the revision of the date, or set its revision to "
+        "null to leave it out."
+    )
 
 
 def _unexpected(answer: Json) -> InputError:
