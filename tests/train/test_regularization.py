@@ -112,6 +112,17 @@ def test_an_anchored_run_ends_where_the_hand_written_loop_ends(
     assert effect > 100 * error  # the anchor is seen, not only the training
 
 
+def test_a_divergence_without_replayed_texts_is_named(
+    make_recipe: MakeRecipe, mixed: dict[str, Any]
+) -> None:
+    """A sweep of the fraction may begin at 0, so it is a note and no fault."""
+    corpus = {**mixed, "replay": {**mixed["replay"], "fraction": 0}}
+    trainer = {"learning_rate": 1e-3, "max_steps": 1}
+    recipe = make_recipe(corpus=corpus, regularization={"kl": 0.25, "l2": 0.1}, trainer=trainer)
+    words = "regularization.kl: no effect, since corpus.replay.fraction is 0"
+    assert [words in note for note in train(recipe).notes].count(True) == 1
+
+
 def test_an_adapter_is_held_by_the_divergence_from_its_own_base(
     make_recipe: MakeRecipe, mixed: dict[str, Any]
 ) -> None:

@@ -44,6 +44,7 @@ class Regularizer(UpdateRule):
         load_base: Callable[[], PreTrainedModel] | None = None,
     ) -> None:
         self.strengths = strengths
+        self._note = ""
         self.base: dict[str, torch.Tensor] = {}
         self._frozen: PreTrainedModel | None = None
         if strengths.l2:
@@ -67,12 +68,24 @@ class Regularizer(UpdateRule):
         """Return the rule, which copies what it needs of the base."""
         section = inputs.recipe.regularization
         assert section is not None
-        return cls(
+        rule = cls(
             section,
             inputs.model,
             adapter=inputs.recipe.adapter is not None,
             load_base=inputs.load_base,
         )
+        replay = inputs.recipe.corpus.replay
+        # A note and no fault: a sweep of the fraction may begin at 0.
+        if section.kl and replay is not None and not replay.fraction:
+            rule._note = (
+                "regularization.kl: no effect, since corpus.replay.fraction is 0: it is measured "
+                "on replayed texts. Raise the fraction, or leave kl out"
+            )
+        return rule
+
+    def note(self) -> str:
+        """Return what has no effect, "" if all has."""
+        return self._note
 
     @torch.no_grad()
     def change_gradient(self, model: nn.Module, step: int) -> None:
