@@ -388,6 +388,13 @@ class ArmName(NamedTuple):
         """The arm that has the answers: ARM with the shared retrieval, else the whole name."""
         return self.arm if self.retrieval == RAG else str(self)
 
+    @property
+    def words(self) -> str:
+        """The name in a sentence, as the tables of a report have it: ``base with passages``."""
+        if not self.retrieval:
+            return self.arm
+        return f"{self.answers_of} with passages"
+
 
 class _Within(NamedTuple):
     """The bounds of a number that is read from a file, for pydantic, which takes 0.05 s to import

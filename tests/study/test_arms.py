@@ -196,6 +196,11 @@ def test_the_name_of_an_arm_has_the_retrieval_behind_its_plus_and_a_value_of_a_s
         "ft+own",
     ]
     assert all(str(ArmName.parse(name)) == name for name in ("ft", "ft+rag", "ft+own"))
+    assert [ArmName.parse(name).words for name in ("ft", "ft+rag", "ft+own")] == [
+        "ft",
+        "ft with passages",
+        "ft+own with passages",
+    ]
 
 
 def test_a_choice_is_made_on_sets_with_validation_questions(tmp_path, tiny_model):

@@ -290,6 +290,8 @@ def test_a_claim_may_name_a_point_of_a_sweep() -> None:
     assert claim_result.finding.startswith("ft, rate 0.1 ")
     missing = judge_claims({"claim": replace(claim, arm={"rate": 1})}, evidence)[0]
     assert missing.finding == "no scored answers of ft on set"
+    with_passages = judge_claims({"claim": replace(claim, baseline="base+rag")}, evidence)[0]
+    assert with_passages.finding == "no scored answers of base with passages on set"
 
 
 def test_what_needs_choices_is_refused_for_written_answers(tmp_path, tiny_model) -> None:

@@ -225,9 +225,10 @@ def _compared(
 
 def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     arm, baseline = evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)
-    matrices, missing = _compared(claim, evidence, {arm: arm, baseline: baseline})
+    labels = {_in_words(arm): arm, _in_words(baseline): baseline}
+    matrices, missing = _compared(claim, evidence, labels)
     if missing or arm == baseline:
-        return _Tested(missing or f"{arm} is compared with itself")
+        return _Tested(missing or f"{_in_words(arm)} is compared with itself")
     found, too_few = difference_estimate(matrices[0], matrices[1]), _enough(matrices[0])
     accuracies = f"{_accuracy(arm, claim, evidence)}, {_accuracy(baseline, claim, evidence)}"
     finding = (
@@ -255,6 +256,10 @@ def _beyond(
     return f"{separator}beyond the choices without the question"
 
 
+def _in_words(arm: str) -> str:
+    return ArmName.parse(arm).words
+
+
 def _points(found: Estimate) -> str:
     bounds = _bounded(found.low, found.high, format_points)
     return f"{format_points(found.value)} points{bounds}"
@@ -267,7 +272,7 @@ def _accuracy(arm: str, claim: ClaimSection, evidence: Evidence) -> str:
     accuracy = 0.0
     if asked is not None:
         accuracy = asked.mean()
-    text = f"{arm} {format_percent(accuracy)}"
+    text = f"{_in_words(arm)} {format_percent(accuracy)}"
     if not evidence.is_net([arm], claim):
         return text
     net = evidence.matrix(arm, claim, net=True)
@@ -328,14 +333,14 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
 
 def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
     arm, near = evidence.arm_name(claim.arm), claim.test == "near_chance"
-    matrices, missing = _compared(claim, evidence, {arm: arm})
+    matrices, missing = _compared(claim, evidence, {_in_words(arm): arm})
     if missing:
         return _Tested(missing)
     matrix = matrices[0]
     estimate, too_few, guess = bounded_accuracy(matrix), _enough(matrix), matrix.chance
     bounds = _bounded(estimate.low, estimate.high, format_percent)
     finding = (
-        f"{arm} {format_percent(estimate.value)}{bounds} on {claim.question_set}, "
+        f"{_in_words(arm)} {format_percent(estimate.value)}{bounds} on {claim.question_set}, "
         f"guessing {format_percent(guess)}"
     )
     margin = None
