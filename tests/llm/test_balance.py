@@ -12,6 +12,7 @@ from faulty_server import Hostile, Talk
 from kinject.augment import augment
 from kinject.errors import RecipeError
 from kinject.llm import Generator
+from kinject.llm.cache import request_key
 from kinject.llm.limits import EndpointState, LoadBalancer
 from kinject.llm.sender import generator_identity
 from kinject.recipe import GeneratorSection, Recipe
@@ -48,6 +49,30 @@ def test_the_address_is_no_part_of_a_models_identity() -> None:
     moved = GeneratorSection("openai", model="m", base_url="http://b/v1")
     several = GeneratorSection("openai", model="m", base_url=("http://a/v1", "http://b/v1"))
     assert generator_identity(alone) == generator_identity(moved) == generator_identity(several)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"extra_body": {}}, {}, True),
+        ({"chat_template_kwargs": {}}, {"stop": ()}, True),
+        (
+            {"extra_body": {"top_k": 20.0, "a": [0.0]}},
+            {"extra_body": {"a": [0], "top_k": 20}},
+            True,
+        ),
+        ({"extra_body": {"top_k": 20.5}}, {"extra_body": {"top_k": 20}}, False),
+        ({"extra_body": {"top_k": None}}, {}, False),
+    ],
+)
+def test_an_answer_is_not_paid_again_for_another_spelling(
+    one: dict[str, Any], other: dict[str, Any], same: bool
+) -> None:
+    keys = [
+        request_key(generator_identity(GeneratorSection(kind="openai", model="m", **more)), [], 0)
+        for more in (one, other)
+    ]
+    assert (keys[0] == keys[1]) == same
 
 
 def test_one_of_four_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(

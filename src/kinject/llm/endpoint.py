@@ -466,7 +466,7 @@ class Endpoint:
             "temperature": section.sampling_temperature,
             "seed": seed,
             "stop": section.stop or None,
-            "chat_template_kwargs": section.chat_template_kwargs,
+            "chat_template_kwargs": section.chat_template_kwargs or None,
         }
         if not self._recipe_names_limit:
             body[self.limit] = section.max_tokens

@@ -28,7 +28,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kinject.errors import EndpointError
-from kinject.llm import Generator, Stopped, Transient
+from kinject.llm import Generator, JsonValue, Stopped, Transient
 from kinject.llm.cache import AnswerCache, request_key
 from kinject.llm.limits import Budget, EndpointState, Limits, LoadBalancer
 from kinject.llm.thinking import with_thinking
@@ -325,9 +325,20 @@ def generator_identity(section: GeneratorSection) -> dict[str, Any]:
     }
     for name in ("stop", "chat_template_kwargs", "extra_body"):
         value = getattr(section, name)
-        if value not in (None, ()):  # a parameter of the default leaves ids as they are
-            identity[name] = value
+        if value:  # a parameter of the default, or an empty one, leaves ids as they are
+            identity[name] = _one_spelling(value)
     return identity
+
+
+def _one_spelling(value: JsonValue) -> JsonValue:
+    """Return a value of a recipe in one spelling: 1.0 is 1, and must not be paid again."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _one_spelling(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_one_spelling, value))
+    return value
 
 
 @contextlib.asynccontextmanager
