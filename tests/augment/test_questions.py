@@ -14,7 +14,7 @@ from kinject.augment.questions import make_questions, render_questions
 from kinject.augment.sandbox import answer_as_sandbox
 from kinject.cli import main
 from kinject.corpus.questions import read_questions
-from kinject.disk import content_id, read_jsonl, read_manifest_fields
+from kinject.disk import content_id, read_jsonl, read_manifest_fields, write_jsonl
 from kinject.errors import EndpointError
 from kinject.recipe import Recipe, read_recipe
 from kinject.sandbox.grammar import parse_entry
@@ -321,6 +321,34 @@ def test_questions_are_requested_again_after_a_repair(
     assert (
         make_questions(make(question_server(mumble).url, n_questions=3, max_attempts=1)).got == 36
     )
+
+
+def test_a_refused_question_that_a_person_kept_outlives_later_tries(
+    make: Make, question_server: Callable[..., Any]
+) -> None:
+    def doubt(messages: list[Message], completion: Completion) -> str:
+        if mute:
+            return "Nothing."
+        return "X 1" if "passage alone" in messages[-1]["content"] else completion.text
+
+    mute = False
+    recipe = make(question_server(doubt).url, max_attempts=1)
+    result = make_questions(recipe)
+    assert result.got == 0
+    first, second, *_ = [
+        row for row in rows(result.rejected_path) if row["reason"] == "not verified"
+    ]
+    decisions = [
+        {"id": first["id"], "decision": "keep"},
+        {"id": second["id"], "decision": "edit", "question": "Which of the four?"},
+    ]
+    write_jsonl(recipe.run_dir / "decisions.jsonl", decisions)
+    wanted = {(first["id"], first["question"]), (second["id"], "Which of the four?")}
+    for is_mute in (False, True, True):
+        mute = is_mute
+        result = make_questions(recipe, retry=True)
+        found = {(row["id"], row["question"]) for row in rows(result.questions_path)}
+        assert (found, result.decisions["unused"]) == (wanted, 0)
 
 
 def test_a_passage_without_an_answer_is_printed_and_requested_by_the_next_run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -451,9 +451,11 @@ class QuestionSelector:
         self.refused = Counter[str]()
         self.applied: list[str] = []
 
-    def select(self, document: Document, outcome: Row) -> tuple[str, list[Row], list[Row]]:
+    def select(
+        self, document: Document, outcome: Row, earlier: Sequence[Row] = ()
+    ) -> tuple[str, list[Row], list[Row]]:
         """Return (``validation`` or ``test``, rows of selected questions, rows of refused drafts)
-        of a stored outcome.
+        of a stored outcome, and of the outcomes of `earlier` tries what a person kept of them.
 
         Those that a person kept or edited are selected, then the most specific ones, without
         duplicates of questions on earlier passages of the document.
@@ -466,6 +468,7 @@ class QuestionSelector:
             (question_id(document.id, row), row)
             for row in (*outcome["refused"], *outcome["candidates"])
         ]
+        named += self._kept_of(earlier, document.id, {name for name, _ in named})
         named.sort(key=self._is_left_to_us)  # stable: the order of the outcome stays
         taken = set[str]()
         for name, stored in named:
@@ -494,6 +497,18 @@ class QuestionSelector:
         self.refused.update(row["reason"] for row in refused)
         source = {"document_id": document.id, "passage_id": outcome["passage_id"]}
         return split, selected, [source | row for row in refused]
+
+    def _kept_of(
+        self, outcomes: Sequence[Row], document_id: str, known: set[str]
+    ) -> Iterator[tuple[str, Row]]:
+        """Yield (id, draft) of those that a person kept or edited and that are not `known`: a later
+        try stores the drafts that it refused itself."""
+        for outcome in outcomes:
+            for row in (*outcome["refused"], *outcome["candidates"]):
+                name = question_id(document_id, row)
+                if name not in known and not self._is_left_to_us((name, row)):
+                    known.add(name)
+                    yield name, row
 
     def _is_left_to_us(self, named: tuple[str, Row]) -> bool:
         """Return whether no person kept or edited a question."""

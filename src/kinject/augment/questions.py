@@ -482,7 +482,8 @@ def _write_files(
             found = outcomes.get(writer.outcome_id(document, passage))
             if not found:
                 continue
-            split, rows, refused = selector.select(document, found[-1])
+            *earlier, last = found
+            split, rows, refused = selector.select(document, last, earlier)
             selected += [(split, row) for row in rows]
             for row in refused:
                 write_rejected(row)
