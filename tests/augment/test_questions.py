@@ -15,7 +15,7 @@ from kinject.augment.sandbox import answer_as_sandbox
 from kinject.cli import main
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl, read_manifest_fields, write_jsonl
-from kinject.errors import EndpointError
+from kinject.errors import EndpointError, InputError
 from kinject.recipe import Recipe, read_recipe
 from kinject.sandbox.grammar import parse_entry
 from kinject.types import Completion, Message
@@ -349,6 +349,10 @@ def test_a_refused_question_that_a_person_kept_outlives_later_tries(
         result = make_questions(recipe, retry=True)
         found = {(row["id"], row["question"]) for row in rows(result.questions_path)}
         assert (found, result.decisions["unused"]) == (wanted, 0)
+    twice = {"id": first["id"], "decision": "edit", "wrong": ["a mill", "a  mill", "a well"]}
+    write_jsonl(recipe.run_dir / "decisions.jsonl", [twice])
+    with pytest.raises(InputError, match=rf"^decisions.jsonl: {first['id']}: .*all different"):
+        make_questions(recipe)
 
 
 def test_a_passage_without_an_answer_is_printed_and_requested_by_the_next_run(

@@ -14,8 +14,10 @@ from typing import Any
 from kinject.augment.answers import plain_text
 from kinject.augment.checks.checker import new_markup, normal_form
 from kinject.augment.prompts import Source, language_line, task_messages
+from kinject.augment.store import DECISIONS
 from kinject.augment.stored_rows import Fields, is_count, is_text, is_texts, is_usage
 from kinject.disk import Row, content_id
+from kinject.errors import InputError
 from kinject.language import compare_languages
 from kinject.llm import JsonValue
 from kinject.llm.prompt_injection import has_injection
@@ -464,14 +466,8 @@ class QuestionSelector:
             self._document, self._selected = document.id, []
         selected: list[Row] = []
         refused: list[Row] = []
-        named = [
-            (question_id(document.id, row), row)
-            for row in (*outcome["refused"], *outcome["candidates"])
-        ]
-        named += self._kept_of(earlier, document.id, {name for name, _ in named})
-        named.sort(key=self._is_left_to_us)  # stable: the order of the outcome stays
         taken = set[str]()
-        for name, stored in named:
+        for name, stored in self._named(document.id, outcome, earlier):
             decision = self._decisions.get(name, {})
             if name in taken and decision.get("decision") != "drop":
                 decision = {}  # proposed twice: the first is kept
@@ -480,6 +476,8 @@ class QuestionSelector:
             reason, detail = self._reason(stored, draft, decision)
             if decision:
                 self.applied.append(name)
+                if not reason and "choices" in self._kinds:
+                    _check_choices(name, draft)
             if reason:
                 refused.append({"id": name, **stored, "reason": reason, "detail": detail})
             elif decision or len(selected) < self._n_questions:
@@ -497,6 +495,19 @@ class QuestionSelector:
         self.refused.update(row["reason"] for row in refused)
         source = {"document_id": document.id, "passage_id": outcome["passage_id"]}
         return split, selected, [source | row for row in refused]
+
+    def _named(
+        self, document_id: str, outcome: Row, earlier: Sequence[Row]
+    ) -> list[tuple[str, Row]]:
+        """Return (id, draft) of an outcome and of what a person kept of `earlier` ones, that of a
+        person first."""
+        named = [
+            (question_id(document_id, row), row)
+            for row in (*outcome["refused"], *outcome["candidates"])
+        ]
+        named += self._kept_of(earlier, document_id, {name for name, _ in named})
+        named.sort(key=self._is_left_to_us)  # stable: the order of the outcome stays
+        return named
 
     def _kept_of(
         self, outcomes: Sequence[Row], document_id: str, known: set[str]
@@ -526,6 +537,18 @@ class QuestionSelector:
         # The other faults were checked against the passage: with the sentence alone, only a
         # duplicate can appear.
         return find_fault(draft, draft.sentence, self._selected)
+
+
+def _check_choices(name: str, draft: Draft) -> None:
+    """Raise `InputError` where a person kept or edited a draft whose choices make no question: a
+    file with it could not be asked."""
+    choices = {" ".join(choice.split()) for choice in draft.choices}
+    if len(choices) < 2 or len(choices) < len(draft.choices):
+        raise InputError(
+            f"{DECISIONS}: {name}: found the answer {draft.answer!r:.60} and the wrong ones "
+            f"{list(draft.wrong)!r:.160}, expected at least two choices, all different. Edit it "
+            "(question, answer and wrong), or drop it."
+        )
 
 
 def question_id(document_id: str, row: Row) -> str:
