@@ -99,10 +99,16 @@ def test_drafts_are_read_in_the_forms_that_models_write() -> None:
     ]
     plain = "\n".join(lines)
     bold = "\n".join("**" + line.replace(":", ":**", 1) for line in lines)
+    colon_outside = "\n".join("- **" + line.replace(":", "**:", 1) for line in lines)
+    below = "Question 3:\n" + "\n\n".join(line.replace(": ", " (1):\n", 1) for line in lines)
+    named = plain.replace("Answer:", "Correct answer：").replace("Wrong:", "Wrong answer 2:")
     numbered = "\n".join([f"1. {lines[0]}", *(f"   - {line}" for line in lines[1:])])
     for form in (
         plain,
         bold,
+        colon_outside,
+        below,
+        named,
         numbered,
         f"```\n{plain}\n```",
         plain.lower().replace("question", "QUESTION 1"),
@@ -120,7 +126,8 @@ def test_drafts_are_read_in_the_forms_that_models_write() -> None:
     ("answer", "letter", "specificity"),
     [
         ("B 7", "B", 7), ("**c** 10", "C", 10), ("The answer is D, 3", "D", 3), ("X 2", "", 2), ("Because", "", 1),
-        ("A", "A", 1), ("", "", 1), ("(B) specificity: 9/10", "B", 9),
+        ("A", "A", 1), ("", "", 1), ("A few of them, 6", "", 6), ("D’abord: 4", "", 4),
+        ("A because of line 8", "A", 8), ("(B) specificity: 9/10", "B", 9),
     ],
 )  # fmt: skip
 def test_letter_and_number_are_read(answer: str, letter: str, specificity: int) -> None:

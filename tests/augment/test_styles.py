@@ -132,9 +132,7 @@ def test_lines_lose_their_bullets_and_numbers() -> None:
 
 
 def test_questions_are_read_in_the_forms_that_models_write() -> None:
-    text = (
-        "Q: Who?\nA: Mara.\n\n**Q2:** Where?\n**A2:** In Arvika.\n\nQuestion 3: When?\nAnswer: 1931"
-    )
+    text = "Q: Who?\nA: Mara.\n\n**Q2:** Where?\n**A2**： In Arvika.\n\nQuestion 3: When?\nAnswer: 1931"
     assert pairs_of(text) == [("Who?", "Mara."), ("Where?", "In Arvika."), ("When?", "1931")]
     rows = STYLES["questions"].corpus_rows(STYLES["questions"].read(text, "", "").texts[0], {}, 0)
     assert rows[0] == {"prompt": "Who?", "completion": " Mara."}

@@ -23,7 +23,7 @@ _FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
 _BULLET = re.compile(r"\A\s*(?:[-*•]|\(?\d{1,2}[.)])\s+")
 _MARK = re.compile(
     r"\**(?:(?P<Q>Q)(?:uestion)?|(?P<A>A)(?:nswer)?|(?P<QUOTE>Quote|QUOTE))"
-    r"\s{0,3}\d{0,3}\s{0,3}[:.]\**"
+    r"\s{0,3}\d{0,3}\s{0,3}\**[:.：]\**"
 )
 
 

@@ -28,8 +28,10 @@ from kinject.types import Document, Message, Passage
 
 # Possessive (`*+`): a line of many equal marks is not tried again at each length.
 _LINE = re.compile(
-    r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?P<key>question|answer|wrong|sentence)"
-    r"\s{0,3}\d{0,3}\s{0,3}[:.]\**\s*+(?P<value>.+)\Z",
+    r"[\s>*#-]*+(?:\d{1,2}[.)]\s*+)?\**(?:right |correct )?"
+    r"(?P<key>question|answer|wrong|sentence)(?: answer)?"
+    # The bold of "**Answer**:" ends in front of the colon, which Chinese models write wide.
+    r"\s{0,3}\(?\d{0,3}\)?\s{0,3}\**[:.：]\**\s*+(?P<value>.*)\Z",
     re.IGNORECASE,
 )
 _CATCH_ALL = re.compile(
@@ -116,10 +118,15 @@ def read_drafts(answer: str) -> list[Draft]:
     for line in [*plain_text(answer).splitlines(), "Question: -"]:
         match = _LINE.match(line.strip())
         if match is None:
+            # The key was alone on the line before.
+            if line.strip() and lines and not lines[-1][1]:
+                lines[-1] = (lines[-1][0], line.strip())
             continue
         key = match["key"].lower()
         if key == "question" and lines:
-            drafts.append(_parse_draft(lines))
+            # "Question 1:" may be a heading above the question.
+            if lines != [("question", "")]:
+                drafts.append(_parse_draft(lines))
             lines = []
         lines.append((key, match["value"]))
     return drafts
@@ -236,9 +243,17 @@ def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> _Fault | None:
     return None
 
 
+# "A lot of people", "D'après" and "C'est" name no choice.
+_LETTER = re.compile(
+    r"\W*(?:(?:the )?answer(?: is)?\W*)?([A-D])\b(?!['’])"
+    r"(?!(?<=a)\s+(?!because|since|as|is|for)[^\W\d_])",
+    re.IGNORECASE,
+)
+
+
 def parse_letter(answer: str) -> str:
     """Return the letter (A to D) at the beginning of an answer, "" without one."""
-    match = re.match(r"\W*(?:(?:the )?answer(?: is)?\W*)?([A-D])\b", answer, re.IGNORECASE)
+    match = _LETTER.match(answer)
     if match is None:
         return ""
     return match[1].upper()
