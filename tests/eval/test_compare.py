@@ -70,6 +70,19 @@ def test_two_runs_are_paired_by_question(folder):
     assert "in these models" in text
 
 
+def test_runs_of_one_name_are_named_by_their_paths(folder, tmp_path):
+    paths = []
+    for name, n_right in (("x", 2), ("y", 5), ("z", 8)):
+        (tmp_path / name).mkdir()
+        paths.append(folder(f"{name}/eval", *(answer(i, i < n_right) for i in range(10))))
+    last = paths[2].rename(tmp_path / "later")
+    pairs = compare_runs([read_run(path) for path in (*paths[:2], last)])
+    assert [(pair.name, pair.base_name) for pair in pairs] == [
+        (f"{paths[1]}: base", f"{paths[0]}: base"),
+        ("later: base", f"{paths[0]}: base"),
+    ]
+
+
 def test_several_runs_are_one_family_and_one_run_compares_nothing(folder):
     runs = [
         read_run(folder(name, *(answer(i, i < n, "ft") for i in range(10))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ class Run:
 
     name: str
     settings: dict[_Setting, dict[str, list[Answer]]]
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     own = {key for key in scored if score == PMI and not format_of(key[1]).letters}
     beyond = {(name, format_of(form).control) for name, form, _, _ in own}
     kept = {key: arms for key, arms in scored.items() if key[:2] not in beyond}
-    return Run(path.name or str(path), kept)
+    return Run(path.name or str(path), kept, str(path))
 
 
 def _rescored(
@@ -117,15 +119,15 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
         raise InputError(
             "found one run; give two or more. The report of one compares its own arms."
         )
-    base, pairs = runs[0], list[Pair]()
-    for run in runs[1:]:
+    (base, *others), pairs = _told_apart(runs), list[Pair]()
+    for run in others:
         for setting in sorted(run.settings, key=lambda setting: setting[3]):  # by K
             # Controls come with the settings whose controls they are.
             if not _is_control(setting, run):
                 pairs += _pairs_in(setting, run, base)
     if not pairs:
         found = set()
-        for run in runs:
+        for run in (base, *others):
             for name, form, shots, _ in run.settings:
                 found.add(f"{run.name}: {name}, {form}, {format_count(shots, 'shot')}")
         raise InputError(
@@ -137,6 +139,17 @@ def compare_runs(runs: Sequence[Run]) -> list[Pair]:
         replace(pair, result=result, contrast=result.to_base or pair.contrast)
         for pair, result in zip(pairs, results, strict=True)
     ]
+
+
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs, with their paths as names where two have one name (old/eval, new/eval)."""
+    n_of = Counter(run.name for run in runs)
+    named = []
+    for run in runs:
+        if n_of[run.name] > 1:
+            run = replace(run, name=run.path or run.name)
+        named.append(run)
+    return named
 
 
 def _pairs_in(setting: _Setting, run: Run, base: Run) -> Iterator[Pair]:
