@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -105,6 +106,21 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # as if it were not installed
     with pytest.raises(InputError, match=r"pip install 'kinject\[rag\]'"):
         dense(PASSAGES, "no/model", tmp_path)
+
+
+@quiet
+def test_weights_that_are_cut_or_of_another_shape_are_named(embedder, tmp_path):
+    (weights,) = embedder.rglob("model.safetensors")
+    whole, config = weights.read_bytes(), weights.with_name("config.json")
+    wider = {**json.loads(config.read_text()), "intermediate_size": 37}
+    for change in (
+        lambda: weights.write_bytes(whole[:-7]),
+        lambda: (weights.write_bytes(whole), config.write_text(json.dumps(wider))),
+    ):
+        change()
+        write_sha256sums(embedder)
+        with pytest.raises(InputError, match=r"embedder' cannot be loaded: .*Is the folder whole"):
+            dense(PASSAGES, embedder, tmp_path)
 
 
 BM25_TEXTS = [

@@ -21,7 +21,7 @@ from kinject.corpus.passages import (
     words_of,
 )
 from kinject.disk import atomic_file, cached_folder, content_id, open_to_read
-from kinject.errors import DiskError, InputError
+from kinject.errors import DiskError, InputError, one_line
 from kinject.eval.scoring.answers import hash_model
 from kinject.heap import read_documents
 from kinject.hub import find_source
@@ -276,9 +276,11 @@ def load_embedder(model: str, key: str) -> Any:
         return sentence_transformers.SentenceTransformer(
             source, trust_remote_code=False, model_kwargs={"use_safetensors": True}
         )
-    except (OSError, ValueError) as error:
-        first_line = str(error).splitlines()[0] if str(error) else repr(error)
-        raise InputError(f"{key}: {model!r} cannot be loaded: {first_line}") from error
+    except Exception as error:  # the library raises whatever its readers of files raise
+        raise InputError(
+            f"{key}: {model!r} cannot be loaded: {one_line(error)}. Is the folder whole? Download "
+            "it again, or choose another embedder."
+        ) from error
 
 
 def refuse_pickles(folder: Path, key: str) -> None:
