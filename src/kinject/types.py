@@ -282,13 +282,13 @@ class Answer:
 class Written:
     """Answers that a model wrote, as fractions of the questions with a score.
 
-    `f1` is SQuAD's F1. `unread`: no letter of an option could be read from the text. `n_tokens` is
-    the mean length, `n_thinking` that of the thinking before it, `thinking_cut` the fraction whose
-    thinking did not end by itself. `by_rule`: right by kinject's own rule, where a judge graded
-    them.
+    `f1` is SQuAD's F1, None where instructions have no accepted text. `unread`: no letter of an
+    option could be read from the text. `n_tokens` is the mean length, `n_thinking` that of the
+    thinking before it, `thinking_cut` the fraction whose thinking did not end by itself. `by_rule`:
+    right by kinject's own rule, where a judge graded them.
     """
 
-    f1: float
+    f1: float | None
     n_tokens: float
     unread: float = 0.0
     n_thinking: float = 0.0

@@ -76,6 +76,19 @@ def test_graded_answers_are_counted_by_the_rule_too():
     assert (judged.by_rule, ruled.by_rule) == (2 / 3, None)
 
 
+def test_instructions_have_no_f1_and_are_right_by_their_checks():
+    asked = replace(ANSWER, format="generate", log_probs=(), n_tokens=(3,))
+    checked = [replace(asked, text=text, checks={"min_words": 2}) for text in ("Two words", "One")]
+    open_one = replace(asked, text="Ulm on the Danube", accepted=("Ulm",), grade="correct")
+    alone, mixed = (
+        summarize_written(rescored(answers, "judge")) for answers in (checked, [*checked, open_one])
+    )
+    assert alone is not None
+    assert mixed is not None
+    # One word in common of three (the article does not count) and one.
+    assert (alone.f1, mixed.f1, mixed.by_rule) == (None, 2 / 4, 2 / 3)
+
+
 @pytest.mark.parametrize(
     ("seeds", "change", "chosen"),
     [

@@ -185,16 +185,27 @@ def summarize_written(answers: Sequence[Answer]) -> Written | None:
     n = len(answers)
     by_rule = None
     if any(answer.grade for answer in answers):
-        right = [matches(answer.text or "", answer.accepted) for answer in answers]
-        by_rule = sum(right) / n
+        by_rule = sum(map(_is_right_by_rule, answers)) / n
+    # An instruction has no accepted text: as 0 it would be a wrong answer's.
+    compared = [answer for answer in answers if answer.accepted or not answer.checks]
+    mean_f1 = None
+    if compared:
+        total = math.fsum(f1(answer.text or "", answer.accepted) for answer in compared)
+        mean_f1 = total / len(compared)
     return Written(
-        f1=math.fsum(f1(answer.text or "", answer.accepted) for answer in answers) / n,
+        f1=mean_f1,
         n_tokens=sum(answer.n_tokens[0] for answer in answers) / n,
         unread=sum(map(is_unread, answers)) / n,
         n_thinking=sum(answer.n_thinking for answer in answers) / n,
         thinking_cut=sum(answer.thinking_cut for answer in answers) / n,
         by_rule=by_rule,
     )
+
+
+def _is_right_by_rule(answer: Answer) -> bool:
+    if answer.checks:
+        return bool(answer.correct)
+    return matches(answer.text or "", answer.accepted)
 
 
 def is_unread(answer: Answer) -> bool:
