@@ -74,9 +74,12 @@ def test_options_do_not_depend_on_the_run_and_aliases_are_never_wrong_options(wr
     assert {question.answer for question in read_questions(path)} != {0}
 
 
-def test_questions_without_an_answer_are_left_out(write_rows):
-    rows = [*SQUAD, {"id": "x", "paragraph": "p0", "question": "Which?", "answers": []}]
-    assert len(read_questions(write_rows("squad.jsonl", rows))) == 9
+def test_questions_without_an_answer_are_left_out_and_counted(write_rows, capsys):
+    none = {"paragraph": "p0", "question": "Which?", "answers": []}
+    path = write_rows("squad.jsonl", [*SQUAD, {**none, "id": "x"}, {**none, "id": "y"}])
+    assert len(read_questions(path)) == len(read_questions(path)) == 9
+    warning = "squad.jsonl: questions without an answer are left out: 2; no choice would be right"
+    assert capsys.readouterr().err.count(warning) == 1
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,10 @@ def read_questions(
             "Each row needs question, and choices and answer, or answers."
         )
     if n_repeated:
-        _warn_of_repeated(path, n_repeated)
+        _warn(
+            f"{path}: questions that repeat another one under another id: {n_repeated}; each "
+            "counts once"
+        )
     return questions
 
 
@@ -172,12 +175,9 @@ def _content(question: Question) -> bytes:
 
 
 @cache
-def _warn_of_repeated(path: Path, n: int) -> None:
-    """Print once that questions of a file repeat others."""
-    show(
-        f"{path}: questions that repeat another one under another id: {n}; each counts once",
-        file=sys.stderr,
-    )
+def _warn(line: str) -> None:
+    """Print once which questions of a file are left out."""
+    show(line, file=sys.stderr)
 
 
 def _text(row: Row, key: str) -> str:
@@ -420,9 +420,16 @@ def _with_distractors(
             correct |= new
     everywhere = list(dict.fromkeys(texts[0] for _, _, texts in rows if texts))
     by_document = {document: list(dict.fromkeys(texts)) for document, texts in by_document.items()}
+    n_unanswered = sum(not texts for _, _, texts in rows)
+    if n_unanswered:
+        # SQuAD 2 has one for each with an answer.
+        _warn(
+            f"{path}: questions without an answer are left out: {n_unanswered}; no choice would "
+            "be right (eval.formats: [generate] asks them)"
+        )
     for number, row, texts in rows:
         if not texts:
-            continue  # SQuAD 2 has questions without an answer: no choice would be correct
+            continue
         first = texts[0]
         rng = random.Random(_seed(row, first))
         correct = of_question[_same_question(row)][1]
