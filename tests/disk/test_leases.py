@@ -1,6 +1,7 @@
 """One writer a folder where flock is not shared between machines: two processes, whose flock does nothing."""
 
 import contextlib
+import errno
 import signal
 import subprocess
 import sys
@@ -60,6 +61,18 @@ def test_a_folder_that_another_machine_holds_is_refused_and_taken_over_after_its
     with lock_dir(folder):
         assert " on node-2 since " in (folder / ".lock").read_text()
     assert "did not release it" in caplog.text
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_file_system_without_locks_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", refuse)
+    with pytest.raises(DiskError, match="lock: cannot be locked"), lock_dir(folder, wait=wait):
+        pass
 
 
 def test_a_folder_that_was_released_is_taken_at_once(

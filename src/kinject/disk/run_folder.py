@@ -112,9 +112,7 @@ def lock_dir(folder: Path, *, wait: bool = False, stage: str = "") -> Iterator[N
     except ValueError as error:  # a NUL, which a recipe may hold
         raise DiskError(f"{folder}: cannot be a run folder: {error}. Change run_dir.") from error
     try:
-        if wait:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        holder = _lock(folder, descriptor)
+        holder = _lock(folder, descriptor, wait=wait)
         with _renewed(path, descriptor, holder):
             if stage:
                 refuse_other_stage(folder, stage)
@@ -137,10 +135,12 @@ def refuse_other_stage(folder: Path, stage: str) -> None:
         )
 
 
-def _lock(folder: Path, descriptor: int) -> str:
+def _lock(folder: Path, descriptor: int, *, wait: bool) -> str:
     """Lock a folder and write this process's name into its lock file; return that name."""
-    this_process = _this_process()
     try:
+        if wait:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        this_process = _this_process()
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _wait_for_other_machine(folder)
         _write_holder(descriptor, this_process)
