@@ -16,12 +16,12 @@ from kinject.errors import InputError
 from kinject.eval.plan import expand_arms
 from kinject.eval.retrieval import (
     LEXICAL_WEIGHTS,
-    PREFIXES,
     Bm25Retriever,
     DenseRetriever,
     LexicalRetriever,
     make_retriever,
     measure_recall,
+    prefixes_of,
     read_passages,
 )
 from kinject.language.sentences import sentences
@@ -93,13 +93,27 @@ def test_an_index_is_kept_by_content(embedder, tmp_path):
 @quiet
 @pytest.mark.parametrize("name", ["bge-tiny", "bge-m3-tiny", "multilingual-e5-tiny"])
 def test_known_embedders_get_the_prefixes_of_their_cards(embedder, tmp_path, name):
-    queries, passages = next(pair for word, pair in PREFIXES.items() if word in name)
+    queries, passages = prefixes_of(name)
     plain = dense([Passage("p", "d", 0, 1, passages + TEXTS[0])], embedder, tmp_path)
     prefixed = dense(
         [Passage("p", "d", 0, 1, TEXTS[0])], shutil.copytree(embedder, tmp_path / name), tmp_path
     )
     np.testing.assert_array_equal(prefixed._vectors, plain._vectors)
     assert prefixed._prefix == queries
+
+
+@pytest.mark.parametrize(
+    ("name", "queries"),
+    [
+        ("org/multilingual-e5-small", "query: "),
+        ("org/multilingual-e5-base-instruct", "Instruct: Given a web search query"),
+        ("models/BGE-small-zh-v1.5", "为这个句子"),
+        ("runs/stage5/model", ""),
+        ("runs/fine5", ""),
+    ],
+)
+def test_a_prefix_is_that_of_whole_words_of_the_name(name, queries):
+    assert prefixes_of(name)[0][: len(queries) or None] == queries
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch):

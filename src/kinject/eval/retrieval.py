@@ -3,6 +3,7 @@ their recall."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -35,13 +36,29 @@ Vectors = npt.NDArray[np.float32]
 """Unit vectors, shape [n, dimensions]."""
 
 PREFIXES = {
-    # Before bge, which its name contains: the first that fits counts.
-    "bge-m3": ("", ""),
-    "bge": ("Represent this sentence for searching relevant passages: ", ""),
-    "e5": ("query: ", "passage: "),
+    # The first whose words are all in the name counts.
+    ("bge", "m3"): ("", ""),
+    ("bge", "zh"): ("为这个句子生成表示以用于检索相关文章：", ""),
+    ("bge",): ("Represent this sentence for searching relevant passages: ", ""),
+    ("e5", "instruct"): (
+        "Instruct: Given a web search query, retrieve relevant passages that answer the query\n"
+        "Query: ",
+        "",
+    ),
+    ("e5",): ("query: ", "passage: "),
 }
-"""Part of an embedder's name -> its texts before queries and before passages, by the models' cards.
-"""
+"""Words of an embedder's name -> its texts before queries and passages, by the models' cards."""
+
+
+def prefixes_of(embedder: str) -> tuple[str, str]:
+    """Return an embedder's texts before queries and before passages."""
+    # Whole words: base5 is no e5.
+    words = re.split(r"[^a-z0-9]+", Path(embedder).name.lower())
+    for needed, prefixes in PREFIXES.items():
+        if set(needed) <= set(words):
+            return prefixes
+    return "", ""
+
 
 # Recall at 1: 5.7 points over BM25. Ten scores have 6.2, for six more indices.
 LEXICAL_WEIGHTS = {"words": 1.0, "pieces": 0.53, "pairs": 0.75, "sentence": 0.43}
@@ -185,10 +202,7 @@ class DenseRetriever(Retriever):
         Raises `InputError` when the extra `rag` is not installed or the model cannot be loaded.
         """
         super().__init__(passages, section)
-        name = Path(section.embedder).name.lower()
-        self._prefix, prefix = next(
-            (pair for word, pair in PREFIXES.items() if word in name), ("", "")
-        )
+        self._prefix, prefix = prefixes_of(section.embedder)
         self._texts = [prefix + passage.shown for passage in passages]
         key = "eval.retrieval.embedder (kinds bm25 and lexical need none)"
         self._model = load_embedder(section.embedder, key)
