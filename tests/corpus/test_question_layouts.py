@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kinject.corpus.grading import GoldIndex
+from kinject.corpus.grading import GoldIndex, normalize_answer
 from kinject.corpus.questions import read_questions
 from kinject.errors import InputError
 from kinject.types import Question
@@ -72,6 +72,17 @@ def test_options_do_not_depend_on_the_run_and_aliases_are_never_wrong_options(wr
     assert read_questions(path) == read_questions(path)
     assert "answer 0" not in read_questions(path)[-1].choices
     assert {question.answer for question in read_questions(path)} != {0}
+
+
+def test_an_answer_with_an_article_or_a_stop_is_no_wrong_option_beside_it(write_rows):
+    texts = ("The Oder", "Oder", "Ulm.", "Ulm", "a", "1,200", "1200")
+    rows = [
+        {"id": str(n), "paragraph": "p", "question": f"What is {n}?", "answers": [text]}
+        for n, text in enumerate(texts)
+    ]
+    for question in read_questions(write_rows("squad.jsonl", rows)):
+        forms = [normalize_answer(choice) for choice in question.choices]
+        assert len(set(forms)) == len(forms) == 4
 
 
 def test_questions_without_an_answer_are_left_out_and_counted(write_rows, capsys):

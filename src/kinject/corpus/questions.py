@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinject.corpus.checks import check_names
-from kinject.corpus.grading import GoldIndex, plain_text
+from kinject.corpus.grading import GoldIndex, normalize_answer, plain_text
 from kinject.corpus.rows import LineFaults
 from kinject.disk import Row, content_id, read_jsonl
 from kinject.documents.rows import csv_rows
@@ -411,7 +411,7 @@ def _with_distractors(
         if texts:
             by_document.setdefault(_document(row), []).append(texts[0])
             first_line, correct = of_question.setdefault(_same_question(row), (number, set()))
-            new = {plain_text(text).lower() for text in texts}
+            new = set(map(_compared, texts))
             if correct and not correct & new:
                 raise InputError(
                     f"{path}:{number}: answers: {texts[0]!r:.80} is not among those on line "
@@ -438,15 +438,21 @@ def _with_distractors(
         far = rng.sample(everywhere, min(len(everywhere), _N_CHOICES + len(correct) + len(near)))
         wrong: dict[str, str] = {}
         for text in (*near, *far):
-            plain = plain_text(text).lower()
-            if plain not in correct:
-                wrong.setdefault(plain, text)
+            compared = _compared(text)
+            if compared not in correct:
+                wrong.setdefault(compared, text)
         choices = [first, *list(wrong.values())[: _N_CHOICES - 1]]
         rng.shuffle(choices)
         labels = _labels(row)
         made = {"choices": choices, "answer": choices.index(first), "answers": texts}
         question = row.get("question")
         yield number, {"document_id": _document(row), **labels, "question": question, **made}
+
+
+def _compared(text: str) -> str:
+    """Return an answer as SQuAD compares it: "the Rhine" is no wrong option beside "Rhine"."""
+    # Of an answer that is an article or a sign nothing would be left.
+    return normalize_answer(text) or plain_text(text).lower()
 
 
 def _shuffled(texts: Sequence[str], rng: random.Random, n_needed: int) -> list[str]:
