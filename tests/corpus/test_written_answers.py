@@ -98,6 +98,12 @@ def test_exact_match_and_f1_are_those_of_squad_on_a_thousand_rows():
         ("Environ mille deux cents personnes habitent dans la ville.", ["1200"], True),
         ("他出生于1987年3月12日。", ["一九八七年三月十二日"], True),
         ("There were 1,200 of them in Farrow.", ["the 1,200 mills"], False),
+        ("They call it the Arch of the Unknown Rider.", ["Arch of the Unknown Rider"], True),
+        ("I cannot tell: the Arch of the Unknown Rider?", ["Arch of the Unknown Rider"], False),
+        ("Das Buch heißt Keine Antwort.", ["Keine Antwort"], True),
+        ("Ulm is not known for mills but for its minster.", ["its minster"], True),
+        ("It is not known for sure, but Ulm.", ["Ulm"], False),
+        ("##begin_quote## Its founder is unknown. ##end_quote## Ulm", ["Ulm"], True),
     ],
 )
 def test_a_sentence_matches_if_it_says_an_accepted_answer(text, accepted, is_correct):

@@ -48,7 +48,8 @@ _ABSTAINS = re.compile(
     (?:i|we)\s(?:do\snot|don'?t|cannot|can'?t|could\snot|couldn'?t)
       \s(?:really\s)?(?:know|tell|say|find|answer|determine)
     | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable) | unknown | unanswerable
-    | not\s(?:stated|mentioned|given|known|specified)
+    | not\s(?:stated|mentioned|given|specified)
+    | not\sknown(?!\s(?:as|for\s(?!certain|sure)))
     | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known) | n/a
     | ich\sweiß\s(?:es\s)?nicht | (?:nicht|un)\s?bekannt | keine\s(?:angabe|antwort|information)
     | je\sne\ssais\spas | inconnue?s? | aucune\s(?:réponse|information)
@@ -118,7 +119,16 @@ def contains(text: str, accepted: Sequence[str]) -> bool:
 
 def abstains(text: str) -> bool:
     """Return whether `text` is empty, or declines to answer by one of the phrases known here."""
-    return not normalize_answer(text) or _ABSTAINS.search(fold(text)) is not None
+    # Behind RAFT's quotation: a passage may say that something is unknown.
+    return not normalize_answer(text) or _declines(fold(final_answer(text)))
+
+
+def _declines(folded: str, accepted: Sequence[str] = ()) -> bool:
+    for part in accepted:
+        # The Tomb of the Unknown Soldier declines nothing.
+        if _ABSTAINS.search(part):
+            folded = re.sub(re.escape(part.strip(" .")), " ", folded, flags=re.IGNORECASE)
+    return _ABSTAINS.search(folded) is not None
 
 
 def matches(text: str, accepted: Sequence[str]) -> bool:
@@ -135,10 +145,10 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
     parts = [part for part in folded if part.strip()]
     if not parts:
         return not words_in(written, apart=False)
-    # Before abstains(): an accepted text may be such a phrase itself.
+    # Before _declines(): an accepted text may be such a phrase itself, in another spelling.
     if any(_is_same(written, part) for part in parts):
         return True
-    if abstains(text):
+    if _declines(written, parts):
         return False
     return any(_is_within(part, written) for part in parts)
 
