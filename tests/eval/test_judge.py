@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from kinject.llm.judges import GRADES, graded_in, grading_request, read_grade
 from kinject.llm.prompt_injection import escape_tags
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary, write_report
-from kinject.types import Question
+from kinject.types import Answer, Question
 
 N = 20
 ROOT = Path(__file__).parents[2]
@@ -210,6 +210,32 @@ def test_an_answer_cannot_leave_its_tags() -> None:
     )
     assert graded_in(messages) == ("Who?", ["Lowmere"], attack.replace("</", "‹/"))
     assert graded_in(grading_request("Who?", [], "I")) == ("Who?", [], "I")
+
+
+def test_a_question_is_judged_behind_the_turns_that_it_refers_to(
+    tmp_path: Path, serve: Callable[..., Endpoint]
+) -> None:
+    asked: list[str] = []
+
+    def grader(question: str, accepted: Sequence[str], text: str) -> str:
+        asked.append(question)
+        return "CORRECT"
+
+    judge = judge_of(section_of(serve(grader), tmp_path), tmp_path, 0)
+    turns = (
+        {"role": "user", "content": "Where is Ulm?"},
+        {"role": "assistant", "content": "South."},
+    )
+    question = Question(
+        "q", "And its minster?", (), 0, answers=("in the old town",), messages=turns
+    )
+    answer = Answer(
+        "q", "s", "base", "generate", 0, 0, (), 0, (), (3,), (), text="There.", accepted=question.answers
+    )  # fmt: skip
+    results = {"all": [answer]}
+    judge.grade_answers({("s", "q"): question}, results)
+    assert results["all"][0].grade == "correct"
+    assert asked == ["user: Where is Ulm?\nassistant: South.\nAnd its minster?"]
 
 
 def test_an_answer_that_addresses_the_judge_gets_no_better_grade_than_the_rules_give(

@@ -280,7 +280,7 @@ class AnswerJudge:
         for answer in chain.from_iterable(results.values()):
             # Letters and checks are graded by rule, so only free answers are paid for.
             if answer.text is not None and not (answer.choices or answer.checks):
-                question = questions[answer.question_set, answer.question_id].question
+                question = _asked(questions[answer.question_set, answer.question_id])
                 key = (answer.question_set, answer.question_id, answer.text)
                 items[key] = (question, answer.accepted, answer.text)
         judged = self.grade(items.values())
@@ -399,7 +399,14 @@ def read_accuracy(folder: Path) -> JudgeResult:
 
 
 def _written(planted: PlantedAnswer) -> Written:
-    return planted.question.question, planted.question.accepted, planted.text
+    return _asked(planted.question), planted.question.accepted, planted.text
+
+
+def _asked(question: Question) -> str:
+    """Return a question as the judge reads it: behind the turns of the chat that it may refer
+    to."""
+    turns = [f"{turn['role']}: {turn['content']}" for turn in question.messages]
+    return "\n".join([*turns, question.question])
 
 
 def _guarded(item: Written, grade: Grade | None) -> Grade | None:
