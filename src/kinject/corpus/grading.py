@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 from typing import Literal
 
 from kinject.corpus.passages import final_answer
@@ -376,7 +376,7 @@ _SAYS = r"""(?:
     | \b(?:choose|pick|select|go\swith|richtig\sist)\b
     | (?:答案|选项|选|選|正解|答え|解答|選択肢|正답|정답|답)\s*(?:应该)?(?:是|为|為|は|은|는|择|擇)?
     )\s*:?\s*"""
-_BETWEEN = r"""(?:(?:the|letter|option|choice|a|la|le|el|die|der|den|lettre|letra|lettera|opción
+_BETWEEN = r"""(?:(?:the|letter|option|choice|(?-i:a)|la|le|el|die|der|den|lettre|letra|lettera|opción
     |opzione|opção|buchstabe|буква|clearly|likely|most|probably|therefore|thus|definitely
     |:)\s+){0,3}"""
 _WORD = r"A-Za-zÀ-ɏЀ-ӿ0-9'’"
@@ -408,9 +408,13 @@ _DENIES = re.compile(
 _WINDOW = 40
 """Characters before a statement in which it may be denied: to search all of them would be
 quadratic."""
+_LONGEST_OPTION = 1_000
+"""Characters behind a letter that may be an option's text."""
 _MARKUP = re.compile(r"\*+|__|`+|\$+|\\[()\[\]]|\\(?:boxed|text(?:bf)?|math(?:rm|bf))\b")
 # One dash in front of a space: -5 keeps its sign.
 _BESIDE = re.compile(r"[\s.:)\]]*(?:[-–—]\s+)?")
+_MARK = re.compile(rf"(?<![{_WORD}])[(\[]?([A-Z])[).:\]]\s")
+"""The letter of an option in a list of them."""
 _AROUND = " .,;:!?\"'“”‘’«»()[]"
 """What may stand around an option that is compared as it is spelled."""
 
@@ -425,11 +429,13 @@ def read_letter(text: str, choices: Sequence[str]) -> int | None:
     """
     plain, options = _without_markup(text).strip(), _options_of(choices)
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    last_line = "".join(lines[-1:])
+    last_line, begun = "".join(lines[-1:]), _at_line_starts(lines, options)
+    # Behind "Answer choices:" the first option of a list is stated by nothing.
+    is_list = len(begun) > 1
     for named in (
-        _stated(plain, options),
-        _stated(last_line, options),
-        _at_line_starts(lines, options),
+        _stated(plain, options, is_list=is_list),
+        _stated(last_line, options, is_list=is_list),
+        begun,
     ):
         # A statement that names no option (-1) ends the search, too: no weaker sign may decide.
         if len(named) == 1:
@@ -479,9 +485,10 @@ def _spelled(text: str) -> str:
     return plain.strip(_AROUND) or plain
 
 
-def _stated(text: str, options: _Options) -> set[int]:
+def _stated(text: str, options: _Options, *, is_list: bool) -> set[int]:
     """Return the options that statements in `text` name, by letter or by their text; -1 for one
-    that names none of them."""
+    that names none of them. Where several options begin lines (`is_list`), no statement reaches
+    over the end of its line."""
     named: set[int] = set()
     for match in _IS_RIGHT.finditer(text):
         if not _is_denied(text, match):
@@ -490,9 +497,13 @@ def _stated(text: str, options: _Options) -> set[int]:
         # To the end of the line: what begins another one does not go on.
         letter, rest = match[1], _rest_of_line(text, match.end())
         is_word = letter.islower() or letter in _WORD_LETTERS
+        if is_list and _spans_lines(text, match):
+            continue
         if not _is_denied(text, match) and not (is_word and _GOES_ON.match(rest)):
             named.add(_index(letter, rest, options))
     for match in _STATES_TEXT.finditer(text):
+        if is_list and _spans_lines(text, match):
+            continue
         index = options.find(match[1])
         # The text of an option that is one letter may be the letter of another.
         if index is not None and len(options.texts[index]) > 1 and not _is_denied(text, match):
@@ -503,6 +514,10 @@ def _stated(text: str, options: _Options) -> set[int]:
 _STATES_TEXT = re.compile(rf"{_SAYS}([^\n.]+)", re.IGNORECASE | re.VERBOSE)
 
 
+def _spans_lines(text: str, statement: re.Match[str]) -> bool:
+    return "\n" in text[statement.start() : statement.start(1)]
+
+
 def _is_denied(text: str, statement: re.Match[str]) -> bool:
     """Return whether a statement names what is not the answer: "The wrong answer is B"."""
     start = statement.start()
@@ -510,16 +525,18 @@ def _is_denied(text: str, statement: re.Match[str]) -> bool:
 
 
 def _rest_of_line(text: str, start: int) -> str:
-    end = text.find("\n", start)
-    if end < 0:
-        return text[start:]
-    return text[start:end]
+    # One line may hold thousands of statements, each with what follows it.
+    return text[start : start + _LONGEST_OPTION].partition("\n")[0]
 
 
 def _at_line_starts(lines: Sequence[str], options: _Options) -> set[int]:
     """Return the options whose letters begin lines."""
     matches = ((line, _LINE.match(line)) for line in lines)
-    return {_index(match[1], line[match.end() :], options) for line, match in matches if match}
+    return {
+        _index(match[1], _rest_of_line(line, match.end()), options)
+        for line, match in matches
+        if match
+    }
 
 
 def _index(letter: str, rest: str, options: _Options) -> int:
@@ -533,6 +550,20 @@ def _index(letter: str, rest: str, options: _Options) -> int:
         index, beside = -1, options.find(letter)
     if beside is not None and index < 0:
         return beside
-    if beside is not None and beside != index:
+    if (beside is not None and beside != index) or _lists_others(rest, index, options):
         return -1
     return index
+
+
+def _lists_others(rest: str, index: int, options: _Options) -> bool:
+    """Return whether another option follows the one at `index` on its line: A) Ulm B) Bonn."""
+    for mark in islice(_MARK.finditer(rest), len(options.texts)):
+        other = string.ascii_uppercase.index(mark[1])
+        if other == index or other >= len(options.texts):
+            continue
+        wanted = options.texts[other]
+        # With room for the articles and signs that the form leaves out.
+        beside = rest[mark.end() : mark.end() + 2 * len(wanted) + _WINDOW]
+        if options.form(beside).startswith(wanted):
+            return True
+    return False
