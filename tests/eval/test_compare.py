@@ -149,3 +149,21 @@ def test_questions_with_other_choices_are_no_pair(folder):
     runs = [read_run(folder("a", answer(0, True))), read_run(folder("b", ten))]
     with pytest.raises(InputError, match="'q0' of set has 10 choices in one and 2 in the other"):
         compare_runs(runs)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "gold", "is_same"),
+    [((7, 3), 1, True), ((3, 7), 1, False), ((3, 8), 0, False), ((3, 7), 0, True)],
+)
+def test_choices_of_other_lengths_or_with_another_right_one_are_no_pair(
+    folder, lengths, gold, is_same
+):
+    # In another order they are the same; edited ones under the old id read as a loss of all.
+    first = replace(answer(0, True), n_bytes=(3, 7))
+    other = replace(first, n_bytes=lengths, gold=gold)
+    runs = [read_run(folder("a", first)), read_run(folder("b", other))]
+    if is_same:
+        assert len(compare_runs(runs)) == 1
+        return
+    with pytest.raises(InputError, match="'q0' of set has other choices, or another right one"):
+        compare_runs(runs)

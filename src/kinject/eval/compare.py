@@ -272,19 +272,11 @@ def _pair(
 
     `controls` are the answers of both without the question.
     """
-    choices = {answer.question_id: answer.n_choices for answer in base}
-    shared = choices.keys() & {answer.question_id for answer in answers}
-    other = next(
-        (a for a in answers if choices.get(a.question_id, a.n_choices) != a.n_choices), None
-    )
-    if other is not None:
-        raise InputError(
-            f"{names[0]} and {names[1]}: question {other.question_id!r} of {other.question_set} "
-            "has "
-            f"{format_count(other.n_choices, 'choice')} in one and "
-            f"{choices[other.question_id]} in the other. "
-            "Ask both the same questions."
-        )
+    there = {answer.question_id: answer for answer in base}
+    shared = there.keys() & {answer.question_id for answer in answers}
+    for answer in answers:
+        if answer.question_id in shared:
+            _refuse_other_choices(names, answer, there[answer.question_id])
     shared -= {answer.question_id for answer in (*answers, *base) if not is_scored(answer)}
     after = [answer for answer in answers if answer.question_id in shared]
     before = [answer for answer in base if answer.question_id in shared]
@@ -296,6 +288,32 @@ def _pair(
     result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm, control=control)
     assert result.to_base is not None
     return Pair(*names, result, result.to_base, max(len(answers), len(base)) - len(after))
+
+
+def _refuse_other_choices(names: tuple[str, str], answer: Answer, base: Answer) -> None:
+    """Raise `InputError` if two answers with one question's id are to other choices, as far as
+    their number and lengths tell, in any order."""
+    question = (
+        f"{names[0]} and {names[1]}: question {answer.question_id!r} of {answer.question_set}"
+    )
+    if answer.n_choices != base.n_choices:
+        raise InputError(
+            f"{question} has {format_count(answer.n_choices, 'choice')} in one and "
+            f"{base.n_choices} in the other. Ask both the same questions."
+        )
+    if _lengths(answer) != _lengths(base):
+        raise InputError(
+            f"{question} has other choices, or another right one, in one than in the other. Ask "
+            "both the same questions."
+        )
+
+
+def _lengths(answer: Answer) -> tuple[list[int], int]:
+    """Return the lengths in bytes of the choices, and that of the right one; of a text that the
+    model wrote none."""
+    if answer.text is not None or len(answer.n_bytes) != answer.n_choices:
+        return [], 0
+    return sorted(answer.n_bytes), answer.n_bytes[answer.gold]
 
 
 @dataclass(frozen=True, slots=True)
