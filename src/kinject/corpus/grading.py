@@ -376,7 +376,8 @@ _SAYS = r"""(?:
     | \b(?:choose|pick|select|go\swith|richtig\sist)\b
     | (?:答案|选项|选|選|正解|答え|解答|選択肢|正답|정답|답)\s*(?:应该)?(?:是|为|為|は|은|는|择|擇)?
     )\s*:?\s*"""
-_BETWEEN = r"""(?:(?:the|letter|option|choice|(?-i:a)|la|le|el|die|der|den|lettre|letra|lettera|opción
+_BETWEEN = r"""(?:(?:the|letter|option|choice|(?-i:a)|la|le|el|die|der|den|lettre|letra|lettera
+    |opción
     |opzione|opção|buchstabe|буква|clearly|likely|most|probably|therefore|thus|definitely
     |:)\s+){0,3}"""
 _WORD = r"A-Za-zÀ-ɏЀ-ӿ0-9'’"
