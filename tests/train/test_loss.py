@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers import LlamaForCausalLM
 
 from kinject.disk import read_jsonl
 from kinject.errors import InputError
@@ -206,6 +207,28 @@ def _held_out_by_hand(hand: Any) -> float:
     with torch.no_grad():
         texts = [losses for row in hand.rows for _, losses in hand.losses(row, _nll)]
     return float(torch.cat(texts).mean())
+
+
+@pytest.mark.parametrize("computes_loss", [True, False])
+def test_accumulated_batches_count_by_their_tokens_whatever_the_models_own_loss_is(
+    make_recipe: MakeRecipe,
+    uneven: Path,
+    by_hand: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    computes_loss: bool,
+) -> None:
+    """Also of a model that takes no divisor, as Gemma 4, here or by TRL as on a GPU."""
+    monkeypatch.setattr(LlamaForCausalLM, "accepts_loss_kwargs", False, raising=False)
+    if not computes_loss:
+        monkeypatch.setattr(KnowledgeTrainer, "_computes_loss", lambda self: False)
+    trainer = {
+        "max_steps": 1, "packing": False, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 6,
+    }  # fmt: skip
+    recipe = make_recipe(corpus={"path": str(uneven)}, trainer=trainer)
+    right = _held_out_by_hand(by_hand(recipe, 11))
+    train(recipe)
+    log = [row for _, row in read_jsonl(recipe.run_dir / "log.jsonl")]
+    assert log[0]["loss"] == pytest.approx(right, rel=1e-6)
 
 
 @pytest.mark.parametrize(
