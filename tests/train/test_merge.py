@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from kinject.cli import main
 from kinject.errors import InputError
-from kinject.models import load_model, model_hash, read_headers
+from kinject.models import LoadOptions, load_model, model_hash, new_model, read_headers
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.merge import add_difference, merge, merge_adapter, rewrite
-from small import quick
+from small import TINY, quick
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -69,9 +70,6 @@ ADAPTERS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
 def test_an_adapter_folded_in_gives_the_logits_of_peft_and_is_rounded_once(
     case: str, tiny_model: Path, tiny_tokenizer: Any, tmp_path: Path
 ) -> None:
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
     options, tied = ADAPTERS[case]
     base, adapter, out = tmp_path / "base", tmp_path / "adapter", tmp_path / "out"
     config = load_model(str(tiny_model)).model.config
@@ -108,6 +106,47 @@ def test_an_adapter_folded_in_gives_the_logits_of_peft_and_is_rounded_once(
     assert all(
         torch.equal(ours[name], value.to(torch.bfloat16)) for name, value in theirs.items()
     )  # rounded once
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")
+@pytest.mark.parametrize(
+    "targets",
+    [
+        {"target_modules": "all-linear"},
+        {"target_modules": ["k_proj"], "target_parameters": ["experts.down_proj"]},
+    ],
+)
+def test_experts_in_one_tensor_are_folded_as_other_layers(
+    targets: dict[str, Any], tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    experts = {"num_local_experts": 3, "num_experts_per_tok": 2, "model_type": "mixtral"}
+    base = new_model({**TINY, **experts}, tiny_tokenizer, 4).to(torch.bfloat16)
+    base.save_pretrained(tmp_path / "base")
+    tiny_tokenizer.save_pretrained(tmp_path / "base")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    config = LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=6, **targets)
+    tuned = get_peft_model(model, config).eval()
+    with torch.no_grad():
+        for name, value in tuned.named_parameters():
+            if "lora_B" in name:
+                value += 0.2 * torch.randn_like(value)
+    assert any(
+        "experts" in name and value.requires_grad for name, value in tuned.named_parameters()
+    )
+    tuned.save_pretrained(tmp_path / "adapter")
+    tiny_tokenizer.save_pretrained(tmp_path / "adapter")
+    folded = {}
+    for kept in ("float32", "auto"):
+        (tmp_path / kept).mkdir()
+        merge_adapter(tmp_path / "adapter", tmp_path / kept, kept)
+        folded[kept] = load_model(str(tmp_path / kept), LoadOptions(dtype="auto")).model
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        assert torch.allclose(folded["float32"](ids).logits, tuned(ids).logits, atol=1e-5)
+    rounded = folded["auto"].state_dict()
+    for name, value in folded["float32"].state_dict().items():
+        assert torch.equal(rounded[name], value.to(torch.bfloat16)), name
 
 
 def test_a_model_from_a_base_in_bfloat16_is_saved_so_and_from_others_as_it_was_trained(

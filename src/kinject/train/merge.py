@@ -544,7 +544,9 @@ def _merge_in_float32(
     *args: Any,
     **options: Any,
 ) -> None:
-    weight = layer.get_base_layer().weight
+    # Experts in one tensor are a parameter with a name of its own (target_parameters, all-linear).
+    name = getattr(layer, "parameter_name", "weight")
+    weight = getattr(layer.get_base_layer(), name)
     weight.data = weight.data.float()
     merge(*args, **options)
     weight.data = weight.data.to(dtype)
