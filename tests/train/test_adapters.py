@@ -338,6 +338,20 @@ def test_a_beginning_that_peft_does_not_have_for_transposed_weights_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+def test_experts_in_one_tensor_are_no_part_that_an_adapter_begins_as(
+    make_recipe: MakeRecipe,
+) -> None:
+    new = {
+        "model_type": "olmoe", "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 4,
+    }  # fmt: skip
+    adapter = {**LORA, "init_lora_weights": "pissa_niter_3", "merge": True}
+    model = {"new": new, "tokenizer": {"vocab_size": 300}}
+    with pytest.raises(RecipeError, match=r"pissa_niter_3 does not read .*experts.* Set true"):
+        train(make_recipe(model=model, adapter=adapter))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
 def test_biases_train_where_the_base_has_some(
     make_recipe: MakeRecipe, biased_model: Path, corpus: Path, tmp_path: Path
 ) -> None:

@@ -37,6 +37,11 @@ def check_parts(model: PeftModel, init: str) -> None:
         if not isinstance(layer, LoraLayer) or not layer.lora_A:
             continue
         short = name.removeprefix("base_model.model.")
+        if hasattr(layer, "parameter_name"):
+            raise ValueError(
+                f"init_lora_weights: {init} does not read {short}, whose experts are in one "
+                "tensor. Set true, or take other target_modules"
+            )
         if init == "olora" and layer.fan_in_fan_out:
             raise ValueError(
                 f"init_lora_weights: olora does not read {short}, whose weight is transposed "
