@@ -4,7 +4,7 @@ its processes, the loss and the update."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 
 from kinject.errors import Problem
@@ -43,11 +43,8 @@ def weights(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
         return
     if recipe.model.freeze:
         yield Problem("model.freeze", "an adapter freezes the base by itself. Remove the line.")
-    # Its first part is subtracted from the weights: without it they are no longer the base.
-    if starts_in_the_base(adapter):
-        for key in _comparisons_with_base(recipe):
-            message = "reads the base, of which adapter.init_lora_weights takes a part."
-            yield Problem(key, f"{message} Set it to true.")
+    for key, reason in _comparisons_with_base(recipe, adapter):
+        yield Problem(key, f"reads the base, {reason}")
     decomposes = starts_in_the_base(adapter) or adapter.get("init_lora_weights") == "mica"
     in_parts = launch.in_parts or launch.is_sharded or launch.splits_matrices
     if decomposes and (quantized or in_parts):
@@ -61,11 +58,27 @@ def weights(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
         yield Problem("adapter.merge", message)
 
 
-def _comparisons_with_base(recipe: TrainRecipe) -> Iterator[str]:
-    """Yield the keys of what reads the base with the adapter switched off."""
-    if rules_of(recipe).reads_base(recipe):
-        yield "method"
-    yield from recipe.terms_on("kl", "projection")
+def _comparisons_with_base(
+    recipe: TrainRecipe, adapter: Mapping[str, object]
+) -> Iterator[tuple[str, str]]:
+    """Yield (the key of what reads the base, why it would read another model with the adapter
+    switched off)."""
+    before, during = [], recipe.terms_on("kl")
+    if rules_of(recipe).has_teacher and rules_of(recipe).reads_base(recipe):
+        before.append("method")  # predictions are made before the first update
+    elif rules_of(recipe).reads_base(recipe):
+        during.append("method")
+    if starts_in_the_base(adapter):
+        # Its first part is subtracted from the weights: without it they are no longer the base.
+        for key in (*before, *during, *recipe.terms_on("projection")):
+            yield key, "of which adapter.init_lora_weights takes a part. Set it to true."
+    if adapter.get("layer_replication"):
+        for key in (*before, *during):
+            yield key, "of which adapter.layer_replication makes a deeper model. Remove one."
+    if adapter.get("bias", "none") != "none":
+        # The base's own biases train: the KL to "the base" stayed 0 where it was 1.16.
+        for key in during:
+            yield key, "whose biases adapter.bias trains. Set that to none."
 
 
 def arithmetic(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
