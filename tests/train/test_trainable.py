@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from kinject.cli import main
 from kinject.errors import InputError, RecipeError, TrainingError
 from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
-from kinject.train.load import check_trainable
+from kinject.train.load import check_trainable, reinitialize_last_layers
 from kinject.train.merge import merge_adapter
+from kinject.train.names import layer_number
 from kinject.train.setup import check_training
-from kinject.train.updates.layerwise import rate_factor
+from kinject.train.updates.layerwise import LayerwiseRates, rate_factor
 from small import interrupt, quick
 
 MakeRecipe = Callable[..., Recipe]
@@ -200,10 +203,53 @@ def test_an_adapter_merged_at_the_end_is_a_plain_model_with_the_same_answers(
 @pytest.mark.parametrize(
     ("name", "fraction"),
     [("lm_head.weight", 1.0), ("model.norm.weight", 1.0), ("model.layers.3.mlp.up_proj.weight", 1.0),
-     ("transformer.h.1.attn.c_attn.weight", 0.25), ("model.embed_tokens.weight", 0.0625), ("transformer.wte.weight", 0.0625)],
+     ("transformer.h.1.attn.c_attn.weight", 0.25), ("bert.encoder.layer.2.output.dense.weight", 0.5),
+     ("model.embed_tokens.weight", 0.0625)],
 )  # fmt: skip
 def test_a_layer_gets_decay_times_the_rate_of_the_one_above(name: str, fraction: float) -> None:
-    assert rate_factor(name, 4, 0.5) == fraction
+    assert rate_factor(name, 4, 0.5, ("model.embed_tokens.",)) == fraction
+
+
+TABLES = {
+    "bloom": ({"hidden_size": 16, "n_head": 2, "n_layer": 3}, ("word_embeddings.", "word_embeddings_layernorm.")),
+    "bart": ({"d_model": 16, "decoder_layers": 3, "decoder_attention_heads": 2, "decoder_ffn_dim": 16},
+             ("embed_tokens.", "embed_positions.", "layernorm_embedding.")),
+    "rwkv": ({"hidden_size": 16, "num_hidden_layers": 3}, ("rwkv.embeddings.",)),
+    "openai-gpt": ({"n_embd": 16, "n_head": 2, "n_layer": 3}, ("tokens_embed.", "positions_embed.")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_embeddings_of_any_name_have_the_lowest_rate(kind: str) -> None:
+    """Beside them no other parameter outside of the layers, of which BART's config names others."""
+    fields, tables = TABLES[kind]
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](vocab_size=20, **fields))
+    trainer = SimpleNamespace(model=model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    LayerwiseRates(0.5).change_optimizer(optimizer, trainer)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name, rate = names[id(parameter)], 1.0
+            if any(table in name for table in tables):
+                rate = 0.125
+            elif layer_number(name) is not None:
+                rate = 0.5 ** (2 - layer_number(name))
+            assert group["lr"] == rate, name
+
+
+def test_a_layer_of_a_decoder_alone_is_counted_in_it() -> None:
+    fields = {
+        "d_model": 16,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 2,
+        "decoder_ffn_dim": 16,
+    }
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["mbart"](vocab_size=20, **fields))
+    assert model.config.num_hidden_layers == 12
+    assert all(".layers.1." in name for name in reinitialize_last_layers(model, 1, 5))
+    with pytest.raises(RecipeError, match="the model has 2 layers"):
+        reinitialize_last_layers(model, 3, 5)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from kinject.terminal import format_number
 from kinject.train.batches import RowDataset, packed_row
 from kinject.train.config import adapter_config, build
 from kinject.train.decomposed import check_parts
-from kinject.train.names import layer_number
+from kinject.train.names import count_layers, layer_number
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -372,7 +372,7 @@ def check_model(recipe: TrainRecipe) -> None:
     except Exception:  # noqa: BLE001 (loading the folder reports what is wrong with it)
         return
     freeze(empty, section.freeze)
-    _check_last_layers(recipe.techniques.reinitialize_last_layers, config)
+    _check_last_layers(recipe.techniques.reinitialize_last_layers, empty)
     if wants_router and not hasattr(config.get_text_config(), "router_aux_loss_coef"):
         message = f"is for mixtures of experts, and {config.model_type} is none. Remove the line."
         raise fault("trainer.router_aux_loss_coef", message)
@@ -541,11 +541,10 @@ def reinitialize_last_layers(model: PreTrainedModel, n_last: int, seed: int) -> 
     a resumed run draws the same. Returns the names of the parameters. Raises `RecipeError` if the
     model has fewer layers.
     """
-    n_layers = model.config.get_text_config().num_hidden_layers
-    _check_last_layers(n_last, model.config)
     if not n_last:
         return []
-    first = n_layers - n_last
+    _check_last_layers(n_last, model)
+    first = count_layers(model) - n_last
     names = [name for name, _ in model.named_parameters() if _at_least(name, first)]
     for name in names:
         # transformers skips weights that it has marked as loaded.
@@ -563,8 +562,8 @@ def reinitialize_last_layers(model: PreTrainedModel, n_last: int, seed: int) -> 
     return names
 
 
-def _check_last_layers(n_last: int, config: PretrainedConfig) -> None:
-    n_layers = config.get_text_config().num_hidden_layers
+def _check_last_layers(n_last: int, model: PreTrainedModel) -> None:
+    n_layers = count_layers(model)
     if n_last > n_layers:
         message = f"found {n_last}, but the model has {n_layers} layers. Set at most {n_layers}."
         raise fault("techniques.reinitialize_last_layers", message)

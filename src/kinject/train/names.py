@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-# GPT-2 has `h`, MPT `blocks`, most others `layers`.
-_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# GPT-2 has `h`, MPT `blocks`, BERT `layer`, most others `layers`.
+_LAYER = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
 
 
 def layer_number(name: str) -> int | None:
@@ -15,6 +19,15 @@ def layer_number(name: str) -> int | None:
     if match is None:
         return None
     return int(match[1])
+
+
+def count_layers(model: PreTrainedModel) -> int:
+    """Return the number of layers that read text.
+
+    In BART's config num_hidden_layers is that of the encoder, which a causal model lacks.
+    """
+    numbers = [layer_number(name) for name, _ in model.get_decoder().named_parameters()]
+    return 1 + max((number for number in numbers if number is not None), default=-1)
 
 
 def unwrapped_name(name: str) -> str:
