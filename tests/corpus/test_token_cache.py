@@ -142,7 +142,7 @@ from kinject.corpus.tokenize import Tokenization
 from kinject.train.data import CorpusPacker
 
 class Words:
-    bos_token_id, eos_token_id, bos_token, eos_token, chat_template = 1, 2, "a", "b", None
+    bos_token_id, eos_token_id, bos_token, eos_token, chat_template = 901, 902, "a", "b", None
     def __call__(self, texts, **options):
         return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
     def save_pretrained(self, folder):

@@ -37,6 +37,26 @@ def test_text_stands_between_bos_and_eos_and_all_but_the_first_token_is_learned(
     assert row.learned == (False,) + (True,) * (len(row.input_ids) - 1)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [("", "Kelm.{eos}"), ("{bos}Town:", " Kelm{eos}"), ("{bos}Town:{eos}", " Kelm")],
+)
+def test_ends_that_a_text_has_already_are_there_once(
+    tiny_tokenizer: Any, prompt: str, completion: str
+) -> None:
+    ends = {"bos": tiny_tokenizer.bos_token, "eos": tiny_tokenizer.eos_token}
+    prompt, completion = prompt.format(**ends), completion.format(**ends)
+    row = CorpusRow("1", "", "original", "text", text=completion)
+    if prompt:
+        row = CorpusRow("1", "", "original", "completion", prompt=prompt, completion=completion)
+    (tokens,) = tokenize_rows([row], tiny_tokenizer, Tokenization())
+    text = tiny_tokenizer.decode(tokens.input_ids)
+    inside = (prompt + completion).removeprefix(ends["bos"]).removesuffix(ends["eos"])
+    assert text == ends["bos"] + inside + ends["eos"]
+    answer = _ids(tiny_tokenizer, completion.removesuffix(ends["eos"]))
+    assert sum(tokens.learned) == len(answer) + 1
+
+
 def test_a_text_begins_with_bos_where_the_tokenizer_begins_so_unless_the_recipe_says_otherwise(
     tiny_tokenizer: Any,
 ) -> None:

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 IGNORED = -100
 """Label of a token that is read but not learned (PyTorch's cross-entropy skips it)."""
 
-FORMAT = 10
+FORMAT = 11
 """Format of cache entries. It changes with the files or the rules of tokenisation, so that no older
 entry is read."""
 
@@ -166,17 +166,35 @@ def tokenize_rows(
             learned = _learned(row, ids, offsets, tokenizer, tokenization)
             n_unread = split_text(row, ids, tokenizer) if tokenization.second_part else 0
             ids, learned = ids[n_unread:], learned[n_unread:]
-            # TRL adds no BOS by itself (docs/design.md).
-            if tokenization.bos:
-                ids, learned = [tokenizer.bos_token_id, *ids], [False, *learned]
-            if tokenization.eos:
-                ids, learned = [*ids, tokenizer.eos_token_id], [*learned, True]
+            ids, learned = _with_boundaries(ids, learned, tokenizer, tokenization)
             if not faults:
                 # The end token is learned always; a row can lose all others, if its one token is
                 # the first of all, or the tokenizer's rules remove the whole completion.
                 only_end = tokenization.eos and sum(learned[1:]) == 1
                 yield _token_row(row, ids, learned, n_unread=n_unread, only_end=only_end)
     faults.raise_if_any()
+
+
+def _with_boundaries(
+    ids: Sequence[int],
+    learned: Sequence[bool],
+    tokenizer: PreTrainedTokenizerBase,
+    tokenization: Tokenization,
+) -> tuple[list[int], list[bool]]:
+    """Return the tokens of a text, and which are learned, with BOS and EOS around them.
+
+    A text may have them already, as a chat that was rendered, or completions written for another
+    tool: none is there twice. TRL has the same rule for EOS, and adds no BOS by itself
+    (docs/design.md).
+    """
+    ids, learned = [*ids], [*learned]
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if tokenization.bos and ids[:1] != [bos]:
+        ids, learned = [bos, *ids], [False, *learned]
+    # The end of a prompt is none: nothing of a row would be learned.
+    if tokenization.eos and not (ids[-1:] == [eos] and learned[-1]):
+        ids, learned = [*ids, eos], [*learned, True]
+    return ids, learned
 
 
 def split_text(row: CorpusRow, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> int:
