@@ -313,6 +313,14 @@ def test_layers_of_several_kinds_are_not_replicated(make_recipe: MakeRecipe) -> 
         ),
         ({"type": "ia3", "target_modules": ["q_proj"]}, "should be a subset of `target_modules`"),
         ({"type": "trainable_tokens"}, r"adapter\.token_indices: missing"),
+        (
+            {"type": "vblora", "target_modules": ["k_proj"], "save_only_topk_weights": True},
+            r"adapter\.save_only_topk_weights: saves too little of vblora",
+        ),
+        (
+            {"type": "pvera", "target_modules": ["k_proj"], "sample_at_inference": True},
+            r"adapter\.sample_at_inference: draws another model at each pass",
+        ),
         ({"type": "lily", "target_modules": ["q_proj"]}, "a token would read later ones"),
     ],
 )

@@ -42,6 +42,10 @@ ADAPTER_REFUSED = {
         ("use_qalora", "qalora_group_size"),
         "pools the inputs of GPTQ's layers, which kinject does not load. Remove the line.",
     ),
+    "save_only_topk_weights": "saves too little of vblora to load it again, or to resume. Remove "
+    "the line.",
+    "sample_at_inference": "draws another model at each pass: no score would be the trained one's. "
+    "Remove the line.",
     "velora_config": "is a Python object. Remove the line.",
     "arrow_config": "routes between adapters that are trained already. Remove the line.",
 }
