@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from kinject.corpus.packing import PackingConfig, TrainingRow
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
+from kinject.disk import read_jsonl
 from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
@@ -165,6 +166,8 @@ def test_layer_decay_moves_each_layer_by_its_share(
             ).model_dir,
         )
     )
+    log = [row for _, row in read_jsonl(tiny_model.parent / "b" / "log.jsonl")]
+    assert log[0]["learning_rate"] == PLAIN["learning_rate"]  # that of the recipe
     for name in base:
         share = 0.5**2 if "embed" in name else 0.5 if ".layers.0." in name else 1.0
         assert torch.allclose(

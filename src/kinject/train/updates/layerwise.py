@@ -53,8 +53,9 @@ class LayerwiseRates(UpdateRule):
             for parameter in group["params"]:
                 factor = rate_factor(names[id(parameter)], n_layers, self.decay, tables)
                 by_factor.setdefault(factor, []).append(parameter)
-            # In a fixed order: a checkpoint's states are loaded by their position.
-            for factor, parameters in sorted(by_factor.items()):
+            # In a fixed order: a checkpoint's states are loaded by their position. The highest rate
+            # is the first, which Trainer logs.
+            for factor, parameters in sorted(by_factor.items(), reverse=True):
                 groups.append({**group, "params": parameters, "lr": group["lr"] * factor})
         optimizer.param_groups[:] = groups
         return optimizer
