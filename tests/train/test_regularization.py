@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
 
 from kinject.corpus.packing import PackingConfig, TrainingRow
 from kinject.corpus.rows import CorpusFile
@@ -20,6 +21,7 @@ from kinject.models import load_model
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.data import CorpusPacker, Part
+from kinject.train.loss import as_frozen
 from small import quick
 
 MakeRecipe = Callable[..., Recipe]
@@ -146,6 +148,21 @@ def test_an_adapter_is_held_by_the_divergence_from_its_own_base(
         return float(F.kl_div(tuned, base, log_target=True, reduction="sum"))
 
     assert _distance(10.0) < _distance(0.0) / 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")  # on tied embeddings
+def test_a_look_at_the_base_lets_nothing_train_that_was_frozen(tiny_model: Path) -> None:
+    """As a projection freezes what it cannot project."""
+    config = LoraConfig(r=2, target_modules=["v_proj", "embed_tokens"], modules_to_save=["norm"])
+    tuned = get_peft_model(load_model(str(tiny_model)).model, config).train()
+    for name, parameter in tuned.named_parameters():
+        if "embedding" in name or "norm" in name:
+            parameter.requires_grad_(False)
+    trained = [name for name, parameter in tuned.named_parameters() if parameter.requires_grad]
+    with as_frozen(tuned) as base:
+        assert not base.training
+    assert tuned.training
+    assert trained == [name for name, value in tuned.named_parameters() if value.requires_grad]
 
 
 def test_layer_decay_moves_each_layer_by_its_share(

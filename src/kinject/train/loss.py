@@ -71,10 +71,15 @@ def divergence(
 def as_frozen(model: PreTrainedModel | PeftModel) -> Iterator[PreTrainedModel | PeftModel]:
     """Yield `model` in evaluation mode, the adapter of a peft model switched off."""
     was_training = model.training
+    trained = [(weight, weight.requires_grad) for weight in model.parameters()]
     model.eval()
     disable_adapter = getattr(model, "disable_adapter", contextlib.nullcontext)
     with disable_adapter():
         yield model
+    # peft lets all of the adapter train again, also what a projection has frozen: its gradients
+    # (a norm of 5.7) would have a part in clipping.
+    for weight, trains in trained:
+        weight.requires_grad_(trains)
     model.train(was_training)
 
 
