@@ -48,6 +48,24 @@ def test_a_merged_weight_is_the_average_and_the_ends_are_the_models_themselves(
     assert loaded.tokenizer.bos_token_id is not None
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+def test_a_head_that_an_adapter_has_untied_is_averaged_with_the_embedding(
+    make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path
+) -> None:
+    adapter = {"r": 2, "target_modules": ["up_proj"], "modules_to_save": ["lm_head"], "merge": True}
+    tuned = Path(train(make_recipe(adapter=adapter, trainer={"max_steps": 2})).model_dir)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tiny_model, tuned))
+    assert theirs.keys() - ours.keys() == {"lm_head.weight"}
+    done = merge(str(tiny_model), str(tuned), [0.0, 0.6], tmp_path / "merged")
+    got = load_file(done[0.6] / "model.safetensors")
+    table = ours["model.embed_tokens.weight"].double()
+    wanted = 0.4 * table + 0.6 * theirs["lm_head.weight"].double()
+    assert torch.allclose(got["lm_head.weight"].double(), wanted, atol=1e-7)
+    ids = torch.tensor([[7, 5, 6]])
+    logits = [load_model(str(folder)).model(ids).logits for folder in (done[0.0], tiny_model)]
+    assert torch.equal(*logits)
+
+
 ADAPTERS: Mapping[str, tuple[Mapping[str, Any], bool]] = {
     "all layers, with DoRA": ({"target_modules": "all-linear", "use_dora": True}, False),
     "a whole head beside it, untied": (

@@ -94,13 +94,16 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
         if (tuned_dir / ADAPTER_CONFIG).exists():
             merge_adapter(tuned_dir, Path(scratch), "float32")
             tuned_dir = Path(scratch)
-        _check_same_tensors(Path(base), tuned_dir)
+        tied = _tied_weights(Path(base))
+        _check_same_tensors(Path(base), tuned_dir, tied)
         # Same shapes do not suffice: with another rope or epsilon no average fits both models.
         _check_same_calculation(Path(base), tuned_dir)
         with open_tensors(Path(base)) as ours:
 
             def average(name: str, theirs: torch.Tensor, alpha: float) -> torch.Tensor:
-                start: torch.Tensor = ours[name].get_tensor(name)
+                # A head that an adapter has made a tensor of its own began as the embedding.
+                stored = name if name in ours else tied[name]
+                start: torch.Tensor = ours[stored].get_tensor(stored)
                 return torch.lerp(start.float(), theirs.float(), alpha).to(theirs.dtype)
 
             sources = _Sources((Path(base), tuned_dir), tuned_dir, tuned_dir)
@@ -321,8 +324,11 @@ def _check_same_calculation(base: Path, tuned: Path) -> None:
             )
 
 
-def _check_same_tensors(base: Path, tuned: Path) -> None:
-    ours, theirs = read_headers(base), read_headers(tuned)
+def _check_same_tensors(base: Path, tuned: Path, tied: Mapping[str, str]) -> None:
+    ours, theirs = dict(read_headers(base)), read_headers(tuned)
+    for head, table in tied.items():
+        if head in theirs and head not in ours and table in ours:
+            ours[head] = ours[table]
     different = sorted(ours.keys() ^ theirs.keys())
     if not different:
         different = [name for name in ours if ours[name].shape != theirs[name].shape]
@@ -414,21 +420,28 @@ def untie_own_head(folder: Path) -> None:
     goes by the config, and would serve the embedding as the head.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     config, headers = load_config(str(folder)), read_headers(folder)
     n_tokens = config.get_text_config().vocab_size
     # Before a model is built: one that is tied has a single matrix with a row for each token.
     if sum(tensor.shape[0] == n_tokens for tensor in headers.values() if tensor.shape) < 2:
         return
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     with open_tensors(folder) as files:
-        for head, table in model.all_tied_weights_keys.items():
+        for head, table in _tied_weights(folder).items():
             if head not in files or table not in files:
                 continue
             if not torch.equal(files[head].get_tensor(head), files[table].get_tensor(table)):
                 set_config(folder, tie_word_embeddings=False)
+
+
+def _tied_weights(folder: Path) -> dict[str, str]:
+    """Return head -> embedding of a model whose config ties them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(load_config(str(folder)), trust_remote_code=False)
+    return dict(model.all_tied_weights_keys)
 
 
 def plain_model(name: str, role: str) -> Path:
