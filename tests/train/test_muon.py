@@ -52,6 +52,24 @@ def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     return u @ s.diag() @ v
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "is_matrix"),
+    [
+        ("model.layers.4.mlp.router.weight", (32, 2880), True),
+        ("base_model.model.model.layers.1.mlp.up_proj.lora_A.default.weight", (8, 64), True),
+        ("model.layers.4.mlp.experts.down_proj_bias", (32, 2880), False),
+        ("backbone.layers.0.mixer.A_log", (1536, 16), False),
+        ("backbone.layers.0.mixer.x_proj.weight", (80, 1536), True),
+        ("base_model.model.model.layers.1.mlp.down_proj.ia3_l.default", (1, 64), False),
+        ("model.embed_tokens.weight", (300, 64), False),
+    ],
+)
+def test_a_matrix_is_what_inputs_are_multiplied_by(
+    name: str, shape: tuple[int, int], is_matrix: bool
+) -> None:
+    assert muon.is_muon_matrix(name, shape) == is_matrix
+
+
 @pytest.mark.parametrize(("fast", "tolerance"), [(True, 0.05), (False, 1e-4)])
 def test_the_update_is_that_written_by_hand(
     fast: bool, tolerance: float, monkeypatch: pytest.MonkeyPatch

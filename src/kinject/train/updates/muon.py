@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from kinject.models import has_fast_bf16
 from kinject.train.names import layer_number
 from kinject.train.updates.base import RunningTrainer, UpdateRule
 
+_VECTORS = re.compile(r"(?:bias|\.A_log|\.D|\.scale)$")
+"""Ends of the names of parameters that no input is multiplied by: biases, and decays of Mamba."""
 # torch's default.
 _MUON_MOMENTUM = 0.95
 
@@ -40,8 +43,12 @@ class Muon(UpdateRule):
 
 def is_muon_matrix(name: str, shape: Sequence[int]) -> bool:
     """Return whether Muon updates a parameter: a matrix inside the layers (of an adapter too), not
-    an embedding."""
-    return len(shape) == 2 and layer_number(name) is not None
+    an embedding.
+
+    Vectors in a table, as the biases of gpt-oss's experts, are no matrix.
+    """
+    is_matrix = len(shape) == 2 and min(shape) > 1 and not _VECTORS.search(name)
+    return is_matrix and layer_number(name) is not None
 
 
 class MuonAdamW(torch.optim.AdamW):
