@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
 from kinject.corpus.packing import TrainingRow
-from kinject.models import load_model
+from kinject.models import load_model, new_model
 from kinject.recipe import Recipe
 from kinject.train import train
 from kinject.train.updates.projection import Projection
-from small import interrupt, quick
+from small import TINY, interrupt, quick
 
 MakeRecipe = Callable[..., Recipe]
 KEPT = "The mill at Farrow 3."
@@ -201,3 +202,33 @@ def test_a_model_of_which_no_matrix_trains_is_refused(
         match=r"regularization\.projection: no matrix of a layer trains\. Remove the line",
     ):
         train(make_recipe(model=model, **_section(kept)))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")
+@pytest.mark.parametrize(
+    ("changes", "adapter"),
+    [
+        ({"model_type": "mixtral", "num_local_experts": 3}, {"target_modules": "all-linear"}),
+        ({"attention_bias": True}, {"target_modules": ["k_proj", "o_proj"], "lora_bias": True}),
+    ],
+)
+def test_of_lora_only_what_is_behind_a_projected_matrix_trains(
+    tiny_tokenizer: Any, changes: dict[str, Any], adapter: dict[str, Any]
+) -> None:
+    """Neither experts in one tensor, whose inputs are not seen, nor a bias, which every text passes."""
+    model = new_model({**TINY, **changes}, tiny_tokenizer, 2)
+    tuned = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, **adapter)).eval()
+    rows = [_row([0, 9, 17, 4]), _row([0, 8, 5])]
+    Projection("kept.jsonl", rows, 0.0).measure(tuned)
+    trained = {name: p for name, p in tuned.named_parameters() if p.requires_grad}
+    assert any("lora_B" in name for name in trained)
+    ids = torch.tensor([rows[0].input_ids])
+    torch.manual_seed(4)
+    with torch.no_grad():
+        before = tuned(ids, use_cache=False).logits
+        for name, parameter in trained.items():
+            if "lora_B" in name:
+                parameter += 0.2 * torch.randn_like(parameter)
+        assert torch.allclose(tuned(ids, use_cache=False).logits, before, atol=1e-4)
+        assert not torch.allclose(tuned(ids + 1, use_cache=False).logits, before, atol=1e-2)

@@ -103,7 +103,7 @@ class Projection(UpdateRule):
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._measure(model, self.rows)
         for name, parameter in self._parameters.items():
-            if name not in self.constraints and ".lora_B." not in name:
+            if name not in self.constraints and not self._is_behind_projected(name):
                 self.frozen.append(name)
                 parameter.requires_grad_(False)
         if not self.constraints:
@@ -115,6 +115,14 @@ class Projection(UpdateRule):
                 if ".lora_A." in name:
                     weight = self._parameters[name]
                     weight.copy_(self.constraints[name].apply(weight.float()).to(weight.dtype))
+
+    def _is_behind_projected(self, name: str) -> bool:
+        """Return whether `name` is a matrix B of LoRA that reads what a projected A lets pass.
+
+        Not of experts in one tensor, whose A is no layer that reads inputs, and not a bias of B:
+        with these kept texts changed as much as those that were learned (logits by 0.66).
+        """
+        return ".lora_B." in name and name.replace(".lora_B.", ".lora_A.") in self.constraints
 
     def before_update(self) -> None:
         """Keep the weights as they are before an update."""
