@@ -126,6 +126,28 @@ def test_an_adapter_folded_in_gives_the_logits_of_peft_and_is_rounded_once(
     )  # rounded once
 
 
+def test_an_adapter_is_in_the_weights_before_they_are_rounded_to_another_dtype(
+    tiny_model: Path, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    config = LoraConfig(task_type="CAUSAL_LM", r=3, target_modules=["gate_proj", "k_proj"])
+    tuned = get_peft_model(load_model(str(tiny_model)).model, config)
+    torch.manual_seed(6)
+    with torch.no_grad():
+        for name, value in tuned.named_parameters():
+            if "lora_B" in name:
+                value += 0.01 * torch.randn_like(value)
+    tuned.save_pretrained(tmp_path / "adapter")
+    tiny_tokenizer.save_pretrained(tmp_path / "adapter")
+    folded = {}
+    for dtype in ("float32", "float16"):
+        (tmp_path / dtype).mkdir()
+        merge_adapter(tmp_path / "adapter", tmp_path / dtype, dtype)
+        folded[dtype] = load_file(tmp_path / dtype / "model.safetensors")
+    assert json.loads((tmp_path / "float16/config.json").read_text())["dtype"] == "float16"
+    for name, value in folded["float32"].items():
+        assert torch.equal(folded["float16"][name], value.half()), name
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:peft.*")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:peft.*")
 @pytest.mark.parametrize(

@@ -481,13 +481,17 @@ def merge_adapter(adapter: Path, out: Path, dtype: str = "auto") -> None:
     # The adapter second: its tokenizer replaces the base's, and may have more tokens.
     for folder in (base, adapter):
         copy_others(folder, out)
-    kept = _dtype_of(base) if dtype == "auto" else dtype
-    # rounding to one dtype would lose weights that are kept in float32, as routers' and norms'
-    is_mixed = dtype == "auto" and len(_stored_dtypes(base)) > 1
-    loaded_as = "float32" if is_mixed else kept
+    loaded_as = _dtype_of(base)
+    # Rounding to one dtype would lose weights that are kept in float32, as routers' and norms'; to
+    # another than the base's, it would round weights before the adapter is in them, and again.
+    is_mixed = len(_stored_dtypes(base)) > 1
+    if is_mixed or dtype not in ("auto", loaded_as):
+        loaded_as = "float32"
     loaded = load_model(str(base), LoadOptions(dtype=loaded_as, device="cpu"), adapter=str(adapter))
     fold(loaded.model).save_pretrained(out)
-    if is_mixed:
+    if dtype != "auto":
+        save_as(out, dtype, None)
+    elif is_mixed:
         save_as(out, "auto", str(base))
 
 
