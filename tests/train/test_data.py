@@ -288,10 +288,13 @@ def test_a_spread_epoch_takes_round_after_round_and_another_order_each_epoch() -
     assert list(sampler) != first
 
 
+@pytest.mark.parametrize("order", ["random", "group_by_length"])
 def test_a_resumed_run_keeps_the_order_of_its_second_epoch(
-    make_recipe: MakeRecipe, wordings: Path
+    make_recipe: MakeRecipe, wordings: Path, order: str
 ) -> None:
-    trainer = {"max_steps": 30, "save_strategy": "steps", "save_steps": 25}
+    trainer = {
+        "max_steps": 30, "save_strategy": "steps", "save_steps": 25, "train_sampling_strategy": order,
+    }  # fmt: skip
     recipe = make_recipe(corpus={"path": str(wordings)}, trainer=trainer)
 
     def _losses(resume: bool) -> list[float]:

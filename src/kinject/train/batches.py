@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from kinject.corpus.packing import PackedRows
 from kinject.corpus.tokenize import IGNORED
@@ -112,26 +113,55 @@ class FilledRows:
         return filler
 
 
-class RoundSampler(Sampler[int]):
-    """Row numbers of one epoch: the rounds in a random order, the rows of each in a random order,
-    both by epoch."""
+class EpochSampler(Sampler[int]):
+    """Row numbers of one epoch, in an order that follows from the seed and the epoch alone: a run
+    that resumes inside of an epoch reads what is left of it."""
 
-    def __init__(self, rounds: Sequence[int], seed: int) -> None:
-        # Ranges, as there may be millions of rows: those of a round are together.
-        starts = (np.flatnonzero(np.diff(np.asarray(rounds, np.int64))) + 1).tolist()
-        self.rounds = list(map(range, [0, *starts], [*starts, len(rounds)]))
+    def __init__(self, seed: int) -> None:
         self.seed, self.epoch = seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, which decides the order."""
         self.epoch = epoch
 
+    def generator(self) -> torch.Generator:
+        """Return what draws the order."""
+        # Multiplied, so that an epoch does not have the order of a later one of the seed before.
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+
+
+class LengthSampler(EpochSampler):
+    """Rows of similar length together, as transformers has them, which draws their order from the
+    state of the process: the second epoch of a resumed run had another one."""
+
+    def __init__(self, n_rows: int, lengths: Sequence[int], seed: int) -> None:
+        super().__init__(seed)
+        self.n_rows, self.lengths = n_rows, lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        indices: list[int] = get_length_grouped_indices(
+            self.lengths, self.n_rows, generator=self.generator()
+        )
+        return iter(indices)
+
+
+class RoundSampler(EpochSampler):
+    """The rounds in a random order, the rows of each in a random order, both by epoch."""
+
+    def __init__(self, rounds: Sequence[int], seed: int) -> None:
+        super().__init__(seed)
+        # Ranges, as there may be millions of rows: those of a round are together.
+        starts = (np.flatnonzero(np.diff(np.asarray(rounds, np.int64))) + 1).tolist()
+        self.rounds = list(map(range, [0, *starts], [*starts, len(rounds)]))
+
     def __len__(self) -> int:
         return sum(map(len, self.rounds))
 
     def __iter__(self) -> Iterator[int]:
-        # Multiplied, so that an epoch does not have the order of a later one of the seed before.
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        generator = self.generator()
         for number in torch.randperm(len(self.rounds), generator=generator).tolist():
             rows = self.rounds[number]
             for index in torch.randperm(len(rows), generator=generator).numpy():

@@ -29,14 +29,13 @@ from transformers import (
     TrainingArguments,
 )
 from transformers.trainer_callback import PrinterCallback
-from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import ModelOutput
 from trl import SFTConfig, SFTTrainer
 
 from kinject.corpus.tokenize import IGNORED
 from kinject.process import processes_per_row, tensor_parallel_size
-from kinject.train.batches import FilledRows, RoundSampler, RowDataset
+from kinject.train.batches import FilledRows, LengthSampler, RoundSampler, RowDataset
 from kinject.train.callbacks import RunLog
 from kinject.train.checkpoints import CheckpointMixin
 from kinject.train.loss import MeanLoss, TokenMean
@@ -81,14 +80,12 @@ class PackingMixin(SFTTrainer):  # type: ignore[misc]
     def _get_train_sampler(self, train_dataset: RowDataset | None = None) -> Sampler[int] | None:
         """Return the sampler of `train_sampling_strategy`; by rounds if the epoch has some."""
         # transformers 5.23 knows no rounds, and reads every row for its length
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         if self.rounds and self.args.train_sampling_strategy == "random":
-            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
             return RoundSampler(self.rounds, seed)
-        if self.args.train_sampling_strategy == "group_by_length" and train_dataset is None:
+        if self.args.train_sampling_strategy == "group_by_length":
             n_rows = self.args.train_batch_size * self.args.gradient_accumulation_steps
-            lengths = self.train_dataset.rows.lengths().tolist()
-            by_length: Sampler[int] = LengthGroupedSampler(n_rows, lengths=lengths)
-            return by_length
+            return LengthSampler(n_rows, self.train_dataset.rows.lengths().tolist(), seed)
         sampler: Sampler[int] | None = super()._get_train_sampler(train_dataset)
         return sampler
 
