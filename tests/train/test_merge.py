@@ -272,6 +272,12 @@ def test_strangers_are_not_averaged(tiny_model: Path, tmp_path: Path) -> None:
         shutil.copy(file, other)
     with pytest.raises(InputError, match=r"mlp\.\w+\.weight differs .* in name or shape"):
         merge(str(tiny_model), str(other), [0.5], tmp_path / "merged")
+    # an adapter by its own name, not by that of the folder in which it is folded in
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    tuned = get_peft_model(model, LoraConfig(r=2, target_modules=["k_proj"]))
+    tuned.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(InputError, match=r"^\S*/adapter: .* differs from \S*/other in name"):
+        merge(str(other), str(tmp_path / "adapter"), [0.5], tmp_path / "merged")
     with pytest.raises(InputError, match=r"no config\.json in this folder"):
         merge(str(tiny_model), str(tmp_path), [0.5], tmp_path / "merged")
     with pytest.raises(InputError, match=r"--alpha: found 1\.5"):

@@ -95,9 +95,9 @@ def merge(base: str, tuned: str, alphas: Sequence[float], out: Path) -> dict[flo
             merge_adapter(tuned_dir, Path(scratch), "float32")
             tuned_dir = Path(scratch)
         tied = _tied_weights(Path(base))
-        _check_same_tensors(Path(base), tuned_dir, tied)
+        _check_same_tensors(Path(base), tuned_dir, tied, Path(tuned))
         # Same shapes do not suffice: with another rope or epsilon no average fits both models.
-        _check_same_calculation(Path(base), tuned_dir)
+        _check_same_calculation(Path(base), tuned_dir, Path(tuned))
         with open_tensors(Path(base)) as ours:
 
             def average(name: str, theirs: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -312,19 +312,25 @@ _CALCULATION = (
 """Fields of config.json that say what is calculated with weights of the same shapes."""
 
 
-def _check_same_calculation(base: Path, tuned: Path) -> None:
-    """Raise `InputError` if two models calculate otherwise with their weights: no sum fits both."""
+def _check_same_calculation(base: Path, tuned: Path, name: Path | None = None) -> None:
+    """Raise `InputError` if two models calculate otherwise with their weights: no sum fits both.
+
+    `name` is the folder to name for `tuned`, where that is an adapter folded in for the moment.
+    """
     ours, theirs = (load_config(str(folder)).get_text_config() for folder in (base, tuned))
     for key in ("model_type", *_CALCULATION):
         values = [getattr(config, key, None) for config in (ours, theirs)]
         if values[0] != values[1]:
             raise InputError(
-                f"{tuned / CONFIG}: {key} is {values[1]!r:.90}, in {base} {values[0]!r:.90}, so it "
-                "was not trained from it. Give the base model of this run."
+                f"{(name or tuned) / CONFIG}: {key} is {values[1]!r:.90}, in {base} "
+                f"{values[0]!r:.90}, so it was not trained from it. Give the base model of this "
+                "run."
             )
 
 
-def _check_same_tensors(base: Path, tuned: Path, tied: Mapping[str, str]) -> None:
+def _check_same_tensors(base: Path, tuned: Path, tied: Mapping[str, str], name: Path) -> None:
+    """Raise `InputError`, which names `name`, unless two models have the same tensors; a head that
+    is `tied` in the base may be one of its own."""
     ours, theirs = dict(read_headers(base)), read_headers(tuned)
     for head, table in tied.items():
         if head in theirs and head not in ours and table in ours:
@@ -334,7 +340,7 @@ def _check_same_tensors(base: Path, tuned: Path, tied: Mapping[str, str]) -> Non
         different = [name for name in ours if ours[name].shape != theirs[name].shape]
     if different:
         raise InputError(
-            f"{tuned}: {different[0]} differs from {base} in name or shape, so it was not trained "
+            f"{name}: {different[0]} differs from {base} in name or shape, so it was not trained "
             "from it. Give the base model of this run."
         )
 
