@@ -20,7 +20,7 @@ from kinject.train import train
 from kinject.train.load import check_trainable, reinitialize_last_layers
 from kinject.train.merge import merge_adapter
 from kinject.train.names import layer_number
-from kinject.train.setup import check_training
+from kinject.train.setup import check_training, make_trainer
 from kinject.train.updates.layerwise import LayerwiseRates, rate_factor
 from small import interrupt, quick
 
@@ -236,6 +236,22 @@ def test_embeddings_of_any_name_have_the_lowest_rate(kind: str) -> None:
             elif layer_number(name) is not None:
                 rate = 0.5 ** (2 - layer_number(name))
             assert group["lr"] == rate, name
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "llama"])
+def test_processes_do_not_wait_for_gradients_of_a_tower_for_images(
+    make_recipe: MakeRecipe, tiny_tokenizer: Any, tmp_path: Path, kind: str
+) -> None:
+    text = {**SIZES, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": len(tiny_tokenizer)}
+    fields: dict[str, Any] = text
+    if kind == "gemma3":
+        images = {**SIZES, "image_size": 28, "patch_size": 14}
+        fields = {"text_config": text, "vision_config": images, "mm_tokens_per_image": 1}
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**fields))
+    model.save_pretrained(tmp_path / kind)
+    tiny_tokenizer.save_pretrained(tmp_path / kind)
+    trainer = make_trainer(make_recipe(model={"path": str(tmp_path / kind)}))
+    assert trainer.args.ddp_find_unused_parameters is (True if kind == "gemma3" else None)
 
 
 def test_a_layer_of_a_decoder_alone_is_counted_in_it() -> None:

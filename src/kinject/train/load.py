@@ -302,6 +302,15 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> None:
             parameters[name].requires_grad_(False)
 
 
+def has_idle_parts(model: PreTrainedModel) -> bool:
+    """Return whether weights that train lie beside the part of `model` that reads text, as the
+    tower for images of Gemma 3: they get no gradient."""
+    head = model.get_output_embeddings()
+    reading = [*model.get_decoder().parameters(), *(head.parameters() if head is not None else ())]
+    read = {id(weight) for weight in reading}
+    return any(weight.requires_grad and id(weight) not in read for weight in model.parameters())
+
+
 def check_trainable(
     model: PreTrainedModel | PeftModel, frozen: Sequence[str], adapter: Mapping[str, Any] | None
 ) -> None:

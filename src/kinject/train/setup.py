@@ -59,6 +59,7 @@ from kinject.train.load import (
     check_runs,
     check_trainable,
     freeze,
+    has_idle_parts,
     load_training_model,
     load_training_tokenizer,
     precision_warnings,
@@ -313,6 +314,10 @@ class _Setup:
             callbacks=_callbacks(recipe, config, parts),
             collator=collator,
         )
+        # Beside gradient checkpointing transformers 5.23 lets DDP wait for every gradient: a run
+        # in which a weight has none ended in its second step.
+        if config.ddp_find_unused_parameters is None and has_idle_parts(model):
+            config.ddp_find_unused_parameters = True
         try:
             trainer = method.make_trainer(parts, options)
             if isinstance(trainer, KnowledgeTrainer):
