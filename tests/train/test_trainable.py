@@ -238,16 +238,32 @@ def test_embeddings_of_any_name_have_the_lowest_rate(kind: str) -> None:
             assert group["lr"] == rate, name
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "llama"])
-def test_processes_do_not_wait_for_gradients_of_a_tower_for_images(
-    make_recipe: MakeRecipe, tiny_tokenizer: Any, tmp_path: Path, kind: str
-) -> None:
-    text = {**SIZES, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": len(tiny_tokenizer)}
+def _reading(kind: str, tokenizer: Any) -> Any:
+    """A tiny model that reads text, gemma3 images as well."""
+    text = {**SIZES, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": len(tokenizer)}
     fields: dict[str, Any] = text
     if kind == "gemma3":
         images = {**SIZES, "image_size": 28, "patch_size": 14}
         fields = {"text_config": text, "vision_config": images, "mm_tokens_per_image": 1}
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**fields))
+    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**fields))
+
+
+def test_new_layers_are_not_those_of_a_tower_for_images(tiny_tokenizer: Any) -> None:
+    model = _reading("gemma3", tiny_tokenizer)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    names = reinitialize_last_layers(model, 1, 8)
+    assert names
+    assert all("language_model.layers.1." in name for name in names)
+    drawn = [name for name, weight in model.named_parameters() if not weight.equal(before[name])]
+    assert {*drawn} <= {*names}
+    assert any("v_proj" in name for name in drawn)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "llama"])
+def test_processes_do_not_wait_for_gradients_of_a_tower_for_images(
+    make_recipe: MakeRecipe, tiny_tokenizer: Any, tmp_path: Path, kind: str
+) -> None:
+    model = _reading(kind, tiny_tokenizer)
     model.save_pretrained(tmp_path / kind)
     tiny_tokenizer.save_pretrained(tmp_path / kind)
     trainer = make_trainer(make_recipe(model={"path": str(tmp_path / kind)}))

@@ -554,7 +554,14 @@ def reinitialize_last_layers(model: PreTrainedModel, n_last: int, seed: int) -> 
         return []
     _check_last_layers(n_last, model)
     first = count_layers(model) - n_last
-    names = [name for name, _ in model.named_parameters() if _at_least(name, first)]
+    # A tower for images may have as many layers.
+    text = model.get_decoder()
+    read = {id(weight) for weight in text.parameters()}
+    names = [
+        name
+        for name, weight in model.named_parameters()
+        if id(weight) in read and _at_least(name, first)
+    ]
     for name in names:
         # transformers skips weights that it has marked as loaded.
         model.get_parameter(name)._is_hf_initialized = False
@@ -563,7 +570,7 @@ def reinitialize_last_layers(model: PreTrainedModel, n_last: int, seed: int) -> 
     # Forked, so that the other draws of the run are those of one without new layers.
     with torch.random.fork_rng(devices), torch.no_grad():
         torch.manual_seed(seed)
-        for name, module in model.named_modules():
+        for name, module in text.named_modules():
             parent = name.rpartition(".")[0]
             is_layer = _at_least(f"{name}.", first) and not _at_least(f"{parent}.", 0)
             if is_layer:  # its modules are drawn with it, each once
