@@ -103,7 +103,7 @@ def _demo_real(folder: str | Path) -> Report:
         _print_line(
             "Can a chat model of 135M parameters learn the handbook of a company that does not "
             "exist, and does it stay a\n"
-            "chat model? 15 minutes on two idle CPU cores.\n"
+            "chat model? 10 minutes on two idle CPU cores.\n"
         )
         start_fork_server()
         copy_recipes(find_recipes(["real"], read_shipped()), Path(), write_sandbox)
