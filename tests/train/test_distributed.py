@@ -101,8 +101,31 @@ def test_accelerate_reads_each_configuration_and_its_command(
         assert sizes == ["2", "8"]
 
 
+def _planned_command(recipe: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the command that the planner gives a recipe for two processes."""
+    assert main(["plan", str(recipe), "--devices", "2", "--no-calibration"]) == 0
+    (planned,) = re.findall("^ +(accelerate launch .*)$", capsys.readouterr().out, re.MULTILINE)
+    return str(planned)
+
+
+def test_page_planner_and_header_have_one_command(
+    make_recipe: MakeRecipe, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(model={"path": str(tiny_model), "device": "cpu"})
+    planned = _planned_command(recipe.path, capsys)
+    page = re.sub(r"\\\n *", "", (ROOT / "docs" / "distributed.md").read_text())
+    (documented,) = re.findall(r"^\$ (accelerate launch .*/ddp-cpu.yaml .*)$", page, re.MULTILINE)
+    assert planned == documented.replace("recipes/cpt.yaml", str(recipe.path)).replace(
+        "ddp-cpu.yaml", "ddp-cpu.yaml --num_processes 2"
+    )
+    assert shlex.split(documented)[2:] == _header_command(
+        ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"
+    )
+
+
+@pytest.mark.soak
 @pytest.mark.usefixtures("forked")
-def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
+def test_the_command_of_the_planner_starts_two_processes_that_learn_as_one(
     make_recipe: MakeRecipe, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = {"path": str(tiny_model), "device": "cpu"}
@@ -113,16 +136,7 @@ def test_the_command_of_page_and_planner_starts_two_processes_that_learn_as_one(
         )
     )
     recipe = make_recipe(run_dir=str(tmp_path / "two"), model=model, trainer=sizes)
-    assert main(["plan", str(recipe.path), "--devices", "2", "--no-calibration"]) == 0
-    (planned,) = re.findall("^ +(accelerate launch .*)$", capsys.readouterr().out, re.MULTILINE)
-    page = re.sub(r"\\\n *", "", (ROOT / "docs" / "distributed.md").read_text())
-    (documented,) = re.findall(r"^\$ (accelerate launch .*/ddp-cpu.yaml .*)$", page, re.MULTILINE)
-    assert planned == documented.replace("recipes/cpt.yaml", str(recipe.path)).replace(
-        "ddp-cpu.yaml", "ddp-cpu.yaml --num_processes 2"
-    )
-    assert shlex.split(documented)[2:] == _header_command(
-        ROOT / "recipes" / "distributed" / "ddp-cpu.yaml"
-    )
+    planned = _planned_command(recipe.path, capsys)
     command = [sys.executable, "-m", "accelerate.commands.launch", *shlex.split(planned)[2:]]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=4000, check=False, cwd=ROOT
