@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from kinject.recipe import TrainRecipe
 
 
-_MUCH = 1e-3
-"""Share of the kept texts' inputs beside which float32's rounding (1e-7 a sum) does not matter."""
+_LEAST_IN_FLOAT32 = 1e-3
+"""Free share of the kept texts' inputs beside which float32's rounding (1e-7 a sum) is nothing."""
 
 
 @dataclass
@@ -165,7 +165,7 @@ class Projection(UpdateRule):
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         # Float32 takes 0.6 of the time on a CPU, but what its rounding leaves of a direction counts
         # as free, and a training in which nothing is free drifts along it.
-        dtype = torch.float32 if self.free >= _MUCH else torch.float64
+        dtype = torch.float32 if self.free >= _LEAST_IN_FLOAT32 else torch.float64
         with _hooked(model, names, dtype) as moments:
             was_training = model.training
             model.eval()
