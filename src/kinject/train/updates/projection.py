@@ -163,8 +163,8 @@ class Projection(UpdateRule):
         if not rows:
             raise TrainingError("regularization.projection: the file of kept texts has no token.")
         names = {id(parameter): name for name, parameter in self._parameters.items()}
-        # Float32 takes 0.6 of the time on a CPU, but what its rounding leaves of a direction counts
-        # as free, and a training in which nothing is free drifts along it.
+        # Float32 takes half the time on a CPU (8,000 tokens, 1,536 inputs: 1.1 s for 2.3), but its
+        # rounding counts as free, and a training in which nothing is free drifts along it.
         dtype = torch.float32 if self.free >= _LEAST_IN_FLOAT32 else torch.float64
         with _hooked(model, names, dtype) as moments:
             was_training = model.training
