@@ -132,12 +132,7 @@ def test_an_adapter_is_in_the_weights_before_they_are_rounded_to_another_dtype(
     config = LoraConfig(task_type="CAUSAL_LM", r=3, target_modules=["gate_proj", "k_proj"])
     tuned = get_peft_model(load_model(str(tiny_model)).model, config)
     torch.manual_seed(6)
-    with torch.no_grad():
-        for name, value in tuned.named_parameters():
-            if "lora_B" in name:
-                value += 0.01 * torch.randn_like(value)
-    tuned.save_pretrained(tmp_path / "adapter")
-    tiny_tokenizer.save_pretrained(tmp_path / "adapter")
+    _save_moved(tuned, 0.01, tiny_tokenizer, tmp_path / "adapter")
     folded = {}
     for dtype in ("float32", "float16"):
         (tmp_path / dtype).mkdir()
@@ -167,15 +162,10 @@ def test_experts_in_one_tensor_are_folded_as_other_layers(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     config = LoraConfig(task_type="CAUSAL_LM", r=2, lora_alpha=6, **targets)
     tuned = get_peft_model(model, config).eval()
-    with torch.no_grad():
-        for name, value in tuned.named_parameters():
-            if "lora_B" in name:
-                value += 0.2 * torch.randn_like(value)
+    _save_moved(tuned, 0.2, tiny_tokenizer, tmp_path / "adapter")
     assert any(
         "experts" in name and value.requires_grad for name, value in tuned.named_parameters()
     )
-    tuned.save_pretrained(tmp_path / "adapter")
-    tiny_tokenizer.save_pretrained(tmp_path / "adapter")
     folded = {}
     for kept in ("float32", "auto"):
         (tmp_path / kept).mkdir()
@@ -342,6 +332,16 @@ def test_weights_that_are_not_finite_are_not_averaged(tiny_model: Path, tmp_path
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 )
+
+
+def _save_moved(tuned: Any, by: float, tokenizer: Any, folder: Path) -> None:
+    """Save an adapter as a training leaves it: its matrices B begin at zero, and are moved by random numbers of that size."""
+    with torch.no_grad():
+        for name, value in tuned.named_parameters():
+            if "lora_B" in name:
+                value += by * torch.randn_like(value)
+    tuned.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -495,7 +495,7 @@ def _stated(text: str, options: _Options, *, is_list: bool) -> set[int]:
         if not _is_denied(text, match):
             named.add(_index(match[1], "", options))
     for match in _STATES.finditer(text):
-        # To the end of the line: what begins another one does not go on.
+        # The next line does not continue the statement, whatever it begins with.
         letter, rest = match[1], _rest_of_line(text, match.end())
         is_word = letter.islower() or letter in _WORD_LETTERS
         if is_list and _spans_lines(text, match):
