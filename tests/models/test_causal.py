@@ -20,7 +20,8 @@ from transformers import (
     MambaConfig,
 )
 
-from kinject.models import causal_fault, window_of
+from kinject.errors import InputError
+from kinject.models import causal_fault, check_first_position, window_of
 from kinject.models.attention import reads_later_tokens
 from kinject.models.generate import end_tokens
 
@@ -70,6 +71,18 @@ def test_a_causal_model_is_not_refused_in_any_dtype(model_type: str) -> None:
     assert model.training
     assert torch.equal(state, torch.get_rng_state())
     assert not reads_later_tokens(model.bfloat16())
+
+
+@pytest.mark.parametrize("model_type", CAUSAL)
+def test_a_model_that_begins_behind_position_0_is_refused(model_type: str) -> None:
+    """RoBERTa without positions begins behind its padding token's number."""
+    model = _model(model_type, CAUSAL[model_type])
+    if model_type == "roberta":
+        with pytest.raises(InputError, match="here: roberta does not begin a text at position 0"):
+            check_first_position(model, "here")
+    else:
+        check_first_position(model, "here")
+    assert model.training
 
 
 @pytest.mark.parametrize("model_type", BOTH_WAYS)

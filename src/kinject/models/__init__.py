@@ -8,6 +8,7 @@ from kinject.models.attention import (
     CARTRIDGE,
     causal_fault,
     check_causal,
+    check_first_position,
     is_runnable,
     new_cartridge,
     padding_positions,

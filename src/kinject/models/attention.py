@@ -107,20 +107,34 @@ def reads_later_tokens(model: PreTrainedModel) -> bool:
     if not is_runnable(model):
         return False
     n_tokens, half = int(model.get_input_embeddings().weight.shape[0]), _LENGTH // 2
-    row = torch.arange(3, 3 + _LENGTH, device=model.device) % n_tokens
+    row = _short_row(model)
     other = torch.cat([row[:half], (row[half:] + n_tokens // 2) % n_tokens])
-    was_training = model.training
-    # Without dropout, which moves the logits too.
-    model.eval()
-    with torch.no_grad():
-        logits = [
-            model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in (row, other)
-        ]
-    model.train(was_training)
+    logits = [_steady_logits(model, input_ids=ids[None])[0] for ids in (row, other)]
     change = (logits[0] - logits[1]).abs()
     is_exact = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
     limit = _EXACT if is_exact else _ROUNDED
     return bool(change[:half].max() > limit * change[half:].max())
+
+
+def _short_row(model: PreTrainedModel) -> torch.Tensor:
+    """Return token ids of `model`, [_LENGTH], on its device."""
+    import torch
+
+    n_tokens = int(model.get_input_embeddings().weight.shape[0])
+    return torch.arange(3, 3 + _LENGTH, device=model.device) % n_tokens
+
+
+def _steady_logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
+    """Return the logits of `model` for `inputs` without dropout, [batch, length, vocabulary],
+    float32."""
+    import torch
+
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits: torch.Tensor = model(**inputs, use_cache=False).logits.float()
+    model.train(was_training)
+    return logits
 
 
 def not_causal(config: PretrainedConfig) -> str:
@@ -139,6 +153,29 @@ def check_causal(model: PreTrainedModel, name: str) -> None:
     """Raise `InputError` if the model `name` is not causal."""
     if reads_later_tokens(model):
         raise InputError(f"{name}: {not_causal(model.config)}")
+
+
+def check_first_position(model: PreTrainedModel, name: str) -> None:
+    """Raise `InputError` if the model `name` does not begin a text at position 0, as rows do.
+
+    RoBERTa's relatives begin behind the number of the padding token. With positions from 0 they
+    train without an error on embeddings that they never had there, and read others once trained. A
+    model that is not runnable is not tried.
+    """
+    import torch
+
+    if not is_runnable(model):
+        return
+    ids = _short_row(model)[None]
+    positions = torch.arange(_LENGTH, device=model.device)[None]
+    own = _steady_logits(model, input_ids=ids)
+    given = _steady_logits(model, input_ids=ids, position_ids=positions)
+    if not torch.allclose(own, given, rtol=0, atol=_ROUNDED * float(own.abs().max())):
+        raise InputError(
+            f"{name}: {model.config.model_type} does not begin a text at position 0, which kinject "
+            "gives the first token of each document (its logits differ from those with positions "
+            "of its own). Take another model."
+        )
 
 
 def causal_fault(config: PretrainedConfig) -> str:

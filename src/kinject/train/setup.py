@@ -183,7 +183,9 @@ class _Setup:
         rows = first_process_first(self._read_rows)  # the others find its tokens in the cache
         tokenizer, cost = rows.tokenizer, rows.cost
         model, notes = self._load(tokenizer)
-        models.check_causal(model, recipe.model.path or recipe.location("model.new"))
+        name = recipe.model.path or recipe.location("model.new")
+        models.check_causal(model, name)
+        models.check_first_position(model, name)
         window = check_positions(model.config, rows.tokenized)
         notes += use_fastest_attention(model, recipe, RowDataset(rows.tokenized.train.rows))
         probes = None
