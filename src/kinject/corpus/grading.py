@@ -134,9 +134,9 @@ def _declines(folded: str, accepted: Sequence[str] = ()) -> bool:
 def matches(text: str, accepted: Sequence[str]) -> bool:
     """Return whether `text` is a correct answer in a sentence.
 
-    It has an accepted text in it, or its value: -5 is not 5, nor C++ C. One of a few letters (yes,
-    B) must be its first word. A text that abstains is correct for a question without an answer, and
-    for no other.
+    It has an accepted text in it, or its value: -5 is not 5, nor C++ C. One of a few letters (yes)
+    must be its first word, or stand alone if it is one capital (B). A text that abstains is correct
+    for a question without an answer, and for no other.
     """
     if not accepted:
         return abstains(text)
@@ -250,6 +250,8 @@ def _has_item(value: Item, items: Sequence[Item]) -> bool:
 def _has_words(part: str, written: str) -> bool:
     """Return whether `written` has the words of `part` in it one after the other, those of a few
     letters at its beginning."""
+    if _LETTER.fullmatch(part) and _has_letter(part.strip()[0], written):
+        return True
     # Einstein's names Einstein, and an accepted text may have such an end itself.
     for text in dict.fromkeys((written, _POSSESSIVE.sub("", written))):
         for apart in (False, True):
@@ -257,6 +259,28 @@ def _has_words(part: str, written: str) -> bool:
             if wanted and has_run(wanted, words, _starts(wanted, words)):
                 return True
     return False
+
+
+# Not I, which most often is who answers.
+_LETTER = re.compile(r"\s*[^\W\d_I]\s*\.?\s*")
+
+
+def _has_letter(letter: str, written: str) -> bool:
+    """Return whether `written` has the capital `letter` as a word inside or at the end of a
+    sentence: vitamin C, "The answer is C."
+
+    At the beginning of a sentence it may be any word of one letter. C++ is another word, the K. of
+    J. K. Rowling a name's, and a B in maths not the answer B.
+    """
+    if not letter.isupper():
+        return False
+    follows = ""
+    # A is an article, unless nothing follows it.
+    if letter == "A":
+        follows = r"(?=\s*(?:$|[.,;:!?)\"]))"
+    before = r"(?:(?<=[^\s.!?]\s)|(?<=[(\"]))(?<!\ba\s)(?<!\ban\s)"
+    word = rf"{before}{letter}(?![\w+#*'-]|\.\s*\w){follows}"
+    return re.search(word, written) is not None
 
 
 # Of a short word it is most often a verb: it's, he's.
