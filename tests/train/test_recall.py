@@ -117,6 +117,7 @@ def test_what_is_answered_correctly_now_and_then_is_practised_and_becomes_likeli
         train(recall_recipe(tmp_path, per_device_train_batch_size=160), overwrite=True)
 
 
+@pytest.mark.soak
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     recipe = recall_recipe(tmp_path, max_steps=4, save_strategy="steps", save_steps=2)
     run, result = recipe.run_dir, train(recipe)
