@@ -321,6 +321,10 @@ def test_layers_of_several_kinds_are_not_replicated(make_recipe: MakeRecipe) -> 
             {"type": "pvera", "target_modules": ["k_proj"], "sample_at_inference": True},
             r"adapter\.sample_at_inference: draws another model at each pass",
         ),
+        (
+            {"type": "tinylora", "target_modules": ["k_proj"], "init_weights": False},
+            r"adapter\.init_weights: False leaves the weights as memory happens to hold them",
+        ),
         ({"type": "lily", "target_modules": ["q_proj"]}, "a token would read later ones"),
     ],
 )

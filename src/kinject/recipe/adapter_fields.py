@@ -139,6 +139,9 @@ def check_adapter(adapter: Mapping[str, Any], checker: Checker) -> None:
             checker.report(path, "found an empty list. Name at least one, or remove the line.")
         elif key == "init_lora_weights" and isinstance(value, str) and value in INITS_REFUSED:
             checker.report(path, f"{value} {INITS_REFUSED[value]}.")
+        elif (name, key) == ("tinylora", "init_weights") and not value:
+            message = "leaves the weights as memory happens to hold them. Set true, or uniform."
+            checker.report(path, f"{value} {message}")
         elif key == "merge":
             checker.value(bool, value, path)
         elif key in known:
