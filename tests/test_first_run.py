@@ -144,7 +144,7 @@ def test_the_documented_commands_run_and_the_benchmark_of_the_demo_reads_their_r
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main_job = _run_main_job()
-    assert main(["eval", "recipes/sandbox/demo.yaml", "eval.limit=4"]) == 0
+    assert main(["eval", "recipes/eval.yaml", "eval.limit=4"]) == 0
     assert "report: runs/eval/report.html" in capsys.readouterr().out
     assert (checkout / "runs/eval/report.html").stat().st_size > 10_000
     for copy in ("eval-before", "eval-after"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -68,13 +69,20 @@ def test_the_list_has_each_recipe_under_its_verb(capsys: pytest.CaptureFixture[s
     ]  # fmt: skip
 
 
-def test_a_copy_brings_all_that_the_main_job_reads(
+def test_the_quickstarts_copy_brings_all_that_its_steps_read_and_the_control_is_asked_too(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["recipes", "copy", "eval"]) == 0
+    page = (ROOT / "docs/quickstart.md").read_text("utf-8")
+    (copy,) = re.findall(r"^\$ kinject (recipes copy .*)$", page, re.MULTILINE)
+    assert main(copy.split()) == 0
     out = capsys.readouterr().out
     recipes = {path.relative_to(here).as_posix() for path in here.glob("recipes/**/*.yaml")}
-    assert recipes >= {f"recipes/{name}.yaml" for name in ("eval", "cpt", "augment")}
+    steps = page.partition(copy)[2]
+    assert recipes >= {"recipes/augment.yaml", *re.findall(r"recipes/\S+\.yaml", steps)}
+    trained = re.findall(r"^\$ kinject train (\S+\.yaml)", steps, re.MULTILINE)
+    (asked, *_) = re.findall(r"^\$ kinject eval (\S+\.yaml)", steps, re.MULTILINE)
+    models = read_yaml(Path(asked)).root["eval"]["models"].values()
+    assert {f"{read_yaml(Path(path)).root['run_dir']}/model" for path in trained[:2]} < {*models}
     for path in here.rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (ROOT / path.relative_to(here)).read_bytes(), path
