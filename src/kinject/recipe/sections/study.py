@@ -116,9 +116,9 @@ class ClaimSection:
 
     difference: `arm` is higher (or lower) than `baseline` on `question_set`. equivalence: `arm` is
     within `margin` of `baseline` (two one-sided tests). trend: accuracy on `question_set` rises
-    (falls) along `sweep` (Page's test). above_chance: `arm` is above guessing. near_chance: `arm`
-    is within `margin` of guessing (two one-sided tests). Of written answers, `outcome` names the
-    part that is compared; guessing is never right, so they have no chance. An arm's name with
+    (falls) along `sweep` (a linear contrast). above_chance: `arm` is above guessing. near_chance:
+    `arm` is within `margin` of guessing (two one-sided tests). Of written answers, `outcome` names
+    the part that is compared; guessing is never right, so they have no chance. An arm's name with
     ``+rag`` is that arm with its chosen number of passages, with ``+NAME`` that with those of
     study.retrievals, ``{lr: 0.001}`` the point of the sweep lr with that value.
     """
