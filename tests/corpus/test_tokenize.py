@@ -98,11 +98,13 @@ def test_a_conversation_learns_what_the_assistant_says(tiny_tokenizer: Any) -> N
     row = CorpusRow("1", "d", "original", "messages", messages=messages)
     try:
         (tokenized,) = tokenize_rows([row], tiny_tokenizer, Tokenization())
+        (without,) = tokenize_rows([row], tiny_tokenizer, Tokenization(bos=False, eos=False))
         (spoken,) = tokenize_rows(
             [row], tiny_tokenizer, Tokenization(chat=ChatFormat(assistant_only=True))
         )
     finally:
         tiny_tokenizer.chat_template = None
+    assert without == tokenized  # the template alone begins and ends it
     assert sum(tokenized.learned) == len(tokenized.input_ids) - 1
     text = tiny_tokenizer.decode(
         [t for t, bears in zip(spoken.input_ids, spoken.learned, strict=True) if bears]

@@ -91,7 +91,10 @@ class CorpusSection:
         help="Begin each document with the BOS token; default: if the tokenizer begins its texts "
         "with it by itself.",
     )
-    eos: bool = option(True, help="End each document with the EOS token.")
+    eos: bool = option(
+        True,
+        help="End each document and completion with the EOS token; chats end as templates do.",
+    )
     allow_dropped_tokens: bool = option(
         False, help="Train although max_length truncates or drops text."
     )
