@@ -197,7 +197,7 @@ OTHERS: list[tuple[str, dict[str, Any], str, str]] = [
     ("augment", {"styles": {"paraphras": 1}}, "augment.styles.paraphras", "Did you mean paraphrase?"),
     ("augment", {"styles": {"paraphrase": 10_001}}, "augment.styles.paraphrase", "allowed: 0 to 10,000"),
     ("augment", {"styles": {"permuted": {"tokens": 9}}}, "augment.styles.permuted", "needs a number"),
-    ("augment", {"messages": True}, "augment.messages", "none of the styles writes conversations"),
+    ("augment", {"messages": True}, "augment.messages", "Those that do: atomic_facts, dialogue, faq, knowledge"),
     ("augment", {"one_corpus": True}, "augment.one_corpus", "other rows than text"),
     ("augment", {"raft": {}}, "augment.raft", "is for the style raft"),
     ("augment", {"generator": FILE, "styles": {"paraphrase": 1, "faq": 1}}, "augment.styles", "all of one style"),

@@ -336,6 +336,10 @@ def augment_problems(
             yield Problem(f"augment.styles.{name}", message)
     chosen = [styles[name] for name in section.styles if name in styles]
     yield from _style_problems(section, chosen)
+    if section.messages and not any(style.writes_chat for style in chosen):
+        message = "none of the styles writes conversations."
+        names = [name for name, style in styles.items() if style.writes_chat]
+        yield Problem("augment.messages", f"{message} Those that do: {', '.join(names)}.")
     if section.generator.kind == "file":
         yield from _file_problems(chosen)
     if section.judge is not None and section.judge.kind == "file":
@@ -353,10 +357,6 @@ def _style_problems(section: AugmentSection, chosen: list[StyleTraits]) -> Itera
             message = "needs a number: a target of tokens is for styles that a model writes."
             yield Problem(f"augment.styles.{style.name}", message)
     writes_chat = section.messages and any(style.writes_chat for style in chosen)
-    if section.messages and not writes_chat:
-        message = "none of the styles writes conversations."
-        fix = "Add questions, dialogue, atomic_facts or instructions."
-        yield Problem("augment.messages", f"{message} {fix}")
     makes_instructions = any(style.makes_instructions for style in chosen)
     if section.one_corpus and not (makes_instructions or writes_chat):
         message = "none of the styles writes other rows than text. Remove the line."
