@@ -241,7 +241,7 @@ class Checker:
             yield "empty", ""
         if len(text) > self._max_characters:
             yield "length", f"{format_count(len(text), 'character')} for {len(self._source):,}"
-        # The order is that of docs/augmentation.md: the first fault is the reason of a refusal.
+        # The order decides what is counted: the first fault is the reason of a refusal.
         yield from self._foreign_parts(text)
         form, shingles = _form_and_shingles(text)
         yield from self._copies(text, form, shingles)
