@@ -165,6 +165,8 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"regularization": KEPT}, {"splits_matrices": True}, "regularization.projection", "needs whole weights"),
     ({"adapter": {"modules_to_save": ["lm_head"]}}, {"in_parts": True}, "adapter.modules_to_save", "the weights are in parts"),
     ({"trainer": {"optim": "adamw_8bit"}}, {"in_parts": True}, "trainer.optim", "bitsandbytes cannot shard"),
+    ({"trainer": {"optim": "lion_8bit"}}, {"is_sharded": True}, "trainer.optim", "bitsandbytes cannot shard"),
+    ({"adapter": {"merge": True}}, {"is_sharded": True}, "adapter.merge", "the weights are in parts"),
     ({"trainer": {"packing": True}}, {"splits_rows": True}, "trainer.packing", "context parallelism has no mask"),
     ({"model": {"path": "m", "attention": "eager"}}, {"splits_rows": True}, "model.attention", "sdpa only"),
     ({"method": "distill"}, {"splits_rows": True}, "method", "needs whole rows"),

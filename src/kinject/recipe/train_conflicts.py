@@ -281,7 +281,8 @@ def processes(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
     if launch.splits_matrices and recipe.terms_on("projection"):
         message = "needs whole weights on each process. Use DDP, or remove it."
         yield Problem("regularization.projection", message)
-    if launch.in_parts:
+    # Also where accelerate shards (offload, context parallelism): a merge comes after hours.
+    if launch.in_parts or launch.is_sharded:
         yield from _weights_in_parts(recipe, launch)
     if launch.splits_rows:
         yield from _rows_in_parts(recipe, launch)
