@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -213,6 +215,15 @@ def test_auto_tries_what_the_card_has_and_is_installed(
     assert choose_attention("auto", "cuda") is None
     for name in expected:
         assert choose_attention(name, "cuda") == name
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_the_page_has_the_order_that_auto_tries(card: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text("utf-8")
+    rows = [line for line in page.splitlines() if line.endswith(" sdpa |")]
+    (row,) = [line for line in rows if re.search(rf"\b{card}\b", line)]
+    _card(monkeypatch, card, ("kernels",))
+    assert tuple(re.findall(r"`(\w+)`", row)) == fastest_attention("cuda")
 
 
 @pytest.mark.parametrize(
