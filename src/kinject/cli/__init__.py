@@ -120,9 +120,8 @@ Turn documents into knowledge that a language model demonstrably has.
 
 _EPILOG = """\
 exit codes: 0 done, 1 finished but incomplete (the output names what is missing), 2 unusable input,
-70 a bug in kinject, with a traceback. Stopped by a signal: 128 + its number, and the last line is \
-the
-command that resumes
+3 too few questions to tell (eval), 70 a bug in kinject, with a traceback. Stopped by a signal:
+128 + its number, and the last line is the command that resumes
 
 examples:
   kinject                                    the runs of this folder, and the next step
