@@ -99,7 +99,7 @@ def test_the_bare_command_says_what_comes_next(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([]) == 0
-    assert "kinject recipes copy eval" in capsys.readouterr().out
+    assert "kinject recipes copy sandbox/demo" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -391,9 +391,9 @@ def render_next_step() -> str:
     runs = listed_runs()
     if not runs:
         lines += [
-            "Next: kinject demo                the whole job on embedded documents: 2 minutes",
-            "  or: kinject try FOLDER          looks at your documents, writes recipes",
-            "  or: kinject recipes copy eval   the recipes and data of the demo, to change",
+            "Next: kinject demo          the whole job on embedded documents: 2 minutes",
+            "  or: kinject try FOLDER    looks at your documents, writes recipes",
+            "  or: kinject recipes copy sandbox/demo    the demo's recipes and data, to change",
         ]
         return "\n".join(lines)
     rows = [(run.state, str(run.run_dir), run.command) for run in runs[:_MOST_RUNS]]
