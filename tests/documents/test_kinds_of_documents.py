@@ -431,6 +431,45 @@ def test_restructured_text_includes_no_other_file(tmp_path: Path) -> None:
     )
 
 
+def test_directives_that_docutils_does_not_know_keep_their_text() -> None:
+    text = """.. deprecated:: 1.4
+   Use *tow*.
+
+.. c:function:: int row(char *oar, int *n)
+
+   Rows to the quay.
+
+.. tip-box:: Winter
+
+   .. versionadded:: 2
+      Skates.
+
+.. code-block:: c
+   :emphasize-lines: 1
+   :caption: row.c
+
+   row();
+
+.. toctree::
+
+   other
+
+.. raw:: html
+
+   <b>raw</b>
+"""
+    assert only("a.rst", text.encode()).text == (
+        "Deprecated since version 1.4: Use tow.\n\nint row(char *oar, int *n)\n\nRows to the quay.\n\n"
+        "Winter\n\nAdded in version 2: Skates.\n\nrow.c\n\n```\nrow();\n```"
+    )
+
+
+def test_a_table_that_docutils_cannot_parse_stays_as_it_is_written() -> None:
+    table = "====  ====\nPier  Year\n====  ====\nthe northern  1931\n====  ===="
+    text = only("a.rst", f"Before.\n\n{table}\n\nAfter.\n".encode()).text
+    assert text == f"Before.\n\n```\n{table}\n```\n\nAfter."
+
+
 def test_code_and_notebooks_are_fenced_with_their_language() -> None:
     assert only("a.py", b'x = "```"\n').text == '# a.py\n\n```python\nx = "```"\n```'
     cells = [

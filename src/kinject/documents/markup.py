@@ -5,9 +5,9 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from kinject.disk import content_id, read_bytes
 from kinject.documents.html import page_of
@@ -45,6 +45,24 @@ _LONGEST_ARTICLE = 2_000_000
 _ROLE = re.compile(r":[a-zA-Z][\w:.+-]*:`([^`]*)`")
 """A role of docutils or Sphinx, whose text is kept without the role."""
 _TARGET = re.compile(r"^(.*\S)\s*<[^<>]+>$", re.DOTALL)
+_DIRECTIVE = re.compile(r"^[ \t]*\.\. +([\w:+.-]+)::", re.MULTILINE)
+_LINKS = """autosummary bibliography currentmodule default-domain highlight index
+    literalinclude module moduleauthor py:currentmodule py:module sectionauthor tabularcolumns testcleanup
+    testsetup toctree"""
+_UNSHOWN = frozenset(_LINKS.split())
+"""Directives of Sphinx that show nothing, or what is in other files."""
+_PROGRAMS = """console digraph doctest graph graphviz ipython mermaid plantuml productionlist prompt
+    terminal testcode testoutput uml"""
+_VERBATIM = frozenset(_PROGRAMS.split())
+"""Directives whose content is no markup."""
+_VERSIONS = {
+    "deprecated": "Deprecated since version",
+    "versionadded": "Added in version",
+    "versionchanged": "Changed in version",
+    "versionremoved": "Removed in version",
+}
+_ERROR = 3
+"""The level of docutils's messages from which it has left out what it could not parse."""
 _DOCUTILS = {
     # No file is read but this one, and no faults are printed.
     "file_insertion_enabled": False,
@@ -86,9 +104,116 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
 
     with library_errors(path, "reStructuredText file", "Repair its markup, or rename it to .txt."):
         plain = _ROLE.sub(shown, text)
-        page = core.publish_string(plain, writer="html5", settings_overrides=_DOCUTILS)
+        _register_directives(path, set(_DIRECTIVE.findall(plain)))
+        tree = core.publish_doctree(plain, settings_overrides=_DOCUTILS)
+        _keep_unparsed(path, tree)
+        page = core.publish_from_doctree(tree, writer="html5", settings_overrides=_DOCUTILS)
         _, body, _ = page_of(path, page, whole_page=True)
     yield whole_file(path, _first_heading(body), body, meta)
+
+
+class RstNode(Protocol):
+    """The part of docutils's nodes that is used; the library has no types."""
+
+    def findall(self, condition: RstNode) -> Iterator[RstNode]: ...
+
+    def get(self, key: str) -> int: ...
+
+    def replace_self(self, new: Sequence[RstNode]) -> None: ...
+
+
+class RstDirective(Protocol):
+    """The part of docutils's directives that is used."""
+
+    name: str
+    arguments: list[str]
+    options: dict[str, str]
+    content: Sequence[str]
+    lineno: int
+    content_offset: int
+    state: Any
+
+
+class _AnyOption(dict[str, Callable[[str | None], str]]):
+    """Options of a directive, of which those that docutils does not know are texts."""
+
+    def __missing__(self, name: str) -> Callable[[str | None], str]:
+        return _option_text
+
+
+def _option_text(value: str | None) -> str:
+    return value or ""
+
+
+def _register_directives(path: Path, names: set[str]) -> None:
+    """Let docutils read the directives of Sphinx and of its extensions, of which it would leave out
+    the content."""
+    directives = import_extra("docutils.parsers.rst.directives", path)
+    known = import_extra("docutils.parsers.rst.languages.en", path).directives
+    base = import_extra("docutils.parsers.rst", path).Directive
+    settings = {
+        "has_content": True,
+        "optional_arguments": 1,
+        "final_argument_whitespace": True,
+        "option_spec": _AnyOption(title=_option_text),
+        "run": _directive_nodes,
+    }
+    for name in names - set(known):
+        directives.register_directive(name.lower(), type("Directive", (base,), settings))
+    # Sphinx's have options that docutils refuses: emphasize-lines, label.
+    body = import_extra("docutils.parsers.rst.directives.body", path)
+    owners = dict.fromkeys(("code", "code-block", "sourcecode"), body.CodeBlock)
+    for name, own in {**owners, "math": body.MathBlock}.items():
+        changes = {"option_spec": _AnyOption(own.option_spec), "run": _nodes_with_caption}
+        directives.register_directive(name, type("Directive", (own,), changes))
+
+
+def _nodes_with_caption(directive: RstDirective) -> list[RstNode]:
+    """Return what a directive of docutils shows, below the caption that Sphinx gives it."""
+    nodes = import_extra("docutils.nodes", Path(directive.name))
+    shown: list[RstNode] = super(type(directive), directive).run()  # type: ignore[misc]
+    caption = directive.options.get("caption")
+    if caption:
+        shown.insert(0, nodes.paragraph("", caption))
+    return shown
+
+
+def _directive_nodes(directive: RstDirective) -> list[RstNode]:
+    """Return what a directive of Sphinx shows: its argument, and its content below."""
+    nodes = import_extra("docutils.nodes", Path(directive.name))
+    name = directive.name.lower()
+    if name in _UNSHOWN or name.startswith("auto"):
+        return []
+    argument = " ".join(directive.arguments)
+    if name in _VERBATIM:
+        code = "\n".join(directive.content) or argument
+        return [nodes.literal_block(code, code)]
+    argument = one_line(argument)
+    # Conditions, and numbers of columns.
+    if name in ("only", "ifconfig") or (name not in _VERSIONS and argument.isdecimal()):
+        argument = ""
+    if name in _VERSIONS:
+        version, _, change = argument.partition(" ")
+        argument = f"{_VERSIONS[name]} {version}: {change}".removesuffix(": ")
+    shown: list[RstNode] = []
+    # The signature of a function, in a domain: its asterisks are no markup.
+    if argument and ":" in name:
+        shown.append(nodes.paragraph("", argument))
+    elif argument:
+        parsed, messages = directive.state.inline_text(argument, directive.lineno)
+        shown += [nodes.paragraph("", "", *parsed), *messages]
+    content = nodes.container()
+    directive.state.nested_parse(directive.content, directive.content_offset, content)
+    return [*shown, *content.children]
+
+
+def _keep_unparsed(path: Path, tree: RstNode) -> None:
+    """Put what docutils cannot parse, such as a table whose columns are not level, into the text as
+    it is written."""
+    nodes = import_extra("docutils.nodes", path)
+    for message in list(tree.findall(nodes.system_message)):
+        if message.get("level") >= _ERROR:
+            message.replace_self(list(message.findall(nodes.literal_block)))
 
 
 def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
