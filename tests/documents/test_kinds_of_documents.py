@@ -409,6 +409,36 @@ def test_a_nul_in_a_page_is_left_out(place: int) -> None:
     assert only("a.html", page[:place] + b"\0" + page[place:]).text == only("a.html", page).text
 
 
+def test_elements_of_xhtml_that_end_where_they_begin_hold_nothing() -> None:
+    head = '<?xml version="1.0"?><html xmlns="http://www.w3.org/1999/xhtml"><head>'
+    for empty in (
+        "<title/>",
+        '<style type="text/css"/>',
+        '<script src="a>b.js"></script><script src="c"/>',
+    ):
+        page = f"{head}{empty}</head><body><h2 id='x'/><nav/><p>One<br/>two <![CDATA[< 3]]></p><pre/><p>Four</p>"
+        assert only("a.xhtml", page.encode()).text == "One\ntwo < 3\n\nFour"
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p><ruby>今日<rp>(</rp><rt>きょう</rt><rp>)</rp></ruby>は晴れ", "今日は晴れ"),
+        ("<p hidden>No <b hidden>no</b></p><p>Yes<span style='display: none'>no", "Yes"),
+        ("<a href='#z'>Fees</a><div id=z style='display:none'>Four marks.</div>", "Fees\nFour marks."),
+        ("<h3><button type=button>Fees?</button></h3><p>Four marks.<button>Print</button>", "### Fees?\n\nFour marks."),
+        ("<p>She said <q>no</q>.", "She said “no”."),
+        ("<table><tfoot><tr><td>All<td>9</tfoot><tr><th>Pier<th>Boats<tr><td>East<td>9</table>",
+         "| Pier | Boats |\n| --- | --- |\n| East | 9 |\n| All | 9 |"),
+        ("<p>So <span><span><math><msup><mi>v</mi><mn>3</mn></msup></math></span><span aria-hidden=true>v3</span></span>.",
+         r"So \(v^{3}\)."),
+        ("<p>So <span><span style='display:none'><math><mi>k</mi></math></span><img src=k></span>.", "So k."),
+    ],
+)  # fmt: skip
+def test_a_page_is_what_its_reader_sees(page: str, text: str) -> None:
+    assert only("a.html", page.encode()).text == text
+
+
 def test_short_items_of_a_list_in_a_page_stay_and_links_to_other_pages_go() -> None:
     prose = (
         f"<p>{'The bridge at Arvika was built in 1931 and carries the road to the north. ' * 8}</p>"

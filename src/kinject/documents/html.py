@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -32,6 +33,17 @@ _CHARSET = re.compile(
     rb"""<(?:meta|\?xml)[^>]{0,200}(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE
 )
 _LEVEL = re.compile("h[1-6]")
+_XHTML = re.compile(r"<\?xml\b|<html\b[^>]*\bxmlns\s*=", re.IGNORECASE)
+_CLOSED = re.compile(
+    r"""<([a-z][a-z0-9]*)((?:\s+[^\s<>=/"']+(?:\s*=\s*(?:"[^"]*"|'[^']*'))?)*+)\s*/>"""
+)
+"""An element that ends where it begins."""
+_CDATA = re.compile(r"<!\[CDATA\[((?s:.*?))\]\]>")
+_ENDLESS = "area base br col embed hr img input link meta param source track wbr"
+_VOID = frozenset(_ENDLESS.split())
+_HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
+_READINGS = frozenset({"rt", "rp", "rtc"})
+"""How words are read, above them: for 東京 in a sentence a reader would see it twice."""
 _SPACE = re.compile(r"\s+")
 _CODE_CLASS = re.compile(r"(?:language|lang|highlight-source|highlight|brush:?)[- ]([\w+#]+)")
 _UNIT = re.compile(r"(?:^(`{3,}).*\n(?s:.*?)^\1\n?|(?:^\|.*\n?)+|^.*\n|^.+\Z)", re.MULTILINE)
@@ -104,7 +116,11 @@ def page_of(
     text is that of <main> or the only <article>, else the whole page, as with `whole_page`.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
+    if _XHTML.search(source[:2_000]):
+        source = _html_of(source)
     tree = parser(source)
+    if _leave_out_unseen(tree):
+        source = tree.html or ""
     text = page_text(tree.body, has_asides=whole_page) if tree.body is not None else ""
     main = text if whole_page else ""
     if not main:
@@ -116,6 +132,64 @@ def page_of(
     heading = tree.css_first("title") or tree.css_first("h1")
     title = " ".join(heading.text().split()) if heading is not None else ""
     return title, main, _meta(tree)
+
+
+def _html_of(source: str) -> str:
+    """Return XHTML as HTML, in which <title/> and <script/> would go on to the end of the page."""
+    source = _CDATA.sub(_escaped, source)
+    return _CLOSED.sub(_opened_and_closed, source)
+
+
+def _escaped(section: re.Match[str]) -> str:
+    return html.escape(section[1])
+
+
+def _opened_and_closed(element: re.Match[str]) -> str:
+    name, attributes = element.groups()
+    if name in _VOID:
+        return element[0]
+    return f"<{name}{attributes}></{name}>"
+
+
+def _leave_out_unseen(tree: LexborHTMLParser) -> bool:
+    """Take out of a page what nobody sees in its text, and return whether there was anything."""
+    # A section behind a button or the name of a tab is text, though it is hidden until then.
+    opened: set[str] = set()
+    for key in ("aria-controls", "for", "href", "data-target", "data-bs-target"):
+        for node in tree.css(f"[{key}]"):
+            opened.update((node.attributes.get(key) or "").replace("#", " ").split())
+    is_any = False
+    found = tree.css("rt, rp, rtc, [hidden], [style], [aria-hidden=true]")
+    # From the end, as what is within another goes before it; each is found once a selector.
+    for node in reversed({node.mem_id: node for node in found}.values()):
+        if node.tag in _READINGS or _is_hidden(node, opened) or _is_drawn_math(node):
+            node.decompose()
+            is_any = True
+    return is_any
+
+
+def _is_hidden(node: LexborNode, opened: set[str]) -> bool:
+    """Return whether an element is hidden, and stays so."""
+    style = node.attributes.get("style") or ""
+    if "hidden" not in node.attributes and _HIDDEN.search(style) is None:
+        return False
+    if node.attributes.get("hidden") == "until-found" or node.attributes.get("role"):
+        return False
+    # A page that a script shows at once, or the MathML of an equation that is a picture.
+    if node.tag == "body" or node.css_first("main, article, h1, math") is not None:
+        return False
+    return node.attributes.get("id") not in opened
+
+
+def _is_drawn_math(node: LexborNode) -> bool:
+    """Return whether an element is the drawing of an equation, of which the MathML is beside it for
+    those who cannot see."""
+    parent = node.parent
+    if parent is None or node.attributes.get("aria-hidden") != "true":
+        return False
+    is_inline = parent.tag in ("span", "mjx-container")
+    has_math = parent.css_first("math") is not None and node.css_first("math") is None
+    return is_inline and has_math
 
 
 def _main_text(path: Path, source: str, tree: LexborHTMLParser, text: str) -> str:
@@ -316,6 +390,8 @@ class _Page:
             self._lists[-1] = kind, number
             self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM)
             self._mark += f"{number}. " if kind == "ol" else "- "
+        elif tag == "q":
+            self.add_text("“")
         elif _LEVEL.fullmatch(tag) and not self._in_cell:
             self._mark, self._heading = "#" * int(tag[1]) + " ", True
 
@@ -326,6 +402,8 @@ class _Page:
                 self._close_code()
         elif tag in ("ul", "ol") and self._lists:
             self._lists.pop()
+        elif tag == "q":
+            self.add_text("”")
         elif tag == "li" or _LEVEL.fullmatch(tag):
             self._mark, self._heading = "", False
         self._space(tag)
@@ -398,7 +476,22 @@ def _is_skipped(node: LexborNode, tag: str, has_asides: bool) -> bool:
             return True
     if tag == "form" and node.css_first("h1, h2, p, table") is not None:
         return False
+    # A heading that opens what is below it.
+    if tag == "button" and _is_in_heading(node):
+        return False
     return tag in _SKIPPED and not _is_content(node, tag, has_asides)
+
+
+def _is_in_heading(node: LexborNode) -> bool:
+    """Return whether an element is a part of a heading or of a term."""
+    for _ in range(3):
+        parent = node.parent
+        if parent is None:
+            return False
+        if _LEVEL.fullmatch(parent.tag or "") or parent.tag in ("summary", "dt", "legend"):
+            return True
+        node = parent
+    return False
 
 
 def _is_content(node: LexborNode, tag: str, has_asides: bool) -> bool:
@@ -500,11 +593,16 @@ def _is_layout(table: LexborNode, rows: list[tuple[LexborNode, list[LexborNode]]
 def _table_rows(table: LexborNode) -> list[tuple[LexborNode, list[LexborNode]]]:
     """Return the rows of a table with their cells, but for those of tables within it."""
     rows: list[LexborNode] = []
-    for part in table.iter():
+    # Older pages have the last rows first.
+    for part in sorted(table.iter(), key=_is_foot):
         is_group = part.tag in ("thead", "tbody", "tfoot")
         children = list(part.iter()) if is_group else [part]
         rows += [row for row in children if row.tag == "tr"]
     return [(row, _cells_of(row)) for row in rows]
+
+
+def _is_foot(part: LexborNode) -> bool:
+    return part.tag == "tfoot"
 
 
 def _cells_of(row: LexborNode) -> list[LexborNode]:

@@ -47,8 +47,8 @@ _ROLE = re.compile(r":[a-zA-Z][\w:.+-]*:`([^`]*)`")
 _TARGET = re.compile(r"^(.*\S)\s*<[^<>]+>$", re.DOTALL)
 _DIRECTIVE = re.compile(r"^[ \t]*\.\. +([\w:+.-]+)::", re.MULTILINE)
 _LINKS = """autosummary bibliography currentmodule default-domain highlight index
-    literalinclude module moduleauthor py:currentmodule py:module sectionauthor tabularcolumns testcleanup
-    testsetup toctree"""
+    literalinclude module moduleauthor py:currentmodule py:module sectionauthor tabularcolumns
+    testcleanup testsetup toctree"""
 _UNSHOWN = frozenset(_LINKS.split())
 """Directives of Sphinx that show nothing, or what is in other files."""
 _PROGRAMS = """console digraph doctest graph graphviz ipython mermaid plantuml productionlist prompt
