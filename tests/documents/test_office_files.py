@@ -208,6 +208,88 @@ def test_items_have_the_numbers_that_word_shows() -> None:
     assert re.findall(r"\d+", text) == ["1", "2", "3", "4", "1", "2", "3", "5", "6"]
 
 
+def test_numbers_of_headings_and_clauses_are_those_that_word_shows() -> None:
+    def level(depth: int, kind: str, template: str) -> str:
+        content = f'<w:numFmt w:val="{kind}"/><w:lvlText w:val="{template}"/>'
+        return f'<w:lvl w:ilvl="{depth}">{content}</w:lvl>'
+
+    def item(name: int, depth: int, text: str, more: str = "") -> str:
+        numbering = f'<w:numPr><w:ilvl w:val="{depth}"/><w:numId w:val="{name}"/></w:numPr>'
+        return paragraph(f"<w:pPr>{numbering}{more}</w:pPr>{run(text)}")
+
+    clauses = (
+        level(0, "decimal", "§ %1") + level(1, "decimal", "%1.%2") + level(2, "lowerLetter", "(%3)")
+    )
+    lists = f'<w:abstractNum w:abstractNumId="0">{clauses}</w:abstractNum>'
+    lists += f'<w:abstractNum w:abstractNumId="1"><w:styleLink w:val="S"/>{level(0, "upperRoman", "%1.")}</w:abstractNum>'
+    lists += '<w:abstractNum w:abstractNumId="2"><w:numStyleLink w:val="S"/></w:abstractNum>'
+    for name in (0, 2):
+        lists += f'<w:num w:numId="{name + 1}"><w:abstractNumId w:val="{name}"/></w:num>'
+    outline = '<w:outlineLvl w:val="{}"/>'
+    body = item(1, 0, "Piers", outline.format(0)) + item(1, 0, "Fees", outline.format(0))
+    body += item(1, 1, "Boats", outline.format(1)) + item(1, 2, "rowed") + item(1, 2, "sailed")
+    body += "".join(item(3, 0, text) for text in ("oar", "rope", "sail", "keel"))
+    part = {"numbering.xml": named("w:numbering", lists)}
+    text, _ = read("a.docx", word(body, ("numbering", "numbering.xml"), **part))
+    assert text == (
+        "# § 1 Piers\n\n# § 2 Fees\n\n## 2.1 Boats\n\n    (a) rowed\n    (b) sailed\n"
+        "I. oar\nII. rope\nIII. sail\nIV. keel"
+    )
+
+
+def field(kind: str, settings: str = "") -> str:
+    return f'<w:r><w:fldChar w:fldCharType="{kind}">{settings}</w:fldChar></w:r>'
+
+
+def test_only_the_result_of_a_field_is_text_and_a_form_shows_what_was_chosen() -> None:
+    code = "<w:r><w:instrText> {} </w:instrText></w:r>"
+    inner = (
+        field("begin") + code.format("REF day") + field("separate") + run("Sunday") + field("end")
+    )
+    whole = field("begin") + code.format("IF") + inner + code.format("= Sunday") + field("separate")
+    box = '<w:ffData><w:checkBox><w:default w:val="0"/>{}</w:checkBox></w:ffData>'
+    choices = "".join(f'<w:listEntry w:val="{name}"/>' for name in ("East", "West", "North"))
+    chosen = f'<w:ffData><w:ddList><w:result w:val="2"/>{choices}</w:ddList></w:ffData>'
+    body = paragraph(run("The ferry is ") + whole + run("closed") + field("end") + run(" today."))
+    for settings in (box.format(""), box.format("<w:checked/>"), chosen):
+        body += paragraph(
+            field("begin", settings) + code.format("FORM") + field("end") + run(" pier")
+        )
+    assert read("a.docx", word(body)) == (
+        "The ferry is closed today.\n\n☐ pier\n\n☒ pier\n\nNorth pier",
+        [],
+    )
+
+
+def test_hidden_text_large_first_letters_and_inserted_files_of_word() -> None:
+    hidden = "<w:r><w:rPr><w:vanish/></w:rPr><w:t> (draft)</w:t></w:r>"
+    shown = '<w:r><w:rPr><w:vanish w:val="0"/></w:rPr><w:t> now</w:t></w:r>'
+    frame = '<w:pPr><w:framePr w:dropCap="margin" w:lines="2"/></w:pPr>'
+    body = paragraph(run("Open") + hidden + shown) + paragraph(frame + run("B"))
+    body += paragraph(run("oats wait.")) + '<w:altChunk r:id="rId1"/><w:altChunk r:id="rId2"/>'
+    web = "MIME-Version: 1.0\nContent-Type: multipart/related; boundary=b\n\n--b\n"
+    web += "Content-Type: text/html\n\n<p>Tides and <b>moons</b>.</p>\n--b--\n"
+    text, faults = read(
+        "a.docx", word(body, ("aFChunk", "t.mht"), ("aFChunk", "gone.htm"), **{"t.mht": web})
+    )
+    assert text == "Open now\n\nBoats wait.\n\nTides and moons."
+    assert [fault.partition(": ")[2] for fault in faults] == [
+        "inserted file: missing from the file, or damaged. Insert it again."
+    ]
+
+
+def test_signs_of_fonts_are_those_that_a_reader_sees() -> None:
+    font = '<w:rPr><w:rFonts w:ascii="Symbol" w:hAnsi="Symbol"/></w:rPr>'
+    sign = '<w:r><w:sym w:font="{}" w:char="{}"/></w:r>'
+    body = paragraph(
+        run("40 ") + sign.format("Symbol", "F057") + run(", t ") + f"<w:r>{font}<w:t>³</w:t></w:r>"
+    )
+    body += paragraph(
+        sign.format("Wingdings", "F0FC") + run(" paid ") + sign.format("Wingdings 2", "00A3")
+    )
+    assert read("a.docx", word(body))[0] == "40 Ω, t ≥\n\n✔ paid ☐"
+
+
 def r(text: str) -> str:
     return f"<m:r><m:t>{text}</m:t></m:r>"
 

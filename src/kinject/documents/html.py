@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -11,14 +10,16 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kinject.disk import read_bytes
 from kinject.documents.equations import UnwritableMath, equation_text
-from kinject.documents.office import raised
 from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.symbols import raised
 from kinject.documents.text import (
     DEEPEST_ITEM,
     below_table,
     decode,
     fenced,
+    html_of_xhtml,
     import_extra,
+    item_number,
     markdown_table,
     one_line,
     parse_xml,
@@ -33,14 +34,6 @@ _CHARSET = re.compile(
     rb"""<(?:meta|\?xml)[^>]{0,200}(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE
 )
 _LEVEL = re.compile("h[1-6]")
-_XHTML = re.compile(r"<\?xml\b|<html\b[^>]*\bxmlns\s*=", re.IGNORECASE)
-_CLOSED = re.compile(
-    r"""<([a-z][a-z0-9]*)((?:\s+[^\s<>=/"']+(?:\s*=\s*(?:"[^"]*"|'[^']*'))?)*+)\s*/>"""
-)
-"""An element that ends where it begins."""
-_CDATA = re.compile(r"<!\[CDATA\[((?s:.*?))\]\]>")
-_ENDLESS = "area base br col embed hr img input link meta param source track wbr"
-_VOID = frozenset(_ENDLESS.split())
 _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 _READINGS = frozenset({"rt", "rp", "rtc"})
 """How words are read, above them: for 東京 in a sentence a reader would see it twice."""
@@ -116,8 +109,7 @@ def page_of(
     text is that of <main> or the only <article>, else the whole page, as with `whole_page`.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
-    if _XHTML.search(source[:2_000]):
-        source = _html_of(source)
+    source = html_of_xhtml(source)
     tree = parser(source)
     if _leave_out_unseen(tree):
         source = tree.html or ""
@@ -132,23 +124,6 @@ def page_of(
     heading = tree.css_first("title") or tree.css_first("h1")
     title = " ".join(heading.text().split()) if heading is not None else ""
     return title, main, _meta(tree)
-
-
-def _html_of(source: str) -> str:
-    """Return XHTML as HTML, in which <title/> and <script/> would go on to the end of the page."""
-    source = _CDATA.sub(_escaped, source)
-    return _CLOSED.sub(_opened_and_closed, source)
-
-
-def _escaped(section: re.Match[str]) -> str:
-    return html.escape(section[1])
-
-
-def _opened_and_closed(element: re.Match[str]) -> str:
-    name, attributes = element.groups()
-    if name in _VOID:
-        return element[0]
-    return f"<{name}{attributes}></{name}>"
 
 
 def _leave_out_unseen(tree: LexborHTMLParser) -> bool:
@@ -383,13 +358,19 @@ class _Page:
         elif tag == "pre":
             self.verbatim, self._code = 1, (len(self.parts), _language(node))
         elif tag in ("ul", "ol"):
-            self._lists.append((tag, _number_of(node, "start", 1) - 1))
+            kind = ""
+            if tag == "ol":
+                kind = node.attributes.get("type") or "1"
+            self._lists.append((kind, _number_of(node, "start", 1) - 1))
         elif tag == "li" and self._lists:
             kind, n = self._lists[-1]
             number = _number_of(node, "value", n + 1)
             self._lists[-1] = kind, number
             self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM)
-            self._mark += f"{number}. " if kind == "ol" else "- "
+            mark = "-"
+            if kind:
+                mark = f"{item_number(number, kind)}."
+            self._mark += f"{mark} "
         elif tag == "q":
             self.add_text("“")
         elif _LEVEL.fullmatch(tag) and not self._in_cell:

@@ -37,7 +37,7 @@ from kinject.documents.text import (
 from kinject.errors import InputError
 from kinject.types import Document
 
-_HEADERS = ("From", "To", "Subject", "Date", "Received", "Message-ID")
+_HEADERS = ("From", "To", "Subject", "Date", "Received", "Message-ID", "MIME-Version")
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BODIES = frozenset({"text/plain", "text/html"})

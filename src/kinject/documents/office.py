@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
 from kinject.disk import read_bytes
-from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.readers import LocatedDocument, ReadOptions, read_member
 from kinject.documents.text import (
     DAMAGED_ARCHIVE,
     XmlElement,
@@ -42,8 +42,6 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _MAIN_PARTS = ("word/document.xml", "ppt/presentation.xml", "xl/workbook.xml")
 # SyntaxError is lxml's of a text that is no XML.
 _UNREADABLE = (KeyError, SyntaxError, *DAMAGED_ARCHIVE)
-_SUPERSCRIPTS = str.maketrans("0123456789+-−–=()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁻⁼⁽⁾ⁿ")
-_RAISED_NUMBER = re.compile(r"[-+−–]?\(?\d[\d+\-−–=()]*|[-+−–n]")
 
 
 class _Relation(NamedTuple):
@@ -61,6 +59,7 @@ class Package:
         data = BytesIO(read_bytes(path, options.largest, stream))
         check_archive(path, data, options)
         self.path = path
+        self._options = options
         self.faults: list[LocatedDocument] = []
         """Parts of the text that cannot be read: (location, error)."""
         self._archive = zipfile.ZipFile(data)
@@ -89,6 +88,22 @@ class Package:
         if b"purl.oclc.org" in data:
             data = _STRICT.sub(rb"\1http://schemas.openxmlformats.org/\2/2006/", data)
         return data
+
+    def text_of_file(self, name: str) -> str:
+        """Return the text of a part that is a file of its own; what is unread of it is named."""
+        try:
+            data = self.data(name)
+        except _UNREADABLE:
+            self.add_fault("inserted file", "missing from the file, or damaged. Insert it again.")
+            return ""
+        texts = []
+        place = self.path / posixpath.basename(name)
+        for location, document in read_member(place, data, self._options):
+            if isinstance(document, InputError):
+                self.faults.append((location, document))
+            else:
+                texts.append(document.text)
+        return "\n\n".join(texts)
 
     def root(self, name: str) -> XmlElement:
         """Return the root of a part. No entity is expanded, nothing is fetched."""
@@ -201,13 +216,6 @@ def whole_number(value: str | None, default: int = 0) -> int:
     if value is None or not value.isascii() or not value.isdecimal():
         return default
     return int(value[:9])
-
-
-def raised(text: str) -> str:
-    """Return the text of a raised run: 10 and a raised 6 are 10⁶, a raised "th" is itself."""
-    if _RAISED_NUMBER.fullmatch(text.strip()):
-        return text.translate(_SUPERSCRIPTS)
-    return text
 
 
 def number_text(value: int | float, number_format: str = "") -> str:

@@ -92,7 +92,7 @@ KINDS: Mapping[str, Kind] = {
     "odf": Kind((".odt", ".ods", ".odp"), "archives:read_open_document"),
     "rtf": Kind((".rtf",), "rtf:read_rtf"),
     "msg": Kind((".msg",), "mail:read_msg"),
-    "mail": Kind((".eml",), "mail:read_eml"),
+    "mail": Kind((".eml", ".mht", ".mhtml"), "mail:read_eml"),
     "mailbox": Kind((".mbox",), "mail:read_mbox"),
     "csv": Kind((".csv", ".tsv", ".tab"), "rows:read_csv"),
     "jsonl": Kind((".jsonl", ".ndjson"), "rows:read_json_rows"),

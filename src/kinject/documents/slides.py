@@ -16,10 +16,10 @@ from kinject.documents.office import (
     attribute_at,
     comment_text,
     drawing_texts,
-    raised,
     whole_number,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.symbols import raised, symbol_text
 from kinject.documents.text import (
     XmlElement,
     heading,
@@ -261,7 +261,12 @@ def _kind_on_master(kind: str) -> str:
 def _letters(element: XmlElement) -> str:
     """Return the text of a run, its digits raised if they are."""
     text = element.text or ""
-    height = attribute_at(element.getparent(), f"{DRAWING}rPr", "baseline")
+    run = element.getparent()
+    text = symbol_text(text, attribute_at(run, f"{DRAWING}rPr/{DRAWING}latin", "typeface"))
+    # The arrow that PowerPoint makes of "-->" is a letter with an accent in this font.
+    signs = attribute_at(run, f"{DRAWING}rPr/{DRAWING}sym", "typeface")
+    text = symbol_text(text, signs, are_letters=False)
+    height = attribute_at(run, f"{DRAWING}rPr", "baseline")
     # Thousandths of a per cent, in Strict Open XML 30%; below zero the text is lowered.
     if whole_number(height.rstrip("%")):
         return raised(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import html
 import importlib
 import json
 import re
@@ -309,6 +310,36 @@ def check_archive(path: Path, stream: BinaryIO, options: ReadOptions) -> int:
     return unpacked
 
 
+_XHTML = re.compile(r"<\?xml\b|<html\b[^>]*\bxmlns\s*=", re.IGNORECASE)
+_CLOSED = re.compile(
+    r"""<([a-z][a-z0-9]*)((?:\s+[^\s<>=/"']+(?:\s*=\s*(?:"[^"]*"|'[^']*'))?)*+)\s*/>"""
+)
+"""An element that ends where it begins."""
+_CDATA = re.compile(r"<!\[CDATA\[((?s:.*?))\]\]>")
+_ENDLESS = "area base br col embed hr img input link meta param source track wbr"
+_VOID = frozenset(_ENDLESS.split())
+
+
+def html_of_xhtml(source: str) -> str:
+    """Return XHTML as HTML, in which <title/> and <script/> would go on to the end of the page;
+    other pages as they are."""
+    if _XHTML.search(source[:2_000]) is None:
+        return source
+    source = _CDATA.sub(_escaped, source)
+    return _CLOSED.sub(_opened_and_closed, source)
+
+
+def _escaped(section: re.Match[str]) -> str:
+    return html.escape(section[1])
+
+
+def _opened_and_closed(element: re.Match[str]) -> str:
+    name, attributes = element.groups()
+    if name in _VOID:
+        return element[0]
+    return f"<{name}{attributes}></{name}>"
+
+
 class XmlElement(Protocol):
     """The part of lxml's elements that readers use; the library has no types."""
 
@@ -370,6 +401,28 @@ def one_line(text: str) -> str:
 def heading(level: int, text: str) -> str:
     """Return a heading of level 1 to 6 (deeper ones are 6)."""
     return f"{'#' * min(max(level, 1), 6)} {one_line(text)}"
+
+
+_ROMAN = (
+    *((1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l")),
+    *((40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i")),
+)
+
+
+def item_number(n: int, kind: str) -> str:
+    """Return the number of an item as its reader sees it, of the kind 1, a, A, i or I: texts refer
+    to (b) and to IV."""
+    number = str(n)
+    if kind in ("a", "A") and 0 < n <= 780:
+        number = chr(ord("a") + (n - 1) % 26) * ((n - 1) // 26 + 1)
+    elif kind in ("i", "I") and 0 < n < 4000:
+        number = ""
+        for value, letters in _ROMAN:
+            number += letters * (n // value)
+            n %= value
+    if kind.isupper():
+        return number.upper()
+    return number
 
 
 def fenced(code: str, language: str = "") -> str:

@@ -12,19 +12,21 @@ from typing import BinaryIO, NamedTuple
 from kinject.documents.equations import MATH, UnwritableMath, equation_text
 from kinject.documents.office import (
     FALLBACK,
+    RELATION,
     Package,
     attribute_at,
     comment_text,
     drawing_texts,
-    raised,
     whole_number,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.symbols import raised, symbol_text
 from kinject.documents.text import (
     DEEPEST_ITEM,
     XmlElement,
     below_table,
     heading,
+    item_number,
     library_errors,
     markdown_table,
     one_line,
@@ -72,6 +74,21 @@ class _ListLevel(NamedTuple):
     is_bullet: bool = True
     start: int = 1
     restarts: bool = False
+    kind: str = "1"
+    template: str = ""
+
+
+_KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"}
+"""The numbers of Word's lists -> their kind, where they are not decimal."""
+_OFF = frozenset({"0", "false", "off"})
+
+
+class _Field(NamedTuple):
+    """A field that has begun: where its instruction does among the parts of its paragraph, -1 in
+    its result; and what a field of a form shows that has no result."""
+
+    start: int
+    shown: str
 
 
 class _Word:
@@ -91,10 +108,11 @@ class _Word:
         self._counts: Counter[tuple[str, int]] = Counter()
         self._notes: dict[tuple[str, str], str] = {}
         self._n_paragraphs = 0
+        self._initial = ""
 
     def text(self) -> str:
         blocks = [self._text_of_blocks(body) for body in self.body.iter(f"{_W}body")]
-        return "\n\n".join(filter(None, [*blocks, *self._note_texts()]))
+        return "\n\n".join(filter(None, [*blocks, self._initial, *self._note_texts()]))
 
     def _text_of_blocks(self, parent: XmlElement) -> str:
         """Return the paragraphs and tables in an element; items of a list without blank lines."""
@@ -103,6 +121,8 @@ class _Word:
         for element in _blocks(parent):
             if element.tag == f"{_W}tbl":
                 block, is_item = self._table(element), False
+            elif element.tag == f"{_W}altChunk":
+                block, is_item = self._chunk(element), False
             else:
                 block, is_item = self._paragraph(element)
             if block and is_item and in_list:
@@ -119,6 +139,8 @@ class _Word:
         level, item = self._level(element), self._item(element)
         if text and level is not None:
             self.title = self.title or one_line(text)
+            if item and not item.endswith("- "):
+                text = item.strip() + f" {text}"
             text = heading(level, text)
         elif text and item:
             text = item + one_line(text)
@@ -128,7 +150,14 @@ class _Word:
         """Return the text of a paragraph without its boxes. One that cannot be written is named."""
         self._n_paragraphs += 1
         try:
-            return self._run_text(element).strip()
+            text = self._run_text(element)
+            # A large first letter is a paragraph of its own, in the file only.
+            if attribute_at(element, f"{_W}pPr/{_W}framePr", f"{_W}dropCap") in ("drop", "margin"):
+                self._initial += text
+                return ""
+            if text.strip():
+                text, self._initial = self._initial + text, ""
+            return text.strip()
         except UnwritableMath as error:
             self.package.add_fault(
                 f"paragraph {self._n_paragraphs}",
@@ -136,6 +165,11 @@ class _Word:
                 "out. Write the equation with Insert > Equation.",
             )
             return ""
+
+    def _chunk(self, chunk: XmlElement) -> str:
+        """Return the text of a file (a web page, a document) that is a part of this one."""
+        name = self.package.target(self.package.main, chunk.get(f"{RELATION}id", ""))
+        return self.package.text_of_file(name)
 
     def _boxes(self, paragraph: XmlElement, in_cell: bool = False) -> list[str]:
         """Return the text boxes, charts and diagrams in a paragraph."""
@@ -162,12 +196,17 @@ class _Word:
         boxes are left out."""
         parts: list[str] = []
         equation_end = -1
+        fields: list[_Field] = []
         stack = [paragraph]
         while stack:
             element = stack.pop()
             tag = element.tag
             if tag == f"{_W}t":
                 parts.append(_letters(element))
+            elif tag == f"{_W}r" and self._is_hidden(element):
+                continue
+            elif tag == f"{_W}fldChar":
+                _follow_field(element, fields, parts)
             elif tag == f"{MATH}oMath":
                 # Equations beside each other are shown on lines of their own.
                 if equation_end == len(parts):
@@ -188,6 +227,14 @@ class _Word:
                 _check_written(element)
                 stack += reversed([child for child in element if isinstance(child.tag, str)])
         return "".join(parts)
+
+    def _is_hidden(self, run: XmlElement) -> bool:
+        """Return whether a run, or its style, is marked as hidden text."""
+        switch = run.find(f"{_W}rPr/{_W}vanish")
+        style = self._styles.get(attribute_at(run, f"{_W}rPr/{_W}rStyle", _VAL))
+        if switch is None and style is not None:
+            switch = style.find(f"{_W}rPr/{_W}vanish")
+        return switch is not None and switch.get(_VAL, "1") not in _OFF
 
     def _note_mark(self, reference: XmlElement) -> str:
         """Return the mark of a note: they are counted in the order of their marks."""
@@ -260,25 +307,19 @@ class _Word:
         """Return (numbering, depth) -> how its items are marked."""
         levels: dict[tuple[str, int], _ListLevel] = {}
         for root in self.package.optional_roots(self.package.main, "numbering"):
-            abstract: dict[tuple[str, int], XmlElement] = {}
+            lists = {}
+            styles = {}
             for element in root.iter(f"{_W}abstractNum"):
-                for level in element.iter(f"{_W}lvl"):
-                    depth = whole_number(level.get(f"{_W}ilvl"))
-                    abstract[element.get(f"{_W}abstractNumId", ""), depth] = level
+                list_id = element.get(f"{_W}abstractNumId", "")
+                lists[list_id] = element
+                styles[_value(element, "styleLink")] = list_id
             for number in root.iter(f"{_W}num"):
-                starts = {}
-                for override in number.iterchildren(f"{_W}lvlOverride"):
-                    depth = whole_number(override.get(f"{_W}ilvl"))
-                    starts[depth] = _value(override, "startOverride")
                 list_id = _value(number, "abstractNumId")
-                for (name, depth), level in abstract.items():
-                    if name != list_id:
-                        continue
-                    is_bullet = _value(level, "numFmt") in ("", "bullet", "none")
-                    restart = starts.get(depth, "")
-                    start = whole_number(restart or _value(level, "start"), 1)
-                    key = number.get(f"{_W}numId", ""), depth
-                    levels[key] = _ListLevel(list_id, is_bullet, start, bool(restart))
+                # A list may be that of a style, which is another entry.
+                if list_id in lists:
+                    list_id = styles.get(_value(lists[list_id], "numStyleLink") or "-", list_id)
+                for depth, level in _list_levels(number, list_id, lists.get(list_id)):
+                    levels[number.get(f"{_W}numId", ""), depth] = level
         return levels
 
     def _item(self, element: XmlElement) -> str:
@@ -303,7 +344,7 @@ class _Word:
         level = self._list_levels.get((numbering, depth), _ListLevel(numbering))
         n = self._count_item(numbering, depth, level)
         if not level.is_bullet:
-            mark = f"{n}. "
+            mark = self._number(numbering, depth, n)
         return "  " * min(depth, DEEPEST_ITEM) + mark
 
     def _count_item(self, numbering: str, depth: int, level: _ListLevel) -> int:
@@ -319,6 +360,18 @@ class _Word:
             self._counts[place] = level.start - 1
         self._counts[place] += 1
         return self._counts[place]
+
+    def _number(self, numbering: str, depth: int, n: int) -> str:
+        """Return the mark of a numbered item as Word shows it: 3., (b), § 2.1."""
+        own = self._list_levels[numbering, depth]
+        if not own.template:
+            return f"{n}. "
+        mark = own.template
+        for index in range(depth + 1):
+            level = self._list_levels.get((numbering, index), own)
+            number = self._counts.get((level.list_id, index), level.start)
+            mark = mark.replace(f"%{index + 1}", item_number(number, level.kind))
+        return f"{one_line(mark)} "
 
     def _table(self, table: XmlElement) -> str:
         """Return a table; merged cells are repeated in each grid cell that they cover."""
@@ -379,6 +432,9 @@ class _Word:
                     text = self._item(element) + text
                 texts += [text, *self._boxes(element, in_cell=True)]
                 continue
+            if element.tag == f"{_W}altChunk":
+                texts.append(self._chunk(element))
+                continue
             cells = [list(_children(row, f"{_W}tc")) for row in _children(element, f"{_W}tr")]
             if within is not None and len(cells) > 1 and max(map(len, cells)) > 1:
                 within.append(element)
@@ -404,11 +460,71 @@ def _style_depth(name: str) -> int:
     return int(deeper[1]) - 1
 
 
+def _list_levels(
+    number: XmlElement, list_id: str, abstract: XmlElement | None
+) -> Iterator[tuple[int, _ListLevel]]:
+    """Yield the depths of a numbering, and how their items are marked: as in its list, but for what
+    it changes."""
+    levels: dict[int, XmlElement] = {}
+    starts: dict[int, str] = {}
+    if abstract is not None:
+        for level in abstract.iter(f"{_W}lvl"):
+            levels[whole_number(level.get(f"{_W}ilvl"))] = level
+    for override in number.iterchildren(f"{_W}lvlOverride"):
+        depth = whole_number(override.get(f"{_W}ilvl"))
+        starts[depth] = _value(override, "startOverride")
+        for level in override.iterchildren(f"{_W}lvl"):
+            levels[depth] = level
+    for depth, level in levels.items():
+        form = _value(level, "numFmt")
+        text = level.find(f"{_W}lvlText")
+        template = _value(level, "lvlText")
+        is_bullet = form in ("", "bullet", "none") or (text is not None and not template)
+        restart = starts.get(depth, "")
+        start = whole_number(restart or _value(level, "start"), 1)
+        kind = _KINDS.get(form, "1")
+        yield depth, _ListLevel(list_id, is_bullet, start, bool(restart), kind, template)
+
+
+def _follow_field(mark: XmlElement, fields: list[_Field], parts: list[str]) -> None:
+    """Follow the beginning, the middle or the end of a field: of its instruction, in which other
+    fields may have results, nothing is text."""
+    kind = mark.get(f"{_W}fldCharType")
+    if kind == "begin":
+        fields.append(_Field(len(parts), _form_value(mark)))
+    elif fields:
+        field = fields.pop()
+        if field.start >= 0:
+            del parts[field.start :]
+        if kind == "separate":
+            fields.append(_Field(-1, field.shown))
+        else:
+            parts.append(field.shown)
+
+
+def _form_value(mark: XmlElement) -> str:
+    """Return what a box to be ticked, or a list to choose from, shows in a form; "" without one."""
+    box = mark.find(f"{_W}ffData/{_W}checkBox")
+    if box is not None:
+        for name in ("checked", "default"):
+            switch = box.find(f"{_W}{name}")
+            if switch is not None:
+                return {True: "☐", False: "☒"}[switch.get(_VAL, "1") in _OFF]
+        return "☐"
+    choices = mark.find(f"{_W}ffData/{_W}ddList")
+    if choices is None:
+        return ""
+    entries = [entry.get(_VAL, "") for entry in choices.iterchildren(f"{_W}listEntry")]
+    chosen = whole_number(_value(choices, "result") or _value(choices, "default"))
+    return "".join(entries[chosen : chosen + 1])
+
+
 def _letters(element: XmlElement) -> str:
     """Return the text of a run, its digits raised if they are."""
     text = element.text or ""
-    place = element.getparent().find(f"{_W}rPr/{_W}vertAlign")
-    if place is not None and place.get(_VAL) == "superscript":
+    run = element.getparent()
+    text = symbol_text(text, attribute_at(run, f"{_W}rPr/{_W}rFonts", f"{_W}ascii"))
+    if attribute_at(run, f"{_W}rPr/{_W}vertAlign", _VAL) == "superscript":
         return raised(text)
     return text
 
@@ -419,9 +535,12 @@ def _symbol(element: XmlElement) -> str:
     if not re.fullmatch("[0-9A-Fa-f]{2,5}", code):
         return ""
     number = int(code, 16)
-    if 0xE000 <= number < 0xF900 or number < 32:
+    if 0xD800 <= number < 0xE000 or number < 32:
         return ""
-    return chr(number)
+    sign = symbol_text(chr(number), element.get(f"{_W}font", ""))
+    if 0xE000 <= ord(sign) < 0xF900:
+        return ""
+    return sign
 
 
 def _check_written(element: XmlElement) -> None:
@@ -469,5 +588,5 @@ def _children(parent: XmlElement, *tags: str) -> Iterator[XmlElement]:
 
 
 def _blocks(parent: XmlElement) -> Iterator[XmlElement]:
-    """Yield the paragraphs and tables in `parent`, those in content controls as well."""
-    return _children(parent, f"{_W}p", f"{_W}tbl")
+    """Yield the paragraphs, tables and files in `parent`, those in content controls as well."""
+    return _children(parent, f"{_W}p", f"{_W}tbl", f"{_W}altChunk")
