@@ -60,6 +60,11 @@ def test_groups_without_a_document_around_them_are_all_read() -> None:
         (rb"{\field{\*\fldinst HYPERLINK \"x\"}{\fldrslt the page}}", "the page"),
         (rb"x{\mmath{\*\moMath{\msSup{\msSupPr{\mtype a}}{\me b}{\msup 2}}}}", "xb^(2)"),
         (rb"{\header top}A{\footer \'80}", "A"),
+        (
+            rb"7 \'d7 10{\super\endash 3} m\super 2\nosupersub , 21{\super st} H{\sub 2}",
+            "7 × 10⁻³ m², 21st H2",
+        ),
+        (rb"{\fonttbl{\f7\fcharset2 Symbol;}{\f8 Arial;}}{\f7 W\'b3\u-3996?} \f8 W", "Ω≥δ W"),
     ],
 )
 def test_characters_and_groups(body: bytes, text: str) -> None:

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from kinject.disk import read_bytes
 from kinject.documents.html import page_of
 from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.symbols import is_symbol_font, raised, symbol_text
 from kinject.documents.text import (
     code_page_codec,
     heading,
@@ -296,6 +297,7 @@ class _Group:
     n_replaced: int = 1
     hidden: bool = False
     deleted: bool = False
+    raised: bool = False
     outside_page: bool = False
     level: int = 0
     heading: int = 0
@@ -338,6 +340,7 @@ class _Parser:
         self._notes: list[str] = []
         self._codec = "cp1252"
         self._font_codecs: dict[int, str] = {}
+        self._font_names: dict[int, str] = {}
         self._default_font = -1
         self._listed_font = -1
         # Bytes are decoded together: a character may have two, one of them written as a letter.
@@ -469,7 +472,7 @@ class _Parser:
         elif name in _UNREAD or is_property or (starred and name not in _READ_AFTER_STAR):
             group.is_read = False
         elif name in _OWN_FLOWS:
-            group.kind, group.flow = name, _Flow()
+            group.kind, group.flow, group.raised = name, _Flow(), False
             group.level = group.heading = 0
         elif name in ("upr", "fonttbl"):
             group.kind = name
@@ -490,12 +493,15 @@ class _Parser:
             self._default_font = group.font = number or 0
         elif name == "plain":
             group.font, group.hidden, group.deleted = self._default_font, False, False
+            group.raised = False
         elif name == "uc":
             group.n_replaced = max(number or 0, 0)
         elif name == "v":
             group.hidden = is_on
         elif name == "deleted":
             group.deleted = is_on
+        elif name in ("super", "sub", "nosupersub"):
+            group.raised = name == "super" and is_on
         elif name == "htmlrtf":
             group.outside_page = is_on
         else:
@@ -547,6 +553,9 @@ class _Parser:
             return
         data = bytes(self._bytes)
         self._bytes.clear()
+        if is_symbol_font(self._font_names.get(self._group.font, "")):
+            self._add(data.decode("latin-1"))
+            return
         codec = self._font_codecs.get(self._group.font, self._codec)
         try:
             text = data.decode(codec)
@@ -557,9 +566,15 @@ class _Parser:
     def _add(self, text: str) -> None:
         group = self._group
         text = text.replace("\0", "")
-        # The names of fonts are text to the letter.
-        if not group.is_read or self._is_in_fonts():
+        if not group.is_read:
             return
+        if self._is_in_fonts():
+            name = self._font_names.get(self._listed_font, "") + text
+            self._font_names[self._listed_font] = name.rstrip("; ")
+            return
+        text = symbol_text(text, self._font_names.get(group.font, ""))
+        if group.raised:
+            text = raised(text)
         if self.holds_page:
             if group.kind == "htmltag" or not group.outside_page:
                 self.page.append(text)
