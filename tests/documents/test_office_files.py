@@ -489,6 +489,83 @@ def test_shapes_are_read_from_the_top_with_their_equations_and_comments() -> Non
     )
 
 
+def test_shapes_of_a_group_are_where_the_group_is() -> None:
+    def group(x: int, y: int, inner_y: int, size: int, content: str) -> str:
+        place = f'<a:off x="{x}" y="{y}"/><a:ext cx="90" cy="{size}"/>'
+        place += f'<a:chOff x="0" y="{inner_y}"/><a:chExt cx="90" cy="50"/>'
+        return f"<p:grpSp><p:grpSpPr><a:xfrm>{place}</a:xfrm></p:grpSpPr>{content}</p:grpSp>"
+
+    # A group is moved below the middle and doubled; one within it is moved to its end.
+    inner = group(0, 40, 700, 50, shape(0, 700, line("fourth")))
+    moved = group(0, 500, 0, 100, inner + shape(0, 30, line("third")))
+    data = deck(slide("Order", moved, shape(0, 400, line("second")), shape(0, 20, line("first"))))
+    assert read("a.pptx", data)[0].split() == ["##", "Order", "first", "second", "third", "fourth"]
+
+
+def test_items_signs_and_parted_words_of_a_slide_are_those_shown() -> None:
+    def item(text: str, form: str, level: int = 0) -> str:
+        numbering = f'<a:pPr lvl="{level}"><a:buAutoNum type="{form}"/></a:pPr>'
+        return f"<a:p>{numbering}<a:r><a:t>{text}</a:t></a:r></a:p>"
+
+    arrow = '<a:r><a:rPr><a:sym typeface="Wingdings"/></a:rPr><a:t> Ebb à quay</a:t></a:r>'
+    items = item("Load", "romanUcPeriod") + item("oars", "alphaLcParenBoth", 1)
+    items += item("ropes", "alphaLcParenBoth", 1) + item("Row", "romanUcPeriod")
+    point = "<a:p><a:r><a:t>Har</a:t></a:r><a:r><a:t>bour</a:t></a:r></a:p><a:p><a:r><a:t>West</a:t></a:r></a:p>"
+    diagram = f'<dgm:dataModel xmlns:dgm="{_ART}/diagram"><dgm:pt><dgm:t>{point}</dgm:t></dgm:pt></dgm:dataModel>'
+    frame = f'<p:graphicFrame><a:graphic><dgm:relIds xmlns:dgm="{_ART}/diagram" r:dm="rId1"/></a:graphic></p:graphicFrame>'
+    data = deck(
+        slide("Day", frame, shape(0, 10, items), shape(0, 20, f"<a:p>{arrow}</a:p>")),
+        **{
+            "slides/_rels/s1.xml.rels": relations(("diagramData", "../d.xml")),
+            "d.xml": diagram.replace(">", f" {_NAMES}>", 1),
+        },
+    )
+    assert read("a.pptx", data) == (
+        "## Day\n\n- Harbour West\n\nI. Load\n  (a) oars\n  (b) ropes\nII. Row\n\nEbb → quay",
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("number_format", "value", "shown"),
+    [
+        ('0.0"%"', "3.5", "3.5%"),
+        ("0.00\\%", "7.25", "7.25%"),
+        ("0.0%", "0.035", "3.5%"),
+        ('#,##0.00\\ "kn"', "1250.5", "1250.5 kn"),
+        ("[$€-407] #,##0", "-80", "€ -80"),
+        ('#,##0.0,,"m"', "2500000", "2.5m"),
+        ("000000", "4711", "004711"),
+        ("00\\-00\\-00", "10499", "01-04-99"),
+        ('"open";;"shut"', "0", "shut"),
+        (";;;", "6", "6"),
+        ('[>9]0.0,"k";0', "12000", "12000"),
+        ('_(* #,##0_);_(* \\(#,##0\\);_(* "-"??_)', "-9", "-9"),
+        ("0\\ \\d", "4", "4 d"),
+    ],
+)
+def test_numbers_have_the_units_and_zeros_of_their_formats(
+    number_format: str, value: str, shown: str
+) -> None:
+    code = number_format.replace("&", "&amp;").replace('"', "&quot;").replace(">", "&gt;")
+    formats = f'<numFmts><numFmt numFmtId="170" formatCode="{code}"/></numFmts>'
+    styles = f'<styleSheet xmlns="{_SHEET}">{formats}<cellXfs><xf numFmtId="170"/></cellXfs></styleSheet>'
+    rows = f'<row r="1"><c r="A1" s="0"><v>{value}</v></c></row>'
+    data = workbook(rows, targets=(("styles", "styles.xml"),), **{"styles.xml": styles})
+    assert read("a.xlsx", data)[0].endswith(f"\n\n{shown}")
+
+
+def test_raised_digits_of_a_cell_and_days_of_a_chart() -> None:
+    run_of = '<r><rPr><vertAlign val="superscript"/></rPr><t>3</t></r>'
+    rows = f'<row r="1"><c r="A1" t="inlineStr"><is><r><t>9 m</t></r>{run_of}</is></c></row>'
+    assert read("a.xlsx", workbook(rows))[0].endswith("\n\n9 m³")
+    points = '<c:formatCode>d/m/yyyy</c:formatCode><c:pt idx="0"><c:v>43831</c:v></c:pt>'
+    chart = _CHART.replace(_POINTS, points).replace("0.55", "0.25").replace('idx="1"', 'idx="0"')
+    drawing = '<w:r><w:drawing><c:chart r:id="rId1"/></w:drawing></w:r>'
+    data = word(paragraph(drawing), ("chart", "charts/c.xml"), **{"charts/c.xml": chart})
+    assert "| 2020-01-01 | 25% |" in read("a.docx", data)[0]
+
+
 def strict(data: bytes) -> bytes:
     """The file with the names of Strict Open XML."""
     out = io.BytesIO()

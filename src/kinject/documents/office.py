@@ -17,7 +17,9 @@ from typing import BinaryIO, NamedTuple
 from urllib.parse import unquote
 
 from kinject.disk import read_bytes
+from kinject.documents.number_formats import shown_number
 from kinject.documents.readers import LocatedDocument, ReadOptions, read_member
+from kinject.documents.symbols import raised
 from kinject.documents.text import (
     DAMAGED_ARCHIVE,
     XmlElement,
@@ -218,13 +220,23 @@ def whole_number(value: str | None, default: int = 0) -> int:
     return int(value[:9])
 
 
-def number_text(value: int | float, number_format: str = "") -> str:
-    """Return a number as people see it: per cent, no float noise."""
-    if "%" in number_format:
-        return f"{value * 100:.10g}%"
-    if isinstance(value, float):
-        return f"{value:.15g}"
-    return str(value)
+def runs_text(parent: XmlElement) -> str:
+    """Return the paragraphs of a shape on one line. Programs part a word where its print, or its
+    spelling, changes: between runs is no space."""
+    lines = []
+    for paragraph in parent.iter(f"{DRAWING}p"):
+        parts = []
+        for element in paragraph.iter(f"{DRAWING}*"):
+            if element.tag == f"{DRAWING}br":
+                parts.append(" ")
+            elif element.tag == f"{DRAWING}t":
+                text = element.text or ""
+                place = attribute_at(element.getparent(), f"{DRAWING}rPr", "baseline")
+                if whole_number(place.rstrip("%")):
+                    text = raised(text)
+                parts.append(text)
+        lines.append("".join(parts))
+    return one_line(" ".join(lines))
 
 
 def comment_text(text: str, author: str, place: str = "") -> str:
@@ -243,7 +255,7 @@ def drawing_texts(package: Package, part: str, drawing: XmlElement) -> list[str]
     for chart in drawing.iter(f"{CHART}chart"):
         root = package.wanted(package.target(part, chart.get(f"{RELATION}id", "")), "chart")
         if root is not None:
-            texts.append(chart_text(root))
+            texts.append(chart_text(root, package.path))
     for diagram in drawing.iter(f"{DIAGRAM}relIds"):
         root = package.wanted(package.target(part, diagram.get(f"{RELATION}dm", "")), "diagram")
         if root is not None:
@@ -255,23 +267,23 @@ def _diagram_text(root: XmlElement) -> str:
     """Return the texts of a diagram as a list."""
     lines = []
     for point in root.iter(f"{DIAGRAM}t"):
-        line = " ".join(run.text or "" for run in point.iter(f"{DRAWING}t"))
-        if line.strip():
-            lines.append(f"- {one_line(line)}")
+        line = runs_text(point)
+        if line:
+            lines.append(f"- {line}")
     return "\n".join(lines)
 
 
-def chart_text(root: XmlElement) -> str:
+def chart_text(root: XmlElement, path: Path) -> str:
     """Return the title of a chart, and its values as a table: a row for each category."""
     title = root.find(f".//{CHART}chart/{CHART}title")
     texts = []
     if title is not None:
-        texts.append(one_line(" ".join(run.text or "" for run in title.iter(f"{DRAWING}t"))))
+        texts.append(runs_text(title) or title.findtext(f".//{CHART}v") or "")
     # Curves over other categories, or over values of their own as in a scatter plot.
     tables: defaultdict[tuple[str, ...], list[list[str]]] = defaultdict(list)
     for series in root.iter(f"{CHART}ser"):
-        categories = _points(series, "cat") or _points(series, "xVal")
-        values = _points(series, "val") or _points(series, "yVal")
+        categories = _points(series, "cat", path) or _points(series, "xVal", path)
+        values = _points(series, "val", path) or _points(series, "yVal", path)
         if not values:
             continue
         length = max(*categories, *values) + 1
@@ -288,7 +300,7 @@ def chart_text(root: XmlElement) -> str:
 _MOST_POINTS = 10_000
 
 
-def _points(series: XmlElement, name: str) -> dict[int, str]:
+def _points(series: XmlElement, name: str, path: Path) -> dict[int, str]:
     """Return index -> text of the categories or values of a curve."""
     data = series.find(f"{CHART}{name}")
     if data is None:
@@ -303,12 +315,12 @@ def _points(series: XmlElement, name: str) -> dict[int, str]:
         index = whole_number(point.get("idx"))
         text = (point.findtext(f"{CHART}v") or "").strip()
         if index < _MOST_POINTS:
-            points[index] = _point_text(text, number_format)
+            points[index] = _point_text(text, number_format, path)
     return points
 
 
-def _point_text(text: str, number_format: str) -> str:
+def _point_text(text: str, number_format: str, path: Path) -> str:
     try:
-        return number_text(float(text), number_format)
+        return shown_number(float(text), number_format, None, path)
     except ValueError:  # the name of a category
         return text

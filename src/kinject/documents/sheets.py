@@ -10,24 +10,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from kinject.documents.number_formats import moment_text, shown_number
 from kinject.documents.office import (
     CHART,
-    DRAWING,
     RELATION,
     Package,
+    attribute_at,
     chart_text,
     comment_text,
-    number_text,
+    runs_text,
     whole_number,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.symbols import raised, symbol_text
 from kinject.documents.text import (
     XmlElement,
     heading,
     import_extra,
     joined,
     library_errors,
-    one_line,
     tables_of,
     whole_file,
 )
@@ -39,8 +40,6 @@ _LARGEST_MERGED = 10_000
 _ESCAPED = re.compile(r"_x([0-9A-Fa-f]{4})_")
 # lxml's for a text that is no XML, the package's for a part that is not there.
 _DAMAGED = (SyntaxError, KeyError)
-_LITERALS = re.compile(r'"[^"]*"|\\.|\[[^\]]*\]')
-"""The parts of a format of numbers that are no codes: texts, and locales such as [$-en-US]."""
 # What Excel writes into the older kind of comment, for programs that do not know threads.
 _THREADED = "[Threaded comment]"
 Area = tuple[int, int, int, int]
@@ -195,9 +194,7 @@ class _Book:
         # A long whole number keeps its digits.
         if value.lstrip("-").isdecimal():
             number = int(value)
-        if self._numbers.is_date_format(number_format):
-            return self._date_text(number, number_format)
-        return number_text(number, number_format)
+        return shown_number(number, number_format, self._epoch, self.package.path)
 
     def _iso_text(self, value: str, number_format: str) -> str:
         """Return a date in ISO 8601, as Strict Open XML has them, as one that is a number."""
@@ -210,24 +207,7 @@ class _Book:
             return moment.time().isoformat("seconds")
         if "T" not in value and " " not in value:
             return moment.date().isoformat()
-        return self._moment_text(moment, number_format)
-
-    def _moment_text(self, moment: datetime.datetime, number_format: str) -> str:
-        """Return a day, with its time if people see one: 2026-03-05 00:00:00, and not the day."""
-        has_time = re.search("[hs]", _LITERALS.sub("", number_format), re.IGNORECASE)
-        if moment.time() == datetime.time() and has_time is None:
-            return moment.date().isoformat()
-        return moment.isoformat(" ", "seconds")
-
-    def _date_text(self, number: int | float, number_format: str) -> str:
-        is_span = self._numbers.is_timedelta_format(number_format)
-        try:
-            date = self._dates.from_excel(number, self._epoch, timedelta=is_span)
-        except (ValueError, OverflowError):  # beyond the year 9999
-            return number_text(number)
-        if isinstance(date, datetime.datetime):
-            return self._moment_text(date, number_format)
-        return str(date)
+        return moment_text(moment, number_format)
 
     def name_what_is_lost(self) -> None:
         """Name cells without their text, and numbers without their format, by which one may be a
@@ -252,14 +232,12 @@ class _Book:
         own = re.compile(rf"'?{re.escape(sheet.name.replace(chr(39), chr(39) * 2))}'?!")
         place = f"drawings on sheet {sheet.name}"
         for root in self.package.wanted_roots(sheet.part, "drawing", place):
-            for box in root.iter("{*}txBody"):
-                runs = [run.text or "" for run in box.iter(f"{DRAWING}t")]
-                texts.append(one_line(" ".join(runs)))
+            texts += map(runs_text, root.iter("{*}txBody"))
         for drawing in self.package.related(sheet.part, "drawing"):
             for chart in self.package.wanted_roots(drawing, "chart", place):
                 sources = [formula.text or "" for formula in chart.iter(f"{CHART}f")]
                 if not any(map(own.match, sources)):
-                    texts.append(chart_text(chart))
+                    texts.append(chart_text(chart, self.package.path))
         return texts
 
     def comments(self, sheet: _Sheet) -> list[str]:
@@ -294,8 +272,15 @@ class _Book:
 
 def _rich_text(item: XmlElement) -> str:
     """Return the text of a cell without the readings above its words."""
-    texts = item.iter(f"{_S}t")
-    read = [text.text or "" for text in texts if text.getparent().tag != f"{_S}rPh"]
+    read = []
+    for element in item.iter(f"{_S}t"):
+        run = element.getparent()
+        if run.tag == f"{_S}rPh":
+            continue
+        text = symbol_text(element.text or "", attribute_at(run, f"{_S}rPr/{_S}rFont", "val"))
+        if attribute_at(run, f"{_S}rPr/{_S}vertAlign", "val") == "superscript":
+            text = raised(text)
+        read.append(text)
     return _unescaped("".join(read))
 
 

@@ -16,6 +16,7 @@ from kinject.documents.office import (
     attribute_at,
     comment_text,
     drawing_texts,
+    runs_text,
     whole_number,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
@@ -23,6 +24,7 @@ from kinject.documents.symbols import raised, symbol_text
 from kinject.documents.text import (
     XmlElement,
     heading,
+    item_number,
     joined,
     library_errors,
     markdown_table,
@@ -47,6 +49,50 @@ class _Shape(NamedTuple):
     left: int
     kind: str
     is_title: bool
+
+
+class _Frame(NamedTuple):
+    """Where the shapes of a group are on their slide: their own places are within the group, which
+    keeps them when it is moved or made larger."""
+
+    left: float
+    top: float
+    width_scale: float
+    height_scale: float
+
+    def place(self, offset: tuple[int, int]) -> tuple[int, int]:
+        left, top = offset
+        return (
+            round(self.left + left * self.width_scale),
+            round(self.top + top * self.height_scale),
+        )
+
+    def within(self, group: XmlElement) -> _Frame:
+        """Return the frame of a group that lies in this one."""
+        form = group.find(f"{_P}grpSpPr/{DRAWING}xfrm")
+        if form is None:
+            return self
+        x, y = _pair(form, "off", "x", "y")
+        width, height = _pair(form, "ext", "cx", "cy")
+        inner_x, inner_y = _pair(form, "chOff", "x", "y")
+        inner_width, inner_height = _pair(form, "chExt", "cx", "cy")
+        x_scale = width / (inner_width or width or 1)
+        y_scale = height / (inner_height or height or 1)
+        return _Frame(
+            self.left + (x - inner_x * x_scale) * self.width_scale,
+            self.top + (y - inner_y * y_scale) * self.height_scale,
+            self.width_scale * x_scale,
+            self.height_scale * y_scale,
+        )
+
+
+_WHOLE = _Frame(0, 0, 1, 1)
+
+
+def _pair(form: XmlElement, name: str, first: str, second: str) -> tuple[int, int]:
+    """Return the two lengths of a part of a shape's form."""
+    path = f"{DRAWING}{name}"
+    return _length(attribute_at(form, path, first)), _length(attribute_at(form, path, second))
 
 
 def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -87,7 +133,7 @@ class _Slide:
         self.title = ""
         for shape in self.shapes:
             if shape.is_title and not self.title:
-                self.title = one_line(" ".join(line for _, line in self._lines(shape.element)))
+                self.title = one_line(" ".join(line for _, _, line in self._lines(shape.element)))
 
     def text(self) -> str:
         blocks = []
@@ -103,13 +149,16 @@ class _Slide:
 
     def _shapes(self, root: XmlElement) -> Iterator[_Shape]:
         """Yield the shapes in their order, those of groups as well."""
-        stack = [root]
+        stack = [(root, _WHOLE)]
         has_title = False
         while stack:
-            element = stack.pop()
+            element, frame = stack.pop()
             if element.tag not in (f"{_P}sp", f"{_P}graphicFrame"):
+                if element.tag == f"{_P}grpSp":
+                    frame = frame.within(element)
                 children = [child for child in element if isinstance(child.tag, str)]
-                stack += [child for child in reversed(children) if child.tag != FALLBACK]
+                children = [child for child in reversed(children) if child.tag != FALLBACK]
+                stack += [(child, frame) for child in children]
                 continue
             mark = element.find(f".//{_P}nvPr/{_P}ph")
             kind, top, left, is_title = "", 0, 0, False
@@ -122,7 +171,7 @@ class _Slide:
             if offset is None and mark is not None:
                 offset = self._inherited_offset(mark)
             if offset is not None:
-                left, top = offset
+                left, top = frame.place(offset)
             yield _Shape(element, top, left, kind, is_title)
 
     def _inherited_offset(self, mark: XmlElement) -> tuple[int, int] | None:
@@ -156,17 +205,29 @@ class _Slide:
             return drawing_texts(self.package, self.name, shape)
         lines = self._lines(shape)
         if len(lines) < 2:
-            return [line for _, line in lines]
-        return ["\n".join(f"{'  ' * level}- {line}" for level, line in lines)]
+            return [line for _, _, line in lines]
+        return ["\n".join(f"{'  ' * level}{mark} {line}" for level, mark, line in lines)]
 
-    def _lines(self, shape: XmlElement) -> list[tuple[int, str]]:
-        """Return (level, text) of the paragraphs of a shape that are not blank."""
+    def _lines(self, shape: XmlElement) -> list[tuple[int, str, str]]:
+        """Return (level, mark, text) of the paragraphs of a shape that are not blank."""
         lines = []
+        counts: dict[int, int] = {}
         for paragraph in shape.iter(f"{DRAWING}p"):
             line = one_line(self._paragraph(paragraph))
-            if line:
-                level = whole_number(attribute_at(paragraph, f"{DRAWING}pPr", "lvl"))
-                lines.append((min(level, 8), line))
+            if not line:
+                continue
+            level = min(whole_number(attribute_at(paragraph, f"{DRAWING}pPr", "lvl")), 8)
+            numbering = paragraph.find(f"{DRAWING}pPr/{DRAWING}buAutoNum")
+            mark = "-"
+            # A bullet, or an item of a list around it, ends the list.
+            for other in list(counts):
+                if other > level or (other == level and numbering is None):
+                    del counts[other]
+            if numbering is not None:
+                start = whole_number(numbering.get("startAt"), 1)
+                counts[level] = counts.get(level, start - 1) + 1
+                mark = _numbered(counts[level], numbering.get("type", ""))
+            lines.append((level, mark, line))
         return lines
 
     def _paragraph(self, paragraph: XmlElement) -> str:
@@ -203,7 +264,7 @@ class _Slide:
                     continue
                 if cell.get("vMerge", "0") in ("1", "true"):
                     continue
-                text = "\n".join(line for _, line in self._lines(cell))
+                text = "\n".join(line for _, _, line in self._lines(cell))
                 n_rows = min(whole_number(cell.get("rowSpan"), 1), 1000)
                 n_columns = min(whole_number(cell.get("gridSpan"), 1), 1000)
                 cells.append((text, n_rows, n_columns))
@@ -220,6 +281,16 @@ class _Slide:
                     paragraphs = map(self._paragraph, shape.iter(f"{DRAWING}p"))
                     return "\n".join(paragraphs).strip()
         return ""
+
+
+_LETTERS = {"alphaLc": "a", "alphaUc": "A", "romanLc": "i", "romanUc": "I"}
+
+
+def _numbered(n: int, form: str) -> str:
+    """Return the number of an item in a form of PowerPoint: alphaLcParenBoth is (b)."""
+    name, _, around = form.partition("Paren")
+    number = item_number(n, _LETTERS.get(name.removesuffix("Period"), "1"))
+    return {"Both": f"({number})", "R": f"{number})"}.get(around, f"{number}.")
 
 
 def _position(shape: _Shape) -> tuple[int, int]:
@@ -293,7 +364,7 @@ def _comments(package: Package, slide: str, place: str, authors: dict[str, str])
             text = element.findtext(f"{_P}text") or ""
             body = element.find("{*}txBody")
             if body is not None:
-                text = " ".join(run.text or "" for run in body.iter(f"{DRAWING}t"))
+                text = runs_text(body)
             if text.strip():
                 texts.append(comment_text(text, authors.get(element.get("authorId", ""), "")))
     return texts
