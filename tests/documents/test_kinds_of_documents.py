@@ -335,6 +335,66 @@ def test_a_cell_of_open_document_over_two_columns_keeps_the_others_in_theirs() -
     assert [part.strip() for part in last.strip("|").split("|")][2] == "22:10"
 
 
+def open_document(kind: str, body: str, styles: str = "") -> str:
+    names = {
+        "office": "office", "text": "text", "table": "table", "style": "style", "draw": "drawing",
+        "svg": "svg-compatible",
+    }  # fmt: skip
+    spaces = " ".join(
+        f'xmlns:{short}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+        for short, name in names.items()
+    )
+    main = f"<office:body><office:{kind}>{body}</office:{kind}></office:body>"
+    looks = f"<office:automatic-styles>{styles}</office:automatic-styles>"
+    content = f"<office:document-content {spaces}>{looks}{main}</office:document-content>"
+    mime = f"application/vnd.oasis.opendocument.{kind}".encode()
+    return only("a.odt", zipped({"mimetype": mime, "content.xml": content.encode()})).text
+
+
+def test_an_open_document_shows_numbers_and_raised_digits_and_no_names_of_pictures() -> None:
+    styles = '<style:style style:name="U"><style:text-properties style:text-position="33% 58%"/></style:style>'
+    styles += '<style:style style:name="D"><style:text-properties style:text-position="-33% 58%"/></style:style>'
+    level = '<text:list-level-style-number text:level="{}" style:num-format="{}"/>'
+    styles += f'<text:list-style style:name="L">{level.format(1, "1")}{level.format(2, "a")}</text:list-style>'
+
+    def item(text: str, more: str = "") -> str:
+        return f"<text:list-item><text:p>{text}</text:p>{more}</text:list-item>"
+
+    span = '<text:span text:style-name="{}">{}</text:span>'
+    ruby = "<text:ruby><text:ruby-base>港</text:ruby-base><text:ruby-text>みなと</text:ruby-text></text:ruby>"
+    picture = "<draw:frame><draw:image/><svg:title>Picture 4</svg:title></draw:frame>"
+    inner = f"<text:list>{item('oars')}{item('ropes')}</text:list>"
+    body = (
+        f"<text:p>4 km{span.format('U', '2')}, CO{span.format('D', '2')}, {ruby}{picture}</text:p>"
+    )
+    body += f'<text:list text:style-name="L">{item("Load", inner)}{item("Row")}</text:list>'
+    body += (
+        f'<text:list text:style-name="L" text:continue-numbering="true">{item("Land")}</text:list>'
+    )
+    assert open_document("text", body, styles) == (
+        "4 km², CO2, 港\n\n1. Load\n  a. oars\n  b. ropes\n2. Row\n\n3. Land"
+    )
+
+
+def test_cells_of_an_open_document_without_a_text_show_their_values_and_rows_are_repeated() -> None:
+    def cell(kind: str, value: str) -> str:
+        return f'<table:table-cell office:value-type="{kind}" office:{value}/>'
+
+    def row(*cells: str, n: int = 1) -> str:
+        repeated = f' table:number-rows-repeated="{n}"'
+        return f"<table:table-row{repeated}>{''.join(cells)}</table:table-row>"
+
+    head = [cell("string", 'string-value="Pier"'), cell("string", 'string-value="Full"')]
+    rows = row(*head) + row(cell("float", 'value="4"'), cell("percentage", 'value="0.45"'), n=2)
+    rows += row(
+        cell("date", 'date-value="2021-05-07"'), cell("currency", 'value="3" office:currency="EUR"')
+    )
+    body = f'<table:table table:name="S">{rows}{row("<table:table-cell/>", n=9999)}</table:table>'
+    assert open_document("spreadsheet", body) == (
+        "# S\n\n| Pier | Full |\n| --- | --- |\n| 4 | 45% |\n| 4 | 45% |\n| 2021-05-07 | 3 EUR |"
+    )
+
+
 def test_a_mail_of_outlook_gives_its_text_and_its_attachments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,16 +10,17 @@ import posixpath
 import re
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO, TypeVar, cast
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import unquote
 
 from kinject.disk import format_size, read_bytes
 from kinject.documents.equations import UnwritableMath, equation_text
 from kinject.documents.html import declared_charset, page_of
-from kinject.documents.office import comment_text
+from kinject.documents.number_formats import number_text
+from kinject.documents.office import attribute_at, comment_text, whole_number
 from kinject.documents.readers import LocatedDocument, ReadOptions, read_member
 from kinject.documents.text import (
     DAMAGED_ARCHIVE,
@@ -38,19 +39,21 @@ from kinject.terminal import format_count
 _TAGS = {
     "h": "h{level}",
     "p": "p",
-    "list": "ul",
     "list-item": "li",
     "table-row": "tr",
     "table-cell": "td",
     "line-break": "br",
     "page": "section",
     **dict.fromkeys(("covered-table-cell", "tracked-changes", "forms"), ""),
-    "note-citation": "",
+    **dict.fromkeys(("note-citation", "ruby-text"), ""),
 }
 """Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their
 content."""
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns"
 _DRAW = f"{{{_OASIS}:drawing:1.0}}"
+_TEXT = f"{{{_OASIS}:text:1.0}}"
+_STYLE = f"{{{_OASIS}:style:1.0}}"
+_PICTURE = f"{{{_OASIS}:svg-compatible:1.0}}"
 _CHART = f"{{{_OASIS}:chart:1.0}}"
 _TABLE = f"{{{_OASIS}:table:1.0}}"
 _LINK = "{http://www.w3.org/1999/xlink}"
@@ -60,6 +63,7 @@ Member = TypeVar("Member", zipfile.ZipInfo, tarfile.TarInfo)
 _MOST_REPEATED = 50
 """Cells of the same content in a row that are written; a sheet's empty rest repeats thousands of
 times."""
+_REPEATED = ("number-columns-repeated", "number-rows-repeated")
 _MOST_IN_ALL = 16
 """How many times the largest file an archive may hold in all."""
 
@@ -220,6 +224,9 @@ def read_open_document(
         for element in body.iter(f"{_DRAW}object"):
             name = element.get(f"{_LINK}href", "")
             embedded[name] = _embedded_html(path, archive, name)
+        # The styles of a text are in one part, those of changes by hand in the other.
+        roots = [content, _optional_root(path, archive, "styles.xml")]
+        looks = _looks_of([root for root in roots if root is not None], embedded)
         # The file may have no properties, or damaged ones.
         stated = _optional_root(path, archive, "meta.xml")
         if stated is None:
@@ -229,12 +236,78 @@ def read_open_document(
             value = stated.findtext(f".//{_DUBLIN}{name}")
             meta[key] = (value or "").strip()
         _, text, _ = page_of(
-            path, f"<html><body>{_as_html(body, embedded)}</body></html>", whole_page=True
+            path, f"<html><body>{_as_html(body, looks)}</body></html>", whole_page=True
         )
     heading = re.search(r"^#+ (.+)$", text, re.MULTILINE)
     title = meta.pop("title") or (heading[1] if heading else "")
     meta["date"] = meta["date"][:10]
     yield whole_file(path, title, text, {key: value for key, value in meta.items() if value})
+
+
+class _Looks(NamedTuple):
+    """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
+    raised text, (style, depth) of lists -> kind of their numbers, and the last number of each."""
+
+    embedded: Mapping[str, str]
+    raised: frozenset[str]
+    numbered: Mapping[tuple[str, int], str]
+    last_numbers: dict[tuple[str, int], int]
+
+
+_NO_LOOKS = _Looks({}, frozenset(), {}, {})
+"""Of what has no styles, as titles and comments."""
+
+
+def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Looks:
+    raised = set()
+    numbered: dict[tuple[str, int], str] = {}
+    for root in roots:
+        for style in root.iter(f"{_STYLE}style"):
+            name = style.get(f"{_STYLE}name", "")
+            place = attribute_at(style, f"{_STYLE}text-properties", f"{_STYLE}text-position")
+            # "super 58%", or how far it is raised: "33% 58%"; lowered text has a minus.
+            if re.match(r"super|[1-9]", place):
+                raised.add(name)
+        for list_style in root.iter(f"{_TEXT}list-style"):
+            name = list_style.get(f"{_STYLE}name", "")
+            for level in list_style.iterchildren(f"{_TEXT}list-level-style-number"):
+                depth = whole_number(level.get(f"{_TEXT}level"), 1)
+                kind = level.get(f"{_STYLE}num-format", "")
+                if kind:
+                    numbered[name, depth] = kind
+    return _Looks(embedded, frozenset(raised), numbered, {})
+
+
+def _list_html(element: XmlElement, inner: str, looks: _Looks) -> str:
+    """Return a list, with the numbers that its style gives to lists of its depth."""
+    outer = [other for other in element.iterancestors() if other.tag == element.tag]
+    names = [other.get(f"{_TEXT}style-name", "") for other in (element, *outer)]
+    place = next(filter(None, names), ""), len(outer) + 1
+    kind = looks.numbered.get(place, "")
+    if not kind:
+        return f"<ul>{inner}</ul>"
+    start = 1
+    if element.get(f"{_TEXT}continue-numbering") == "true" or element.get(f"{_TEXT}continue-list"):
+        start = looks.last_numbers.get(place, 0) + 1
+    items = list(element.iterchildren(f"{_TEXT}list-item"))
+    looks.last_numbers[place] = start + len(items) - 1
+    return f'<ol type="{html.escape(kind)}" start="{start}">{inner}</ol>'
+
+
+def _cell_value(values: Mapping[str, str]) -> str:
+    """Return the value of a cell that has no text: programs without a window write such cells."""
+    for name in ("string-value", "date-value", "time-value"):
+        if values.get(name):
+            return values[name]
+    value = values.get("value", "")
+    try:
+        if values.get("value-type") == "percentage":
+            return number_text(float(value), "0%")
+    except ValueError:
+        return value
+    if values.get("value-type") == "currency":
+        return f"{value} {values.get('currency', '')}".strip()
+    return value or values.get("boolean-value", "").upper()
 
 
 def _optional_root(path: Path, archive: zipfile.ZipFile, name: str) -> XmlElement | None:
@@ -256,24 +329,26 @@ def _embedded_html(path: Path, archive: zipfile.ZipFile, name: str) -> str:
             return html.escape(equation_text(root))
         except UnwritableMath:
             return "[an equation]"
-    texts = [f"<p>{_as_html(title, {})}</p>" for title in root.iter(f"{_CHART}title")]
-    texts += [f"<table>{_as_html(table, {})}</table>" for table in root.iter(f"{_TABLE}table")]
+    texts = [f"<p>{_as_html(title, _NO_LOOKS)}</p>" for title in root.iter(f"{_CHART}title")]
+    texts += [
+        f"<table>{_as_html(table, _NO_LOOKS)}</table>" for table in root.iter(f"{_TABLE}table")
+    ]
     return "".join(texts)
 
 
 def _comment_html(annotation: XmlElement) -> str:
     """Return a comment in brackets, as notes are."""
     author = annotation.findtext(f"{_DUBLIN}creator") or ""
-    paragraphs = [_as_html(part, {}) for part in annotation.iterchildren("{*}p")]
+    paragraphs = [_as_html(part, _NO_LOOKS) for part in annotation.iterchildren("{*}p")]
     text = re.sub("<[^>]*>", " ", " ".join(paragraphs))
     if not text.strip():
         return ""
     return f" ({comment_text(text, html.escape(author))})"
 
 
-def _as_html(element: XmlElement, embedded: Mapping[str, str]) -> str:
-    """Return the content of an element, with what follows its children, as HTML; `embedded` has
-    the objects by their names."""
+def _as_html(element: XmlElement, looks: _Looks) -> str:
+    """Return the content of an element, with what follows its children, as HTML; `looks` has
+    what they look like."""
     parts = [html.escape(element.text or "")]
     for child in element:
         name = str(child.tag).rpartition("}")[2]
@@ -287,32 +362,42 @@ def _as_html(element: XmlElement, embedded: Mapping[str, str]) -> str:
             # A workbook's tables are its sheets, whose names are headings.
             if element.tag.endswith("spreadsheet"):
                 parts.append(f"<h1>{html.escape(values.get('name', ''))}</h1>")
-            parts.append(f"<table>{_as_html(child, embedded)}</table>")
+            parts.append(f"<table>{_as_html(child, looks)}</table>")
         elif name == "object":
-            parts.append(embedded.get(values.get("href", ""), ""))
+            parts.append(looks.embedded.get(values.get("href", ""), ""))
         elif name == "annotation":
             parts.append(_comment_html(child))
+        elif str(child.tag).startswith(_PICTURE):
+            pass  # the name and the description of a picture
+        elif name == "list":
+            parts.append(_list_html(child, _as_html(child, looks), looks))
         elif name == "note":
-            parts.append(f" ({re.sub('</?p>', '', _as_html(child, embedded)).strip()})")
+            parts.append(f" ({re.sub('</?p>', '', _as_html(child, looks)).strip()})")
         elif tag != "" and isinstance(child.tag, str):
-            parts.append(_element_html(child, tag or "", values, embedded))
+            parts.append(_element_html(child, tag or "", values, looks))
         parts.append(html.escape(child.tail or ""))
     return "".join(parts)
 
 
-def _element_html(
-    element: XmlElement, tag: str, values: Mapping[str, str], embedded: Mapping[str, str]
-) -> str:
+def _element_html(element: XmlElement, tag: str, values: Mapping[str, str], looks: _Looks) -> str:
     """Return an element as the `tag` of HTML, "" for its content alone; `values` are its
     attributes."""
     tag = tag.format(level=min(int(values.get("outline-level", 1)), 6))
-    inner = _as_html(element, embedded)
+    inner = _as_html(element, looks)
+    if tag == "td" and not inner:
+        inner = html.escape(_cell_value(values))
     n = 1
-    if inner:
-        n = min(int(values.get("number-columns-repeated", 1)), _MOST_REPEATED)
+    # An empty row has cells without text.
+    if re.search(r"(?:^|>)\s*[^<\s]", inner):
+        for name in _REPEATED:
+            n = min(n * int(values.get(name, 1)), _MOST_REPEATED)
     if not tag:
+        if values.get("style-name") in looks.raised and element.tag == f"{_TEXT}span":
+            return f"<sup>{inner}</sup>"
         return inner * n
     spans = ""
+    if tag == "li" and "start-value" in values:
+        spans = f' value="{html.escape(values["start-value"])}"'
     for key, name in _SPANS.items():
         if name in values:
             spans += f" {key}={values[name]}"
