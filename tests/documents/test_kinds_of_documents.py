@@ -285,6 +285,17 @@ def test_articles_of_a_mediawiki_export_have_headings_tables_and_lists() -> None
     )
 
 
+def test_equations_powers_and_line_ends_of_an_article_are_kept() -> None:
+    wiki = "It is <math display=block>\\frac{a}{b|c}</math>, 3·10<sup>-8</sup> m or 2<sup>nd</sup>.<br/>Then<br>east.\n"
+    wiki += "{| class=x\n! Law !! Unit\n|-\n| <math>v^2</math> || m<sup>2</sup><br />each\n|}"
+    page = WIKI.replace("{{Infobox|a=1}}", wiki.replace("<", "&lt;") + "\n")
+    ((_, document),) = read("w.xml", page.encode())
+    assert isinstance(document, Document)
+    first = r"It is \(\frac{a}{b|c}\), 3·10⁻⁸ m or 2nd. Then east."
+    table = "| Law | Unit |\n| --- | --- |\n| \\(v^2\\) | m² each |"
+    assert document.text.startswith(f"# Falk Bridge\n\n{first}\n\n{table}\n\nThe bridge")
+
+
 ODF = """<office:document-content xmlns:office="o" xmlns:text="t" xmlns:table="b"><office:body><office:text>
 <text:h text:outline-level="1">Leave</text:h><text:p>Thirty<text:s/>days<text:note><text:note-citation>1</text:note-citation>
 <text:note-body><text:p>a year</text:p></text:note-body></text:note>.</text:p><text:list><text:list-item><text:p>one</text:p>

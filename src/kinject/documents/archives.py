@@ -49,6 +49,7 @@ _TAGS = {
 }
 """Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their
 content."""
+_SPACES = {"s": " ", "tab": "\t"}
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns"
 _DRAW = f"{{{_OASIS}:drawing:1.0}}"
 _TEXT = f"{{{_OASIS}:text:1.0}}"
@@ -351,32 +352,36 @@ def _as_html(element: XmlElement, looks: _Looks) -> str:
     what they look like."""
     parts = [html.escape(element.text or "")]
     for child in element:
-        name = str(child.tag).rpartition("}")[2]
-        values = {str(key).rpartition("}")[2]: value for key, value in child.attrib.items()}
-        tag = _TAGS.get(name)
-        if name == "s":
-            parts.append(" ")
-        elif name == "tab":
-            parts.append("\t")
-        elif name == "table":
-            # A workbook's tables are its sheets, whose names are headings.
-            if element.tag.endswith("spreadsheet"):
-                parts.append(f"<h1>{html.escape(values.get('name', ''))}</h1>")
-            parts.append(f"<table>{_as_html(child, looks)}</table>")
-        elif name == "object":
-            parts.append(looks.embedded.get(values.get("href", ""), ""))
-        elif name == "annotation":
-            parts.append(_comment_html(child))
-        elif str(child.tag).startswith(_PICTURE):
-            pass  # the name and the description of a picture
-        elif name == "list":
-            parts.append(_list_html(child, _as_html(child, looks), looks))
-        elif name == "note":
-            parts.append(f" ({re.sub('</?p>', '', _as_html(child, looks)).strip()})")
-        elif tag != "" and isinstance(child.tag, str):
-            parts.append(_element_html(child, tag or "", values, looks))
+        # A comment in the file has no name.
+        if isinstance(child.tag, str):
+            parts.append(_child_html(element, child, looks))
         parts.append(html.escape(child.tail or ""))
     return "".join(parts)
+
+
+def _child_html(parent: XmlElement, child: XmlElement, looks: _Looks) -> str:
+    name = child.tag.rpartition("}")[2]
+    values = {str(key).rpartition("}")[2]: value for key, value in child.attrib.items()}
+    if name in _SPACES:
+        return _SPACES[name]
+    # The name and the description of a picture.
+    if child.tag.startswith(_PICTURE) or _TAGS.get(name) == "":
+        return ""
+    if name == "table":
+        sheet = ""
+        # A workbook's tables are its sheets, whose names are headings.
+        if parent.tag.endswith("spreadsheet"):
+            sheet = f"<h1>{html.escape(values.get('name', ''))}</h1>"
+        return f"{sheet}<table>{_as_html(child, looks)}</table>"
+    if name == "object":
+        return looks.embedded.get(values.get("href", ""), "")
+    if name == "annotation":
+        return _comment_html(child)
+    if name == "note":
+        return f" ({re.sub('</?p>', '', _as_html(child, looks)).strip()})"
+    if name == "list":
+        return _list_html(child, _as_html(child, looks), looks)
+    return _element_html(child, _TAGS.get(name, ""), values, looks)
 
 
 def _element_html(element: XmlElement, tag: str, values: Mapping[str, str], looks: _Looks) -> str:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Protocol
 from kinject.disk import content_id, read_bytes
 from kinject.documents.html import page_of
 from kinject.documents.readers import LocatedDocument, ReadOptions
+from kinject.documents.symbols import raised
 from kinject.documents.text import (
     decode,
     fenced,
@@ -287,9 +288,12 @@ _LANGUAGE_LINK = re.compile(
     re.IGNORECASE,
 )
 _DROPPED = re.compile(
-    r"<(ref|gallery|math|timeline|imagemap|score)\b[^<>]*(?:/>|>(?s:.*?)</\1\s*>)|<!--(?s:.*?)-->",
+    r"<(ref|gallery|timeline|imagemap|score)\b[^<>]*(?:/>|>(?s:.*?)</\1\s*>)|<!--(?s:.*?)-->",
     re.IGNORECASE,
 )
+_EQUATION = re.compile(r"<(math|chem|ce)\b[^<>]*>((?s:.*?))</\1\s*>", re.IGNORECASE)
+_RAISED = re.compile(r"<sup\b[^<>]*>([^<>]*)</sup\s*>", re.IGNORECASE)
+_LINE_END = re.compile(r"<br\b[^<>]*>", re.IGNORECASE)
 _CODE = re.compile(r"<(syntaxhighlight|source|pre)\b([^<>]*)>((?s:.*?))</\1\s*>", re.IGNORECASE)
 
 
@@ -312,8 +316,15 @@ def wiki_text(text: str, parser: WikiParser) -> str:
     def block(match: re.Match[str]) -> str:
         return blocks[int(match[1])]
 
+    def equation(match: re.Match[str]) -> str:
+        # Its braces and bars are no templates and cells.
+        blocks.append(f"\\({one_line(html.unescape(match[2]))}\\)")
+        return f"\x02{len(blocks) - 1}\x03"
+
     text = _CODE.sub(code, text.replace("\x02", "").replace("\x03", ""))
-    text = _LANGUAGE_LINK.sub("", _DROPPED.sub("", text))
+    text = _LANGUAGE_LINK.sub("", _DROPPED.sub("", _EQUATION.sub(equation, text)))
+    # The parser takes these marks away: 10<sup>6</sup> would be 106, east<br>west one word.
+    text = _LINE_END.sub(" ", _RAISED.sub(_raised_text, text))
     for _ in range(3):  # the innermost tables first
         text, n = _WIKI_TABLE.subn(table, text)
         if not n:
@@ -325,6 +336,10 @@ def wiki_text(text: str, parser: WikiParser) -> str:
         text = re.sub("\x02(\\d+)\x03", block, text)
     lines = [line.rstrip() for line in text.split("\n")]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _raised_text(match: re.Match[str]) -> str:
+    return raised(html.unescape(match[1]))
 
 
 def _markdown_heading(match: re.Match[str]) -> str:

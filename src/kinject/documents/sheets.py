@@ -228,7 +228,7 @@ class _Book:
     def drawings(self, sheet: _Sheet) -> list[str]:
         """Return the text boxes of a sheet, and the charts of other sheets' cells: those of its
         own only show them again."""
-        texts = []
+        texts: list[str] = []
         own = re.compile(rf"'?{re.escape(sheet.name.replace(chr(39), chr(39) * 2))}'?!")
         place = f"drawings on sheet {sheet.name}"
         for root in self.package.wanted_roots(sheet.part, "drawing", place):
