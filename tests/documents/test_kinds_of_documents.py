@@ -255,6 +255,33 @@ def test_a_book_is_read_along_its_spine() -> None:
     assert document.meta["chapters"] == [[0, "sub/a%20b.xhtml"], [15, "b.xhtml"]]
 
 
+def test_chapters_that_are_missing_or_locked_are_named_and_notes_follow_the_text() -> None:
+    container = b'<container><rootfile full-path="p.opf"/></container>'
+    items = "".join(
+        f'<item id="{name}" href="{name}.xhtml"/>' for name in ("notes", "One", "gone", "bought")
+    )
+    items += '<item id="art" href="art.jpg" media-type="image/jpeg"/>'
+    spine = '<itemref idref="notes" linear="no"/>'
+    spine += "".join(f'<itemref idref="{name}"/>' for name in ("One", "gone", "bought", "art"))
+    locked = b'<encryption><CipherReference URI="bought.xhtml"/><CipherReference URI="a.ttf"/></encryption>'
+    members = {
+        "mimetype": b"application/epub+zip",
+        "META-INF/container.xml": container,
+        "META-INF/encryption.xml": locked,
+        "p.opf": f"<package><manifest>{items}</manifest><spine>{spine}</spine></package>".encode(),
+        "one.xhtml": b"<html xmlns='x'><title/><body><p>The tide turns.</p></body></html>",
+        "notes.xhtml": b"<html xmlns='x'><title/><body><p>At noon.</p></body></html>",
+        "bought.xhtml": bytes(range(256)),
+        "art.jpg": b"\xff\xd8",
+    }
+    (first, gone), (second, bought), (_, book) = read("a.epub", zipped(members))
+    assert (first, second) == ("a.epub: gone.xhtml", "a.epub: bought.xhtml")
+    assert "missing from the file" in str(gone)
+    assert "locked" in str(bought)
+    assert isinstance(book, Document)
+    assert book.text == "The tide turns.\n\nAt noon."
+
+
 WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><page><title>Falk Bridge</title><ns>0</ns><revision>
 <timestamp>2024-05-31T10:00:00Z</timestamp>
 <text>{{Infobox|a=1}}The '''bridge'''&lt;ref&gt;no&lt;/ref&gt; at [[Kelm|the town of Kelm]].

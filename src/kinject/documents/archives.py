@@ -21,7 +21,7 @@ from kinject.documents.equations import UnwritableMath, equation_text
 from kinject.documents.html import declared_charset, page_of
 from kinject.documents.number_formats import number_text
 from kinject.documents.office import attribute_at, comment_text, whole_number
-from kinject.documents.readers import LocatedDocument, ReadOptions, read_member
+from kinject.documents.readers import LocatedDocument, ReadOptions, UnreadPart, read_member
 from kinject.documents.text import (
     DAMAGED_ARCHIVE,
     MOST_MEMBERS,
@@ -176,30 +176,68 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     data = io.BytesIO(read_bytes(path, options.largest, stream))
     check_archive(path, data, options)
     with library_errors(path, "EPUB", "Export it again."), zipfile.ZipFile(data) as book:
-        names = set(book.namelist())
         container = parse_xml(path, book.read("META-INF/container.xml"))
         root = next(_named(container, "rootfile")).get("full-path")
         package = parse_xml(path, book.read(root))
-        items = {item.get("id"): item.get("href") for item in _named(package, "item")}
-        # What is not linear is beside the text: notes, answers, the cover.
-        spine = [item for item in _named(package, "itemref") if item.get("linear") != "no"]
-        files = [items.get(item.get("idref")) for item in spine]
+        files = _files_in_order(package)
         meta = {}
         for key, name in _BOOK_FIELDS.items():
             texts = [element.text or "" for element in _named(package, name)]
             meta[key] = " ".join(texts).strip()
         folder = posixpath.dirname(root)
-        chapters = []
-        for file in filter(None, files):
-            name = posixpath.normpath(posixpath.join(folder, unquote(file)))
-            if name in names:
-                page = book.read(name)
-                source, _ = decode(path, page, declared_charset(page))
-                chapters.append((file, page_of(path, source, whole_page=True)[1]))
+        chapters: list[tuple[int | str, str]] = []
+        faults = []
+        names = {_file_name("", name): name for name in book.namelist()}
+        locked = _locked_files(path, book, names)
+        for file in files:
+            name = _file_name(folder, file)
+            if name in locked or name not in names:
+                reason = "missing from the file. Export it again."
+                if name in locked:
+                    reason = "locked by its shop. Take the book out."
+                faults.append((f"{path}: {file}", UnreadPart(f"{path}: {file}: {reason}")))
+                continue
+            page = book.read(names[name])
+            source, _ = decode(path, page, declared_charset(page))
+            chapters.append((file, page_of(path, source, whole_page=True)[1]))
+    if faults and not chapters:
+        raise InputError(str(faults[0][1]))
+    yield from faults
     text, starts = joined([(name, text) for name, text in chapters if text])
     title = meta.pop("title")
     stated = {key: value for key, value in meta.items() if value}
     yield whole_file(path, title, text, {**stated, "chapters": starts})
+
+
+def _files_in_order(package: XmlElement) -> list[str]:
+    """Return the files of a book along its spine; what is beside the text (notes, answers) follows
+    it."""
+    items = {}
+    for item in _named(package, "item"):
+        # A picture may be a page.
+        if not re.match("image/(?!svg)", item.get("media-type", "")):
+            items[item.get("id")] = item.get("href", "")
+    spine = list(_named(package, "itemref"))
+    linear = [item for item in spine if item.get("linear") != "no"]
+    others = [item for item in spine if item.get("linear") == "no"]
+    files = [items.get(item.get("idref"), "") for item in (*linear, *others)]
+    return list(filter(None, files))
+
+
+def _file_name(folder: str, file: str) -> str:
+    """Return the name of a file in a book as it is compared: some programs write other cases."""
+    name = unquote(file).partition("#")[0]
+    return posixpath.normpath(posixpath.join(folder, name)).lower()
+
+
+def _locked_files(path: Path, book: zipfile.ZipFile, names: Mapping[str, str]) -> set[str]:
+    """Return the names of the files that are encrypted; the fonts of most books are."""
+    locked: set[str] = set()
+    place = names.get("meta-inf/encryption.xml", "")
+    if place:
+        for reference in _named(parse_xml(path, book.read(place)), "CipherReference"):
+            locked.add(_file_name("", reference.get("URI", "")))
+    return locked
 
 
 def _named(root: XmlElement, name: str) -> Iterator[XmlElement]:
