@@ -701,6 +701,22 @@ def test_encodings_are_found_and_named_unless_utf_8(text: str, charset: str) -> 
     assert rows.text == text
 
 
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("Vårt skepp går från ön. ".encode() + b"\xc5r 1900.", "Vårt skepp går från ön. År 1900."),
+        ("Šípková růže za Kč 5. ".encode() + b"\x9650 %", "Šípková růže za Kč 5. –50 %"),
+        ("Größe: ".encode() + b"\xed\xa0\xbd\xed\xba\xa2" + b"!", "Größe: 🚢!"),
+    ],
+)
+def test_some_bytes_of_another_encoding_leave_the_rest_of_a_text_as_it_is(
+    data: bytes, text: str
+) -> None:
+    document = only("a.txt", data)
+    assert document.text == text
+    assert document.meta == {"encoding": "utf-8, in part cp1252"}
+
+
 def at(x: float, y: float, text: str, size: float = 10) -> str:
     return f"BT /F1 {size} Tf {x} {y} Td ({text}) Tj ET "
 

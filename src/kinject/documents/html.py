@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from kinject.disk import read_bytes
 from kinject.documents.equations import UnwritableMath, equation_text
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.symbols import raised
+from kinject.documents.symbols import item_number, raised
 from kinject.documents.text import (
     DEEPEST_ITEM,
     below_table,
@@ -19,7 +19,6 @@ from kinject.documents.text import (
     fenced,
     html_of_xhtml,
     import_extra,
-    item_number,
     markdown_table,
     one_line,
     parse_xml,

@@ -20,11 +20,10 @@ from kinject.documents.office import (
     whole_number,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.symbols import raised, symbol_text
+from kinject.documents.symbols import item_number, raised, symbol_text
 from kinject.documents.text import (
     XmlElement,
     heading,
-    item_number,
     joined,
     library_errors,
     markdown_table,

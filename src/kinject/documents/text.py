@@ -72,6 +72,11 @@ _SUPERSETS = {
     **{"gb2312": "gb18030", "gbk": "gb18030", "euc_kr": "cp949", "shift_jis": "cp932"},
 }
 """Codec -> the one that browsers read in its place, which has more characters."""
+_HALVES = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
+"""A character beyond 16 bits as databases write it that know UTF-8 of up to three bytes only."""
+_STRANGE = re.compile("[\udc80-\udcff]")
+# Letters above ASCII in UTF-8 for each byte that is not: in other encodings hardly any is.
+_FEWEST_OF_UTF8 = 3
 _SEVEN_BIT = {"iso2022_jp": b"\x1b", "iso2022_kr": b"\x1b", "hz": b"~{", "utf-7": b"+"}
 """Codecs whose bytes are those of ASCII -> what begins another letter."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a]")
@@ -210,7 +215,32 @@ def decode(path: Path, data: bytes, declared: str = "") -> tuple[str, dict[str, 
             text = data.decode(charset).removeprefix("\ufeff")
             text = text.replace("\r\n", "\n").replace("\r", "\n")
             return text, {} if charset == "utf-8" else {"encoding": charset}
+        if charset == "utf-8":
+            text = _mostly_utf8(data)
+            if text:
+                text = text.replace("\r\n", "\n").replace("\r", "\n")
+                return text, {"encoding": "utf-8, in part cp1252"}
     raise InputError(f"{path}: neither UTF-8 nor text in another known encoding. Save it as UTF-8.")
+
+
+def _mostly_utf8(data: bytes) -> str:
+    """Return a text in UTF-8 into which some bytes of another encoding were pasted, "" if it is
+    none: read as anything else all its other letters would be wrong."""
+    text = _HALVES.sub(_whole_character, data).decode("utf-8", "surrogateescape")
+    n_strange = len(_STRANGE.findall(text))
+    n_high = sum(letter > "\x7f" for letter in text) - n_strange
+    if n_high < _FEWEST_OF_UTF8 * n_strange:
+        return ""
+    return _STRANGE.sub(_western_letter, text).removeprefix("\ufeff")
+
+
+def _whole_character(halves: re.Match[bytes]) -> bytes:
+    text = halves[0].decode("utf-8", "surrogatepass")
+    return text.encode("utf-16", "surrogatepass").decode("utf-16").encode("utf-8")
+
+
+def _western_letter(byte: re.Match[str]) -> str:
+    return byte[0].encode("utf-8", "surrogateescape").decode("cp1252", "replace")
 
 
 def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
@@ -401,28 +431,6 @@ def one_line(text: str) -> str:
 def heading(level: int, text: str) -> str:
     """Return a heading of level 1 to 6 (deeper ones are 6)."""
     return f"{'#' * min(max(level, 1), 6)} {one_line(text)}"
-
-
-_ROMAN = (
-    *((1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l")),
-    *((40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i")),
-)
-
-
-def item_number(n: int, kind: str) -> str:
-    """Return the number of an item as its reader sees it, of the kind 1, a, A, i or I: texts refer
-    to (b) and to IV."""
-    number = str(n)
-    if kind in ("a", "A") and 0 < n <= 780:
-        number = chr(ord("a") + (n - 1) % 26) * ((n - 1) // 26 + 1)
-    elif kind in ("i", "I") and 0 < n < 4000:
-        number = ""
-        for value, letters in _ROMAN:
-            number += letters * (n // value)
-            n %= value
-    if kind.isupper():
-        return number.upper()
-    return number
 
 
 def fenced(code: str, language: str = "") -> str:

@@ -20,13 +20,12 @@ from kinject.documents.office import (
     whole_number,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.symbols import raised, symbol_text
+from kinject.documents.symbols import item_number, raised, symbol_text
 from kinject.documents.text import (
     DEEPEST_ITEM,
     XmlElement,
     below_table,
     heading,
-    item_number,
     library_errors,
     markdown_table,
     one_line,
