@@ -345,7 +345,7 @@ _CLOSED = re.compile(
     r"""<([a-z][a-z0-9]*)((?:\s+[^\s<>=/"']+(?:\s*=\s*(?:"[^"]*"|'[^']*'))?)*+)\s*/>"""
 )
 """An element that ends where it begins."""
-_CDATA = re.compile(r"<!\[CDATA\[((?s:.*?))\]\]>")
+_CDATA = "<![CDATA["
 _ENDLESS = "area base br col embed hr img input link meta param source track wbr"
 _VOID = frozenset(_ENDLESS.split())
 
@@ -355,12 +355,14 @@ def html_of_xhtml(source: str) -> str:
     other pages as they are."""
     if _XHTML.search(source[:2_000]) is None:
         return source
-    source = _CDATA.sub(_escaped, source)
-    return _CLOSED.sub(_opened_and_closed, source)
-
-
-def _escaped(section: re.Match[str]) -> str:
-    return html.escape(section[1])
+    first, *sections = source.split(_CDATA)
+    parts = [first]
+    for section in sections:
+        content, end, rest = section.partition("]]>")
+        if end:
+            content = html.escape(content)
+        parts.append(content + rest)
+    return _CLOSED.sub(_opened_and_closed, "".join(parts))
 
 
 def _opened_and_closed(element: re.Match[str]) -> str:
