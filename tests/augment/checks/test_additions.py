@@ -46,6 +46,7 @@ def _found(source: str, text: str, title: str = "") -> tuple[str, str]:
         ("La tour mesure 120 m.", "C'est une tour de 120 mètres."),
         ("门票60元，老人半价。", "门票为60元，老人30元。"),
         ("水車の重さは4トンである。", "水車は四トンの重さがある。"),
+        ("The press RX-45 prints.", "The RX45 prints, and other RX45s."),
     ],
 )  # fmt: skip
 def test_the_same_facts_in_another_form_are_no_addition(source: str, text: str) -> None:
@@ -65,6 +66,9 @@ def test_the_same_facts_in_another_form_are_no_addition(source: str, text: str) 
         ("It flew.", "The A220 flew.", "name", "A220 is not in the source"),
         ("He agreed.", 'He said, "We shall never surrender to them."', "quotation",
          "'We shall never surrender to them.' is not in the source"),
+        ("The press KL730 prints.", "The press KL73 prints.", "name", "KL73 is not in the source"),
+        ("The press KL7301 prints.", "The press KL7302 prints.", "name", "KL7302 is not in the source"),
+        ("It has a 512 wall.", "The A512 has it.", "name", "A512 is not in the source"),
         ("Es steht in Arvika.", "Es steht in Kelmstadtby.", "name", "Kelmstadtby is not in the source"),
         ("Elle vit à Lyon.", "Elle vit à Marseille.", "name", "Marseille is not in the source"),
         ("他在柏林工作了很多年。", "他在巴黎工作了很多年。", "name", "巴黎 is not in the source"),

@@ -335,10 +335,8 @@ def is_known(name: str, reading: Reading, source: Reading) -> bool:
         return True
     if any(_is_derived(name, word) or _is_synonym(name, word) for word in source.words):
         return True
-    if "-" in spelling or not name.isalpha():  # FP16, FP 16
-        if name in "".join(sorted(source.words)):
-            return True
-        return name in re.sub(r"\W", "", source.body.casefold())
+    if not name.isalpha():  # FP16, FP 16
+        return _code_pattern(name).search(plain(source.body)) is not None
     singular = name.removesuffix("s")
     # WHO for the World Health Organization, or a word that the text itself wrote out.
     if spelling.removesuffix("s").isupper() and 2 <= len(name) <= 6:
@@ -346,6 +344,17 @@ def is_known(name: str, reading: Reading, source: Reading) -> bool:
     if len(name) >= _LONG_NAME and difflib.get_close_matches(name, source.words, 1, _ALIKE):
         return True  # a typing error corrected
     return _is_demonym(name, reading.language, source.words)
+
+
+@lru_cache(maxsize=1024)
+def _code_pattern(code: str) -> re.Pattern[str]:
+    """Return the pattern of a code whose letters and digits may be parted."""
+    parts = re.findall(r"\d+|\D+", code.removesuffix("s"))
+    gap = r"[\W_]*"
+    if not SENTENCE_STARTERS.isdisjoint(parts):
+        gap = r"[-_./]?"  # "a 320" is no A320
+    # Whole words: A22 is no part of A220.
+    return re.compile(rf"(?<![^\W_]){gap.join(map(re.escape, parts))}s?(?![^\W_])")
 
 
 def _is_demonym(name: str, language: Language, words: Collection[str]) -> bool:
@@ -364,6 +373,9 @@ def _is_derived(word: str, other: str) -> bool:
     Mongols, Mongolian."""
     if word[:3] != other[:3] or other in SENTENCE_STARTERS:
         return False
+    # The digits of a code are no ending: RX4500 is not RX4501.
+    if not (word.isalpha() and other.isalpha()) and _digits(word) != _digits(other):
+        return False
     shorter = min(len(word), len(other))
     if shorter < 4:
         return {word, other} == {word[:shorter], word[:shorter] + "s"}
@@ -372,6 +384,10 @@ def _is_derived(word: str, other: str) -> bool:
     if not word.isascii():  # endings of other languages: Нина, Ниной
         need = max(3, shorter - 2)
     return word[:need] == other[:need]
+
+
+def _digits(word: str) -> list[str]:
+    return re.findall(r"\d+", word)
 
 
 def _is_synonym(word: str, other: str) -> bool:
