@@ -15,6 +15,9 @@ MAX_COUNT = 12
 """A writer may count the things of a passage up to this number."""
 _SIGNS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "￥": "yen"}
 """Sign before a number -> unit."""
+_MILLION = re.compile(r"\s?m\b")
+_MILLION_OF = re.compile(r"\s?m(?=\s?[$€£¥₹￥])")
+"""The m of a million beside the sign of a currency, $74m or 74 M€; elsewhere it is a metre."""
 _WORD = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
 # 1914–18 stands for 1914–1918.
@@ -323,8 +326,14 @@ def _add_digits(lower: str, grammar: Grammar, values: Values) -> set[int]:
         sign = before
         if before == " ":  # a currency may stand apart: € 5
             sign = lower[max(0, start - 2) : start - 1]
+        number = _decimal(match, grammar)
+        million = _MILLION_OF.match(lower, end)
+        if sign in _SIGNS:
+            million = million or _MILLION.match(lower, end)
+        if million and not number.endswith("s"):
+            number, end = _format(Decimal(number) * 10**6), million.end()
         unit = _SIGNS.get(sign) or grammar.unit_after(lower, end, in_digits=True)
-        values.add(_decimal(match, grammar), unit)
+        values.add(number, unit)
     return ends
 
 

@@ -46,6 +46,8 @@ def _found(source: str, text: str, title: str = "") -> tuple[str, str]:
         ("La tour mesure 120 m.", "C'est une tour de 120 mètres."),
         ("门票60元，老人半价。", "门票为60元，老人30元。"),
         ("水車の重さは4トンである。", "水車は四トンの重さがある。"),
+        ("It cost $31m.", "It cost 31 million dollars."),
+        ("Elle vend pour 31 millions d'euros.", "Elle vend pour 31 M€."),
         ("The press RX-45 prints.", "The RX45 prints, and other RX45s."),
     ],
 )  # fmt: skip
