@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cache, lru_cache
 from itertools import combinations, product, starmap
+from math import isclose
 from operator import sub
 
 from kinject.augment.answers import statements_of
@@ -30,8 +32,25 @@ _SPEECH = 5
 or a title."""
 _MOST_VALUES = 40
 """Numbers of a passage that are calculated with."""
-_FACTORS = frozenset((7, 10, 12, 24, 52, 60, 100, 365, 1000, 3600, 10**6, 10**9))
-"""Between the units of one quantity, and a number and its millions."""
+_SIZES: Sequence[Mapping[str, float]] = (
+    {"mm": 0.001, "cm": 0.01, "m": 1, "km": 1000},
+    {"inch": 1, "foot": 12, "yard": 36, "mile": 63360},
+    {"m2": 1, "hectare": 10**4, "km2": 10**6},
+    {"ml": 1, "cl": 10, "dl": 100, "litre": 1000, "m3": 10**6},
+    {"mg": 1, "g": 1000, "kg": 10**6, "tonne": 10**9, "ton": 10**9},
+    {"millisecond": 1, "second": 1000, "minute": 60_000, "hour": 3_600_000},
+    {"hour": 1, "day": 24, "week": 168},
+    {"day": 1, "week": 7, "year": 365},
+    {"week": 1, "year": 52},
+    {"month": 1, "year": 12, "decade": 120, "century": 1200},
+    {"hz": 1, "khz": 1000, "mhz": 10**6, "ghz": 10**9},
+    {"w": 1, "kw": 1000, "mw": 10**6, "gw": 10**9},
+    {"byte": 1, "kb": 1000, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+    {"byte": 1, "kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40},
+)
+"""Units that are written for each other, each with its size: a year has 12 months, 52 weeks or 365
+days."""
+_MILLIONS_OF = re.compile(r"[$€£¥] ?[mM]\b|\b[mM][$€£¥]")
 _TIMES = frozenset(
     ("millisecond", "second", "minute", "hour", "day", "week", "month", "year", "decade", "century")
 )
@@ -68,6 +87,17 @@ class Facts:
     def vague(self) -> bool:
         """Whether it has a word for a quantity without a number."""
         return language_of(self.code).vague.search(self.text) is not None
+
+    @property
+    def scales(self) -> set[int]:
+        """The millions or billions of which it has a word, perhaps apart from their numbers: 3.5 to
+        4 million; in millions."""
+        factors = language_of(self.code).digit_scales
+        words = {word.removesuffix("s") for word in re.findall(r"[^\W\d_]+", self.text.lower())}
+        found = {factors[word] for word in words & factors.keys()}
+        if _MILLIONS_OF.search(self.text):
+            found.add(10**6)
+        return {factor for factor in found if factor >= 10**6}
 
     @property
     def form(self) -> str:
@@ -180,8 +210,21 @@ def _added_numbers(source: Facts, new: Facts) -> Iterator[Addition]:
         else:
             allowed = is_rewritten(number, units, known)
             allowed = allowed or _is_derived(number, units, known, source.vague)
+            allowed = allowed or _is_scaled(number, source, known, new)
         if not allowed:
             yield Addition("number", f"{number} is not in the source")
+
+
+def _is_scaled(number: str, source: Facts, known: Collection[str], new: Facts) -> bool:
+    """Return whether a number is a `known` one of a passage with its million, or without it where
+    that is written apart: 3.5 to 4 million."""
+    if ":" in number or number.endswith("s"):
+        return False
+    value = Decimal(number)
+    # Where the passage has no such word, 5 people were 5 million.
+    written = [value / factor for factor in source.scales]
+    written += [value * factor for factor in new.scales]
+    return any(f"{other.normalize():f}" in known for other in written)
 
 
 def _longest_first(number: str) -> tuple[int, str]:
@@ -220,8 +263,9 @@ def _is_time_in(time: str, known: Collection[str]) -> bool:
 def _is_decade_in(decade: str, known: Collection[str]) -> bool:
     """Return whether a decade (the 1990s, the 90s) has one of the `known` years; the 1800s may also
     be the 19th century."""
-    tens, century = decade[:-2], str(int(decade[:-3] or 0) + 1)
-    if century in known:
+    tens, hundreds = decade[:-2], decade[:-3]
+    # The 1900s alone: the 90s and 1990s are a tenth of a century.
+    if hundreds and decade.endswith("00s") and str(int(hundreds) + 1) in known:
         return True
     years = (year.rstrip("s") for year in known if len(year) > 3)
     return any(year[-len(tens) - 1 : -1] == tens for year in years)
@@ -237,7 +281,7 @@ def _is_same(number: str, units: set[str], other: str, kind: set[str]) -> bool:
         # full hour are no number to tell.
         return value > 0 and value in (hours, hours % 12, (hours + 1) % 12, minutes, 60 - minutes)
     exact = float(other.rstrip("s"))
-    if value == exact or number.replace(".", "") == other.replace(".", ""):
+    if value == exact or _parts_thousands(number, other) or _parts_thousands(other, number):
         return True
     return (
         _is_converted(value, units, exact, kind)
@@ -246,15 +290,21 @@ def _is_same(number: str, units: set[str], other: str, kind: set[str]) -> bool:
     )
 
 
+def _parts_thousands(number: str, whole: str) -> bool:
+    """Return whether the point of a number may part the thousands of a `whole` one, as a writer of
+    another language has it: 1.216, 1216."""
+    # By any point 1.5 was 15, and 2.5% were 25%.
+    return re.fullmatch(r"\d{1,3}\.\d{3}", number) is not None and number.replace(".", "") == whole
+
+
 def _is_converted(value: float, units: set[str], exact: float, kind: set[str]) -> bool:
-    """Return whether two numbers differ by the factor between two units of one quantity, or by a
-    million."""
-    if not value or not exact:
-        return False
-    ratio = round(max(value, exact) / min(value, exact), 6)
-    if ratio in (10**6, 10**9):
-        return True
-    return ratio in _FACTORS and bool(kind) and bool(units) and kind != units
+    """Return whether two numbers are one amount in two units of one quantity."""
+    # Any factor between any units let 15 km become 150 m, and 5 kg 50 g.
+    for sizes in _SIZES:
+        for unit, other in product(units & sizes.keys(), kind & sizes.keys()):
+            if unit != other and isclose(value * sizes[unit], exact * sizes[other], rel_tol=1e-6):
+                return True
+    return False
 
 
 def _is_part_of_year(number: str, units: set[str], year: str) -> bool:
@@ -281,7 +331,7 @@ def _is_rounded(value: float, exact: float) -> bool:
     n_zeros = len(digits) - len(digits.rstrip("0"))
     # All but two digits must be zeros: 20,000 is a rounded number, 19,900 is one of its own.
     is_round = n_zeros >= max(1, len(digits) - 2)
-    return min(value, exact) >= 100 and is_round and distance <= 10**n_zeros
+    return min(value, exact) >= 100 and is_round and distance <= 10**n_zeros / 2
 
 
 def _is_derived(number: str, units: set[str], known: Mapping[str, set[str]], vague: bool) -> bool:
@@ -442,6 +492,7 @@ def _is_carried(fact: Fact, source: Facts, new: Facts) -> bool:
             fact.form in values.numbers
             or fact.form in values.implied
             or is_rewritten(fact.form, source.values.numbers[fact.form], values.numbers)
+            or any(_is_scaled(number, source, {fact.form}, new) for number in values.numbers)
         )
     if fact.kind == "date":
         return tuple(map(int, fact.form.split("-"))) in values.days
