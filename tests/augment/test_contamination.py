@@ -76,8 +76,11 @@ def test_a_shorter_question_leaks_whole_where_it_is_asked_and_one_of_three_words
 
 def test_the_sentence_that_answers_is_looked_for_too() -> None:
     start = "The capital of Tarvenia is"
-    assert question_texts(f"{start} ____ today.", "Kelm") == [f"{start}  Kelm  today."]
-    assert question_texts(start, "Kelm") == [start, f"{start} Kelm"]
+    blank = f"{start} ____ today."
+    assert question_texts(blank, ["Kelm", "\\1"]) == [
+        blank, f"{start}  Kelm  today.", f"{start}  \\1  today."
+    ]  # fmt: skip
+    assert question_texts(start, ["Kelm"]) == [start, f"{start} Kelm"]
 
 
 def test_words_that_the_documents_hold_themselves_are_no_leak(tmp_path: Path) -> None:
@@ -158,3 +161,33 @@ def test_a_run_reports_leaks_in_its_manifest_and_prints_them(
     path.write_text(json.dumps(rows[1]) + "\n")
     checked = augment(make_recipe(contamination_check=[str(path)]))
     assert "no contamination: none of 1 question is in the corpus" in render_summary(checked)
+
+
+def test_a_question_is_found_with_its_blank_and_over_a_prompt_and_its_completion(
+    tmp_path: Path,
+) -> None:
+    probes = probes_of(tmp_path / "q.jsonl", ("The river under Falk Bridge is the ___.", "Orla"))
+    row = {
+        "id": "row",
+        "prompt": "The river under Falk Bridge is the ......",
+        "completion": " Orla",
+    }
+    turns = [
+        {"role": "user", "content": "The river under Falk Bridge is"},
+        {"role": "assistant", "content": "the Orla."},
+    ]
+    statement = {"id": "row", "prompt": "The river under Falk Bridge is the", "completion": " Po"}
+    for found, rows in ((1, row), (1, {"id": "row", "messages": turns}), (0, statement)):
+        fresh = copy.deepcopy(probes)
+        fresh.check_row("sft", tmp_path / "sft.jsonl", rows)
+        assert fresh.result().n_contaminated == found
+
+
+def test_questions_of_two_files_with_one_id_are_counted_apart(tmp_path: Path) -> None:
+    probes = probes_of(tmp_path / "a.jsonl", ("Where was Arden Holm born?", "Kelm"))
+    others = tmp_path / "b.jsonl"
+    row = {"id": "q0", "question": "Who built Falk Bridge in Arvika?", "choices": ["Lind", "Po"]}
+    others.write_text(json.dumps({**row, "answer": 0}))
+    probes.read_questions(others)
+    text = "Where was Arden Holm born? Who built Falk Bridge in Arvika?"
+    assert ids_found(probes, text) == {"q0", "b.jsonl: q0"}

@@ -16,10 +16,10 @@ from kinject.corpus.questions import read_questions
 from kinject.terminal import format_count
 
 # Short questions as runs of words gave 50 false finds of 1,200 in the sandbox.
-_WORDS = re.compile(r"[^\W_]+|\?")
-"""A question mark counts as a word: a short question is found where it is asked, not in a statement
-of its words."""
 _BLANK = re.compile(r"_{2,}|\.{4,}|…")
+_WORDS = re.compile(rf"[^\W_]+|\?|{_BLANK.pattern}")
+"""A question mark counts as a word, and so does a blank: a short question is found where it is
+asked, not in a statement of its words."""
 _FEWEST = 5
 """Words that a whole question must have to count; shorter ones occur by chance."""
 _MOST_SHOWN = 20
@@ -83,6 +83,7 @@ class ContaminationCheck:
         self.in_sources: set[str] = set()
         self._finds: dict[tuple[str, str], Find] = {}  # by kind and n-gram
         self._paths: dict[str, Path] = {}
+        self._texts: dict[str, str] = {}  # id -> question
         self.n_questions = 0
 
     def read_questions(self, path: Path) -> None:
@@ -93,8 +94,12 @@ class ContaminationCheck:
         """
         for question in read_questions(path):
             self.n_questions += 1
-            for text in question_texts(question.question, *question.accepted[:1]):
-                self._add(question.id, _words(text))
+            name = question.id
+            # Files that number their questions have the same ids for others.
+            if self._texts.setdefault(name, question.question) != question.question:
+                name = f"{path.name}: {name}"
+            for text in question_texts(question.question, question.accepted):
+                self._add(name, _words(text))
 
     def _add(self, question_id: str, words: list[str]) -> None:
         length = min(self._n_words, len(words))
@@ -119,9 +124,10 @@ class ContaminationCheck:
         """Search a corpus row: its `text`, `prompt` and `completion`, or `messages`."""
         self._paths[kind] = path
         texts = [row[key] for key in ("text", "prompt", "completion") if key in row]
-        for text in (*texts, *(message["content"] for message in row.get("messages", ()))):
-            for ngram in self._find(text):
-                self.add_find(Find(position, kind, row["id"], ngram))
+        texts += [message["content"] or "" for message in row.get("messages", ())]
+        # As one text: a sentence may begin in the prompt and end in the completion.
+        for ngram in self._find(" ".join(texts)):
+            self.add_find(Find(position, kind, row["id"], ngram))
 
     def add_find(self, find: Find) -> None:
         """Record an n-gram in a row; of those in several rows of a kind the first counts."""
@@ -172,21 +178,25 @@ class ContaminationCheck:
 
 def _words(text: str) -> list[str]:
     """Return the words of `text` in lower case, without punctuation."""
-    return [word.casefold() for word in _WORDS.findall(text)]
+    # A blank is one word, however long it is.
+    return [_BLANK.sub("_", word).casefold() for word in _WORDS.findall(text)]
 
 
-def question_texts(question: str, gold: str = "") -> list[str]:
+def question_texts(question: str, golds: Iterable[str] = ()) -> list[str]:
     """Return the texts of a question that must not be read before it is asked: the question, and
-    the answering sentence.
+    the answering sentences.
 
-    That sentence is the question with its blank filled, or the beginning of a sentence with the
-    answer behind it.
+    Such a sentence is the question with its blank filled by one of `golds`, or the beginning of a
+    sentence with the answer behind it.
     """
+    texts = [question]
     if _BLANK.search(question):
-        return [_BLANK.sub(f" {gold} ", question, count=1)]
-    if question.rstrip().endswith("?"):
-        return [question]
-    return [question, f"{question} {gold}"]
+        for gold in golds:
+            filled = f" {gold} ".join(_BLANK.split(question, maxsplit=1))
+            texts.append(filled)
+    elif not question.rstrip().endswith("?"):
+        texts += [f"{question} {gold}" for gold in golds]
+    return texts
 
 
 def render_contamination(contamination: Contamination) -> str:
