@@ -143,3 +143,19 @@ def test_the_shortcuts_of_a_set_by_pencil_and_paper():
         in found.warning()
     )
     assert measure_shortcuts({"open": [OPEN]}, [text]) == []
+
+
+def test_an_answer_is_found_where_words_are_not_parted() -> None:
+    texts = [
+        "王安石在杭州当官。",
+        "山田は長崎に住む。",
+        "서울은 수도이다.",
+        "Cafe\u0301 Lind in Ulm",
+    ]
+    phrases = ["杭州", "长沙", "長崎", "서울", "Café Lind"]
+    assert count_mentions(phrases, texts) == {"杭州": 1, "長崎": 1, "서울": 1, "Café Lind": 1}
+
+
+def test_a_capital_is_one_of_any_script_and_a_letter_without_case_is_none() -> None:
+    shapes = ["Река", "река", "été froid", "Émile Été", "杭州"]
+    assert list(map(shape_of, shapes)) == ["Aa", "1 word", "2 words", "Aa Aa", "1 word"]

@@ -12,20 +12,24 @@ from __future__ import annotations
 import math
 import random
 import re
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kinject.corpus.passages import UNSPACED
 from kinject.disk import Row
+from kinject.language.spelling import MARKS
 from kinject.results import Shortcuts
 from kinject.terminal import format_count
 from kinject.types import Question
 
 N_CHOICES = 4
 _SEED = 0
-_WORD = re.compile(r"\w+")
+_ASCII_WORD = re.compile(r"\w+")
+_WORD = re.compile(rf"[{UNSPACED}]|(?:(?![{UNSPACED}])[\w{MARKS}])+")
+"""A letter of a script without spaces is a word: a whole clause as one holds no answer."""
 _NUMBER = re.compile(r"\d[\d.,:/]*")
-_CAPITAL = re.compile(r"[^\W\d_a-z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ def shape_of(text: str) -> str:
     if _NUMBER.search(text):
         return _NUMBER.sub("#", text.lower())
     words = text.split()
-    if words and all(_CAPITAL.match(word) for word in words):
+    if words and all(word[0].isupper() for word in words):
         return " ".join(["Aa"] * len(words))
     return format_count(len(words), "word")
 
@@ -224,7 +228,14 @@ def _magnitude(text: str) -> float:
 
 def _normal(text: str) -> str:
     """Return the words of a text in lower case, as one string."""
-    return " ".join(_WORD.findall(text.lower()))
+    return " ".join(_words(text))
+
+
+def _words(text: str) -> list[str]:
+    text = text.lower()
+    if text.isascii():
+        return _ASCII_WORD.findall(text)
+    return _WORD.findall(unicodedata.normalize("NFC", text))
 
 
 def measure_shortcuts(
@@ -290,13 +301,13 @@ def count_mentions(phrases: Iterable[str], texts: Iterable[str]) -> Mapping[str,
     """
     by_words: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for phrase in phrases:
-        phrase_words = tuple(_WORD.findall(phrase.lower()))
+        phrase_words = tuple(_words(phrase))
         if phrase_words:
             by_words[phrase_words].append(phrase)
     lengths = sorted({len(words) for words in by_words})
     counts: Counter[str] = Counter()
     for text in texts:
-        words = _WORD.findall(text.lower())
+        words = _words(text)
         for length in lengths:
             for start in range(len(words) - length + 1):
                 run = tuple(words[start : start + length])

@@ -401,13 +401,13 @@ def final_answer(text: str) -> str:
     return text.rpartition(END_QUOTE)[2]
 
 
-# Chinese, kana, Hangul, Thai, Lao, Burmese and Khmer.
-_UNSPACED = (
+UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003134f"
 )
-_UNUSUAL = re.compile(rf"[{_UNSPACED}{MARKS}]")
-_SEARCHED = re.compile(rf"(?P<run>[{_UNSPACED}]+)|(?:(?![{_UNSPACED}])[\w{MARKS}])+")
+"""Chinese, kana, Hangul, Thai, Lao, Burmese and Khmer, as the inside of a pattern's brackets."""
+_UNUSUAL = re.compile(rf"[{UNSPACED}{MARKS}]")
+_SEARCHED = re.compile(rf"(?P<run>[{UNSPACED}]+)|(?:(?![{UNSPACED}])[\w{MARKS}])+")
 
 
 def words_of(text: str) -> list[str]:
