@@ -6,8 +6,12 @@ import pytest
 
 from kinject.augment.drafts import (
     REASONS,
+    Candidate,
     Draft,
+    Outcome,
+    QuestionSelector,
     find_fault,
+    outcome_row,
     parse_letter,
     parse_specificity,
     propose_messages,
@@ -15,8 +19,10 @@ from kinject.augment.drafts import (
 )
 from kinject.augment.prompts import Source
 from kinject.augment.sandbox import answer_as_sandbox
+from kinject.recipe import GeneratorSection, QuestionsSection
 from kinject.sandbox.grammar import render_entry
 from kinject.sandbox.people import create_country
+from kinject.types import Document, Passage
 
 PASSAGE = "Mara Lind was born in Arvika. She finished the Falk Bridge in the spring of 1931, with Karin Ekberg."
 GOOD = Draft(
@@ -148,3 +154,15 @@ def test_the_place_of_the_right_answer_is_the_same_for_the_same_words_and_favour
     assert all(
         70 <= positions.count(position) <= 130 for position in range(4)
     )  # 100 +- 3.5 standard deviations
+
+
+def test_a_question_is_not_refused_for_what_another_sentence_of_its_passage_has() -> None:
+    text = f"Set the <b>span</b> first. {PASSAGE}"
+    draft = changed(question="Where in the <b>span</b> list is the Falk Bridge finished?")
+    assert find_fault(draft, text, []) == ("", "")
+    outcome = Outcome([Candidate(draft, 7)])
+    row = outcome_row("o", Passage("p", "d", 0, len(text), text), outcome, 1, "e")
+    section = QuestionsSection("documents.jsonl", GeneratorSection("sandbox"))
+    selector = QuestionSelector(section, {})
+    _, selected, refused = selector.select(Document("d", "Falk", text, "d.md"), row)
+    assert ([one["question"] for one in selected], refused) == ([draft.question], [])

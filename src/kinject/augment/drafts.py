@@ -549,9 +549,9 @@ class QuestionSelector:
             return "", ""
         if stored.get("reason"):
             return stored["reason"], stored.get("detail", "")
-        # The other faults were checked against the passage: with the sentence alone, only a
-        # duplicate can appear.
-        return find_fault(draft, draft.sentence, self._selected)
+        # The other faults were looked for in the passage, of which this has one sentence: a tag or
+        # a language may stand in the others.
+        return _find_duplicate(draft, self._selected) or ("", "")
 
 
 def _check_choices(name: str, draft: Draft) -> None:
