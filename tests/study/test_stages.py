@@ -5,18 +5,22 @@ from __future__ import annotations
 import fcntl
 import json
 import threading
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from country import write_study
 
 from kinject.errors import InputError
+from kinject.plan.length import RunLength
 from kinject.recipe import read_recipe
-from kinject.study import planner
+from kinject.study import planner, stages
 from kinject.study.arms import expand_arms
 from kinject.study.claims import declare_claims
 from kinject.study.planner import ArmRun, Planner, input_hashes
 from kinject.study.stages import run_stage
+from small import write_training
 
 
 def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:
@@ -216,3 +220,20 @@ def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_a
     assert f'corpus.path="{talks}"' in after.stages[-1].overrides
     assert after.stages[-1].dependencies == (after.stages[-2].id,)
     assert after.model_dir == f"{after.stages[-1].folder}/model"
+
+
+def test_a_token_matched_arm_reads_what_the_other_read_without_what_was_cut_off(
+    tmp_path, monkeypatch
+):
+    tokens = {"source": 900, "trained": 500, "masked": 100, "truncated": 260, "dropped": 40}
+    recipe = {"model": {"path": "m"}, "corpus": {"path": "c.jsonl"}}
+    write_training(tmp_path, recipe, epochs=4.0, tokens=tokens)
+    length = RunLength(n_rows=5, steps=10, epochs=2.0, tokens=960, learned=800)
+    for module, name, value in (
+        ("kinject.plan.length", "measure_length", length),
+        ("kinject.train.load", "load_training_tokenizer", None),
+    ):
+        monkeypatch.setattr(import_module(module), name, lambda *_, value=value: value)
+    own = SimpleNamespace(model=None, corpus=SimpleNamespace(path="corpus.jsonl"))
+    overrides = stages._matching_epochs(own, tmp_path)
+    assert overrides == ["trainer.max_steps=-1", "trainer.num_train_epochs=5.0"]  # 4 x 600 / 480

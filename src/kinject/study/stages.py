@@ -242,8 +242,11 @@ def _matching_epochs(recipe: TrainRecipe, matched: Path) -> list[str]:
 
     tokenizer = load_training_tokenizer(recipe.model, CorpusFile(Path(recipe.corpus.path)))
     length = measure_length(recipe, tokenizer, 1)
-    fix = "Delete this folder to train it again."
-    n_epochs = _read_counts(matched / DONE, fix)["tokens"] * length.epochs / length.tokens
+    counts = _read_finished(matched)
+    tokens = counts.tokens
+    # Not those of its corpus: what was cut off or left out was not read, and `length` has neither.
+    n_read = tokens["source"] - tokens["truncated"] - tokens["dropped"]
+    n_epochs = counts.epochs * n_read * length.epochs / length.tokens
     # More than four digits would be a fraction of a step.
     return ["trainer.max_steps=-1", f"trainer.num_train_epochs={round(n_epochs, 4)!r}"]
 
