@@ -114,6 +114,22 @@ def test_a_folder_of_documents_is_known_by_its_documents_and_not_by_hidden_files
     assert hashes() != before
 
 
+def test_a_path_without_a_slash_is_known_by_its_content_and_an_option_of_its_name_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pump", "probes", "sft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.md").write_text(name)
+    values = {
+        "method": "sft",
+        "model": {"path": "pump", "dtype": "sft"},
+        "eval": {"models": {"m": "pump"}, "questions": {"q": {"path": "probes", "role": "sft"}}},
+    }
+    assert input_hashes(values, tmp_path / "cache").keys() == {"pump", "probes"}
+    assert input_hashes("pump", tmp_path / "cache").keys() == {"pump"}
+
+
 def test_an_arm_matched_to_another_needs_that_ones_training(tmp_path, tiny_model):
     path = write_study(
         tmp_path,

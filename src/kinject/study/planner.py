@@ -7,7 +7,7 @@ ids of the stages that it reads, so two arms share a stage that does the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -371,7 +371,8 @@ def input_hashes(value: Json, cache_dir: Path) -> dict[str, str]:
     """Return path -> hash of every file and folder that a recipe's values name, except those below
     `cache_dir`."""
     hashes = {}
-    for text in _possible_paths(value):
+    key = "path" if isinstance(value, str) else ""
+    for text in _possible_paths(value, key):
         path = model_folder(text)  # of a package that is a model its files, not its name
         # What stages wrote there is known by their ids.
         if cache_dir not in path.parents and path.exists():
@@ -395,18 +396,32 @@ def _hash(path: Path) -> str:
     return folder_hash(path)
 
 
-def _may_be_path(text: str) -> bool:
-    is_short = len(text) < _LONGEST_PATH and "\n" not in text
-    return is_short and ("/" in text or "." in text or text.startswith(PACKAGE))
+_PATH_TABLES = frozenset(("models", "questions"))
+"""Keys of recipes with tables of name: path."""
+_PATH_KEYS = _PATH_TABLES.union(
+    ("path", "documents", "adapter", "tokenizer", "teacher", "style_files", "contamination_check"),
+    ("shots_from", "validation", "perplexity_corpus", "validation_corpus"),
+)
+"""Keys of recipes whose text, or each of whose texts, is a path."""
 
 
-def _possible_paths(value: Json) -> Iterator[str]:
-    items: Iterable[Json] = ()
-    if isinstance(value, Mapping):
-        items = value.values()
-    elif isinstance(value, list):
-        items = value
-    elif isinstance(value, str) and _may_be_path(value):
+def _may_be_path(text: str, key: str) -> bool:
+    if len(text) >= _LONGEST_PATH or "\n" in text:
+        return False
+    if "/" in text or "." in text or text.startswith(PACKAGE):
+        return True
+    # Elsewhere a word is that of an option, beside which a folder of its name may lie.
+    return key in _PATH_KEYS
+
+
+def _possible_paths(value: Json, key: str) -> Iterator[str]:
+    """Yield the texts in `value` that may be paths; `key` is the recipe's key of it."""
+    if isinstance(value, str) and _may_be_path(value, key):
         yield value
-    for item in items:
-        yield from _possible_paths(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _possible_paths(item, key)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            in_table = key in _PATH_TABLES and isinstance(item, str)
+            yield from _possible_paths(item, key if in_table else name)
