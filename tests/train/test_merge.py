@@ -427,6 +427,26 @@ def test_the_sum_is_that_of_float64_and_chat_comes_from_the_instruct_model(
     }
 
 
+def test_a_difference_is_added_to_a_head_that_the_training_has_untied(
+    tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    base = _save(tmp_path / "base", tiny_tokenizer, 4, tie_word_embeddings=True)
+    chat = _save(tmp_path / "chat", tiny_tokenizer, 5, near=base, tie_word_embeddings=True)
+    model = _save(tmp_path / "own", tiny_tokenizer, 6, near=base)
+    out = add_difference(str(model), str(chat), str(base), [0.7], tmp_path / "merged")[0.7]
+    ours, theirs, start, got = map(_weights, (model, chat, base, out))
+    assert ours.keys() - theirs.keys() == {"lm_head.weight"}
+    table = "model.embed_tokens.weight"
+    for name in (table, "lm_head.weight"):
+        wanted = ours[name].double() + 0.7 * (theirs[table].double() - start[table].double())
+        assert torch.allclose(got[name].double(), wanted, atol=1e-6)
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    assert torch.equal(loaded.lm_head.weight, got["lm_head.weight"])
+    assert not loaded.config.tie_word_embeddings
+    with pytest.raises(InputError, match=r"lm_head\.weight is not in both"):
+        add_difference(str(base), str(model), str(base), [0.7], tmp_path / "none")
+
+
 def test_three_that_do_not_belong_together_are_refused(
     tiny_tokenizer: Any, instruct_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ import os
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,29 +134,33 @@ def add_difference(
     _check_addable(ours, theirs, base)
     folders = zip(names, (ours, theirs, base), strict=True)
     inputs = {role: model_hash(folder) for role, folder in folders}
+    heads = _shared_heads(theirs, read_headers(ours))
     with open_tensors(theirs) as added, open_tensors(base) as subtracted:
 
         def change(name: str, tensor: torch.Tensor, scale: float) -> torch.Tensor:
-            result: torch.Tensor = added[name].get_tensor(name)
-            start: torch.Tensor = subtracted[name].get_tensor(name)
+            stored = heads.get(name, name)
+            result: torch.Tensor = added[stored].get_tensor(stored)
+            start: torch.Tensor = subtracted[stored].get_tensor(stored)
             if not tensor.is_floating_point():
                 return result
             result, n = result.float(), min(len(tensor), len(start))
             result[:n] = (result[:n] - start[:n].float()) * scale + tensor[:n].float()
             return result.to(tensor.dtype)
 
-        sources = _Sources((ours, theirs, base), weights=ours, files=theirs)
+        # The configuration is that of `plus`, which ties what is two matrices in the result.
+        sources = _Sources((ours, theirs, base), ours, theirs, unties=bool(heads))
         return _write_each("scale", scales, out, sources, change, inputs)
 
 
 @dataclass(frozen=True)
 class _Sources:
     """The folders that a result is made from: all that are read, that of the weights that are
-    changed, and that of its tokenizer and configuration."""
+    changed, and that of its tokenizer and configuration, whose tied head the result `unties`."""
 
     read: Sequence[Path]
     weights: Path
     files: Path
+    unties: bool = False
 
 
 def _write_each(
@@ -187,6 +191,8 @@ def _write_each(
                 rewrite(weights, part, changed)
                 copy_others(sources.files, part)
                 set_config(part, dtype=_dtype_of(weights))
+                if sources.unties:
+                    set_config(part, tie_word_embeddings=False)
                 name = not_finite_in(part).rpartition(": ")[2]
                 if name:
                     raise InputError(
@@ -217,6 +223,16 @@ def _stored_dtypes(folder: Path) -> Counter[str]:
     return Counter(names[dtype] for dtype in dtypes if dtype in names)
 
 
+def _shared_heads(folder: Path, wanted: Collection[str]) -> dict[str, str]:
+    """Return head -> embedding of those `wanted` tensors that a model does not store, because its
+    head is its embedding."""
+    stored = read_headers(folder)
+    if all(name in stored for name in wanted):
+        return {}
+    tied = _tied_weights(folder)
+    return {name: tied[name] for name in wanted if name not in stored and name in tied}
+
+
 def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
     """Raise `InputError` unless the difference of `plus` and `minus` can be added to `ours`.
 
@@ -224,7 +240,12 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
     the same numbers.
     """
     folders = (ours, plus, minus)
-    headers = [read_headers(folder) for folder in folders]
+    headers = [dict(read_headers(folder)) for folder in folders]
+    heads = _shared_heads(plus, headers[0])
+    # A difference of two that tie them, for a model that its training has untied.
+    if heads == _shared_heads(minus, headers[0]):
+        for header in headers[1:]:
+            header |= {head: header[table] for head, table in heads.items()}
     configs = [load_config(str(folder)) for folder in folders]
     n_vocabulary = [config.get_text_config().vocab_size for config in configs]
     fix = (
