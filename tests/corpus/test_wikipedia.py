@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,18 @@ def test_an_interrupted_fetch_resumes(api, waits, tmp_path):
         "Atlantis",
         "Old name",
     ]
+
+
+def test_articles_of_an_interrupted_fetch_are_not_those_of_a_later_date(
+    api, waits, tmp_path, monkeypatch
+):
+    elbe = api.answer({"titles": "Elbe", "rvstart": "2021-05-01T00:00:00Z"})
+    api.failures = [(200, {}, json.dumps(elbe)), (404, {}, "gone")]
+    with pytest.raises(InputError, match="HTTP 404"):
+        fetch(tmp_path)
+    monkeypatch.setitem(globals(), "ARTICLES", replace(ARTICLES, date="2022-06-30"))
+    fetch(tmp_path)
+    assert revisions(tmp_path)["Elbe"] == 12
 
 
 def test_a_cut_answer_is_asked_for_again(api, waits, tmp_path):

@@ -235,8 +235,9 @@ def write_articles(articles: ArticleList, path: Path, revisions: Path, journal: 
     """Write the articles to `path`, an export of MediaWiki, and their revisions to `revisions`.
 
     If `revisions` is there, its revisions are fetched, else those of the list's date. What is
-    fetched is kept in `journal`, so that an interrupted fetch resumes. Raises `InputError` if no
-    contact is set, if Wikipedia does not answer, or if its list and the revisions differ.
+    fetched is kept in `journal` with the date or revision that was wanted, so that an interrupted
+    fetch resumes. Raises `InputError` if no contact is set, if Wikipedia does not answer, or if its
+    list and the revisions differ.
     """
     contact = os.environ.get(CONTACT, "").strip()
     if contact and not (contact.isascii() and contact.isprintable()):
@@ -254,14 +255,18 @@ def write_articles(articles: ArticleList, path: Path, revisions: Path, journal: 
         known = {str(row["title"]): row["revision"] for _, row in read_jsonl(revisions)}
     client = _Client(contact)
     titles = articles.titles()
+    # The list's date or the record may have changed since an interrupted fetch.
+    wanted = {title: str(known.get(title, articles.date)) for title in titles}
     with Journal(journal) as kept:
-        rows = {row["title"]: row for row in kept.rows}
+        rows = {
+            row["title"]: row for row in kept.rows if row.get("wanted") == wanted.get(row["title"])
+        }
         n_done = len(rows.keys() & set(titles))
         with Progress("articles", len(titles), "articles", done=n_done) as progress:
             for title in titles:
                 if title not in rows:
                     rows[title] = client.article(title, articles.date, known)
-                    kept.append(rows[title])
+                    kept.append({**rows[title], "wanted": wanted[title]})
                     progress.advance()
     with_text = [rows[title] for title in titles if rows[title].get("wikitext")]
     if not with_text:
