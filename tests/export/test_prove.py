@@ -25,7 +25,14 @@ from kinject.cli import main
 from kinject.disk import write_jsonl, write_manifest
 from kinject.errors import InputError
 from kinject.export import _decide, _Source
-from kinject.export.prove import Check, Proof, _as_json, check_answers, read_evaluation
+from kinject.export.prove import (
+    Check,
+    Proof,
+    _as_json,
+    check_answers,
+    quantized_bits,
+    read_evaluation,
+)
 from kinject.recipe import read_recipe
 from kinject.train import train
 from kinject.types import Answer, Question
@@ -276,3 +283,20 @@ def test_a_run_whose_manifest_has_no_questions_proves_nothing(tmp_path: Path, re
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=r"no questions|has no recipe"):
         read_evaluation(tmp_path, "model")
+
+
+@pytest.mark.parametrize(
+    ("settings", "bits"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
+        ({"quant_method": "gptq", "bits": 8}, 8),
+        ({"quant_method": "gptq", "bits": 3}, 4),
+        ({"quant_method": "fbgemm_fp8"}, 8),
+        ({"config_groups": {"a": {"weights": {"num_bits": 8}}, "b": {"weights": None}}}, 8),
+        ({"config_groups": {"a": {"weights": {"num_bits": 8}}, "b": {"weights": {"num_bits": 4}}}}, 4),
+        ({"quant_method": "unheard of"}, 4),
+    ],
+)  # fmt: skip
+def test_a_copy_of_8_bits_has_no_bounds_of_4(settings: dict[str, Any], bits: int) -> None:
+    assert quantized_bits(settings) == bits

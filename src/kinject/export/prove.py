@@ -262,8 +262,24 @@ def _bits(source: str, folder: str) -> int:
     file = gguf_file(source)
     if file:
         return _gguf_bits(file)
-    quantized = getattr(load_config(folder), "quantization_config", None) is not None
-    return 4 if quantized else 16
+    settings = getattr(load_config(folder), "quantization_config", None)
+    if settings is None:
+        return 16
+    return quantized_bits(settings if isinstance(settings, Mapping) else settings.to_dict())
+
+
+def quantized_bits(settings: Mapping[str, Any]) -> int:
+    """Return 8 or 4: the bits of quantised weights by the `quantization_config` of their model, 4
+    where it names none."""
+    named = [settings.get("bits"), settings.get("w_bit")]
+    groups = settings.get("config_groups")  # of compressed-tensors, each with its own bits
+    if isinstance(groups, Mapping):
+        named += [group["weights"]["num_bits"] for group in groups.values() if group.get("weights")]
+    found = [bits for bits in named if isinstance(bits, int)]
+    if found:
+        return 8 if min(found) >= 8 else 4
+    is_8_bit = settings.get("load_in_8bit") or "fp8" in str(settings.get("quant_method"))
+    return 8 if is_8_bit else 4
 
 
 def _gguf_bits(file: Path) -> int:
