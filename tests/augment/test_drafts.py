@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kinject.augment.drafts import (
@@ -166,3 +168,21 @@ def test_a_question_is_not_refused_for_what_another_sentence_of_its_passage_has(
     selector = QuestionSelector(section, {})
     _, selected, refused = selector.select(Document("d", "Falk", text, "d.md"), row)
     assert ([one["question"] for one in selected], refused) == ([draft.question], [])
+
+
+def test_where_words_are_not_parted_an_answer_gives_itself_away_as_well() -> None:
+    passage = "王安石在江宁建了一座藏书楼。藏书楼里有三千卷书。"
+    draft = Draft(
+        "谁在江宁建了藏书楼？",
+        "王安石",
+        ("苏东坡", "沈存中", "司马光"),
+        "王安石在江宁建了一座藏书楼",
+    )
+    for reason, changed_draft in (
+        ("", draft),
+        ("answer in question", replace(draft, question="王安石建的藏书楼是谁建的？")),
+        ("longest", replace(draft, answer="王安石和他的两个学生")),
+    ):
+        assert find_fault(changed_draft, passage, [])[0] == reason
+    again = replace(draft, question="是谁在江宁建了藏书楼？", sentence="藏书楼里有三千卷书")
+    assert find_fault(again, passage, [draft])[0] == "duplicate"

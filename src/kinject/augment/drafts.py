@@ -16,6 +16,7 @@ from kinject.augment.checks.checker import new_markup, normal_form
 from kinject.augment.prompts import Source, language_line, task_messages
 from kinject.augment.store import DECISIONS
 from kinject.augment.stored_rows import Fields, is_count, is_text, is_texts, is_usage
+from kinject.corpus.choices import word_form
 from kinject.disk import Row, content_id
 from kinject.errors import InputError
 from kinject.language import compare_languages
@@ -173,13 +174,13 @@ def _find_fault_of_form(draft: Draft, open_answer: bool) -> _Fault | None:
 
 def _find_fault_of_choices(draft: Draft) -> _Fault | None:
     choices = (draft.answer, *draft.wrong)
-    forms = list(map(normal_form, choices))
+    forms = list(map(word_form, choices))
     if len(set(forms)) < 4 or "" in forms:
         return "options", " / ".join(choices)
     for choice in choices:
         if _CATCH_ALL.search(choice):
             return "catch-all", choice
-    if f" {forms[0]} " in f" {normal_form(draft.question)} ":
+    if f" {forms[0]} " in f" {word_form(draft.question)} ":
         return "answer in question", draft.answer
     if has_injection(draft.question, *choices):
         return "injection", draft.question[:80]
@@ -191,9 +192,9 @@ def _find_fault_in_passage(draft: Draft, passage: str, retention: bool) -> _Faul
     if mention:
         return "points at the text", mention[0]
     # Spaces around both, so that whole words are found.
-    form = f" {normal_form(passage)} "
-    is_stated = f" {normal_form(draft.sentence)} " in form
-    if retention and (is_stated or f" {normal_form(draft.answer)} " in form):
+    form = f" {word_form(passage)} "
+    is_stated = f" {word_form(draft.sentence)} " in form
+    if retention and (is_stated or f" {word_form(draft.answer)} " in form):
         return "in the passage", draft.answer
     if not retention and not is_stated:
         return "sentence", draft.sentence[:80]
@@ -211,7 +212,7 @@ def _find_hint(draft: Draft) -> _Fault | None:
     """Return the difference in form between the correct choice and the other three, None without
     one."""
     choices = (draft.answer, *draft.wrong)
-    n_correct, *others = (normal_form(choice).count(" ") + 1 for choice in choices)
+    n_correct, *others = (word_form(choice).count(" ") + 1 for choice in choices)
     longest = max(others)
     is_longer = n_correct - longest >= _MIN_LENGTH_DIFFERENCE
     if is_longer and n_correct > _MAX_LENGTH_RATIO * longest:
@@ -228,16 +229,16 @@ def _find_hint(draft: Draft) -> _Fault | None:
 def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> _Fault | None:
     """Return the question of `others` that asks the same, None without one."""
     question, answer, sentence = (
-        normal_form(text) for text in (draft.question, draft.answer, draft.sentence)
+        word_form(text) for text in (draft.question, draft.answer, draft.sentence)
     )
     words = set(question.split())
     for other in others:
-        other_question = normal_form(other.question)
+        other_question = word_form(other.question)
         other_words = set(other_question.split())
         overlap = len(words & other_words) / max(1, len(words | other_words))
-        same_answer = answer == normal_form(other.answer)
+        same_answer = answer == word_form(other.answer)
         # Like words alone let two questions on one fact through.
-        same_fact = overlap > _MAX_OVERLAP or sentence == normal_form(other.sentence)
+        same_fact = overlap > _MAX_OVERLAP or sentence == word_form(other.sentence)
         if question == other_question or (same_answer and same_fact):
             return "duplicate", other.question
     return None

@@ -173,12 +173,12 @@ def _first_group(waiting: Sequence[int], answers: Sequence[Answer]) -> list[int]
 
     Frequent texts come first: left for last, only equal ones would remain.
     """
-    frequency = Counter(_normal(answers[index].text) for index in waiting)
+    frequency = Counter(word_form(answers[index].text) for index in waiting)
     most = max(frequency.values())
     starts = [
         place
         for place, index in enumerate(waiting)
-        if frequency[_normal(answers[index].text)] == most
+        if frequency[word_form(answers[index].text)] == most
     ]
     for start in starts:
         group = [waiting[start]]
@@ -208,10 +208,10 @@ def fits(index: int, group: Iterable[int], answers: Sequence[Answer]) -> bool:
 
 def _is_wrong(other: Answer, answer: Answer) -> bool:
     """Return whether the text of `other` is surely no answer to the question of `answer`."""
-    text = _normal(other.text)
-    accepted = {_normal(accepted) for accepted in (answer.text, *answer.accepted)}
+    text = word_form(other.text)
+    accepted = {word_form(accepted) for accepted in (answer.text, *answer.accepted)}
     # As whole words: a 3 is not in 35.
-    return text not in accepted and f" {text} " not in f" {_normal(answer.context)} "
+    return text not in accepted and f" {text} " not in f" {word_form(answer.context)} "
 
 
 def _magnitude(text: str) -> float:
@@ -226,8 +226,9 @@ def _magnitude(text: str) -> float:
         return 0.0
 
 
-def _normal(text: str) -> str:
-    """Return the words of a text in lower case, as one string."""
+def word_form(text: str) -> str:
+    """Return the words of a text in lower case, as one string; where a script has no spaces its
+    letters."""
     return " ".join(_words(text))
 
 
