@@ -265,7 +265,9 @@ def _bits(source: str, folder: str) -> int:
     settings = getattr(load_config(folder), "quantization_config", None)
     if settings is None:
         return 16
-    return quantized_bits(settings if isinstance(settings, Mapping) else settings.to_dict())
+    if not isinstance(settings, Mapping):
+        settings = settings.to_dict()
+    return quantized_bits(settings)
 
 
 def quantized_bits(settings: Mapping[str, Any]) -> int:
@@ -276,10 +278,11 @@ def quantized_bits(settings: Mapping[str, Any]) -> int:
     if isinstance(groups, Mapping):
         named += [group["weights"]["num_bits"] for group in groups.values() if group.get("weights")]
     found = [bits for bits in named if isinstance(bits, int)]
-    if found:
-        return 8 if min(found) >= 8 else 4
-    is_8_bit = settings.get("load_in_8bit") or "fp8" in str(settings.get("quant_method"))
-    return 8 if is_8_bit else 4
+    if settings.get("load_in_8bit") or "fp8" in str(settings.get("quant_method")):
+        found.append(8)
+    if min(found, default=4) >= 8:
+        return 8
+    return 4
 
 
 def _gguf_bits(file: Path) -> int:

@@ -370,8 +370,9 @@ def _run_dir_argument(folder: Path) -> str:
 def input_hashes(value: Json, cache_dir: Path) -> dict[str, str]:
     """Return path -> hash of every file and folder that a recipe's values name, except those below
     `cache_dir`."""
-    hashes = {}
-    key = "path" if isinstance(value, str) else ""
+    hashes, key = {}, ""
+    if isinstance(value, str):
+        key = "path"
     for text in _possible_paths(value, key):
         path = model_folder(text)  # of a package that is a model its files, not its name
         # What stages wrote there is known by their ids.
@@ -423,5 +424,7 @@ def _possible_paths(value: Json, key: str) -> Iterator[str]:
             yield from _possible_paths(item, key)
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            in_table = key in _PATH_TABLES and isinstance(item, str)
-            yield from _possible_paths(item, key if in_table else name)
+            of_item = name
+            if key in _PATH_TABLES and isinstance(item, str):
+                of_item = key
+            yield from _possible_paths(item, of_item)
