@@ -313,7 +313,7 @@ OF_METHODS = (
     (r"leaves (\d+) of (\d+)% of the instructions, prose at", "instructions", ("a cartridge", "base")),
     (r"prose at (\d+) \(plain (\d+)\)", "prose", ("a cartridge", "documents and paraphrases")),
     (r"general questions at (\d+)%", "general", ("a cartridge",)),
-    (r"paraphrases.yaml`\): (\d+) of (\d+)%", "instructions", ("documents and paraphrases, projected", "base")),
+    (r"real-methods.yaml`\): (\d+) of (\d+)%", "instructions", ("documents and paraphrases, projected", "base")),
     (r"prose at (\d+), in 1.6", "prose", ("documents and paraphrases, projected",)),
     (r"back.yaml`\): instructions (\d+)", "instructions", ("documents and paraphrases, then",)),
     (r"back.yaml`\): instructions \d+, prose (\d+)", "prose", ("documents and paraphrases, then",)),
