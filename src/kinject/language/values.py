@@ -349,14 +349,21 @@ def _add_words(lower: str, digit_ends: set[int], grammar: Grammar, values: Value
         last_unit = grammar.unit_after(lower, match.end(), in_digits=False)
         for value in (*earlier, last):
             unit = last_unit if value == last else ""
-            # "one" is often a pronoun, "second" a unit or a rank, and "two" without a unit both or
-            # a pair.
-            certain = (value > 2 and words not in language.ambiguous) or (value >= 2 and bool(unit))
+            certain = _is_certain(value, unit, is_ambiguous=words in language.ambiguous)
             values.add(str(value), unit, certain=certain)
             if value <= MAX_COUNT and not unit:
                 following = _WORD.search(lower, match.end())
                 words_after = values.counted.setdefault(str(value), set())
                 words_after.add(following[0] if following else "")
+
+
+def _is_certain(value: int, unit: str, *, is_ambiguous: bool) -> bool:
+    """Return whether a number in words says how much, whatever else its words may mean."""
+    # "one" is often a pronoun, and "two" without a unit both or a pair.
+    if value < 2 or (value == 2 and not unit):
+        return False
+    # "neuf" before a unit is nine, and not new; but of "a second meter" the meter is a device.
+    return not is_ambiguous or (value > 2 and bool(unit))
 
 
 def _add_dates(text: str, lower: str, month: str, grammar: Grammar, values: Values) -> None:
