@@ -77,7 +77,7 @@ def test_check_tells_every_bad_recipe(here: Path, capsys: pytest.CaptureFixture[
     (here / "bad.yaml").write_text("run_dir: a\nsed: 1\n")
     assert main(["recipes", "check", "."]) == 2
     out = capsys.readouterr()
-    assert out.out == "1 of 2 recipes are valid\n"
+    assert out.out == "valid: 1 of 2 recipes\n"
     assert out.err == "bad.yaml:2: sed: unknown key. Did you mean seed?\n"
     assert main(["recipes", "check", "good.yaml"]) == 0
     (here / "style.yaml").write_text(

@@ -99,7 +99,8 @@ def _check(arguments: argparse.Namespace) -> Outcome:
     for error in faults:
         show(error, file=sys.stderr)
     skipped = f"; {n_skipped} files are accelerate's" if n_skipped else ""
-    show(f"{len(errors) - len(faults)} of {format_count(len(errors), 'recipe')} are valid{skipped}")
+    n_valid = len(errors) - len(faults)
+    show(f"valid: {n_valid} of {format_count(len(errors), 'recipe')}{skipped}")
     return errors, 2 if faults else 0
 
 
