@@ -12,6 +12,7 @@ from kinject.models.attention import (
     is_runnable,
     new_cartridge,
     padding_positions,
+    steady_logits,
     text_start,
     try_attention,
     try_faster,

@@ -109,7 +109,7 @@ def reads_later_tokens(model: PreTrainedModel) -> bool:
     n_tokens, half = int(model.get_input_embeddings().weight.shape[0]), _LENGTH // 2
     row = _short_row(model)
     other = torch.cat([row[:half], (row[half:] + n_tokens // 2) % n_tokens])
-    logits = [_steady_logits(model, input_ids=ids[None])[0] for ids in (row, other)]
+    logits = [steady_logits(model, input_ids=ids[None])[0] for ids in (row, other)]
     change = (logits[0] - logits[1]).abs()
     is_exact = model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
     limit = _EXACT if is_exact else _ROUNDED
@@ -124,14 +124,15 @@ def _short_row(model: PreTrainedModel) -> torch.Tensor:
     return torch.arange(3, 3 + _LENGTH, device=model.device) % n_tokens
 
 
-def _steady_logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
-    """Return the logits of `model` for `inputs` without dropout, [batch, length, vocabulary],
-    float32."""
+def steady_logits(model: PreTrainedModel, **inputs: torch.Tensor) -> torch.Tensor:
+    """Return the logits of `model` for `inputs`, [batch, length, vocabulary], float32, without
+    dropout, which would make two passes differ."""
     import torch
 
     was_training = model.training
     model.eval()
     with torch.no_grad():
+        # As in training: with the cache positions do not separate documents (off by 0.44).
         logits: torch.Tensor = model(**inputs, use_cache=False).logits.float()
     model.train(was_training)
     return logits
@@ -168,8 +169,8 @@ def check_first_position(model: PreTrainedModel, name: str) -> None:
         return
     ids = _short_row(model)[None]
     positions = torch.arange(_LENGTH, device=model.device)[None]
-    own = _steady_logits(model, input_ids=ids)
-    given = _steady_logits(model, input_ids=ids, position_ids=positions)
+    own = steady_logits(model, input_ids=ids)
+    given = steady_logits(model, input_ids=ids, position_ids=positions)
     if not torch.allclose(own, given, rtol=0, atol=_ROUNDED * float(own.abs().max())):
         raise InputError(
             f"{name}: {model.config.model_type} does not begin a text at position 0, which kinject "
