@@ -550,8 +550,8 @@ class QuestionSelector:
             return "", ""
         if stored.get("reason"):
             return stored["reason"], stored.get("detail", "")
-        # The other faults were looked for in the passage, of which this has one sentence: a tag or
-        # a language may stand in the others.
+        # The other faults were looked for in the passage, of which this has one sentence: the
+        # others may have the same tag, or words of the same language.
         return _find_duplicate(draft, self._selected) or ("", "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import re
+from itertools import chain
 from pathlib import Path
 
 from kinject.documents.text import import_extra
@@ -29,7 +30,8 @@ def number_text(value: int | float, number_format: str = "") -> str:
     sections = _sections(number_format)
     tokens = _section_of(value, sections)
     kinds = [kind for kind, _ in tokens]
-    if "condition" in [kind for kind, _ in sum(sections, ())]:
+    # By a condition, [<1000], a section is chosen otherwise than by the sign.
+    if any(kind == "condition" for kind, _ in chain.from_iterable(sections)):
         return _plain(value)
     if "digit" not in kinds:
         # A format may show words only: "Yes";;"No".

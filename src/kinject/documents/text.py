@@ -351,7 +351,7 @@ _VOID = frozenset(_ENDLESS.split())
 
 
 def html_of_xhtml(source: str) -> str:
-    """Return XHTML as HTML, in which <title/> and <script/> would go on to the end of the page;
+    """Return XHTML as HTML, which does not close <title/> and <script/>: the page would be in them;
     other pages as they are."""
     if _XHTML.search(source[:2_000]) is None:
         return source
