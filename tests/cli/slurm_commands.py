@@ -46,7 +46,10 @@ def _srun(words: list[str]) -> int:
     tasks += [
         subprocess.Popen(command, env={**os.environ, "SLURM_NODEID": str(n)}) for n in numbers
     ]
-    codes = [task.wait() for task in tasks]
+    # Not task.wait(): Python would handle a signal that comes just before it only after it.
+    while any(task.poll() is None for task in tasks):
+        time.sleep(0.02)
+    codes = [task.returncode for task in tasks]
     return max(code if code >= 0 else 128 - code for code in codes)
 
 

@@ -137,7 +137,9 @@ def test_output_is_text_without_control_characters_and_keys(
 
 
 def test_the_step_ends_with_the_server(folder: Path, stand_in: Callable[[str], None]) -> None:
-    stand_in("trap 'echo saved > saved; exit 130' INT\necho ready > ready\nsleep 10000 & wait")
+    stand_in(
+        "trap 'echo saved > saved; exit 130' INT\necho ready > ready\nwhile sleep 0.02; do :; done"
+    )
     board = Board(Path(), find_faults)
     with Server(Path(), board=board):
         board.start(RECIPE)
@@ -149,7 +151,7 @@ def test_the_step_ends_with_the_server(folder: Path, stand_in: Callable[[str], N
 def test_where_ctrl_c_is_ignored_a_step_stops_by_sigterm(
     folder: Path, board: Board, stand_in: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in("trap 'exit 143' TERM\necho ready > ready\nsleep 10000 & wait")
+    stand_in("trap 'exit 143' TERM\necho ready > ready\nwhile sleep 0.02; do :; done")
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         board.start(RECIPE)
