@@ -78,6 +78,55 @@ def test_outcomes_are_parts_of_a_whole_and_to_abstain_is_right_where_there_is_no
     )
 
 
+def test_several_question_sets_of_a_claim_count_as_one() -> None:
+    words = SETTING._replace(question_set="words")
+    inferred = SETTING._replace(question_set="inferred")
+    records = Records(["match"])
+    for arm, seeds, right in (("base", 1, 0.3), ("ft", 3, 0.5), ("half", 1, 0.5)):
+        for seed in range(seeds):
+            random = np.random.default_rng([seed, len(arm)])
+            run: dict[AskSetting, list[Answer]] = {}
+            for setting, n in ((words, 80), (inferred, 40)):
+                outcomes = np.where(random.random(n) < right, "r", "w")
+                run[setting] = [
+                    replace(item, question_set=setting.question_set, correct=name == "r")
+                    for item, name in zip(answers(outcomes, arm), outcomes, strict=True)
+                ]
+            records.by_run["m", arm, seed] = run
+    del records.by_run["m", "half", 0][inferred]
+    sets = ("words", "inferred")
+    claim = claim_on(records, question_set=sets, outcome="right")
+
+    def rows(arm: str, seeds: int) -> np.ndarray:
+        runs = [records.by_run["m", arm, seed] for seed in range(seeds)]
+        return np.array(
+            [
+                [answer.correct for name in (inferred, words) for answer in run[name]]
+                for run in runs
+            ],
+            float,
+        )
+
+    assert claim.effect == pytest.approx(rows("ft", 3).mean() - rows("base", 1).mean())
+    # The 20 documents of one set are among the 40 of the other: two, or four questions of each.
+    matrix = records.joined(sets).matrix(
+        "m", "ft", SETTING._replace(question_set="words and inferred")
+    )
+    assert (matrix.n_documents, len(set(matrix.question_ids))) == (40, 120)
+    np.testing.assert_array_equal(matrix.correct, rows("ft", 3))
+    assert "right on words and inferred" in claim.finding
+    alone = claim_on(records, question_set=sets, outcome="right", arm="half")
+    assert alone.verdict == "cannot be tested"
+    assert "no scored answers of half on words and inferred" in alone.finding
+    evidence = Evidence(
+        records, "m", lambda _: ("generate", 0), {("ft", "words"): 1, ("ft", "inferred"): 2}, {}
+    )
+    (passages,) = judge_claims(
+        {"claim": ClaimSection("claim", "difference", sets, "ft+rag", "base")}, evidence
+    )
+    assert "no scored answers of ft" in passages.finding
+
+
 def simulate(
     seed: int, gap: float, *, n_seeds: int = 3, n_documents: int = 60, spread: float = 0.1
 ) -> Records:
@@ -106,8 +155,15 @@ def simulate(
 
 
 def claim_on(records: Records, **changes: object) -> object:
-    values = {"test": "difference", "outcome": "abstained", **changes}
-    claim = ClaimSection("claim", question_set="set", arm="ft", baseline="base", **values)
+    values = {
+        "test": "difference",
+        "question_set": "set",
+        "outcome": "abstained",
+        "arm": "ft",
+        "baseline": "base",
+        **changes,
+    }
+    claim = ClaimSection("claim", **values)
     evidence = Evidence(records, "m", lambda _: ("generate", 0), {}, {})
     return judge_claims({"claim": claim}, evidence)[0]
 

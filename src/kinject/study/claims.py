@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from kinject.stats.intervals import (
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
 from kinject.study.arms import BASE, value_label
-from kinject.study.records import AskSetting, Records
+from kinject.study.records import AskSetting, Records, joint_name
 from kinject.terminal import format_count, format_number
 from kinject.types import ArmName, Question
 
@@ -48,11 +49,17 @@ class Evidence:
     def setting(self, arm: str, claim: ClaimSection) -> AskSetting:
         """Return how the arm was asked the claim's questions; K is -1 where it has no passages
         chosen."""
-        asked, name = ArmName.parse(arm), claim.question_set
-        k = 0
+        asked, names = ArmName.parse(arm), claim.sets()
+        ks = {0}
         if asked.retrieval:
-            k = self.chosen_k.get((asked.answers_of, name), -1)
-        return AskSetting(name, *self.prompt_format(name), k)
+            ks = {self.chosen_k.get((asked.answers_of, name), -1) for name in names}
+        # Sets that were asked with different numbers of passages are not one.
+        k = ks.pop() if len(ks) == 1 else -1
+        return AskSetting(joint_name(names), *self.prompt_format(names[0]), k)
+
+    def records_of(self, claim: ClaimSection) -> Records:
+        """Return the answers, those to the claim's question sets as one set."""
+        return self.records.joined(claim.sets())
 
     def is_net(self, arms: Sequence[str], claim: ClaimSection) -> bool:
         """Return whether the claim compares what the arms answer beyond their choices without the
@@ -61,10 +68,12 @@ class Evidence:
             return claim.net
         # Strings are recognised in what is to be learned; a control chooses, so it is right or
         # wrong only.
-        if self.roles.get(claim.question_set) != "learning" or claim.outcome != "right":
+        roles = {self.roles.get(name) for name in claim.sets()}
+        if roles != {"learning"} or claim.outcome != "right":
             return False
+        records = self.records_of(claim)
         named = [(ArmName.parse(arm).answers_of, self.setting(arm, claim)) for arm in arms]
-        return all(self.records.has_control(self.model, bare, setting) for bare, setting in named)
+        return all(records.has_control(self.model, bare, setting) for bare, setting in named)
 
     def matrix(
         self, arm: str, claim: ClaimSection, *, net: bool = False
@@ -75,11 +84,12 @@ class Evidence:
         With `net`, what they have beyond the arm's answers without the question.
         """
         bare, setting = ArmName.parse(arm).answers_of, self.setting(arm, claim)
-        if setting not in self.records.settings(self.model, bare):
+        records = self.records_of(claim)
+        if setting not in records.settings(self.model, bare):
             return None
-        if net and not self.records.has_control(self.model, bare, setting):
+        if net and not records.has_control(self.model, bare, setting):
             return None
-        return self.records.matrix(self.model, bare, setting, "", claim.outcome, net=net)
+        return records.matrix(self.model, bare, setting, "", claim.outcome, net=net)
 
     def arm_name(self, arm: str | Mapping[str, Any] | None) -> str:
         """Return the name of a claim's arm; of a point of a sweep that of the arm which has its
@@ -211,7 +221,7 @@ def _compared(
         else:
             matrices.append(matrix)
     if missing:
-        why = f"no scored answers of {' and '.join(missing)} on {claim.question_set}"
+        why = f"no scored answers of {' and '.join(missing)} on {joint_name(claim.sets())}"
         if net:
             why += " with and without the question"
         return [], why
@@ -220,7 +230,7 @@ def _compared(
     if matrices[0].question_ids:
         return matrices, ""
     arms = " and ".join(labels)
-    return [], f"no question of {claim.question_set} has a score from each of {arms}"
+    return [], f"no question of {joint_name(claim.sets())} has a score from each of {arms}"
 
 
 def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
@@ -232,7 +242,7 @@ def _difference(claim: ClaimSection, evidence: Evidence) -> _Tested:
     found, too_few = difference_estimate(matrices[0], matrices[1]), _enough(matrices[0])
     accuracies = f"{_accuracy(arm, claim, evidence)}, {_accuracy(baseline, claim, evidence)}"
     finding = (
-        f"{accuracies} {claim.outcome} on {claim.question_set}"
+        f"{accuracies} {claim.outcome} on {joint_name(claim.sets())}"
         f"{_beyond([arm, baseline], claim, evidence, ', ')}: {_points(found)}"
     )
     scope = evidence.scope(arm, baseline)
@@ -320,7 +330,7 @@ def _trend(claim: ClaimSection, evidence: Evidence) -> _Tested:
     ]
     arms = list(labels.values())
     finding = (
-        f"{', '.join(accuracies)} {claim.outcome} on {claim.question_set}"
+        f"{', '.join(accuracies)} {claim.outcome} on {joint_name(claim.sets())}"
         f"{_beyond(arms, claim, evidence)}; later over earlier {_points(found)}{too_few}"
     )
     if not monotone:
@@ -340,7 +350,7 @@ def _against_chance(claim: ClaimSection, evidence: Evidence) -> _Tested:
     estimate, too_few, guess = bounded_accuracy(matrix), _enough(matrix), matrix.chance
     bounds = _bounded(estimate.low, estimate.high, format_percent)
     finding = (
-        f"{_in_words(arm)} {format_percent(estimate.value)}{bounds} on {claim.question_set}, "
+        f"{_in_words(arm)} {format_percent(estimate.value)}{bounds} on {joint_name(claim.sets())}, "
         f"guessing {format_percent(guess)}"
     )
     margin = None
@@ -390,7 +400,7 @@ def render_power(
     """
     family = max(1, len(claims))
     for name, claim in claims.items():
-        asked = questions.get(claim.question_set, ())
+        asked = list(chain.from_iterable(questions.get(item, ()) for item in claim.sets()))
         # The others compare one arm with guessing, or several: `detectable` is of two arms.
         if claim.test not in _COMPARED or not asked:
             continue

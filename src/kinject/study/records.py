@@ -29,6 +29,7 @@ from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.manifests import read_manifest
 from kinject.question_formats import FORMATS
 from kinject.report.files import read_report
+from kinject.report.formatting import join_words
 from kinject.results import Outcome, Perplexity, Recall, Shortcuts
 from kinject.stats.intervals import family_variances
 from kinject.stats.matrix import CorrectnessMatrix, beyond
@@ -77,6 +78,7 @@ class Records:
     _matrices: dict[tuple[str, str, AskSetting, str, Outcome, bool], CorrectnessMatrix] = field(
         default_factory=dict
     )
+    _joined: dict[tuple[str, ...], Records] = field(default_factory=dict)
 
     def score(self, setting: AskSetting) -> str:
         """Return the name of the score by which answers in `setting` are right."""
@@ -115,6 +117,7 @@ class Records:
         of_run: dict[AskSetting, list[Answer]] = {}
         # Arms of a setting inform each other's variance, so one more run changes all of them.
         self._matrices.clear()
+        self._joined.clear()
         for setting, answers in settings.items():
             alone = controls.get((setting.question_set, FORMATS[setting.format].control), ())
             scored = rescored(answers, self.score(setting), alone)
@@ -176,6 +179,21 @@ class Records:
                 )
             )
         return tuple(means)
+
+    def joined(self, names: tuple[str, ...]) -> Records:
+        """Return the answers to several question sets as those to one, named by `joint_name`; of
+        one set itself.
+
+        An arm has a setting of theirs if it was asked all of the sets in it.
+        """
+        if len(names) == 1:
+            return self
+        if names not in self._joined:
+            one = Records(self.scores, n_trainings=self.n_trainings)
+            for run, of_run in self.by_run.items():
+                one.by_run[run] = _join_sets(of_run, names)
+            self._joined[names] = one
+        return self._joined[names]
 
     def seeds(self, model: str, arm: str) -> list[int]:
         """Return the seeds with answers."""
@@ -380,6 +398,29 @@ class Records:
         alone = control_setting(setting)
         controls = [self.by_run[model, arm, seed][alone] for seed in seeds]
         return beyond(matrix, control_correctness(controls))
+
+
+def joint_name(names: Sequence[str]) -> str:
+    """Return the name of question sets that count as one: ``words, reworded and inferred``."""
+    return join_words(names)
+
+
+def _join_sets(
+    of_run: Mapping[AskSetting, list[Answer]], names: Sequence[str]
+) -> dict[AskSetting, list[Answer]]:
+    joined: dict[AskSetting, list[Answer]] = {}
+    for setting in of_run:
+        parts = [setting._replace(question_set=name) for name in names]
+        if setting == parts[0] and of_run.keys() >= set(parts):
+            all_answers = joined[setting._replace(question_set=joint_name(names))] = []
+            for part in parts:
+                all_answers += (_named_by_set(answer) for answer in of_run[part])
+    return joined
+
+
+def _named_by_set(answer: Answer) -> Answer:
+    # Two sets may have questions of one id.
+    return replace(answer, question_id=f"{answer.question_set}: {answer.question_id}")
 
 
 def control_setting(setting: AskSetting) -> AskSetting:

@@ -381,18 +381,18 @@ def family_warnings(study: Study) -> list[str]:
     """Return a sentence for each question set and claim whose documents are too few for so many
     comparisons."""
     claims = study.recipe.study.claims or {}
-    n_documents = _count_documents(study)
+    documents = _documents(study)
     # The headline comparisons of all sets are one family (docs/studies.md).
     family = _headline_comparisons(study) * len(study.question_sets)
     warnings = [
-        _too_few(f"{name}: the headline comparisons ({family:,})", n, family)
-        for name, n in n_documents.items()
+        _too_few(f"{name}: the headline comparisons ({family:,})", len(of_set), family)
+        for name, of_set in documents.items()
     ]
     for name, claim in claims.items():
-        if claim.test == "difference" and claim.question_set in n_documents:
-            n = n_documents[claim.question_set]
+        if claim.test == "difference" and documents.keys() >= set(claim.sets()):
+            asked = set().union(*(documents[item] for item in claim.sets()))
             comparison = f"claim {name}: the claims ({len(claims):,})"
-            warnings.append(_too_few(comparison, n, len(claims)))
+            warnings.append(_too_few(comparison, len(asked), len(claims)))
     return list(filter(None, warnings))
 
 
@@ -433,14 +433,14 @@ def _headline_comparisons(study: Study) -> int:
     return n
 
 
-def _count_documents(study: Study) -> dict[str, int]:
+def _documents(study: Study) -> dict[str, set[str]]:
     """Return the documents with test questions of each set whose file exists."""
-    counts = {}
+    documents = {}
     for item in study.question_sets:
         # It may be one that setup has still to write.
         if Path(item.test["path"]).is_file():
-            counts[item.name] = len({_document(question) for question in study.asked(item)})
-    return counts
+            documents[item.name] = {_document(question) for question in study.asked(item)}
+    return documents
 
 
 def render_stages(study: Study, written: Mapping[str, Preview]) -> str:

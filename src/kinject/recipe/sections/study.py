@@ -106,13 +106,21 @@ class TuneSection:
 
     def sets(self) -> tuple[str, ...]:
         """Return the names of the question sets."""
-        return (self.question_sets,) if isinstance(self.question_sets, str) else self.question_sets
+        return _as_names(self.question_sets)
+
+
+def _as_names(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return value
 
 
 @dataclass(frozen=True)
 class ClaimSection:
     """A statement to be tested, fixed before the study runs; all claims are one family for Holm's
     correction.
+
+    Several question sets count as one: each question once, in its document.
 
     difference: `arm` is higher (or lower) than `baseline` on `question_set`. equivalence: `arm` is
     within `margin` of `baseline` (two one-sided tests). trend: accuracy on `question_set` rises
@@ -127,7 +135,9 @@ class ClaimSection:
     test: Literal["difference", "equivalence", "trend", "above_chance", "near_chance"] = option(
         help="Statistical test."
     )
-    question_set: str = option(help="Question set.")
+    question_set: str | tuple[str, ...] = option(
+        help="Question set; several count as one.", nonempty=True
+    )
     arm: str | Mapping[str, Any] | None = option(
         None, help="Arm of the claim, or a point of a sweep as {SWEEP: VALUE}.", nonempty=True
     )
@@ -159,6 +169,10 @@ class ClaimSection:
         max=1.0,
     )
     source: str = option("", help="Paper that makes the claim.")
+
+    def sets(self) -> tuple[str, ...]:
+        """Return the names of the question sets."""
+        return _as_names(self.question_set)
 
 
 @dataclass(frozen=True)
@@ -312,15 +326,18 @@ def _names(study: StudySection, shared: Shared) -> Iterator[_Name]:
     for name, sweep in sweeps.items():
         yield ("sweeps", name, "arm"), sweep.arm, arms
     for name, claim in (study.claims or {}).items():
-        yield from _names_of_claim(study, claim, ("claims", name))
-        if shared.sets is not None:
-            yield ("claims", name, "question_set"), claim.question_set, shared.sets
+        yield from _names_of_claim(study, claim, ("claims", name), shared)
     if shared.sets is not None:
         for name in study.validation or {}:
             yield ("validation", name), name, shared.sets
 
 
-def _names_of_claim(study: StudySection, claim: ClaimSection, key: KeyPath) -> Iterator[_Name]:
+def _names_of_claim(
+    study: StudySection, claim: ClaimSection, key: KeyPath, shared: Shared
+) -> Iterator[_Name]:
+    if shared.sets is not None:
+        for question_set in claim.sets():
+            yield (*key, "question_set"), question_set, shared.sets
     sweeps = study.sweeps or {}
     yield (*key, "sweep"), claim.sweep, sweeps
     for name, arm in (("arm", claim.arm), ("baseline", claim.baseline)):
@@ -469,7 +486,7 @@ def _claim_problems(claim: ClaimSection, key: KeyPath, shared: Shared) -> Iterat
         if getattr(claim, name) is None:
             yield Problem(key, f"{name}: missing; test {claim.test} needs it.")
     if claim.test in _AGAINST_CHANCE:
-        if claim.question_set in shared.writes_words:
+        if not shared.writes_words.isdisjoint(claim.sets()):
             message = f"{claim.test}: the answers are written, which has no chance of guessing."
             fix = "Compare with a baseline (difference, equivalence)."
             yield Problem((*key, "test"), f"{message} {fix}")
@@ -477,7 +494,7 @@ def _claim_problems(claim: ClaimSection, key: KeyPath, shared: Shared) -> Iterat
             message = f"has no effect on {claim.test}, which compares with guessing."
             fix = "Take it out, or compare with a baseline (difference)."
             yield Problem((*key, "net"), f"{message} {fix}")
-    if shared.sets is None or claim.question_set in shared.writes or claim.outcome == "right":
+    if shared.sets is None or claim.outcome == "right" or shared.writes.issuperset(claim.sets()):
         return
     message = f"found {claim.outcome}, but the answers are choices: right or wrong."
     fix = "Put generate first in eval.formats, or take it out."
