@@ -25,6 +25,7 @@ import transformers
 
 from kinject.disk import read_jsonl
 from kinject.eval.scoring.answers import AnswerStore
+from kinject.study.stages import Stage
 from kinject.types import Answer
 from small import load_benchmark
 
@@ -413,6 +414,35 @@ def test_what_is_kept_of_a_report(run_here: Callable[..., str], tmp_path: Path) 
     )
     assert row["outcomes"] == [outcome]
     assert "to_base" not in row
+
+
+def test_kept_stages_are_done_elsewhere_without_their_weights(tmp_path: Path) -> None:
+    program = load_benchmark("study/stages.py")
+    stages, archives, elsewhere = (tmp_path / name for name in ("stages", "archives", "elsewhere"))
+    for kind, stage in (("augment", "a"), ("train", "b"), ("train", "unfinished"), ("eval", "c")):
+        folder = stages / kind / stage
+        (folder / "model").mkdir(parents=True)
+        (folder / "model/model.safetensors").write_text("weights")
+        (folder / "answers.jsonl").write_text(stage)
+        (folder / "stage.log").write_text("printed")
+        if stage != "unfinished":
+            (folder / "done.json").write_text(json.dumps({"id": stage, "seconds": 1.5}))
+    (stages / "claims").mkdir()
+    (stages / "claims/d.json").write_text("declared first")
+    assert [program.keep(stages, archives) for _ in range(2)] == [2, 0]
+    first = {path.name: path.read_bytes() for path in archives.glob("*.xz")}
+    (elsewhere / "eval/c").mkdir(parents=True)
+    (elsewhere / "eval/c/done.json").write_text("its own")
+    assert program.restore(archives, elsewhere) == 1
+    found = {str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*") if path.is_file()}
+    kept = {"train/b/answers.jsonl", "train/b/done.json", "claims/d.json"}
+    assert found == {*kept, "eval/c/done.json"}
+    counts = Stage("b", "train", elsewhere / "train/b", "", ()).read_done()
+    assert counts is not None
+    assert (counts["seconds"], counts["deleted"]) == (1.5, True)
+    shutil.rmtree(archives)
+    program.keep(stages, archives)
+    assert {path.name: path.read_bytes() for path in archives.glob("*.xz")} == first
 
 
 @pytest.mark.soak
