@@ -423,6 +423,19 @@ def test_torch_compile_wraps_the_model(
     assert len(compiled) == 1
 
 
+def test_without_a_compiler_a_compiled_run_is_refused_before_it_loads_a_model(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import config, cpp_builder
+
+    cpp_builder.cpp_compiler_search.cache_clear()
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    with pytest.raises(RecipeError, match=r"trainer.torch_compile: .* Install g\+\+"):
+        make_configs(make_recipe(trainer={"torch_compile": True}))
+    make_configs(make_recipe(trainer={"torch_compile_backend": "aot_eager"}))
+    cpp_builder.cpp_compiler_search.cache_clear()
+
+
 @pytest.mark.soak  # a minute: a compiler's time
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_compiled_run_has_the_losses_of_a_plain_one(

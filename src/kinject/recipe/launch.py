@@ -17,6 +17,8 @@ class Launch:
     device: str = "cpu"
     emulates_bf16: str = ""
     lacks_attention: str = ""
+    lacks_compiler: bool = False
+    """Of C++, where the model is to be compiled for a CPU."""
     fp16: bool = False
     splits: str = ""
     """Why kinject has no access to weights and gradients."""

@@ -213,6 +213,10 @@ def machine(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
         if backend not in known:
             message = f"found {backend!r}.{suggestion(backend, known)}"
             yield Problem("trainer.torch_compile_backend", message)
+    if launch.lacks_compiler:
+        message = "torch translates the model into C++, and there is no compiler for it."
+        fix = "Install g++ (macOS: xcode-select --install), name yours in CXX, or remove the line."
+        yield Problem("trainer.torch_compile", f"{message} {fix}")
     if launch["push_to_hub"] and launch.cannot_upload:
         message = f"{launch.cannot_upload}. Set HF_TOKEN, or remove the line."
         yield Problem("trainer.push_to_hub", message)

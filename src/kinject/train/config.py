@@ -271,6 +271,7 @@ def _launch(
         device=device,
         emulates_bf16=models.emulated_bf16(device),
         lacks_attention=lacks_attention,
+        lacks_compiler=device == "cpu" and _lacks_compiler(trainer),
         fp16=bool(trainer.get("fp16")),
         splits_rows=context_parallel_size() > 1,
         splits_matrices=max(context_parallel_size(), tensor_parallel_size()) > 1,
@@ -289,6 +290,22 @@ def _launch(
         in_parts=sharding is not None or zero == 3,
         has_deepspeed=config.deepspeed_plugin is not None,
     )
+
+
+def _lacks_compiler(trainer: Mapping[str, Any]) -> bool:
+    """Return whether torch is to compile with inductor, its default, and finds no C++ compiler."""
+    keys = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+    is_compiled = any(trainer.get(key) for key in keys)
+    if not is_compiled or trainer.get("torch_compile_backend") not in (None, "inductor"):
+        return False
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        get_cpp_compiler()
+    # On Windows torch raises it itself, elsewhere a kind of its own.
+    except RuntimeError:
+        return True
+    return False
 
 
 def what_splits(quantization: str, config: SFTConfig) -> str:
