@@ -179,6 +179,24 @@ def test_subjects_have_intervals_of_their_own(recipe):
     assert [line[0].text for line in table.lines] == ["new", "new: births", "new: towns"]
 
 
+def test_the_tokens_of_prompts_by_subject_are_those_of_its_own_questions(
+    recipe, tiny_model, write_rows
+):
+    long = "Where was Kelm born, whose town has a school and a mill?"
+    rows = [ROWS[0], {**ROWS[2], "question": long}, {**ROWS[3], "subject": "births"}]
+    questions = write_rows("three.jsonl", rows)
+    tokenizer = load_model(str(tiny_model)).tokenizer
+    first, towns, third = (
+        len(tokenizer(f"Question: {row['question']}\nAnswer:").input_ids) for row in rows
+    )
+    report = run(recipe(questions={"new": str(questions)}, formats=["texts"]))
+    assert {result.subject: result.prompt_tokens for result in report.results} == {
+        "": pytest.approx((first + towns + third) / 3),
+        "births": (first + third) / 2,
+        "towns": towns,
+    }
+
+
 def test_the_work_of_results_by_subject_does_not_grow_with_their_square(
     recipe, write_rows, monkeypatch
 ):

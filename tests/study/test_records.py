@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import replace
 
+from tests.report.study_samples import first, make_evaluation, make_result
+
 from kinject.disk import write_json, write_manifest
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.results import Perplexity, Recall, Report, to_json
@@ -205,3 +207,13 @@ def test_perplexity_of_held_out_texts_is_the_geometric_mean_over_the_seeds(tmp_p
     assert (mean.model, mean.arm, mean.name, mean.by_seed) == ("m", "ft", "stories", (4.0, 9.0))
     assert math.isclose(mean.per_token, 6.0)  # the root of 4 x 9: the exponential of the mean loss
     assert mean.bits_per_byte == 1.5
+
+
+def test_a_question_set_costs_the_prompts_of_all_its_subjects(tmp_path):
+    whole = replace(make_result("ft", first(4, 10), None), prompt_tokens=31.5)
+    results = [whole, replace(whole, subject="towns", prompt_tokens=20.0)]
+    report = replace(make_evaluation(results), arms=())
+    write_json(tmp_path / "report.json", {"format_version": 1, **to_json(report)})
+    records = Records(["sum"])
+    records.read_report("m", "ft", tmp_path)
+    assert [*records.prompt_tokens.values()] == [31.5]

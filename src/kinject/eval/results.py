@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,13 +59,13 @@ class Evaluation:
     """The plan of an evaluation and the answers to it so far. Its base is the first model without
     context.
 
-    `prompt_tokens` has the mean tokens of the prompts of a question; 0 where they are not counted.
+    `prompt_tokens` has the tokens of the prompts of each question; 0 where they are not counted.
     """
 
     plan: Plan
     section: EvalSection
     answers: Answers = field(default_factory=dict)
-    prompt_tokens: dict[tuple[str, EvalArm], float] = field(default_factory=dict)
+    prompt_tokens: dict[tuple[str, EvalArm], Counter[str]] = field(default_factory=dict)
 
     @property
     def base_model(self) -> str:
@@ -143,8 +144,15 @@ class Evaluation:
             mass=letter_mass(self.answers[asked]),
             chosen_k=arm.k > 0 and len(self.ks) == 1,
             subject=subject,
-            prompt_tokens=self.prompt_tokens.get(asked) or None,
+            prompt_tokens=self.mean_prompt_tokens(asked),
         )
+
+    def mean_prompt_tokens(self, asked: tuple[str, EvalArm]) -> float | None:
+        """Return the mean tokens of the prompts of a question; None where they are not counted."""
+        tokens = self.prompt_tokens.get(asked, Counter())
+        # Of these answers alone, which may be those of one subject.
+        ids = {answer.question_id for answer in self.answers[asked]}
+        return sum(tokens[question_id] for question_id in ids) / len(ids) or None
 
     def scores_for(self, arm: EvalArm) -> tuple[str, ...]:
         """Return the scores that mean something for `arm`: letters, scored or written, are all

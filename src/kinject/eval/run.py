@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -352,10 +353,9 @@ def _evaluate_model(run: _Run, name: str, table: LocalModelSection | EndpointMod
         for prompt, answer in zip(prompts, answers, strict=True):
             asked = (question_set.name, prompt.arm)
             evaluation.answers.setdefault(asked, []).append(answer)
+            counted = evaluation.prompt_tokens.setdefault(asked, Counter())
             # The choices share their context, so the first one is counted; an endpoint's has none.
-            n_tokens = sum(map(len, prompt.encoded.contexts[:1])) / len(question_set.questions)
-            counted = evaluation.prompt_tokens.get(asked, 0.0)
-            evaluation.prompt_tokens[asked] = counted + n_tokens
+            counted[answer.question_id] += sum(map(len, prompt.encoded.contexts[:1]))
     corpus = evaluation.section.perplexity_corpus
     if isinstance(model, EndpointScorer):
         run.endpoints[name] = model.counts()

@@ -144,6 +144,8 @@ class Records:
             # Every arm gets the same passages, so the first one's recall is that of all.
             self.recalls.setdefault(key, replace(recall, retrieval=retrieval))
         for result in report.results:
+            if result.subject:  # of a part of the questions
+                continue
             asked = AskSetting(result.question_set, result.format, result.shots, result.k)
             self.prompt_tokens[model, arm, asked] = result.prompt_tokens
         self.perplexities += [(model, arm, item) for item in report.perplexities]
