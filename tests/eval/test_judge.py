@@ -7,6 +7,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from kinject.eval.judge import (
     write_accuracy,
 )
 from kinject.eval.plan import read_plan
-from kinject.eval.scores import rescored
+from kinject.eval.scores import rescored, summarize_written
 from kinject.eval.scoring.answers import read_answers
 from kinject.llm.judges import GRADES, graded_in, grading_request, read_grade
 from kinject.llm.prompt_injection import escape_tags
@@ -236,6 +237,25 @@ def test_a_question_is_judged_behind_the_turns_that_it_refers_to(
     judge.grade_answers({("s", "q"): question}, results)
     assert results["all"][0].grade == "correct"
     assert asked == ["user: Where is Ulm?\nassistant: South.\nAnd its minster?"]
+
+
+def test_a_letter_in_the_words_of_a_free_answer_gets_no_grade(
+    serve: Callable[..., Endpoint], tmp_path: Path
+) -> None:
+    judge = judge_of(section_of(serve(lambda *_: "CORRECT"), tmp_path), tmp_path, 0)
+    free = Answer(
+        "q", "s", "base", "generate", 0, 0, (), 0, (), (2,), (), text="In Bonn", accepted=("Bonn",)
+    )  # fmt: skip
+    letter = replace(
+        free, format="letters-written", gold=1, accepted=("B. Bonn", "B", "Bonn"), choices=("Ulm", "Bonn")
+    )  # fmt: skip
+    question = Question("q", "Where?", ("Ulm", "Bonn"), 1)
+    results = {"free": [free], "letter": [letter]}
+    judge.grade_answers({("s", "q"): question}, results)
+    assert [results[name][0].grade for name in ("free", "letter")] == ["correct", ""]
+    written = summarize_written(rescored(results["letter"], "judge"))
+    assert written is not None
+    assert written.by_rule is None
 
 
 def test_an_answer_that_addresses_the_judge_gets_no_better_grade_than_the_rules_give(

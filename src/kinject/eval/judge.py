@@ -19,7 +19,7 @@ from kinject.corpus.grading import abstains, contains, exact_match, matches, nor
 from kinject.disk import parse_fields, read_json, write_json, write_jsonl
 from kinject.errors import EndpointError, InputError
 from kinject.eval.endpoint import JUDGE_CACHE, budget_left, money_spent
-from kinject.eval.scoring.answers import GRADES_FILE, with_grade
+from kinject.eval.scoring.answers import GRADES_FILE, is_judged, with_grade
 from kinject.llm import request_seed
 from kinject.llm.judges import GRADES, Confusion, Grade, grading_request, read_grade
 from kinject.llm.limits import limits_of
@@ -278,11 +278,11 @@ class AnswerJudge:
         """
         items: dict[tuple[str, str, str], Written] = {}
         for answer in chain.from_iterable(results.values()):
-            # Letters and checks are graded by rule, so only free answers are paid for.
-            if answer.text is not None and not (answer.choices or answer.checks):
+            if is_judged(answer):
                 question = _asked(questions[answer.question_set, answer.question_id])
-                key = (answer.question_set, answer.question_id, answer.text)
-                items[key] = (question, answer.accepted, answer.text)
+                text = answer.text or ""
+                key = (answer.question_set, answer.question_id, text)
+                items[key] = (question, answer.accepted, text)
         judged = self.grade(items.values())
         grades = {key: judged[item] for key, item in items.items() if item in judged}
         rows = []

@@ -233,11 +233,20 @@ def _share_values(answer: Answer, values: dict[object, object]) -> None:
         object.__setattr__(answer, "checks", _NO_CHECKS)
 
 
+def is_judged(answer: Answer) -> bool:
+    """Return whether a judge grades an answer: one that the model wrote freely. Letters and checks
+    are graded by rule."""
+    return answer.text is not None and not (answer.choices or answer.checks)
+
+
 def with_grade(answer: Answer, grades: Mapping[tuple[str, str, str], str]) -> Answer:
-    """Return a written answer with its grade, if there is one for its question set, question id and
-    text."""
+    """Return an answer that a judge grades with its grade, if there is one for its question set,
+    question id and text."""
+    # A letter may be written in the words of a free answer, and is not graded with it.
+    if not is_judged(answer):
+        return answer
     grade = grades.get((answer.question_set, answer.question_id, answer.text or ""), "")
-    return replace(answer, grade=grade) if answer.text is not None else answer
+    return replace(answer, grade=grade)
 
 
 def _read_grades(path: Path) -> dict[tuple[str, str, str], str]:
