@@ -265,8 +265,8 @@ class AnswerJudge:
         empty: dict[Written, Grade] = {item: "abstained" for item in unique if not item[2].strip()}
         to_judge = [item for item in unique if item not in empty]
         judged = self._request_grades(to_judge, "written answers")
-        self.n_missing = sum(grade is None for grade in judged.values())
         grades = {item: empty.get(item) or _guarded(item, judged[item]) for item in unique}
+        self.n_missing = sum(grade is None for grade in grades.values())
         return {item: grade for item, grade in grades.items() if grade is not None}
 
     def grade_answers(
@@ -421,4 +421,7 @@ def _guarded(item: Written, grade: Grade | None) -> Grade | None:
         by_rule = "correct"
     elif abstains(clean):
         by_rule = "abstained"
-    return grade if grade == by_rule else "wrong"
+    # By the rules it is wrong whatever the judge says, and its silence makes no right one wrong.
+    if by_rule != "wrong" and grade in (by_rule, None):
+        return grade
+    return "wrong"
