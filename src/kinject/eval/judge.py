@@ -225,7 +225,7 @@ def check_accuracy(accuracy: JudgeResult) -> None:
 @dataclass
 class AnswerJudge:
     """The judge of a recipe: `measure` first, then `grade`. Its answers are cached in the run
-    folder."""
+    folder. `n_missing` answers got no grade."""
 
     section: EvalSection
     judge: GeneratorSection
@@ -256,7 +256,7 @@ class AnswerJudge:
         return self.accuracy
 
     def grade(self, items: Iterable[Written]) -> dict[Written, Grade]:
-        """Return the grade of each written text; an item without a grade is missing, and counted.
+        """Return the grade of each written text; an item without a grade is missing.
 
         An empty text abstains. A text that addresses a model counts as correct or abstained only if
         it is so by the rules as well, without that part.
@@ -266,7 +266,6 @@ class AnswerJudge:
         to_judge = [item for item in unique if item not in empty]
         judged = self._request_grades(to_judge, "written answers")
         grades = {item: empty.get(item) or _guarded(item, judged[item]) for item in unique}
-        self.n_missing = sum(grade is None for grade in grades.values())
         return {item: grade for item, grade in grades.items() if grade is not None}
 
     def grade_answers(
@@ -300,6 +299,9 @@ class AnswerJudge:
         write_jsonl(self.run_dir / GRADES_FILE, rows)
         for asked, answers in results.items():
             results[asked] = [with_grade(answer, grades) for answer in answers]
+        # Answers and not texts: several arms may have written the same one.
+        graded = filter(is_judged, chain.from_iterable(results.values()))
+        self.n_missing = sum(not answer.grade for answer in graded)
 
     def notes(self) -> list[str]:
         """Return a note on answers without a grade."""
