@@ -342,6 +342,9 @@ def test_grades_are_a_score_and_are_asked_once(
     counts = json.loads((folder / "manifest.json").read_text())["counts"]["judge"]
     assert counts["precision"] == counts["recall"] == dict.fromkeys(GRADES, 1.0)
     assert counts["without_grade"] == 1
+    # Planted ones as well; what is equal is asked once.
+    assert counts["answered"] == len(endpoint.bodies)
+    assert counts["request_seconds"] > 0
     rows = [row for _, row in read_jsonl(folder / "grades.jsonl")]
     assert {row["question"]: row["grade"].upper() for row in rows} == grades
     stored = rescored(read_answers(folder / "answers.jsonl"), "judge")

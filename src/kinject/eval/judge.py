@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain, cycle, islice
 from pathlib import Path
 from random import Random
+from time import monotonic
 from typing import Any, Final
 
 from kinject.corpus.grading import abstains, contains, exact_match, matches, normalize_answer
@@ -24,7 +25,7 @@ from kinject.llm import request_seed
 from kinject.llm.judges import GRADES, Confusion, Grade, grading_request, read_grade
 from kinject.llm.limits import limits_of
 from kinject.llm.prompt_injection import has_injection, split_injection
-from kinject.llm.sender import Sender, open_sender, run_event_loop, run_workers
+from kinject.llm.sender import Sender, Traffic, open_sender, run_event_loop, run_workers
 from kinject.recipe import EvalRecipe, GeneratorSection
 from kinject.recipe.sections import EvalSection
 from kinject.terminal import Progress, format_count
@@ -233,7 +234,7 @@ class AnswerJudge:
     seed: int
     accuracy: JudgeResult = field(default_factory=lambda: JudgeResult("", {}, {}, {}))
     n_missing: int = 0
-    traffic: dict[str, Any] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
 
     def measure(self, questions: Sequence[Question]) -> JudgeResult:
         """Have it grade planted answers. Raises `InputError` if it is not accurate enough to grade
@@ -319,7 +320,7 @@ class AnswerJudge:
             **asdict(self.accuracy),
             "without_grade": self.n_missing,
             "cost": round(cost, 6),
-            **self.traffic,
+            **self.traffic.counts(),
         }
 
     def _request_grades(self, items: Sequence[Written], label: str) -> dict[Written, Grade | None]:
@@ -341,8 +342,11 @@ class AnswerJudge:
                     progress.advance()
                     progress.set_status(sender.status())
 
+                # One account of both: the planted answers, and those that models wrote.
+                sender.traffic = self.traffic
+                start = monotonic()
                 await run_workers(iter(unique), process, sender, limits.concurrency)
-                self.traffic = sender.traffic.counts()
+                self.traffic.seconds += monotonic() - start
         if len(grades) < len(unique):
             raise InputError(
                 f"eval.judge: the budget of {self.section.budget} ended after {len(grades)} of "
