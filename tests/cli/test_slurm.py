@@ -16,6 +16,7 @@ import yaml
 from slurm_commands import Slurm
 
 from kinject.cli import main
+from kinject.eval.require import CANNOT_BE_TOLD
 
 REAL = sys.executable
 PYTHON = """\
@@ -148,6 +149,9 @@ def test_a_job_is_written_before_its_inputs_exist_and_names_them(
         else:
             (container,) = job["spec"]["template"]["spec"]["containers"]
             assert container["command"][-1] == f"exec kinject {command}"
+            (rule,) = job["spec"]["podFailurePolicy"]["rules"]
+            # The exit codes of a verb that has ended; after a signal another pod resumes.
+            assert rule["onExitCodes"]["values"] == [1, 2, CANNOT_BE_TOLD, 70]
     recipe.write_text(f"run_dir: run\n{RECIPES[verb]}\nfoo: 1\n")
     assert main([*words, "--job", "slurm"]) == 2
     assert "foo" in capsys.readouterr().err
