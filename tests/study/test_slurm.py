@@ -224,6 +224,7 @@ def test_a_job_goes_back_into_the_queue_when_its_time_is_over_and_only_then(
         ("slurm:", [], "--jobs: found slurm:, allowed"),
         ("7", ["mem=4G"], "--slurm: it is about jobs of Slurm"),
         ("slurm", ["comment=mine"], "--slurm: comment is set by kinject"),
+        ("slurm", ["train.job-name=mine"], "--slurm: job-name is set by kinject"),
         ("slurm", ["evaluation.mem=4G"], "found 'evaluation.mem=4G', expected an option of sbatch"),
         ("slurm", ["--mem=4G"], "found '--mem=4G', expected an option of sbatch without"),
     ],
@@ -258,3 +259,8 @@ def test_the_plan_has_the_jobs_of_the_stages_that_are_not_done(tmp_path: Path) -
     assert options is not None
     expected = "2 jobs of Slurm: corpus (sbatch --time=5 --requeue --exclusive)"
     assert render_jobs(status, options) == [expected]
+    options = options_of("slurm", ["no-requeue", "eval.requeue"])
+    assert options is not None
+    expected = "2 jobs of Slurm: corpus (sbatch --time=1-00:00:00 --no-requeue)"
+    assert render_jobs(status, options) == [expected]
+    assert options["eval"].keys() == {"time", "requeue"}

@@ -43,9 +43,11 @@ JobOptions = Mapping[str, Options]
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 _DEFAULTS: Mapping[str, str | bool] = {"time": "1-00:00:00", "requeue": True}
 """As in the file of --job slurm: submitit's own time of a job is five minutes."""
+_OPPOSITES = {"requeue": "no-requeue", "no-requeue": "requeue"}
+"""sbatch obeys the last of the two, and submitit sorts options by name."""
 _OURS = frozenset(
-    ("array", "chdir", "comment", "error", "nodes", "ntasks", "ntasks-per-node", "open-mode")
-) | {"output", "signal", "wrap"}
+    ("array", "chdir", "comment", "error", "job-name", "nodes", "ntasks", "ntasks-per-node")
+) | {"open-mode", "output", "signal", "wrap"}
 """Options of sbatch by which a job is found, or by which it would be two processes in a folder."""
 _ENDED = frozenset(
     ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
@@ -114,6 +116,7 @@ def _job_options(words: Sequence[str]) -> JobOptions:
     for named, option, value in sorted(read, key=itemgetter(0)):
         for kind in STAGE_KINDS:
             if named in ("", kind):
+                options[kind].pop(_OPPOSITES.get(option, ""), None)
                 options[kind][option] = value
     return options
 
