@@ -214,6 +214,12 @@ def test_a_job_goes_back_into_the_queue_when_its_time_is_over_and_only_then(
     assert counts is None
     assert "came back 100 times" in error
     assert cluster.rows("requeued") == ["requeue 58"]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    refused = "#!/bin/sh\necho 'Requested operation is disabled\nfor job 58' >&2; exit 1\n"
+    (cluster.folder / "scontrol").write_text(refused)
+    counts, error = work(Signalled(tmp_path, signal.SIGUSR2))  # type: ignore[arg-type]
+    assert counts is None
+    assert "did not queue it again (Requested operation is disabled for job 58)" in error
 
 
 @pytest.mark.parametrize(

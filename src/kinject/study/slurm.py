@@ -376,7 +376,15 @@ def work(stage: Stage) -> tuple[Mapping[str, Any] | None, str]:
         number = os.environ["SLURM_JOB_ID"]
         if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= _MOST_REQUEUES:
             return None, f"its job {number} came back {_MOST_REQUEUES} times and is not done"
-        subprocess.run(["scontrol", "requeue", number], check=True)
+        asked = subprocess.run(
+            ["scontrol", "requeue", number], capture_output=True, text=True, check=False
+        )
+        if asked.returncode:
+            reason = " ".join(asked.stderr.split())
+            return None, (
+                f"the time of its job {number} is over, and Slurm did not queue it again "
+                f"({reason}); the same command continues it"
+            )
         raise SystemExit(f"The time is over: job {number} goes back into the queue.") from stop
 
 
