@@ -237,6 +237,9 @@ CLAIM = {
 STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"arms": {"a": {"match": {"steps": "b"}}, "bb": {}}}, {}, "study.arms.a.match.steps", "found 'b'. Did you mean bb?"),
     ({"claims": {"c": {**CLAIM, "question_set": "nw"}}}, {}, "study.claims.c.question_set", "Did you mean new?"),
+    ({"claims": {"c": {**CLAIM, "question_set": ["new", "new"]}}}, {}, "study.claims.c.question_set", "'new' is there twice"),
+    ({"claims": {"c": {**CLAIM, "question_set": ["new", "old"]}}}, {"formats": {"old": "cloze", "new": "letters"}},
+     "study.claims.c.question_set", "claims on new in letters, old in cloze: the answers of several formats are not one."),
     ({"claims": {"c": {**CLAIM, "arm": {"rates": 1}}}}, {}, "study.claims.c.arm", "found 'rates'. There is none."),
     ({**CURVE, "claims": {"c": {**CLAIM, "arm": {"steps": 3}}}}, {}, "study.claims.c.arm", "found 3, expected one point"),
     ({**CURVE, "claims": {"c": {**CLAIM, "arm": {"steps": 1, "other": 2}}}}, {}, "study.claims.c.arm", "as {SWEEP: VALUE}"),

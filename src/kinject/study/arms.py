@@ -44,7 +44,6 @@ _OUTPUT_FOLDERS = ("run_dir", "corpus.cache_dir")
 """Recipe keys of output and cache folders. They do not change a stage's result, so its id leaves
 them out."""
 
-
 _NOTHING_IN_ITSELF = ("regularization", "distillation")
 """Sections that change nothing while their keys have defaults: one that is not there is such."""
 
@@ -597,13 +596,14 @@ def _at_arm(problem: Problem, recipe: StudyRecipe, key_path: KeyPath) -> Problem
 
 def _shared_eval(evaluation: EvalSection, adapters: Mapping[KeyPath, str]) -> Shared:
     """Return what the checks of a study need of its eval recipe."""
-    decides = {name: FORMATS[head_format(evaluation, name)[0]] for name in evaluation.questions}
+    formats = {name: head_format(evaluation, name)[0] for name in evaluation.questions}
     return replace(
         _KEYS,
         checks_inputs=False,
         sets=evaluation.questions,
-        writes=frozenset(name for name, form in decides.items() if form.generates),
-        writes_words=frozenset(name for name, form in decides.items() if form.is_open),
+        formats=formats,
+        writes=frozenset(name for name, form in formats.items() if FORMATS[form].generates),
+        writes_words=frozenset(name for name, form in formats.items() if FORMATS[form].is_open),
         adapters=adapters,
     )
 

@@ -260,6 +260,8 @@ class Shared:
     train_keys: tuple[str, ...] = ()
     checks_inputs: bool = True
     sets: Mapping[str, str | QuestionSetSection] | None = None
+    formats: Mapping[str, str] = field(default_factory=dict)
+    """Question set -> the format that decides claims on it."""
     writes: frozenset[str] = frozenset()
     """The question sets on which the answers that decide claims are written, letters or words."""
     writes_words: frozenset[str] = frozenset()
@@ -482,6 +484,7 @@ def _untuned_sets(study: StudySection, shared: Shared) -> Iterator[Problem]:
 
 
 def _claim_problems(claim: ClaimSection, key: KeyPath, shared: Shared) -> Iterator[Problem]:
+    yield from _joint_set_problems(claim, (*key, "question_set"), shared)
     for name in _CLAIM_REQUIRES.get(claim.test, ("arm",)):
         if getattr(claim, name) is None:
             yield Problem(key, f"{name}: missing; test {claim.test} needs it.")
@@ -499,3 +502,17 @@ def _claim_problems(claim: ClaimSection, key: KeyPath, shared: Shared) -> Iterat
     message = f"found {claim.outcome}, but the answers are choices: right or wrong."
     fix = "Put generate first in eval.formats, or take it out."
     yield Problem((*key, "outcome"), f"{message} {fix}")
+
+
+def _joint_set_problems(claim: ClaimSection, key: KeyPath, shared: Shared) -> Iterator[Problem]:
+    """Yield why the question sets of a claim cannot count as one."""
+    sets = claim.sets()
+    for name in dict.fromkeys(sets):
+        if sets.count(name) > 1:
+            yield Problem(key, f"{name!r} is there twice; its questions count once. Name it once.")
+    formats = {name: shared.formats[name] for name in sets if name in shared.formats}
+    if len(set(formats.values())) > 1:
+        shown = ", ".join(f"{name} in {format_name}" for name, format_name in formats.items())
+        message = f"claims on {shown}: the answers of several formats are not one."
+        fix = "Put the same format first in their formats, or make a claim of each set."
+        yield Problem(key, f"{message} {fix}")
