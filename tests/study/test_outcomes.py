@@ -26,7 +26,7 @@ from kinject.report.words import write_opening
 from kinject.results import Report, Sweep, SweepPoint
 from kinject.study.analysis import summarize_arms
 from kinject.study.arms import Arm, arm_infos
-from kinject.study.claims import Evidence, judge_claims
+from kinject.study.claims import Evidence, judge_claims, render_power
 from kinject.study.records import AskSetting, Records, changed_answers
 from kinject.study.run import run_study
 from kinject.types import Answer, Question
@@ -125,6 +125,21 @@ def test_several_question_sets_of_a_claim_count_as_one() -> None:
         {"claim": ClaimSection("claim", "difference", sets, "ft+rag", "base")}, evidence
     )
     assert "no scored answers of ft" in passages.finding
+
+
+def power_line(baseline: str = "base") -> str:
+    """Return what a claim on the arm ft could tell by two sets, whose questions have equal ids."""
+    numbered = [Question(str(i), f"Question {i}?", ("a", "b"), 0) for i in range(7)]
+    on_one = replace(numbered[0], id="last", document_id="d")
+    questions = {"words": numbered, "inferred": [*numbered[:4], on_one, on_one]}
+    claim = ClaimSection("c", "difference", ("words", "inferred"), "ft", baseline)
+    evidence = Evidence(Records(["sum"]), "m", lambda _: ("cloze", 0), {}, {})
+    (line,) = render_power({"c": claim}, evidence, questions, 4)
+    return line
+
+
+def test_the_power_of_joint_sets_has_each_question_without_a_document_as_one() -> None:
+    assert "(13 questions on 12 documents, 4 seeds, 1 claim;" in power_line()
 
 
 def simulate(

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
 from kinject.study.arms import BASE, value_label
 from kinject.study.records import AskSetting, Records, joint_name
+from kinject.study.scheduler import documents_of
 from kinject.terminal import format_count, format_number
 from kinject.types import ArmName, Question
 
@@ -400,17 +400,18 @@ def render_power(
     """
     family = max(1, len(claims))
     for name, claim in claims.items():
-        asked = list(chain.from_iterable(questions.get(item, ()) for item in claim.sets()))
+        asked = {item: questions.get(item, ()) for item in claim.sets()}
+        n_questions = sum(map(len, asked.values()))
         # The others compare one arm with guessing, or several: `detectable` is of two arms.
-        if claim.test not in _COMPARED or not asked:
+        if claim.test not in _COMPARED or not n_questions:
             continue
         arms = [evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)]
         n_trained = sum(ArmName.parse(arm).arm != BASE for arm in arms)
-        n_documents = len({question.document_id or question.id for question in asked})
-        design = Design(n_documents, len(asked) / n_documents, n_seeds, n_trained, family)
+        n_documents = len(set().union(*(documents_of(*item) for item in asked.items())))
+        design = Design(n_documents, n_questions / n_documents, n_seeds, n_trained, family)
         matrices = [evidence.matrix(arm, claim, net=evidence.is_net(arms, claim)) for arm in arms]
         spread = _spread_of_answers(matrices)
-        yield _power_line(name, design, spread, len(asked))
+        yield _power_line(name, design, spread, n_questions)
 
 
 def _spread_of_answers(matrices: Sequence[CorrectnessMatrix | None]) -> Spread:

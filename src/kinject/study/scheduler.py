@@ -439,8 +439,14 @@ def _documents(study: Study) -> dict[str, set[str]]:
     for item in study.question_sets:
         # It may be one that setup has still to write.
         if Path(item.test["path"]).is_file():
-            documents[item.name] = {_document(question) for question in study.asked(item)}
+            documents[item.name] = documents_of(item.name, study.asked(item))
     return documents
+
+
+def documents_of(question_set: str, questions: Sequence[Question]) -> set[str]:
+    """Return the documents that a set's questions are on; one without a document is its own."""
+    # Two sets may have questions of one id, and no document has such a name.
+    return {item.document_id or f"\0{question_set}: {item.id}" for item in questions}
 
 
 def render_stages(study: Study, written: Mapping[str, Preview]) -> str:
