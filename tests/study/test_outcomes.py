@@ -127,19 +127,27 @@ def test_several_question_sets_of_a_claim_count_as_one() -> None:
     assert "no scored answers of ft" in passages.finding
 
 
-def power_line(baseline: str = "base") -> str:
-    """Return what a claim on the arm ft could tell by two sets, whose questions have equal ids."""
+def power_line(seeds: Sequence[int], baseline: str = "base") -> str:
+    """Return what a claim on the arm ft of `seeds` could tell by two sets, whose questions have equal ids."""
     numbered = [Question(str(i), f"Question {i}?", ("a", "b"), 0) for i in range(7)]
     on_one = replace(numbered[0], id="last", document_id="d")
     questions = {"words": numbered, "inferred": [*numbered[:4], on_one, on_one]}
+    of_arm = {"base": (0,), "ft": seeds, "other": range(4)}
+    arms = [Arm(name, "m", "", "", {}, "", "", None, True, of_arm[name]) for name in of_arm]
     claim = ClaimSection("c", "difference", ("words", "inferred"), "ft", baseline)
     evidence = Evidence(Records(["sum"]), "m", lambda _: ("cloze", 0), {}, {})
-    (line,) = render_power({"c": claim}, evidence, questions, 4)
+    (line,) = render_power({"c": claim}, evidence, questions, arms, 4)
     return line
 
 
 def test_the_power_of_joint_sets_has_each_question_without_a_document_as_one() -> None:
-    assert "(13 questions on 12 documents, 4 seeds, 1 claim;" in power_line()
+    assert "(13 questions on 12 documents, 4 seeds, 1 claim;" in power_line(range(4))
+
+
+def test_the_power_of_a_claim_has_the_seeds_of_its_arms() -> None:
+    assert "12 documents, 2 seeds, " in power_line((5, 6))
+    assert "12 documents, 1 seed (so in these models), " in power_line((5,), "other")
+    assert "12 documents, 4 seeds, " in power_line(range(6), "other")
 
 
 def simulate(

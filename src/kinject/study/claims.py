@@ -25,7 +25,7 @@ from kinject.stats.intervals import (
 )
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
-from kinject.study.arms import BASE, value_label
+from kinject.study.arms import BASE, Arm, value_label
 from kinject.study.records import AskSetting, Records, joint_name
 from kinject.study.scheduler import documents_of
 from kinject.terminal import format_count, format_number
@@ -390,13 +390,14 @@ def render_power(
     claims: Mapping[str, ClaimSection],
     evidence: Evidence,
     questions: Mapping[str, Sequence[Question]],
+    arms: Sequence[Arm],
     n_seeds: int,
 ) -> Iterator[str]:
     """Yield a line for each claim that compares two arms: the difference that it can tell, and what
     would tell one of five points.
 
     `evidence` has the answers of finished stages, `questions` the test questions of each set,
-    `n_seeds` is the study's.
+    `arms` are the study's, and `n_seeds` its seeds, of which an arm may have others.
     """
     family = max(1, len(claims))
     for name, claim in claims.items():
@@ -405,11 +406,17 @@ def render_power(
         # The others compare one arm with guessing, or several: `detectable` is of two arms.
         if claim.test not in _COMPARED or not n_questions:
             continue
-        arms = [evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)]
-        n_trained = sum(ArmName.parse(arm).arm != BASE for arm in arms)
+        named = [evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)]
+        bare = [ArmName.parse(arm).arm for arm in named]
+        n_trained = sum(name != BASE for name in bare)
+        of_model = [arm for arm in arms if arm.model == evidence.model and arm.trained]
+        seeds = [len(arm.seeds) for arm in of_model if arm.name in bare]
         n_documents = len(set().union(*(documents_of(*item) for item in asked.items())))
-        design = Design(n_documents, n_questions / n_documents, n_seeds, n_trained, family)
-        matrices = [evidence.matrix(arm, claim, net=evidence.is_net(arms, claim)) for arm in arms]
+        # An arm of fewer seeds than the other decides.
+        fewest = min(seeds, default=n_seeds)
+        design = Design(n_documents, n_questions / n_documents, fewest, n_trained, family)
+        net = evidence.is_net(named, claim)
+        matrices = [evidence.matrix(arm, claim, net=net) for arm in named]
         spread = _spread_of_answers(matrices)
         yield _power_line(name, design, spread, n_questions)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kinject.corpus.questions import about_sets, read_questions
 from kinject.corpus.spans import Json
@@ -106,7 +106,10 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
             study = replace(study, start_executor=start)
             _run_phases(study, declared)
         records = _read_records(study)
-        questions = {item.name: _read_questions(item.test) for item in study.question_sets}
+        questions = {
+            item.name: read_questions(Path(item.test["path"]), item.test["layout"])
+            for item in study.question_sets
+        }
         result = analyse(study, records, questions)
         page = _write_results(study, records, result, questions)
         return result, page
@@ -519,10 +522,6 @@ def _model_sources(section: StudySection) -> dict[str, str]:
     return {name: item.path for name, item in models.items() if item.path is not None}
 
 
-def _read_questions(entry: Mapping[str, Any]) -> list[Question]:
-    return read_questions(Path(entry["path"]), entry["layout"])
-
-
 def _evidence(
     study: Study, records: Records, sweeps: Sequence[Sweep], roles: Mapping[str, Role]
 ) -> Evidence:
@@ -542,7 +541,8 @@ def _power(study: Study) -> Iterator[str]:
     sweeps = make_sweeps(study.recipe.study, study.expanded)
     evidence = _evidence(study, _read_records(study), sweeps, roles)
     section = study.recipe.study
-    yield from render_power(section.claims or {}, evidence, questions, len(section.seeds))
+    claims, n_seeds = section.claims or {}, len(section.seeds)
+    yield from render_power(claims, evidence, questions, study.arms, n_seeds)
 
 
 def _claims(
