@@ -146,6 +146,54 @@ def test_adapters_of_quantized_weights_are_scored_and_loaded_as_of_whole_ones(
     assert 0 < shapes.multiplied <= weights
 
 
+@pytest.fixture
+def estimator(tmp_path: Path, tiny_model: Path) -> Estimator:
+    """An estimator of a study of one seed whose stages are planned."""
+    corpus = str(tmp_path / "documents.jsonl")
+    arms = {
+        "long": {"overrides": {"trainer.max_steps": 70}},
+        "as many": {"match": {"steps": "long"}},
+        "as long": {
+            "overrides": {"trainer.per_device_train_batch_size": 6},
+            "match": {"seconds": "long"},
+        },
+        "through": {"overrides": {"trainer.save_strategy": "epoch"}, "alpha": 0.3},
+    }
+    arms = {name: {"corpus": corpus, **arm} for name, arm in arms.items()}
+    arms["through"]["through"] = str(tiny_model)
+    path = write_study(tmp_path, tiny_model, seeds=[1], arms=arms)
+    study = open_study(read_recipe(path, (), "study"))
+    for arm in study.arms:
+        study.status.add(study.plan_run(arm, 1).all_stages)
+    return Estimator(study, find_devices("cpu", 2**30, 1), {})
+
+
+def stages_of(estimator: Estimator, arm: str) -> tuple[Stage, ...]:
+    study = estimator.study
+    return next(study.plan_run(item, 1).stages for item in study.arms if item.name == arm)
+
+
+@pytest.mark.parametrize("arm", ["as many", "as long"])
+def test_an_arm_takes_as_long_as_the_one_that_it_is_matched_to_and_that_is_done(
+    estimator: Estimator, arm: str
+) -> None:
+    (matched,) = stages_of(estimator, arm)
+    flops = estimator.work(matched).flops
+    (long,) = stages_of(estimator, "long")
+    assert flops == estimator.work(long).flops
+    assert estimator.unknown == {}
+
+
+def test_merged_weights_are_whole_ones_without_checkpoints_whoever_made_them(
+    estimator: Estimator, tiny_model: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    whole = sum(weight.numel() for weight in model.parameters()) * 4
+    train, averaged, added = stages_of(estimator, "through")
+    assert [estimator.work(item).n_bytes for item in (added, averaged)] == [whole, whole]
+    assert estimator.work(train).n_bytes > 2 * whole
+
+
 @pytest.mark.parametrize(("of_set", "of_all", "n"), [(None, 3, 3), (5, 3, 5), (None, None, 8)])
 def test_a_dry_run_tells_the_power_of_the_questions_that_are_asked(
     tmp_path, tiny_model, of_set, of_all, n

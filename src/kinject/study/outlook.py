@@ -41,6 +41,17 @@ class _Work:
     n_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class _Training:
+    """What other stages take from a training: its steps, the tokens that it reads, its operations,
+    and the bytes of the whole model that it makes."""
+
+    n_steps: int
+    n_tokens: float
+    flops: float
+    n_bytes: int
+
+
 @dataclass
 class Total:
     """The work of the stages of one base model: trainings and the operations of them and of its
@@ -63,9 +74,7 @@ class Estimator:
     written: Mapping[str, Preview]
     """The estimate of each stage that writes paraphrases, by id."""
     unknown: dict[str, str] = field(default_factory=dict)
-    _n_steps: dict[Path, int] = field(default_factory=dict)
-    _n_tokens: dict[Path, int] = field(default_factory=dict)
-    _trained: dict[str, int] = field(default_factory=dict)
+    _trainings: dict[Path, _Training] = field(default_factory=dict)
     _texts: dict[Path, tuple[int, float]] = field(default_factory=dict)
     _asked: dict[str, float] = field(default_factory=dict)
 
@@ -99,8 +108,7 @@ class Estimator:
             if stage.kind == "train" or _trains_a_base(stage):
                 return self._train(stage)
             if stage.kind == "merge":
-                # Whole weights, of the model that it merges.
-                return _Work(n_bytes=self._trained.get(stage.dependencies[-1], 0))
+                return _Work(n_bytes=self._merged_bytes(stage))
             if stage.kind == "eval":
                 return self._score(stage)
         except KinjectError as error:
@@ -125,15 +133,38 @@ class Estimator:
         step = step_of(recipe, self.devices)
         shapes = read_shapes(step)
         per_token = count_flops(step, shapes) / (step.batch * step.block * step.accumulation)
-        self._n_steps[stage.folder] = length.steps
-        n_read = length.tokens
-        matched = stage.parameters.get("match_tokens_of")
-        if matched is not None:
-            n_read = self._n_tokens.get(Path(matched), n_read)
-        self._n_tokens[stage.folder] = n_read
-        n_bytes = _saved_bytes(recipe, step, shapes, length)
-        self._trained[stage.id] = n_bytes
-        return _Work(per_token * n_read, n_bytes)
+        n_read: float = length.tokens
+        same_tokens = self._matched(stage, "match_tokens_of")
+        if same_tokens is not None:
+            n_read = same_tokens.n_tokens
+        flops = per_token * n_read
+        same_seconds = self._matched(stage, "match_seconds_of")
+        if same_seconds is not None:
+            flops = same_seconds.flops
+        whole = shapes.n_parameters * step.dtype.itemsize
+        self._trainings[stage.folder] = _Training(length.steps, n_read, flops, whole)
+        return _Work(flops, _saved_bytes(recipe, step, shapes, length))
+
+    def _matched(self, stage: Stage, key: str) -> _Training | None:
+        """Return the training that a stage is matched to by a parameter, None without one."""
+        if key not in stage.parameters:
+            return None
+        folder = Path(stage.parameters[key])
+        if folder not in self._trainings:
+            # One that is done: nobody has asked for its work.
+            for other in self.study.status.stages.values():
+                if other.folder == folder:
+                    self._train(other)
+        return self._trainings.get(folder)
+
+    def _merged_bytes(self, stage: Stage) -> int:
+        """Return the bytes of whole weights, of the training whose model a stage merges."""
+        made_by = self.study.status.stages[stage.dependencies[-1]]
+        if made_by.kind == "merge":
+            return self._merged_bytes(made_by)
+        if made_by.folder not in self._trainings:
+            self._train(made_by)  # one that is done
+        return self._trainings[made_by.folder].n_bytes
 
     def _train_recipe(self, stage: Stage) -> TrainRecipe:
         """Return the recipe of a training, on its base model, whose shape the weights have that an
@@ -143,10 +174,9 @@ class Estimator:
         if model is not None:
             path = self.study.planner.model_dir(model)
             overrides.append(f"model.path={json.dumps(path)}")
-        for key in ("match_steps_of", "match_seconds_of"):
-            n_steps = self._n_steps.get(Path(str(stage.parameters.get(key))))
-            if n_steps is not None:
-                overrides.append(f"trainer.max_steps={n_steps}")
+        matched = self._matched(stage, "match_steps_of")
+        if matched is not None:
+            overrides.append(f"trainer.max_steps={matched.n_steps}")
         recipe: TrainRecipe = read_recipe(
             Path(stage.recipe), overrides, "train", check_inputs=False
         )
