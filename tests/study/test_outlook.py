@@ -161,7 +161,8 @@ def estimator(tmp_path: Path, tiny_model: Path) -> Estimator:
     }
     arms = {name: {"corpus": corpus, **arm} for name, arm in arms.items()}
     arms["through"]["through"] = str(tiny_model)
-    path = write_study(tmp_path, tiny_model, seeds=[1], arms=arms)
+    setup = [str(tmp_path / "train.yaml")]
+    path = write_study(tmp_path, tiny_model, seeds=[1], arms=arms, setup=setup)
     study = open_study(read_recipe(path, (), "study"))
     for arm in study.arms:
         study.status.add(study.plan_run(arm, 1).all_stages)
@@ -192,6 +193,16 @@ def test_merged_weights_are_whole_ones_without_checkpoints_whoever_made_them(
     train, averaged, added = stages_of(estimator, "through")
     assert [estimator.work(item).n_bytes for item in (added, averaged)] == [whole, whole]
     assert estimator.work(train).n_bytes > 2 * whole
+
+
+def test_the_disk_of_setup_has_the_models_that_it_trains(
+    estimator: Estimator, tiny_model: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    whole = sum(weight.numel() for weight in model.parameters()) * 4
+    stages = [stage for stages in estimator.study.planner.setup_stages() for stage in stages]
+    setup = estimator.totals(stages)["setup"]
+    assert (setup.n_trainings, setup.download + setup.peak) == (1, whole)
 
 
 @pytest.mark.parametrize(("of_set", "of_all", "n"), [(None, 3, 3), (5, 3, 5), (None, None, 8)])

@@ -55,7 +55,8 @@ class _Training:
 @dataclass
 class Total:
     """The work of the stages of one base model: trainings and the operations of them and of its
-    scoring, the bytes of its download, and the most bytes of what is trained at once."""
+    scoring, the bytes of its download (of setup those of its models, which stay as well), and the
+    most bytes of what is trained at once."""
 
     n_trainings: int = 0
     training: float = 0.0
@@ -93,6 +94,9 @@ class Estimator:
             elif work.flops:
                 total.n_trainings += 1
                 total.training += work.flops
+            if total is setup:
+                # What setup makes stays, as a download does.
+                setup.download += work.n_bytes
         for model, total in totals.items():
             own = [stage for stage in stages if self.study.model_of.get(stage.id) == model]
             total.peak = peak_bytes(own, sizes, keep=self.study.recipe.study.keep_models)
