@@ -70,6 +70,24 @@ def test_an_id_changes_with_a_setting_and_with_the_bytes_of_an_input_not_with_wh
     assert after["train"] != before["train"]
 
 
+def test_grades_of_another_judge_are_other_stages_and_other_scores_are_not(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    judge = {"kind": "openai", "base_url": "http://127.0.0.1:9/v1"}
+
+    def stages_of(model: str, *scores: str) -> set[str]:
+        overrides = {"eval.judge": {**judge, "model": model}, "eval.scores": ["judge", *scores]}
+        path = write_study(tmp_path, tiny_model, overrides=overrides)
+        planner = Planner(read_recipe(path, (), "study").study)
+        questions = {"new": {"path": str(tmp_path / "new.jsonl")}}
+        measured = planner.judge_stage(questions)
+        base = ArmRun(expand_arms(planner.section).arms[0], 0, (), str(tiny_model), None)
+        return {measured.id, planner.eval_stage(base, "test", questions).id}
+
+    assert stages_of("strict") == stages_of("strict", "match")
+    assert not stages_of("strict") & stages_of("lenient")
+
+
 def test_a_package_that_is_a_model_is_known_by_its_model_and_not_by_what_python_writes_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

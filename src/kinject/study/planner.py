@@ -346,9 +346,8 @@ def _without(overrides: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _keep_stored_part(evaluation: dict[str, Any]) -> None:
     """Remove the scores, in place: answers are stored before they are scored, so these change no
-    stage. The judge alone sends further prompts."""
-    if "judge" in evaluation.pop("scores", ()):
-        evaluation["judge"] = True
+    stage. The judge alone sends further prompts, and has a section of its own, which remains."""
+    evaluation.pop("scores", None)
 
 
 def _relative_to(value: Json, folder: str) -> Json:
