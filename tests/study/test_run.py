@@ -27,7 +27,7 @@ from kinject.results import Cost, Report
 from kinject.study.analysis import make_prices
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting
-from kinject.study.run import _run_phases, render_plan, run_study
+from kinject.study.run import _is_at_end, _run_phases, render_plan, run_study
 from kinject.study.scheduler import open_study
 from kinject.study.stages import Stage
 from kinject.terminal import format_count
@@ -231,6 +231,23 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
         json.loads((folder / "study/choices.json").read_text("utf-8"))["choices"][0]["chosen"]
         == rate.chosen
     )
+
+
+@pytest.mark.parametrize(
+    ("grid", "ends"),
+    [
+        ([3e-5, 1e-4, 3e-4, 1e-5], {3e-4, 1e-5}),  # widened by its last value
+        ([8, 2, 4], {8, 2}),
+        (["constant", "cosine", "linear"], set()),
+        ([True, False], set()),
+        ([5], set()),
+        ([None, 2, 3], {None, 3}),
+    ],
+)
+def test_a_choice_lies_at_an_end_of_its_grid_if_the_grid_could_be_widened_there(
+    grid: list[Any], ends: set[Any]
+) -> None:
+    assert {value for value in grid if _is_at_end(value, grid)} == ends
 
 
 def train_folder_of_arm(executor: InProcess, label: str) -> Path:

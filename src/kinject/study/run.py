@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
 
 from kinject.corpus.questions import about_sets, read_questions
 from kinject.corpus.spans import Json
@@ -76,9 +76,6 @@ from kinject.study.slurm import JobOptions, render_jobs
 from kinject.study.stages import Stage
 from kinject.terminal import format_count, show
 from kinject.types import ArmName, Price, Question
-
-Value = TypeVar("Value")
-"""What is chosen: a number of passages, or any value of a recipe."""
 
 
 def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Report, Path]:
@@ -274,9 +271,8 @@ def _choose_value(
                 f"{item.key} {value} of {item.arm} ({model}) diverged: it was not a candidate"
             )
     if candidates:
-        best = _best(candidates)
-        # A grid of one value has no end that could be widened.
-        at_edge = len(grid) > 1 and best in (grid[0][0], grid[-1][0])
+        best = max(candidates, key=itemgetter(1))[0]
+        at_edge = _is_at_end(best, [value for value, _ in grid])
         choice_key = (model, item.key, item.arm, ", ".join(item.sets()))
         study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
         study.tuned[model, name] = best
@@ -373,8 +369,8 @@ def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
             f"no K was chosen for {arm.name} on {item.name}: no validation question has a score"
         )
         return
-    best = _best(candidates)
-    at_edge = best in (study.ks[0], study.ks[-1]) and best > 1  # there is no smaller one than 1
+    best = max(candidates, key=itemgetter(1))[0]
+    at_edge = _is_at_end(best, study.ks) and best > 1  # there is no smaller one than 1
     choice_key = (arm.model, "k", arm.name, item.name)
     study.choices.append(Choice(*choice_key, tuple(candidates), best, at_edge))
     study.chosen_k[arm.model, arm.name, item.name] = best
@@ -388,13 +384,16 @@ def _add_validation(study: Study, run: ArmRun) -> ArmRun:
     return study.evaluated(run, "validation", questions)
 
 
-def _best(candidates: Sequence[tuple[Value, float, int]]) -> Value:
-    """Return the value with most right answers, the first of equals."""
-    best, highest, _ = candidates[0]
-    for value, rate, _ in candidates[1:]:
-        if rate > highest:
-            best, highest = value, rate
-    return best
+def _is_at_end(best: Json, grid: Sequence[Json]) -> bool:
+    """Return whether a better value may lie beyond those of a grid: `best` is one of its ends."""
+    # Names and switches have no order, and of a single value nothing is known.
+    if len(grid) == 1 or any(isinstance(value, str | bool) for value in grid):
+        return False
+    numbers = [value for value in grid if isinstance(value, int | float)]
+    if len(numbers) == len(grid):
+        # A value that widens the grid may stand anywhere in it.
+        return best in (min(numbers), max(numbers))
+    return best in (grid[0], grid[-1])
 
 
 def _rate(
