@@ -27,7 +27,7 @@ from kinject.results import Cost, Report
 from kinject.study.analysis import make_prices
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting
-from kinject.study.run import _is_at_end, _run_phases, render_plan, run_study
+from kinject.study.run import _choose_k, _is_at_end, _plan_arms, _run_phases, render_plan, run_study
 from kinject.study.scheduler import open_study
 from kinject.study.stages import Stage
 from kinject.terminal import format_count
@@ -231,6 +231,28 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
         json.loads((folder / "study/choices.json").read_text("utf-8"))["choices"][0]["chosen"]
         == rate.chosen
     )
+
+
+def test_no_passages_are_chosen_for_a_set_that_is_asked_without(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sets = {
+        "new": str(tmp_path / "new.jsonl"),
+        "known": {"path": str(tmp_path / "known.jsonl"), "role": "retention"},
+    }
+    path = write_study(
+        tmp_path, tiny_model, arms={"ft": {"rag": False}}, overrides={"eval.questions": sets},
+        validation={"new": 0.6, "known": 0.6},
+    )  # fmt: skip
+    study = open_study(read_recipe(path, (), "study"))
+    run = import_module("kinject.study.run")
+    rates = {("new", 1): (0.25, 4), ("new", 2): (0.75, 4)}
+    monkeypatch.setattr(run, "_rate", lambda study, runs, name, k: rates.get((name, k)))
+    monkeypatch.setattr(run, "_evaluate_each_k", lambda study: None)
+    _plan_arms(study)
+    _choose_k(study)
+    assert [(choice.question_set, choice.chosen) for choice in study.choices] == [("new", 2)]
+    assert study.diverged == []
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def _run_one_by_one(study: Study) -> None:
 
 def _chooses_k(study: Study) -> bool:
     """Return whether validation questions choose one of several K."""
-    return len(study.ks) > 1 and any(item.validation for item in study.question_sets)
+    return len(study.ks) > 1 and any(item.chooses_k for item in study.question_sets)
 
 
 def _choose_k(study: Study) -> None:
@@ -324,7 +324,7 @@ def _choose_k(study: Study) -> None:
         for arm in with_passages:
             _set_default_k(study, arm, study.ks[0])
         return
-    validated = [item for item in study.question_sets if item.validation is not None]
+    validated = [item for item in study.question_sets if item.chooses_k]
     if _chooses_k(study):
         _evaluate_each_k(study)
     for arm in with_passages:

@@ -185,6 +185,11 @@ class SplitQuestions:
     n_left_out: int = 0
     """The questions that are in neither, because other sets choose on their documents."""
 
+    @property
+    def chooses_k(self) -> bool:
+        """Whether it has validation questions that are asked with passages."""
+        return self.validation is not None and QuestionSetSection(**self.validation).gets_passages
+
 
 @dataclass
 class Study:
@@ -412,7 +417,7 @@ def _headline_comparisons(study: Study) -> int:
     """Return how many comparisons one question set adds to the family of the recipe's own arms."""
     with_k = False
     if study.ks:
-        validated = any(item.validation is not None for item in study.question_sets)
+        validated = any(item.chooses_k for item in study.question_sets)
         # Of several K one is chosen on validation questions, of which there must be some.
         with_k = len(study.ks) == 1 or validated
     n = 0
