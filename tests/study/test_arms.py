@@ -49,6 +49,18 @@ def test_a_curve_makes_an_arm_of_each_value_but_of_those_that_do_as_another(tmp_
     assert list(arms(path)) == ["base", "ft", "ft, tagged 0", "ft, tagged 4", "ft, alpha 0.5"]
 
 
+def test_a_point_goes_over_the_whole_section_that_its_arm_has(tmp_path, tiny_model):
+    path = write_study(
+        tmp_path, tiny_model, overrides={"augment.styles.tagged": 1},
+        arms={"ft": {"overrides": {"augment.styles": {"tagged": 2, "faq": 1}}}},
+        sweeps={"n": {"key": "augment.styles.tagged", "arm": "ft", "values": [3, 5]}},
+    )  # fmt: skip
+    (*_, last) = arms(path).values()
+    assert nest_overrides(last.augment_overrides) == {
+        "augment": {"styles": {"tagged": 5, "faq": 1}}
+    }
+
+
 def test_a_point_that_the_shared_recipe_says_already_is_the_arm_itself(tmp_path, tiny_model):
     path = write_study(
         tmp_path, tiny_model,

@@ -353,7 +353,9 @@ def _with_value(section: StudySection, arm: Arm, key: str, value: Json) -> Arm:
         return replace(arm, name=name, alpha=float(cast(float, value)))
     if key == "corpus":
         return replace(arm, name=name, corpus=str(value))
-    return replace(arm, name=name, overrides={**arm.overrides, key: value})
+    # Last, so that no override of its whole section replaces it.
+    others = {other: item for other, item in arm.overrides.items() if other != key}
+    return replace(arm, name=name, overrides={**others, key: value})
 
 
 def _key_label(section: StudySection, key: str) -> str:
@@ -578,11 +580,9 @@ def _shared_recipes(section: StudySection, arm: Arm) -> list[tuple[str, Mapping[
         return []  # its evaluation is the base's, which is checked
     if arm.retrieval:
         return [(section.eval, eval_overrides(section, arm))]
-    shared: list[tuple[str, Mapping[str, Any]]] = []
+    shared: list[tuple[str, Mapping[str, Any]]] = [(section.train, arm.train_overrides)]
     if section.augment is not None:
-        shared.append((section.augment, arm.augment_overrides))
-    if section.train is not None:
-        shared.append((section.train, arm.train_overrides))
+        shared.insert(0, (section.augment, arm.augment_overrides))
     return shared
 
 
