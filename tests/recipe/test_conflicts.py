@@ -234,6 +234,7 @@ CLAIM = {
     "baseline": "base",
     "question_set": "new",
 }
+GRID = {"key": "trainer.warmup_steps", "values": [3, 9], "arm": "a", "question_sets": "new"}
 STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"arms": {"a": {"match": {"steps": "b"}}, "bb": {}}}, {}, "study.arms.a.match.steps", "found 'b'. Did you mean bb?"),
     ({"claims": {"c": {**CLAIM, "question_set": "nw"}}}, {}, "study.claims.c.question_set", "Did you mean new?"),
@@ -258,6 +259,10 @@ STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"augment": None, "overrides": {"augment.styles": {}}}, {}, "study.overrides.augment.styles", "which is missing"),
     ({"tune": {"r": {"key": "trainer.max_steps", "values": [1], "arm": "a", "question_sets": "new"}}}, {},
      "study.tune.r.question_sets", "'new' has no validation questions"),
+    ({"arms": {"a": {"overrides": {"adapter": {"r": 2}}}}, "tune": {"r": {**GRID, "key": "adapter.r", "arm": "a"}}}, {},
+     "study.arms.a.overrides.adapter", "study.tune.r chooses adapter.r for this arm. Remove one of them."),
+    ({"arms": {"a": {}, "b": {}}, "tune": {"r": {**GRID, "arms": ["a"]}, "s": {**GRID, "arm": "b"}}}, {},
+     "study.tune.s", "r chooses trainer.warmup_steps for a, too. Give each its arms."),
     ({"claims": {"c": {**CLAIM, "arm": "a+rga"}}}, {}, "study.claims.c.arm", "found 'rga'. Did you mean rag?"),
     ({"retrievals": {"rag": {"kind": "oracle"}}}, {}, "study.retrievals.rag", "taken for another arm"),
     ({"retrievals": {"more": {"k": [5]}}}, {}, "study.retrievals.more.k", "the numbers of passages of its eval recipe"),

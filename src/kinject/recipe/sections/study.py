@@ -304,6 +304,7 @@ def study_problems(study: StudySection, shared: Shared) -> Iterator[Problem]:
     yield from _model_problems(study)
     yield from _override_problems(study, shared)
     yield from _untuned_sets(study, shared)
+    yield from _tuned_twice(study)
     for name, claim in (study.claims or {}).items():
         yield from _claim_problems(claim, ("study", "claims", name), shared)
 
@@ -481,6 +482,27 @@ def _untuned_sets(study: StudySection, shared: Shared) -> Iterator[Problem]:
                 message = f"{question_set!r} has no validation questions."
                 fix = "Name a set in study.validation, or its validation file in eval."
                 yield Problem(("study", "tune", name, "question_sets"), f"{message} {fix}")
+
+
+def _tuned_twice(study: StudySection) -> Iterator[Problem]:
+    """Yield the arms that would train with another value than the one that is chosen for them."""
+    chosen_by: dict[tuple[str, str], str] = {}
+    for name, tune in (study.tune or {}).items():
+        for arm_name in tune.arms or study.arms:
+            arm = study.arms.get(arm_name)
+            if arm is None:
+                continue  # an unknown name, which is a problem of its own
+            own = [key for key in arm.overrides or {} if f"{tune.key}.".startswith(f"{key}.")]
+            # Without a list of arms, one that sets the key keeps its value.
+            if own and (tune.arms or arm_name == tune.arm):
+                message = f"study.tune.{name} chooses {tune.key} for this arm. Remove one of them."
+                yield Problem(("study", "arms", arm_name, "overrides", own[0]), message)
+            if own:
+                continue
+            first = chosen_by.setdefault((arm_name, tune.key), name)
+            if first != name:
+                message = f"{first} chooses {tune.key} for {arm_name}, too."
+                yield Problem(("study", "tune", name), f"{message} Give each its arms.")
 
 
 def _claim_problems(claim: ClaimSection, key: KeyPath, shared: Shared) -> Iterator[Problem]:
