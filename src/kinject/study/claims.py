@@ -12,7 +12,7 @@ from typing import Any
 from kinject.disk import content_id, file_lock, is_amount, read_json, write_json
 from kinject.errors import InputError
 from kinject.recipe.sections import ClaimSection, StudySection
-from kinject.report.formatting import format_p, format_percent, format_points
+from kinject.report.formatting import format_p, format_percent, format_points, join_words
 from kinject.results import ALPHA, FEWEST, MARGIN, Claim, Role, Scope, Sweep, Verdict, fewest_for
 from kinject.stats.comparisons import trend
 from kinject.stats.intervals import (
@@ -56,6 +56,12 @@ class Evidence:
         # Sets that were asked with different numbers of passages are not one.
         k = ks.pop() if len(ks) == 1 else -1
         return AskSetting(joint_name(names), *self.prompt_format(names[0]), k)
+
+    def chosen_ks(self, arm: str, claim: ClaimSection) -> dict[str, int]:
+        """Return the number of passages with which the arm counts on each of the claim's question
+        sets, where one was chosen."""
+        keys = {name: (ArmName.parse(arm).answers_of, name) for name in claim.sets()}
+        return {name: self.chosen_k[key] for name, key in keys.items() if key in self.chosen_k}
 
     def records_of(self, claim: ClaimSection) -> Records:
         """Return the answers, those to the claim's question sets as one set."""
@@ -215,6 +221,11 @@ def _compared(
     matrices = []
     missing = []
     for label, arm in labels.items():
+        ks = evidence.chosen_ks(arm, claim)
+        if ArmName.parse(arm).retrieval and len(set(ks.values())) > 1:
+            shown = join_words([f"{k} on {name}" for name, k in ks.items()])
+            why = f"{label} has other numbers of passages on each set ({shown})"
+            return [], f"{why}, whose questions therefore do not count as one"
         matrix = evidence.matrix(arm, claim, net=net)
         if matrix is None:
             missing.append(label)
