@@ -21,7 +21,7 @@ from kinject.recipe import read_recipe
 from kinject.recipe.yaml_lines import read_yaml
 from kinject.study.outlook import Estimator, _saved_bytes, peak_bytes
 from kinject.study.run import render_plan
-from kinject.study.scheduler import open_study
+from kinject.study.scheduler import family_warnings, open_study
 from kinject.study.stages import Stage
 
 
@@ -215,6 +215,17 @@ def test_a_dry_run_tells_the_power_of_the_questions_that_are_asked(
     text = render_plan(read_recipe(path, (), "study"))
     assert f"({n} questions on {n} documents, " in text
     assert f"and there are {n}: no difference could be shown" in text
+
+
+@pytest.mark.parametrize(("test", "n"), [("trend", 1), ("difference", 1), ("equivalence", 0)])
+def test_a_claim_that_flips_signs_of_too_few_documents_is_warned_of(
+    tmp_path: Path, tiny_model: Path, test: str, n: int
+) -> None:
+    sweeps = {"rate": {"key": "trainer.learning_rate", "arm": "ft", "values": [1e-5, 1e-4, 1e-3]}}
+    claims = {"c": {**CLAIM, "test": test, "sweep": "rate"}}
+    path = write_study(tmp_path, tiny_model, sweeps=sweeps, claims=claims)
+    warnings = family_warnings(open_study(read_recipe(path, (), "study")))
+    assert sum(line.startswith("claim c: the claims (1) need") for line in warnings) == n
 
 
 def test_a_card_that_is_not_known_is_refused(tmp_path, tiny_model):

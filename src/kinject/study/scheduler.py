@@ -394,7 +394,8 @@ def family_warnings(study: Study) -> list[str]:
         for name, of_set in documents.items()
     ]
     for name, claim in claims.items():
-        if claim.test == "difference" and documents.keys() >= set(claim.sets()):
+        # Both flip the signs of documents, so that few of them give no small p.
+        if claim.test in ("difference", "trend") and documents.keys() >= set(claim.sets()):
             asked = set().union(*(documents[item] for item in claim.sets()))
             comparison = f"claim {name}: the claims ({len(claims):,})"
             warnings.append(_too_few(comparison, len(asked), len(claims)))
