@@ -18,6 +18,7 @@ from in_process import InProcess
 from study_samples import make_report
 from transformers import AutoTokenizer
 
+from kinject.errors import InputError
 from kinject.executors import Outcome
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary
@@ -231,6 +232,15 @@ def test_choices_are_made_on_questions_that_are_not_reported_and_before_those_ar
         json.loads((folder / "study/choices.json").read_text("utf-8"))["choices"][0]["chosen"]
         == rate.chosen
     )
+
+
+@pytest.mark.parametrize(("fraction", "part"), [(0.05, "validation"), (0.995, "test")])
+def test_a_fraction_that_leaves_no_question_names_the_part_without_any(
+    tmp_path: Path, tiny_model: Path, fraction: float, part: str
+) -> None:
+    path = write_study(tmp_path, tiny_model, validation={"new": fraction})
+    with pytest.raises(InputError, match=f"no {part} question of new: {fraction} leaves none"):
+        open_study(read_recipe(path, (), "study"))
 
 
 def test_no_passages_are_chosen_for_a_set_that_is_asked_without(

@@ -327,7 +327,7 @@ def _split_set(
     if item.validation:
         validation = {**entry, "path": item.validation}
     chosen, test = [], []
-    if choosing:
+    if choosing or fraction is not None:
         for question in _read(item, item.path):
             if _document(question) in choosing:
                 chosen.append(question)
