@@ -155,3 +155,19 @@ def test_a_job_is_written_before_its_inputs_exist_and_names_them(
     recipe.write_text(f"run_dir: run\n{RECIPES[verb]}\nfoo: 1\n")
     assert main([*words, "--job", "slurm"]) == 2
     assert "foo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--jobs", "slrm:4"], "--jobs: found slrm:4, allowed"),
+        (["--jobs", "slurm", "--slurm", "training.mem=9G"], "--slurm: found 'training.mem=9G'"),
+    ],
+)
+def test_a_word_that_a_study_refuses_is_refused_before_its_job_is_queued(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", "study.yaml", "--job", "slurm", *words]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""

@@ -141,6 +141,11 @@ def _is_complete(report: Report) -> bool:
 def _study(arguments: argparse.Namespace) -> Outcome:
     if arguments.gpu is not None and not arguments.dry_run:
         raise InputError("--gpu: it plans the hours for a card. Add --dry-run, or leave it out.")
+    from kinject.study.slurm import executor_of, options_of
+
+    # Before the recipe, and for a job before it is in the queue: a word that is not allowed ends
+    # this command.
+    options = options_of(arguments.jobs, arguments.slurm)
     if arguments.job is not None:
         flags = []
         if arguments.jobs is not None:
@@ -148,12 +153,9 @@ def _study(arguments: argparse.Namespace) -> Outcome:
         for words in arguments.slurm:
             flags += ["--slurm", words]
         return print_job(arguments, "study", *flags)
-    from kinject.study.slurm import executor_of, options_of
-
     if arguments.dry_run:
         from kinject.study.run import render_plan
 
-        options = options_of(arguments.jobs, arguments.slurm)
         text = render_plan(recipe_of(arguments, "study"), arguments.gpu, options)
         show(text)
         return {"text": text}, 0
