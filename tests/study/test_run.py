@@ -28,7 +28,15 @@ from kinject.results import Cost, Report
 from kinject.study.analysis import make_prices
 from kinject.study.arms import Arm
 from kinject.study.records import AskSetting
-from kinject.study.run import _choose_k, _is_at_end, _plan_arms, _run_phases, render_plan, run_study
+from kinject.study.run import (
+    _choose_k,
+    _is_at_end,
+    _notes,
+    _plan_arms,
+    _run_phases,
+    render_plan,
+    run_study,
+)
 from kinject.study.scheduler import open_study
 from kinject.study.stages import Stage
 from kinject.terminal import format_count
@@ -241,6 +249,16 @@ def test_a_fraction_that_leaves_no_question_names_the_part_without_any(
     path = write_study(tmp_path, tiny_model, validation={"new": fraction})
     with pytest.raises(InputError, match=f"no {part} question of new: {fraction} leaves none"):
         open_study(read_recipe(path, (), "study"))
+
+
+def test_the_report_says_how_many_questions_chose_whichever_set_took_their_documents(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    path = write_study(tmp_path, tiny_model, validation={"new": 0.5, "known": 0.6})
+    notes = _notes(open_study(read_recipe(path, (), "study")))
+    # By the hashes of their ids one document of eight lies below 0.5, and two between 0.5 and 0.6.
+    for name in ("new", "known"):
+        assert f"{name}: 3 of 8 questions were used for choices and are not reported" in notes
 
 
 def test_no_passages_are_chosen_for_a_set_that_is_asked_without(

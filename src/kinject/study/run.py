@@ -563,9 +563,10 @@ def _notes(study: Study) -> list[str]:
         varied,
     ]
     notes += [
-        f"{name}: the questions on {fraction:.0%} of the documents were used for choices and "
-        "are not reported"
-        for name, fraction in (section.validation or {}).items()
+        f"{item.name}: {item.n_chosen:,} of {format_count(item.n_questions, 'question')} were used "
+        "for choices and are not reported"
+        for item in study.question_sets
+        if item.n_chosen
     ]
     notes += [
         f"{item.name}: {format_count(item.n_left_out, 'question')} left out, "

@@ -184,6 +184,10 @@ class SplitQuestions:
     validation: dict[str, Any] | None
     n_left_out: int = 0
     """The questions that are in neither, because other sets choose on their documents."""
+    n_chosen: int = 0
+    """Of a set in study.validation, the validation questions of its `n_questions`: more than its
+    fraction, where another set chooses with more of the documents."""
+    n_questions: int = 0
 
     @property
     def chooses_k(self) -> bool:
@@ -356,6 +360,8 @@ def _split_set(
         item.role,
         write("test", test, why),
         write("validation", chosen, why),
+        n_chosen=len(chosen),
+        n_questions=len(chosen) + len(test),
     )
 
 
