@@ -263,6 +263,8 @@ STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
      "study.arms.a.overrides.adapter", "study.tune.r chooses adapter.r for this arm. Remove one of them."),
     ({"arms": {"a": {}, "b": {}}, "tune": {"r": {**GRID, "arms": ["a"]}, "s": {**GRID, "arm": "b"}}}, {},
      "study.tune.s", "r chooses trainer.warmup_steps for a, too. Give each its arms."),
+    ({"arms": {"a": {"match": {"tokens": "b"}}, "b": {}}, **CURVE}, {}, "study.sweeps.steps.key",
+     "trainer.max_steps has no effect on a, which is matched"),
     ({"claims": {"c": {**CLAIM, "arm": "a+rga"}}}, {}, "study.claims.c.arm", "found 'rga'. Did you mean rag?"),
     ({"retrievals": {"rag": {"kind": "oracle"}}}, {}, "study.retrievals.rag", "taken for another arm"),
     ({"retrievals": {"more": {"k": [5]}}}, {}, "study.retrievals.more.k", "the numbers of passages of its eval recipe"),

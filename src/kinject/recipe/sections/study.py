@@ -305,6 +305,7 @@ def study_problems(study: StudySection, shared: Shared) -> Iterator[Problem]:
     yield from _override_problems(study, shared)
     yield from _untuned_sets(study, shared)
     yield from _tuned_twice(study)
+    yield from _varied_lengths(study)
     for name, claim in (study.claims or {}).items():
         yield from _claim_problems(claim, ("study", "claims", name), shared)
 
@@ -503,6 +504,25 @@ def _tuned_twice(study: StudySection) -> Iterator[Problem]:
             if first != name:
                 message = f"{first} chooses {tune.key} for {arm_name}, too."
                 yield Problem(("study", "tune", name), f"{message} Give each its arms.")
+
+
+_LENGTHS = ("trainer.max_steps", "trainer.num_train_epochs")
+"""Keys that an arm with `match` has of another arm."""
+
+
+def _varied_lengths(study: StudySection) -> Iterator[Problem]:
+    """Yield the sweeps and tunings of a length that their arm takes from another one."""
+    sweeps, tunings = study.sweeps or {}, study.tune or {}
+    varied = [
+        (("study", "sweeps", name, "key"), item.key, item.arm) for name, item in sweeps.items()
+    ]
+    varied += [
+        (("study", "tune", name, "key"), item.key, item.arm) for name, item in tunings.items()
+    ]
+    for key_path, key, arm in varied:
+        if key in _LENGTHS and arm in study.arms and study.arms[arm].match:
+            message = f"{key} has no effect on {arm}, which is matched to another arm."
+            yield Problem(key_path, f"{message} Vary an arm without match.")
 
 
 def _claim_problems(claim: ClaimSection, key: KeyPath, shared: Shared) -> Iterator[Problem]:
