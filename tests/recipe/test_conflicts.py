@@ -265,6 +265,8 @@ STUDY: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
      "study.tune.s", "r chooses trainer.warmup_steps for a, too. Give each its arms."),
     ({"arms": {"a": {"match": {"tokens": "b"}}, "b": {}}, **CURVE}, {}, "study.sweeps.steps.key",
      "trainer.max_steps has no effect on a, which is matched"),
+    ({"seeds": [4, 2, 4]}, {}, "study.seeds", "found 4, 2, 4: a seed is there twice."),
+    ({"sweeps": {"steps": {**CURVE["sweeps"]["steps"], "seeds": [7, 7]}}}, {}, "study.sweeps.steps.seeds", "found 7, 7"),
     ({"claims": {"c": {**CLAIM, "arm": "a+rga"}}}, {}, "study.claims.c.arm", "found 'rga'. Did you mean rag?"),
     ({"retrievals": {"rag": {"kind": "oracle"}}}, {}, "study.retrievals.rag", "taken for another arm"),
     ({"retrievals": {"more": {"k": [5]}}}, {}, "study.retrievals.more.k", "the numbers of passages of its eval recipe"),

@@ -304,6 +304,7 @@ def study_problems(study: StudySection, shared: Shared) -> Iterator[Problem]:
     yield from _model_problems(study)
     yield from _override_problems(study, shared)
     yield from _untuned_sets(study, shared)
+    yield from _repeated_seeds(study)
     yield from _tuned_twice(study)
     yield from _varied_lengths(study)
     for name, claim in (study.claims or {}).items():
@@ -483,6 +484,20 @@ def _untuned_sets(study: StudySection, shared: Shared) -> Iterator[Problem]:
                 message = f"{question_set!r} has no validation questions."
                 fix = "Name a set in study.validation, or its validation file in eval."
                 yield Problem(("study", "tune", name, "question_sets"), f"{message} {fix}")
+
+
+def _repeated_seeds(study: StudySection) -> Iterator[Problem]:
+    """Yield the seeds that are there twice: one training would count as two."""
+    lists: list[tuple[KeyPath, tuple[int, ...]]] = [(("study", "seeds"), study.seeds)]
+    lists += [
+        (("study", "arms", name, "seeds"), arm.seeds or ()) for name, arm in study.arms.items()
+    ]
+    for name, sweep in (study.sweeps or {}).items():
+        lists.append((("study", "sweeps", name, "seeds"), sweep.seeds or ()))
+    for key, seeds in lists:
+        if len(set(seeds)) < len(seeds):
+            shown = ", ".join(map(str, seeds))
+            yield Problem(key, f"found {shown}: a seed is there twice. Name each once.")
 
 
 def _tuned_twice(study: StudySection) -> Iterator[Problem]:
