@@ -36,12 +36,28 @@ from kinject.language.values import read_values
         ("zh", "三百二十人，4.5万吨，二〇二一年，百分之七十", {"320", "45000", "2021", "70"}),
         ("ja", "五人の職人、3割2分、14時30分", {"5", "32", "14:30"}),
         ("ru", "двадцать пять рублей, 3 млн тонн", {"25", "3000000"}),
+        ("en", "7 crore; two lakh fifty; ₹1,25,000", {"70000000", "200050", "125000"}),
+        ("en", "1.4 lakh crore rupees, 6 thousand million", {"1400000000000", "6000000000"}),
+        (
+            "en",
+            "$8b, £2tn, EUR 9m, Rs.30 cr",
+            {"8000000000", "2000000000000", "9000000", "300000000"},
+        ),
+        ("fr", "7 MdEUR, 3 Mds d'euros, 41 MEUR", {"7000000000", "3000000000", "41000000"}),
+        ("de", "320 Tsd. Euro, 18 TEUR", {"320000", "18000"}),
+        ("es", "3 mil millones de euros", {"3000000000"}),
     ],
 )
 def test_numbers_are_read_as_the_language_writes_them(
     code: str, text: str, numbers: set[str]
 ) -> None:
     assert read_values(text, code).numbers.keys() >= numbers
+
+
+@pytest.mark.parametrize("text", ["a wall of 9 m", "a load of 7 t", "Nashville, TN, at 6 b"])
+def test_a_letter_without_a_currency_is_no_million(text: str) -> None:
+    (number,) = read_values(text).numbers
+    assert len(number) == 1
 
 
 @pytest.mark.parametrize(

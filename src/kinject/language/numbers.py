@@ -11,7 +11,7 @@ from kinject.language.amounts import Day, Group, Number
 from kinject.language.moments import TAKEN, Reader
 from kinject.language.spelling import CURRENCY, MINUS, WIDE
 from kinject.language.units import any_of, money_marks, unit_at, with_divisor
-from kinject.language.values import grammar_of
+from kinject.language.values import NEVER, grammar_of
 
 LETTER = rf"[^\W{WIDE}]"
 _MINUS_WORD = rf"(?<!{LETTER})(?P<minus_word>minus|negative|moins|menos|meno|минус)\s+"
@@ -49,6 +49,11 @@ _DECADE_AFTER = re.compile(r"'?s\b")
 _PREPOSITION = re.compile(r"\s(?:of |de |di |d')")
 _SCALES = {"k": 10**3, "mn": 10**6, "lakh": 10**5, "crore": 10**7, "dozen": 12}
 _MONEY_SCALES = {"m": 10**6, "b": 10**9, "tn": 10**12}
+# 5 MdEUR; a T is a thousand in German.
+_BEFORE_MONEY = {"t": 10**3, "k": 10**3, "m": 10**6, "md": 10**9}
+_SCALE_BEFORE_MONEY = re.compile(
+    rf"\s?(?P<scale>{any_of(_BEFORE_MONEY)})(?=\s?[{CURRENCY}]|\s?(?:eur|usd|gbp|chf)\b)"
+)
 
 
 @lru_cache(maxsize=128)
@@ -56,6 +61,12 @@ def _scale_pattern(code: str) -> re.Pattern[str]:
     scales = {*grammar_of(code).language.digit_scales, *_SCALES, *_MONEY_SCALES}
     spellings = "|".join(sorted(map(re.escape, scales), key=len, reverse=True))
     return re.compile(rf"(?:\s?|\s+an?\s+)(?P<scale>{spellings})\b(?:\.(?=\s))?")
+
+
+@lru_cache(maxsize=128)
+def _second_scale_pattern(code: str) -> re.Pattern[str]:
+    words = grammar_of(code).language.scale_words
+    return re.compile(rf"\s(?P<scale>{any_of(words) or NEVER})\b")
 
 
 @lru_cache(maxsize=128)
@@ -216,11 +227,14 @@ def is_scale_at(reader: Reader, start: int) -> bool:
 def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     """Return a number times the million or the dozen behind it, and where that ends."""
     language = reader.grammar.language
-    match = _scale_pattern(language.code).match(reader.rest, end)
+    before_money = _SCALE_BEFORE_MONEY.match(reader.rest, end)
+    match = before_money or _scale_pattern(language.code).match(reader.rest, end)
     if match is None or not (number.digits or match["scale"] == "dozen"):
         return end, number
     scale = match["scale"]
     factor = language.digit_scales.get(scale) or _SCALES.get(scale)
+    if before_money:
+        factor = _BEFORE_MONEY[scale]
     if factor is None:
         # 5 m is a length, 5M and $5m are millions
         is_capital = match[0][0] == scale and reader.folded[match.start("scale")].isupper()
@@ -232,6 +246,11 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
         # With its scale it is no version: 1.0 million is a million.
         number = replace(number, digits=f"{number.digits} {scale}")
     end = match.end()
+    # Of "3 lakh crore" both are factors.
+    second = _second_scale_pattern(language.code).match(reader.rest, end)
+    if second:
+        end = second.end()
+        number = replace(number, value=number.value * language.scale_words[second["scale"]])
     preposition = _PREPOSITION.match(reader.rest, end)
     if preposition and reader.grammar.unit_spelled_after(reader.rest, preposition.end(), True)[0]:
         end = preposition.end()

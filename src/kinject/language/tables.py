@@ -176,7 +176,9 @@ class Language:
                         match = _SCALE.fullmatch(pattern.pattern.replace("'", ""))
                         if match:
                             scales[match["word"].lower()] = int(factor)
-        return scales | self.scale_words
+        # Alone these are no numbers, as TN is a state.
+        own = {word: int(value) for value, word in self._pairs("digit_scales")}
+        return scales | own | self.scale_words
 
     @cached_property
     def month_names(self) -> dict[str, int]:

@@ -15,9 +15,16 @@ MAX_COUNT = 12
 """A writer may count the things of a passage up to this number."""
 _SIGNS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "￥": "yen"}
 """Sign before a number -> unit."""
-_MILLION = re.compile(r"\s?m\b")
-_MILLION_OF = re.compile(r"\s?m(?=\s?[$€£¥₹￥])")
-"""The m of a million beside the sign of a currency, $74m or 74 M€; elsewhere it is a metre."""
+_CODES = {"eur": "euro", "usd": "dollar", "gbp": "sterling", "jpy": "yen", "inr": "rupee"}
+_CODES |= {"rs": "rupee", "rs.": "rupee"}
+"""Code before a number, with a space between them -> unit."""
+_CODE_BEFORE = re.compile(rf"\b(?P<code>{'|'.join(map(re.escape, _CODES))})\s?\Z")
+_SCALES_OF_MONEY = {"k": 10**3, "m": 10**6, "b": 10**9, "tn": 10**12, "t": 10**12}
+_SCALE_OF_MONEY = re.compile(r"\s?(?P<scale>tn|[kmbt])\b")
+"""What follows $74 in $74m; without a currency an m is a metre."""
+_SCALES_BEFORE_MONEY = {"t": 10**3, "k": 10**3, "m": 10**6, "md": 10**9}
+_SCALE_BEFORE_MONEY = re.compile(r"\s?(?P<scale>md|[tkm])(?=\s?[$€£¥₹￥]|\s?(?:eur|usd|gbp|chf)\b)")
+"""The M of 74 M€, the Md of 5 MdEUR; the T of 5 TEUR is German for a thousand."""
 _WORD = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
 # 1914–18 stands for 1914–1918.
@@ -74,7 +81,9 @@ _COUNTERS = frozenset(
 """The words between a number and its unit in Chinese and Japanese."""
 _WIDE_LETTERS = "\u0590-\u06ff\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
 _WIDE_LETTER = re.compile(f"[{_WIDE_LETTERS}]")
-_ENGLISH_AND = re.compile(r"(?<!hundred)(?<!thousand)(?<!million)(?<!billion)\s+and\s+")
+_ENGLISH_AND = re.compile(
+    r"(?<!hundred)(?<!thousand)(?<!million)(?<!billion)(?<!lakh)(?<!crore)\s+and\s+"
+)
 
 
 @dataclass(slots=True)
@@ -109,13 +118,13 @@ class Values:
             self.months.add(month)
 
 
-_NEVER = r"\Z."
+NEVER = r"\Z."
 """A pattern without a match."""
 
 
 def _any_of(words: Iterable[str]) -> str:
     """Return the pattern of any of `words`, a long one before one that it begins with."""
-    return "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or _NEVER
+    return "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or NEVER
 
 
 def _unit_pattern(language: Language) -> re.Pattern[str]:
@@ -131,15 +140,20 @@ def _digits_pattern(language: Language) -> re.Pattern[str]:
     group, mark, decimal = r",\u00a0\u202f'’٬", ".", "."
     if language.decimal_sign == ",":
         group, mark, decimal = r".\u00a0\u202f ٬'’", ",", ".,"
-    decade = _NEVER
+    decade = NEVER
     if language.code == "en":
         decade = r"s\b"
-    scales = _any_of(language.digit_scales)
+    # India parts its lakhs: 5,00,000.
+    in_lakhs = NEVER
+    if language.decimal_sign == ".":
+        in_lakhs = r"\d{1,2}(?:,\d\d)+,\d{3}(?:\.\d+)?(?!\d)"
+    scales, words = _any_of(language.digit_scales), _any_of(language.scale_words)
     return re.compile(
-        rf"(?P<digits>\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)"
+        rf"(?P<digits>\d{{1,3}}(?:[{group}]\d{{3}})+(?:[{mark}٫]\d+)?(?!\d)|{in_lakhs}"
         rf"|\d+(?:[{decimal}٫]\d+)?)(?P<decade>{decade})?"
-        rf"(?P<ordinal>{language.ordinal or _NEVER})?"
-        rf"(?:\s?(?P<scale>{scales}|k)\b(?:\.(?=\s))?)?"
+        rf"(?P<ordinal>{language.ordinal or NEVER})?"
+        # Of two, as in "3 lakh crore", both are factors.
+        rf"(?:\s?(?P<scale>{scales}|k)\b(?:\s(?P<second_scale>{words})\b)?(?:\.(?=\s))?)?"
     )
 
 
@@ -152,7 +166,7 @@ class Grammar:
         self._unit = _unit_pattern(language)
         self.number = _digits_pattern(language)
         words = [*language.number_words, *language.scale_words]
-        joins = "|".join(sorted(language.joins)) or _NEVER
+        joins = "|".join(sorted(language.joins)) or NEVER
         any_word = _any_of(words)
         self._numbers = frozenset(words)
         self._word = re.compile(any_word)
@@ -168,7 +182,7 @@ class Grammar:
         )
         self.day_before = re.compile(rf"\b{days}\s*(?:of\s+|de\s+|del\s+|d[’'])?\Z", re.IGNORECASE)
         # "March 3" is English order; "mars 3" is not French.
-        after = _NEVER
+        after = NEVER
         if language.code == "en":
             after = rf"\.?\s+(?:the\s+)?{days}(?!\d|:\d|\.\d|,\d{{3}})"
         self.day_after = re.compile(after, re.IGNORECASE)
@@ -313,28 +327,47 @@ def _add_digits(lower: str, grammar: Grammar, values: Values) -> set[int]:
     for run in _DIGITS.finditer(lower):
         start = run.start()
         before = lower[start - 1 : start] or " "
-        if start < end or before in "._" or (before.isalnum() and not _WIDE_LETTER.match(before)):
+        currency = _currency_before(lower, start)
+        is_behind_point = before in "._" and not currency  # Rs.500
+        in_word = before.isalnum() and not _WIDE_LETTER.match(before)
+        if start < end or is_behind_point or in_word:
             continue
         match = grammar.number.match(lower, start)
         if match is None:
             continue
         end = match.end()
-        ends.add(end)
         if match["scale"]:
-            ends.remove(end)
-            ends.add(match.end("scale"))
-        sign = before
-        if before == " ":  # a currency may stand apart: € 5
-            sign = lower[max(0, start - 2) : start - 1]
+            ends.add(max(match.end("scale"), match.end("second_scale")))
+        else:
+            ends.add(end)
         number = _decimal(match, grammar)
-        million = _MILLION_OF.match(lower, end)
-        if sign in _SIGNS:
-            million = million or _MILLION.match(lower, end)
-        if million and not number.endswith("s"):
-            number, end = _format(Decimal(number) * 10**6), million.end()
-        unit = _SIGNS.get(sign) or grammar.unit_after(lower, end, in_digits=True)
+        if not match["scale"] and not match["decade"]:
+            factor, end = _scale_of_money(lower, end, currency)
+            number = _format(Decimal(number) * factor)
+        unit = currency or grammar.unit_after(lower, end, in_digits=True)
         values.add(number, unit)
     return ends
+
+
+def _currency_before(lower: str, start: int) -> str:
+    """Return the currency before a number, "" without one; it may stand apart: € 5, EUR 5."""
+    before = lower[max(0, start - 5) : start]
+    code = _CODE_BEFORE.search(before)
+    if code:
+        return _CODES[code["code"]]
+    return _SIGNS.get(before.removesuffix(" ")[-1:], "")
+
+
+def _scale_of_money(lower: str, end: int, currency: str) -> tuple[int, int]:
+    """Return the factor of a letter behind a number of a currency, which may follow it, and where
+    that letter ends; (1, `end`) without one."""
+    scale = _SCALE_BEFORE_MONEY.match(lower, end)
+    if scale:
+        return _SCALES_BEFORE_MONEY[scale["scale"]], scale.end()
+    scale = _SCALE_OF_MONEY.match(lower, end)
+    if scale and currency:
+        return _SCALES_OF_MONEY[scale["scale"]], scale.end()
+    return 1, end
 
 
 def _add_words(lower: str, digit_ends: set[int], grammar: Grammar, values: Values) -> None:
@@ -496,10 +529,8 @@ def _decimal(match: re.Match[str], grammar: Grammar) -> str:
         digits = re.sub(r"[\u00a0\u202f ٬'’]", "", digits).replace("٫", ".").replace(",", ".")
         digits = digits.replace(".", "", digits.count(".") - 1)
     value = Decimal(digits)
-    if match["scale"] == "k":
-        value *= 1000
-    elif match["scale"]:
-        value *= grammar.language.digit_scales[match["scale"]]
+    for scale in filter(None, match.group("scale", "second_scale")):
+        value *= grammar.language.digit_scales.get(scale, 1000)  # a k
     text = _format(value)
     if match["decade"]:
         text += "s"
@@ -541,4 +572,4 @@ def _is_in(word: str, tables: Iterable[Container[str]]) -> bool:
 _NO_VALUE = re.compile(r"[^\d\s,.%年月日号號零〇一二三四五六七八九十百千万萬亿億兆两兩個个人名]")
 _BESIDE_DATES = frozenset(
     ("of", "the", "st", "nd", "rd", "th", "de", "le", "el", "den", "der", "del", "du", "il")
-).union(("am", "au"))
+).union(("am", "au", "d", "di"))

@@ -53,6 +53,7 @@ def _found(source: str, text: str, title: str = "") -> tuple[str, str]:
         ("From 6.5 million up to 9 million live there.", "Between 6.5 and 9 million live there."),
         ("Sales (€m): 18.", "It sold for 18 million euros."),
         ("It cost $31m.", "It cost 31 million dollars."),
+        ("The dam cost ₹8 crore.", "For the dam they paid 80 million rupees."),
         ("Elle vend pour 31 millions d'euros.", "Elle vend pour 31 M€."),
         ("1,347 guests came.", "1.347 guests came."),  # the point of another language
         ("She wrote in the 18th century.", "She wrote in the 1700s."),
