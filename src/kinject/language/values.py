@@ -25,6 +25,8 @@ _SCALE_OF_MONEY = re.compile(r"\s?(?P<scale>tn|[kmbt])\b")
 _SCALES_BEFORE_MONEY = {"t": 10**3, "k": 10**3, "m": 10**6, "md": 10**9}
 _SCALE_BEFORE_MONEY = re.compile(r"\s?(?P<scale>md|[tkm])(?=\s?[$€£¥₹￥]|\s?(?:eur|usd|gbp|chf)\b)")
 """The M of 74 M€, the Md of 5 MdEUR; the T of 5 TEUR is German for a thousand."""
+_PREPOSITION = re.compile(r"\s(?:of\s|de\s|di\s|d['’])")
+"""Between a million and its unit."""
 _WORD = re.compile(r"[^\W\d_]+")
 _DIGITS = re.compile(r"\d+")
 # 1914–18 stands for 1914–1918.
@@ -345,6 +347,8 @@ def _add_digits(lower: str, grammar: Grammar, values: Values) -> set[int]:
             factor, end = _scale_of_money(lower, end, currency)
             number = _format(Decimal(number) * factor)
         unit = currency or grammar.unit_after(lower, end, in_digits=True)
+        if match["scale"] and not unit:
+            unit = _unit_of_scale(lower, end, grammar)
         values.add(number, unit)
     return ends
 
@@ -370,6 +374,14 @@ def _scale_of_money(lower: str, end: int, currency: str) -> tuple[int, int]:
     return 1, end
 
 
+def _unit_of_scale(lower: str, end: int, grammar: Grammar) -> str:
+    """Return the unit that a preposition joins to a million: 5 millions d'euros."""
+    preposition = _PREPOSITION.match(lower, end)
+    if preposition is None:
+        return ""
+    return grammar.unit_after(lower, preposition.end(), in_digits=False)
+
+
 def _add_words(lower: str, digit_ends: set[int], grammar: Grammar, values: Values) -> None:
     """Add the numbers in words. Words that end where a number in digits ends belong to it: 5
     million."""
@@ -380,6 +392,8 @@ def _add_words(lower: str, digit_ends: set[int], grammar: Grammar, values: Value
         words = match[0]
         *earlier, last = grammar.parse_words(words)
         last_unit = grammar.unit_after(lower, match.end(), in_digits=False)
+        if not last_unit and words.split()[-1] in language.scale_words:
+            last_unit = _unit_of_scale(lower, match.end(), grammar)
         for value in (*earlier, last):
             unit = last_unit if value == last else ""
             certain = _is_certain(value, unit, is_ambiguous=words in language.ambiguous)

@@ -93,6 +93,10 @@ def test_the_same_facts_in_another_form_are_no_addition(source: str, text: str) 
         ("Elle vit à Lyon.", "Elle vit à Marseille.", "name", "Marseille is not in the source"),
         ("他在柏林工作了很多年。", "他在巴黎工作了很多年。", "name", "巴黎 is not in the source"),
         ("彼は東京に住む。", "彼はスペインに住む。", "name", "スペイン is not in the source"),
+        ("Elle coûte 31 millions d'euros.", "Son prix est de 31 millions de dollars.",
+         "unit", "31000000 dollar: the source has 31000000 with euro"),
+        ("Cuesta seis mil millones de euros.", "Su precio es de seis mil millones de dólares.",
+         "unit", "6000000000 dollar: the source has 6000000000 with euro"),
         ("Он жил в Москве.", "Он жил в Лондоне.", "name", "Лондоне is not in the source"),
     ],
 )  # fmt: skip
