@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -651,6 +652,17 @@ def test_the_delimiter_of_a_table_is_found(delimiter: str) -> None:
 )  # fmt: skip
 def test_no_row_of_a_table_is_left_out_and_prose_is_a_text(data: str, expected: str) -> None:
     assert only("a.csv", data.encode()).text == expected
+
+
+def test_quotes_behind_a_backslash_are_read_as_the_writer_meant_them() -> None:
+    texts = ['The "Dove", a brig,\nran "aground".', '"No," he said', "A folder, C:\\tar\\", "Plain"]
+    file = io.StringIO()
+    writer = csv.writer(file, escapechar="\\", doublequote=False, quoting=csv.QUOTE_ALL)
+    writer.writerows([["text", "id"], *([text, str(n)] for n, text in enumerate(texts))])
+    # Of a path the writer doubles the backslashes, which many others do not.
+    written = file.getvalue().replace("\\\\", "\\")
+    documents = [document for _, document in read("a.csv", written.encode())]
+    assert [item.text for item in documents if isinstance(item, Document)] == texts
 
 
 def test_rows_of_texts_are_filled_up_and_keep_their_commas() -> None:

@@ -313,16 +313,37 @@ def _records(lines: list[str], delimiter: str) -> Iterator[tuple[int, list[str]]
     csv.field_size_limit(LONGEST_LINE)
     index = 0
     width = 0
+    doubled: list[str] = []
     while index < len(lines):
-        cells, n_lines = _record(lines, index, delimiter, width)
+        record = _record(lines, index, delimiter, width)
+        if record is None:
+            # Spark and MySQL write \" in a cell, where RFC 4180 has two quotes.
+            doubled = doubled or [_ESCAPED_QUOTE.sub(_as_doubled, line) for line in lines]
+            record = _record(doubled, index, delimiter, width)
+        if record is None:
+            record = [_unquoted(cell) for cell in lines[index].split(delimiter)], 1
+        cells, n_lines = record
         if any(cells):
             width = width or len(cells)
             yield index + 1, cells
         index += n_lines
 
 
-def _record(lines: list[str], start: int, delimiter: str, width: int) -> tuple[list[str], int]:
-    """Return the cells of the row that begins with a line, and how many lines it has."""
+_ESCAPED_QUOTE = re.compile(r'(\\+)"')
+
+
+def _as_doubled(escaped: re.Match[str]) -> str:
+    """Return a quote behind backslashes in the form of RFC 4180; of two backslashes the first
+    escapes the second."""
+    n_backslashes, is_quote = divmod(len(escaped[1]), 2)
+    return "\\" * n_backslashes + '"' * (1 + is_quote)
+
+
+def _record(
+    lines: list[str], start: int, delimiter: str, width: int
+) -> tuple[list[str], int] | None:
+    """Return the cells of the row that begins with a line, and how many lines it has; None if its
+    quotes are not as in RFC 4180."""
     line = lines[start]
     if '"' not in line:
         return line.split(delimiter), 1
@@ -339,7 +360,7 @@ def _record(lines: list[str], start: int, delimiter: str, width: int) -> tuple[l
     # A table with tabs need not quote at all: there a quote may be an inch.
     if cells is not None and n_quotes % 2 == 0 and (delimiter != "\t" or len(cells) == width):
         return cells, end - start
-    return [_unquoted(cell) for cell in line.split(delimiter)], 1
+    return None
 
 
 def _quoted_cells(record: str, delimiter: str) -> list[str] | None:
