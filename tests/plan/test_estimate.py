@@ -366,6 +366,14 @@ def test_a_device_that_only_4_bits_fit_gets_an_adapter_with_them() -> None:
     assert changes[-1].overrides[-1] == "model.quantization=4bit"
 
 
+def test_a_base_in_16_bits_is_tried_beside_an_adapter_before_4_bits() -> None:
+    step = _step(model=WIDE, batch=1, block=8, adapter=LORA, mixed=torch.float16)
+    half = replace(step, dtype=torch.float16)
+    way, changes = choose(step, _gpus(1.06 * estimate(half, read_shapes(half)).peak))
+    assert way.name == "one device"
+    assert [change.overrides for change in changes] == [("model.dtype=float16",)]
+
+
 def test_a_layer_that_does_not_fit_is_named_with_its_size() -> None:
     way, _ = choose(_step(model=WIDE), _gpus(2**20, 8))
     assert way.name == "none"

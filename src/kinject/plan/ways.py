@@ -477,6 +477,10 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
     # A base that does not train needs no float32.
     lora: dict[str, Any] = {"dtype": half, "rounding": False}
     words = (f"model.dtype={str(half).removeprefix('torch.')}",)
+    has_wide_base = step.dtype == torch.float32 and step.quantization == "none"
+    if step.adapter is not None and has_wide_base:
+        cost = "base weights, which do not train, in 16 bits"
+        yield Change(words, cost, {"dtype": half})
     if step.rounding:
         words += ("techniques.stochastic_rounding=false",)
     if is_full:
