@@ -473,10 +473,14 @@ def _possible_changes(step: Step, devices: Devices) -> Iterator[Change]:
         words = ("model.dtype=bfloat16", "techniques.stochastic_rounding=true", *off)
         fields = {"dtype": torch.bfloat16, "rounding": True, "projected": False, "muon": False}
         yield Change(words, cost, fields)
+    yield from _changes_of_base(step, is_full=is_full)
+
+
+def _changes_of_base(step: Step, *, is_full: bool) -> Iterator[Change]:
+    """Yield the changes after which only an adapter trains, so that the base needs no float32."""
     half = step.mixed or torch.bfloat16
-    # A base that does not train needs no float32.
     lora: dict[str, Any] = {"dtype": half, "rounding": False}
-    words = (f"model.dtype={str(half).removeprefix('torch.')}",)
+    words: tuple[str, ...] = (f"model.dtype={str(half).removeprefix('torch.')}",)
     has_wide_base = step.dtype == torch.float32 and step.quantization == "none"
     if step.adapter is not None and has_wide_base:
         cost = "base weights, which do not train, in 16 bits"
