@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.stats
 
 from kinject.results import MARGIN
 from kinject.stats.intervals import difference_estimate
@@ -64,6 +67,22 @@ def test_a_larger_family_and_fewer_questions_tell_less() -> None:
         Design(128, 4, 2, 2, 1),
     ):
         assert detectable(other, Spread()) > smallest
+
+
+def test_arms_that_are_trained_as_often_inform_one_variance_between_seeds() -> None:
+    design = Design(128, 12, 3, 2, 1)
+    spread = Spread(0.4, 0.1, 0.0004)
+    # Pencil and paper: two trained arms of three seeds differ by 2 points.
+    documents, seeds = 0.4 * (1 + 11 * 0.1) / (128 * 12), 0.0004 / 3
+    for n_alike, df in ((1, 2), (2, 2), (3, 6), (8, 16)):
+        # Cochran and Cox: the quantile of the sum is the weighted mean of the parts' own.
+        of_parts = scipy.stats.t.isf(0.025, [127, df])
+        quantile = np.average(of_parts, weights=[documents, seeds])
+        effective = scipy.optimize.brentq(
+            lambda x, wanted=quantile: scipy.stats.t.isf(0.025, x) - wanted, 1, 200
+        )
+        expected = (documents + seeds) ** 0.5 * (quantile + scipy.stats.t.isf(0.2, effective))
+        assert detectable(replace(design, n_alike=n_alike), spread) == pytest.approx(expected)
 
 
 def test_with_one_seed_the_difference_is_that_of_these_models_and_falls_with_the_questions() -> (

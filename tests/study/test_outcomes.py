@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -131,12 +132,13 @@ def test_several_question_sets_of_a_claim_count_as_one() -> None:
     )
 
 
-def power_line(seeds: Sequence[int], baseline: str = "base") -> str:
+def power_line(seeds: Sequence[int], baseline: str = "base", n_more: int = 0, n: int = 7) -> str:
     """Return what a claim on the arm ft of `seeds` could tell by two sets, whose questions have equal ids."""
-    numbered = [Question(str(i), f"Question {i}?", ("a", "b"), 0) for i in range(7)]
+    numbered = [Question(str(i), f"Question {i}?", ("a", "b"), 0) for i in range(n)]
     on_one = replace(numbered[0], id="last", document_id="d")
     questions = {"words": numbered, "inferred": [*numbered[:4], on_one, on_one]}
-    of_arm = {"base": (0,), "ft": seeds, "other": range(4)}
+    more = {f"arm {i}": range(4) for i in range(n_more)}
+    of_arm = {"base": (0,), "ft": seeds, "other": range(4), **more}
     arms = [Arm(name, "m", "", "", {}, "", "", None, True, of_arm[name]) for name in of_arm]
     claim = ClaimSection("c", "difference", ("words", "inferred"), "ft", baseline)
     evidence = Evidence(Records(["sum"]), "m", lambda _: ("cloze", 0), {}, {})
@@ -152,6 +154,15 @@ def test_the_power_of_a_claim_has_the_seeds_of_its_arms() -> None:
     assert "12 documents, 2 seeds, " in power_line((5, 6))
     assert "12 documents, 1 seed (so in these models), " in power_line((5,), "other")
     assert "12 documents, 4 seeds, " in power_line(range(6), "other")
+
+
+def test_the_power_of_a_claim_counts_the_arms_whose_seeds_inform_one_variance() -> None:
+    told = [
+        float(re.search(r"difference of ([\d.]+)", power_line(range(4), "other", n_more, 2000))[1])
+        for n_more in (0, 1)
+    ]
+    # Of two arms with four seeds each keeps its own variance: the other has three degrees of freedom.
+    assert told == [5.7, 5.0]
 
 
 def simulate(

@@ -140,7 +140,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 _ROUNDING = 1e-12
 _UNLIKE = 0.05
 """p of the F test below which an arm keeps its own variance."""
-_FEWEST_DF = 4
+FEWEST_DF = 4
 """Degrees of freedom of the others below which an arm keeps its own variance anyway: of two arms
 with three seeds, an F test misses one in four that differ eight times as much."""
 
@@ -286,7 +286,7 @@ def family_variances(variances: Sequence[SeedVariance]) -> list[SeedVariance]:
     while len(order) > 1:
         rest, of = [variances[i] for i in order[:-1]], variances[order[-1]]
         df, mean = _pooled_value(rest)
-        if df < _FEWEST_DF:
+        if df < FEWEST_DF:
             return pooled
         # An unstable arm of 30: 4.8% false by this test, 42.8% with one variance (docs/LOG.md).
         limit = float(fdtri(of.df, df, 1 - _UNLIKE))

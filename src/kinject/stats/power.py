@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kinject.results import ALPHA, FEWEST
-from kinject.stats.intervals import cochran_df, quantile, variance_of
+from kinject.stats.intervals import FEWEST_DF, cochran_df, quantile, variance_of
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.terminal import format_count
 
@@ -44,7 +44,8 @@ class Design:
     """What a comparison has: documents, questions on each (their mean), seeds of each trained arm.
 
     `n_trained` counts the arms that seeds change, 0 to 2; `family` the claims that Holm's
-    correction is made for.
+    correction is made for. `n_alike` arms of the study are trained as often, so that their seeds
+    inform one variance (`family_variances`).
     """
 
     n_documents: float
@@ -52,6 +53,17 @@ class Design:
     n_seeds: int
     n_trained: int
     family: int
+    n_alike: int = 1
+
+    @property
+    def seeds_df(self) -> float:
+        """The degrees of freedom of the variance between seeds."""
+        own = self.n_seeds - 1.0
+        others = own * (self.n_alike - 1)
+        # As `family_variances`: of so few seeds each arm keeps its own variance.
+        if others < FEWEST_DF:
+            return own
+        return own + others
 
 
 def detectable(design: Design, spread: Spread) -> float:
@@ -67,7 +79,7 @@ def detectable(design: Design, spread: Spread) -> float:
         # `seed` is that of a difference of two trained arms; against a base there is half of it.
         of_seeds = design.n_trained / 2 * spread.seed / design.n_seeds
         # As the test has them: few seeds are known badly.
-        df = cochran_df([(variance, df), (of_seeds, design.n_seeds - 1.0)])
+        df = cochran_df([(variance, df), (of_seeds, design.seeds_df)])
         variance += of_seeds
     return _shown(math.sqrt(variance), ALPHA / design.family, df)
 

@@ -4,6 +4,7 @@ and before it runs, what each could tell."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from kinject.stats.intervals import (
 )
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
-from kinject.study.arms import BASE, Arm, value_label
+from kinject.study.arms import BASE, Arm, n_trainings, value_label
 from kinject.study.records import AskSetting, Records, joint_name
 from kinject.study.scheduler import documents_of
 from kinject.terminal import format_count, format_number
@@ -420,16 +421,24 @@ def render_power(
         named = [evidence.arm_name(claim.arm), evidence.arm_name(claim.baseline)]
         bare = [ArmName.parse(arm).arm for arm in named]
         n_trained = sum(name != BASE for name in bare)
-        of_model = [arm for arm in arms if arm.model == evidence.model and arm.trained]
-        seeds = [len(arm.seeds) for arm in of_model if arm.name in bare]
+        trained = [arm for arm in arms if arm.model == evidence.model and arm.trained]
+        compared = [arm for arm in trained if arm.name in bare]
         n_documents = len(set().union(*(documents_of(*item) for item in asked.items())))
         # An arm of fewer seeds than the other decides.
-        fewest = min(seeds, default=n_seeds)
-        design = Design(n_documents, n_questions / n_documents, fewest, n_trained, family)
+        fewest = min((len(arm.seeds) for arm in compared), default=n_seeds)
+        n_alike = _n_alike(compared, trained)
+        design = Design(n_documents, n_questions / n_documents, fewest, n_trained, family, n_alike)
         net = evidence.is_net(named, claim)
         matrices = [evidence.matrix(arm, claim, net=net) for arm in named]
         spread = _spread_of_answers(matrices)
         yield _power_line(name, design, spread, n_questions)
+
+
+def _n_alike(compared: Sequence[Arm], trained: Sequence[Arm]) -> int:
+    """Return how many arms have seeds that inform one variance with those of the compared ones."""
+    with_seeds = [arm for arm in trained if len(arm.seeds) > 1 and not arm.retrieval]
+    counts = Counter(n_trainings(arm, trained) for arm in with_seeds)
+    return min((counts[n_trainings(arm, trained)] for arm in compared), default=1)
 
 
 def _spread_of_answers(matrices: Sequence[CorrectnessMatrix | None]) -> Spread:
