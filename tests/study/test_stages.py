@@ -240,6 +240,7 @@ def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_a
     arms = {
         "vector": {"through": str(instruct)},
         "after": {"after": "vector", "corpus": str(talks)},
+        "less": {"through": str(instruct), "alpha": 0.25},
     }
     path = write_study(tmp_path, tiny_model)
     runs = planned(path, *(f"study.arms.{name}={json.dumps(arm)}" for name, arm in arms.items()))
@@ -249,6 +250,10 @@ def test_an_arm_through_a_base_is_merged_and_one_with_more_training_is_trained_a
     merging = vector.stages[-1].parameters
     assert (merging["add"], merging["minus"]) == (str(tiny_model), str(instruct))
     assert vector.model_dir == f"{vector.stages[-1].folder}/merged"
+    # alpha 0 is the arm's own model: the base that was trained, and the difference of the two.
+    averaging, adding = runs["less", 1].stages[-2:]
+    assert averaging.parameters["base"] == adding.parameters["minus"] == str(instruct)
+    assert adding.parameters["tuned"] == f"{averaging.folder}/alpha-0.25"
     assert after.stages[:-1] == vector.stages
     assert f'model.path="{vector.model_dir}"' in after.stages[-1].overrides
     assert f'corpus.path="{talks}"' in after.stages[-1].overrides

@@ -216,7 +216,8 @@ class Planner:
         stages: list[Stage] = []
         made_by, model_dir = train, train.folder / "model"
         if arm.alpha is not None:
-            merging = {"base": base, "tuned": str(model_dir), "alpha": arm.alpha}
+            # The base that was tuned: with the other one alpha 0 would be no model of the two.
+            merging = {"base": arm.through or base, "tuned": str(model_dir), "alpha": arm.alpha}
             made_by = self._merge_stage(train, made_by, merging)
             stages.append(made_by)
             model_dir = made_by.folder / f"alpha-{exact_number(arm.alpha)}"
