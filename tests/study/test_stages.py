@@ -16,9 +16,10 @@ from kinject.errors import InputError
 from kinject.plan.length import RunLength
 from kinject.recipe import read_recipe
 from kinject.study import planner, stages
-from kinject.study.arms import expand_arms
+from kinject.study.arms import expand_arms, override_arguments
 from kinject.study.claims import declare_claims
 from kinject.study.planner import ArmRun, Planner, input_hashes
+from kinject.study.scheduler import reads_files_of
 from kinject.study.stages import run_stage
 from small import write_training
 
@@ -179,6 +180,19 @@ def test_a_stage_that_another_study_is_running_is_waited_for_and_not_run_again(
     waiting.join(600)
     (result,) = results
     assert done.items() <= result.items()
+
+
+def test_who_reads_a_model_is_known_in_a_folder_of_any_letters() -> None:
+    made = stages.Stage("t", "train", Path("Läufe/学习/t"), "", ())
+    arguments = override_arguments({"eval.models": {"model": "Läufe/学习/t/model"}})
+    asked = stages.Stage("e", "eval", Path("e"), "", tuple(arguments))
+    merged = stages.Stage("m", "merge", Path("m"), "", (), (), {"tuned": "Läufe/学习/t/model"})
+    matched = stages.Stage("n", "train", Path("n"), "", (), (), {"match_steps_of": "Läufe/学习/t"})
+    assert [reads_files_of(stage, made) for stage in (asked, merged, matched)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_seed_that_is_reported_chooses_nothing(tmp_path, tiny_model):

@@ -121,7 +121,12 @@ class StageStatus:
 def reads_files_of(stage: Stage, made: Stage) -> bool:
     """Return whether a stage reads a file of the stage `made`, beyond its manifest."""
     # With the slash: a stage that reads the manifest alone names the folder without it.
-    return f"{made.folder}/" in str((stage.overrides, stage.parameters))
+    folder = f"{made.folder}/"
+    # The values of overrides are JSON, which escapes the letters beyond ASCII.
+    in_json = json.dumps(folder).strip('"')
+    if any(in_json in text for text in stage.overrides):
+        return True
+    return any(folder in str(value) for value in stage.parameters.values())
 
 
 def run_stages(
