@@ -228,6 +228,22 @@ def test_a_claim_that_flips_signs_of_too_few_documents_is_warned_of(
     assert sum(line.startswith("claim c: the claims (1) need") for line in warnings) == n
 
 
+def test_a_set_that_is_asked_without_passages_has_no_comparison_with_them(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    sets = {
+        name: {"path": str(tmp_path / "known.jsonl"), "retrieval": name != "prose"}
+        for name in ("new", "prose", "known")
+    }
+    overrides = {"eval.questions": sets, "eval.retrieval.k": [2]}
+    path = write_study(tmp_path, tiny_model, overrides=overrides)
+    warnings = family_warnings(open_study(read_recipe(path, (), "study")))
+    # Of both with passages six: ft and ft with passages to the base with and without, and each to
+    # itself without.
+    assert len(warnings) == 3
+    assert "prose: the headline comparisons (13) need 10 documents" in warnings[1]
+
+
 def test_a_card_that_is_not_known_is_refused(tmp_path, tiny_model):
     recipe = read_recipe(write_study(tmp_path, tiny_model), (), "study")
     with pytest.raises(InputError, match="--gpu: found 'B300', allowed: H200, H100"):

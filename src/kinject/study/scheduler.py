@@ -195,9 +195,14 @@ class SplitQuestions:
     n_questions: int = 0
 
     @property
+    def gets_passages(self) -> bool:
+        """Whether it is asked with passages as well, if the recipe retrieves."""
+        return QuestionSetSection(**self.test).gets_passages
+
+    @property
     def chooses_k(self) -> bool:
         """Whether it has validation questions that are asked with passages."""
-        return self.validation is not None and QuestionSetSection(**self.validation).gets_passages
+        return self.validation is not None and self.gets_passages
 
 
 @dataclass
@@ -399,7 +404,7 @@ def family_warnings(study: Study) -> list[str]:
     claims = study.recipe.study.claims or {}
     documents = _documents(study)
     # The headline comparisons of all sets are one family (docs/studies.md).
-    family = _headline_comparisons(study) * len(study.question_sets)
+    family = sum(_headline_comparisons(study, item) for item in study.question_sets)
     warnings = [
         _too_few(f"{name}: the headline comparisons ({family:,})", len(of_set), family)
         for name, of_set in documents.items()
@@ -425,10 +430,10 @@ def _too_few(comparison: str, n_documents: int, family: int) -> str:
     )
 
 
-def _headline_comparisons(study: Study) -> int:
-    """Return how many comparisons one question set adds to the family of the recipe's own arms."""
+def _headline_comparisons(study: Study, of: SplitQuestions) -> int:
+    """Return how many comparisons a question set adds to the family of the recipe's own arms."""
     with_k = False
-    if study.ks:
+    if study.ks and of.gets_passages:
         validated = any(item.chooses_k for item in study.question_sets)
         # Of several K one is chosen on validation questions, of which there must be some.
         with_k = len(study.ks) == 1 or validated
