@@ -171,3 +171,20 @@ def test_a_word_that_a_study_refuses_is_refused_before_its_job_is_queued(
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.out == ""
+
+
+def test_a_study_that_names_no_arm_of_its_own_gets_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    claim = "{statement: s, test: difference, arm: papers, baseline: base, question_set: new}"
+    Path("study.yaml").write_text(
+        "run_dir: run\nstudy: {title: t, train: train.yaml, eval: eval.yaml, models: {m: made/m}, "
+        f"arms: {{paper: {{corpus: made/c.jsonl}}}}, claims: {{c: {claim}}}}}\n"
+    )
+    for name in ("train", "eval"):
+        Path(f"{name}.yaml").write_text(f"run_dir: run\n{RECIPES[name]}\n")
+    assert main(["study", "study.yaml", "--job", "k8s"]) == 2
+    printed = capsys.readouterr()
+    assert "study.claims.c.arm: found 'papers'. Did you mean paper?" in printed.err
+    assert printed.out == ""
