@@ -177,6 +177,32 @@ def test_a_good_judge_is_accepted_and_others_are_refused(
         )  # fmt: skip
 
 
+def test_a_judge_is_measured_on_questions_whose_answers_it_grades(
+    serve: Callable[..., Endpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = judge_of(section_of(serve(lambda *_: "CORRECT"), tmp_path), tmp_path, 0)
+    names = {"Ada": "Ulm", "Bea": "Bonn", "Cem": "Kelm"}
+    open_ones = [Question(n, f"Where is {n}?", (), 0, answers=(names[n],)) for n in names]
+    told = [Question(f"i{n}", f"Write {n} words.", (), 0, checks={"min_words": n}) for n in (3, 7)]
+    truth = {
+        (item.question.question, item.question.accepted, item.text): item.grade
+        for item in plant_answers(open_ones, 0)
+    }
+    monkeypatch.setattr(
+        AnswerJudge, "_request_grades", lambda _, items, label: {i: truth.get(i) for i in items}
+    )
+    assert judge.measure([told[0], *open_ones, told[1]]).recall == dict.fromkeys(GRADES, 1.0)
+
+
+def test_questions_that_all_have_one_answer_measure_no_judge(
+    serve: Callable[..., Endpoint], tmp_path: Path
+) -> None:
+    judge = judge_of(section_of(serve(lambda *_: "CORRECT"), tmp_path), tmp_path, 0)
+    same = [Question(str(n), f"Is {n} odd?", (), 0, answers=("Yes",)) for n in (5, 9, 13)]
+    with pytest.raises(InputError, match="since none has an answer that is wrong for another"):
+        judge.measure(same)
+
+
 def test_the_sandbox_grades_its_own_planted_answers_perfectly() -> None:
     folder = ROOT / "eval" / "sandbox"
     questions_of_sandbox = [

@@ -239,12 +239,13 @@ class AnswerJudge:
     def measure(self, questions: Sequence[Question]) -> JudgeResult:
         """Have it grade planted answers. Raises `InputError` if it is not accurate enough to grade
         others."""
-        planted = plant_answers(questions, self.seed)
+        # Answers to others are graded by their checks, so the judge reads none of them.
+        planted = plant_answers([item for item in questions if not item.checks], self.seed)
         if not any(answer.grade == "wrong" for answer in planted):
             raise InputError(
                 "eval.judge: no wrong answers can be made from these questions, since none has an "
-                "answer, so the judge's accuracy cannot be measured. "
-                "Ask questions that have one in the same recipe."
+                "answer that is wrong for another, so the judge's accuracy cannot be measured. "
+                "Ask questions that have such answers in the same recipe."
             )
         grades = self._request_grades([_written(answer) for answer in planted], "planted answers")
         counts = Counter[tuple[str, str]](
