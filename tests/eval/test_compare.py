@@ -70,6 +70,13 @@ def test_two_runs_are_paired_by_question(folder):
     assert "in these models" in text
 
 
+def test_questions_of_either_run_alone_are_all_counted_as_left_out(folder):
+    before = folder("before", *(answer(i, i < 9) for i in range(3, 15)))
+    after = folder("after", *(answer(i, i > 5) for i in range(8)))
+    (pair,) = compare_runs([read_run(before), read_run(after)])
+    assert (pair.result.n, pair.n_left_out) == (5, 10)
+
+
 def test_runs_of_one_name_are_named_by_their_paths(folder, tmp_path):
     paths = []
     for name, n_right in (("x", 2), ("y", 5), ("z", 8)):

@@ -273,7 +273,8 @@ def _pair(
     `controls` are the answers of both without the question.
     """
     there = {answer.question_id: answer for answer in base}
-    shared = there.keys() & {answer.question_id for answer in answers}
+    asked = {answer.question_id for answer in answers}
+    shared, n_asked = there.keys() & asked, len(there.keys() | asked)
     for answer in answers:
         if answer.question_id in shared:
             _refuse_other_choices(names, answer, there[answer.question_id])
@@ -287,7 +288,7 @@ def _pair(
         control = replace(control, base=answers_without_question(before, controls[1]))
     result = summarize_arm(after, before, model=before[0].arm, arm=after[0].arm, control=control)
     assert result.to_base is not None
-    return Pair(*names, result, result.to_base, max(len(answers), len(base)) - len(after))
+    return Pair(*names, result, result.to_base, n_asked - len(after))
 
 
 def _refuse_other_choices(names: tuple[str, str], answer: Answer, base: Answer) -> None:
