@@ -126,6 +126,13 @@ def test_controls_are_not_gated_and_each_way_of_asking_is_named() -> None:
     ]
 
 
+def test_numbers_of_passages_are_told_apart() -> None:
+    others = [replace(REPORT.results[2], k=k) for k in (2, 6)]
+    report = make_evaluation([BASE, *others])
+    checks = check_requirements(read_requirements(["cpt+rag:new>=0.8"], SETS), report)
+    assert [check.way for check in checks] == ["texts, K 2", "texts, K 6"]
+
+
 @pytest.mark.parametrize(
     "text", ["old>=0.5", "new>0.5", "new>=50", "new>=1.5", "new", "new>=", ">=0.5", "a:b:new>=0.5"]
 )

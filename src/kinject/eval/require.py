@@ -55,9 +55,9 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What became of a requirement for one arm in one prompt format, with `shots` examples, by one
-    `score`: `low` and `high` bound the number at 95%, of `n` questions on `n_documents`;
-    `n_unscored` more have no score there.
+    """What became of a requirement for one arm in one prompt format, with `shots` examples and `k`
+    passages, by one `score`: `low` and `high` bound the number at 95%, of `n` questions on
+    `n_documents`; `n_unscored` more have no score there.
 
     `n_needed` documents with as many questions each would tell in four of five tries; None where
     it is told, or where no number would.
@@ -76,15 +76,18 @@ class Check:
     n_unscored: int = 0
     shots: int = 0
     score: str = "sum"
+    k: int = 0
 
     @property
     def way(self) -> str:
-        """How the arm was asked, and its choices compared: ``texts by chars, 5 shots``."""
+        """How the arm was asked, and its choices compared: ``texts by chars, 5 shots, K 3``."""
         way = self.format
         if self.score != "sum":
             way += f" by {self.score}"
         if self.shots:
             way += f", {format_count(self.shots, 'shot')}"
+        if self.k:
+            way += f", K {self.k}"
         return way
 
     def __str__(self) -> str:
@@ -223,6 +226,7 @@ def _check(requirement: Requirement, result: ArmResult) -> Check:
         n_unscored=result.n - n,
         shots=result.shots,
         score=result.score,
+        k=result.k,
     )
 
 
