@@ -75,6 +75,24 @@ def test_a_corpus_is_a_split_and_column_as_the_library_reads_them(here: Path) ->
     assert [row.text for row in CorpusFile(first)] == ["= Anna =", "Anna lives in Bergen."]
 
 
+def test_a_call_of_one_tool_has_no_arguments_of_another(here: Path) -> None:
+    rows = []
+    for name, argument, value in (("time", "zone", "CET"), ("ferry", "pier", 3)):
+        properties = {argument: {"type": "string"}}
+        parameters = {"type": "object", "properties": properties}
+        call = {"name": name, "arguments": {argument: value}}
+        rows.append({
+            "messages": [
+                {"role": "user", "content": f"Ask {name}."},
+                {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]},
+            ],
+            "tools": [{"type": "function", "function": {"name": name, "parameters": parameters}}],
+        })  # fmt: skip
+    datasets.Dataset.from_list(rows).save_to_disk(here / "calls")
+    written = Path(local_corpus("calls", Path("cache"))).read_text("utf-8")
+    assert [json.loads(line) for line in written.splitlines()] == rows
+
+
 def test_a_corpus_is_fetched_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = local_corpus("wiki:raw", Path("cache"))
     monkeypatch.setattr(HubDataSet, "rows", lambda self: pytest.fail("read again"))

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from kinject.corpus.rows import parse_corpus_row
+from kinject.corpus.rows import JsonValue, parse_corpus_row
 from kinject.corpus.tokenize import cached_entry
 from kinject.disk import Row, content_id, folder_hash, write_json, write_jsonl
 from kinject.disk.jsonl import encode_row
@@ -124,14 +125,28 @@ def _corpus_rows(data: HubDataSet, name: str) -> Iterator[Row]:
 def _corpus_row(row: Row, column: str, location: str) -> Row | None:
     """Return a row of a corpus, None if its text is blank; `column`, if not empty, holds a text or
     messages."""
-    kept = {key: row[key] for key in _KEPT if row.get(key) is not None}
+    columns, row = list(row), _without_nulls(row)
+    kept = {key: row[key] for key in _KEPT if key in row}
     if column:
-        if column not in row:
-            raise InputError(f"{location}: no column {column!r}. Found: {', '.join(row)}.")
-        value = row[column]
+        if column not in columns:
+            raise InputError(f"{location}: no column {column!r}. Found: {', '.join(columns)}.")
+        value = row.get(column)
         kept = {key: kept[key] for key in ("id", "document_id", "title", "source") if key in kept}
         kept["messages" if isinstance(value, list) else "text"] = value
     # A row without text is no blank row: parse_corpus_row names what is missing.
     text = kept.get("text", "?")
     is_blank = text is None or (isinstance(text, str) and not text.strip())
     return None if is_blank else kept
+
+
+def _without_nulls(value: JsonValue) -> Any:
+    """Return JSON without the keys of nulls, in lists and objects as well.
+
+    A column of objects has the keys of all rows in each of them, null where the row has none: a
+    call of one tool would be learned with the arguments of every other.
+    """
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
