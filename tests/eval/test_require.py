@@ -141,6 +141,28 @@ def test_what_is_no_requirement_is_named_with_the_sets(text: str) -> None:
         read_requirements([text], SETS)
 
 
+def test_a_net_gain_is_wanted_of_compared_choices_alone() -> None:
+    control = Control("hybrid-no-question", (0.3,), 0.3, 0.26, 0.34, net=ARM.to_base)
+    compared = replace(ARM, format="hybrid", control=control)
+    written = replace(ARM, format="generate")
+    requirements = read_requirements(["new>=+0.2 net"], SETS)
+    checks = check_requirements(requirements, make_evaluation([BASE, written, compared]))
+    assert [(check.format, check.verdict) for check in checks] == [("hybrid", "met")]
+    with pytest.raises(InputError, match=r"net gain .* which needs a format that compares choices"):
+        check_requirements(requirements, make_evaluation([BASE, written]))
+    with pytest.raises(InputError, match="cpt was not asked without the question"):
+        check_requirements(requirements, make_evaluation([BASE, replace(compared, control=None)]))
+
+
+def test_a_requirement_that_cannot_be_about_an_arm_is_explained() -> None:
+    for text, report, message in (
+        ("new>=0.4", make_evaluation([BASE]), r"about each model but the base.* Arms: base\."),
+        ("cpt+rag:new>=+0.4 net", REPORT, r"cpt\+rag has passages, and no control"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_requirements(read_requirements([text], SETS), report)
+
+
 def test_an_arm_without_scores_and_a_base_without_another_are_named() -> None:
     for text, message in (
         ("gone:new>=0.5", "no arm has scores"),

@@ -19,6 +19,7 @@ from xml.etree import ElementTree as Xml
 from kinject.disk import write_json, write_text
 from kinject.errors import InputError
 from kinject.eval.scores import PMI
+from kinject.question_formats import format_of
 from kinject.results import FEWEST, ArmResult, Contrast, Report
 from kinject.stats.power import documents_needed
 from kinject.terminal import format_count, printable
@@ -145,13 +146,28 @@ def check_requirements(requirements: Sequence[Requirement], report: Report) -> l
     for requirement in requirements:
         results = list(_results(requirement, report))
         if not results:
-            arms = dict.fromkeys(ArmName.asked(result.arm, result.k) for result in report.results)
             raise InputError(
-                f"eval.require: {requirement.text}: no arm has scores of these questions. "
-                f"Arms: {', '.join(arms) or 'none'}."
+                f"eval.require: {requirement.text}: {_why_about_none(requirement, report)}"
             )
         checks += [_check(requirement, result) for result in results]
     return checks
+
+
+def _why_about_none(requirement: Requirement, report: Report) -> str:
+    """Return why a requirement is about no arm, and how to write one that is."""
+    arms = dict.fromkeys(ArmName.asked(result.arm, result.k) for result in report.results)
+    found = f"Arms: {', '.join(arms) or 'none'}."
+    if requirement.net:
+        return (
+            "no arm has a net gain on these questions, which needs a format that compares choices. "
+            + found
+        )
+    if not requirement.arm:
+        return (
+            "without ARM it is about each model but the base, and no other has scores of these "
+            f"questions. {found}"
+        )
+    return f"no arm has scores of these questions. {found}"
 
 
 def _results(requirement: Requirement, report: Report) -> Iterator[ArmResult]:
@@ -170,8 +186,11 @@ def _results(requirement: Requirement, report: Report) -> Iterator[ArmResult]:
 
 def _has_number(requirement: Requirement, result: ArmResult) -> bool:
     """Return whether a result can have the number that `requirement` is about."""
-    # pmi is beyond the choices by themselves already, and has no control besides.
-    return not requirement.net or result.score != PMI
+    if not requirement.net:
+        return True
+    # pmi is beyond the choices by themselves already, and has no control besides; nor has an answer
+    # that the model writes.
+    return result.score != PMI and bool(format_of(result.format).control)
 
 
 def exit_code(checks: Sequence[Check], *, needs_evidence: bool) -> int:
@@ -242,10 +261,16 @@ def _contrast(requirement: Requirement, result: ArmResult) -> Contrast:
     """Return the change that `requirement` is about."""
     contrast = result.to_base
     if requirement.net:
+        name = ArmName.asked(result.arm, result.k)
+        if result.k:
+            raise InputError(
+                f"eval.require: {requirement.text}: {name} has passages, and no control. Name an "
+                "arm without."
+            )
         if result.control is None:
             raise InputError(
-                f"eval.require: {requirement.text}: {result.arm} was not asked without the "
-                "question. Set eval.control: true and a format that compares choices."
+                f"eval.require: {requirement.text}: {name} was not asked without the question. Set "
+                "eval.control: true."
             )
         contrast = result.control.net
     if contrast is None:
