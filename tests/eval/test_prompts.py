@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kinject.eval.prompts import PromptRequest, pick_shots, render_prompt
 from kinject.question_formats import FORMATS
 from kinject.types import Question
@@ -79,3 +81,28 @@ def test_each_format_shows_what_its_entry_says():
         assert ("A. Neon\nB. Oxygen" in prompt.context) == traits.shows_options, name
         choices = (" A", " B") if traits.letters else (" Neon", " Oxygen")
         assert prompt.continuations == (() if traits.generates else choices), name
+
+
+def test_choices_behind_turns_are_those_of_their_format():
+    turns = (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Name two gases."},
+        {"role": "assistant", "content": "Neon and oxygen."},
+    )
+    question = replace(OTHER, question="Which do we need?", messages=turns)
+    before = ("Name two gases.", "Neon and oxygen.")
+    lettered = "Which do we need?\nA. Neon\nB. Oxygen\n"
+    for name, asked, continuations in (
+        ("letters", f"{lettered}Answer:", (" A", " B")),
+        (
+            "letters-written",
+            f"{lettered}Answer with the letter of the correct option.\nAnswer:",
+            (),
+        ),
+        ("texts", "Question: Which do we need?\nAnswer:", (" Neon", " Oxygen")),
+        ("generate", "Which do we need?", ()),
+    ):
+        prompt = render_prompt(PromptRequest(question, name))
+        assert (prompt.turns, prompt.continuations) == ((*before, asked), continuations)
+    alone = render_prompt(PromptRequest(question, "texts-no-question"))
+    assert alone == render_prompt(PromptRequest(OTHER, "texts-no-question"))

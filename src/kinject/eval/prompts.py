@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kinject.corpus.passages import with_passages
-from kinject.question_formats import FORMATS
+from kinject.question_formats import FORMATS, QuestionFormat
 from kinject.types import Question
 
 
@@ -92,33 +92,43 @@ def render_prompt(request: PromptRequest) -> Prompt:
 
     Each example ends in its gold continuation and a blank line. Passages follow the examples,
     directly before the question, each followed by a blank line. A question with ``checks`` or
-    ``messages`` is an instruction: its text stays as it is, after its own turns.
+    ``messages`` is an instruction: its text stays as it is, after its own turns; with choices it
+    is in the layout of its format. Without the question there are no turns either.
     """
-    question = request.question
-    if question.checks or question.messages:
+    question, form = request.question, FORMATS[request.format]
+    if question.checks or (question.messages and form.shows_question):
         return _render_instruction(request)
-    form = FORMATS[request.format]
     shots = [(form.prompt(shot), form.answers(shot)[form.gold(shot)]) for shot in request.shots]
     header, examples = (
         form.header(question),
         "".join(f"{text} {answer}\n\n" for text, answer in shots),
     )
     question_text = with_passages(request.passages, form.prompt(question))
-    # The space before an answer is lm-evaluation-harness's default delimiter.
-    continuations = () if form.generates else tuple(f" {text}" for text in form.answers(question))
+    continuations = _continuations(form, question)
     turns = (*(text for shot in shots for text in shot), question_text)
     return Prompt(f"{header}{examples}{question_text}", continuations, header, turns)
 
 
 def _render_instruction(request: PromptRequest) -> Prompt:
-    turns = [message["content"] for message in request.question.messages]
+    question, form = request.question, FORMATS[request.format]
+    turns = [message["content"] for message in question.messages]
     # The system's text is no turn but the header, which a chat template gets apart.
     system = (
-        [turns.pop(0)]
-        if request.question.messages and request.question.messages[0]["role"] == "system"
-        else []
+        [turns.pop(0)] if question.messages and question.messages[0]["role"] == "system" else []
     )
-    question_text = "\n\n".join((*request.passages, request.question.question))
+    text = question.question
+    continuations: tuple[str, ...] = ()
+    if not form.is_open:
+        text, continuations = form.prompt(question), _continuations(form, question)
+    question_text = "\n\n".join((*request.passages, text))
     header = "".join(f"{text}\n\n" for text in system)
     context = header + "\n\n".join((*turns, question_text))
-    return Prompt(context, (), header, (*turns, question_text), is_dialogue=True)
+    return Prompt(context, continuations, header, (*turns, question_text), is_dialogue=True)
+
+
+def _continuations(form: QuestionFormat, question: Question) -> tuple[str, ...]:
+    """Return the texts that are compared behind a prompt; none where the model writes."""
+    if form.generates:
+        return ()
+    # The space before an answer is lm-evaluation-harness's default delimiter.
+    return tuple(f" {text}" for text in form.answers(question))
