@@ -258,6 +258,21 @@ def test_a_first_run_reads_none_of_its_answers_from_disk(run, tmp_path, write_ro
     assert run(formats=["texts", "rotations"], perplexity_corpus=str(texts)) == report
 
 
+def test_a_resumed_run_reads_each_of_its_answers_again_once(run, monkeypatch):
+    settings: dict[str, Any] = {"formats": ["letters", "rotations"]}
+    n_prompts = len(ROWS) * (1 + 3)
+    report = run(**settings)
+    read_at, offsets = Journal.row_at, []
+
+    def counted(journal, offset):
+        offsets.append(offset)
+        return read_at(journal, offset)
+
+    monkeypatch.setattr(Journal, "row_at", counted)
+    assert run(**settings) == report
+    assert len(offsets) == len({*offsets}) <= n_prompts
+
+
 def killed_at(monkeypatch, n_rows):
     """Let the answer book fail as a killed process does: in the middle of its `n_rows`-th row."""
     add = AnswerStore.add

@@ -419,9 +419,7 @@ def score_prompts(
     answers = []
     for key, prompt in zip(keys, prompts, strict=True):
         answer = _make_answer(question_set, prompt, scores[key])
-        # `store` has added the new ones: to find that out, `add` would read each row from disk.
-        if key not in new:
-            scoring.answers.add(key, answer)
+        scoring.answers.add(key, answer)
         answers.append(answer)
     return answers, sum(key not in stored for key in keys)
 
