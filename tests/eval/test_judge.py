@@ -18,7 +18,7 @@ from kinject.augment.sandbox import Connection, SandboxServer, generate_answer
 from kinject.corpus.grading import contains, matches
 from kinject.corpus.questions import read_questions
 from kinject.disk import content_id, read_jsonl
-from kinject.errors import InputError
+from kinject.errors import EndpointError, InputError
 from kinject.eval import evaluate
 from kinject.eval.judge import (
     AnswerJudge,
@@ -32,9 +32,10 @@ from kinject.eval.scores import rescored, summarize_written
 from kinject.eval.scoring.answers import read_answers
 from kinject.llm.judges import GRADES, graded_in, grading_request, read_grade
 from kinject.llm.prompt_injection import escape_tags
+from kinject.llm.sender import Sender
 from kinject.recipe import read_recipe
 from kinject.report.files import read_report, render_summary, write_report
-from kinject.types import Answer, Question
+from kinject.types import Answer, Completion, Question
 
 N = 20
 ROOT = Path(__file__).parents[2]
@@ -282,6 +283,26 @@ def test_a_letter_in_the_words_of_a_free_answer_gets_no_grade(
     written = summarize_written(rescored(results["letter"], "judge"))
     assert written is not None
     assert written.by_rule is None
+
+
+def test_requests_that_fail_are_named_and_no_fault_of_the_judge(
+    serve: Callable[..., Endpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(sender: Sender, messages: object, seed: int) -> Completion:
+        raise EndpointError("HTTP 400: filtered.")
+
+    monkeypatch.setattr(Sender, "send", refuse)
+    judge = judge_of(section_of(serve(lambda *_: "CORRECT"), tmp_path), tmp_path, 0)
+    answer = Answer(
+        "q", "s", "base", "generate", 0, 0, (), 0, (), (2,), (), text="In Ulm", accepted=("Bonn",)
+    )  # fmt: skip
+    questions = [Question(town, "Where?", (), 0, answers=(town,)) for town in ("Bonn", "Kelm")]
+    judge.grade_answers({("s", "q"): questions[0]}, {"base": [answer]})
+    (note,) = judge.notes()
+    assert "1 request failed, most often so: HTTP 400: filtered. Run again" in note
+    failed = r"grades nothing\. \d+ requests failed, most often so: HTTP 400: filtered\. Run again"
+    with pytest.raises(InputError, match=failed):
+        judge.measure(questions)
 
 
 def test_an_answer_that_addresses_the_judge_gets_no_better_grade_than_the_rules_give(

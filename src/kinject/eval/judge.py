@@ -207,18 +207,20 @@ def judge_accuracy(model: str, counts: Mapping[tuple[str, str], int]) -> JudgeRe
     )
 
 
-def check_accuracy(accuracy: JudgeResult) -> None:
+def check_accuracy(accuracy: JudgeResult, failed: str = "") -> None:
     """Raise `InputError` for precisions and recalls below `MIN_ACCURACY`; a grade that it never
-    gave has precision 0."""
+    gave has precision 0. `failed` describes the requests without an answer."""
     low = []
     for grade, recall in accuracy.recall.items():
         for name, value in (("precision", accuracy.precision[grade]), ("recall", recall)):
             if value is None or value < MIN_ACCURACY:
                 low.append(f"{name} of {grade!r} {value or 0.0:.2f}")
     if low:
+        if failed:
+            failed = f"{failed} Run again to ask for these alone. "
         raise InputError(
             f"eval.judge: on {sum(accuracy.planted.values())} planted answers its "
-            f"{', '.join(low)}, below {MIN_ACCURACY}. It grades nothing. "
+            f"{', '.join(low)}, below {MIN_ACCURACY}. It grades nothing. {failed}"
             "Take a stronger model as the judge, or eval.scores without judge."
         )
 
@@ -226,7 +228,7 @@ def check_accuracy(accuracy: JudgeResult) -> None:
 @dataclass
 class AnswerJudge:
     """The judge of a recipe: `measure` first, then `grade`. Its answers are cached in the run
-    folder. `n_missing` answers got no grade."""
+    folder. `n_missing` answers got no grade; `failed` are the errors of its last requests."""
 
     section: EvalSection
     judge: GeneratorSection
@@ -235,6 +237,7 @@ class AnswerJudge:
     accuracy: JudgeResult = field(default_factory=lambda: JudgeResult("", {}, {}, {}))
     n_missing: int = 0
     traffic: Traffic = field(default_factory=Traffic)
+    failed: Counter[str] = field(default_factory=Counter)
 
     def measure(self, questions: Sequence[Question]) -> JudgeResult:
         """Have it grade planted answers. Raises `InputError` if it is not accurate enough to grade
@@ -254,7 +257,7 @@ class AnswerJudge:
             for answer in planted
         )
         self.accuracy = judge_accuracy(str(self.judge.model), counts)
-        check_accuracy(self.accuracy)
+        check_accuracy(self.accuracy, self._failures())
         return self.accuracy
 
     def grade(self, items: Iterable[Written]) -> dict[Written, Grade]:
@@ -309,10 +312,20 @@ class AnswerJudge:
         """Return a note on answers without a grade."""
         if not self.n_missing:
             return []
-        return [
+        note = (
             f"judge: it gave no grade to {format_count(self.n_missing, 'written answer')}; "
             "scores: [judge] leaves them out"
-        ]
+        )
+        if self.failed:
+            note += f". {self._failures()} Run again to ask for these alone"
+        return [note]
+
+    def _failures(self) -> str:
+        """Return how many of the last requests got no answer, and why; "" if all got one."""
+        if not self.failed:
+            return ""
+        ((error, _),) = self.failed.most_common(1)
+        return f"{format_count(self.failed.total(), 'request')} failed, most often so: {error}"
 
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry: the judge's accuracy, requests and cost."""
@@ -333,6 +346,7 @@ class AnswerJudge:
         """Return the grades of `items`, None where the judge gives none. Raises `InputError` if the
         budget ends first."""
         grades: dict[Written, Grade | None] = {}
+        self.failed.clear()
         limits = limits_of(self.judge, budget_left(self.section, self.run_dir, JUDGE_CACHE))
         unique = dict.fromkeys(items)
         with Progress(f"judge: {label}", len(unique), "answers") as progress:
@@ -368,6 +382,7 @@ class AnswerJudge:
             except EndpointError as error:
                 if error.fatal:
                     raise
+                self.failed[str(error)] += 1
                 return None
             grade = read_grade(completion.text)
             if grade is not None:
