@@ -22,6 +22,7 @@ from kinject.errors import EndpointError, InputError
 from kinject.eval import evaluate
 from kinject.eval.judge import (
     AnswerJudge,
+    check_accuracy,
     judge_accuracy,
     plant_answers,
     read_accuracy,
@@ -164,10 +165,10 @@ def test_a_good_judge_is_accepted_and_others_are_refused(
     assert accuracy.precision == accuracy.recall == dict.fromkeys(GRADES, 1.0)
     with pytest.raises(
         InputError,
-        match=r"on 60 planted answers its precision of 'correct' 0\.8\d, recall of 'wrong' 0\.8\d, below",
+        match=r"on 60 planted answers its precision of 'correct' 0\.8\d\d, recall of 'wrong' 0\.8\d\d, below",
     ):
         measure(simulated(questions, 0.85))
-    expected = r"precision of 'correct' 0\.33, precision of 'wrong' 0\.00, recall of 'wrong' 0\.00.* grades nothing"
+    expected = r"precision of 'correct' 0\.333, precision of 'wrong' 0\.000, recall of 'wrong' 0\.000.* grades nothing"
     with pytest.raises(InputError, match=expected):
         measure(lambda *_: "CORRECT")
     fooled = r"recall of 'wrong' 0\.\d\d"
@@ -303,6 +304,16 @@ def test_requests_that_fail_are_named_and_no_fault_of_the_judge(
     failed = r"grades nothing\. \d+ requests failed, most often so: HTTP 400: filtered\. Run again"
     with pytest.raises(InputError, match=failed):
         judge.measure(questions)
+
+
+def test_a_value_just_below_the_bound_does_not_read_as_the_bound() -> None:
+    counts = {
+        ("correct", "correct"): 70, ("wrong", "wrong"): 62, ("wrong", "correct"): 8, ("abstained", "abstained"): 70
+    }  # fmt: skip
+    with pytest.raises(
+        InputError, match=r"precision of 'correct' 0\.897, recall of 'wrong' 0\.886"
+    ):
+        check_accuracy(judge_accuracy("m", counts))
 
 
 def test_an_answer_that_addresses_the_judge_gets_no_better_grade_than_the_rules_give(
