@@ -7,6 +7,7 @@ import runpy
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -402,6 +403,21 @@ def test_devices_are_named_described_or_this_machines() -> None:
     assert not find_devices("cuda", None, None, gpu="T4").has_bf16
     with pytest.raises(InputError, match="--gpu: found 'H1', allowed: H200"):
         find_devices("cuda", None, None, gpu="H1")
+
+
+@pytest.mark.parametrize("memory", [None, 12 * GIB])
+def test_an_older_gpu_of_this_machine_has_no_bfloat16(
+    memory: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = SimpleNamespace(name="Quadro RTX 6000", total_memory=24 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    # It emulates it, which torch counts by default.
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+    )
+    assert not find_devices("cuda", memory, 1).has_bf16
 
 
 def test_sizes_are_read_as_gibibytes() -> None:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kinject.errors import InputError
+from kinject.models import has_fast_bf16
 from kinject.plan.estimate import Memory, Shapes, Step, estimate, is_bitsandbytes, read_shapes
 from kinject.process import core_count, machine_memory, peak_memory, resident_memory
 from kinject.terminal import format_number
@@ -196,6 +197,9 @@ def find_devices(
         name, known, count = here.name, here.total_memory, per_node or torch.cuda.device_count()
         is_here = memory is None and n_nodes == 1 and count == torch.cuda.device_count()
     card = _card(name)
+    has_bf16 = card != "T4"
+    if known:
+        has_bf16 = has_fast_bf16("cuda")
     size, flops = memory or known, _UNKNOWN_GPU
     if card:
         size = size or int(GPUS[card][0] * GIB)
@@ -214,7 +218,7 @@ def find_devices(
         nodes=n_nodes,
         link=link,
         flops=flops,
-        has_bf16=card != "T4",
+        has_bf16=has_bf16,
     )
 
 
