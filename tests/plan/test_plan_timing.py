@@ -112,3 +112,16 @@ def test_steps_that_fail_or_take_too_long_are_reported_and_those_that_ended_coun
         planning, "run_process", _writes([1.0, 2.0, 5.0, 7.0], last='{"step": 5, "sec')
     )
     assert time_steps(recipe) == StepTiming(2.5, 2, 1004)
+
+
+def test_processes_that_share_cores_are_not_timed_as_one(
+    make_recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "time_steps", lambda _: StepTiming(1.0, 6, 1))
+    monkeypatch.setattr(planning, "matrix_pace", lambda _: 3e9)
+    recipe = make_recipe()
+    assert plan(recipe, n_devices=1).timing is not None
+    three = plan(recipe, n_devices=3)
+    assert three.timing is None
+    assert three.devices.flops == 1e9
+    assert any("3 processes share the cores" in note for note in three.notes)

@@ -323,6 +323,9 @@ def _calibrate(
     timing: StepTiming | str
     if not devices.here:
         timing = "the devices are not this machine's"
+    elif devices.kind != "cuda" and devices.count > 1:
+        # One process, which is what would be timed, has all cores for itself.
+        timing = f"{devices.count} processes share the cores of this machine"
     elif not fits:
         timing = "the step does not fit"
     elif length is None or not is_file(recipe.corpus.path):
