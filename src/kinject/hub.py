@@ -30,6 +30,17 @@ _CACHED = (
 """A model or tokenizer has one of these."""
 
 
+def is_hub_name(name: str) -> bool:
+    """Return whether something on the hub can have this name (OWNER/NAME, or NAME)."""
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except ValueError:
+        return False
+    return True
+
+
 def find_source(name: str, kind: str, revision: str | None = None) -> str:
     """Return `name` if it is a path that exists or the hub can be reached, else its folder in the
     local cache.
@@ -39,8 +50,6 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
 
     Raises `InputError` if `kind` (model, tokenizer) is in none of the three.
     """
-    from huggingface_hub.utils._validators import validate_repo_id
-
     folder = name
     if name.startswith(PACKAGE):
         folder = str(model_folder(name))
@@ -49,13 +58,11 @@ def find_source(name: str, kind: str, revision: str | None = None) -> str:
     if folder and os.path.exists(folder):
         file = gguf_file(folder)
         return folder if file is None else str(converted_folder(file))
-    try:
-        validate_repo_id(name)
-    except ValueError as error:
+    if not is_hub_name(name):
         raise InputError(
             f"{name[:300]!r}: no such folder, and no name of a {kind} on the hub (OWNER/NAME). "
             "Check the path."
-        ) from error
+        )
     reason = unreachable_reason()
     if not reason:
         return name

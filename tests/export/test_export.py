@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,12 @@ def test_a_model_has_the_name_of_its_documents_and_no_base_that_the_hub_refuses(
     card = _model_card("ponds", source, ExportOptions(tmp_path))
     assert "Trained from the model of the Python package some-model with" in card
     assert "base_model" not in card
+    for elsewhere in ("/home/me/llama", "runs/sandbox/base", "../base", "~/models/base"):
+        card = _model_card("ponds", replace(source, base=elsewhere), ExportOptions(tmp_path))
+        assert "Trained from a model in a local folder with" in card
+        assert elsewhere not in card
+    card = _model_card("ponds", replace(source, base="some-owner/base"), ExportOptions(tmp_path))
+    assert "base_model: some-owner/base" in card
 
 
 def test_a_head_of_its_own_is_no_copy_of_the_embedding_for_other_servers_either(

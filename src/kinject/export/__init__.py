@@ -24,6 +24,7 @@ from kinject.errors import InputError
 from kinject.export.prove import PROOF, Proof, prove, read_evaluation
 from kinject.gguf import write_gguf
 from kinject.gguf_files import PACKAGE, model_folder
+from kinject.hub import is_hub_name
 from kinject.manifests import EvalManifest, TrainManifest, manifest_beside, read_manifest
 
 _SETTINGS_ON_CARD = (
@@ -284,7 +285,8 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
 def _public_base(source: _Source) -> str:
     """Return the base's name on the hub; "" for a folder, which means nothing to others, and for a
     package, which the hub refuses on a card."""
-    if os.path.exists(source.base) or source.base.startswith(PACKAGE):
+    # A folder may be on the machine that trained alone.
+    if os.path.exists(source.base) or not is_hub_name(source.base):
         return ""
     return source.base
 
