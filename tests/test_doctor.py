@@ -115,7 +115,11 @@ def test_the_command_ends_with_0_or_1_and_shows_no_key(
         "good.yaml", run_dir="r", **_train({"path": str(tiny_model), "device": "cpu"}, "gone.jsonl")
     )
     assert main(["doctor", "good.yaml", "--offline"]) == 1
-    assert "found 'gone.jsonl'" in capsys.readouterr().out
+    faulty = capsys.readouterr().out
+    assert "found 'gone.jsonl'" in faulty
+    # Several verbs find the same problem.
+    assert "1 problem: " in faulty
+    assert faulty.endswith("\n1 problem found.\n")
     Path("recipes/own").mkdir(parents=True)
     Path("good.yaml").rename("recipes/own/later.yaml")
     assert main(["doctor", "--offline"]) == 1  # every recipe below recipes/

@@ -176,8 +176,9 @@ def _generators(recipe: Recipe) -> Iterator[GeneratorSection]:
 
 
 def _found(check: Check) -> str:
-    n = len(check.problems)
-    return f"{n} problems: {check.value}" if n else check.value
+    if not check.problems:
+        return check.value
+    return f"{format_count(len(check.problems), 'problem')}: {check.value}"
 
 
 def render(checkup: Checkup) -> str:
@@ -185,5 +186,9 @@ def render(checkup: Checkup) -> str:
     rows = [(check.name, _found(check)) for check in checkup.checks]
     lines = [aligned(rows, frozenset()), ""]
     # Several verbs of a recipe find the same problem.
-    lines += [f"- {problem}" for problem in dict.fromkeys(checkup.problems)]
-    return "\n".join([*lines, f"{len(checkup.problems) or 'No'} problems found."])
+    different = list(dict.fromkeys(checkup.problems))
+    lines += [f"- {problem}" for problem in different]
+    found = "No problems"
+    if different:
+        found = format_count(len(different), "problem")
+    return "\n".join([*lines, f"{found} found."])
