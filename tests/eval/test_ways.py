@@ -444,6 +444,9 @@ def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(
         f"by rotations, which chose none of them: so the base answers {sum(kept) / len(kept):.1%}."
         in output
     )
+    words = ["questions", "--drop-known", str(tmp_path / "run")]
+    assert main([*words, "--job", "slurm", "--dry-run"]) == 2
+    assert "--job, --dry-run has no effect" in capsys.readouterr().err
     (tmp_path / "questions.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    assert main(["questions", "--drop-known", str(tmp_path / "run")]) == 2
+    assert main(words) == 2
     assert "is not the file that" in capsys.readouterr().err

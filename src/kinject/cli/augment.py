@@ -197,6 +197,13 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
             f"--drop-known: takes no recipe; found {arguments.arguments[0]!r}. Name the "
             "evaluation's folder alone."
         )
+    others = ("job", "retention", "retry", "dry_run", "shard", "merge")
+    unused = [f"--{name.replace('_', '-')}" for name in others if getattr(arguments, name)]
+    if unused:
+        raise InputError(
+            f"--drop-known: only sorts questions that are there; {', '.join(unused)} has no "
+            "effect beside it. Take it out."
+        )
     parts = split_known(arguments.drop_known)
     for part in parts:
         n = part.n_known + part.n_unknown + part.n_given
