@@ -12,15 +12,17 @@ from types import SimpleNamespace
 import pytest
 from country import write_study
 
+from kinject.disk import write_json
 from kinject.errors import InputError
+from kinject.executors import Outcome
 from kinject.plan.length import RunLength
 from kinject.recipe import read_recipe
 from kinject.study import planner, stages
 from kinject.study.arms import expand_arms, override_arguments
 from kinject.study.claims import declare_claims
 from kinject.study.planner import ArmRun, Planner, input_hashes
-from kinject.study.scheduler import reads_files_of
-from kinject.study.stages import run_stage
+from kinject.study.scheduler import StageStatus, reads_files_of, run_stages
+from kinject.study.stages import Stage, run_stage
 from small import write_training
 
 
@@ -33,6 +35,45 @@ def planned(path: Path, *overrides: str) -> dict[tuple[str, int], ArmRun]:
         for arm in arms
         for seed in arm.seeds
     }
+
+
+class OneByOne:
+    """Runs no stage: each ends as it is told here."""
+
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+        self.submitted: list[Stage] = []
+
+    def has_room(self) -> bool:
+        return not self.submitted
+
+    def submit(self, task: Stage) -> None:
+        self.submitted.append(task)
+
+    def wait(self) -> list[Outcome]:
+        stage = self.submitted.pop()
+        if stage.id == self.failing:
+            return [Outcome(stage, None, "no memory")]
+        write_json(stage.marker, {"id": stage.id})
+        return [Outcome(stage, {"id": stage.id})]
+
+
+@pytest.mark.parametrize("failing", ["asked", "trained further", "none"])
+def test_the_model_of_a_stage_that_failed_stays_for_the_next_run(
+    tmp_path: Path, failing: str
+) -> None:
+    trained = Stage("trained", "train", tmp_path / "trained", "", ())
+    weights = trained.folder / "model/model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    reads = (f"model.path={trained.folder}/model",)
+    pending = [trained]
+    for name, kind in (("asked", "eval"), ("trained further", "train")):
+        (tmp_path / name).mkdir()
+        pending.append(Stage(name, kind, tmp_path / name, "", reads, ("trained",)))
+    status = StageStatus()
+    run_stages(status.add(pending), status, OneByOne(failing), "stages", delete_models=True)
+    assert weights.exists() == (failing != "none")
 
 
 def ids(run: ArmRun) -> dict[str, str]:

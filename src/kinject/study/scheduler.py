@@ -166,7 +166,9 @@ def run_stages(
                 else:
                     status.done[outcome.task.id] = outcome.result
                     if delete_models:
-                        unfinished = [*waiting.values(), *(status.stages[name] for name in running)]
+                        # The same command tries those that failed again.
+                        others = [status.stages[name] for name in (*running, *status.failed)]
+                        unfinished = [*waiting.values(), *others]
                         _delete_unread(outcome.task.dependencies, unfinished, status)
                 progress.advance()
 
