@@ -445,8 +445,8 @@ def test_questions_that_the_base_answers_more_often_than_by_guessing_are_parted(
         in output
     )
     words = ["questions", "--drop-known", str(tmp_path / "run")]
-    assert main([*words, "--job", "slurm", "--dry-run"]) == 2
-    assert "--job, --dry-run has no effect" in capsys.readouterr().err
+    assert main([*words, "--job", "slurm", "--retry"]) == 2
+    assert "--job, --retry has no effect" in capsys.readouterr().err
     (tmp_path / "questions.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     assert main(words) == 2
     assert "is not the file that" in capsys.readouterr().err
