@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from kinject.cli import Outcome, named_recipe, option
 from kinject.terminal import show
 
 if TYPE_CHECKING:
+    from kinject.recipe import StudyRecipe
     from kinject.recipe.read import Verb
 
 JOB_OPTION = option(
@@ -41,9 +41,9 @@ def print_job(arguments: argparse.Namespace, verb: Verb, *flags: str) -> Outcome
 
     path, overrides = named_recipe(arguments, verb)
     missing = missing_inputs(path, overrides, verb)
-    read_recipe(path, overrides, verb, check_inputs=False)
+    recipe = read_recipe(path, overrides, verb, check_inputs=False)
     if verb == "study":
-        _check_study(path, overrides)
+        _check_study(recipe)
     text = render_job(arguments.job, [verb, str(path), *overrides, *flags])
     show(text, end="")
     if missing:
@@ -59,12 +59,10 @@ def print_job(arguments: argparse.Namespace, verb: Verb, *flags: str) -> Outcome
     return {"job": text, "must_exist": [str(problem) for problem in missing]}, 0
 
 
-def _check_study(path: Path, overrides: Sequence[str]) -> None:
+def _check_study(study: StudyRecipe) -> None:
     """Raise `RecipeError` for the faults of a study's names and of its shared recipes."""
-    from kinject.recipe.read import read_recipe
     from kinject.study.arms import check_names, check_shared_recipes, expand_arms
 
-    study = read_recipe(path, overrides, "study", check_inputs=False)
     check_names(study, check_inputs=False)
     check_shared_recipes(study, expand_arms(study.study))
 
