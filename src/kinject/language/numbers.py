@@ -11,7 +11,7 @@ from kinject.language.amounts import Day, Group, Number
 from kinject.language.moments import TAKEN, Reader
 from kinject.language.spelling import CURRENCY, MINUS, WIDE
 from kinject.language.units import any_of, money_marks, unit_at, with_divisor
-from kinject.language.values import NEVER, grammar_of
+from kinject.language.values import NEVER, SCALES_BEFORE_MONEY, grammar_of
 
 LETTER = rf"[^\W{WIDE}]"
 _MINUS_WORD = rf"(?<!{LETTER})(?P<minus_word>minus|negative|moins|menos|meno|минус)\s+"
@@ -49,10 +49,8 @@ _DECADE_AFTER = re.compile(r"'?s\b")
 _PREPOSITION = re.compile(r"\s(?:of |de |di |d')")
 _SCALES = {"k": 10**3, "mn": 10**6, "lakh": 10**5, "crore": 10**7, "dozen": 12}
 _MONEY_SCALES = {"m": 10**6, "b": 10**9, "tn": 10**12}
-# 5 MdEUR; a T is a thousand in German.
-_BEFORE_MONEY = {"t": 10**3, "k": 10**3, "m": 10**6, "md": 10**9}
 _SCALE_BEFORE_MONEY = re.compile(
-    rf"\s?(?P<scale>{any_of(_BEFORE_MONEY)})(?=\s?[{CURRENCY}]|\s?(?:eur|usd|gbp|chf)\b)"
+    rf"\s?(?P<scale>{any_of(SCALES_BEFORE_MONEY)})(?=\s?[{CURRENCY}]|\s?(?:eur|usd|gbp|chf)\b)"
 )
 
 
@@ -234,7 +232,7 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     scale = match["scale"]
     factor = language.digit_scales.get(scale) or _SCALES.get(scale)
     if before_money:
-        factor = _BEFORE_MONEY[scale]
+        factor = SCALES_BEFORE_MONEY[scale]
     if factor is None:
         # 5 m is a length, 5M and $5m are millions
         is_capital = match[0][0] == scale and reader.folded[match.start("scale")].isupper()

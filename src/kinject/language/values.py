@@ -22,7 +22,7 @@ _CODE_BEFORE = re.compile(rf"\b(?P<code>{'|'.join(map(re.escape, _CODES))})\s?\Z
 _SCALES_OF_MONEY = {"k": 10**3, "m": 10**6, "b": 10**9, "tn": 10**12, "t": 10**12}
 _SCALE_OF_MONEY = re.compile(r"\s?(?P<scale>tn|[kmbt])\b")
 """What follows $74 in $74m; without a currency an m is a metre."""
-_SCALES_BEFORE_MONEY = {"t": 10**3, "k": 10**3, "m": 10**6, "md": 10**9}
+SCALES_BEFORE_MONEY = {"t": 10**3, "k": 10**3, "m": 10**6, "md": 10**9}
 _SCALE_BEFORE_MONEY = re.compile(r"\s?(?P<scale>md|[tkm])(?=\s?[$€£¥₹￥]|\s?(?:eur|usd|gbp|chf)\b)")
 """The M of 74 M€, the Md of 5 MdEUR; the T of 5 TEUR is German for a thousand."""
 _PREPOSITION = re.compile(r"\s(?:of\s|de\s|di\s|d['’])")
@@ -367,7 +367,7 @@ def _scale_of_money(lower: str, end: int, currency: str) -> tuple[int, int]:
     that letter ends; (1, `end`) without one."""
     scale = _SCALE_BEFORE_MONEY.match(lower, end)
     if scale:
-        return _SCALES_BEFORE_MONEY[scale["scale"]], scale.end()
+        return SCALES_BEFORE_MONEY[scale["scale"]], scale.end()
     scale = _SCALE_OF_MONEY.match(lower, end)
     if scale and currency:
         return _SCALES_OF_MONEY[scale["scale"]], scale.end()
