@@ -580,10 +580,10 @@ def _shared_recipes(section: StudySection, arm: Arm) -> list[tuple[str, Mapping[
         return []  # its evaluation is the base's, which is checked
     if arm.retrieval:
         return [(section.eval, eval_overrides(section, arm))]
-    shared: list[tuple[str, Mapping[str, Any]]] = [(section.train, arm.train_overrides)]
+    shared: list[tuple[str, Mapping[str, Any]]] = []
     if section.augment is not None:
-        shared.insert(0, (section.augment, arm.augment_overrides))
-    return shared
+        shared.append((section.augment, arm.augment_overrides))
+    return [*shared, (section.train, arm.train_overrides)]
 
 
 def _at_arm(problem: Problem, recipe: StudyRecipe, key_path: KeyPath) -> Problem:
