@@ -50,10 +50,10 @@ class Evidence:
     def setting(self, arm: str, claim: ClaimSection) -> AskSetting:
         """Return how the arm was asked the claim's questions; K is -1 where it has no passages
         chosen."""
-        asked, names = ArmName.parse(arm), claim.sets()
+        names, chosen = claim.sets(), self.chosen_ks(arm, claim)
         ks = {0}
-        if asked.retrieval:
-            ks = {self.chosen_k.get((asked.answers_of, name), -1) for name in names}
+        if ArmName.parse(arm).retrieval:
+            ks = {chosen.get(name, -1) for name in names}
         # Sets that were asked with different numbers of passages are not one.
         k = ks.pop() if len(ks) == 1 else -1
         return AskSetting(joint_name(names), *self.prompt_format(names[0]), k)
