@@ -267,13 +267,17 @@ def test_a_question_is_judged_behind_the_turns_that_it_refers_to(
     assert asked == ["user: Where is Ulm?\nassistant: South.\nAnd its minster?"]
 
 
+WRONG = Answer(
+    "q", "s", "base", "generate", 0, 0, (), 0, (), (2,), (), text="In Ulm", accepted=("Bonn",)
+)  # fmt: skip
+"""A free answer; "In Bonn" is right."""
+
+
 def test_a_letter_in_the_words_of_a_free_answer_gets_no_grade(
     serve: Callable[..., Endpoint], tmp_path: Path
 ) -> None:
     judge = judge_of(section_of(serve(lambda *_: "CORRECT"), tmp_path), tmp_path, 0)
-    free = Answer(
-        "q", "s", "base", "generate", 0, 0, (), 0, (), (2,), (), text="In Bonn", accepted=("Bonn",)
-    )  # fmt: skip
+    free = replace(WRONG, text="In Bonn")
     letter = replace(
         free, format="letters-written", gold=1, accepted=("B. Bonn", "B", "Bonn"), choices=("Ulm", "Bonn")
     )  # fmt: skip
@@ -294,11 +298,8 @@ def test_requests_that_fail_are_named_and_no_fault_of_the_judge(
 
     monkeypatch.setattr(Sender, "send", refuse)
     judge = judge_of(section_of(serve(lambda *_: "CORRECT"), tmp_path), tmp_path, 0)
-    answer = Answer(
-        "q", "s", "base", "generate", 0, 0, (), 0, (), (2,), (), text="In Ulm", accepted=("Bonn",)
-    )  # fmt: skip
     questions = [Question(town, "Where?", (), 0, answers=(town,)) for town in ("Bonn", "Kelm")]
-    judge.grade_answers({("s", "q"): questions[0]}, {"base": [answer]})
+    judge.grade_answers({("s", "q"): questions[0]}, {"base": [WRONG]})
     (note,) = judge.notes()
     assert "1 request failed, most often so: HTTP 400: filtered. Run again" in note
     failed = r"grades nothing\. \d+ requests failed, most often so: HTTP 400: filtered\. Run again"
@@ -342,11 +343,8 @@ def test_every_answer_without_a_grade_is_counted_not_each_text_once(
     serve: Callable[..., Endpoint], tmp_path: Path
 ) -> None:
     judge = judge_of(section_of(serve(lambda *_: "Who knows?"), tmp_path), tmp_path, 0)
-    answer = Answer(
-        "q", "s", "base", "generate", 0, 0, (), 0, (), (2,), (), text="In Ulm", accepted=("Bonn",)
-    )  # fmt: skip
-    results = {arm: [replace(answer, arm=arm)] for arm in ("base", "new", "old")}
-    results["empty"] = [replace(answer, text="")]
+    results = {arm: [replace(WRONG, arm=arm)] for arm in ("base", "new", "old")}
+    results["empty"] = [replace(WRONG, text="")]
     judge.grade_answers({("s", "q"): Question("q", "Where?", (), 0, answers=("Bonn",))}, results)
     assert judge.n_missing == 3
     assert judge.notes() == [
