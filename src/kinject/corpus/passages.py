@@ -252,13 +252,8 @@ def _read_layout(text: str) -> _Layout:
     """Return the layout of a text."""
     markup = _read_markup(text)
     groups = _group_rows(text, markup.rows)
-    tables = []
-    for rows in groups:
-        if len(rows) > 1 and _DELIMITERS.fullmatch(text[slice(*rows[1])]):
-            # No passage ends between a table's head and its first row.
-            markup.never |= {rows[0][1], rows[1][1]}
-            if len(rows) > 2:
-                tables.append((rows[0][0], rows[2][0], rows[-1][1]))
+    tables, in_heads = _tables(text, groups)
+    markup.never |= in_heads
     begins = [begin for begin, _ in markup.code] + [rows[0][0] for rows in groups]
     opens = sorted(_trim_end(text, begin) for begin in begins)
     every, blocks = sentence_ends(text), markup.blocks
@@ -282,6 +277,21 @@ def _read_layout(text: str) -> _Layout:
         blank = [end for end in every if text[end : end + 1] == "\n"]
         endings += [(in_code(blank), True), (in_code(lines), True)]
     return _Layout(text, tuple(endings), markup.headings, tables, blocks)
+
+
+def _tables(
+    text: str, groups: Iterable[Sequence[tuple[int, int]]]
+) -> tuple[list[tuple[int, int, int]], set[int]]:
+    """Return the tables among `groups` of rows, (begin, begin of the first row below the head,
+    end), and the positions in their heads: no passage ends between a head and its first row."""
+    tables, in_heads = [], set[int]()
+    for rows in groups:
+        if len(rows) < 2 or not _DELIMITERS.fullmatch(text[slice(*rows[1])]):
+            continue
+        in_heads |= {rows[0][1], rows[1][1]}
+        if len(rows) > 2:
+            tables.append((rows[0][0], rows[2][0], rows[-1][1]))
+    return tables, in_heads
 
 
 def _read_markup(text: str) -> _Markup:

@@ -187,10 +187,7 @@ def find_devices(
     if kind != "cuda":
         processes = _processes(kind, memory, per_node or 1, n_nodes)
         return replace(processes, link=link)
-    if gpu is not None and gpu.upper() not in GPUS:
-        raise InputError(
-            f"--gpu: found {gpu!r}, allowed: {', '.join(GPUS)}. For another card: --memory 24GiB."
-        )
+    _check_card(gpu)
     name, is_here, known, count = (gpu or "").upper(), False, 0, per_node or 1
     if gpu is None and torch.cuda.is_available():
         here = torch.cuda.get_device_properties(0)
@@ -233,6 +230,14 @@ def _processes(kind: str, memory: int | None, per_node: int, n_nodes: int) -> De
         reserved=program_bytes() + CPU_WORKING,
         nodes=n_nodes,
     )
+
+
+def _check_card(gpu: str | None) -> None:
+    """Raise `InputError` if the card that the user names is none of `GPUS`."""
+    if gpu is not None and gpu.upper() not in GPUS:
+        raise InputError(
+            f"--gpu: found {gpu!r}, allowed: {', '.join(GPUS)}. For another card: --memory 24GiB."
+        )
 
 
 def _card(name: str) -> str:

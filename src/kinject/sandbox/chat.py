@@ -248,7 +248,7 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
     topic: _Topic | None = None
     for _ in range(1 + rng.randrange(2 if name else 3)):
         attribute = choose_one(ATTRIBUTES, rng)
-        instruction = talk.always or (_pick(rng) if rng.random() < 0.6 else Instruction())
+        instruction = _next_instruction(talk, rng)
         # A pronoun needs somebody whom an earlier turn has named.
         if topic is not None and topic.can_follow and rng.random() < 0.5:
             # Pairs that are kept for the probe are in no dialogue.
@@ -267,6 +267,15 @@ def _dialogue(country: Country, names: Sequence[tuple[str, str]], rng: Random) -
     if not talk.messages or talk.messages[-1]["role"] != "assistant":
         return _dialogue(country, names, rng)
     return talk.messages
+
+
+def _next_instruction(talk: _Dialogue, rng: Random) -> Instruction:
+    """Return the system's instruction, or else, for 6 of 10 questions, one of their own."""
+    if talk.always:
+        return talk.always
+    if rng.random() < 0.6:
+        return _pick(rng)
+    return Instruction()
 
 
 def _ask_in_another_form(

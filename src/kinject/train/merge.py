@@ -239,15 +239,28 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
     Their tensors have the same names and shapes, but for the rows of vocabularies, and their tokens
     the same numbers.
     """
-    folders = (ours, plus, minus)
-    headers = [dict(read_headers(folder)) for folder in folders]
+    configs = [load_config(str(folder)) for folder in (ours, plus, minus)]
+    n_vocabulary = [config.get_text_config().vocab_size for config in configs]
+    _check_tensors(ours, plus, minus, n_vocabulary)
+    # not of `plus`: the sum is that model with what `ours` has learned, and has its configuration
+    _check_same_calculation(minus, ours)
+    if n_vocabulary[0] > n_vocabulary[1]:
+        raise InputError(
+            f"{ours}: its vocabulary has {n_vocabulary[0]} rows, that of {plus} {n_vocabulary[1]}, "
+            "whose tokenizer the result gets. Train the model without further tokens."
+        )
+    _check_token_numbers(ours, plus)
+
+
+def _check_tensors(ours: Path, plus: Path, minus: Path, n_vocabulary: Sequence[int]) -> None:
+    """Raise `InputError` unless the three models have tensors of the same names and shapes, but for
+    the rows of tables of their vocabularies, `n_vocabulary` in each."""
+    headers = [dict(read_headers(folder)) for folder in (ours, plus, minus)]
     heads = _shared_heads(plus, headers[0])
     # A difference of two that tie them, for a model that its training has untied.
     if heads == _shared_heads(minus, headers[0]):
         for header in headers[1:]:
             header |= {head: header[table] for head, table in heads.items()}
-    configs = [load_config(str(folder)) for folder in folders]
-    n_vocabulary = [config.get_text_config().vocab_size for config in configs]
     fix = (
         "All three must be one architecture and size: a model, and an instruct model with its base."
     )
@@ -263,24 +276,21 @@ def _check_addable(ours: Path, plus: Path, minus: Path) -> None:
                 f"{plus}: {name} is {shapes[1]}, in {ours} {shapes[0]}, in {minus} {shapes[2]}. "
                 f"{fix}"
             )
-    # not of `plus`: the sum is that model with what `ours` has learned, and has its configuration
-    _check_same_calculation(minus, ours)
-    if n_vocabulary[0] > n_vocabulary[1]:
-        raise InputError(
-            f"{ours}: its vocabulary has {n_vocabulary[0]} rows, that of {plus} {n_vocabulary[1]}, "
-            "whose tokenizer the result gets. Train the model without further tokens."
-        )
+
+
+def _check_token_numbers(ours: Path, plus: Path) -> None:
+    """Raise `InputError` if a token, other than an added one, has another number in `plus`."""
     tokenizers = [load_tokenizer(str(folder)) for folder in (ours, plus)]
-    special: set[str] = set()
+    added: set[str] = set()
     for tokenizer in tokenizers:
-        special.update(map(str, tokenizer.added_tokens_decoder.values()))
+        added.update(map(str, tokenizer.added_tokens_decoder.values()))
     our_ids, their_ids = (tokenizer.get_vocab() for tokenizer in tokenizers)
     for token, number in our_ids.items():
-        if their_ids.get(token) != number and token not in special:
+        if their_ids.get(token) != number and token not in added:
             raise InputError(
                 f"{plus}: the token {token!r} is number {their_ids.get(token)} there and {number} "
-                f"in {ours}, so their "
-                "embeddings cannot be added. Both must be trained from one base."
+                f"in {ours}, so their embeddings cannot be added. Both must be trained from one "
+                "base."
             )
 
 
