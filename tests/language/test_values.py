@@ -46,6 +46,9 @@ from kinject.language.values import read_values
         ("fr", "7 MdEUR, 3 Mds d'euros, 41 MEUR", {"7000000000", "3000000000", "41000000"}),
         ("de", "320 Tsd. Euro, 18 TEUR", {"320000", "18000"}),
         ("es", "3 mil millones de euros", {"3000000000"}),
+        ("hi", "8 करोड़ रुपये, 2 लाख करोड़, ६ हज़ार", {"80000000", "2000000000000", "6000"}),
+        ("ne", "3 करोड", {"30000000"}),
+        ("bn", "9 কোটি", {"90000000"}),
     ],
 )
 def test_numbers_are_read_as_the_language_writes_them(
@@ -78,7 +81,8 @@ def test_units_come_in_the_language_and_as_symbols(
 @pytest.mark.parametrize(
     ("code", "text"),
     [("en", "March 3, 1931"), ("en", "the 3rd of March"), ("en", "1931-03-03"), ("de", "3. März"), ("de", "3.3.1931"),
-     ("fr", "le 3 mars"), ("es", "3 de marzo"), ("zh", "1931年3月3日"), ("ja", "三月三日")],
+     ("fr", "le 3 mars"), ("es", "3 de marzo"), ("zh", "1931年3月3日"), ("ja", "三月三日"),
+     ("hi", "3 मार्च 1931"), ("hi", "३ मार्च")],
 )  # fmt: skip
 def test_dates_are_months_with_days(code: str, text: str) -> None:
     assert read_values(text, code).days == {(3, 3)}

@@ -11,7 +11,7 @@ from kinject.language.amounts import Day, Group, Number
 from kinject.language.moments import TAKEN, Reader
 from kinject.language.spelling import CURRENCY, MINUS, WIDE
 from kinject.language.units import any_of, money_marks, unit_at, with_divisor
-from kinject.language.values import NEVER, SCALES_BEFORE_MONEY, grammar_of
+from kinject.language.values import NEVER, SCALES_BEFORE_MONEY, WORD_END, grammar_of
 
 LETTER = rf"[^\W{WIDE}]"
 _MINUS_WORD = rf"(?<!{LETTER})(?P<minus_word>minus|negative|moins|menos|meno|минус)\s+"
@@ -58,13 +58,13 @@ _SCALE_BEFORE_MONEY = re.compile(
 def _scale_pattern(code: str) -> re.Pattern[str]:
     scales = {*grammar_of(code).language.digit_scales, *_SCALES, *_MONEY_SCALES}
     spellings = "|".join(sorted(map(re.escape, scales), key=len, reverse=True))
-    return re.compile(rf"(?:\s?|\s+an?\s+)(?P<scale>{spellings})\b(?:\.(?=\s))?")
+    return re.compile(rf"(?:\s?|\s+an?\s+)(?P<scale>{spellings}){WORD_END}(?:\.(?=\s))?")
 
 
 @lru_cache(maxsize=128)
 def _second_scale_pattern(code: str) -> re.Pattern[str]:
     words = grammar_of(code).language.scale_words
-    return re.compile(rf"\s(?P<scale>{any_of(words) or NEVER})\b")
+    return re.compile(rf"\s(?P<scale>{any_of(words) or NEVER}){WORD_END}")
 
 
 @lru_cache(maxsize=128)

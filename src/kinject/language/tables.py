@@ -21,6 +21,8 @@ from typing import Any, Literal
 import msgpack
 import yaml
 
+from kinject.language.spelling import MARKS
+
 Family = Literal["capitals", "nouns", "unspaced", "caseless"]
 """How a language marks names: by capitals; not at all, since every noun has one (German); it has no
 spaces between words (Chinese, Japanese, Thai); it has spaces and no capitals (Arabic, Hindi,
@@ -30,7 +32,7 @@ _UNSPACED = frozenset(("zh", "ja", "th", "km", "lo", "my"))
 _CASELESS = frozenset(("ar", "he", "fa", "ur", "hi", "bn", "ta", "te", "ka", "am")).union(
     ("ko", "mr", "pa", "gu", "kn", "ml", "si", "ne", "yi")
 )
-_SCALE = re.compile(r"0[\s\u00a0](?P<word>[^\W\d_]{2,})\.?")
+_SCALE = re.compile(rf"0[\s\u00a0](?P<word>[^\W\d_](?:[^\W\d_]|[{MARKS}])+)\.?")
 _NUMBER = re.compile(r"[\d\u200e\u200f\u061c\u00a0\u202f]+")
 _SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

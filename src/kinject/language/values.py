@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 
+from kinject.language.spelling import MARKS
 from kinject.language.tables import Language, language_of
 
 MAX_COUNT = 12
@@ -27,7 +28,9 @@ _SCALE_BEFORE_MONEY = re.compile(r"\s?(?P<scale>md|[tkm])(?=\s?[$€£¥₹￥]|
 """The M of 74 M€, the Md of 5 MdEUR; the T of 5 TEUR is German for a thousand."""
 _PREPOSITION = re.compile(r"\s(?:of\s|de\s|di\s|d['’])")
 """Between a million and its unit."""
-_WORD = re.compile(r"[^\W\d_]+")
+_WORD = re.compile(rf"(?:(?![\d_])[\w{MARKS}])+")
+WORD_END = rf"(?![\w{MARKS}])"
+"""Behind a word: a vowel of an Indian script is no letter to `re`, and continues it."""
 _DIGITS = re.compile(r"\d+")
 # 1914–18 stands for 1914–1918.
 _RANGE_END = re.compile(r"(?<!\d)(\d\d)(\d\d)[–-](\d\d)(?!\d|-)")
@@ -155,7 +158,8 @@ def _digits_pattern(language: Language) -> re.Pattern[str]:
         rf"|\d+(?:[{decimal}٫]\d+)?)(?P<decade>{decade})?"
         rf"(?P<ordinal>{language.ordinal or NEVER})?"
         # Of two, as in "3 lakh crore", both are factors.
-        rf"(?:\s?(?P<scale>{scales}|k)\b(?:\s(?P<second_scale>{words})\b)?(?:\.(?=\s))?)?"
+        rf"(?:\s?(?P<scale>{scales}|k){WORD_END}"
+        rf"(?:\s(?P<second_scale>{words}){WORD_END})?(?:\.(?=\s))?)?"
     )
 
 
@@ -177,7 +181,7 @@ class Grammar:
         if language.compound:
             number_word += f"(?:(?:{joins})?(?:{any_word}))*"
         between = rf"(?:\s+|-|\s+(?:{joins})\s+|-(?:{joins})-)"
-        self.in_words = re.compile(rf"(?<!\w){number_word}(?:{between}{number_word})*\b")
+        self.in_words = re.compile(rf"(?<!\w){number_word}(?:{between}{number_word})*{WORD_END}")
         day = r"\d{1,2}(?:st|nd|rd|th|er|\.?[ºª°]|\.)?"
         days = (
             rf"(?P<days>{day}(?:\s*(?:,|and|or|to|&|[-–—]|und|bis|et|au|y|al|e|a)\s*{day}){{0,3}})"
