@@ -168,16 +168,16 @@ def _is_same(written: str, part: str) -> bool:
 
 def _is_within(part: str, written: str) -> bool:
     """Return whether `written` has the accepted text `part` in it, by its words or its values."""
-    codes = _languages(written, part)
+    codes = tuple(_languages(written, part))
     # the words of a value are not enough: 5 million has a 5 in it
-    is_value = any(_is_value(read_items(part, code, False)) for code in codes)
+    is_value = any(_is_value(read_items(part, code, False, codes)) for code in codes)
     if not is_value and _has_words(part, written):
         return True
     if is_short_name(written, part, codes):
         return True
     for comma, other_comma in _decimal_commas(written, codes):
-        wanted = [read_items(part, code, comma) for code in codes]
-        items = [read_items(written, code, other_comma) for code in codes]
+        wanted = [read_items(part, code, comma, codes) for code in codes]
+        items = [read_items(written, code, other_comma, codes) for code in codes]
         if any(_has_values(one, other) for one, other in product(wanted, items)):
             return True
     return _has_wide_value(part, written, codes)

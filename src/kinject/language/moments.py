@@ -43,9 +43,10 @@ def _blank(match: re.Match[str]) -> str:
 class Reader:
     """A text from which one reader after another takes the values it knows."""
 
-    def __init__(self, folded: str, code: str, comma: bool) -> None:
+    def __init__(self, folded: str, code: str, comma: bool, others: Sequence[str] = ()) -> None:
         self.folded = folded
         self.grammar: Grammar = grammar_of(code)
+        self.others = others
         self.comma = comma
         lower = folded.lower()
         # İ is two characters in lower case: the places in both texts would not be the same

@@ -10,6 +10,7 @@ from functools import lru_cache
 from kinject.language.amounts import Day, Group, Number
 from kinject.language.moments import TAKEN, Reader
 from kinject.language.spelling import CURRENCY, MINUS, WIDE
+from kinject.language.tables import Language, language_of
 from kinject.language.units import any_of, money_marks, unit_at, with_divisor
 from kinject.language.values import NEVER, SCALES_BEFORE_MONEY, WORD_END, grammar_of
 
@@ -222,11 +223,29 @@ def is_scale_at(reader: Reader, start: int) -> bool:
     return match is not None and len(match["scale"]) > 2
 
 
+def _scale_at(reader: Reader, end: int) -> tuple[re.Match[str] | None, Language]:
+    """Return the match of a million or the like behind a number, and the language that it is of."""
+    language = reader.grammar.language
+    match = _scale_pattern(language.code).match(reader.rest, end)
+    if match:
+        return match, language
+    # In any language 5 Millionen are no 5.
+    for other in map(language_of, reader.others):
+        match = _scale_pattern(other.code).match(reader.rest, end)
+        # One of two letters is most often another word: the Portuguese "mi" is a mile.
+        if match is None or len(match["scale"]) <= 2:
+            continue
+        # Nor are 75 cents French hundreds.
+        if other.digit_scales.get(match["scale"], 0) >= 1000:
+            return match, other
+    return None, language
+
+
 def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     """Return a number times the million or the dozen behind it, and where that ends."""
-    language = reader.grammar.language
     before_money = _SCALE_BEFORE_MONEY.match(reader.rest, end)
-    match = before_money or _scale_pattern(language.code).match(reader.rest, end)
+    match, language = _scale_at(reader, end)
+    match = before_money or match
     if match is None or not (number.digits or match["scale"] == "dozen"):
         return end, number
     scale = match["scale"]

@@ -43,13 +43,16 @@ from kinject.language.values import grammar_of
 
 
 @lru_cache(maxsize=512)
-def read_items(folded: str, code: str, comma: bool) -> tuple[Item, ...]:
+def read_items(
+    folded: str, code: str, comma: bool, others: tuple[str, ...] = ()
+) -> tuple[Item, ...]:
     """Return the words and values of a text that `fold` returned, in order.
 
     `code`: the language of its number words, months and units; `comma`: whether decimals are
-    behind a comma where a number can be read in two ways (1,000).
+    behind a comma where a number can be read in two ways (1,000); `others`: languages that it may
+    be in as well.
     """
-    reader = Reader(folded, code, comma)
+    reader = Reader(folded, code, comma, others)
     # The longest forms first: each takes its characters, and the digits of a date or a version are
     # no numbers of their own.
     take_days(reader)
