@@ -39,7 +39,7 @@ from kinject.language.numbers import (
 from kinject.language.roman import take_numerals
 from kinject.language.spelling import words_in
 from kinject.language.units import any_of
-from kinject.language.values import grammar_of
+from kinject.language.values import SCALED_AMOUNT, grammar_of, han_value
 
 
 @lru_cache(maxsize=512)
@@ -383,6 +383,9 @@ _MARK = re.compile(r"[^\d]")
 
 
 def _take_numbers(reader: Reader) -> None:
+    for match in SCALED_AMOUNT.finditer(reader.rest):
+        number = Number(Fraction(han_value(match[0])), digits=match[0])
+        take_number(reader, *match.span(), number)
     for match in _NUMERAL.finditer(reader.rest):
         # another number may have been taken with this one: 5 to 10 million
         if TAKEN in reader.rest[match.start() : match.end()] or len(match[0]) > MOST_DIGITS:

@@ -64,10 +64,17 @@ _HAN_SCALES = {
     "兆": 10**12,
 }
 _HAN = "".join([*_HAN_DIGITS, *_HAN_SCALES])
+_HANGUL_SCALES = str.maketrans("십백천만억조", "十百千万億兆")
+_SCALE_SIGNS = f"{''.join(_HAN_SCALES)}십백천만억조"
+SCALED_AMOUNT = re.compile(
+    rf"(?<![\d.,제])\d+(?:,\d{{3}})*(?:\.\d+)?[{_SCALE_SIGNS}]+(?:\s?\d+[{_SCALE_SIGNS}]+)*"
+    r"(?:(?<=[万萬億亿만억])\s?\d{1,4}(?![\d.,]))?(?<!千(?=[米克瓦卡伏赫]))"
+)
+"""Digits with Chinese or Korean factors: 3億5千万, 3억 5천만. 제2조 is an article of a law."""
 _HAN_NUMBER = re.compile(
     r"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])"
     r"(?P<number>\d+(?:,\d{3})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*"
-    rf"(?:\d+[千万萬億亿])*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{_HAN}]+)"
+    rf"(?:\d+[千万萬億亿]+)*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{_HAN}]+)"
 )
 _HAN_PARTS = re.compile(rf"\d+(?:,\d{{3}})*(?:\.\d+)?|[{_HAN}]")
 # Chinese and Japanese write May 2019 as 2019.5, too.
@@ -281,6 +288,8 @@ def read_values(text: str, code: str = "en") -> Values:
     grammar, values = grammar_of(code), Values()
     if grammar.language.is_unspaced:
         text = text.translate(_WIDE)
+    else:
+        text = SCALED_AMOUNT.sub(lambda amount: han_value(amount[0]), text)
     is_composed = _COMPOSED.search(text) is not None
     if is_composed:
         text = _CLOCK.sub(_with_colon, text)
@@ -509,8 +518,9 @@ def _add_han_date(match: re.Match[str], month: int, values: Values) -> int:
 
 
 def han_value(run: str) -> str:
-    """Return the value of digits and Chinese numerals as a plain decimal: 3.5万, 二千零五, 一九九八."""
-    parts = _HAN_PARTS.findall(run)
+    """Return the value of digits and Chinese numerals or Korean factors as a plain decimal: 3.5万,
+    3억 5천만, 二千零五, 一九九八."""
+    parts = _HAN_PARTS.findall(run.translate(_HANGUL_SCALES))
     if len(parts) > 1 and all(part in _HAN_DIGITS for part in parts):
         # not by int(): Python makes no number of over 4,300 digits
         return "".join(str(_HAN_DIGITS[part]) for part in parts).lstrip("0") or "0"
