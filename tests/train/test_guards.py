@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch._inductor.exc import InductorError
 
 from kinject.cli import main
 from kinject.errors import TrainingError
@@ -21,7 +22,7 @@ from kinject.recipe import GuardsSection, Recipe
 from kinject.train import train
 from kinject.train.batches import Collator
 from kinject.train.callbacks import patience
-from kinject.train.guards import Guard
+from kinject.train.guards import Guard, compiler_faults
 from kinject.train.trainer import KnowledgeTrainer
 from small import interrupt, quick
 
@@ -49,6 +50,18 @@ def _unfinished(recipe: Recipe, message: str) -> None:
     assert not (recipe.run_dir / "model").exists()
     assert not (recipe.run_dir / ".model.part").exists()
     assert json.loads((recipe.run_dir / "manifest.json").read_text())["counts"]["finished"] is False
+
+
+def test_a_failing_compiler_is_torchs_and_a_full_memory_stays_one(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def _fail(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise InductorError(AssertionError("no lowering of this"), None)
+
+    monkeypatch.setattr(KnowledgeTrainer, "compute_loss", _fail)
+    _unfinished(make_recipe(), "torch cannot .*no lowering of this.* trainer.torch_compile: false")
+    with pytest.raises(InductorError), compiler_faults():
+        raise InductorError(RuntimeError("CUDA out of memory"), None)
 
 
 def test_an_update_that_is_not_finite_is_left_out_and_counted(

@@ -7,17 +7,19 @@ finite, is not.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 from transformers import (
     PreTrainedModel,
     TrainerCallback,
@@ -28,8 +30,9 @@ from transformers import (
 from trl import SFTConfig
 
 from kinject import models
-from kinject.errors import TrainingError
-from kinject.process import processes_per_row
+from kinject.disk import system_failure
+from kinject.errors import TrainingError, one_line
+from kinject.process import is_shortage, processes_per_row
 from kinject.recipe import GuardsSection
 from kinject.terminal import format_count, format_number
 from kinject.train.loss import MeanLoss
@@ -402,6 +405,22 @@ def weight_sums(model: nn.Module) -> dict[str, float]:
             # In float64: in float32 the sum of a large tensor hides the change of a few weights.
             sums[unwrapped_name(name)] = float(models.own_part(weight).sum(dtype=torch.float64))
     return sums
+
+
+@contextlib.contextmanager
+def compiler_faults() -> Iterator[None]:
+    """Raise `TrainingError` where torch's compiler fails in the block: it is torch's fault, and the
+    model trains without it."""
+    try:
+        yield
+    except TorchDynamoException as error:
+        # A full disk or memory is no matter of the compiler, and has its own message.
+        if system_failure(error) or is_shortage(error):
+            raise
+        raise TrainingError(
+            f"torch cannot compile this model ({type(error).__name__}: {one_line(error)}). Set "
+            "trainer.torch_compile: false, and remove torch_compile_backend and torch_compile_mode."
+        ) from error
 
 
 def agree_on_fault(fault: str) -> None:

@@ -38,6 +38,7 @@ from kinject.process import processes_per_row, tensor_parallel_size
 from kinject.train.batches import FilledRows, LengthSampler, RoundSampler, RowDataset
 from kinject.train.callbacks import RunLog
 from kinject.train.checkpoints import CheckpointMixin
+from kinject.train.guards import compiler_faults
 from kinject.train.loss import MeanLoss, TokenMean
 from kinject.train.objectives import TrainingLoss
 from kinject.train.objectives.distillation import Teacher
@@ -517,6 +518,11 @@ class TrainingHooks(TrainerCallback):  # type: ignore[misc]
 
 class RunTrainer(OptimizerMixin, CheckpointMixin):
     """What the trainer of every method has: its updates and its checkpoints."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train. Raises `TrainingError` where torch's compiler fails."""
+        with compiler_faults():
+            return super().train(*args, **kwargs)
 
 
 class KnowledgeTrainer(RunTrainer, PackingMixin, ObjectiveMixin):
