@@ -213,7 +213,13 @@ def _autocast_copies(step: Step, shapes: Shapes) -> int:
     is_cast = step.mixed is not None and step.dtype == torch.float32 and step.quantization == "none"
     if not is_cast:
         return 0
-    return 2 * shapes.multiplied
+    if not step.checkpointing:
+        return 2 * shapes.multiplied
+    # Autocast itself keeps copies of trained weights alone. That of a frozen weight is there for
+    # the backward pass, which with checkpointing has those of one layer at a time.
+    trained = min(shapes.n_trained, shapes.multiplied)
+    frozen = shapes.multiplied - trained
+    return 2 * trained + min(2 * frozen, shapes.layer // 2)
 
 
 def _activations(step: Step) -> tuple[int, int]:
