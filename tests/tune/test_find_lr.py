@@ -148,6 +148,21 @@ def test_a_ramp_out_of_range_is_refused(make_recipe: MakeRecipe, ramp: Ramp, sai
         finding.find_lr(make_recipe(), ramp)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "6GiB"], "--memory: is for --batch only"),
+        (["--batch", "--high", "0.3"], "--high: is for rates"),
+        (["--batch", "--steps", "50", "--memory", "6GiB"], "--steps: is for rates"),
+    ],
+)
+def test_an_option_of_the_other_search_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["find-lr", "no-such.yaml", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_an_optimizer_that_averages_over_rates_is_refused_with_its_line(
     make_recipe: MakeRecipe,
 ) -> None:

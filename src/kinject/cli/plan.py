@@ -102,9 +102,9 @@ def _doctor(arguments: argparse.Namespace) -> Outcome:
 
 @verb(
     "find-lr",
-    option("--low", type=float, default=1e-6, metavar="RATE", help="first rate (default: 1e-6)"),
-    option("--high", type=float, default=1.0, metavar="RATE", help="last rate (default: 1)"),
-    option("--steps", type=int, default=100, metavar="N", help="updates (default: 100)"),
+    option("--low", type=float, metavar="RATE", help="first rate (default: 1e-6)"),
+    option("--high", type=float, metavar="RATE", help="last rate (default: 1)"),
+    option("--steps", type=int, metavar="N", help="updates (default: 100)"),
     option(
         "--batch", action="store_true", help="find the largest batch that fits instead of a rate"
     ),
@@ -115,16 +115,28 @@ def _doctor(arguments: argparse.Namespace) -> Outcome:
     ),
 )
 def _find_lr(arguments: argparse.Namespace) -> Outcome:
+    from kinject.errors import InputError
+
+    given = {name: getattr(arguments, name) for name in ("low", "high", "steps")}
+    ramp = {name: value for name, value in given.items() if value is not None}
+    if arguments.batch and ramp:
+        raise InputError(
+            f"--{next(iter(ramp))}: is for rates, and --batch tries none. Take it out."
+        )
+    if arguments.memory is not None and not arguments.batch:
+        raise InputError("--memory: is for --batch only.")
     recipe = recipe_of(arguments, "train")
     from kinject.plan.ways import parse_memory
     from kinject.tune import Ramp, find_batch, find_lr, render_batch, render_range_test
 
     if arguments.batch:
-        limit = parse_memory(arguments.memory) if arguments.memory else None
+        limit = None
+        if arguments.memory is not None:
+            limit = parse_memory(arguments.memory)
         batch = find_batch(recipe, limit)
         show(render_batch(batch))
         return batch, 0
-    result, folder = find_lr(recipe, Ramp(arguments.low, arguments.high, arguments.steps))
+    result, folder = find_lr(recipe, Ramp(**ramp))
     show(render_range_test(result))
     show(f"plot: {folder / 'lr.png'}")
     return result, 1 if result.suggestion is None else 0
