@@ -134,3 +134,21 @@ def test_nothing_is_exported_for_an_upload_that_cannot_be(
         assert main([*words, *options]) == 2
         assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["--gguf", "q8_0"], ["--prove"], ["--license", "mit"], ["--copy", "a.gguf"]]
+)
+def test_a_merge_refuses_what_is_for_one_model(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path / "run"), "--average-with", "base", *words]) == 2
+    assert f"{words[0]}: is for one result. Export the merged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--dtype", "bfloat16"], ["--out", "here"], ["--prove"]])
+def test_an_upload_of_a_corpus_refuses_what_is_for_models(
+    words: list[str], augmented: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(augmented), "--upload", "me/texts", *words]) == 2
+    assert f"{words[0]}: is for models. {augmented} holds a corpus" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from kinject.cli import Outcome, incomplete, option, recipe_of, verb
@@ -91,6 +92,10 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
 
 _OF_MERGE = ("average_with", "alpha", "add", "minus", "scale")
 """Options of export that merge models."""
+_OF_MODEL = ("report", "dtype", "gguf", "prove", "copies")
+"""Options of export that are about one model."""
+_FLAGS = {"copies": "--copy"}
+"""Names of options that are not those of their values."""
 
 
 @verb(
@@ -183,6 +188,9 @@ def _export(arguments: argparse.Namespace) -> Outcome:
         # Before the export, which may take long.
         target.check()
         if is_corpus(arguments.folder):
+            unused = _given(arguments, ("out", *_OF_MODEL))
+            if unused:
+                raise InputError(f"{unused[0]}: is for models. {arguments.folder} holds a corpus.")
             return _uploaded(upload_corpus(arguments.folder, target, arguments.license)), 0
     values = {
         key: value
@@ -211,12 +219,20 @@ def _export(arguments: argparse.Namespace) -> Outcome:
 
 def _check_export(arguments: argparse.Namespace, *, merges: bool) -> None:
     """Raise `InputError` for options that do not belong together."""
-    if merges and arguments.upload is not None:
-        raise InputError("--upload: is for one result. Export the merged model that you choose.")
-    if arguments.copies and arguments.prove is None and not merges:
+    unused = _given(arguments, ("upload", "license", *_OF_MODEL))
+    if merges and unused:
+        raise InputError(
+            f"{unused[0]}: is for one result. Export the merged model that you choose."
+        )
+    if arguments.copies and arguments.prove is None:
         raise InputError("--copy: is for --prove only.")
     if arguments.public and arguments.upload is None:
         raise InputError("--public: is for --upload only.")
+
+
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Return the options, of those with these names, that the command line has."""
+    return [_FLAGS.get(name, f"--{name}") for name in names if getattr(arguments, name)]
 
 
 def _uploaded(address: str) -> dict[str, str]:
