@@ -375,8 +375,14 @@ def _peak_of(recipe: TrainRecipe, batch: int, folder: Path, limit: int | None) -
         "gradient_accumulation_steps": 1,
         "train_sampling_strategy": "sequential",
     }
+    from kinject.models import choose_device
+
+    # Of a GPU's trial the process itself may hold more: a model passes through its memory.
+    resident = limit
+    if choose_device(recipe.device) == "cuda":
+        resident = None
     code = run_process(
-        short_recipe(recipe, folder, _UPDATES, trainer), longest_rows=True, limit=limit
+        short_recipe(recipe, folder, _UPDATES, trainer), longest_rows=True, limit=resident
     )
     if (folder / RESULT).is_file():
         result = json.loads(read_bytes(folder / RESULT))

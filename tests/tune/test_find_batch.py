@@ -91,6 +91,31 @@ def test_a_trial_trains_on_the_longest_rows_and_is_ended_alone(
     assert finding._peak_of(recipe, 3, tmp_path / "small", 1) is None  # no process is that small
 
 
+@pytest.mark.parametrize(("device", "resident"), [("cuda", None), ("cpu", 7 * 2**30)])
+def test_the_memory_of_a_gpu_is_no_limit_of_the_process(
+    make_recipe: MakeRecipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    resident: int | None,
+) -> None:
+    limits: list[int | None] = []
+
+    def run(recipe: TrainRecipe, *, longest_rows: bool, limit: int | None) -> int:
+        limits.append(limit)
+        recipe.run_dir.mkdir()
+        peak = {"peak_bytes": 6 * 2**30, "out_of_memory": False}
+        (recipe.run_dir / "result.json").write_text(json.dumps(peak))
+        return 0
+
+    monkeypatch.setattr(finding, "run_process", run)
+    monkeypatch.setattr("kinject.models.choose_device", lambda wanted: device)
+    recipe = make_recipe()
+    assert finding._peak_of(recipe, 3, tmp_path / "7", 7 * 2**30) == 6 * 2**30
+    assert finding._peak_of(recipe, 3, tmp_path / "5", 5 * 2**30) is None
+    assert limits[0] == resident
+
+
 def test_a_trial_that_fails_is_reported_with_its_last_line(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
