@@ -352,7 +352,11 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
     with lock_dir(folder), Progress("trying", len(batches), "batches") as progress:
         for batch in batches:
             progress.set_status(f"batch {batch}")
-            peaks[batch] = _peak_of(recipe, batch, folder / f"batch-{batch}", most)
+            # A second batch of an update has the gradients of the first beside its activations; a
+            # third needs no more.
+            n_batches = min(rows // batch, 2)
+            trial = folder / f"batch-{batch}"
+            peaks[batch] = _peak_of(recipe, batch, n_batches, trial, most)
             progress.advance()
             if peaks[batch] is not None:
                 return BatchResult(batch, rows // batch, config.world_size, peaks)
@@ -366,13 +370,14 @@ def find_batch(recipe: TrainRecipe, limit: int | None) -> BatchResult:
     )
 
 
-def _peak_of(recipe: TrainRecipe, batch: int, folder: Path, limit: int | None) -> int | None:
-    """Return the peak bytes of two updates of `batch` rows, None if they need more than `limit` or
-    the device has."""
+def _peak_of(
+    recipe: TrainRecipe, batch: int, n_batches: int, folder: Path, limit: int | None
+) -> int | None:
+    """Return the peak bytes of two updates of `n_batches` batches of `batch` rows, None if they
+    need more than `limit` or the device has."""
     trainer = {
         "per_device_train_batch_size": batch,
-        # Further batches of an update need no more memory than the first.
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": n_batches,
         "train_sampling_strategy": "sequential",
     }
     from kinject.models import choose_device

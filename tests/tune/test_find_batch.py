@@ -58,7 +58,8 @@ def test_batch_and_accumulation_keep_the_global_batch(
     batch: int,
     accumulation: int,
 ) -> None:
-    def peak(recipe: Any, batch: int, folder: Path, limit: int) -> int | None:
+    def peak(recipe: Any, batch: int, n_batches: int, folder: Path, limit: int) -> int | None:
+        assert n_batches == (1 if batch == 24 else 2), "gradients beside a second batch"
         return 100 + 10 * batch if 100 + 10 * batch <= limit else None
 
     monkeypatch.setattr(finding, "_peak_of", peak)
@@ -75,7 +76,7 @@ def test_a_trial_trains_on_the_longest_rows_and_is_ended_alone(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
     recipe, folder = make_recipe(), tmp_path / "trial"
-    peak = finding._peak_of(recipe, 3, folder, None)
+    peak = finding._peak_of(recipe, 3, 2, folder, None)
     assert peak is not None
     assert peak > 2**20
     longest = sorted(
@@ -84,11 +85,13 @@ def test_a_trial_trains_on_the_longest_rows_and_is_ended_alone(
     )
     timing = read_timing(folder)
     assert len(timing) == 2
+    written = yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert written["trainer"]["gradient_accumulation_steps"] == 2
     assert (
         timing[-1]["learned_tokens"] > 6 * longest[0] / 10
     )  # the two longest kinds of row, not the shortest
     assert not (folder / "model").exists()
-    assert finding._peak_of(recipe, 3, tmp_path / "small", 1) is None  # no process is that small
+    assert finding._peak_of(recipe, 3, 2, tmp_path / "small", 1) is None  # no process is that small
 
 
 @pytest.mark.parametrize(("device", "resident"), [("cuda", None), ("cpu", 7 * 2**30)])
@@ -111,8 +114,8 @@ def test_the_memory_of_a_gpu_is_no_limit_of_the_process(
     monkeypatch.setattr(finding, "run_process", run)
     monkeypatch.setattr("kinject.models.choose_device", lambda wanted: device)
     recipe = make_recipe()
-    assert finding._peak_of(recipe, 3, tmp_path / "7", 7 * 2**30) == 6 * 2**30
-    assert finding._peak_of(recipe, 3, tmp_path / "5", 5 * 2**30) is None
+    assert finding._peak_of(recipe, 3, 2, tmp_path / "7", 7 * 2**30) == 6 * 2**30
+    assert finding._peak_of(recipe, 3, 2, tmp_path / "5", 5 * 2**30) is None
     assert limits[0] == resident
 
 
