@@ -58,6 +58,14 @@ def test_rows_come_back_with_their_line_numbers(tmp_path: Path) -> None:
     assert list(read_jsonl(path)) == [(1, {"a": 1}), (3, {"a": "é"})]
 
 
+def test_a_file_in_the_way_of_a_folder_is_no_missing_folder(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("a file")
+    with pytest.raises(DiskError, match=r"A folder of its path is a file: choose another path\.$"):
+        write_text(tmp_path / "notes" / "deep" / "rows.jsonl", "{}")
+    with pytest.raises(DiskError, match=r"A folder of its path is a file"):
+        list(read_jsonl(tmp_path / "notes" / "rows.jsonl"))
+
+
 def test_a_missing_file_and_an_unwritable_place_are_named(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"none\.jsonl: cannot be read"):
         list(read_jsonl(tmp_path / "none.jsonl"))

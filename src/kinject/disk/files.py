@@ -58,8 +58,9 @@ _FIXES = (
     ),
     ({errno.EMFILE, errno.ENFILE}, "Too many files are open: raise the limit (ulimit -n)."),
     ({errno.EISDIR}, "A folder has its name: move it away."),
+    ({errno.ENOTDIR}, "A folder of its path is a file: choose another path."),
     (
-        {errno.ENOENT, errno.ENOTDIR},
+        {errno.ENOENT},
         "A folder of its path is missing: was it deleted? Run the same command again.",
     ),
 )
