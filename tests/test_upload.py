@@ -126,7 +126,7 @@ def test_nothing_is_exported_for_an_upload_that_cannot_be(
     words = ["export", str(tiny_model), "--out", str(out)]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for options, message in (
-        (["--upload", "me/mine"], "the hub is switched off"),
+        (["--upload", "me/mine"], "--upload: the hub is switched off (HF_HUB_OFFLINE). Unset"),
         (["--upload", "me/mine/ours"], "Give OWNER/NAME"),
         (["--public"], "--public: is for --upload only"),
         (["--upload", "me/mine", "--average-with", "base"], "--upload: is for one result"),

@@ -90,13 +90,15 @@ def local_folder(name: str, revision: str | None = None) -> Path:
 
 
 def upload_fault() -> str:
-    """Return why nothing can be uploaded, without a connection to the hub; "" if nothing is known
-    against it."""
+    """Return why nothing can be uploaded, and the fix, without a connection to the hub; "" if
+    nothing is known against it."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:
-        return OFFLINE
-    return "" if get_token() is not None else "there is no token"
+        return f"{OFFLINE}. Unset that variable"
+    if get_token() is None:
+        return "there is no token. Set the environment variable HF_TOKEN, or run hf auth login"
+    return ""
 
 
 def unreachable_reason() -> str:

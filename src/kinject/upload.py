@@ -37,9 +37,7 @@ class Target:
             raise InputError(f"--upload: {str(error).splitlines()[0]} Give OWNER/NAME.") from error
         fault = upload_fault()
         if fault:
-            raise InputError(
-                f"--upload: {fault}. Set the environment variable HF_TOKEN, or run hf auth login."
-            )
+            raise InputError(f"--upload: {fault}.")
 
 
 def is_corpus(folder: Path) -> bool:

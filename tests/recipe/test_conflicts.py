@@ -104,7 +104,7 @@ TRAIN: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"trainer": {"fsdp": "full_shard"}}, {}, "trainer.fsdp", "no launcher started"),
     ({"trainer": {"torch_compile_backend": "inductr"}}, {}, "trainer.torch_compile_backend", "Did you mean inductor?"),
     ({"trainer": {"torch_compile": True}}, {"lacks_compiler": True}, "trainer.torch_compile", "Install g++"),
-    ({"trainer": {"push_to_hub": True}}, {"cannot_upload": "there is no token"}, "trainer.push_to_hub", "there is no token. Set"),
+    ({"trainer": {"push_to_hub": True}}, {"cannot_upload": "none. Unset it"}, "trainer.push_to_hub", "none. Unset it, or remove"),
     ({"techniques": {"histogram_steps": 2}}, {}, "techniques.histogram_steps", "Set trainer.report_to: tensorboard or wandb"),
     ({"techniques": HARD, "trainer": {"loss_type": "dft"}}, {}, "techniques.hard_example_mining", "trainer.loss_type: dft"),
     ({"trainer": {"loss_type": "dft", "label_smoothing_factor": 0.1}}, {}, "trainer.label_smoothing_factor", "the loss nll"),

@@ -218,8 +218,7 @@ def machine(recipe: TrainRecipe, launch: Launch) -> Iterator[Problem]:
         fix = "Install g++ (macOS: xcode-select --install), name yours in CXX, or remove the line."
         yield Problem("trainer.torch_compile", f"{message} {fix}")
     if launch["push_to_hub"] and launch.cannot_upload:
-        message = f"{launch.cannot_upload}. Set HF_TOKEN, or remove the line."
-        yield Problem("trainer.push_to_hub", message)
+        yield Problem("trainer.push_to_hub", f"{launch.cannot_upload}, or remove the line.")
     if recipe.trainer.get("hub_revision") and not launch["push_to_hub"]:
         fix = "Set trainer.push_to_hub: true, or remove the line."
         yield Problem(
