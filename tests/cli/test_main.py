@@ -41,6 +41,29 @@ def _fails(capsys: pytest.CaptureFixture[str], command: list[str]) -> list[str]:
     return capsys.readouterr().err.strip().splitlines()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["documents", ""],
+        ["documents", "texts", "run_dir="],
+        ["try", ""],
+        ["export", "run", "--out", ""],
+        ["doctor", "--offline", ""],
+    ],
+)
+def test_a_path_of_an_unset_variable_is_not_this_folder(
+    words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _rows(here / "texts", {"text": "Mina Osk sells the tickets."})
+    try:
+        code = main(words)
+    except SystemExit as end:  # argparse
+        code = end.code
+    assert code == 2
+    assert "found nothing, a path is needed" in capsys.readouterr().err
+    assert [path.name for path in here.iterdir()] == ["texts"]
+
+
 def test_a_missing_recipe_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _fails(capsys, ["train", "no.yaml"]) == [
         "kinject train: no.yaml: no recipe is there. Check the path; kinject try FOLDER writes recipes "

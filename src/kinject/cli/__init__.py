@@ -98,10 +98,7 @@ def verb(
 
 SHARD_OPTIONS = (
     option(
-        "--shard",
-        metavar="I/N",
-        help="only part I of N, in RUN_DIR/shards/I-of-N",
-        either=True,
+        "--shard", metavar="I/N", help="only part I of N, in RUN_DIR/shards/I-of-N", either=True
     ),
     option(
         "--merge",
@@ -137,8 +134,7 @@ _BUG = (
 
 _SHORTAGE = (
     "this machine, or a limit on it (ulimit -a), has too little for this run: {}. Free some, or "
-    "make the run smaller: "
-    "kinject plan and kinject find-lr --batch estimate what fits."
+    "make the run smaller: kinject plan and kinject find-lr --batch estimate what fits."
 )
 
 _STOPPED = {
@@ -159,6 +155,7 @@ _PATH_FAULTS = (
 _UNUSABLE_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of a name that no file has: in a recipe, or in a file of a run."""
 _MOST_RUNS = 20
+NO_PATH = "found nothing, a path is needed (this folder: .)"
 
 
 def program() -> int:
@@ -224,12 +221,9 @@ def answer(words: Sequence[str], value: Mapping[str, Any], file: TextIO | None =
     if "--json" in words and is_first_process():
         from pydantic_core import to_jsonable_python
 
+        # JSON has neither NaN nor infinities.
         plain = to_jsonable_python(
-            # JSON has neither NaN nor infinities.
-            value,
-            inf_nan_mode="null",
-            fallback=_as_json,
-            serialize_unknown=False,
+            value, inf_nan_mode="null", fallback=_as_json, serialize_unknown=False
         )
         show(json.dumps(plain), file=file, flush=True)
 
@@ -583,6 +577,13 @@ def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None)
     parser.set_defaults(**run)
 
 
+def _named_path(word: str) -> Path:
+    """Return the path that a word names; "" may be a variable of the shell that is not set."""
+    if not word:
+        raise argparse.ArgumentTypeError(NO_PATH)
+    return Path(word)
+
+
 class _UsageError(SystemExit):
     """A command line that cannot be parsed."""
 
@@ -596,6 +597,7 @@ class _VerbParser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+        self.register("type", Path, _named_path)
 
     def error(self, message: str) -> NoReturn:
         """Print usage and message, and raise `_UsageError`."""

@@ -7,7 +7,7 @@ import gc
 import sys
 from pathlib import Path
 
-from kinject.cli import SHARD_OPTIONS, Outcome, incomplete, option, recipe_of, verb
+from kinject.cli import NO_PATH, SHARD_OPTIONS, Outcome, incomplete, option, recipe_of, verb
 from kinject.cli.job_files import JOB_OPTION, print_job
 from kinject.errors import InputError
 from kinject.terminal import format_count, show
@@ -87,11 +87,11 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
         key, equals, value = word.partition("=")
         # Other words with an = are paths, which may hold one.
         if equals and key == "run_dir":
-            run_dir = value
+            run_dir = _named(value, "run_dir")
         elif equals and key.startswith("documents."):
             settings.append(word)
         else:
-            paths.append(Path(word))
+            paths.append(Path(_named(word, "PATH")))
     options = read_section(arguments.recipe_file, settings)
     if arguments.shard is not None:
         part = documents_shard(*paths, shard=arguments.shard, run_dir=run_dir, options=options)
@@ -101,6 +101,12 @@ def _documents(arguments: argparse.Namespace) -> Outcome:
     result = documents(*paths, run_dir=run_dir, options=options, merge_shards=arguments.merge)
     show(render_documents(result))
     return result, incomplete(result.n_skipped)
+
+
+def _named(word: str, what: str) -> str:
+    if not word:
+        raise InputError(f"{what}: {NO_PATH}")
+    return word
 
 
 @verb(
