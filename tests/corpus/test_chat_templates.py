@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,36 @@ def test_text_that_a_template_leaves_out_is_refused_or_counted(
         assert (
             account.source == account.trained + account.masked + account.truncated + account.dropped
         )
+
+
+def _calling(arguments: object) -> Row:
+    call = {"type": "function", "function": {"name": "tide", "arguments": arguments}}
+    turns = (
+        {"role": "user", "content": "When is high water?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    )
+    return {"messages": [*turns, {"role": "tool", "content": "At six."}]}
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "llama3_1", "glm4moe"])
+def test_arguments_as_json_text_are_learned_as_the_object(name: str, tokenizer: Any) -> None:
+    chat = _set(tokenizer, name)
+    arguments = {"pier": "Süd", "days": [1, 2]}
+    rows = [_tokens(tokenizer, _calling(a), chat) for a in (arguments, json.dumps(arguments))]
+    assert rows[0].input_ids == rows[1].input_ids
+    assert rows[0].learned == rows[1].learned
+    assert "Süd" in _learned_text(tokenizer, rows[1])
+
+
+def test_a_template_that_joins_texts_and_arguments_that_are_no_object_stay(tokenizer: Any) -> None:
+    written = '{"pier":"Nord"}'
+    _set(tokenizer, "deepseekv3")
+    row = _tokens(tokenizer, _calling(written), ChatFormat())
+    assert f"```json\n{written}\n```" in _learned_text(tokenizer, row)
+    chat = _set(tokenizer, "qwen2_5")
+    for other in ("{pier: Nord}", "[7]", ""):
+        row = _tokens(tokenizer, _calling(other), chat)
+        assert f'"arguments": "{other}"' in _learned_text(tokenizer, row)
 
 
 def test_every_row_that_does_not_fit_is_named(tokenizer: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from kinject.corpus.rows import RESERVED_KWARGS, CorpusRow
+from kinject.corpus.rows import RESERVED_KWARGS, CorpusRow, JsonValue
 from kinject.corpus.spans import Span, common_beginning, overlapping, tokens_of
 from kinject.disk import Row
 from kinject.errors import InputError, one_line
@@ -126,7 +126,7 @@ def encode_conversation(
         raise InputError(f"chat_template_kwargs: {error}") from error
     # A row's own arguments come last and win (docs/training.md).
     options = {"chat_template": chat.template, "tools": tools, **chat.kwargs, **row.template_kwargs}
-    text = _render(tokenizer, row.messages, options, False)
+    row, text = _render_row(row, tokenizer, options)
     lost = _left_out(row, text)
     # Templates drop what they do not know without an error: Llama 3's has no tools.
     if lost and not chat.allow_dropped:
@@ -149,6 +149,51 @@ def encode_conversation(
         for _, part in lost
     )
     return ids, learned, n_lost
+
+
+def _render_row(
+    row: CorpusRow, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
+) -> tuple[CorpusRow, str]:
+    """Return a row as its template reads it, and its text.
+
+    OpenAI's API gives the arguments of a tool call as the JSON text of an object. Nearly all
+    templates want the object: of a text they would write the JSON a second time, with its quotes
+    escaped, or none.
+    """
+    read = replace(row, messages=tuple(map(_with_objects, row.messages)))
+    if read != row:
+        try:
+            return read, _render(tokenizer, read.messages, options, False)
+        except InputError:
+            pass  # DeepSeek's templates join texts, and cannot join an object
+    return row, _render(tokenizer, row.messages, options, False)
+
+
+def _with_objects(message: Row) -> Row:
+    """Return a message whose tool calls have their arguments as an object."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    read = []
+    for call in calls:
+        function = dict(call.get("function", call))
+        arguments = _object_in(function.get("arguments"))
+        if arguments is not None:
+            function["arguments"] = arguments
+        read.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": read}
+
+
+def _object_in(arguments: JsonValue) -> Row | None:
+    """Return the object of which `arguments` are the JSON text, None if of none."""
+    if not isinstance(arguments, str):
+        return None
+    try:
+        value = json.loads(arguments)
+    # Not JSONDecodeError: an integer of over 4,300 digits raises its parent.
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _render(

@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 IGNORED = -100
 """Label of a token that is read but not learned (PyTorch's cross-entropy skips it)."""
 
-FORMAT = 11
+FORMAT = 12
 """Format of cache entries. It changes with the files or the rules of tokenisation, so that no older
 entry is read."""
 
