@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kinject.cli import Outcome, incomplete, option, recipe_of, verb
 from kinject.cli.job_files import JOB_OPTION, print_job
@@ -12,6 +13,9 @@ from kinject.errors import InputError
 from kinject.gguf import KINDS
 from kinject.process import is_first_process
 from kinject.terminal import exact_number, show
+
+if TYPE_CHECKING:
+    from kinject.export import ExportResult
 
 
 @verb(
@@ -201,6 +205,15 @@ def _export(arguments: argparse.Namespace) -> Outcome:
     if arguments.prove == Path():
         values["prove"] = arguments.report or arguments.folder
     result = export(ExportOptions(**{**values, "copies": tuple(arguments.copies)}))
+    _show_export(result)
+    if not all(proof.holds for proof in result.proofs):
+        return result, 1  # what differs from the trained model is not uploaded
+    if target is not None:
+        _uploaded(upload_model(result.folder, target))
+    return result, 0
+
+
+def _show_export(result: ExportResult) -> None:
     for path in (result.folder, result.gguf):
         if path is not None:
             show(f"{path}: written")
@@ -210,11 +223,6 @@ def _export(arguments: argparse.Namespace) -> Outcome:
         show("\nUse it:\n  " + "\n  ".join(result.commands))
     if result.serve:
         show(f"\n{result.serve}")
-    if not all(proof.holds for proof in result.proofs):
-        return result, 1  # what differs from the trained model is not uploaded
-    if target is not None:
-        _uploaded(upload_model(result.folder, target))
-    return result, 0
 
 
 def _check_export(arguments: argparse.Namespace, *, merges: bool) -> None:

@@ -289,7 +289,7 @@ def read_values(text: str, code: str = "en") -> Values:
     if grammar.language.is_unspaced:
         text = text.translate(_WIDE)
     else:
-        text = SCALED_AMOUNT.sub(lambda amount: han_value(amount[0]), text)
+        text = SCALED_AMOUNT.sub(_scaled_value, text)
     is_composed = _COMPOSED.search(text) is not None
     if is_composed:
         text = _CLOCK.sub(_with_colon, text)
@@ -515,6 +515,10 @@ def _add_han_date(match: re.Match[str], month: int, values: Values) -> int:
     if following in ("日", "号") and month and text[match.start() - 1] == "月":
         values.add_day(month, int(number))
     return month
+
+
+def _scaled_value(amount: re.Match[str]) -> str:
+    return han_value(amount[0])
 
 
 def han_value(run: str) -> str:

@@ -8,7 +8,7 @@ sums with measured runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
@@ -130,8 +130,8 @@ class Memory:
     weights: int
     gradients: int
     optimizer: int
-    activations: int
-    logits: int
+    activations: int = 0
+    logits: int = 0
     gathered: int = 0
     fragmentation: int = 0
     host: int = 0
@@ -143,6 +143,8 @@ class Memory:
 
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "fragmentation")
+_SHARDED = ("FSDP", "HSDP")
+"""The ways that divide the weights."""
 
 
 def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1) -> Memory:
@@ -151,28 +153,11 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
 
     The fullest moment is the start of the backward pass, or the update with all gradients.
     """
-    sharded, zero, offload = way in ("FSDP", "HSDP"), way == "ZeRO-2", way == "offload"
-    weights, trained, state = shapes.weights, shapes.trained, shapes.state + shapes.bases
-    if zero and step.mixed is not None:
-        # DeepSpeed keeps whole weights in 16 bits and its part of float32 ones
-        whole = weights * step.mixed.itemsize // step.dtype.itemsize
-        weights = whole + 4 * shapes.n_trained // group
-    host, gradients = 0, trained
-    if offload:
-        host = weights + trained + state
-        weights = gradients = state = 0
-    # Paged states are in memory that CUDA moves out where the GPU is full.
-    elif "paged" in step.optim and step.device == "cuda":
-        host, state = shapes.state, shapes.bases
-    if sharded or zero:
-        gradients, state = gradients // group, state // group
-    if sharded:
-        weights //= group
-    if way == "DDP":
-        gradients *= 2  # the buckets that are sent
+    held = _held(step, shapes, way, group)
+    gradients = held.gradients
     activations, layer = _activations(step)
     logits = _logits(step)
-    if not (sharded or zero or offload):
+    if way not in (*_SHARDED, "ZeRO-2", "offload"):
         activations += _autocast_copies(step, shapes)
     if layer > logits:  # once the loss is done, the backward pass computes in a layer
         activations, logits = activations + layer, 0
@@ -187,15 +172,41 @@ def estimate(step: Step, shapes: Shapes, way: str = "one device", group: int = 1
         # the update: activations are gone, its workspace takes their row in the table
         activations, logits = update - gradients, 0
     gathered = 0
-    if sharded or offload:
+    if way in (*_SHARDED, "offload"):
         # two layers are whole at a time, and if they train the gradients of one, twice
         n_whole = 4 if step.adapter is None else 2
         gathered = n_whole * shapes.layer
-    memory = Memory(weights, gradients, state, activations, logits, gathered, 0, host)
+    memory = replace(
+        held, gradients=gradients, activations=activations, logits=logits, gathered=gathered
+    )
     if step.device == "cpu":
         # Without the holes each of 12 measured runs had 100 to 300 MiB more than was planned.
         memory = replace(memory, fragmentation=_heap_holes(step, memory))
     return memory
+
+
+def _held(step: Step, shapes: Shapes, way: str, group: int) -> Memory:
+    """Return what a device holds of weights, all gradients and states of the optimizer."""
+    is_sharded, is_zero = way in _SHARDED, way == "ZeRO-2"
+    weights, gradients, state = shapes.weights, shapes.trained, shapes.state + shapes.bases
+    if is_zero and step.mixed is not None:
+        # DeepSpeed keeps whole weights in 16 bits and its part of float32 ones
+        whole = weights * step.mixed.itemsize // step.dtype.itemsize
+        weights = whole + 4 * shapes.n_trained // group
+    host = 0
+    if way == "offload":
+        host = weights + gradients + state
+        weights = gradients = state = 0
+    # Paged states are in memory that CUDA moves out where the GPU is full.
+    elif "paged" in step.optim and step.device == "cuda":
+        host, state = shapes.state, shapes.bases
+    if is_sharded or is_zero:
+        gradients, state = gradients // group, state // group
+    if is_sharded:
+        weights //= group
+    if way == "DDP":
+        gradients *= 2  # the buckets that are sent
+    return Memory(weights, gradients, state, host=host)
 
 
 def _heap_holes(step: Step, memory: Memory) -> int:
@@ -353,8 +364,20 @@ def read_shapes(step: Step) -> Shapes:
     return _counted[key]
 
 
-def _count_shapes(step: Step) -> Shapes:
-    """Return the weights of the model."""
+@dataclass(frozen=True)
+class _Model:
+    """A model without numbers, as a step trains it: its layers in `stack`, the table of its
+    embedding, and the ids of the weights that are quantized."""
+
+    model: Any
+    stack: Sequence[nn.Module]
+    table: nn.Parameter
+    is_tied: bool
+    quantized: frozenset[int]
+
+
+def _build(step: Step) -> _Model:
+    """Return the model of a step. Raises `InputError` if its config is of none."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -363,34 +386,40 @@ def _count_shapes(step: Step) -> Shapes:
                 step.model, dtype=step.dtype, trust_remote_code=False
             )
             table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
-            stack, small = _layers(model), set[int]()
+            stack, quantized = _layers(model), frozenset[int]()
             if step.quantization != "none":
-                small = {id(w) for w in _matrices(stack)}
+                quantized = frozenset(id(w) for w in _matrices(stack))
                 model.requires_grad_(False)
             if step.adapter is not None:
                 model = _with_adapter(model, step)
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"no model can be built from this config: {first_line(error)}.") from error
     _freeze(model, step.freeze)
+    return _Model(model, stack, table, head is not None and head.weight is table, quantized)
+
+
+def _count_shapes(step: Step) -> Shapes:
+    """Return the weights of the model."""
+    built = _build(step)
+    model = built.model
     per_weight = {"4bit": _BYTES_4BIT, "8bit": 1.0}.get(step.quantization, 0.0)
 
     def size(parameters: Iterable[torch.Tensor]) -> int:
         n_bytes = 0.0
         for w in parameters:
-            n_bytes += w.numel() * (per_weight if id(w) in small else w.element_size())
+            n_bytes += w.numel() * (per_weight if id(w) in built.quantized else w.element_size())
         return int(n_bytes)
 
     trained = [(name, w) for name, w in model.named_parameters() if w.requires_grad]
     if not trained:
         raise InputError("no parameter trains. Look at model.freeze and at the adapter section.")
     n_all = sum(w.numel() for w in model.parameters())
-    blocks: list[nn.Module] = [model.get_input_embeddings(), *stack]
+    blocks: list[nn.Module] = [model.get_input_embeddings(), *built.stack]
     n_trained, whole = sum(w.numel() for _, w in trained), size(model.parameters())
     copies = 4 * n_trained * step.copies
-    is_tied = head is not None and head.weight is table
     multiplied = n_all
-    if not is_tied:  # a tied table is looked up and multiplied, another one is only looked up
-        multiplied -= table.numel()
+    if not built.is_tied:  # a tied table is looked up and multiplied, another one is only looked up
+        multiplied -= built.table.numel()
     n_idle = round(_idle_fraction(step.model) * sum(w.numel() for w in _expert_weights(model)))
     return Shapes(
         n_parameters=n_all,
@@ -398,12 +427,12 @@ def _count_shapes(step: Step) -> Shapes:
         weights=whole + copies,
         trained=size([w for _, w in trained]),
         state=optimizer_state(model, step),
-        bases=_projection_bases(stack) if step.projected else 0,
+        bases=_projection_bases(built.stack) if step.projected else 0,
         layer=max(size(layer.parameters()) for layer in blocks),
         multiplied=multiplied,
         active=multiplied - n_idle,
         largest=max(w.numel() for _, w in trained),
-        is_tied=is_tied,
+        is_tied=built.is_tied,
     )
 
 
@@ -435,7 +464,7 @@ def _idle_fraction(config: PretrainedConfig) -> float:
     return 1 - n_own / n_experts
 
 
-def _projection_bases(stack: list[nn.Module]) -> int:
+def _projection_bases(stack: Sequence[nn.Module]) -> int:
     """Return the bytes of the directions that regularization.projection keeps of each matrix."""
     # In float32, at most half of the directions: random weights need more than a quarter of them.
     return sum(2 * w.shape[1] ** 2 for w in _matrices(stack))
