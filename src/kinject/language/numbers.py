@@ -12,7 +12,15 @@ from kinject.language.moments import TAKEN, Reader
 from kinject.language.spelling import CURRENCY, MINUS, WIDE
 from kinject.language.tables import Language, language_of
 from kinject.language.units import any_of, money_marks, unit_at, with_divisor
-from kinject.language.values import NEVER, SCALES_BEFORE_MONEY, WORD_END, grammar_of
+from kinject.language.values import (
+    NEVER,
+    PREPOSITION,
+    SCALE_BEFORE_MONEY,
+    SCALES_BEFORE_MONEY,
+    SCALES_OF_MONEY,
+    WORD_END,
+    grammar_of,
+)
 
 LETTER = rf"[^\W{WIDE}]"
 _MINUS_WORD = rf"(?<!{LETTER})(?P<minus_word>minus|negative|moins|menos|meno|минус)\s+"
@@ -47,17 +55,12 @@ _BELOW_ZERO = re.compile(
 _FRENCH_RANK = re.compile(r"(?:er|ère|i?ème)(?!\w)")
 """1er, 5ème: too short to show their language."""
 _DECADE_AFTER = re.compile(r"'?s\b")
-_PREPOSITION = re.compile(r"\s(?:of |de |di |d')")
 _SCALES = {"k": 10**3, "mn": 10**6, "lakh": 10**5, "crore": 10**7, "dozen": 12}
-_MONEY_SCALES = {"m": 10**6, "b": 10**9, "tn": 10**12}
-_SCALE_BEFORE_MONEY = re.compile(
-    rf"\s?(?P<scale>{any_of(SCALES_BEFORE_MONEY)})(?=\s?[{CURRENCY}]|\s?(?:eur|usd|gbp|chf)\b)"
-)
 
 
 @lru_cache(maxsize=128)
 def _scale_pattern(code: str) -> re.Pattern[str]:
-    scales = {*grammar_of(code).language.digit_scales, *_SCALES, *_MONEY_SCALES}
+    scales = {*grammar_of(code).language.digit_scales, *_SCALES, *SCALES_OF_MONEY}
     spellings = "|".join(sorted(map(re.escape, scales), key=len, reverse=True))
     return re.compile(rf"(?:\s?|\s+an?\s+)(?P<scale>{spellings}){WORD_END}(?:\.(?=\s))?")
 
@@ -243,7 +246,7 @@ def _scale_at(reader: Reader, end: int) -> tuple[re.Match[str] | None, Language]
 
 def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     """Return a number times the million or the dozen behind it, and where that ends."""
-    before_money = _SCALE_BEFORE_MONEY.match(reader.rest, end)
+    before_money = SCALE_BEFORE_MONEY.match(reader.rest, end)
     match, language = _scale_at(reader, end)
     match = before_money or match
     if match is None or not (number.digits or match["scale"] == "dozen"):
@@ -257,7 +260,7 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
         is_capital = match[0][0] == scale and reader.folded[match.start("scale")].isupper()
         if not number.unit and not (is_capital and scale == "m"):
             return end, number
-        factor = _MONEY_SCALES[scale]
+        factor = SCALES_OF_MONEY[scale]
     number = replace(number, value=number.value * factor)
     if number.digits:
         # With its scale it is no version: 1.0 million is a million.
@@ -268,7 +271,7 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     if second:
         end = second.end()
         number = replace(number, value=number.value * language.scale_words[second["scale"]])
-    preposition = _PREPOSITION.match(reader.rest, end)
+    preposition = PREPOSITION.match(reader.rest, end)
     if preposition and reader.grammar.unit_spelled_after(reader.rest, preposition.end(), True)[0]:
         end = preposition.end()
     return end, number

@@ -22,6 +22,7 @@ import msgpack
 import yaml
 
 from kinject.language.spelling import MARKS
+from kinject.language.units import money_marks, money_unit
 
 Family = Literal["capitals", "nouns", "unspaced", "caseless"]
 """How a language marks names: by capitals; not at all, since every noun has one (German); it has no
@@ -225,6 +226,10 @@ class Language:
                     spellings.setdefault(f"{word}n", unit)
         for unit, words in self._entry.get("units", {}).items():
             spellings.update(dict.fromkeys(words.split("|"), unit))
+        for mark, unit in money_marks().items():
+            # "5 Sek." are seconds where they are written so.
+            if f"{mark}." not in spellings:
+                spellings.setdefault(mark, money_unit(unit))
         for word, unit in list(spellings.items()):
             if "’" in word:
                 spellings[word.replace("’", "'")] = unit

@@ -206,6 +206,13 @@ def money_marks() -> dict[str, str]:
     return units
 
 
+def money_unit(unit: str) -> str:
+    """Return the unit of a currency as a text may have it in other words: A$5 is $5, too."""
+    if unit.endswith("$"):
+        return "dollar"
+    return unit
+
+
 @lru_cache(maxsize=1)
 def _money() -> dict[str, str]:
     """Return sign, code or name of a currency, in lower case -> unit."""
@@ -232,8 +239,10 @@ def unit_at(folded: str, start: int, others: Mapping[str, str]) -> tuple[str, in
     `others`: more units of the text's language, by their spellings in lower case.
     """
     # A slice: the whole of a long text would be lowered once a number.
-    money = _money_behind().match(folded[start : start + _LONGEST_NAME].lower())
-    if money:
+    behind = folded[start : start + _LONGEST_NAME]
+    money = _money_behind().match(behind.lower())
+    # German seconds are no Swedish kronor.
+    if money and behind[slice(*money.span("money"))] != "Sek":
         return _money()[money["money"]], start + money.end()
     at = start
     gap = _GAP.match(folded, start)

@@ -9,24 +9,27 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
 
-from kinject.language.spelling import MARKS
+from kinject.language.spelling import CURRENCY, MARKS
 from kinject.language.tables import Language, language_of
+from kinject.language.units import any_of, money_marks, money_unit
 
 MAX_COUNT = 12
 """A writer may count the things of a passage up to this number."""
-_SIGNS = {"$": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee", "￥": "yen"}
-"""Sign before a number -> unit."""
-_CODES = {"eur": "euro", "usd": "dollar", "gbp": "sterling", "jpy": "yen", "inr": "rupee"}
-_CODES |= {"rs": "rupee", "rs.": "rupee"}
-"""Code before a number, with a space between them -> unit."""
-_CODE_BEFORE = re.compile(rf"\b(?P<code>{'|'.join(map(re.escape, _CODES))})\s?\Z")
-_SCALES_OF_MONEY = {"k": 10**3, "m": 10**6, "b": 10**9, "tn": 10**12, "t": 10**12}
-_SCALE_OF_MONEY = re.compile(r"\s?(?P<scale>tn|[kmbt])\b")
+_MONEY = money_marks() | {"￥": "yen"}
+_CODES = any_of(mark for mark in _MONEY if mark[0].isalpha())
+_SIGNS = f"{CURRENCY}￥"
+_MONEY_BEFORE = re.compile(rf"(?:(?<![^\W\d_])(?P<code>{_CODES})|(?P<sign>[{_SIGNS}]))\s?\Z")
+"""Sign or code of a currency before a number, perhaps with a space between them."""
+SCALES_OF_MONEY = {"k": 10**3, "m": 10**6, "b": 10**9, "tn": 10**12, "t": 10**12}
+_SCALE_OF_MONEY = re.compile(rf"\s?(?P<scale>{any_of(SCALES_OF_MONEY)})\b")
 """What follows $74 in $74m; without a currency an m is a metre."""
 SCALES_BEFORE_MONEY = {"t": 10**3, "k": 10**3, "m": 10**6, "md": 10**9}
-_SCALE_BEFORE_MONEY = re.compile(r"\s?(?P<scale>md|[tkm])(?=\s?[$€£¥₹￥]|\s?(?:eur|usd|gbp|chf)\b)")
+SCALE_BEFORE_MONEY = re.compile(
+    rf"\s?(?P<scale>{any_of(SCALES_BEFORE_MONEY)})"
+    rf"(?=\s?[{_SIGNS}]|\s?(?:{_CODES})(?!\w))"
+)
 """The M of 74 M€, the Md of 5 MdEUR; the T of 5 TEUR is German for a thousand."""
-_PREPOSITION = re.compile(r"\s(?:of\s|de\s|di\s|d['’])")
+PREPOSITION = re.compile(r"\s(?:of\s|de\s|di\s|d['’])")
 """Between a million and its unit."""
 _WORD = re.compile(rf"(?:(?![\d_])[\w{MARKS}])+")
 WORD_END = rf"(?![\w{MARKS}])"
@@ -72,7 +75,7 @@ SCALED_AMOUNT = re.compile(
 )
 """Digits with Chinese or Korean factors: 3億5千万, 3억 5천만. 제2조 is an article of a law."""
 _HAN_NUMBER = re.compile(
-    r"(?P<symbol>[$€£¥￥])?(?<![A-Za-z\d.])"
+    rf"(?P<symbol>[{_SIGNS}])?(?<![A-Za-z\d.])"
     r"(?P<number>\d+(?:,\d{3})*(?:\.\d+)?(?:[十百万萬億亿兆]|千(?![米克瓦卡伏赫]))*"
     rf"(?:\d+[千万萬億亿]+)*(?:(?<=[万萬億亿])\d{{1,4}}(?:,\d{{3}})?)?|[{_HAN}]+)"
 )
@@ -135,8 +138,7 @@ NEVER = r"\Z."
 
 
 def _any_of(words: Iterable[str]) -> str:
-    """Return the pattern of any of `words`, a long one before one that it begins with."""
-    return "|".join(sorted(map(re.escape, words), key=len, reverse=True)) or NEVER
+    return any_of(words) or NEVER
 
 
 def _unit_pattern(language: Language) -> re.Pattern[str]:
@@ -369,27 +371,27 @@ def _add_digits(lower: str, grammar: Grammar, values: Values) -> set[int]:
 def _currency_before(lower: str, start: int) -> str:
     """Return the currency before a number, "" without one; it may stand apart: € 5, EUR 5."""
     before = lower[max(0, start - 5) : start]
-    code = _CODE_BEFORE.search(before)
-    if code:
-        return _CODES[code["code"]]
-    return _SIGNS.get(before.removesuffix(" ")[-1:], "")
+    mark = _MONEY_BEFORE.search(before)
+    if mark is None:
+        return ""
+    return money_unit(_MONEY[mark["code"] or mark["sign"]])
 
 
 def _scale_of_money(lower: str, end: int, currency: str) -> tuple[int, int]:
     """Return the factor of a letter behind a number of a currency, which may follow it, and where
     that letter ends; (1, `end`) without one."""
-    scale = _SCALE_BEFORE_MONEY.match(lower, end)
+    scale = SCALE_BEFORE_MONEY.match(lower, end)
     if scale:
         return SCALES_BEFORE_MONEY[scale["scale"]], scale.end()
     scale = _SCALE_OF_MONEY.match(lower, end)
     if scale and currency:
-        return _SCALES_OF_MONEY[scale["scale"]], scale.end()
+        return SCALES_OF_MONEY[scale["scale"]], scale.end()
     return 1, end
 
 
 def _unit_of_scale(lower: str, end: int, grammar: Grammar) -> str:
     """Return the unit that a preposition joins to a million: 5 millions d'euros."""
-    preposition = _PREPOSITION.match(lower, end)
+    preposition = PREPOSITION.match(lower, end)
     if preposition is None:
         return ""
     return grammar.unit_after(lower, preposition.end(), in_digits=False)
@@ -484,7 +486,10 @@ def _add_han_number(match: re.Match[str], grammar: Grammar, values: Values) -> b
     text, run = match.string, match["number"]
     in_digits = run[0].isdigit()
     number = han_value(run)
-    unit = _SIGNS.get(match["symbol"] or "")
+    unit = money_unit(_MONEY.get(match["symbol"] or "", ""))
+    # In Chinese ¥ is the sign of the yuan.
+    if unit == "yen" and match["symbol"] and grammar.language.code == "zh":
+        unit = "yuan"
     unit = unit or grammar.unit_after(text, match.end(), in_digits=True)
     following = text[match.end() : match.end() + 1]
     is_counted = bool(unit) or following in _COUNTERS
@@ -592,7 +597,7 @@ def is_value(text: str, code: str) -> bool:
         language.one_and_a_half,
         _BESIDE_DATES,
     )
-    words = _WORD.findall(text.lower())
+    words = _WORD.findall(_DOLLAR_OF_COUNTRY.sub(" ", text.lower()))
     others = [word for word in words if not grammar.is_number(word)]
     return all(_is_in(word, known) for word in others)
 
@@ -601,6 +606,7 @@ def _is_in(word: str, tables: Iterable[Container[str]]) -> bool:
     return any(word in table for table in tables)
 
 
+_DOLLAR_OF_COUNTRY = re.compile(r"\b[a-z]{1,2}\$")
 _NO_VALUE = re.compile(r"[^\d\s,.%年月日号號零〇一二三四五六七八九十百千万萬亿億兆两兩個个人名]")
 _BESIDE_DATES = frozenset(
     ("of", "the", "st", "nd", "rd", "th", "de", "le", "el", "den", "der", "del", "du", "il")
