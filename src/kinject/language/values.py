@@ -21,14 +21,15 @@ _SIGNS = f"{CURRENCY}￥"
 _MONEY_BEFORE = re.compile(rf"(?:(?<![^\W\d_])(?P<code>{_CODES})|(?P<sign>[{_SIGNS}]))\s?\Z")
 """Sign or code of a currency before a number, perhaps with a space between them."""
 SCALES_OF_MONEY = {"k": 10**3, "m": 10**6, "b": 10**9, "tn": 10**12, "t": 10**12}
+SCALES_OF_MONEY |= {"mm": 10**6, "mi": 10**6, "bi": 10**9}
 _SCALE_OF_MONEY = re.compile(rf"\s?(?P<scale>{any_of(SCALES_OF_MONEY)})\b")
 """What follows $74 in $74m; without a currency an m is a metre."""
-SCALES_BEFORE_MONEY = {"t": 10**3, "k": 10**3, "m": 10**6, "md": 10**9}
+SCALES_BEFORE_MONEY = {"t": 10**3, "k": 10**3, "m": 10**6, "mm": 10**6, "md": 10**9}
 SCALE_BEFORE_MONEY = re.compile(
     rf"\s?(?P<scale>{any_of(SCALES_BEFORE_MONEY)})"
-    rf"(?=\s?[{_SIGNS}]|\s?(?:{_CODES})(?!\w))"
+    rf"(?=\s?[{_SIGNS}]|\s?(?:{_CODES})(?!\w)|\sde\s(?:euros|d[oó]lares|pesos)\b)"
 )
-"""The M of 74 M€, the Md of 5 MdEUR; the T of 5 TEUR is German for a thousand."""
+"""The M of 74 M€, the Md of 5 MdEUR, the MM of 5 MM€; the T of 5 TEUR is German for a thousand."""
 PREPOSITION = re.compile(r"\s(?:of\s|de\s|di\s|d['’])")
 """Between a million and its unit."""
 _WORD = re.compile(rf"(?:(?![\d_])[\w{MARKS}])+")
