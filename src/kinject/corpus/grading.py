@@ -175,7 +175,7 @@ def _is_within(part: str, written: str) -> bool:
         return True
     if is_short_name(written, part, codes):
         return True
-    for comma, other_comma in _decimal_commas(written, codes):
+    for comma, other_comma in _decimal_commas(written, part, codes):
         wanted = [read_items(part, code, comma, codes) for code in codes]
         items = [read_items(written, code, other_comma, codes) for code in codes]
         if any(_has_values(one, other) for one, other in product(wanted, items)):
@@ -228,7 +228,13 @@ def _languages_of_value(text: str) -> tuple[str, ...]:
     return tuple(code for code in languages_with_numbers() if is_value(text, code))
 
 
-def _decimal_commas(written: str, codes: Sequence[str]) -> list[tuple[bool, bool]]:
+_COMMA_IS_SHOWN = re.compile(
+    r"\d,\d\d?(?![\d,])|\d\.\d{3}\.\d{3}(?!\.?\d)|\d\s?(?:T\s?€|TEUR\b|Tsd\b|Mio\b|Mrd\b)"
+)
+"""What shows that decimals are behind a comma: 1500,00; 1.234.567; German amounts in thousands."""
+
+
+def _decimal_commas(written: str, part: str, codes: Sequence[str]) -> list[tuple[bool, bool]]:
     """Return whether a comma is before decimals in the accepted text, and in the answer.
 
     In the answer as in its language, in the accepted text so or as in English. If the language is
@@ -237,10 +243,12 @@ def _decimal_commas(written: str, codes: Sequence[str]) -> list[tuple[bool, bool
     from kinject.language import detect_language
     from kinject.language.tables import language_of
 
-    commas = list(dict.fromkeys(language_of(code).decimal_sign == "," for code in codes))
+    commas = [language_of(code).decimal_sign == "," for code in codes]
     if detect_language(written):
-        return [(comma, commas[0]) for comma in commas]
-    return [(comma, comma) for comma in commas]
+        return [(comma, commas[0]) for comma in dict.fromkeys(commas)]
+    if _COMMA_IS_SHOWN.search(written) or _COMMA_IS_SHOWN.search(part):
+        commas.append(True)
+    return [(comma, comma) for comma in dict.fromkeys(commas)]
 
 
 def _has_item(value: Item, items: Sequence[Item]) -> bool:
