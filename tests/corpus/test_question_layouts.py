@@ -250,3 +250,29 @@ def test_a_row_with_answers_keeps_its_turns_and_its_kind(write_rows, layout):
     assert [(question.about, list(question.messages)) for question in questions] == [
         ("places", turns)
     ] * 2
+
+
+@pytest.mark.parametrize(
+    "gold", [{"choices": ["Kelm", "Arden"], "answer": 1}, {"answers": ["Arden"]}]
+)
+def test_the_same_words_behind_other_turns_are_another_question(write_rows, gold):
+    turns = [
+        [{"role": "user", "content": f"It is {name}."}, {"role": "assistant", "content": "Yes."}]
+        for name in ("spring", "autumn")
+    ]
+    rows = [{"question": "Where is it?", "messages": before, **gold} for before in turns]
+    questions = read_questions(write_rows("q.jsonl", rows), "open")
+    assert [list(question.messages) for question in questions] == turns
+    with pytest.raises(
+        InputError, match=r":2: the same question occurs twice, the first on line 1"
+    ):
+        read_questions(write_rows("q.jsonl", [rows[0], rows[0]]), "open")
+
+
+def test_answers_behind_other_turns_are_no_two_golds(write_rows):
+    rows = [
+        {"question": "Where?", "answers": [gold], "messages": [{"role": "system", "content": gold}]}
+        for gold in ("Kelm", "Arden")
+    ]
+    golds = [question.answers for question in read_questions(write_rows("q.jsonl", rows))]
+    assert golds == [("Kelm",), ("Arden",)]

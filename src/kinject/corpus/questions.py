@@ -125,7 +125,11 @@ def _question(row: Row) -> Question:
     if row.get("choices") is not None or (accepted is None and not checks):
         choices = _choices(row)
         gold = answer = _answer(row, len(choices))
-    identity = _identity(row, question, choices, gold, (checks, before) if checks else ())
+    # Behind other turns, or with other checks, the same words are another question.
+    of_answer: tuple[Any, ...] = ()
+    if checks or before:
+        of_answer = (checks, before)
+    identity = _identity(row, question, choices, gold, of_answer)
     labels = {key: _text(row, key) for key in ("subject", "document_id", "fact_id", "about")}
     return Question(
         id=identity,
@@ -144,12 +148,12 @@ def _identity(
     question: str,
     choices: Sequence[str],
     gold: Sequence[str] | int | None,
-    checked: tuple[Any, ...],
+    of_answer: tuple[Any, ...],
 ) -> str:
     """Return the id in a row, a number as text; without one the hash of the question's content."""
     row_id = row.get("id")
     if row_id is None:
-        return content_id("question", question, choices, gold, *checked)
+        return content_id("question", question, choices, gold, *of_answer)
     if isinstance(row_id, int) and not isinstance(row_id, bool):
         return str(row_id)
     identity = _text(row, "id")
@@ -406,7 +410,7 @@ def _with_distractors(
     """Yield rows with their answers as multiple choice: wrong options are correct answers to other
     questions."""
     by_document: dict[str, list[str]] = {}
-    of_question: dict[tuple[str, str], tuple[int, set[str]]] = {}
+    of_question: dict[tuple[str, str, str], tuple[int, set[str]]] = {}
     for number, row, texts in rows:
         if texts:
             by_document.setdefault(_document(row), []).append(texts[0])
@@ -518,8 +522,9 @@ def _labels(row: Row) -> Row:
     return {key: row[key] for key in _LABELS if row.get(key) is not None}
 
 
-def _same_question(row: Row) -> tuple[str, str]:
-    return plain_text(str(row.get("question"))), _document(row)
+def _same_question(row: Row) -> tuple[str, str, str]:
+    # Not read yet: the turns of a chat may be anything.
+    return plain_text(str(row.get("question"))), _document(row), repr(row.get("messages"))
 
 
 def _document(row: Row) -> str:
