@@ -28,7 +28,7 @@ from kinject.results import Report, Sweep, SweepPoint
 from kinject.study.analysis import summarize_arms
 from kinject.study.arms import Arm, arm_infos
 from kinject.study.claims import Evidence, judge_claims, render_power
-from kinject.study.records import AskSetting, Records, changed_answers
+from kinject.study.records import AskSetting, Records, changed_answers, find_twins
 from kinject.study.run import run_study
 from kinject.types import Answer, Question
 
@@ -132,11 +132,36 @@ def test_several_question_sets_of_a_claim_count_as_one() -> None:
     )
 
 
+def test_a_question_of_two_sets_of_a_claim_counts_once() -> None:
+    texts = {"all": "abcdefgh", "hard": "cdx"}
+    questions = {
+        name: [Question(str(i), f"{text}?", ("1", "2"), 0) for i, text in enumerate(of_set)]
+        for name, of_set in texts.items()
+    }
+    setting = SETTING._replace(question_set="all")
+    records = Records(["match"], twins=find_twins(questions))
+    run: dict[AskSetting, list[Answer]] = {}
+    for name, of_set in questions.items():
+        asked = setting._replace(question_set=name)
+        run[asked] = [
+            replace(item, question_id=question.id, question_set=name, correct=question.id == "2")
+            for item, question in zip(answers("w" * len(of_set), "base"), of_set, strict=True)
+        ]
+    records.by_run["m", "base", 0] = run
+    joint = records.joined(("all", "hard"))
+    matrix = joint.matrix("m", "base", setting._replace(question_set="all and hard"))
+    # c and d of the second set are those of the first, whatever their ids.
+    assert len(matrix.question_ids) == len(set("abcdefghx"))
+    assert matrix.mean() == pytest.approx(2 / 9)
+
+
 def power_line(seeds: Sequence[int], baseline: str = "base", n_more: int = 0, n: int = 7) -> str:
     """Return what a claim on the arm ft of `seeds` could tell by two sets, whose questions have equal ids."""
     numbered = [Question(str(i), f"Question {i}?", ("a", "b"), 0) for i in range(n)]
-    on_one = replace(numbered[0], id="last", document_id="d")
-    questions = {"words": numbered, "inferred": [*numbered[:4], on_one, on_one]}
+    others = [replace(item, question=f"What is {item.id}?") for item in numbered[:4]]
+    on_one = [replace(others[0], id=name, question=name, document_id="d") for name in ("y", "z")]
+    twins = [replace(item, id=f"twin {item.id}") for item in numbered[:3]]
+    questions = {"words": numbered, "inferred": [*others, *on_one, *twins]}
     more = {f"arm {i}": range(4) for i in range(n_more)}
     of_arm = {"base": (0,), "ft": seeds, "other": range(4), **more}
     arms = [Arm(name, "m", "", "", {}, "", "", None, True, of_arm[name]) for name in of_arm]

@@ -65,7 +65,7 @@ def read_questions(
                 faults.add(f"{location}: {error}")
                 continue
             n_before = len(contents)
-            contents.add(_content(question))
+            contents.add(question_content(question))
             if len(contents) > n_before:
                 questions.append(question)
             n_repeated += len(contents) == n_before
@@ -162,7 +162,7 @@ def _identity(
     return identity
 
 
-def _content(question: Question) -> bytes:
+def question_content(question: Question) -> bytes:
     """Return a hash of what makes two questions one, whatever their ids and documents: the text,
     the choices and the right one as people read them."""
     texts = {plain_text(text).casefold() for text in question.choices or question.answers}

@@ -27,7 +27,7 @@ from kinject.stats.intervals import (
 from kinject.stats.matrix import CorrectnessMatrix, aligned
 from kinject.stats.power import Design, Spread, cheapest, detectable, spread_of
 from kinject.study.arms import BASE, Arm, n_trainings, value_label
-from kinject.study.records import AskSetting, Records, joint_name
+from kinject.study.records import AskSetting, Records, find_twins, joint_name
 from kinject.study.scheduler import documents_of
 from kinject.terminal import format_count, format_number
 from kinject.types import ArmName, Question
@@ -413,7 +413,7 @@ def render_power(
     """
     family = max(1, len(claims))
     for name, claim in claims.items():
-        asked = {item: questions.get(item, ()) for item in claim.sets()}
+        asked = _asked_once({item: questions.get(item, ()) for item in claim.sets()})
         n_questions = sum(map(len, asked.values()))
         # The others compare one arm with guessing, or several: `detectable` is of two arms.
         if claim.test not in _COMPARED or not n_questions:
@@ -432,6 +432,15 @@ def render_power(
         matrices = [evidence.matrix(arm, claim, net=net) for arm in named]
         spread = _spread_of_answers(matrices)
         yield _power_line(name, design, spread, n_questions)
+
+
+def _asked_once(questions: Mapping[str, Sequence[Question]]) -> dict[str, list[Question]]:
+    """Return the questions of each set without those that an earlier one has, too."""
+    twins = find_twins(questions)
+    asked: dict[str, list[Question]] = {}
+    for name, of_set in questions.items():
+        asked[name] = [question for question in of_set if (name, question.id) not in twins]
+    return asked
 
 
 def _n_alike(compared: Sequence[Arm], trained: Sequence[Arm]) -> int:

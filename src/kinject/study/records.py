@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, geometric_mean
 from typing import NamedTuple
 
+from kinject.corpus.questions import question_content
 from kinject.disk import Row
 from kinject.errors import InputError
 from kinject.eval.flips import flip_row, most_common_outcome
@@ -75,6 +76,8 @@ class Records:
     """The versions that it was made with."""
     n_trainings: dict[tuple[str, str], int] = field(default_factory=dict)
     """(model, arm) -> how many trainings one after the other made it; without an entry one."""
+    twins: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """Question set and id -> those of the same question in an earlier set."""
     _matrices: dict[tuple[str, str, AskSetting, str, Outcome, bool], CorrectnessMatrix] = field(
         default_factory=dict
     )
@@ -184,16 +187,16 @@ class Records:
 
     def joined(self, names: tuple[str, ...]) -> Records:
         """Return the answers to several question sets as those to one, named by `joint_name`; of
-        one set itself.
+        one set itself. A question that stands in two of them counts once.
 
         An arm has a setting of theirs if it was asked all of the sets in it.
         """
         if len(names) == 1:
             return self
         if names not in self._joined:
-            one = Records(self.scores, n_trainings=self.n_trainings)
+            one = Records(self.scores, n_trainings=self.n_trainings, twins=self.twins)
             for run, of_run in self.by_run.items():
-                one.by_run[run] = _join_sets(of_run, names)
+                one.by_run[run] = _join_sets(of_run, names, self.twins)
             self._joined[names] = one
         return self._joined[names]
 
@@ -407,22 +410,43 @@ def joint_name(names: Sequence[str]) -> str:
     return join_words(names)
 
 
+def find_twins(
+    questions: Mapping[str, Sequence[Question]],
+) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the set and id of each question that an earlier set has too -> those that it has
+    there."""
+    first: dict[bytes, tuple[str, str]] = {}
+    twins = {}
+    for name, of_set in questions.items():
+        for question in of_set:
+            key = (name, question.id)
+            earlier = first.setdefault(question_content(question), key)
+            if earlier != key:
+                twins[key] = earlier
+    return twins
+
+
 def _join_sets(
-    of_run: Mapping[AskSetting, list[Answer]], names: Sequence[str]
+    of_run: Mapping[AskSetting, list[Answer]],
+    names: Sequence[str],
+    twins: Mapping[tuple[str, str], tuple[str, str]],
 ) -> dict[AskSetting, list[Answer]]:
     joined: dict[AskSetting, list[Answer]] = {}
     for setting in of_run:
         parts = [setting._replace(question_set=name) for name in names]
-        if setting == parts[0] and of_run.keys() >= set(parts):
-            all_answers = joined[setting._replace(question_set=joint_name(names))] = []
-            for part in parts:
-                all_answers += (_named_by_set(answer) for answer in of_run[part])
+        if setting != parts[0] or not of_run.keys() >= set(parts):
+            continue
+        by_key: dict[tuple[str, str], Answer] = {}
+        for part in parts:
+            for answer in of_run[part]:
+                key = (answer.question_set, answer.question_id)
+                by_key.setdefault(twins.get(key, key), answer)
+        # Two sets may have questions of one id.
+        joined[setting._replace(question_set=joint_name(names))] = [
+            replace(answer, question_id=f"{name}: {identity}")
+            for (name, identity), answer in by_key.items()
+        ]
     return joined
-
-
-def _named_by_set(answer: Answer) -> Answer:
-    # Two sets may have questions of one id.
-    return replace(answer, question_id=f"{answer.question_set}: {answer.question_id}")
 
 
 def control_setting(setting: AskSetting) -> AskSetting:

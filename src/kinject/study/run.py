@@ -60,7 +60,7 @@ from kinject.study.claims import (
 )
 from kinject.study.outlook import render_outlook
 from kinject.study.planner import ArmRun
-from kinject.study.records import AskSetting, Records, changed_answers
+from kinject.study.records import AskSetting, Records, changed_answers, find_twins
 from kinject.study.scheduler import (
     SplitQuestions,
     StageExecutor,
@@ -102,11 +102,11 @@ def run_study(recipe: StudyRecipe, start_executor: StartExecutor) -> tuple[Repor
 
             study = replace(study, start_executor=start)
             _run_phases(study, declared)
-        records = _read_records(study)
         questions = {
             item.name: read_questions(Path(item.test["path"]), item.test["layout"])
             for item in study.question_sets
         }
+        records = _read_records(study, questions)
         result = analyse(study, records, questions)
         page = _write_results(study, records, result, questions)
         return result, page
@@ -503,9 +503,9 @@ def _unscored(records: Records, roles: Mapping[str, Role]) -> Iterator[UnscoredR
         )
 
 
-def _read_records(study: Study) -> Records:
+def _read_records(study: Study, questions: Mapping[str, Sequence[Question]]) -> Records:
     """Return the test answers of every run that finished."""
-    records = Records(study.evaluation.scores)
+    records = Records(study.evaluation.scores, twins=find_twins(questions))
     for run in study.runs:
         if study.status.all_done(run.all_stages):
             arm, folder = run.arm, run.evaluations[-1].folder
@@ -538,7 +538,7 @@ def _power(study: Study) -> Iterator[str]:
     questions = {item.name: study.asked(item) for item in study.question_sets}
     roles = {item.name: role_of(item.role, questions[item.name]) for item in study.question_sets}
     sweeps = make_sweeps(study.recipe.study, study.expanded)
-    evidence = _evidence(study, _read_records(study), sweeps, roles)
+    evidence = _evidence(study, _read_records(study, questions), sweeps, roles)
     section = study.recipe.study
     claims, n_seeds = section.claims or {}, len(section.seeds)
     yield from render_power(claims, evidence, questions, study.arms, n_seeds)
