@@ -92,6 +92,9 @@ _TOKEN = re.compile(
     rf"(?P<core>{_CHARACTER}+(?:{_SEPARATOR}{_CHARACTER}+)*)"
     r"(?P<end>\+{1,2}(?!\w)|#(?!\w)|%|[-*](?![\w*-]))?"
 )
+_CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]"
+# The initials of J. R. R. Tolkien are those of J.R.R. Tolkien.
+_SPACED_INITIAL = re.compile(rf"(?<![\w.])({_CAPITAL}\.)\s(?={_CAPITAL}\.)")
 _DELETED = re.compile(r"(?<!\d)['./@_·-]|['./@_·-](?!\d)")
 """Signs in a word that its spelling may lack, AC/DC and ACDC; between digits they are kept."""
 _HYPHEN = re.compile(r"(?<!\d)[-/]|[-/](?!\d)|&")
@@ -125,7 +128,7 @@ def words_in(folded: str, *, apart: bool) -> list[Word]:
     Jean-Luc is jeanluc, or two words if those joined by a hyphen are to be `apart`.
     """
     words: list[Word] = []
-    for match in _TOKEN.finditer(folded):
+    for match in _TOKEN.finditer(_SPACED_INITIAL.sub(r"\1", folded)):
         if match["wide"]:
             words.append(Word(match["wide"]))
         elif match["and"]:
