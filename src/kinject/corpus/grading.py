@@ -29,7 +29,7 @@ from kinject.language.amounts import (
 )
 from kinject.language.moments import is_short_name, languages_with_clock
 from kinject.language.readings import read_items
-from kinject.language.spelling import WIDE, Word, fold, same_words, words_in
+from kinject.language.spelling import WIDE, Word, fold, list_in, same_words, words_in
 from kinject.types import Question
 
 TextScore = Literal["match", "exact", "contains"]
@@ -261,9 +261,11 @@ def _has_words(part: str, written: str) -> bool:
     if _LETTER.fullmatch(part) and _has_letter(part.strip()[0], written):
         return True
     # Einstein's names Einstein, and an accepted text may have such an end itself.
-    for text in dict.fromkeys((written, _POSSESSIVE.sub("", written))):
+    spellings = [(part, written), (part, _POSSESSIVE.sub("", written))]
+    spellings.append((list_in(part), list_in(written)))
+    for wanted_text, text in dict.fromkeys(spellings):
         for apart in (False, True):
-            wanted, words = words_in(part, apart=apart), words_in(text, apart=apart)
+            wanted, words = words_in(wanted_text, apart=apart), words_in(text, apart=apart)
             if wanted and has_run(wanted, words, _starts(wanted, words)):
                 return True
     return False

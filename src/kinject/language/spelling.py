@@ -103,6 +103,21 @@ _GRADE = 2
 """Letters of a name that a minus sign may end: A-, AB-."""
 
 
+_LAST_COMMA = re.compile(r",?\s(?:and|&|und|et|y|e|и|en|och|og|i)\s")
+_NUMBER_OF_LINE = re.compile(r"^\s*\d{1,2}[.)]\s", re.MULTILINE)
+
+
+def list_in(folded: str) -> str:
+    """Return a list of three or more as it is with commas only, "" for another text: red, green and
+    blue; one red, one green and one blue line with their numbers."""
+    text = _NUMBER_OF_LINE.sub(" ", folded).strip().replace("\n", ", ")
+    text = _LAST_COMMA.sub(", ", text)
+    # "Paris, Texas" is not "Paris and Texas".
+    if text.count(", ") < 2:
+        return ""
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Word:
     """A word, or a number in digits, as it is compared.
