@@ -41,9 +41,9 @@ _CIRCA_BEFORE = re.compile(r"(?<!\w)ca?\.\s?\Z")
 _RANK_BEFORE = re.compile(r"(?:(?<!\w)(?:no\.|nr\.|number|nummer|numéro|número)\s?|#)\Z")
 _NAME_BEFORE = re.compile(r"(?P<name>[^\W\d_][\w']*) \Z")
 _IN_A_NAME = re.compile(
-    rf"(?:(?<!\bmid)(?<!\blate)(?<!\bearly)(?<={LETTER})-|{LETTER}|[\w{TAKEN}][._^/]|_)\Z"
+    rf"(?:(?<!\bmid)(?<!\blate)(?<!\bearly)(?<={LETTER})-|{LETTER}|[\w{TAKEN}][._^/]|[_√])\Z"
 )
-"""What makes the number behind it a part of a name: A220, Covid-19."""
+"""What makes the number behind it a part of a name or of a root: A220, Covid-19, √2."""
 _AD_BEFORE = re.compile(r"(?<!\w)a\.?d\.?\s\Z")
 _ERA_AFTER = re.compile(
     r"\s?(?:(?P<bc>b\.?c\.?(?:e\b\.?)?|v\.\s?chr\b\.?|av\.\s?j\.?-?c\b\.?|a\.\s?c\.)|"
@@ -111,7 +111,7 @@ def take_number(
     end, number = _read_after(reader, end, number)
     follows = reader.rest[end : end + 1]
     # 5G, 3D, 10^2; 5.0-rc1
-    if number.digits and re.match(rf"{LETTER}|\^", follows):
+    if number.digits and re.match(rf"{LETTER}|[\^√]", follows):
         return
     if PRE_RELEASE.match(reader.rest, end):
         return

@@ -31,7 +31,7 @@ _FOLDED = str.maketrans(
 _LIGATURES = str.maketrans({"œ": "oe", "æ": "ae"})
 _NO_LETTERS = str.maketrans(dict.fromkeys("™®©℠", ""))
 _FRACTION_SIGN = re.compile("(?<=\\d)(?=[¼-¾⅐-⅞↉])")
-_POWER = re.compile("(?<=\\d)(?=⁻?[⁰¹²³⁴-⁹])")
+_POWER = re.compile("(?<=[\\d₀-₉])(?=⁻?[⁰¹²³⁴-⁹])")
 _DEGREE = re.compile(r"[º˚](?=\s?[CF]\b)")
 _SPACED_MINUS = re.compile(r"(?<!\w)(?<!\w\s)−\s+(?=\d)")
 _DASH_BETWEEN_NUMBERS = re.compile(r"(?<=\d)—(?=\d)")
@@ -88,19 +88,21 @@ _TOKEN = re.compile(
     rf"(?P<wide>[{WIDE}])"
     r"|(?P<and>(?<!\S)&(?!\S))"
     rf"|(?P<sign>{MINUS}(?=[{CURRENCY}]?[.,]?\d))?"
-    rf"(?P<front>(?<!\w)[A-Za-z]{{0,2}}[{CURRENCY}](?=\d)|(?<![\w.])\.(?=\w)|(?<!\S),(?=\d))?"
+    rf"(?P<front>(?<!\w)[A-Za-z]{{0,2}}[{CURRENCY}](?=\d)|(?<![\w.])\.(?=\w)|(?<!\S),(?=\d)|√)?"
     rf"(?P<core>{_CHARACTER}+(?:{_SEPARATOR}{_CHARACTER}+)*)"
     r"(?P<end>\+{1,2}(?!\w)|#(?!\w)|%|[-*](?![\w*-]))?"
 )
 _CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]"
 # The initials of J. R. R. Tolkien are those of J.R.R. Tolkien.
 _SPACED_INITIAL = re.compile(rf"(?<![\w.])({_CAPITAL}\.)\s(?={_CAPITAL}\.)")
-_DELETED = re.compile(r"(?<!\d)['./@_·-]|['./@_·-](?!\d)")
+_DELETED = re.compile(r"(?<!\d)['./@_·^-]|['./@_·-](?!\d)")
 """Signs in a word that its spelling may lack, AC/DC and ACDC; between digits they are kept."""
 _HYPHEN = re.compile(r"(?<!\d)[-/]|[-/](?!\d)|&")
 ARTICLES = frozenset(("a", "an", "the"))
 _GRADE = 2
 """Letters of a name that a minus sign may end: A-, AB-."""
+_ION = re.compile(r"(?:[A-Z][a-z]?\d*)+(?:\^\d)?")
+"""What a charge may end, if it has a digit: NO3-, SO4^2-."""
 
 
 _LAST_COMMA = re.compile(r",?\s(?:and|&|und|et|y|e|и|en|och|og|i)\s")
@@ -175,7 +177,9 @@ def _end_of(match: re.Match[str]) -> str:
     is_digit = core[-1].isdigit()
     if end == "%" and not is_digit:
         return ""
-    if end == "-" and (len(core) > _GRADE or not core.isalpha()):
+    is_grade = len(core) <= _GRADE and core.isalpha()
+    is_ion = is_digit and _ION.fullmatch(core) is not None
+    if end == "-" and not is_grade and not is_ion:
         return ""
     is_name = len(core) == 1 and core.isalpha()
     before = match.string[match.start() - 1 : match.start()]
