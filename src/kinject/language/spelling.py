@@ -87,6 +87,7 @@ _SEPARATOR = r"(?:\+{1,2}|['./&@_#^·-]|(?<=\d)[,:](?=\d))"
 _TOKEN = re.compile(
     rf"(?P<wide>[{WIDE}])"
     r"|(?P<and>(?<!\S)&(?!\S))"
+    r"|(?P<operator>==|!=|<=|>=|&&|\|\||[≤≥≠]|(?<=[\w)\]])\s?<\s?(?=[\w(\[]))"
     rf"|(?P<sign>{MINUS}(?=[{CURRENCY}]?[.,]?\d))?"
     rf"(?P<front>(?<!\w)[A-Za-z]{{0,2}}[{CURRENCY}](?=\d)|(?<![\w.])\.(?=\w)|(?<!\S),(?=\d)|√)?"
     rf"(?P<core>{_CHARACTER}+(?:{_SEPARATOR}{_CHARACTER}+)*)"
@@ -99,6 +100,8 @@ _DELETED = re.compile(r"(?<!\d)['./@_·^-]|['./@_·-](?!\d)")
 """Signs in a word that its spelling may lack, AC/DC and ACDC; between digits they are kept."""
 _HYPHEN = re.compile(r"(?<!\d)[-/]|[-/](?!\d)|&")
 ARTICLES = frozenset(("a", "an", "the"))
+_OPERATORS = {"≤": "<=", "≥": ">=", "≠": "!="}
+"""Sign of an operator of code -> how code has it. No >, which parts the steps of a path too."""
 _GRADE = 2
 """Letters of a name that a minus sign may end: A-, AB-."""
 _ION = re.compile(r"(?:[A-Z][a-z]?\d*)+(?:\^\d)?")
@@ -150,6 +153,9 @@ def words_in(folded: str, *, apart: bool) -> list[Word]:
             words.append(Word(match["wide"]))
         elif match["and"]:
             words.append(Word("and"))
+        elif match["operator"]:
+            sign = match["operator"].strip()
+            words.append(Word(_OPERATORS.get(sign, sign)))
         else:
             words += _spelled(match, apart)
     return words
