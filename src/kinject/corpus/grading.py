@@ -29,7 +29,7 @@ from kinject.language.amounts import (
 )
 from kinject.language.moments import is_short_name, languages_with_clock
 from kinject.language.readings import read_items
-from kinject.language.spelling import WIDE, Word, fold, list_in, same_words, words_in
+from kinject.language.spelling import WIDE, Word, fold, has_code, list_in, same_words, words_in
 from kinject.types import Question
 
 TextScore = Literal["match", "exact", "contains"]
@@ -173,7 +173,7 @@ def _is_within(part: str, written: str) -> bool:
     is_value = any(_is_value(read_items(part, code, False, codes)) for code in codes)
     if not is_value and _has_words(part, written):
         return True
-    if is_short_name(written, part, codes):
+    if is_short_name(written, part, codes) or has_code(part, written):
         return True
     for comma, other_comma in _decimal_commas(written, part, codes):
         wanted = [read_items(part, code, comma, codes) for code in codes]

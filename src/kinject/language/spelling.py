@@ -123,6 +123,29 @@ def list_in(folded: str) -> str:
     return text
 
 
+_CODE = re.compile(r"\+?(?=[A-Z\d(])[A-Z\d\s()./-]*\d(?:\s?[A-Z\d]+)*\)?")
+_DECIMAL = re.compile(r"\d+\.\d+")
+_TRUNK_ZERO = re.compile(r"\s?\(0\)")
+_DIGITS_OF_A_CODE = 7
+_CODE_GAP = r"[\s()./-]*"
+
+
+def has_code(part: str, folded: str) -> bool:
+    """Return whether a text has the number of a telephone, an account or a book in it, however its
+    digits are parted: (555) 123-4567, 555.123.4567."""
+    code = _TRUNK_ZERO.sub("", part.strip())
+    signs = re.sub(r"[^A-Z\d]", "", code)
+    if sum(map(str.isdigit, signs)) < _DIGITS_OF_A_CODE:
+        return False
+    if not _CODE.fullmatch(code) or _DECIMAL.fullmatch(code):
+        return False
+    # A minus stands behind no digit, a hyphen may.
+    begin = r"(?<![\w,.])(?<!^-)(?<!\D-)"
+    pattern = rf"{begin}{_CODE_GAP.join(signs)}(?!\w|[.,]\d)"
+    found = re.findall(pattern, _TRUNK_ZERO.sub("", folded))
+    return any(not _DECIMAL.fullmatch(written) for written in found)
+
+
 @dataclass(frozen=True, slots=True)
 class Word:
     """A word, or a number in digits, as it is compared.
