@@ -174,3 +174,22 @@ def test_choices_of_other_lengths_or_with_another_right_one_are_no_pair(
         return
     with pytest.raises(InputError, match="'q0' of set has other choices, or another right one"):
         compare_runs(runs)
+
+
+@pytest.mark.parametrize("score", ["match", "contains", "judge"])
+def test_a_score_of_written_answers_is_refused_for_a_run_of_choices(folder, score: str) -> None:
+    run = folder("run", *(answer(i, i > 2) for i in range(6)))
+    with pytest.raises(InputError, match=f"--score {score}: is for written answers, and .*run"):
+        read_run(run, score)
+
+
+@pytest.mark.parametrize("score", ["chars", "bytes", "pmi"])
+def test_a_score_of_choices_is_refused_for_a_run_of_written_answers(folder, score: str) -> None:
+    plain = {"format": "generate", "text": "Kelm", "accepted": ("Kelm",), "log_probs": ()}
+    plain |= {"n_tokens": (2,), "n_bytes": ()}
+    written = [replace(answer(i, True), **plain) for i in range(4)]
+    run = folder("run", *written)
+    with pytest.raises(InputError, match=f"--score {score}: is for choices, and .*written"):
+        read_run(run, score)
+    both = folder("both", *written, *(answer(i, i > 2) for i in range(6)))
+    assert len(read_run(both, "match").settings) == 2

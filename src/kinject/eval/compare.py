@@ -16,7 +16,7 @@ from kinject.disk import Row, file_hash, file_name, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
 from kinject.eval.results import answers_without_question, correct_family, summarize_arm
-from kinject.eval.scores import PMI, Score, is_correct, is_scored, rescored
+from kinject.eval.scores import PMI, WRITTEN_SCORES, Score, is_correct, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.manifests import EvalManifest, read_manifest
 from kinject.question_formats import format_of
@@ -80,6 +80,13 @@ def read_run(path: Path, score: Score = "sum") -> Run:
             settings.setdefault(setting, {}).setdefault(answer.arm, []).append(answer)
     if not settings:
         raise InputError(f"{path}: holds no answers. Run kinject eval first.")
+    written = {format_of(form).generates for _, form, _, _ in settings}
+    if written == {False} and score in WRITTEN_SCORES:
+        raise InputError(f"--score {score}: is for written answers, and {path} holds none.")
+    if written == {True} and score not in ("sum", *WRITTEN_SCORES):
+        raise InputError(
+            f"--score {score}: is for choices, and {path} holds written answers alone."
+        )
     try:
         scored = {key: _rescored(key, arms, settings, score) for key, arms in settings.items()}
     except InputError as error:
