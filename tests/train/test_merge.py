@@ -508,3 +508,15 @@ def test_the_command_takes_one_of_two_ways(
     ):
         assert main(["export", *arguments]) == 2
         assert fault in capsys.readouterr().err
+
+
+def test_a_run_is_merged_as_the_model_in_it(
+    tiny_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = str(_save(tmp_path / "base", tiny_tokenizer, 1))
+    _save(tmp_path / "run" / "model", tiny_tokenizer, 2)
+    words = ["export", str(tmp_path / "run"), "--average-with", base, "--alpha", "0.25"]
+    assert main(words) == 0
+    merged = tmp_path / "run" / "merged" / "alpha-0.25"
+    assert capsys.readouterr().out == f"alpha 0.25: {merged}\n"
+    assert list(merged.glob("*.safetensors"))

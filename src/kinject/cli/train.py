@@ -80,7 +80,11 @@ def _merge(arguments: argparse.Namespace) -> list[Path]:
     ):
         if value is not None and used != [form]:
             raise InputError(f"{flag}: is for {form} only.")
-    model, out = str(arguments.folder), arguments.out or arguments.folder.parent / "merged"
+    folder = arguments.folder
+    # Of a run, which an export without a merge takes too.
+    if (folder / "model").is_dir():
+        folder = folder / "model"
+    model, out = str(folder), arguments.out or folder.parent / "merged"
     if arguments.add is not None:
         scales = sorted(set(arguments.scale or (1.0,)))
         merged = add_difference(model, arguments.add, arguments.minus, scales, out)
