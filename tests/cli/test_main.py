@@ -142,6 +142,24 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str], An
         signal.signal(number, handler)
 
 
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--require", "a>=0.7", "--shard", "2/3"], "a shard has a part of the answers"),
+        (["--require-evidence", "--shard", "1/3"], "a shard has a part of the answers"),
+        (["--require-evidence"], "--require-evidence: there is no requirement. Add --require."),
+    ],
+)
+def test_a_gate_that_would_check_nothing_is_refused(
+    here: Path, words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = {"id": "q", "question": "Who steers?", "choices": ["Tolo", "Mina"], "answer": 0}
+    questions = {"a": _rows(here / "a.jsonl", question)}
+    (here / "m").mkdir()
+    recipe = _recipe(here, eval={"models": {"base": "m"}, "questions": questions})
+    assert fault in " ".join(_fails(capsys, ["eval", recipe, *words]))
+
+
 @pytest.mark.parametrize("verb", ["find-lr", "train"])
 def test_a_bug_keeps_its_traceback_and_has_a_code_of_its_own(
     verb: str, program: Any, capsys: pytest.CaptureFixture[str]

@@ -55,6 +55,12 @@ if TYPE_CHECKING:
     ),
 )
 def _eval(arguments: argparse.Namespace) -> Outcome:
+    if arguments.shard is not None and (arguments.require or arguments.require_evidence):
+        # A gate that passes because nothing was checked is worse than none.
+        raise InputError(
+            "--require: a shard has a part of the answers, so nothing is checked of it. Give it "
+            "with --merge."
+        )
     if arguments.require:
         # JSON is YAML, as which overrides are read.
         arguments.arguments.append(f"eval.require={json.dumps(arguments.require)}")
@@ -63,6 +69,8 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
             return print_job(arguments, "eval", "--require-evidence")
         return print_job(arguments, "eval")
     recipe = recipe_of(arguments, "eval")
+    if arguments.require_evidence and not recipe.eval.require:
+        raise InputError("--require-evidence: there is no requirement. Add --require.")
     if arguments.show is not None:
         from kinject.eval.run import show_prompts
 
