@@ -116,7 +116,10 @@ def test_a_step_starts_stops_as_by_ctrl_c_and_continues(
     endpoint.faults = {}
     board.start(RECIPE)
     step = end_of(board)
-    assert step["state"].split(":")[0] in ("done", "finished, but incomplete"), step["output"]
+    assert step["state"].split(":")[0] in (
+        "done",
+        "finished, but incomplete or not as it should",
+    ), step["output"]
     assert (folder / "runs" / "ferry" / "augment" / "corpus.jsonl").is_file()
     with pytest.raises(RefusedError, match="no step runs"):
         board.stop()
@@ -134,6 +137,18 @@ def test_output_is_text_without_control_characters_and_keys(
     first, words, _ = step["output"].split("\n")
     assert first == "second \ufffd[2J (key) <b>"
     assert words == f"-P -m kinject.cli augment {RECIPE}"
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [(2, "ended by a fault: "), (3, "finished: too few questions"), (9, "ended with exit code 9")],
+)
+def test_a_step_that_ran_for_hours_is_not_called_not_started(
+    board: Board, stand_in: Callable[[str], None], code: int, state: str
+) -> None:
+    stand_in(f"echo 'step 900: the loss is not finite'; exit {code}")
+    board.start(RECIPE)
+    assert end_of(board)["state"].startswith(state)
 
 
 def test_the_step_ends_with_the_server(folder: Path, stand_in: Callable[[str], None]) -> None:

@@ -42,8 +42,11 @@ _NO_DOCUMENTS = frozenset({"runs", "recipes", "data", "eval"})
 """Folders that kinject writes: nobody's documents."""
 _ENDINGS: dict[int, str] = {
     0: "done",
-    1: "finished, but incomplete: the output names what is missing",
-    2: "not started: the output says what to change",
+    # Of an evaluation a requirement too, of a training a loss that ended far above its beginning.
+    1: "finished, but incomplete or not as it should: the output says why",
+    # Also hours after the start: a loss that is not a number, a full disk, an endpoint that fails.
+    2: "ended by a fault: the output says what to change",
+    3: "finished: too few questions to tell, and the output says how many would",
     70: "ended by a bug in kinject",
 }
 _STOPPED = "stopped: finished work is kept, and start continues it"
