@@ -198,6 +198,17 @@ def test_a_form_changes_its_values_and_nothing_else(folder: Path, board: Board) 
         board.save(RECIPE, text_id, values(board))
 
 
+def test_a_field_that_was_emptied_can_be_filled_again(folder: Path, board: Board) -> None:
+    path = folder / RECIPE
+    text = path.read_text().replace("  passage_tokens: 200\n", "  budget: 3.5\n")
+    path.write_text(text + "    price: [0.2, 0.7]\n")
+    for typed in ("", "7.5"):
+        board.save(RECIPE, str(board.form(RECIPE)["id"]), [(("augment", "budget"), typed)])
+    assert "  budget: 7.5\n" in path.read_text()
+    keys = [field["key"] for field in board.form(RECIPE)["fields"]]
+    assert ["augment", "passage_tokens"] not in keys
+
+
 def test_a_recipe_with_faults_stays_as_it_is_and_each_fault_has_its_line(
     folder: Path, board: Board
 ) -> None:

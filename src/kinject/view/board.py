@@ -336,11 +336,12 @@ class Board:
 
     def _fields(self, run: FoundRun) -> Iterator[tuple[Field, Json]]:
         """Yield the keys of a form, each with its value in the recipe, None where it has none."""
-        values = read_yaml(self.folder / run.recipe).root
+        recipe = read_yaml(self.folder / run.recipe)
+        values = recipe.root
         for item in _FORMS[run.verb]:
-            value = _at(values, item.key)
-            if value is not None or item.always:
-                yield item, value
+            # A key without a value, as one that was emptied here, can be filled again.
+            if item.key in recipe.lines or item.always:
+                yield item, _at(values, item.key)
         if run.verb == "augment":
             yield from _style_fields(values)
         if run.verb == "eval":
