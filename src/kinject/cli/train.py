@@ -196,9 +196,7 @@ def _export(arguments: argparse.Namespace) -> Outcome:
         # Before the export, which may take long.
         target.check()
         if is_corpus(arguments.folder):
-            unused = _given(arguments, ("out", *_OF_MODEL))
-            if unused:
-                raise InputError(f"{unused[0]}: is for models. {arguments.folder} holds a corpus.")
+            _check_corpus_upload(arguments)
             return _uploaded(upload_corpus(arguments.folder, target, arguments.license)), 0
     values = {
         key: value
@@ -240,6 +238,13 @@ def _check_export(arguments: argparse.Namespace, *, merges: bool) -> None:
         raise InputError("--copy: is for --prove only.")
     if arguments.public and arguments.upload is None:
         raise InputError("--public: is for --upload only.")
+
+
+def _check_corpus_upload(arguments: argparse.Namespace) -> None:
+    """Raise `InputError` for options that the upload of a corpus does not obey."""
+    unused = _given(arguments, ("out", *_OF_MODEL))
+    if unused:
+        raise InputError(f"{unused[0]}: is for models. {arguments.folder} holds a corpus.")
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:

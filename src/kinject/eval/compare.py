@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -80,13 +80,7 @@ def read_run(path: Path, score: Score = "sum") -> Run:
             settings.setdefault(setting, {}).setdefault(answer.arm, []).append(answer)
     if not settings:
         raise InputError(f"{path}: holds no answers. Run kinject eval first.")
-    written = {format_of(form).generates for _, form, _, _ in settings}
-    if written == {False} and score in WRITTEN_SCORES:
-        raise InputError(f"--score {score}: is for written answers, and {path} holds none.")
-    if written == {True} and score not in ("sum", *WRITTEN_SCORES):
-        raise InputError(
-            f"--score {score}: is for choices, and {path} holds written answers alone."
-        )
+    _check_score(path, settings, score)
     try:
         scored = {key: _rescored(key, arms, settings, score) for key, arms in settings.items()}
     except InputError as error:
@@ -96,6 +90,17 @@ def read_run(path: Path, score: Score = "sum") -> Run:
     beyond = {(name, format_of(form).control) for name, form, _, _ in own}
     kept = {key: arms for key, arms in scored.items() if key[:2] not in beyond}
     return Run(path.name or str(path), kept, str(path))
+
+
+def _check_score(path: Path, settings: Iterable[_Setting], score: Score) -> None:
+    """Raise `InputError` for a score that no answer of the run in `path` has."""
+    written = {format_of(form).generates for _, form, _, _ in settings}
+    if written == {False} and score in WRITTEN_SCORES:
+        raise InputError(f"--score {score}: is for written answers, and {path} holds none.")
+    if written == {True} and score not in ("sum", *WRITTEN_SCORES):
+        raise InputError(
+            f"--score {score}: is for choices, and {path} holds written answers alone."
+        )
 
 
 def _rescored(
