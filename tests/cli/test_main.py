@@ -197,6 +197,26 @@ def test_a_signal_ends_a_verb_with_its_code_and_the_command_to_resume(
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "r.yaml", "--dry-run"],
+        ["study", "s.yaml", "--dry-run"],
+        ["find-lr", "r.yaml", "--batch"],
+        ["chat", "runs/a"],
+    ],
+)
+def test_what_keeps_no_work_is_started_again_by_the_same_command(
+    words: list[str], program: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(words: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    assert program(words, stop) == 130
+    last = f"kinject {words[0]}: interrupted. Start again with: kinject {' '.join(words)}\n"
+    assert capsys.readouterr().err.endswith(last)
+
+
 @pytest.mark.parametrize("code", [0, 1, 2])
 def test_text_that_a_full_disk_lost_is_reported_and_only_a_success_changes(
     code: int, program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

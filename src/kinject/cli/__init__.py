@@ -145,6 +145,8 @@ _STOPPED = {
     signal.SIGUSR1: "stopped by SIGUSR1",
 }
 
+_KEEP_NOTHING = ("chat", "compare", "doctor", "find-lr", "plan", "recipes")
+"""Verbs that begin anew each time."""
 _PATH_FAULTS = (
     FileNotFoundError,
     FileExistsError,
@@ -364,6 +366,8 @@ def render_resume_hint(verb: str, words: Sequence[str], stop: KeyboardInterrupt)
     """Return the message for a user whose command, `words` after ``kinject``, was stopped."""
     status = _STOPPED[signal.Signals(exit_code(stop) - 128)]
     again = list(words)
+    if verb in _KEEP_NOTHING or "--dry-run" in words:
+        return f"{status}. Start again with: {shlex.join(['kinject', *again])}"
     # The other verbs resume by themselves; a training that was begun with --overwrite must not.
     if verb == "train":
         again = [*(word for word in again if word not in ("--overwrite", "--resume")), "--resume"]
@@ -484,26 +488,6 @@ def _check_default(verb: str, path: Path) -> None:
         f"no recipe given, and {path} (the sandbox's) is not in this folder. For your documents: "
         f"kinject try FOLDER. For the sandbox: kinject recipes copy {path.stem}"
     )
-
-
-def serve(make: Callable[[], Any], arguments: argparse.Namespace, label: str) -> Outcome:
-    """Run the server that `make` returns until Ctrl-C, and open its page if that was asked for."""
-    import webbrowser
-
-    if not 0 <= arguments.port < 65536:
-        raise InputError(f"--port: found {arguments.port}, allowed: 0 to 65535.")
-    try:
-        with make() as server:
-            # At once, also into a pipe: programs wait for the address.
-            show(f"{label}: {server.url} (Ctrl-C stops it)", flush=True)
-            arguments.announce({"url": server.url})
-            # The sandbox's endpoint has no page, and so no such option.
-            if "open" in arguments and arguments.open:
-                webbrowser.open(server.url)
-            server.serve_forever()
-    except KeyboardInterrupt as stop:
-        return None, exit_code(stop)  # there is nothing to resume
-    return None, 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,14 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.cli import SHARD_OPTIONS, Outcome, option, recipe_of, serve, verb
+from kinject.cli import SHARD_OPTIONS, Outcome, option, recipe_of, verb
 from kinject.cli.job_files import JOB_OPTION, print_job
+from kinject.cli.servers import serve
 from kinject.errors import InputError, KinjectError
 from kinject.process import is_first_process
 from kinject.terminal import format_count, show
 
 if TYPE_CHECKING:
     from kinject.eval.chat import Chat
+    from kinject.recipe import EvalRecipe
     from kinject.results import Report
 
 
@@ -55,12 +57,6 @@ if TYPE_CHECKING:
     ),
 )
 def _eval(arguments: argparse.Namespace) -> Outcome:
-    if arguments.shard is not None and (arguments.require or arguments.require_evidence):
-        # A gate that passes because nothing was checked is worse than none.
-        raise InputError(
-            "--require: a shard has a part of the answers, so nothing is checked of it. Give it "
-            "with --merge."
-        )
     if arguments.require:
         # JSON is YAML, as which overrides are read.
         arguments.arguments.append(f"eval.require={json.dumps(arguments.require)}")
@@ -69,8 +65,7 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
             return print_job(arguments, "eval", "--require-evidence")
         return print_job(arguments, "eval")
     recipe = recipe_of(arguments, "eval")
-    if arguments.require_evidence and not recipe.eval.require:
-        raise InputError("--require-evidence: there is no requirement. Add --require.")
+    _check_gate(arguments, recipe)
     if arguments.show is not None:
         from kinject.eval.run import show_prompts
 
@@ -111,6 +106,18 @@ def _eval(arguments: argparse.Namespace) -> Outcome:
     if not _is_complete(report):
         code = 1
     return {"page": page, "requirements": checks, "report": report}, code
+
+
+def _check_gate(arguments: argparse.Namespace, recipe: EvalRecipe) -> None:
+    """Raise `InputError` for requirements of the command line that nothing would check: a gate that
+    passes because of that is worse than none."""
+    if arguments.shard is not None and (arguments.require or arguments.require_evidence):
+        raise InputError(
+            "--require: a shard has a part of the answers, so nothing is checked of it. Give it "
+            "with --merge."
+        )
+    if arguments.require_evidence and not recipe.eval.require:
+        raise InputError("--require-evidence: there is no requirement. Add --require.")
 
 
 def _is_complete(report: Report) -> bool:

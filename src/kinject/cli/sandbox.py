@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from kinject.cli import Outcome, option, serve, verb
+from kinject.cli import Outcome, option, verb
+from kinject.cli.servers import serve
 from kinject.terminal import format_count, show
 
 
