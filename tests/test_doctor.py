@@ -126,3 +126,24 @@ def test_the_command_ends_with_0_or_1_and_shows_no_key(
     assert "recipes/own/later.yaml" in capsys.readouterr().out
     assert code == ("No problems found." not in out)
     assert main(["doctor", "nowhere.yaml"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("cuda", "visible", "fix"),
+    [
+        (None, None, "Install a torch that is built for CUDA."),
+        ("13.2", "", "CUDA_VISIBLE_DEVICES is '': unset it"),
+        ("13.2", None, "This torch needs CUDA 13.2: "),
+    ],
+)
+def test_a_gpu_that_torch_does_not_see_has_the_fix_of_its_cause(
+    cuda: str | None, visible: str | None, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(doctor, "choose_device", lambda wanted: "cpu")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (problem,) = [text for text in doctor.examine([], offline=True).problems if "NVIDIA" in text]
+    assert problem.startswith(f"this machine has an NVIDIA driver, but torch sees no GPU. {fix}")

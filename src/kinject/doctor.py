@@ -109,14 +109,27 @@ def _check_machine() -> Iterator[Check]:
         yield Check(f"GPU {index}", f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB")
     device = choose_device("auto")
     bf16 = "yes" if has_fast_bf16(device) else "no"
-    unseen = (
-        "this machine has an NVIDIA driver, but torch sees no GPU. Install a torch that is built "
-        "for CUDA."
-    )
-    problems = (unseen,) if device == "cpu" and shutil.which("nvidia-smi") else ()
+    problems: tuple[str, ...] = ()
+    if device == "cpu" and shutil.which("nvidia-smi"):
+        problems = (f"this machine has an NVIDIA driver, but torch sees no GPU. {_unseen_fix()}",)
     yield Check("device", f"{device}; bfloat16 multiplied in hardware: {bf16}", problems)
     yield Check("attention", f"auto tries {', '.join((*fastest_attention(device), 'sdpa'))}")
     yield Check("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
+
+
+def _unseen_fix() -> str:
+    """Return what to do about a GPU that torch does not see."""
+    import torch
+
+    if torch.version.cuda is None:
+        return "Install a torch that is built for CUDA."
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"CUDA_VISIBLE_DEVICES is {visible!r}: unset it, or name a GPU of nvidia-smi."
+    return (
+        f"This torch needs CUDA {torch.version.cuda}: if nvidia-smi shows an older one, update the "
+        "driver, or install a torch for it."
+    )
 
 
 def _version(name: str) -> str:
