@@ -27,7 +27,6 @@ from kinject.train.short_run import LOG, RESULT, last_log_line, run_process, sho
 from kinject.types import Tabular
 
 if TYPE_CHECKING:
-    import torch
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from kinject.train.trainer import KnowledgeTrainer
@@ -176,11 +175,11 @@ def range_test(trainer: KnowledgeTrainer, ramp: Ramp) -> tuple[list[float], list
             args: TrainingArguments,
             state: TrainerState,
             control: TrainerControl,
-            optimizer: torch.optim.Optimizer,
             **kwargs: Any,
         ) -> None:
-            """Keep the rate of the update: the top layer's if lower layers have smaller ones."""
-            self.rate = max(float(group["lr"]) for group in optimizer.param_groups)
+            """Keep the rate of the update."""
+            # Not the optimizer's: lower layers and Muon's matrices have a factor on it.
+            self.rate = ramp.low * ramp.factor**state.global_step
 
         def on_log(
             self,

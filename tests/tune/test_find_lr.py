@@ -47,10 +47,11 @@ def make_recipe(tmp_path: Path, tiny_model: Path) -> MakeRecipe:
     return _make
 
 
-def test_the_rate_is_the_topmost_layers_where_lower_ones_learn_slower(
-    make_recipe: MakeRecipe, tmp_path: Path
+@pytest.mark.parametrize("technique", [{"layerwise_lr_decay": 0.5}, {"muon": 3.0}])
+def test_the_rate_is_the_recipes_where_some_weights_have_a_factor_on_it(
+    make_recipe: MakeRecipe, tmp_path: Path, technique: dict[str, float]
 ) -> None:
-    recipe = replace(make_recipe(), techniques=TechniquesSection(layerwise_lr_decay=0.5))
+    recipe = replace(make_recipe(), techniques=TechniquesSection(**technique))
     rates, _, _ = range_test(
         make_trainer(finding.ramp_recipe(recipe, SHORT, tmp_path / "test")), SHORT
     )
