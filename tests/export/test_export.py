@@ -151,6 +151,18 @@ def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
     assert config.is_file()
 
 
+def test_an_export_does_not_replace_the_model_that_it_is_of(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine" / "model"
+    shutil.copytree(tiny_model, mine)
+    before = (mine / "model.safetensors").read_bytes()
+    words = ["export", str(mine), "--out", str(tmp_path / "mine"), "--dtype", "float16"]
+    assert main(words) == 2
+    assert f"--out: {mine} would be replaced by its export" in capsys.readouterr().err
+    assert (mine / "model.safetensors").read_bytes() == before
+
+
 def test_an_export_holds_its_folder_until_its_last_file_is_written(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,9 @@ def export(options: ExportOptions) -> ExportResult:
     """
     source = _read_source(options.folder)
     out = options.out or options.folder / "export"
+    # An adapter would be replaced by the model that it was folded into.
+    if os.path.realpath(out / "model") == os.path.realpath(source.model):
+        raise InputError(f"--out: {source.model} would be replaced by its export. Choose another.")
     name = _name_of(options.folder)
     # Before the model is copied: the report may be one that cannot be read, or have no questions.
     card = _model_card(name, source, options)
