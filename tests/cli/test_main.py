@@ -160,6 +160,20 @@ def test_a_gate_that_would_check_nothing_is_refused(
     assert fault in " ".join(_fails(capsys, ["eval", recipe, *words]))
 
 
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["view", "--draw", "--open"], "--draw: it stops then"),
+        (["view", "--port", "8123", "--draw"], "--draw: it stops then"),
+        (["recipes", "styles", "--documents", "."], "--documents: is for the prompts of a style"),
+    ],
+)
+def test_an_option_that_nothing_would_obey_is_refused(
+    here: Path, words: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fault in " ".join(_fails(capsys, words))
+
+
 @pytest.mark.parametrize("verb", ["find-lr", "train"])
 def test_a_bug_keeps_its_traceback_and_has_a_code_of_its_own(
     verb: str, program: Any, capsys: pytest.CaptureFixture[str]

@@ -224,6 +224,10 @@ def _compare(arguments: argparse.Namespace) -> Outcome:
     ),
 )
 def _view(arguments: argparse.Namespace) -> Outcome:
+    if arguments.draw and (arguments.open or arguments.port):
+        raise InputError(
+            "--draw: it stops then; --open and --port are for the page that is served."
+        )
     if arguments.draw:
         from kinject.api import report
 

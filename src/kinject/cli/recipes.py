@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kinject.cli import Outcome, option, verb
+from kinject.errors import InputError
 from kinject.terminal import format_count, show
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def _styles(arguments: argparse.Namespace) -> Outcome:
         text = render_prompts(first_group(find_style(arguments.style), arguments.documents))
         show(text)
         return {"text": text}, 0
+    if arguments.documents is not None:
+        raise InputError("--documents: is for the prompts of a style. Name one, as paraphrase.")
     width = max(map(len, STYLES))
     for name, style in STYLES.items():
         source = f" ({style.source})" if style.source else ""
