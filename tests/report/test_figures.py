@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from study_results import make_paper_study, make_study
-from study_samples import make_report
+from study_samples import make_evaluation, make_report, make_result
 
 from kinject.report.figures import NARROW, accuracy, draw_figure, frontier, series
 from kinject.report.formatting import View, arm_label
+from kinject.report.result_tables import results_table
 
 STUDY = make_study()
 VIEW = View(STUDY)
@@ -53,6 +54,15 @@ def test_chance_and_base_lines_stand_where_the_results_say() -> None:
             if result.question_set == name and result.arm == "base" and not result.k
         )
         assert (lines["chance"], lines["base"]) == (base.chance, base.accuracy)
+
+
+def test_written_answers_have_no_line_and_no_number_of_guessing() -> None:
+    written = [make_result(arm, [True, False, True], None, chance=0.0) for arm in ("base", "ft")]
+    view = View(make_evaluation(written))
+    figure = accuracy(view)
+    assert "chance" not in [line.get_label() for line in figure.axes[0].lines]
+    assert "guessing" not in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "guessing" not in results_table(view).columns
 
 
 def test_learning_and_retention_differ_in_shape_and_colour_and_context_in_fill() -> None:

@@ -314,7 +314,9 @@ def _accuracy_marks(drawn: Sequence[_Panel], results: Sequence[ArmResult]) -> It
         yield line_mark("one seed", marker="|", color=MUTED, linestyle="none")
     if any(result.control for result in results):
         yield line_mark("without the question", marker="x", color=INK, linestyle="none")
-    yield line_mark("guessing", **CHANCE)
+    # Written answers have no accuracy of guessing.
+    if any(result.chance for result in results):
+        yield line_mark("guessing", **CHANCE)
     yield line_mark("base", color=MUTED, linewidth=0.8)
 
 
@@ -323,7 +325,9 @@ def _draw_panel(
 ) -> None:
     panel.set_xlim(0, 1)
     panel.set_xticks(*TICKS)
-    panel.axvline(shown.results[0].chance, **CHANCE, label="chance")
+    chance = shown.results[0].chance
+    if chance:
+        panel.axvline(chance, **CHANCE, label="chance")
     base = view.result(shown.model, view.base(shown.model), shown.question_set, 0, shown.format)
     if base is not None:
         panel.axvline(base.accuracy, color=MUTED, linewidth=0.8, label="base")

@@ -191,7 +191,8 @@ def _result_cells(view: View, result: ArmResult) -> tuple[str | Cell, ...]:
         _seeds(result.by_seed),
         _n_questions(result),
         _n_documents(result),
-        f"{100 * result.chance:.1f}",
+        # Written answers have no accuracy of guessing.
+        _percent(result.chance or None),
         _without_question(result.control),
         *_base_cells(result.to_base),
         *_net_cells(result.control),
