@@ -29,7 +29,7 @@ from kinject.report.files import (
 )
 from kinject.report.formatting import View, arm_label, escape_markdown, format_points, format_prompt
 from kinject.report.page import render_markdown_table
-from kinject.report.result_tables import headline_table, results_table, sweep_tables
+from kinject.report.result_tables import changes_table, headline_table, results_table, sweep_tables
 from kinject.report.tables import cost_table, small_tables
 from kinject.report.words import write_opening
 from kinject.results import Cost, Perplexity, Recall, Report, to_json
@@ -124,6 +124,15 @@ def test_the_first_answers_of_each_kind_that_changed_are_on_the_page(tmp_path: P
     assert "13 answers changed, the first 10 of each kind" in page
     assert "12 became right, 1 became wrong; flips.jsonl has all" in page
     assert [f"Who is {i}?" in page for i in range(12)] == [True] * 10 + [False] * 2
+
+
+def test_more_changed_answers_than_the_page_holds_are_said_to_be_so(tmp_path: Path) -> None:
+    kinds = [f"a{number}" for number in range(51)]
+    write_flips(tmp_path, *(flip(arm, question_id=f"q{i}") for arm in kinds for i in range(10)))
+    table = changes_table(tmp_path / "flips.jsonl")
+    assert table is not None
+    assert table.title == "510 answers changed, the first 10 of each kind, 500 in all"
+    assert len(table.lines) == 500
 
 
 @pytest.mark.usefixtures("blank_figures")

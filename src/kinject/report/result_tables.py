@@ -314,6 +314,8 @@ def changes_table(path: Path) -> TableBlock | None:
     title = f"{format_count(ends.total(), 'answer')} changed"
     if len(lines) < ends.total():
         title += f", the first {_MOST_OF_A_KIND} of each kind"
+        if len(lines) == _MOST_CHANGES:
+            title += f", {_MOST_CHANGES} in all"
     return TableBlock(title, about, columns, tuple(lines), wordy=True)
 
 
