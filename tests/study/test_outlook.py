@@ -246,5 +246,8 @@ def test_a_set_that_is_asked_without_passages_has_no_comparison_with_them(
 
 def test_a_card_that_is_not_known_is_refused(tmp_path, tiny_model):
     recipe = read_recipe(write_study(tmp_path, tiny_model), (), "study")
-    with pytest.raises(InputError, match="--gpu: found 'B300', allowed: H200, H100"):
+    with pytest.raises(
+        InputError,
+        match=r"--gpu: found 'B300', allowed: H200, H100.* kinject plan and kinject try take --memory",
+    ):
         render_plan(recipe, "B300")

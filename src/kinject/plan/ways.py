@@ -236,7 +236,8 @@ def _check_card(gpu: str | None) -> None:
     """Raise `InputError` if the card that the user names is none of `GPUS`."""
     if gpu is not None and gpu.upper() not in GPUS:
         raise InputError(
-            f"--gpu: found {gpu!r}, allowed: {', '.join(GPUS)}. For another card: --memory 24GiB."
+            f"--gpu: found {gpu!r}, allowed: {', '.join(GPUS)}. For another card kinject plan and "
+            "kinject try take --memory 24GiB."
         )
 
 
