@@ -16,6 +16,7 @@ import yaml
 from slurm_commands import Slurm
 
 from kinject.cli import main
+from kinject.cli.job_files import render_job
 from kinject.eval.require import CANNOT_BE_TOLD
 
 REAL = sys.executable
@@ -155,6 +156,14 @@ def test_a_job_is_written_before_its_inputs_exist_and_names_them(
     recipe.write_text(f"run_dir: run\n{RECIPES[verb]}\nfoo: 1\n")
     assert main([*words, "--job", "slurm"]) == 2
     assert "foo" in capsys.readouterr().err
+
+
+def test_the_name_of_a_job_is_one_that_kubernetes_takes() -> None:
+    stem = "ferries_of_the_northern_coast-and-their-skippers-by-harbour--v2-final"
+    text = render_job("k8s", ["eval", f"recipes/{stem}.yaml"])
+    name = yaml.safe_load(text)["metadata"]["name"]
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{,61}[a-z0-9])?", name)
+    assert name.startswith("eval-ferries-of-the-northern-coast-")
 
 
 @pytest.mark.parametrize(

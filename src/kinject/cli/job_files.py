@@ -27,6 +27,7 @@ JOB_OPTION = option(
 )
 _LAUNCHED = ("train", "eval")
 """Verbs whose processes divide the work of one job: `accelerate launch` starts them."""
+_LONGEST_NAME = 63
 _NO_GPU = ("augment", "questions")
 """Verbs that mostly ask an endpoint."""
 
@@ -74,8 +75,9 @@ def render_job(kind: str, words: list[str]) -> str:
     command = shlex.join(words)
     if verb == "train":
         command += " --resume"
-    # Kubernetes takes no other characters, nor do host names.
-    name = re.sub(r"[^a-z0-9]+", "-", f"{verb}-{Path(recipe).stem}".lower()).strip("-")
+    # Kubernetes takes no other characters and no longer names, nor do host names.
+    name = re.sub(r"[^a-z0-9]+", "-", f"{verb}-{Path(recipe).stem}".lower())
+    name = name[:_LONGEST_NAME].strip("-")
     gpus = "1"
     if verb in _NO_GPU:
         gpus = "0"
