@@ -338,12 +338,16 @@ def plan(recipe: TrainRecipe | str | Path, **options: Any) -> Plan:
     """Estimate memory, time and disk of a training run; `options` are those of
     `kinject.plan.run.plan`.
 
-    Without devices, this machine's. `calibration` times a few real steps.
+    Without devices, this machine's. `memory` may be a text ("24GiB"). `calibration` times a few
+    real steps.
 
         kinject.plan("recipes/cpt.yaml", calibration=False).fits
     """
     from kinject.plan.run import plan as run
+    from kinject.plan.ways import parse_memory
 
+    if options.get("memory") is not None:
+        options["memory"] = parse_memory(options["memory"])
     return run(_checked(recipe, "plan"), **options)
 
 
@@ -361,14 +365,19 @@ def find_lr(
     return run(_checked(recipe, "train"), Ramp(low, high, steps))[0]
 
 
-def find_batch(recipe: TrainRecipe | str | Path, *, memory: int | None = None) -> BatchResult:
-    """Find the largest batch that fits into `memory` bytes (None: the GPU's, or what is free here).
+def find_batch(recipe: TrainRecipe | str | Path, *, memory: int | str | None = None) -> BatchResult:
+    """Find the largest batch that fits into `memory`: bytes, or "8GiB" (None: the GPU's, or what is
+    free here).
 
     kinject.find_batch("recipes/cpt.yaml").batch
     """
+    from kinject.plan.ways import parse_memory
     from kinject.tune import find_batch as run
 
-    return run(_checked(recipe, "train"), memory)
+    limit = None
+    if memory is not None:
+        limit = parse_memory(memory)
+    return run(_checked(recipe, "train"), limit)
 
 
 def doctor(*recipes: str | Path, offline: bool = False) -> Checkup:

@@ -292,3 +292,27 @@ def test_the_page_of_a_plan_has_machines_and_a_command_that_train_accepts(
     for link in ("nan", "inf"):
         assert main([*words[:2], "--link", link]) == 2
         assert f"--link: found {link}, allowed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"nodes": -3}, "--nodes: found -3, allowed: more than 0"),
+        ({"n_devices": 0}, "--devices: found 0, allowed: more than 0"),
+        ({"link": float("nan")}, "--link: found nan"),
+        ({"memory": "6 gibs"}, "--memory: found '6 gibs', expected a size"),
+        ({"memory": -4096}, "--memory: found -4096, expected a size"),
+    ],
+)
+def test_a_plan_from_python_refuses_what_the_command_refuses(
+    make_recipe: Callable[..., Recipe], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(KinjectError, match=message):
+        kinject.plan(make_recipe(), **options, calibration=False)
+
+
+def test_a_plan_from_python_reads_its_memory_as_the_command_does(
+    make_recipe: Callable[..., Recipe],
+) -> None:
+    found = kinject.plan(make_recipe(), memory="6GiB", calibration=False)
+    assert found.devices.memory == 6 * 2**30

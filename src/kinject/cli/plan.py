@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
 from kinject.cli import Outcome, incomplete, option, recipe_of, verb
@@ -43,13 +42,6 @@ from kinject.terminal import show
     ),
 )
 def _plan(arguments: argparse.Namespace) -> Outcome:
-    from kinject.errors import InputError
-
-    for name in ("devices", "nodes", "link"):
-        value = getattr(arguments, name)
-        # NaN is in no range, and no link is infinitely fast.
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(f"--{name}: found {value:g}, allowed: more than 0.")
     recipe = recipe_of(arguments, "plan")
     # Here, since it imports torch: faults of the recipe are reported first.
     from kinject.plan.run import draw_rates, plan, render_plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -151,6 +152,7 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     from kinject.train.methods import method_of
     from kinject.train.setup import check_training
 
+    _check_counts({"--devices": n_devices, "--nodes": nodes, "--link": link})
     recipe.raise_any(find_problems("plan", recipe))
     recipe = replace(recipe, trainer=method_of(recipe).trainer_with_defaults(recipe.trainer))
     described = any(value is not None for value in (memory, n_devices, nodes, gpu))
@@ -204,6 +206,13 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
         notes=tuple(notes),
         rates=rates,
     )
+
+
+def _check_counts(counts: Mapping[str, float | None]) -> None:
+    for flag, value in counts.items():
+        # NaN is in no range, and no link is infinitely fast.
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"{flag}: found {value:g}, allowed: more than 0.")
 
 
 def _with_pace(devices: Devices) -> Devices:

@@ -570,16 +570,19 @@ def render_size(n_bytes: float) -> str:
 _UNITS = {"": 2**30, "g": 2**30, "m": 2**20, "t": 2**40}
 
 
-def parse_memory(text: str) -> int:
-    """Return the bytes of ``24GiB``, ``24GB`` or ``24G`` (GB is read as GiB, as GPUs are sold).
-    Raises `InputError`."""
-    match = re.fullmatch(r"\s*([\d.]+)\s*([gmt]?)(?:i?b)?\s*", text.lower())
-    n_bytes = 0
+def parse_memory(size: str | int) -> int:
+    """Return the bytes of ``24GiB``, ``24GB`` or ``24G`` (GB is read as GiB, as GPUs are sold); a
+    number counts bytes. Raises `InputError`."""
+    match, n_bytes = None, 0
+    if isinstance(size, int):
+        n_bytes = size
+    else:
+        match = re.fullmatch(r"\s*([\d.]+)\s*([gmt]?)(?:i?b)?\s*", size.lower())
     if match:
         with contextlib.suppress(ValueError, OverflowError):  # of 1.2.3, and of 400 digits
             n_bytes = int(float(match[1]) * _UNITS[match[2]])
     if n_bytes <= 0:
         raise InputError(
-            f"--memory: found {text!r}, expected a size such as 24GiB or 512MiB, more than 0."
+            f"--memory: found {size!r}, expected a size such as 24GiB or 512MiB, more than 0."
         )
     return n_bytes
