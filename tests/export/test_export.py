@@ -16,6 +16,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from study_samples import make_report
 
+import kinject
 from kinject.cli import main
 from kinject.disk import lock_dir, write_json, write_manifest, write_sha256sums
 from kinject.errors import DiskError, InputError
@@ -149,6 +150,22 @@ def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
     (run / "model" / "adapter_model.safetensors").write_bytes(b"damaged")
     assert "adapter_model.safetensors: " in fails(str(run))
     assert config.is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "fp32"}, "--dtype: found 'fp32', allowed: auto, float32"),
+        ({"gguf": "q5_k"}, "--gguf: found 'q5_k', allowed: f16, bf16, q8_0"),
+        ({"copies": ("a.gguf",)}, "--copy: is for --prove only"),
+        ({"copies": "a.gguf", "prove": "runs/eval"}, "--copy: found the text 'a.gguf'"),
+    ],
+)
+def test_an_export_from_python_refuses_what_the_command_refuses(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        kinject.export("runs/none", **options)
 
 
 def test_an_export_does_not_replace_the_model_that_it_is_of(

@@ -234,8 +234,6 @@ def _check_export(arguments: argparse.Namespace, *, merges: bool) -> None:
         raise InputError(
             f"{unused[0]}: is for one result. Export the merged model that you choose."
         )
-    if arguments.copies and arguments.prove is None:
-        raise InputError("--copy: is for --prove only.")
     if arguments.public and arguments.upload is None:
         raise InputError("--public: is for --upload only.")
 

@@ -22,11 +22,12 @@ from kinject.disk import (
 )
 from kinject.errors import InputError
 from kinject.export.prove import PROOF, Proof, prove, read_evaluation
-from kinject.gguf import write_gguf
+from kinject.gguf import KINDS, write_gguf
 from kinject.gguf_files import PACKAGE, model_folder
 from kinject.hub import is_hub_name
 from kinject.manifests import EvalManifest, TrainManifest, manifest_beside, read_manifest
 
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
 _SETTINGS_ON_CARD = (
     "learning_rate",
     "lr_scheduler_type",
@@ -80,6 +81,7 @@ def export(options: ExportOptions) -> ExportResult:
     Raises `InputError` for a run that is not finished and for weights out of the dtype's range,
     `DiskError` if the folder cannot be written.
     """
+    _check_options(options)
     source = _read_source(options.folder)
     out = options.out or options.folder / "export"
     # An adapter would be replaced by the model that it was folded into.
@@ -107,6 +109,19 @@ def export(options: ExportOptions) -> ExportResult:
     if file and str(file) not in failed:
         commands.append(f"llama-server -m {shlex.quote(str(file))}")
     return ExportResult(folder, tuple(commands), tuple(proofs), file, _decide(proofs, source))
+
+
+def _check_options(options: ExportOptions) -> None:
+    for flag, value, allowed in (
+        ("--dtype", options.dtype, _DTYPES),
+        ("--gguf", options.gguf, KINDS),
+    ):
+        if value is not None and value not in allowed:
+            raise InputError(f"{flag}: found {value!r}, allowed: {', '.join(allowed)}.")
+    if options.copies and options.prove is None:
+        raise InputError("--copy: is for --prove only.")
+    if isinstance(options.copies, str):
+        raise InputError(f"--copy: found the text {options.copies!r}, expected a list of copies.")
 
 
 def _write_files(source: _Source, out: Path, card: str, options: ExportOptions) -> Path | None:
