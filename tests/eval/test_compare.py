@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+import kinject
 from kinject.cli import main
 from kinject.disk import Journal
 from kinject.errors import InputError
@@ -193,3 +194,9 @@ def test_a_score_of_choices_is_refused_for_a_run_of_written_answers(folder, scor
         read_run(run, score)
     both = folder("both", *written, *(answer(i, i > 2) for i in range(6)))
     assert len(read_run(both, "match").settings) == 2
+
+
+def test_a_score_that_there_is_not_is_refused_in_python_too(folder) -> None:
+    run = folder("run", *(answer(i, i > 1) for i in range(4)))
+    with pytest.raises(InputError, match="--score: found 'char', allowed: sum, chars, bytes"):
+        kinject.compare(run, run, score="char")

@@ -16,7 +16,7 @@ from kinject.disk import Row, file_hash, file_name, write_jsonl
 from kinject.errors import InputError
 from kinject.eval.plan import layout_of
 from kinject.eval.results import answers_without_question, correct_family, summarize_arm
-from kinject.eval.scores import PMI, WRITTEN_SCORES, Score, is_correct, is_scored, rescored
+from kinject.eval.scores import PMI, SCORES, WRITTEN_SCORES, Score, is_correct, is_scored, rescored
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.manifests import EvalManifest, read_manifest
 from kinject.question_formats import format_of
@@ -93,7 +93,10 @@ def read_run(path: Path, score: Score = "sum") -> Run:
 
 
 def _check_score(path: Path, settings: Iterable[_Setting], score: Score) -> None:
-    """Raise `InputError` for a score that no answer of the run in `path` has."""
+    """Raise `InputError` for a score that there is not, or that no answer of the run in `path`
+    has."""
+    if score not in SCORES:
+        raise InputError(f"--score: found {score!r}, allowed: {', '.join(SCORES)}.")
     written = {format_of(form).generates for _, form, _, _ in settings}
     if written == {False} and score in WRITTEN_SCORES:
         raise InputError(f"--score {score}: is for written answers, and {path} holds none.")

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from kinject.corpus.checks import passes
 from kinject.corpus.grading import (
@@ -39,6 +39,7 @@ AnswerGrader = Callable[[Answer], bool]
 JUDGED: Final = "judge"
 """The score of a written answer by the grade of the recipe's judge."""
 WRITTEN_SCORES = (*TEXT_SCORES, JUDGED)
+SCORES: tuple[str, ...] = (*get_args(ChoiceScore), *WRITTEN_SCORES)
 
 
 def _by_text(grade: TextGrader) -> AnswerGrader:
