@@ -254,7 +254,11 @@ def export(folder: str | Path, **options: Any) -> ExportResult:
         for key in ("out", "report", "prove")
         if options.get(key) is not None
     }
-    return run(ExportOptions(Path(folder), **{**options, **paths}))
+    copies = options.pop("copies", ())
+    # A text is one copy, and no tuple of its letters.
+    if isinstance(copies, str):
+        copies = (copies,)
+    return run(ExportOptions(Path(folder), **{**options, **paths}, copies=tuple(copies)))
 
 
 def evaluate(recipe: EvalRecipe | str | Path, *, merge_shards: bool = False) -> Report:

@@ -158,7 +158,6 @@ def test_what_cannot_be_exported_is_a_line_and_leaves_what_was_made(
         ({"dtype": "fp32"}, "--dtype: found 'fp32', allowed: auto, float32"),
         ({"gguf": "q5_k"}, "--gguf: found 'q5_k', allowed: f16, bf16, q8_0"),
         ({"copies": ("a.gguf",)}, "--copy: is for --prove only"),
-        ({"copies": "a.gguf", "prove": "runs/eval"}, "--copy: found the text 'a.gguf'"),
     ],
 )
 def test_an_export_from_python_refuses_what_the_command_refuses(
@@ -166,6 +165,14 @@ def test_an_export_from_python_refuses_what_the_command_refuses(
 ) -> None:
     with pytest.raises(InputError, match=message):
         kinject.export("runs/none", **options)
+
+
+def test_one_copy_is_no_tuple_of_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[ExportOptions] = []
+    monkeypatch.setattr(import_module("kinject.export"), "export", seen.append)
+    kinject.export("runs/none", copies="b.gguf", prove="runs/eval")
+    kinject.export("runs/none", copies=["c", "d"], prove="runs/eval")
+    assert [options.copies for options in seen] == [("b.gguf",), ("c", "d")]
 
 
 def test_an_export_does_not_replace_the_model_that_it_is_of(

@@ -120,8 +120,6 @@ def _check_options(options: ExportOptions) -> None:
             raise InputError(f"{flag}: found {value!r}, allowed: {', '.join(allowed)}.")
     if options.copies and options.prove is None:
         raise InputError("--copy: is for --prove only.")
-    if isinstance(options.copies, str):
-        raise InputError(f"--copy: found the text {options.copies!r}, expected a list of copies.")
 
 
 def _write_files(source: _Source, out: Path, card: str, options: ExportOptions) -> Path | None:
