@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kinject.disk import unwritable
 from kinject.errors import InputError
 from kinject.terminal import Progress, format_count, show
 
@@ -53,7 +54,7 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
     from kinject.report.files import read_report
     from kinject.sandbox import BASE, BASE_CORPUS, write_base_corpus
 
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    _make_folder(Path(folder))
     with contextlib.chdir(folder):
         _print_line(
             "Can a model learn the facts of 120 documents, and what does it forget? "
@@ -87,6 +88,14 @@ def demo(folder: str | Path = ".", *, real: bool = False) -> Report:
         return read_report(REPORT.with_name("report.json"))
 
 
+def _make_folder(folder: Path) -> None:
+    """Make a folder. Raises `DiskError` if that cannot be, as where a file has its name."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
 def _demo_real(folder: str | Path) -> Report:
     """Do the whole job on a real model in `folder`: the trainings beside each other, then the
     evaluations."""
@@ -98,7 +107,7 @@ def _demo_real(folder: str | Path) -> Report:
     from kinject.sandbox import write_sandbox
 
     packages = _find_packages()
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    _make_folder(Path(folder))
     with contextlib.chdir(folder):
         _print_line(
             "Can a chat model of 135M parameters learn the handbook of a company that does not "

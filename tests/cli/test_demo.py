@@ -98,6 +98,15 @@ def _work_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kinject.executors.executor_factory", lambda n_jobs: Here)
 
 
+@pytest.mark.parametrize("words", [["demo"], ["demo", "--real"]])
+def test_a_file_with_the_name_of_the_demos_folder_was_not_moved_meanwhile(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes").write_text("mine")
+    assert main([*words, "--out", str(tmp_path / "notes")]) == 2
+    assert "notes: cannot be written: File exists. Check the path." in capsys.readouterr().err
+
+
 def _times(folder: Path) -> dict[str, int]:
     names = ("runs/sandbox/base/manifest.json", "runs/augment/variants.jsonl", "runs/cpt/model/model.safetensors",
              "runs/sandbox/repeat/model/model.safetensors", "runs/demo/answers.jsonl")  # fmt: skip
