@@ -634,6 +634,19 @@ def test_the_delimiter_of_a_table_is_found(delimiter: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.jsonl", b'{"text": "In short.", "story": "The ferry leaves at 7."}\n{"text": "So."}\n'),
+        ("a.csv", b"text,Story\nIn short.,The ferry leaves at 7.\nSo.,It is late.\n"),
+    ],
+)
+def test_where_the_named_key_is_missing_no_other_one_is_read(name: str, data: bytes) -> None:
+    (*_, (_, fault)) = read(name, data, text_field="story")
+    assert isinstance(fault, InputError)
+    assert "no key 'story' (found 'text'" in str(fault)
+
+
+@pytest.mark.parametrize(
     ("data", "expected"),
     [
         # Fewer and more cells than the header, a blank row, a short header.

@@ -53,9 +53,9 @@ ROWS_AT_ONCE = 16
 def document_of(row: Row, location: str, options: ReadOptions) -> Document:
     """Return the document in one row. Raises `InputError` at `location` on a missing or mistyped
     field."""
-    row = with_plain_names(row, options)
+    written, row = row, with_plain_names(row, options)
     if "text" not in row:
-        keys = ", ".join(map(repr, row)) or "none"
+        keys = ", ".join(map(repr, written)) or "none"
         raise InputError(
             f"{location}: no key {options.text_field or 'text'!r} (found {keys}). "
             "It must hold the document."
@@ -81,13 +81,17 @@ def document_of(row: Row, location: str, options: ReadOptions) -> Document:
 
 def with_plain_names(row: Row, options: ReadOptions) -> Row:
     """Return a row with the names that kinject uses: those of `options`, else the first of `_NAMES`
-    that it has."""
+    that it has. Without a name that `options` has, the row has no such field."""
     chosen = {"text": options.text_field, "title": options.title_field, "id": options.id_field}
     for plain, names in _NAMES.items():
         name = chosen.get(plain) or next((name for name in names if name in row), None)
-        if name is not None and name != plain and name in row:
-            others = {key: value for key, value in row.items() if key not in (name, plain)}
-            row = {plain: row[name], **others}
+        if name is None or name == plain:
+            continue
+        others = {key: value for key, value in row.items() if key not in (name, plain)}
+        # A text under another name than the one that was asked for is another text.
+        if name in row:
+            others = {plain: row[name], **others}
+        row = others
     return row
 
 
