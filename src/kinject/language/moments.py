@@ -69,7 +69,7 @@ class Reader:
 # --- Dates
 
 _YEAR_FIRST = re.compile(r"(?<![\d.-])(\d{4})([-/.])(\d{1,2})\2(\d{1,2})(?!\d|\2\d)")
-_YEAR_LAST = re.compile(r"(?<![\d./-])(\d{1,2})([./-])(\d{1,2})\2(\d{4}|(?<=/)\d\d)(?!\d|\2\d)")
+_YEAR_LAST = re.compile(r"(?<![\d./-])(\d{1,2})(\. |[./-])(\d{1,2})\2(\d{4}|(?<=/)\d\d)(?!\d|\2\d)")
 _YEAR_FIRST_APART = re.compile(r"(?<![\d.-])(\d{4})(\. )(\d{1,2})\. (\d{1,2})\.?(?!\d|[.,]\d)")
 _YEAR_IN_CHARACTERS = re.compile(r"(\d{4})(年|년)\s?(\d{1,2})[月월]\s?(\d{1,2})[日号일]")
 _IN_ONE = re.compile(
@@ -129,7 +129,7 @@ def take_days(reader: Reader) -> None:
 
 
 def _take_day_after_year(reader: Reader, match: re.Match[str]) -> None:
-    day = _day_in_digits(int(match[3]), int(match[4]), int(match[1]))
+    day = day_in_digits(int(match[3]), int(match[4]), int(match[1]))
     if day and match[2]:
         reader.take(*match.span(), day, parts=_parts(day))
     elif day:
@@ -170,10 +170,10 @@ def _is_verb(reader: Reader, match: re.Match[str]) -> bool:
 def _take_day_in_digits(reader: Reader, match: re.Match[str]) -> None:
     """Take 23.5.1990, 5/23/1990; of 3/4/1990 in English either number may be the month."""
     first, second, year = int(match[1]), int(match[3]), int(match[4])
-    day_first = _day_in_digits(second, first, year)
-    month_first = _day_in_digits(first, second, year)
+    day_first = day_in_digits(second, first, year)
+    month_first = day_in_digits(first, second, year)
     # With points, and where decimals follow a comma, the day is first.
-    is_open = match[2] != "." and not reader.comma and first != second
+    is_open = match[2][0] != "." and not reader.comma and first != second
     if day_first and month_first and is_open:
         order = (first, second)
         readings = [replace(month_first, order=order), replace(day_first, order=order)]
@@ -184,7 +184,8 @@ def _take_day_in_digits(reader: Reader, match: re.Match[str]) -> None:
         reader.take(*match.span(), day, parts=_parts(day))
 
 
-def _day_in_digits(month: int, day: int, year: int) -> Day | None:
+def day_in_digits(month: int, day: int, year: int | None) -> Day | None:
+    """Return the date of these numbers, None if there is none."""
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
     return Day(month, frozenset((day,)), year)

@@ -25,6 +25,7 @@ from kinject.language.moments import (
     TAKEN,
     Found,
     Reader,
+    day_in_digits,
     take_clocks,
     take_days,
 )
@@ -78,6 +79,7 @@ def read_items(
 
 
 _VERSION = re.compile(rf"(?<![\w.])(?:v\.?\s?)?(\d+(?:\.\d+){{2,}})(?!{LETTER}|\.\d)")
+_SHORT_DAY = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d\d)")
 # 1.234.567 is a number, not a version.
 _THOUSANDS = re.compile(r"\d{1,3}(?:\.\d{3})+")
 
@@ -95,7 +97,13 @@ def _take_versions(reader: Reader) -> None:
         early = PRE_RELEASE.match(reader.rest, end)
         if early:
             end, digits = early.end(), match[1] + early[0].lstrip("-")
-        reader.take(begin, end, Version(digits))
+        readings: list[Value] = [Version(digits)]
+        day = _SHORT_DAY.fullmatch(match[1])
+        # 12.3.19 is a date, unless it is called a version.
+        if day and not marker and not early:
+            date = day_in_digits(int(day[2]), int(day[1]), int(day[3]))
+            readings += filter(None, [date])
+        reader.take(begin, end, *readings)
 
 
 _POWER = re.compile(
@@ -391,7 +399,22 @@ def _take_numbers(reader: Reader) -> None:
         if TAKEN in reader.rest[match.start() : match.end()] or len(match[0]) > MOST_DIGITS:
             continue
         value = _decimal_value(match[0], reader.comma)
-        take_number(reader, *match.span(), Number(value, digits=match[0]))
+        days = _days_of_numeral(reader, match)
+        take_number(reader, *match.span(), Number(value, digits=match[0]), *days)
+
+
+_DAY_AND_MONTH = re.compile(r"(?<![\d.])(\d{1,2})\.(\d{1,2})(?=\.(?!\d))")
+
+
+def _days_of_numeral(reader: Reader, numeral: re.Match[str]) -> list[Day]:
+    """Return the date that 12.3. is, beside a number at the end of a sentence."""
+    match = _DAY_AND_MONTH.match(reader.rest, numeral.start())
+    if match is None or match.end() != numeral.end():
+        return []
+    day = day_in_digits(int(match[2]), int(match[1]), None)
+    if day is None:
+        return []
+    return [day]
 
 
 def _decimal_value(written: str, comma: bool) -> Fraction:
