@@ -99,8 +99,9 @@ def _take_versions(reader: Reader) -> None:
             end, digits = early.end(), match[1] + early[0].lstrip("-")
         readings: list[Value] = [Version(digits)]
         day = _SHORT_DAY.fullmatch(match[1])
-        # 12.3.19 is a date, unless it is called a version.
-        if day and not marker and not early:
+        # 12.3.19 is a date, unless it is called a version: v12.3.19.
+        is_called = marker or early or match[0] != match[1]
+        if day and not is_called:
             date = day_in_digits(int(day[2]), int(day[1]), int(day[3]))
             readings += filter(None, [date])
         reader.take(begin, end, *readings)
