@@ -238,6 +238,20 @@ def test_arguments_as_json_text_are_learned_as_the_object(name: str, tokenizer: 
     assert "Süd" in _learned_text(tokenizer, rows[1])
 
 
+@pytest.mark.parametrize("name", ["qwen3_vl", "lfm2_2_5", "llama3"])
+def test_a_key_of_null_in_a_turn_is_none(name: str, tokenizer: Any) -> None:
+    chat = _set(tokenizer, name)
+    row = _calling({"pier": "Ost"})
+    sparse, full = ([dict(message) for message in row["messages"]] for _ in range(2))
+    del sparse[1]["content"]
+    for turn in full:
+        turn |= {"tool_calls": turn.get("tool_calls"), "name": None, "reasoning_content": None}
+    full[1]["content"] = None
+    rows = [_tokens(tokenizer, {"messages": turns}, chat) for turns in (sparse, full)]
+    assert rows[0].input_ids == rows[1].input_ids
+    assert rows[0].learned == rows[1].learned
+
+
 def test_a_template_that_joins_texts_and_arguments_that_are_no_object_stay(tokenizer: Any) -> None:
     written = '{"pier":"Nord"}'
     _set(tokenizer, "deepseekv3")

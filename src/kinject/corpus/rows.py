@@ -343,7 +343,7 @@ def _conversation(raw: Row, known: set[str]) -> dict[str, Any]:
         raise InputError(
             "messages: no assistant turn, so there is nothing to learn. Remove the row."
         )
-    fields: dict[str, Any] = {"messages": tuple(messages)}
+    fields: dict[str, Any] = {"messages": tuple(map(_without_nulls, messages))}
     if raw.get("tools"):
         fields["tools"] = tuple(_tools(raw["tools"]))
     kwargs = raw.get("chat_template_kwargs")
@@ -354,6 +354,15 @@ def _conversation(raw: Row, known: set[str]) -> dict[str, Any]:
             )
         fields["template_kwargs"] = kwargs
     return fields
+
+
+def _without_nulls(message: Row) -> Row:
+    """Return a message without the keys of nulls, as transformers renders it.
+
+    Data sets with columns hold null where a turn lacks a key, and templates that find "tool_calls"
+    in a turn read it.
+    """
+    return {key: value for key, value in message.items() if value is not None}
 
 
 def _check_message(message: Row) -> None:
