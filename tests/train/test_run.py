@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,19 @@ def test_notes_and_manifest_hold_the_effective_batch(make_recipe: MakeRecipe) ->
         f"3 rows x 2 accumulated x 1 device = 6 rows an update, about {round(n_tokens)} tokens"
     )
     assert any(expected in note for note in result.notes)
+
+
+def test_a_chat_template_with_other_text_is_another_run(
+    make_recipe: MakeRecipe, tmp_path: Path, tiny_model: Path
+) -> None:
+    file, folder = tmp_path / "turns.j2", shutil.copytree(tiny_model, tmp_path / "speaker")
+    for path, template in ((file, file), (folder, folder / "chat_template.jinja")):
+        recipe = make_recipe(trainer={"chat_template_path": str(path)})
+        prints = []
+        for end in ("</s>", "\n"):
+            template.write_text(f"{{% for m in messages %}}{{{{ m.content }}}}{end}{{% endfor %}}")
+            prints.append(hash_inputs(recipe)["fingerprint"])
+        assert len(set(prints)) == 2, path
 
 
 def test_every_section_that_training_reads_is_in_the_fingerprint_and_no_other(

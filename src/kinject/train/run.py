@@ -21,6 +21,7 @@ from kinject.disk import (
     content_id,
     dotted,
     file_hash,
+    is_file,
     lock_dir,
     refuse_other_stage,
     replace_folder,
@@ -215,7 +216,13 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
         teacher = distillation.teacher
         documents = document_inputs(distillation, recipe.documents)
         inputs |= {f"document {name}": digest for name, digest in documents.items()}
-    for name, path in (("model", model.path), ("tokenizer", model.tokenizer), ("teacher", teacher)):
+    models = {"model": model.path, "tokenizer": model.tokenizer, "teacher": teacher}
+    template = recipe.trainer.get("chat_template_path")
+    if template is not None and is_file(Path(template)):
+        inputs["chat_template"] = file_hash(Path(template))
+    else:
+        models["chat_template"] = template
+    for name, path in models.items():
         # A tokenizer may be a section: it is made of the corpus, whose hash is here already.
         if isinstance(path, str):
             folder = model_folder(path)
