@@ -15,10 +15,13 @@ from safetensors.torch import load_file
 from kinject.corpus.packing import PackingConfig
 from kinject.corpus.rows import CorpusFile
 from kinject.corpus.tokenize import Tokenization
+from kinject.disk import file_hash
 from kinject.models import model_hash
 from kinject.recipe import Recipe, read_recipe
 from kinject.train import train
-from kinject.train.data import CorpusPacker, Part
+from kinject.train.data import CorpusPacker, Part, open_corpora
+from kinject.train.methods import method_of
+from kinject.train.run import hash_inputs
 
 MakeRecipe = Callable[..., Recipe]
 WriteRows = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -95,6 +98,23 @@ def test_instruction_rows_among_documents_are_learned_where_they_answer(
     assert counts["fractions"] == {"qa": pytest.approx(0.3, abs=0.002)}
     assert result.account["masked"] > 400  # the questions, and the first token of every text
     assert any("qa: 30." in note or "qa: 29.9" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("name", ["corpus", "model", "projection"])
+def test_a_part_may_have_the_name_of_an_input(
+    make_recipe: MakeRecipe, files: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    part = tmp_path / "part.jsonl"
+    part.write_text('{"text": "Ferries leave at six."}\n')
+    mix = {name: {"path": str(part), "fraction": 0.1}}
+    recipe = make_recipe(corpus={"path": str(files["corpus"]), "mix": mix})
+    before = hash_inputs(recipe)
+    opened = open_corpora(recipe, method_of(recipe), before)
+    assert opened.rows.cache_key == (file_hash(files["corpus"]),)
+    assert opened.parts[name].rows.cache_key == (file_hash(part),)
+    part.write_text('{"text": "Ferries leave at nine."}\n')
+    after = hash_inputs(recipe)
+    assert [key for key in before if before[key] != after[key]] == [f"mix.{name}", "fingerprint"]
 
 
 @pytest.mark.parametrize(

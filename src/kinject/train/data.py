@@ -140,6 +140,11 @@ def origin_of(part: str) -> str:
     return REPLAY if part == REPLAY else ""
 
 
+def part_input(name: str) -> str:
+    """Return the name of a part among the inputs of a run: that of a mix may be "corpus"."""
+    return name if name == REPLAY else f"mix.{name}"
+
+
 def open_corpora(
     recipe: TrainRecipe, method: RowRules, hashes: Mapping[str, str] | None = None
 ) -> Corpora:
@@ -157,7 +162,8 @@ def open_corpora(
             questions[name] = read_questions(Path(item.path))
     parts = {}
     for name, part in corpus.parts().items():
-        file = CorpusFile(Path(part.path), origin_of(name), sha256=hashes.get(name, ""))
+        digest = hashes.get(part_input(name), "")
+        file = CorpusFile(Path(part.path), origin_of(name), sha256=digest)
         parts[name] = Part(file, part.fraction)
     validation = None
     if corpus.validation_corpus is not None:

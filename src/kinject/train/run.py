@@ -40,7 +40,7 @@ from kinject.recipe.method_rules import distillation_of
 from kinject.recipe.read import NOT_TRAINING
 from kinject.terminal import format_count, rate_text
 from kinject.train.checkpoints import checkpoint_to_resume, checkpoints, disk_faults, numbers_only
-from kinject.train.data import summarize_exposures
+from kinject.train.data import part_input, summarize_exposures
 from kinject.train.objectives.distillation import document_inputs
 from kinject.types import TrainResult
 
@@ -198,9 +198,8 @@ def hash_inputs(recipe: TrainRecipe) -> dict[str, str]:
     and the recipe."""
     model, corpus = recipe.model, recipe.corpus
     inputs = {"corpus": check_output(Path(corpus.path), _CORPUS_FIX)}
-    inputs |= {
-        name: check_output(Path(part.path), _CORPUS_FIX) for name, part in corpus.parts().items()
-    }
+    for name, part in corpus.parts().items():
+        inputs[part_input(name)] = check_output(Path(part.path), _CORPUS_FIX)
     if corpus.validation_corpus is not None:
         inputs["validation_corpus"] = check_output(Path(corpus.validation_corpus), _CORPUS_FIX)
     if recipe.projection is not None:
