@@ -100,6 +100,20 @@ def test_instruction_rows_among_documents_are_learned_where_they_answer(
     assert any("qa: 30." in note or "qa: 29.9" in note for note in result.notes)
 
 
+@pytest.mark.parametrize("strategy", [None, "bfd"])
+def test_a_part_whose_rows_are_cut_holds_its_share_of_what_is_read(
+    files: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, strategy: str | None
+) -> None:
+    long = tmp_path / "long.jsonl"
+    rows = [{"text": "R " * length} for length in (500, 90, 700, 20)]
+    long.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    packer = CorpusPacker(tiny_tokenizer, Tokenization(), PackingConfig(48, strategy), 0)
+    data = packer.pack(CorpusFile(files["corpus"]), {"old": Part(CorpusFile(long), 0.4)})
+    counted = _n_tokens(data.rows, tiny_tokenizer)
+    assert counted["R"] / sum(counted.values()) == pytest.approx(0.4, abs=0.01)
+    assert data.fractions["old"] == pytest.approx(0.4, abs=0.01)
+
+
 @pytest.mark.parametrize("name", ["corpus", "model", "projection"])
 def test_a_part_may_have_the_name_of_an_input(
     make_recipe: MakeRecipe, files: dict[str, Path], tmp_path: Path, name: str

@@ -51,6 +51,11 @@ class PackingConfig:
     block: int | None
     strategy: str | None = None
 
+    @property
+    def cut_at(self) -> int | None:
+        """The tokens of a row behind which none is read; None where all are."""
+        return None if self.strategy in ("bfd_split", "wrapped") else self.block
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingRow:
@@ -294,9 +299,9 @@ def cut(row: TokenRow, index: int, config: PackingConfig, account: TokenAccount)
     account.source += length + row.n_left_out + row.n_unread
     account.dropped += row.n_left_out
     size = config.block or length
-    if config.strategy != "bfd_split" and length > size:
-        account.truncated += length - size
-        length = size
+    if config.cut_at is not None and length > config.cut_at:
+        account.truncated += length - config.cut_at
+        length = config.cut_at
     learned = np.asarray(row.learned[:length], dtype=np.bool_)
     segments: list[Segment] = []
     n_kept = reached = 0

@@ -299,6 +299,14 @@ def _require_boundaries(tokenizer: PreTrainedTokenizerBase, tokenization: Tokeni
             )
 
 
+def count_tokens(rows: Iterable[TokenRow], cut_at: int | None) -> int:
+    """Return the tokens of `rows` that are read, of each at most `cut_at`."""
+    lengths = [len(row.input_ids) for row in rows]
+    if cut_at is None:
+        return sum(lengths)
+    return sum(min(length, cut_at) for length in lengths)
+
+
 def wanted_tokens(n_tokens: int, fraction: float, fractions: Sequence[float]) -> float:
     """Return how many tokens make `fraction` of a mixture whose main corpus has `n_tokens`.
 
@@ -312,9 +320,10 @@ def sample_tokens(
     tokenize: Callable[[Sequence[Row]], Iterable[TokenRow]],
     target_tokens: float,
     seed: int,
+    cut_at: int | None = None,
 ) -> Iterator[TokenRow]:
     """Yield tokenised rows drawn without replacement until they hold `target_tokens` tokens, to
-    within half a row.
+    within half a row. Of a row that is longer than `cut_at` only so many count.
 
     Only sampled rows are tokenised, so the corpus may be large. If it is too small, it is sampled
     again in another order. Raises `InputError` if tokens are wanted and the corpus has no rows, or
@@ -327,10 +336,11 @@ def sample_tokens(
     n_tokens = 0
     drawn = _shuffled_forever(rows, tokenize, random.Random(seed))
     for n_read, row in enumerate(drawn, 1):
-        if n_tokens + len(row.input_ids) / 2 >= target_tokens:
+        size = count_tokens([row], cut_at)
+        if n_tokens + size / 2 >= target_tokens:
             return
         yield row
-        n_tokens += len(row.input_ids)
+        n_tokens += size
         # Without BOS and EOS a tokenizer may remove all of a text: it would be drawn for ever.
         if n_tokens == 0 and n_read == len(rows):
             raise InputError("corpus: the tokenizer leaves no token of a part of the mixture.")

@@ -32,6 +32,7 @@ from kinject.corpus.tokenize import (
     TokenRow,
     begins_with_bos,
     cached_tokens,
+    count_tokens,
     entry_key,
     sample_tokens,
     tokenize_rows,
@@ -277,7 +278,8 @@ class CorpusPacker:
     ) -> TrainingData:
         """Return the training rows as `pack` does, of rows that are tokenized already."""
         parts = parts or {}
-        n_main = _count_tokens(main)
+        cut_at = self.packing.cut_at
+        n_main = count_tokens(main, cut_at)
         fractions = [part.fraction for part in parts.values()]
         sampled: dict[str, Sequence[TokenRow]] = {}
         for number, (name, part) in enumerate(parts.items()):
@@ -288,14 +290,13 @@ class CorpusPacker:
         packed, account = pack(ConcatRows([main, *sampled.values()]), self.packing, self.seed)
         learned = [main, *(rows for name, rows in sampled.items() if name != REPLAY)]
         named = {"": main, **sampled}
+        n_read = {name: count_tokens(rows, cut_at) for name, rows in sampled.items()}
+        # A corpus of no token at all is refused behind this (`check_account`).
+        total = max(n_main + sum(n_read.values()), 1)
         return TrainingData(
             packed,
             account,
-            fractions={
-                # A corpus of no token at all is refused behind this (`check_account`).
-                name: _count_tokens(rows) / max(account.source, 1)
-                for name, rows in sampled.items()
-            },
+            fractions={name: n / total for name, n in n_read.items()},
             exposures=count_exposures(ConcatRows(learned)),
             only_end={name: _lines_of_only_end(rows) for name, rows in named.items()},
             has_chat=any(row.is_chat for row in ConcatRows([*named.values()])),
@@ -317,15 +318,21 @@ class CorpusPacker:
         seed: int,
         most: int | None = None,
     ) -> Sequence[TokenRow]:
+        cut_at = self.packing.cut_at
+
         def tokenize(sampled: Sequence[CorpusRow]) -> Iterable[TokenRow]:
             return tokenize_rows(sampled, self.tokenizer, self.tokenization)
 
         def make() -> Iterator[TokenRow]:
             for _ in rows:  # every faulty line is reported, drawn or not
                 pass
-            yield from islice(sample_tokens(rows, tokenize, n_target, seed), most)
+            drawn = sample_tokens(rows, tokenize, n_target, seed, cut_at)
+            yield from islice(drawn, most)
 
-        return self._tokens(rows, origin, make, round(n_target, 6), seed)
+        drawn_by = [round(n_target, 6), seed]
+        if cut_at is not None:
+            drawn_by.append(cut_at)
+        return self._tokens(rows, origin, make, *drawn_by)
 
     def _tokens(
         self,
@@ -339,10 +346,6 @@ class CorpusPacker:
             return list(make())
         key = entry_key(rows.cache_key, self.tokenizer, self.tokenization, *more)
         return cached_tokens(self.cache, key, make, origin)
-
-
-def _count_tokens(rows: Sequence[TokenRow]) -> int:
-    return sum(len(row.input_ids) for row in rows)
 
 
 def _lines_of_only_end(rows: Sequence[TokenRow]) -> list[int]:
