@@ -19,7 +19,7 @@ from kinject.disk import file_hash
 from kinject.models import model_hash
 from kinject.recipe import Recipe, read_recipe
 from kinject.train import train
-from kinject.train.data import CorpusPacker, Part, open_corpora
+from kinject.train.data import CorpusPacker, Part, open_corpora, tokenize_and_pack
 from kinject.train.methods import method_of
 from kinject.train.run import hash_inputs
 
@@ -112,6 +112,23 @@ def test_a_part_whose_rows_are_cut_holds_its_share_of_what_is_read(
     counted = _n_tokens(data.rows, tiny_tokenizer)
     assert counted["R"] / sum(counted.values()) == pytest.approx(0.4, abs=0.01)
     assert data.fractions["old"] == pytest.approx(0.4, abs=0.01)
+
+
+def test_a_fraction_that_no_row_can_make_is_a_warning(
+    make_recipe: MakeRecipe, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    for name, n in (("short", 3), ("long", 400)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "tide " * n}) + "\n")
+    for name, warned in (("long", True), ("short", False)):
+        part = {"path": str(tmp_path / f"{name}.jsonl"), "fraction": 0.5}
+        recipe = make_recipe(
+            corpus={"path": str(tmp_path / "short.jsonl"), "mix": {"sea": part}},
+            trainer={"max_length": 4000},
+        )
+        method = method_of(recipe)
+        rows = tokenize_and_pack(recipe, method, tiny_tokenizer, open_corpora(recipe, method))
+        found = [text for text in rows.warnings if "corpus.mix.sea.fraction: 50.00%" in text]
+        assert bool(found) is warned
 
 
 @pytest.mark.parametrize("name", ["corpus", "model", "projection"])

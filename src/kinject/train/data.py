@@ -406,7 +406,7 @@ def tokenize_and_pack(
     if corpora.validation is not None:
         validation = packer.of_whole_texts.pack(corpora.validation)
     notes = [check_account(data.account, packer.packing.block, corpus.allow_dropped_tokens)]
-    warnings = _warn_of_only_end(data, corpora)
+    warnings = [*_warn_of_only_end(data, corpora), *_warn_of_fractions(data, corpus)]
     if validation is not None:
         warnings += _check_validation(validation.account, packer.packing.block)
     weights = None
@@ -474,6 +474,25 @@ def _warn_of_only_end(data: TrainingData, corpora: Corpora) -> list[str]:
             "renders them as the assistant's."
         ]
     return []
+
+
+_FAR = 0.25
+"""A fraction of tokens is warned of where it is off by more than this part of itself."""
+
+
+def _warn_of_fractions(data: TrainingData, corpus: CorpusSection) -> list[str]:
+    """Return a warning for each part whose fraction of the tokens is far from the recipe's."""
+    warnings = []
+    for name, found in data.fractions.items():
+        part = corpus.parts()[name]
+        if abs(found - part.fraction) > _FAR * part.fraction:
+            key = name if name == REPLAY else f"mix.{name}"
+            warnings.append(
+                f"corpus.{key}.fraction: {part.fraction:.2%} of the tokens are asked for, and "
+                f"{found:.2%} are drawn: a row of {part.path} has too many tokens beside those "
+                "of the corpus. Give shorter rows there."
+            )
+    return warnings
 
 
 @dataclass(frozen=True)
