@@ -442,7 +442,7 @@ def _freeze(model: nn.Module, patterns: tuple[str, ...]) -> None:
             parameter.requires_grad_(False)
 
 
-def _matrices(stack: list[nn.Module]) -> list[torch.Tensor]:
+def _matrices(stack: Sequence[nn.Module]) -> list[torch.Tensor]:
     """Return the matrices of layers, which bitsandbytes quantizes."""
     found: list[torch.Tensor] = []
     for layer in stack:
