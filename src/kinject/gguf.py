@@ -363,8 +363,7 @@ def _write(folder: Path, file: Path, kind: str) -> None:
     if rope.get("rope_type", "other") != "default":
         raise InputError(
             f"{folder}: a GGUF file of this model ({architecture}) needs llama.cpp's converter: "
-            "put convert_hf_to_gguf.py on "
-            "the PATH."
+            "put convert_hf_to_gguf.py on the PATH."
         )
     _check_calculation(folder, config)
     # Beyond 256 MiB tensors wait in a temporary file, not in memory.

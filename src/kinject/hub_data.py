@@ -63,9 +63,8 @@ class HubDataSet:
             raise
         except Exception as error:  # the library raises whatever its readers and the network raise
             raise InputError(
-                f"{self.text or self.name}: as a data set, split {self.split!r}, it cannot be "
-                "read after "
-                f"{format_count(n_read, 'row')} ({_first_line(error)}). Write it as {FORM}."
+                f"{self.text or self.name}: as a data set, split {self.split!r}, it cannot be read "
+                f"after {format_count(n_read, 'row')} ({_first_line(error)}). Write it as {FORM}."
             ) from error
 
     def commit(self) -> str:
@@ -126,8 +125,7 @@ class HubDataSet:
         if reason:
             raise InputError(
                 f"{self.text or self.name}: no such file or folder, and {reason}. Check the path, "
-                "or give a "
-                "file or a folder."
+                "or give a file or a folder."
             )
 
 

@@ -78,9 +78,8 @@ def passage_groups(
         if texts and n_passages > 1:
             raise InputError(
                 f"{document.source}: document {document.id!r} is split into "
-                f"{format_count(n_passages, 'passage')}, "
-                f"but {plan.precomputed.path} rewrites it whole. "
-                f"Raise augment.passage_tokens (now {plan.passage_tokens})."
+                f"{format_count(n_passages, 'passage')}, but {plan.precomputed.path} rewrites it "
+                f"whole. Raise augment.passage_tokens (now {plan.passage_tokens})."
             )
     for style in plan.styles_of("passage"):
         if plan.precomputed is None or style.mechanical:

@@ -152,8 +152,7 @@ def _augment(arguments: argparse.Namespace) -> Outcome:
         "--retention",
         action="store_true",
         help="questions on well-known neighbours of the documents that the model answers, to "
-        "measure what training "
-        "forgets, in the folder retention of the run's",
+        "measure what training forgets, in the folder retention of the run's",
     ),
     option(
         "--retry", action="store_true", help="ask again about passages that have too few questions"
@@ -215,9 +214,8 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
         n = part.n_known + part.n_unknown + part.n_given
         chosen, measured = ", ".join(part.chosen_by), ", ".join(part.measure_with)
         show(
-            f"{part.question_set}: the base knows {part.n_known} of "
-            f"{format_count(n, 'question')}, as asked by "
-            f"{chosen}"
+            f"{part.question_set}: the base knows {part.n_known} of {format_count(n, 'question')}, "
+            f"as asked by {chosen}"
         )
         show(f"  {part.unknown}: {part.n_unknown} to learn\n  {part.known}: {part.n_known}")
         if part.n_given:

@@ -72,11 +72,9 @@ def training_template(tokenizer: PreTrainedTokenizerBase) -> tuple[str | None, s
         except Exception:  # noqa: BLE001
             return None, (
                 "trainer.assistant_only_loss: the chat template has no generation tags, and TRL "
-                "has no training "
-                "template for it. The assistant's part is found by rendering each conversation "
-                "turn by turn; rows in which the "
-                "template rewrites earlier turns are refused. A template with tags may be set as "
-                "trainer.chat_template_path"
+                "has no training template for it. The assistant's part is found by rendering each "
+                "conversation turn by turn; rows in which the template rewrites earlier turns are "
+                "refused. A template with tags may be set as trainer.chat_template_path"
             )
         note = (
             "trainer.assistant_only_loss: conversations are rendered with TRL's training template "
@@ -274,10 +272,8 @@ def _assistant_spans(
         if not (after.startswith(before) and text.startswith(after.rstrip())):
             raise InputError(
                 "the chat template has no generation tags and rewrites earlier turns, so the "
-                "assistant's part of message "
-                f"{index + 1} cannot be marked. Set a template with tags as "
-                "trainer.chat_template_path, or "
-                "trainer.assistant_only_loss: false."
+                f"assistant's part of message {index + 1} cannot be marked. Set a template with "
+                "tags as trainer.chat_template_path, or trainer.assistant_only_loss: false."
             )
         end = len(after)
         # A template may end the last turn alone with white space: where another turn follows, its

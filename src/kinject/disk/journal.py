@@ -93,8 +93,7 @@ class Journal:
         if not is_same:
             raise DiskError(
                 f"{self.path}: was deleted or replaced while this run was writing it. Leave run "
-                "folders alone while they "
-                "are in use; the same command makes again what is missing."
+                "folders alone while they are in use; the same command makes again what is missing."
             )
 
     def row_at(self, offset: int) -> Row:

@@ -42,14 +42,12 @@ def check_version(version: object, location: str) -> None:
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise InputError(
             f"{location}: damaged: format_version is {version!r:.40}, a whole number from 1 is "
-            "needed. Restore it from a copy, "
-            "or choose another run folder."
+            "needed. Restore it from a copy, or choose another run folder."
         )
     if version > FORMAT_VERSION:
         raise InputError(
             f"{location}: written by a newer kinject (format {version}; this one reads up to "
-            f"{FORMAT_VERSION}). Update kinject, "
-            "or choose another run folder."
+            f"{FORMAT_VERSION}). Update kinject, or choose another run folder."
         )
 
 

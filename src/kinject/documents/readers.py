@@ -324,8 +324,7 @@ def fault_of(document: Document, location: str) -> InputError | None:
         if len(text) > LONGEST_LINE:
             return InputError(
                 f"{location}: {key}: {format_count(len(text), 'character')}, allowed: "
-                f"{LONGEST_LINE:,}. "
-                "Split the document."
+                f"{LONGEST_LINE:,}. Split the document."
             )
         if "\0" in text:
             return InputError(

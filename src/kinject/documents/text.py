@@ -183,9 +183,8 @@ def import_extra(module: str, path: Path) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(
-            f"{path}: reading {path.suffix} needs {module.partition('.')[0]}, "
-            "which is not installed. "
-            "Run: pip install 'kinject[documents]'"
+            f"{path}: reading {path.suffix} needs {module.partition('.')[0]}, which is not "
+            "installed. Run: pip install 'kinject[documents]'"
         ) from error
 
 

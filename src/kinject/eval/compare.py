@@ -58,8 +58,7 @@ class Comparison(Tabular):
 
     ROWS: ClassVar = (
         "pairs: result.question_set name base_name result.format result.shots result.k result.n "
-        "result.accuracy "
-        "contrast.delta contrast.low contrast.high contrast.deciding_p"
+        "result.accuracy contrast.delta contrast.low contrast.high contrast.deciding_p"
     )
 
 

@@ -238,10 +238,9 @@ class EndpointScorer:
         if failed:
             most_common, n = failed.most_common(1)[0][0], failed.total()
             raise EndpointError(
-                f"eval.models.{self.name}: {n} of {format_count(len(prompts), 'prompt')} got "
-                "no answer. "
-                f"The most common error: {most_common} "
-                "All other answers are stored; the same command asks these again."
+                f"eval.models.{self.name}: {n} of {format_count(len(prompts), 'prompt')} got no "
+                f"answer. The most common error: {most_common} All other answers are stored; the "
+                "same command asks these again."
             )
 
     async def _check_log_probs(self, sender: Sender) -> None:
@@ -347,9 +346,8 @@ class EndpointScorer:
         revision = "scores count for this revision" if self.table.revision else "set a revision"
         lines = [
             f"{self.name}: {self.table}; {format_count(usage.tokens_in, 'token')} in, "
-            f"{usage.tokens_out:,} "
-            f"out{price} in this run folder. Its weights cannot be hashed: {revision}, and change "
-            "it when the server's model changes."
+            f"{usage.tokens_out:,} out{price} in this run folder. Its weights cannot be hashed: "
+            f"{revision}, and change it when the server's model changes."
         ]
         if self.encoder:
             lines += [f"{self.name}: {note}" for note in self.encoder.notes]

@@ -260,10 +260,9 @@ def _check_questions(
     n_fewest = min(map(len, question_set.examples(n_most)))
     if n_fewest < n_most:
         raise InputError(
-            f"{item.shots_from or item.path}: holds {format_count(n_fewest, 'example')} for "
-            "a question of "
-            f"{question_set.name} (not counting itself), but eval.shots asks for {n_most}. "
-            "Ask for fewer or name another file."
+            f"{item.shots_from or item.path}: holds {format_count(n_fewest, 'example')} for a "
+            f"question of {question_set.name} (not counting itself), but eval.shots asks for "
+            f"{n_most}. Ask for fewer or name another file."
         )
     _check_instructions(item, section, question_set.questions)
     formats = section.formats_of(item)

@@ -304,8 +304,7 @@ def refuse_pickles(folder: Path, key: str) -> None:
         if not (path.parent / "model.safetensors").is_file():
             raise InputError(
                 f"{key}: {folder}: {path.relative_to(folder)} is a pickle, which can run code as "
-                "it "
-                "loads: kinject reads safetensors only. Save the model again, as safetensors."
+                "it loads: kinject reads safetensors only. Save the model again, as safetensors."
             )
 
 

@@ -144,11 +144,10 @@ class AnswerCache:
 
 def _unreadable(path: Path, error: Exception) -> DiskError:
     return DiskError(
-        f"{path}: cannot be read as the cache of answers ({error}). "
-        "Free space, if it is missing. To save the readable part of a damaged file: "
-        f"sqlite3 {path} .recover | sqlite3 NEW. If you move the file away, a new one is "
-        "made, and answers that are not stored as rewritings yet are requested, and paid, "
-        "again."
+        f"{path}: cannot be read as the cache of answers ({error}). Free space, if it is missing. "
+        f"To save the readable part of a damaged file: sqlite3 {path} .recover | sqlite3 NEW. If "
+        "you move the file away, a new one is made, and answers that are not stored as rewritings "
+        "yet are requested, and paid, again."
     )
 
 

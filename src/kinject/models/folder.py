@@ -291,8 +291,7 @@ def _check_against(path: Path, config: Mapping[str, Any], header: Header) -> Non
         if name.endswith(".weight") and dtype not in _FLOATS:
             raise InputError(
                 f"{path.parent}: {name} is stored as {dtype}, but {path.name} has no "
-                "quantization_config. Expected "
-                f"{', '.join(sorted(_FLOATS))}. {_FIX}"
+                f"quantization_config. Expected {', '.join(sorted(_FLOATS))}. {_FIX}"
             )
 
 
@@ -366,8 +365,7 @@ def check_buffers(model: torch.nn.Module, location: str, source: str) -> None:
         ):
             raise InputError(
                 f"{location}: {name}, which is computed from {source}, is not finite. Check the "
-                "numbers there (rope_theta, "
-                "rope_parameters, scaling factors)."
+                "numbers there (rope_theta, rope_parameters, scaling factors)."
             )
 
 
@@ -423,8 +421,7 @@ def check_finite_in(folder: Path) -> None:
     if fault:
         raise InputError(
             f"{fault} holds a value that is not finite (NaN or an infinity), so no output of this "
-            "model is a number. "
-            "Make the model again, or take another copy."
+            "model is a number. Make the model again, or take another copy."
         )
 
 
@@ -446,8 +443,7 @@ def check_cost(source: str) -> None:
     if not _ends_well(source):
         raise InputError(
             f"template: takes more than {_CHAT_SECONDS} s, {_CHAT_MEMORY >> 20:,} MiB or "
-            f"{_LONGEST_CHAT:,} characters for a "
-            f"short chat. Shorten it. Source: {source[:120]!r}"
+            f"{_LONGEST_CHAT:,} characters for a short chat. Shorten it. Source: {source[:120]!r}"
         )
 
 

@@ -168,8 +168,7 @@ def _check_template(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
         except Exception as error:
             raise InputError(
                 f"{path}: chat_template (chat_template.jinja or tokenizer_config.json): not a "
-                "Jinja template "
-                f"({first_line(error)}). Repair it, or take it out."
+                f"Jinja template ({first_line(error)}). Repair it, or take it out."
             ) from error
 
 
@@ -491,8 +490,7 @@ def _load_adapter(folder: Path, base: str, options: dict[str, Any]) -> PreTraine
     if lacking:
         raise InputError(
             f"{weights}: {lacking[0]} is not both here and in {base} as {ADAPTER_CONFIG} adapts "
-            "it. "
-            f"{_fix(str(folder), 'adapter')}"
+            f"it. {_fix(str(folder), 'adapter')}"
         )
     return tuned
 
@@ -541,11 +539,9 @@ def _check_vocabulary(
         highest = max(refused)
         raise InputError(
             f"{path}: the tokenizer has token ids up to {highest:,} ({refused[highest][:40]!r}), "
-            "the model's embedding has "
-            f"{format_count(n_rows, 'row')}. They belong to different models, or tokens were "
-            "added to one alone "
-            "(resize_token_embeddings): "
-            "make the folder again."
+            f"the model's embedding has {format_count(n_rows, 'row')}. They belong to different "
+            "models, or tokens were added to one alone (resize_token_embeddings): make the folder "
+            "again."
         )
     if not missing:
         return ()
@@ -555,9 +551,8 @@ def _check_vocabulary(
         if number >= n_rows:
             raise InputError(
                 f"{path}: a text holds {missing.get(number, '')[:40]!r}, an added token (id "
-                f"{number:,}) without a row in the "
-                f"model's embedding ({format_count(n_rows, 'row')}). Take it out of the "
-                "text, or resize the "
+                f"{number:,}) without a row in the model's embedding "
+                f"({format_count(n_rows, 'row')}). Take it out of the text, or resize the "
                 "embedding."
             )
 

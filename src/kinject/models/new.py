@@ -76,8 +76,7 @@ def new_model(
     if vocab_size < len(tokenizer):
         raise InputError(
             f"model.new.vocab_size: found {vocab_size}, but the tokenizer has {len(tokenizer)} "
-            "tokens. "
-            "Set at least as many."
+            "tokens. Set at least as many."
         )
     tokens = {
         name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")

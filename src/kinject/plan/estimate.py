@@ -559,6 +559,5 @@ def read_config(path: str, revision: str | None) -> PretrainedConfig:
             return new_config(shapes[path], shapes[path]["vocab_size"])
         raise InputError(
             f"{error} If the model is gated, log in (HF_TOKEN); a folder that holds its "
-            "config.json is enough: "
-            "model.path=FOLDER"
+            "config.json is enough: model.path=FOLDER"
         ) from error

@@ -80,10 +80,9 @@ class Sections:
     method: MethodName | None = option(
         None,
         help="cpt (continued pretraining) or sft (instructions): the corpus must hold such rows; "
-        "absent: any rows. "
-        "distill (context distillation): any rows, learned by the settings of the section "
-        "distillation. recall: rows with an "
-        "answer, which the model gives itself and is rewarded for (GRPO).",
+        "absent: any rows. distill (context distillation): any rows, learned by the settings of "
+        "the section distillation. recall: rows with an answer, which the model gives itself and "
+        "is rewarded for (GRPO).",
     )
     model: ModelSection | None = None
     adapter: Mapping[str, Any] | None = option(

@@ -370,9 +370,8 @@ def unscored_text(item: UnscoredResult) -> str:
     prompt = format_prompt(PromptFormat(item.format, item.shots, item.score))
     label = f"{arm} on {format_name(item.question_set)} ({prompt})"
     return (
-        f"{label}: none of {format_count(item.n, 'question')} has a score: their log-probs "
-        "are not finite, or "
-        "all equal, or their choices exceed the model's window"
+        f"{label}: none of {format_count(item.n, 'question')} has a score: their log-probs are not "
+        "finite, or all equal, or their choices exceed the model's window"
     )
 
 

@@ -532,11 +532,9 @@ def _hold_out(corpus: CorpusSection, rows: Sequence[TokenRow]) -> _Split | None:
     is_held_out = is_chosen[np.frombuffer(numbers, np.intc)]
     learned, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
     note = (
-        f"corpus.validation_fraction: {n_chosen:,} of "
-        f"{format_count(len(hashes), 'document')} "
-        f"({format_count(len(held_out), 'row')}) are held out for the validation loss; "
-        "nothing is learned from "
-        "them"
+        f"corpus.validation_fraction: {n_chosen:,} of {format_count(len(hashes), 'document')} "
+        f"({format_count(len(held_out), 'row')}) are held out for the validation loss; nothing is "
+        "learned from them"
     )
     return _Split(learned, held_out, note)
 
@@ -553,11 +551,10 @@ def check_account(account: TokenAccount, block: int | None, allow_dropped_tokens
     if account.lost and not allow_dropped_tokens:
         raise TrainingError(
             f"{account.lost:,} of {format_count(account.source, 'token')} "
-            f"({account.lost / account.source:.1%}) "
-            f"would be lost at trainer.max_length: {block} ({account.truncated:,} truncated, "
-            f"{account.dropped:,} in rows with nothing left to learn). Raise trainer.max_length, "
-            "pack with trainer.packing: true and packing_strategy: bfd_split, or accept it with "
-            "corpus.allow_dropped_tokens: true."
+            f"({account.lost / account.source:.1%}) would be lost at trainer.max_length: {block} "
+            f"({account.truncated:,} truncated, {account.dropped:,} in rows with nothing left to "
+            "learn). Raise trainer.max_length, pack with trainer.packing: true and "
+            "packing_strategy: bfd_split, or accept it with corpus.allow_dropped_tokens: true."
         )
     if account.trained == 0:
         raise TrainingError(f"{line}. Nothing is left to learn. Raise trainer.max_length.")

@@ -171,10 +171,9 @@ class Guard(TrainerCallback):  # type: ignore[misc]
         message = f"step {step + 1}: the gradient norm is {norm}"
         if scale is not None and scale < 1:
             raise TrainingError(
-                f"{message} even with the loss scaled by {format_number(scale, 6)}; "
-                f"{self.skipped} updates were "
-                "skipped. fp16 cannot hold this model's numbers: use bf16: true, or lower "
-                "trainer.learning_rate. The last complete checkpoint is kept."
+                f"{message} even with the loss scaled by {format_number(scale, 6)}; {self.skipped} "
+                "updates were skipped. fp16 cannot hold this model's numbers: use bf16: true, or "
+                "lower trainer.learning_rate. The last complete checkpoint is kept."
             )
         if scale is None and self.skipped > self.reactions.skipped_updates:
             raise TrainingError(
@@ -208,10 +207,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 self._react(
                     self.reactions.instability,
                     f"{prefix}the gradient norm is {format_number(norm)}, over 10 times its "
-                    "running median "
-                    f"{format_number(median)}. Check the batch, lower trainer.learning_rate, "
-                    "or set "
-                    "trainer.max_grad_norm.",
+                    f"running median {format_number(median)}. Check the batch, lower "
+                    "trainer.learning_rate, or set trainer.max_grad_norm.",
                 )
         # Kept after the check, so that a spike does not raise its own median.
         self.norms.append(norm)
@@ -247,10 +244,8 @@ class Guard(TrainerCallback):  # type: ignore[misc]
                 "divergence",
                 self.reactions.instability,
                 f"{prefix}the loss diverges: in {_LOSSES} updates it was at least "
-                f"{format_number(least)}, "
-                f"after a lowest of {format_number(lowest)}. Lower {self._settings}. "
-                "guards.instability: stop "
-                "ends such a run here.",
+                f"{format_number(least)}, after a lowest of {format_number(lowest)}. Lower "
+                f"{self._settings}. guards.instability: stop ends such a run here.",
             )
         median = statistics.median(self._losses)
         if self._lowest_loss is None or median < self._lowest_loss:
@@ -364,9 +359,8 @@ def check_start(
         warnings += react(
             "warn",
             f"trainer.max_steps: {config.max_steps} reads {n_read:,} of "
-            f"{format_count(n_rows, 'row')}; "
-            f"{1 - n_read / n_rows:.0%} of the corpus is never seen. Set max_steps to "
-            f"{-(-n_rows * config.max_steps // n_read):,} for one epoch.",
+            f"{format_count(n_rows, 'row')}; {1 - n_read / n_rows:.0%} of the corpus is never "
+            f"seen. Set max_steps to {-(-n_rows * config.max_steps // n_read):,} for one epoch.",
         )
     lost = _fraction_rounded_away(model, config.learning_rate)
     if config.learning_rate == 0 or (lost > 0.5 and not rounds_up):
@@ -453,11 +447,10 @@ def check_trained(trainer: GuardedTrainer) -> None:
     if not fault and unchanged == counted:
         fault = (
             "no weight differs from its start after "
-            f"{format_count(trainer.guard.updates, 'update')}: "
-            f"trainer.learning_rate: {trainer.args.learning_rate:.2g} over "
-            f"{format_count(trainer.state.global_step, 'step')} of its schedule is 0, or so "
-            "small that each change "
-            "rounds away. Set a higher rate, or model.dtype: float32."
+            f"{format_count(trainer.guard.updates, 'update')}: trainer.learning_rate: "
+            f"{trainer.args.learning_rate:.2g} over "
+            f"{format_count(trainer.state.global_step, 'step')} of its schedule is 0, or so small "
+            "that each change rounds away. Set a higher rate, or model.dtype: float32."
         )
     agree_on_fault(fault)
     if unchanged:

@@ -166,8 +166,7 @@ def render_summary(result: TrainResult) -> str:
     rate = result.n_steps / result.seconds if result.seconds else 0.0
     return (
         f"{format_count(result.n_steps, 'step')} ({result.n_epochs:.2f} epochs) in "
-        f"{result.seconds:.0f} s, "
-        f"{rate_text(rate, 'steps')}{loss}\n"
+        f"{result.seconds:.0f} s, {rate_text(rate, 'steps')}{loss}\n"
         f"{learned}tokens in an epoch: {account['source']:,} source = "
         f"{account['trained']:,} trained + {account['masked']:,} read only + "
         f"{account['truncated']:,} truncated + {account['dropped']:,} dropped\n"

@@ -499,8 +499,7 @@ def _describe_run(trainer: RunTrainer, tokenized: TokenizedCorpora) -> str:
         rows += ", paraphrases separated"
     return (
         f"trains {n_trained:,} of {format_count(n_all, 'parameter')} ({weights} weights, "
-        f"{arithmetic} "
-        f"arithmetic), {format_count(len(tokenized.train.rows), 'row')}, {rows}"
+        f"{arithmetic} arithmetic), {format_count(len(tokenized.train.rows), 'row')}, {rows}"
     )
 
 

@@ -193,9 +193,8 @@ def read_answers(path: Path) -> list[Answer]:
     # A file that was cut at the end of a line looks whole (tests/eval/test_damage.py).
     if n_rows < n_written:
         raise InputError(
-            f"{path}: holds {format_count(n_rows, 'row')}, {n_written} were written "
-            "(manifest.json beside it). "
-            "Run kinject eval again: it scores the missing prompts."
+            f"{path}: holds {format_count(n_rows, 'row')}, {n_written} were written (manifest.json "
+            "beside it). Run kinject eval again: it scores the missing prompts."
         )
     grades = _read_grades(path.with_name(GRADES_FILE))
     if not grades:

@@ -189,9 +189,8 @@ class Scorer:
                 raise
             raise InputError(
                 f"Out of memory with {format_count(n_tokens, 'token')} in one pass. Lower "
-                "eval.batch_tokens "
-                f"({self.batch_tokens}), or use shorter passages, fewer examples or a smaller "
-                "dtype."
+                f"eval.batch_tokens ({self.batch_tokens}), or use shorter passages, fewer examples "
+                "or a smaller dtype."
             ) from error
 
     def _test_tree(self, *, split: bool) -> str:

@@ -24,8 +24,7 @@ class GeneratorSection:
     kind: Literal["sandbox", "openai", "transformers", "vllm", "file"] = option(
         "openai",
         help="sandbox (in process), openai (any compatible endpoint), transformers or vllm (a "
-        "local model), file (finished "
-        "paraphrases).",
+        "local model), file (finished paraphrases).",
     )
     model: str | None = option(
         None, help="openai: model name at the endpoint; transformers, vllm: folder or hub name."
@@ -64,8 +63,7 @@ class GeneratorSection:
     extra_body: Mapping[str, Any] | None = option(
         None,
         help="Further parameters, as the endpoint names them: top_p, reasoning_effort, seed: null. "
-        "transformers: top_p, "
-        "top_k, min_p. vllm: those of SamplingParams.",
+        "transformers: top_p, top_k, min_p. vllm: those of SamplingParams.",
     )
     concurrency: int = option(
         8, help="Requests in flight; transformers, vllm: rows of one batch.", min=1, max=1024
@@ -225,8 +223,7 @@ class QuestionsSection:
     retention: bool = option(
         False,
         help="Questions on well-known neighbours of what the passages tell of, to measure what "
-        "training forgets; those "
-        "that the model answers each time are kept.",
+        "training forgets; those that the model answers each time are kept.",
     )
     validation: float = option(
         0.2, help="Fraction of the documents whose questions are for validation.", min=0.0, max=1.0

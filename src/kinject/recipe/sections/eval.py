@@ -92,9 +92,8 @@ class RetrievalSection:
     min_score: float | None = option(
         None,
         help="Passages with a lower score are left out, all of them if need be. bm25 and lexical "
-        "score from 0 up, "
-        "without a bound; dense from -1 to 1 (cosine), both up to 0.033. Default: the best K, "
-        "whatever they score.",
+        "score from 0 up, without a bound; dense from -1 to 1 (cosine), both up to 0.033. Default: "
+        "the best K, whatever they score.",
     )
     embedder: str = option(
         "BAAI/bge-large-en-v1.5", help="dense, both: a sentence-transformers folder or hub name."
@@ -187,8 +186,7 @@ class EndpointModelSection(PromptedSection):
     )
     api: Literal["completions", "chat"] = option(
         help="completions (log-probs of choices, where the endpoint returns those of the prompt, "
-        "and written answers) or "
-        "chat (written answers)."
+        "and written answers) or chat (written answers)."
     )
     revision: str | None = option(
         None,
@@ -234,8 +232,7 @@ class EvalSection:
 
     models: Mapping[str, str | LocalModelSection | EndpointModelSection] = option(
         help="name: folder or hub name, or a table with path and how it is loaded, or with "
-        "endpoint, model and api. The first "
-        "is the base.",
+        "endpoint, model and api. The first is the base.",
         nonempty=True,
         path="model",
     )
@@ -248,8 +245,7 @@ class EvalSection:
     formats: tuple[str, ...] = option(
         ("texts",),
         help="letters, texts, hybrid, rotations, continuation, a baseline without the question; "
-        "letters-written or generate: "
-        "the model writes the letter or the answer.",
+        "letters-written or generate: the model writes the letter or the answer.",
         nonempty=True,
         words=FORMATS,
     )
@@ -261,9 +257,8 @@ class EvalSection:
     ] = option(
         ("sum",),
         help="How choices are compared: log-prob, or log-prob per length; the test of a written "
-        "answer: match "
-        "(the default: it equals or contains an accepted one), exact, contains, judge (a model's "
-        "grade).",
+        "answer: match (the default: it equals or contains an accepted one), exact, contains, "
+        "judge (a model's grade).",
         nonempty=True,
     )
     max_new_tokens: int = option(

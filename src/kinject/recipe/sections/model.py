@@ -49,8 +49,7 @@ class ModelSection:
     attention: Attention = option(
         "auto",
         help="Attention implementation; flash_attention_N is the installed package, or else the "
-        "prebuilt kernel of the hub "
-        "that transformers chooses.",
+        "prebuilt kernel of the hub that transformers chooses.",
     )
     device: Literal["auto", "cpu", "cuda", "mps"] = option("auto", help="Device of the model.")
     quantization: Quantization = option("none", help="Load through bitsandbytes (with an adapter).")

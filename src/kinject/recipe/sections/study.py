@@ -56,8 +56,7 @@ class ArmSection:
     through: str | None = option(
         None,
         help="Train this model, the base of the arm's own one, instead; then its own one minus "
-        "this base is added to the tuned "
-        "weights (chat vector).",
+        "this base is added to the tuned weights (chat vector).",
     )
     after: str | None = option(
         None,
@@ -158,8 +157,7 @@ class ClaimSection:
     net: bool | None = option(
         None,
         help="Compare what each arm answers beyond its choices without the question "
-        "(eval.control); default: on sets to be "
-        "learned that have such a control.",
+        "(eval.control); default: on sets to be learned that have such a control.",
     )
     margin: float = option(
         0.1,
@@ -197,10 +195,9 @@ class StudySection:
     setup: tuple[str, ...] = option(
         (),
         help="Train recipes that run first unless they are done; sandbox-corpus writes the corpus "
-        "of the sandbox's base model, "
-        "sandbox-base and sandbox-instruct its models as they ship, sandbox-chat the dialogues of "
-        "recipes/sandbox/instruct.yaml, "
-        "sandbox-sentences rows that teach to answer in sentences and to abstain.",
+        "of the sandbox's base model, sandbox-base and sandbox-instruct its models as they ship, "
+        "sandbox-chat the dialogues of recipes/sandbox/instruct.yaml, sandbox-sentences rows that "
+        "teach to answer in sentences and to abstain.",
     )
     overrides: Mapping[str, Any] | None = option(
         None, help="Overrides of the shared recipes for every arm; eval.* too."
@@ -208,14 +205,12 @@ class StudySection:
     retrievals: Mapping[str, Mapping[str, Any]] | None = option(
         None,
         help="NAME: {kind: oracle} and other keys of eval.retrieval. The base and each arm with "
-        "rag are also asked with "
-        "these passages, as ARM+NAME.",
+        "rag are also asked with these passages, as ARM+NAME.",
     )
     price: tuple[float, ...] = option(
         (),
         help="Prices of a million prompt tokens, of a million answer tokens and of a million "
-        "tokens of training, in any "
-        "currency: the report compares what each arm costs.",
+        "tokens of training, in any currency: the report compares what each arm costs.",
         min=0.0,
     )
     # Three: a gain of 7 points with a seed SD of 1.4 is found in 82% of simulated studies, in 41%
@@ -227,8 +222,7 @@ class StudySection:
     validation: Mapping[str, float] | None = option(
         None,
         help="Question set: fraction of its documents whose questions are used for tuning only, in "
-        "every set; "
-        "a set of the eval recipe that names a validation file needs none.",
+        "every set; a set of the eval recipe that names a validation file needs none.",
         min=0.001,
         max=0.999,
     )

@@ -73,10 +73,8 @@ class GuardsSection:
     instability: Reaction = option(
         "warn",
         help="The loss stays far above its lowest, a gradient norm exceeds 10 times its median or "
-        "stays almost 0, or the "
-        "learning rate is too small to move the weights. ignore also silences the note on steps "
-        "that "
-        "end before the corpus was read once.",
+        "stays almost 0, or the learning rate is too small to move the weights. ignore also "
+        "silences the note on steps that end before the corpus was read once.",
     )
 
 
@@ -152,8 +150,7 @@ class DistillationSection:
     context_tokens: int | None = option(
         None,
         help="Most tokens of a document that the teacher reads: of a longer one the passages "
-        "nearest to the row, by BM25. "
-        "Default: the room that the model's window leaves.",
+        "nearest to the row, by BM25. Default: the room that the model's window leaves.",
         min=8,
     )
     top_k: int = option(

@@ -148,8 +148,7 @@ def choose_practice(
             progress.advance(len(some))
     note = (
         f"recall: {len(known):,} of {format_count(len(requests), 'question')} are answered "
-        "correctly by some of "
-        f"{format_count(n_answers, 'answer')} and wrongly by others"
+        f"correctly by some of {format_count(n_answers, 'answer')} and wrongly by others"
     )
     needed = config.generation_batch_size // n_answers
     if len(known) < needed:

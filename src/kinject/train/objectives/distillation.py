@@ -272,8 +272,7 @@ def teacher_rows(
             raise fault(
                 "distillation.teacher",
                 f"{section.teacher} has another vocabulary than the model. Its answers can be "
-                "learned "
-                "as any other text.",
+                "learned as any other text.",
             )
     window = None
     if path is not None:
@@ -469,8 +468,7 @@ def make_teacher(
     origin = f"made in {cost['teacher_seconds']:.1f} s" if is_made else "read from the cache"
     note = (
         f"distillation: {format_count(n, 'prediction')} of the teacher {origin} "
-        f"({n_bytes / 2**20:,.0f} MiB in "
-        f"{folder})"
+        f"({n_bytes / 2**20:,.0f} MiB in {folder})"
     )
     return teacher, note, cost
 

@@ -144,10 +144,9 @@ class Projection(UpdateRule):
         total = sum(len(limit.basis) for limit in matrices if limit.basis is not None)
         tokens = [limit.moving for limit in self.constraints.values() if limit.moving is not None]
         text = (
-            f"regularization.projection: measured on {format_count(self.n_tokens, 'token')} "
-            f"of {self.path}; the "
-            f"updates of {len(matrices)} matrices keep {free:,} of {total:,} directions of their "
-            f"inputs ({free / max(total, 1):.0%})"
+            f"regularization.projection: measured on {format_count(self.n_tokens, 'token')} of "
+            f"{self.path}; the updates of {len(matrices)} matrices keep {free:,} of {total:,} "
+            f"directions of their inputs ({free / max(total, 1):.0%})"
         )
         if tokens:
             n_moving = sum(int(rows.sum()) for rows in tokens)
