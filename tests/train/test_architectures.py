@@ -180,20 +180,18 @@ def test_a_mixture_of_experts_trains_with_its_routers_loss_and_validates_without
     tmp_path: Path,
     coefficient: float | None,
 ) -> None:
-    folder, questions, text = (
-        tmp_path / "mixtral",
-        tmp_path / "questions.jsonl",
-        "Person 7 was born in Kelm in 1907.",
-    )
+    folder, questions = tmp_path / "mixtral", tmp_path / "questions.jsonl"
+    # Of unequal lengths: no padding has a part in the loss.
+    texts = ("Kelm?", "Person 7 was born in Kelm in 1907, and went to the mill there.")
     model = new_model(MIXTRAL, tiny_tokenizer, 0)
     model.save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
-    corpus.write_text(2 * (json.dumps({"text": text}) + "\n"))
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     questions.write_text(
         json.dumps({"question": "Where?", "choices": ["Kelm", "Farrow"], "answer": 0}) + "\n"
     )
     trainer = {
-        "packing": False, "per_device_train_batch_size": 1, "max_steps": 2,
+        "packing": False, "per_device_train_batch_size": 2, "max_steps": 2,
         "eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True, "lr_scheduler_type": "constant",
     }  # fmt: skip
     recipe = make_recipe(
@@ -204,14 +202,18 @@ def test_a_mixture_of_experts_trains_with_its_routers_loss_and_validates_without
     result = train(recipe)
     log = [row for _, row in read_jsonl(Path(result.run_dir) / "log.jsonl")]
 
-    ids = [tiny_tokenizer.bos_token_id, *tiny_tokenizer(text, add_special_tokens=False).input_ids]
-    ids.append(tiny_tokenizer.eos_token_id)
-    with torch.no_grad():
-        out = model(torch.tensor([ids]), use_cache=False, output_router_logits=True)
-    nll = float(
-        torch.nn.functional.cross_entropy(out.logits[0, :-1].double(), torch.tensor(ids[1:]))
-    )
-    routers = _routers_loss(out.router_logits)
+    losses, router_logits = [], []
+    for text in texts:
+        ids = tiny_tokenizer(text, add_special_tokens=False).input_ids
+        ids = [tiny_tokenizer.bos_token_id, *ids, tiny_tokenizer.eos_token_id]
+        with torch.no_grad():
+            out = model(torch.tensor([ids]), use_cache=False, output_router_logits=True)
+        labels = torch.tensor(ids[1:])
+        losses += torch.nn.functional.cross_entropy(
+            out.logits[0, :-1].double(), labels, reduction="none"
+        ).tolist()
+        router_logits += out.router_logits
+    nll, routers = sum(losses) / len(losses), _routers_loss(router_logits)
     weight = 0.001 if coefficient is None else coefficient  # Mixtral's own
     assert routers > 0.9
     first = next(row for row in log if "loss" in row)

@@ -173,9 +173,10 @@ class Collator:
     """Rows to tensors [batch, longest row]: padded on the right, with positions that continue into
     the padding, from 0 again at `n_positions` (None: any number).
 
-    No attention mask is made: padding follows a row, and earlier tokens cannot attend to it.
-    `flatten` joins the batch into one row [1, tokens], in which flash attention separates documents
-    by position. `nothing_learned` is the reaction to a batch without a token in the loss.
+    No attention mask is needed: padding follows a row, and earlier tokens cannot attend to it. With
+    `masks_padding` there is one, for the routers of a mixture of experts: their loss is a mean over
+    tokens. `flatten` joins the batch into one row [1, tokens], in which flash attention separates
+    documents by position. `nothing_learned` is the reaction to a batch without a token in the loss.
     """
 
     pad_token_id: int
@@ -183,6 +184,7 @@ class Collator:
     pad_to_multiple_of: int = 1
     nothing_learned: Reaction = "stop"
     n_positions: int | None = None
+    masks_padding: bool = False
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         """Return input_ids, labels, position_ids, replayed and, if rows have them, weights and
@@ -205,6 +207,9 @@ class Collator:
         for name in columns:
             padded = [[*row[name], *self._padding(name, row, width)] for row in rows]
             batch[name] = torch.tensor(padded)
+        if self.masks_padding:
+            lengths = torch.tensor([[len(row["input_ids"])] for row in rows])
+            batch["attention_mask"] = (torch.arange(width) < lengths).long()
         return batch
 
     def _padding(self, name: str, row: Mapping[str, Any], width: int) -> Sequence[float]:

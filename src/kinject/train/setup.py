@@ -306,6 +306,8 @@ class _Setup:
             _row_multiple(config),
             recipe.guards.nothing_learned,
             models.padding_positions(model.config),
+            # Of packed rows transformers separates the documents only where there is no mask.
+            masks_padding=not packs and _has_router_loss(model),
         )
         options = TrainerOptions(
             model=model,
@@ -449,6 +451,12 @@ def _prepare_adapter(trainer: RunTrainer, recipe: TrainRecipe, config: SFTConfig
     # Loaded as it is, pissa draws another part of the base: losses of 3.28 to 3.51 instead of 2.66.
     if starts_in_the_base(recipe.adapter):
         trainer.initial_adapter = initial_state(trainer.model)
+
+
+def _has_router_loss(model: PreTrainedModel) -> bool:
+    """Return whether a mixture of experts may add its routers' loss, on whole rows."""
+    config = model.config.get_text_config()
+    return hasattr(config, "router_aux_loss_coef") and context_parallel_size() == 1
 
 
 def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
