@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from transformers import GenerationConfig
 
 from kinject.cli import main
 from kinject.disk import write_jsonl
@@ -91,6 +92,20 @@ def test_the_engine_writes_what_transformers_writes(tiny_model: Path) -> None:
             return await asyncio.gather(*(model.complete(messages, 1) for messages in asked))  # type: ignore[arg-type]
 
     assert asyncio.run(run(VllmModel, "vllm")) == asyncio.run(run(LocalModel, "transformers"))
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("ends", [[9, 11], 11, None])
+def test_an_answer_ends_at_the_tokens_of_generation_config(tiny_model: Path, ends: Any) -> None:
+    (tiny_model / "chat_template.jinja").write_text(TEMPLATE)
+    (tiny_model / "generation_config.json").unlink(missing_ok=True)
+    if ends is not None:
+        GenerationConfig(eos_token_id=ends).save_pretrained(tiny_model)
+    model = VllmModel(GeneratorSection(kind="vllm", model=str(tiny_model)))
+    model._load(str(tiny_model))
+    eos = model._tokenizer.eos_token_id
+    finishes = [model._completion(2, [40, end]).finish_reason for end in (11, eos, 40)]
+    assert finishes == ["stop" if ends else "length", "stop", "length"]
 
 
 @pytest.mark.usefixtures("vllm")

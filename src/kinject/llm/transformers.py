@@ -194,6 +194,8 @@ class VllmModel(LocalModel):
     """The same through the engine of vLLM, inside this process."""
 
     def _load(self, model: str) -> None:
+        from transformers import GenerationConfig
+
         from kinject.hub import find_source
         from kinject.models import check_model, load_config, load_tokenizer
 
@@ -207,6 +209,11 @@ class VllmModel(LocalModel):
         check_model(model)
         source = find_source(model, "model")
         self._tokenizer, self._config = load_tokenizer(source), load_config(source)
+        # Its ends are the engine's: Phi-3's config.json has no <|end|>.
+        try:
+            self._generation = GenerationConfig.from_pretrained(source)
+        except OSError:  # there is no generation_config.json
+            self._generation = GenerationConfig.from_model_config(self._config)
         # A fixed seed for the engine; each request brings its own.
         self._engine = LLM(model=source, seed=0)
 
@@ -232,13 +239,7 @@ class VllmModel(LocalModel):
         return int(self._engine.llm_engine.model_config.max_model_len)
 
     def _ends(self) -> list[int]:
-        from transformers import GenerationConfig
-
-        return ends_of(
-            GenerationConfig.from_model_config(self._config),
-            self._tokenizer,
-            self._section.model or "",
-        )
+        return ends_of(self._generation, self._tokenizer, self._section.model or "")
 
 
 def read_answer(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> tuple[str, str]:
