@@ -109,6 +109,22 @@ def test_an_answer_ends_at_the_tokens_of_generation_config(tiny_model: Path, end
 
 
 @pytest.mark.usefixtures("vllm")
+def test_an_answer_ends_before_a_text_of_stop(tiny_model: Path) -> None:
+    (tiny_model / "chat_template.jinja").write_text(TEMPLATE)
+    section = GeneratorSection(kind="vllm", model=str(tiny_model), stop=("Q:", ";"))
+    model = VllmModel(section)
+    model._load(str(tiny_model))
+    for text, expected, finish in (
+        ("In Kelm; or Q: so", "In Kelm", "stop"),
+        ("at six\nQ:", "at six\n", "stop"),
+        ("near the mill", "near the mill", "length"),
+    ):
+        tokens = model._tokenizer(text, add_special_tokens=False).input_ids
+        completion = model._completion(4, tokens)
+        assert (completion.text, completion.finish_reason) == (expected, finish)
+
+
+@pytest.mark.usefixtures("vllm")
 @pytest.mark.parametrize("chat", [False, True])
 def test_an_evaluation_reads_its_answers_as_a_local_model_s(
     tmp_path: Path, tiny_model: Path, chat: bool

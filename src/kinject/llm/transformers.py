@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +234,16 @@ class VllmModel(LocalModel):
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         written = self._engine.generate(inputs, parameters, use_tqdm=False)
         return [list(request.outputs[0].token_ids) for request in written]
+
+    def _completion(self, n_prompt: int, tokens: list[int]) -> Completion:
+        """Return what stands before a text of `stop`, at which the engine ends an answer: its
+        tokens hold that text."""
+        whole = super()._completion(n_prompt, tokens)
+        starts = [whole.text.find(stop) for stop in self._section.stop]
+        start = min((start for start in starts if start >= 0), default=-1)
+        if start < 0:
+            return whole
+        return replace(whole, text=whole.text[:start], finish_reason="stop")
 
     @property
     def _room(self) -> int:
