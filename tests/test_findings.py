@@ -64,33 +64,16 @@ def test_the_tables_of_the_company_are_its_results(arm: str) -> None:
     assert cells("docs/findings.md", "### 128 documents of a company", of_findings) == rounded
 
 
-@pytest.mark.parametrize(
-    ("arm", "row"),
-    [
-        ("distilled back", "distilled back"),
-        ("mixed", "mixed (a fifth questions)"),
-    ],
-)
-def test_what_other_arms_of_the_company_give_is_in_its_results(arm: str, row: str) -> None:
-    of_set = {item["set"]: item for item in COMPANY["results"] if item["arm"] == arm}
-    (prose,) = [item["per_token"] for item in COMPANY["perplexities"] if item["arm"] == arm]
-    reworded = of_set["reworded"]
-    wanted = [100 * reworded[key] for key in ("accuracy", "without_question")]
-    wanted += [100 * of_set["general"]["accuracy"], prose]
-    found = cells("docs/findings.md", "### 128 documents of a company", row)
-    assert found == pytest.approx(wanted, abs=0.051)
-
-
 def test_what_is_said_of_instructions_is_in_its_results() -> None:
     of = {(item["arm"], item["set"]): 100 * item["accuracy"] for item in COMPANY["results"]}
     text = (ROOT / "docs/findings.md").read_text("utf-8")
     said = re.findall(r"\d+\.\d", text.partition("Instructions: base")[2].partition("\n")[0])
-    arms = ("base", "documents and paraphrases", "distilled back", "mixed")
+    arms = ("base", "documents and paraphrases")
     wanted = [of[arm, "instructions"] for arm in arms]
     assert [float(number) for number in said] == pytest.approx(wanted, abs=0.051)
     line = text.partition("By their 19 kinds")[2].partition("\n")[0]
     points, p_values = [], []
-    for arm in arms[1:3]:
+    for arm in arms[1:]:
         (contrast,) = [
             item["to_base"]
             for item in COMPANY["results"]
