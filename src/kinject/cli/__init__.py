@@ -147,6 +147,8 @@ _STOPPED = {
 
 _KEEP_NOTHING = ("chat", "compare", "doctor", "find-lr", "plan", "recipes")
 """Verbs that begin anew each time."""
+_OPTIONS = {"copies": "copy"}
+"""Name of a value -> its option, where that is not the same word."""
 _PATH_FAULTS = (
     FileNotFoundError,
     FileExistsError,
@@ -559,6 +561,12 @@ def _add_options(parser: argparse.ArgumentParser, name: str, recipe: str | None)
             title = "either"
         groups.get(title, parser).add_argument(*names, **plain)
     parser.set_defaults(**run)
+
+
+def given_options(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Return the options, of those whose values have these names, that the command line has."""
+    given = [name for name in names if getattr(arguments, name)]
+    return [f"--{_OPTIONS.get(name, name.replace('_', '-'))}" for name in given]
 
 
 def _named_path(word: str) -> Path:

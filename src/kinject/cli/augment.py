@@ -7,7 +7,16 @@ import gc
 import sys
 from pathlib import Path
 
-from kinject.cli import NO_PATH, SHARD_OPTIONS, Outcome, incomplete, option, recipe_of, verb
+from kinject.cli import (
+    NO_PATH,
+    SHARD_OPTIONS,
+    Outcome,
+    given_options,
+    incomplete,
+    option,
+    recipe_of,
+    verb,
+)
 from kinject.cli.job_files import JOB_OPTION, print_job
 from kinject.errors import InputError
 from kinject.terminal import format_count, show
@@ -203,7 +212,7 @@ def _drop_known(arguments: argparse.Namespace) -> Outcome:
             "evaluation's folder alone."
         )
     others = ("job", "retention", "retry", "dry_run", "shard", "merge")
-    unused = [f"--{name.replace('_', '-')}" for name in others if getattr(arguments, name)]
+    unused = given_options(arguments, others)
     if unused:
         raise InputError(
             f"--drop-known: only sorts questions that are there; {', '.join(unused)} has no "

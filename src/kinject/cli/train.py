@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kinject.cli import Outcome, incomplete, option, recipe_of, verb
+from kinject.cli import Outcome, given_options, incomplete, option, recipe_of, verb
 from kinject.cli.job_files import JOB_OPTION, print_job
 from kinject.errors import InputError
 from kinject.gguf import KINDS
@@ -102,8 +101,6 @@ _OF_MERGE = ("average_with", "alpha", "add", "minus", "scale")
 """Options of export that merge models."""
 _OF_MODEL = ("report", "dtype", "gguf", "prove", "copies")
 """Options of export that are about one model."""
-_FLAGS = {"copies": "--copy"}
-"""Names of options that are not those of their values."""
 
 
 @verb(
@@ -229,7 +226,7 @@ def _show_export(result: ExportResult) -> None:
 
 def _check_export(arguments: argparse.Namespace, *, merges: bool) -> None:
     """Raise `InputError` for options that do not belong together."""
-    unused = _given(arguments, ("upload", "license", *_OF_MODEL))
+    unused = given_options(arguments, ("upload", "license", *_OF_MODEL))
     if merges and unused:
         raise InputError(
             f"{unused[0]}: is for one result. Export the merged model that you choose."
@@ -240,14 +237,9 @@ def _check_export(arguments: argparse.Namespace, *, merges: bool) -> None:
 
 def _check_corpus_upload(arguments: argparse.Namespace) -> None:
     """Raise `InputError` for options that the upload of a corpus does not obey."""
-    unused = _given(arguments, ("out", *_OF_MODEL))
+    unused = given_options(arguments, ("out", *_OF_MODEL))
     if unused:
         raise InputError(f"{unused[0]}: is for models. {arguments.folder} holds a corpus.")
-
-
-def _given(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """Return the options, of those with these names, that the command line has."""
-    return [_FLAGS.get(name, f"--{name}") for name in names if getattr(arguments, name)]
 
 
 def _uploaded(address: str) -> dict[str, str]:

@@ -139,7 +139,7 @@ def has_code(part: str, folded: str) -> bool:
         return False
     if not _CODE.fullmatch(code) or _DECIMAL.fullmatch(code):
         return False
-    # A minus stands behind no digit, a hyphen may.
+    # A hyphen may follow a digit, a minus sign does not.
     begin = r"(?<![\w,.])(?<!^-)(?<!\D-)"
     pattern = rf"{begin}{_CODE_GAP.join(signs)}(?!\w|[.,]\d)"
     found = re.findall(pattern, _TRUNK_ZERO.sub("", folded))
