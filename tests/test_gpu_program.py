@@ -601,8 +601,12 @@ from pathlib import Path
 cache, report, seeds, n = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[4].partition("=")[2]), int(sys.argv[3])
 claim = cache / "claims/0c.json"
 claim.parent.mkdir(parents=True, exist_ok=True)
+def write_at_once(path, content):
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content))
+    part.replace(path)
 if not claim.exists():
-    claim.write_text(json.dumps({"declared": n}))
+    write_at_once(claim, {"declared": n})
 for seed in seeds:
     for kind in ("train", "eval"):
         folder = cache / kind / f"{seed}{kind}"
@@ -614,14 +618,17 @@ for seed in seeds:
         (folder / "model").mkdir(parents=True)
         (folder / "model/model.safetensors").write_text("weights")
         (folder / "log.jsonl").write_text(f"{kind} {seed}")
-        marker.write_text(json.dumps({"id": folder.name}))
+        write_at_once(marker, {"id": folder.name})
 report.mkdir(exist_ok=True)
 (report / "report.html").write_text(str(seeds))
 rows = [{"arm": "base", "question_set": "reworded", "k": k, "subject": subject, "accuracy": 0.25 + k / 4 + len(subject)}
         for subject, k in (("", 0), ("history", 0), ("", 1))]
 (report / "report.json").write_text(json.dumps({"seeds": seeds, "results": rows, "failures": []}))
 """
-"""A study that finishes `n` stages and then hangs, or finishes."""
+"""A study that finishes `n` stages and then hangs, or finishes.
+
+Like a real one it writes each file at once: what runs it packs stages as soon as they are marked.
+"""
 
 
 def test_a_study_that_is_cut_short_goes_on_elsewhere_from_what_it_packed(
