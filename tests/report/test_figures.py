@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,15 @@ def test_the_frontier_has_every_arm_and_marked_sweep_at_what_was_kept_and_learne
         ) == marked
     looks = {series(index) for index in range(36)}
     assert len(looks) == 36
+
+
+def test_the_frontier_is_of_the_first_set_to_learn_whatever_its_name() -> None:
+    renamed = [
+        replace(result, question_set=result.question_set.replace("new", "reverse engineering"))
+        for result in STUDY.results
+    ]
+    (panel,) = frontier(View(replace(STUDY, results=tuple(renamed)))).axes
+    assert panel.get_ylabel() == "reverse engineering: learned"
 
 
 def test_several_models_have_panels_of_their_own() -> None:

@@ -398,7 +398,7 @@ def _trades(view: View, model: str) -> list[_Trade]:
     """Return what to draw of one base model: nothing for one trained arm, which is a single
     point."""
     n_trained = sum(arm.trained for arm in view.arms.values() if arm.model == model)
-    learning = [n for n in view.sets("learning", model) if "reverse" not in n.lower()]
+    learning = view.sets("learning", model)
     if n_trained < 2 or not learning:
         return []
     return [_Trade(model, learning[0], kept) for kept in view.sets("retention", model)]
