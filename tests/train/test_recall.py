@@ -117,6 +117,16 @@ def test_what_is_answered_correctly_now_and_then_is_practised_and_becomes_likeli
         train(recall_recipe(tmp_path, per_device_train_batch_size=160), overwrite=True)
 
 
+def test_questions_are_chosen_by_answers_with_the_top_p_of_training(tmp_path: Path) -> None:
+    # Of the likeliest token alone all answers are equal: none is correct now and then.
+    recipe = recall_recipe(tmp_path, top_p=1e-6, max_completion_length=2, num_generations=4)
+    loaded = load_model(str(BASE), LoadOptions(device="cpu", dtype="float32"))
+    rows = list(CorpusFile(tmp_path / "questions.jsonl"))
+    config, *_ = check_training(recipe)
+    with pytest.raises(InputError, match="recall: 0 of 11 questions are answered"):
+        choose_practice(recipe, rows, loaded.model, loaded.tokenizer, config)
+
+
 @pytest.mark.soak
 def test_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     recipe = recall_recipe(tmp_path, max_steps=4, save_strategy="steps", save_steps=2)

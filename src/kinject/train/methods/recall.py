@@ -112,15 +112,16 @@ def choose_practice(
 ) -> tuple[list[Practice], str]:
     """Return the questions of a corpus to practise, hardest first, and a note on them.
 
-    The model answers each trainer.num_generations times before it is trained. A row whose answer
-    declines ("I do not know") is a question without an answer. Raises `InputError` if no question
-    is answered correctly now and then.
+    The model answers each trainer.num_generations times before it is trained, with the sampling of
+    the training. A row whose answer declines ("I do not know") is a question without an answer.
+    Raises `InputError` if no question is answered correctly now and then.
     """
     settings = GeneratorSection(
         kind="transformers",
         model=recipe.model.path,
         temperature=config.temperature,
         max_tokens=config.max_completion_length,
+        extra_body={"top_p": config.top_p},
     )
     writer = Writer(
         model,
