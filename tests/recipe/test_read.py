@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kinject.errors import RecipeError
+from kinject.errors import InputError, RecipeError
 from kinject.recipe import read_recipe
 
 Write = Callable[[str, str], Path]
@@ -39,6 +39,19 @@ def test_a_good_recipe_is_read_with_numbers_as_numbers(write: Write) -> None:
     assert (recipe.seed, recipe.trainer) == (7, {"learning_rate": 1e-5, "max_steps": 10})
     assert recipe.corpus is not None
     assert recipe.corpus.bos is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "message"),
+    [
+        ("evel", "verb: found 'evel'. Did you mean eval?"),
+        ("export", "verb: found 'export'. Allowed: augment, eval, plan, questions, study, train."),
+    ],
+)
+def test_a_verb_that_reads_no_recipe_is_refused(verb: str, message: str, write: Write) -> None:
+    with pytest.raises(InputError) as caught:
+        read_recipe(write("r.yaml", GOOD), verb=verb)  # type: ignore[arg-type]
+    assert str(caught.value) == message
 
 
 def test_overrides_win_and_are_yaml(write: Write) -> None:
@@ -163,7 +176,7 @@ def test_a_missing_input_is_found_before_the_libraries_load(write: Write) -> Non
     path = write("r.yaml", GOOD)
     program = f"""import sys
 from kinject.recipe import read_recipe
-from kinject.errors import RecipeError
+from kinject.errors import InputError, RecipeError
 try:
     read_recipe({str(path)!r}, ["corpus.path=no.jsonl", "model.path=m/b"], "train")
 except RecipeError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kinject.disk import check_regular, is_folder, path_exists
-from kinject.errors import DiskError, Problem, RecipeError
+from kinject.errors import DiskError, InputError, Problem, RecipeError
 from kinject.gguf_files import model_folder
 from kinject.hub_data import find_data_set, is_saved
 from kinject.recipe.adapter_fields import check_adapter, with_adapter_type
@@ -244,20 +244,18 @@ def read_recipe(
     `overrides` are ``section.key=value`` (value in YAML). With `verb`, its sections must be present
     and, unless `check_inputs` is False or the verb is plan, the inputs that they name must exist.
     Without, the whole file is checked but no input is looked for. Raises `RecipeError` with every
-    fault, or if there is no recipe at `path`; `DiskError` when the file cannot be read.
+    fault, or if there is no recipe at `path`; `DiskError` when the file cannot be read;
+    `InputError` for a verb that reads no recipe.
 
         recipe = kinject.read_recipe("recipes/cpt.yaml", ["trainer.max_steps=50"], "train")
     """
+    kind, required = _recipe_of(verb)
     path = Path(path)
     file = _read_file(path)
     raw = copy.deepcopy(file.root)
     overridden, problems = _apply_overrides(overrides, raw)
     # Before all checks: without general text a recipe is the one that lacks these lines.
     notes = _leave_out_general_text(raw)
-    kind, required = Recipe, tuple[str, ...]()
-    if verb is not None:
-        kind = _RECIPES[verb]
-        required = tuple(kind.__annotations__)
     checked: tuple[str, ...] = ()
     if (
         check_inputs and verb != "plan"
@@ -300,6 +298,18 @@ def read_recipe(
         _file=file,
         _overridden=frozenset(overridden),
     )
+
+
+def _recipe_of(verb: Verb | None) -> tuple[type[Recipe], tuple[str, ...]]:
+    """Return the recipe of a verb with the sections that it requires; without a verb any recipe.
+
+    Raises `InputError` for a verb that reads no recipe.
+    """
+    if verb is None:
+        return Recipe, ()
+    if verb not in _RECIPES:
+        raise InputError(f"verb: found {verb!r:.40}.{suggestion(verb, _RECIPES)}")
+    return _RECIPES[verb], tuple(_RECIPES[verb].__annotations__)
 
 
 def missing_inputs(path: str | Path, overrides: Sequence[str], verb: Verb) -> tuple[Problem, ...]:
