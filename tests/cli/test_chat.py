@@ -116,6 +116,7 @@ def test_faults_of_kinject_chat_are_one_line(
         ([str(tmp_path / "nowhere")], "no such folder"),
         ([str(run), "--documents", str(tmp_path / "none.jsonl")], "none.jsonl"),
         ([str(run), "--k", "0"], "--k: found 0"),
+        ([str(run), "--k", "5"], "--k: has no effect without --documents"),
         ([str(run), "--temperature", "-1"], "--temperature: found -1"),
     ):
         code, _, err = _chat(monkeypatch, capsys, "Who?\n", *arguments)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kinject.cli import SHARD_OPTIONS, Outcome, option, recipe_of, verb
+from kinject.cli import SHARD_OPTIONS, Outcome, given_options, option, recipe_of, verb
 from kinject.cli.job_files import JOB_OPTION, print_job
 from kinject.cli.servers import serve
 from kinject.errors import InputError, KinjectError
@@ -271,6 +271,10 @@ def find_faults(path: Path) -> str:
     return "\n".join(str(faults) for faults in check(path).values() if faults is not None)
 
 
+_PASSAGES = 3
+"""Passages before a question of a chat."""
+
+
 @verb(
     "chat",
     option("model", metavar="MODEL", help="run folder of kinject train, or a model"),
@@ -282,7 +286,7 @@ def find_faults(path: Path) -> str:
         metavar="FILE",
         help="documents (JSONL) whose passages are found",
     ),
-    option("--k", type=int, default=3, help="passages before a question (default: %(default)s)"),
+    option("--k", type=int, help=f"passages before a question (default: {_PASSAGES})"),
     option("--system", default="", help="text of the system's turn"),
     option(
         "--max-new-tokens",
@@ -301,15 +305,18 @@ def _chat(arguments: argparse.Namespace) -> Outcome:
     from kinject.eval.chat import ChatSetup, find_models, open_chat
 
     for flag, value in (("--k", arguments.k), ("--max-new-tokens", arguments.max_new_tokens)):
-        if value < 1:
+        if value is not None and value < 1:
             raise InputError(f"{flag}: found {value}, allowed: 1 or more.")
+    unused = given_options(arguments, ("k",))
+    if unused and not arguments.documents:
+        raise InputError(f"{unused[0]}: has no effect without --documents. Name some.")
     if not 0 <= arguments.temperature <= 10:
         raise InputError(f"--temperature: found {arguments.temperature:g}, allowed: 0 to 10.")
     models = find_models(arguments.model, arguments.base)
     setup = ChatSetup(
         models,
         tuple(arguments.documents),
-        arguments.k,
+        arguments.k or _PASSAGES,
         arguments.system,
         arguments.max_new_tokens,
         arguments.temperature,
