@@ -121,6 +121,16 @@ def test_the_command_prints_and_draws(
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_figure_of_another_format_is_refused_before_the_plan_is_made(
+    make_recipe: Callable[..., Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(make_recipe().path), "--no-calibration", "--figure", str(tmp_path / "rates.gif")]
+    assert main(["plan", *words]) == 2
+    captured = capsys.readouterr()
+    assert "allowed: a name that ends with .png, .svg or .pdf" in captured.err
+    assert captured.out == ""
+
+
 def test_hours_are_planned_before_every_file_is_there(
     make_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

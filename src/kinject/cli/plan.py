@@ -44,9 +44,12 @@ from kinject.terminal import show
 def _plan(arguments: argparse.Namespace) -> Outcome:
     recipe = recipe_of(arguments, "plan")
     # Here, since it imports torch: faults of the recipe are reported first.
-    from kinject.plan.run import draw_rates, plan, render_plan
+    from kinject.plan.run import check_figure, draw_rates, plan, render_plan
     from kinject.plan.ways import parse_memory
 
+    # Before the plan, which may time real steps for minutes.
+    if arguments.figure is not None:
+        check_figure(arguments.figure)
     memory = None
     if arguments.memory is not None:
         memory = parse_memory(arguments.memory)

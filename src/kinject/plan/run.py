@@ -494,16 +494,20 @@ def _run(plan: Plan) -> Iterator[tuple[str, str]]:
         )
 
 
-def draw_rates(plan: Plan, path: Path) -> None:
-    """Write the learning rate by step in the format of `path`'s suffix. Raises `InputError` if the
-    steps are unknown."""
-    if plan.rates is None:
-        raise InputError(
-            "--figure: the number of steps is unknown, so there is no curve. Set trainer.max_steps."
-        )
+def check_figure(path: Path) -> None:
+    """Raise `InputError` unless the name of a figure's file ends with a format that is drawn."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise InputError(
             f"--figure: found {str(path)!r:.80}, allowed: a name that ends with .png, .svg or .pdf."
+        )
+
+
+def draw_rates(plan: Plan, path: Path) -> None:
+    """Write the learning rate by step in the format of `path`'s suffix (`check_figure`). Raises
+    `InputError` if the steps are unknown."""
+    if plan.rates is None:
+        raise InputError(
+            "--figure: the number of steps is unknown, so there is no curve. Set trainer.max_steps."
         )
     from matplotlib.figure import Figure
 
