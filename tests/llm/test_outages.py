@@ -11,6 +11,7 @@ import pytest
 from faulty_server import Hostile, Talk
 from kinject.augment import augment
 from kinject.errors import EndpointError, RecipeError
+from kinject.llm import read_usage
 from kinject.llm.endpoint import Endpoint, retry_after
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.types import Usage
@@ -97,6 +98,24 @@ def test_a_usage_that_cannot_be_counts_as_none(usage: object, expected: Usage) -
     value = {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}], "usage": usage}
     endpoint = Endpoint(GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1"))
     assert endpoint.parse(json.dumps(value).encode()).usage == expected
+
+
+@pytest.mark.parametrize(
+    ("n_in", "n_out", "total", "n_thinking", "expected"),
+    [
+        (32, 9, 135, 94, Usage(32, 103, 94)),
+        (20, 198, 623, None, Usage(20, 603)),
+        (70, 50, 120, 30, Usage(70, 50, 30)),
+        (0, 40, 90, None, Usage(0, 40)),
+        (70, 50, 10, None, Usage(70, 50)),
+    ],
+)
+def test_thinking_that_the_total_alone_has_is_counted(
+    n_in: int, n_out: int, total: int, n_thinking: int | None, expected: Usage
+) -> None:
+    details = {"reasoning_tokens": n_thinking}
+    usage = {"prompt_tokens": n_in, "completion_tokens": n_out, "total_tokens": total}
+    assert read_usage({**usage, "completion_tokens_details": details}) == expected
 
 
 PRICES = {"generator__price": [100.0, 100.0], "generator__max_tokens": 400}

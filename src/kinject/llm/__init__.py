@@ -70,8 +70,11 @@ def read_usage(value: JsonValue) -> Usage:
     thinking, details = 0, value.get("completion_tokens_details")
     if isinstance(details, Mapping):
         thinking = _n_tokens(details.get("reasoning_tokens"))
-    n_out = _n_tokens(value.get("completion_tokens"))
-    return Usage(_n_tokens(value.get("prompt_tokens")), n_out, min(thinking, n_out))
+    n_in, n_out = _n_tokens(value.get("prompt_tokens")), _n_tokens(value.get("completion_tokens"))
+    # xAI and Gemini leave thinking out of completion_tokens, and charge it: the total has it.
+    if n_in:
+        n_out = max(n_out, _n_tokens(value.get("total_tokens")) - n_in)
+    return Usage(n_in, n_out, min(thinking, n_out))
 
 
 def _n_tokens(value: JsonValue) -> int:
