@@ -17,7 +17,8 @@ from typing import Any, Final
 
 from kinject.errors import EndpointError
 from kinject.llm import JsonValue, read_usage
-from kinject.llm.endpoint import ODD_BODY, Endpoint, ErrorReply
+from kinject.llm.endpoint import Endpoint
+from kinject.llm.error_replies import ODD_BODY, ErrorReply
 from kinject.types import Completion, Message, Usage
 
 PROMPT: Final = "prompt"

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
 from kinject.llm import JsonValue, Transient, read_usage
+from kinject.llm.error_replies import ODD_BODY, ErrorReply, error_in, error_inside, read_error
 from kinject.llm.thinking import split_thinking, with_thinking
 from kinject.recipe import GeneratorSection
 from kinject.secrets import SHOWN, known_secrets, secret_filter
@@ -57,27 +58,10 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+
 _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""
 _LONGEST_REASON = 64
-ODD_BODY = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
-"""What reading a body raises that is no answer: no JSON, other keys or types, endless brackets."""
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the limit of an answer: most servers know the first, OpenAI's reasoning models only the
 second."""
-_NO_CREDIT = re.compile(
-    r"insufficient[ _-]*(?:(?:account|user|remaining)[ _-]+)?(?:quota|balance|credits?|funds)"
-    r"|exceeded_current_quota|credit balance is too low|out of credits?\b|arrearage"
-    r"|billing_hard_limit|billing_not_active",
-    re.IGNORECASE,
-)
-"""Of an empty account, in the codes and messages of OpenAI, DeepSeek, Moonshot, Alibaba, Anthropic
-and One API. Not "exceeded your current quota": Google says so of a limit for a minute, too."""
-_UNKNOWN = re.compile(r"un(?:supported|known|recognized)|extra_forbidden", re.IGNORECASE)
-_ABOUT_VALUE = re.compile(
-    r"too (?:large|long|big|high)|at most|exceed|(?:less|smaller|greater) than|context length"
-    r"|maximum (?:context|value|allowed|of|is)\b",
-    re.IGNORECASE,
-)
-_ERROR_STATUS = re.compile(r"[45]\d\d")
 
 
 def _finish_reason(value: JsonValue) -> str:
@@ -101,83 +85,6 @@ def printable(text: str) -> str:
     if len(line) > 200:
         return line[:197] + "..."
     return line
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """An error that an endpoint reports, by its status or inside an answer of status 200.
-
-    `codes` are its code and its type, `parameter` the parameter that it names. `is_named`: the body
-    has it under ``error``.
-    """
-
-    status: int
-    message: str
-    codes: tuple[str, ...] = ()
-    parameter: str = ""
-    is_named: bool = True
-
-    @property
-    def is_out_of_credit(self) -> bool:
-        """Whether the account is empty, which no waiting changes."""
-        # OpenAI reports it as 429, gateways inside a 200, others as 400 or 403.
-        return self.status == 402 or bool(_NO_CREDIT.search(" ".join((*self.codes, self.message))))
-
-    def refuses(self, parameter: str) -> bool:
-        """Return whether it refuses a parameter by its name, not for its value."""
-        if self.status not in (400, 422):
-            return False
-        text = f"{self.message} {self.parameter}"
-        if not re.search(rf"(?<!\w){parameter}(?!\w)", text):
-            return False
-        # A server that finds the value too high might ignore the other name, and answer unbounded.
-        return bool(_UNKNOWN.search(" ".join(self.codes))) or not _ABOUT_VALUE.search(text)
-
-
-def read_error(status: int, body: bytes) -> ErrorReply:
-    """Return the error in a body, in the forms of OpenAI, FastAPI and Google; another body is its
-    message."""
-    try:
-        return _error_in(status, json.loads(body))
-    except (ValueError, TypeError, RecursionError):
-        return ErrorReply(status, body[:10_000].decode("utf-8", "replace") or "no body")
-
-
-def _error_in(status: int, value: JsonValue) -> ErrorReply:
-    """Return the error in the value of a body. Raises `TypeError` for a value that is none."""
-    if isinstance(value, list) and len(value) == 1:  # Google wraps it in a list
-        value = value[0]
-    if not isinstance(value, Mapping):
-        raise TypeError(type(value).__name__)
-    is_named = bool(value.get("error"))
-    error: JsonValue = value
-    if is_named:
-        error = value["error"]
-    if isinstance(error, str):
-        return ErrorReply(status, error)
-    if not isinstance(error, Mapping):
-        raise TypeError(type(error).__name__)
-    message = error.get("message") or error.get("detail") or value
-    codes = tuple(str(error[key]) for key in ("code", "type") if error.get(key))
-    return ErrorReply(status, str(message), codes, str(error.get("param") or ""), is_named)
-
-
-def _error_inside(body: bytes) -> ErrorReply | None:
-    """Return the error in an answer of status 200, with the status that its code names; None if it
-    holds none."""
-    try:
-        value = json.loads(body)
-        if isinstance(value, Mapping) and value.get("choices") and not value.get("error"):
-            value = value["choices"][0]
-        error = _error_in(200, value)
-    except ODD_BODY:
-        return None
-    for code in error.codes:
-        if _ERROR_STATUS.fullmatch(code):  # OpenRouter passes on the status of the model's host
-            return replace(error, status=int(code))
-    if error.is_named or error.is_out_of_credit:
-        return error
-    return None
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -311,7 +218,7 @@ class Endpoint:
             try:
                 return read(reply.content)
             except Transient as fault:
-                inside = _error_inside(reply.content)
+                inside = error_inside(reply.content)
                 if inside is None:
                     raise
                 raise await self.reported_error(inside, reply.headers) from fault
@@ -409,7 +316,7 @@ class Endpoint:
             answer = _read_message(first.get("message") or {})
             is_error = value.get("error") or first.get("error")
             if not choices:
-                is_error = is_error or _error_in(200, value).is_out_of_credit
+                is_error = is_error or error_in(200, value).is_out_of_credit
         except ODD_BODY as error:
             # A proxy's page costs nothing; JSON that is cut or has no choices may be an answer that
             # was paid.

@@ -1,0 +1,106 @@
+"""The errors that endpoints report, by status or inside an answer of status 200, in their many
+forms."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kinject.llm import JsonValue
+
+ODD_BODY = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+"""What reading a body raises that is no answer: no JSON, other keys or types, endless brackets."""
+_NO_CREDIT = re.compile(
+    r"insufficient[ _-]*(?:(?:account|user|remaining)[ _-]+)?(?:quota|balance|credits?|funds)"
+    r"|exceeded_current_quota|credit balance is too low|out of credits?\b|arrearage"
+    r"|billing_hard_limit|billing_not_active",
+    re.IGNORECASE,
+)
+"""Of an empty account, in the codes and messages of OpenAI, DeepSeek, Moonshot, Alibaba, Anthropic
+and One API. Not "exceeded your current quota": Google says so of a limit for a minute, too."""
+_UNKNOWN = re.compile(r"un(?:supported|known|recognized)|extra_forbidden", re.IGNORECASE)
+_ABOUT_VALUE = re.compile(
+    r"too (?:large|long|big|high)|at most|exceed|(?:less|smaller|greater) than|context length"
+    r"|maximum (?:context|value|allowed|of|is)\b",
+    re.IGNORECASE,
+)
+_ERROR_STATUS = re.compile(r"[45]\d\d")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An error that an endpoint reports, by its status or inside an answer of status 200.
+
+    `codes` are its code and its type, `parameter` the parameter that it names. `is_named`: the body
+    has it under ``error``.
+    """
+
+    status: int
+    message: str
+    codes: tuple[str, ...] = ()
+    parameter: str = ""
+    is_named: bool = True
+
+    @property
+    def is_out_of_credit(self) -> bool:
+        """Whether the account is empty, which no waiting changes."""
+        # OpenAI reports it as 429, gateways inside a 200, others as 400 or 403.
+        return self.status == 402 or bool(_NO_CREDIT.search(" ".join((*self.codes, self.message))))
+
+    def refuses(self, parameter: str) -> bool:
+        """Return whether it refuses a parameter by its name, not for its value."""
+        if self.status not in (400, 422):
+            return False
+        text = f"{self.message} {self.parameter}"
+        if not re.search(rf"(?<!\w){parameter}(?!\w)", text):
+            return False
+        # A server that finds the value too high might ignore the other name, and answer unbounded.
+        return bool(_UNKNOWN.search(" ".join(self.codes))) or not _ABOUT_VALUE.search(text)
+
+
+def read_error(status: int, body: bytes) -> ErrorReply:
+    """Return the error in a body, in the forms of OpenAI, FastAPI and Google; another body is its
+    message."""
+    try:
+        return error_in(status, json.loads(body))
+    except (ValueError, TypeError, RecursionError):
+        return ErrorReply(status, body[:10_000].decode("utf-8", "replace") or "no body")
+
+
+def error_in(status: int, value: JsonValue) -> ErrorReply:
+    """Return the error in the value of a body. Raises `TypeError` for a value that is none."""
+    if isinstance(value, list) and len(value) == 1:  # Google wraps it in a list
+        value = value[0]
+    if not isinstance(value, Mapping):
+        raise TypeError(type(value).__name__)
+    is_named = bool(value.get("error"))
+    error: JsonValue = value
+    if is_named:
+        error = value["error"]
+    if isinstance(error, str):
+        return ErrorReply(status, error)
+    if not isinstance(error, Mapping):
+        raise TypeError(type(error).__name__)
+    message = error.get("message") or error.get("detail") or value
+    codes = tuple(str(error[key]) for key in ("code", "type") if error.get(key))
+    return ErrorReply(status, str(message), codes, str(error.get("param") or ""), is_named)
+
+
+def error_inside(body: bytes) -> ErrorReply | None:
+    """Return the error in an answer of status 200, with the status that its code names; None if it
+    holds none."""
+    try:
+        value = json.loads(body)
+        if isinstance(value, Mapping) and value.get("choices") and not value.get("error"):
+            value = value["choices"][0]
+        error = error_in(200, value)
+    except ODD_BODY:
+        return None
+    for code in error.codes:
+        if _ERROR_STATUS.fullmatch(code):  # OpenRouter passes on the status of the model's host
+            return replace(error, status=int(code))
+    if error.is_named or error.is_out_of_credit:
+        return error
+    return None
