@@ -201,6 +201,8 @@ def test_a_limit_that_is_refused_under_both_names_is_reported_by_its_first_messa
     [
         # The other name might be ignored, and the answer be without a limit.
         ({}, "max_tokens is too large: 1024. This model writes at most 900."),
+        ({}, "Invalid max_tokens value, its valid range is [1, 900]"),
+        ({}, "max_tokens must be between 1 and 900"),
         ({}, "temperature is not supported."),
         ({"generator__extra_body": {"max_tokens": 640}}, "max_tokens is not supported."),
     ],

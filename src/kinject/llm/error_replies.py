@@ -22,8 +22,8 @@ _NO_CREDIT = re.compile(
 and One API. Not "exceeded your current quota": Google says so of a limit for a minute, too."""
 _UNKNOWN = re.compile(r"un(?:supported|known|recognized)|extra_forbidden", re.IGNORECASE)
 _ABOUT_VALUE = re.compile(
-    r"too (?:large|long|big|high)|at most|exceed|(?:less|smaller|greater) than|context length"
-    r"|maximum (?:context|value|allowed|of|is)\b",
+    r"too (?:large|long|big|high)|at most|exceed|(?:less|smaller|greater|more) than"
+    r"|context length|maximum (?:context|value|allowed|of|is)\b|\brange\b|between|within",
     re.IGNORECASE,
 )
 _ERROR_STATUS = re.compile(r"[45]\d\d")
