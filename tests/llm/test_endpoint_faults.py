@@ -120,6 +120,14 @@ FAULTS: dict[str, Fault] = {
         status(403, b'{"error": {"message": "Insufficient account balance", "type": "denied"}}'),
         "stop", r"out of credit \(403: Insufficient account balance\)",
     ),
+    "429 with all credits used": Fault(
+        status(429, b'{"code": "busy", "error": "Your team has used all available credits or its limit."}'),
+        "stop", r"out of credit \(429: Your team has used",
+    ),
+    "403 without any credits": Fault(
+        status(403, b'{"code": "denied", "error": "This team does not have any credits yet."}'),
+        "stop", r"out of credit \(403: This team",
+    ),
     "200 quota": Fault(
         whole(b'{"error": {"message": "as ordered", "type": "insufficient_quota", "code": null}}'),
         "stop", r"out of credit \(200: as ordered\)",

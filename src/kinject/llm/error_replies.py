@@ -15,11 +15,12 @@ ODD_BODY = (ValueError, KeyError, TypeError, AttributeError, IndexError, Recursi
 _NO_CREDIT = re.compile(
     r"insufficient[ _-]*(?:(?:account|user|remaining)[ _-]+)?(?:quota|balance|credits?|funds)"
     r"|exceeded_current_quota|credit balance is too low|out of credits?\b|arrearage"
-    r"|billing_hard_limit|billing_not_active",
+    r"|used all available credits|have any credits|billing_hard_limit|billing_not_active",
     re.IGNORECASE,
 )
-"""Of an empty account, in the codes and messages of OpenAI, DeepSeek, Moonshot, Alibaba, Anthropic
-and One API. Not "exceeded your current quota": Google says so of a limit for a minute, too."""
+"""Of an empty account, in the codes and messages of OpenAI, DeepSeek, Moonshot, Alibaba, xAI,
+Anthropic and One API. Not "exceeded your current quota": Google says so of a limit for a minute,
+too."""
 _UNKNOWN = re.compile(r"un(?:supported|known|recognized)|extra_forbidden", re.IGNORECASE)
 _ABOUT_VALUE = re.compile(
     r"too (?:large|long|big|high)|at most|exceed|(?:less|smaller|greater|more) than"
