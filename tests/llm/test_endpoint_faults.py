@@ -111,6 +111,14 @@ FAULTS: dict[str, Fault] = {
     "400": Fault(status(400), "failed", r"answered 400 \(as ordered\)"),
     "422 of FastAPI": Fault(status(422, b'{"detail": "no such model"}'), "failed", r"answered 422 \(no such model\)"),
     "400 content filter": Fault(refused_prompt, "refused as filtered", "filtered", exit=1),
+    "403 of a moderation": Fault(
+        status(403, b'{"error": {"code": 403, "message": "as ordered", "metadata": {"flagged_input": "War"}}}'),
+        "refused as filtered", "filtered", exit=1,
+    ),
+    "200 content filter": Fault(
+        whole(b'{"error": {"code": "content_policy_violation", "message": "as ordered"}}'),
+        "refused as filtered", "filtered", exit=1,
+    ),
     "401": Fault(status(401), "stop", r"the key is refused \(401: as ordered\).*OPENAI_API_KEY"),
     "402": Fault(status(402), "stop", "out of credit"),
     "404": Fault(status(404), "stop", r"no model 'sandbox' \(404.*It offers sandbox, other"),

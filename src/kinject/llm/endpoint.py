@@ -217,14 +217,15 @@ class Endpoint:
         if 200 <= reply.status_code < 300:
             try:
                 return read(reply.content)
-            except Transient as fault:
+            except Transient:
                 inside = error_inside(reply.content)
                 if inside is None:
                     raise
-                raise await self.reported_error(inside, reply.headers) from fault
-        error = read_error(reply.status_code, reply.content)
-        if "content_filter" in error.codes:
-            # Some endpoints refuse the prompt, not the answer.
+            error = inside
+        else:
+            error = read_error(reply.status_code, reply.content)
+        # Some endpoints refuse the prompt, not the answer.
+        if error.is_filtered:
             return Completion("", "content_filter")
         raise await self.reported_error(error, reply.headers)
 

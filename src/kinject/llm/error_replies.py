@@ -21,6 +21,7 @@ _NO_CREDIT = re.compile(
 """Of an empty account, in the codes and messages of OpenAI, DeepSeek, Moonshot, Alibaba, xAI,
 Anthropic and One API. Not "exceeded your current quota": Google says so of a limit for a minute,
 too."""
+_FILTERED = frozenset({"content_filter", "content_policy_violation", "flagged_input"})
 _UNKNOWN = re.compile(r"un(?:supported|known|recognized)|extra_forbidden", re.IGNORECASE)
 _ABOUT_VALUE = re.compile(
     r"too (?:large|long|big|high)|at most|exceed|(?:less|smaller|greater|more) than"
@@ -49,6 +50,11 @@ class ErrorReply:
         """Whether the account is empty, which no waiting changes."""
         # OpenAI reports it as 429, gateways inside a 200, others as 400 or 403.
         return self.status == 402 or bool(_NO_CREDIT.search(" ".join((*self.codes, self.message))))
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a filter refused the text of this request, which is no fault of the others."""
+        return bool(_FILTERED & set(self.codes))
 
     def refuses(self, parameter: str) -> bool:
         """Return whether it refuses a parameter by its name, not for its value."""
@@ -86,6 +92,10 @@ def error_in(status: int, value: JsonValue) -> ErrorReply:
         raise TypeError(type(error).__name__)
     message = error.get("message") or error.get("detail") or value
     codes = tuple(str(error[key]) for key in ("code", "type") if error.get(key))
+    metadata = error.get("metadata")
+    # OpenRouter's mark of a text that was moderated; its status is that of a refused key.
+    if isinstance(metadata, Mapping) and "flagged_input" in metadata:
+        codes += ("flagged_input",)
     return ErrorReply(status, str(message), codes, str(error.get("param") or ""), is_named)
 
 
