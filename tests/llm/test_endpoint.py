@@ -121,6 +121,13 @@ def test_a_content_of_parts_is_read(content: object, text: str, thinking: str) -
     assert (answer.text, answer.thinking, answer.finish_reason) == (text, thinking, "stop")
 
 
+@pytest.mark.parametrize("reason", ["error", "insufficient_system_resource"])
+def test_the_beginning_of_an_answer_that_broke_off_is_none(reason: str) -> None:
+    with pytest.raises(Transient, match=f"broke off its answer .*{reason}") as caught:
+        parsed(body("The Arn has its source in", reason))
+    assert (caught.value.kind, caught.value.lost) == ("server error", True)
+
+
 def test_a_part_that_refuses_is_a_refusal() -> None:
     refusal = parsed(body([{"type": "refusal", "refusal": "Not this one."}]))
     assert (refusal.text, refusal.finish_reason) == ("", "content_filter")

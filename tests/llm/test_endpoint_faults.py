@@ -178,6 +178,7 @@ FAULTS: dict[str, Fault] = {
     "null content": Fault(message(message={"content": None}), "refused as no answer", "no answer", exit=1),
     "refusal field": Fault(message(message={"content": None, "refusal": "No."}), "refused as filtered", "", exit=1),
     "finish length": Fault(message(finish_reason="length"), "refused as truncated", "truncated", exit=1),
+    "finish abort": Fault(message(finish_reason="abort"), "server error", "broke off its answer", lost=True),
     "finish unknown": Fault(message(finish_reason="brought down\ud800\x1b[31m"), "refused as truncated", "", exit=1),
     "half characters and NUL": Fault(changed(lambda value: value["choices"][0]["message"].update(
         content=value["choices"][0]["message"]["content"] + " \ud83d\x00")), "kept", "", exit=0),

@@ -98,7 +98,7 @@ class CompletionsEndpoint(Endpoint):
 
     def _read_written(self, body: bytes) -> Completion:
         choice, usage = self._read(body)
-        return self.clean(Completion(choice["text"], str(choice.get("finish_reason") or ""), usage))
+        return self.clean(Completion(choice["text"], self.finish_reason(choice), usage))
 
     def _read_scored(self, body: bytes, n_context: int, n_choice: int) -> Completion:
         """Return the sum of the log-probs of the tokens of the choice."""

@@ -58,6 +58,9 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+
 _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""
 _LONGEST_REASON = 64
+_BROKEN_OFF = ("error", "abort", "insufficient_system_resource")
+"""Reasons of OpenRouter and Mistral, of vLLM and SGLang, and of DeepSeek for an answer whose host
+failed: its text is no answer."""
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the limit of an answer: most servers know the first, OpenAI's reasoning models only the
@@ -329,7 +332,7 @@ class Endpoint:
         if not choices:
             return Completion("", "no choices", used)
         self.check_model(value.get("model"))
-        text, reason = answer.text, first.get("finish_reason")
+        text, reason = answer.text, self.finish_reason(first)
         most = self.section.max_tokens * _CHARACTERS_OF_A_TOKEN
         if not text and answer.is_refused:
             reason = "content_filter"
@@ -337,7 +340,15 @@ class Endpoint:
             text, reason = text[:most], "length"
         used = with_thinking(used, len(answer.thinking), len(text))
         thinking = answer.thinking[:most]
-        return self.clean(Completion(text, _finish_reason(reason), used, thinking))
+        return self.clean(Completion(text, reason, used, thinking))
+
+    def finish_reason(self, choice: Mapping[str, Any]) -> str:
+        """Return the finish_reason of a choice. Raises `Transient` for an answer that broke off."""
+        reason = _finish_reason(choice.get("finish_reason"))
+        if reason in _BROKEN_OFF:
+            message = f"{self.url}: broke off its answer (finish_reason is {reason})."
+            raise Transient(message, kind="server error", lost=True)
+        return reason
 
     def malformed(self, body: bytes, kind: str, error: Exception, *, lost: bool) -> Transient:
         """Return the error of a body that is no completion of this `kind`."""
