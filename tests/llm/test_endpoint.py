@@ -128,6 +128,17 @@ def test_the_beginning_of_an_answer_that_broke_off_is_none(reason: str) -> None:
     assert (caught.value.kind, caught.value.lost) == ("server error", True)
 
 
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("STOP", "stop"), ("eos_token", "stop"), ("COMPLETE", "stop"), ("MAX_TOKENS", "length"),
+        ("model_length", "length"), ("SAFETY", "content_filter"), ("tool_calls", "tool_calls"), (None, ""),
+    ],
+)  # fmt: skip
+def test_a_finish_reason_is_given_in_the_words_of_openai(reason: str | None, expected: str) -> None:
+    assert parsed(body("The Arn.", reason)).finish_reason == expected
+
+
 def test_a_part_that_refuses_is_a_refusal() -> None:
     refusal = parsed(body([{"type": "refusal", "refusal": "Not this one."}]))
     assert (refusal.text, refusal.finish_reason) == ("", "content_filter")

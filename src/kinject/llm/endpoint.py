@@ -58,6 +58,19 @@ _UNPRINTABLE = re.compile(r"[^\x20-\x7e\u00a0-\u2027\u202f-\ud7ff\ue000-\ufffd]+
 _CHARACTERS_OF_A_TOKEN = 128
 """Maximum length of a token: no vocabulary in use has longer ones."""
 _LONGEST_REASON = 64
+_REASONS = {
+    "stop": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "complete": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "model_length": "length",
+    "safety": "content_filter",
+}
+"""Reason of another server or gateway, in lower case -> OpenAI's word for it."""
 _BROKEN_OFF = ("error", "abort", "insufficient_system_resource")
 """Reasons of OpenRouter and Mistral, of vLLM and SGLang, and of DeepSeek for an answer whose host
 failed: its text is no answer."""
@@ -68,12 +81,13 @@ second."""
 
 
 def _finish_reason(value: JsonValue) -> str:
-    """Return a finish_reason as a short text, "" without one."""
+    """Return a finish_reason as a short text, in OpenAI's words if they have it; "" without one."""
     if value is None:
         return ""
     if not isinstance(value, str):
         value = json.dumps(value)
-    return printable(value)[:_LONGEST_REASON]
+    reason = printable(value)[:_LONGEST_REASON]
+    return _REASONS.get(reason.lower(), reason)
 
 
 def _utf8(text: str) -> str:
