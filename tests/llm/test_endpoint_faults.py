@@ -121,7 +121,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "401": Fault(status(401), "stop", r"the key is refused \(401: as ordered\).*OPENAI_API_KEY"),
     "402": Fault(status(402), "stop", "out of credit"),
-    "404": Fault(status(404), "stop", r"no model 'sandbox' \(404.*It offers sandbox, other"),
+    "404": Fault(status(404), "stop", r"lists the model 'sandbox'. It may not serve it by the route /chat/completions"),
     "429": Fault(status(429), "overload", "answered 429.*Nothing else came"),
     "429 quota": Fault(status(429, b'{"error": {"code": "insufficient_quota"}}'), "stop", "out of credit"),
     "403 without credit": Fault(

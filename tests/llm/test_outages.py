@@ -63,6 +63,16 @@ def test_a_base_url_that_is_none_is_a_fault_of_the_recipe(few: Few, url: str) ->
         augment(few("http://127.0.0.1:1/v1", generator__base_url=url))
 
 
+def test_a_model_that_an_endpoint_does_not_list_is_reported_with_those_that_it_does(
+    few: Few, hostile: Start
+) -> None:
+    server = hostile(lambda talk, number: talk.say(404, b'{"error": "as ordered"}'))
+    with pytest.raises(
+        EndpointError, match=r"no model 'sand' \(404: as ordered\). It offers sandbox, other"
+    ):
+        augment(few(server.url, generator__model="sand"))
+
+
 @pytest.mark.usefixtures("impatient")
 def test_an_endpoint_that_goes_and_comes_back_is_waited_for(few: Few, hostile: Start) -> None:
     # Three times as many faults as one request may meet: none of them is the request's own.

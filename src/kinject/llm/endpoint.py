@@ -469,21 +469,23 @@ class Endpoint:
         return ""
 
     async def _missing_model_message(self, reason: str) -> str:
-        """Return the message about a 404: the endpoint's models, or that the URL may be wrong where
-        it lists none."""
+        """Return the message about a 404: the endpoint's models, that the route is missing where
+        ours is one of them, or that the URL may be wrong where it lists none."""
         import openai
 
         try:
             async with self._limited():
                 raw = await self._client.models.with_raw_response.list()
-            models = json.loads(raw.http_response.content)["data"]
-            offered = [self.shown(model["id"]) for model in models]
+            names = [model["id"] for model in json.loads(raw.http_response.content)["data"]]
         # Any fault of the list: the 404 is what counts.
         except (EndpointError, openai.OpenAIError, ValueError, LookupError, TypeError):
             return f"answered 404 ({reason}). Check base_url and model. Most base_urls end in /v1."
-        offers = ", ".join(offered[:10]) or "none"
-        if len(offered) > 10:
-            offers += f" and {len(offered) - 10} more"
+        if self.section.model in names:
+            fault = f"answered 404 ({reason}), but lists the model {self.section.model!r}"
+            return f"{fault}. It may not serve it by the route /{self.route}."
+        offers = ", ".join(map(self.shown, names[:10])) or "none"
+        if len(names) > 10:
+            offers += f" and {len(names) - 10} more"
         return f"no model {self.section.model!r} (404: {reason}). It offers {offers}."
 
     def shown(self, text: JsonValue) -> str:
