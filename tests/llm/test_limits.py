@@ -6,8 +6,10 @@ import pytest
 
 from kinject.augment import augment
 from kinject.llm import Generator
-from kinject.llm.limits import Budget, EndpointState, LoadBalancer
+from kinject.llm.limits import Budget, EndpointState, Limits, LoadBalancer
+from kinject.llm.sender import Sender
 from kinject.recipe import Recipe
+from kinject.types import Completion
 
 Make = Callable[..., Recipe]
 pytestmark = pytest.mark.usefixtures("exact_copies_only")
@@ -60,6 +62,18 @@ def test_an_endpoint_that_takes_few_at_once_gets_all_answered(
     result = augment(make_recipe(server.url, styles={"paraphrase": 8}, generator__concurrency=32))
     assert (result.got, result.failed) == (96, {})
     assert server.most_in_flight == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "least"), [("桥在河上。" * 8, 40), ("पुल " * 20, 60), ("bridge" * 20, 40)]
+)
+def test_an_answer_without_usage_costs_about_what_its_script_takes(text: str, least: int) -> None:
+    async def complete(messages: object, seed: int) -> Completion:
+        return Completion("")
+
+    sender = Sender([Generator("test", {}, True, complete)], None, Limits(1, price_in=1e6))
+    asyncio.run(sender.send([{"role": "user", "content": text}], 3))
+    assert least <= sender.budget.spent <= 2 * least
 
 
 def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for(

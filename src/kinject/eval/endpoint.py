@@ -30,8 +30,8 @@ from kinject.llm.cache import CACHES, stored_usage
 from kinject.llm.completions import CHOICE, CONTEXT, PROMPT, read_choice
 from kinject.llm.limits import limits_of, spent_so_far
 from kinject.llm.sender import (
-    CHARACTERS_PER_TOKEN,
     Sender,
+    estimate_tokens,
     gather_answers,
     generator_identity,
     open_generator,
@@ -324,7 +324,7 @@ class EndpointScorer:
         """Return the tokens of a message: exact for token ids, of a text rather too many."""
         if self.encoder is not None:
             return len(json.loads(text))
-        return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+        return estimate_tokens(text)
 
     def counts(self) -> dict[str, Any]:
         """Return the manifest's entry."""

@@ -56,8 +56,16 @@ LONGEST_WAIT = 120.0
 N_FAILURES_IN_A_ROW = 20
 """Requests that fail for good, without an answer in between, before the run stops."""
 _PRESSURE = ("overload", "timeout", "connection")
-CHARACTERS_PER_TOKEN = 3.0
-"""A low estimate, so that the cost reserved for a request is rather too high than too low."""
+_ASCII_PER_TOKEN, _BYTES_PER_TOKEN = 3.0, 2.0
+"""Low estimates, so that the cost reserved for a request is rather too high than too low: ASCII
+characters, and bytes of all others, of which a Chinese character has three."""
+
+
+def estimate_tokens(text: str) -> int:
+    """Return the tokens of a text, rather too many."""
+    n_ascii = len(text.encode("ascii", "ignore"))
+    n_bytes = len(text.encode("utf-8", "surrogatepass"))
+    return math.ceil(n_ascii / _ASCII_PER_TOKEN + (n_bytes - n_ascii) / _BYTES_PER_TOKEN)
 
 
 @dataclass
@@ -227,8 +235,7 @@ class Sender:
         if endpoint is None:
             raise Stopped
         overloaded = False
-        n_characters = sum(len(message["content"]) for message in messages)
-        n_in = math.ceil(n_characters / CHARACTERS_PER_TOKEN)
+        n_in = sum(estimate_tokens(message["content"]) for message in messages)
         most = Usage(n_in, int(self.generator.identity.get("max_tokens") or 0))
         reserved = self._limits.cost(most.tokens_in, most.tokens_out)
         try:
@@ -267,7 +274,7 @@ class Sender:
         usage, thinking, text = completion.usage, completion.thinking, completion.text
         if not self.generator.remote or (usage.tokens_in and (usage.tokens_out or not text)):
             return completion
-        n_out = usage.tokens_out or math.ceil(len(thinking + text) / CHARACTERS_PER_TOKEN)
+        n_out = usage.tokens_out or estimate_tokens(thinking + text)
         used = Usage(usage.tokens_in or n_in, n_out, usage.tokens_thinking)
         return replace(completion, usage=with_thinking(used, len(thinking), len(text)))
 
