@@ -140,6 +140,29 @@ def test_completions_write_the_texts_that_the_same_weights_write_here(
     assert all(body["stop"] == ["\n", "z"] and body["temperature"] == 0 for body in served.bodies)
 
 
+@pytest.mark.parametrize(
+    ("written", "reason", "text", "is_cut"),
+    [
+        ("Farrow or Lowmere? North.\n</think>\n\nLowmere.", "stop", "Lowmere.", False),
+        ("Farrow or Lowmere? It was in the", "length", "", True),
+    ],
+)
+def test_thinking_is_no_part_of_an_answer_by_completions(
+    run, tmp_path, tiny_model, monkeypatch, written, reason, text, is_cut
+):
+    template = tiny_model / "chat_template.jinja"
+    template.write_text("{{ messages[-1].content }}<think>\n{# </think> #}")
+    choice = {"text": written, "finish_reason": reason}
+    usage = {"prompt_tokens": 9, "completion_tokens": 8}
+    with serve(tiny_model) as served:
+        reply = {"model": "tiny", "choices": [choice], "usage": usage}
+        monkeypatch.setattr(served, "reply", lambda path, body: (200, reply))
+        table = {"endpoint": served.url, "model": "tiny", "api": "completions", "chat": True}
+        run({"served": table | {"tokenizer": str(tiny_model)}}, formats=["generate"])
+    answer = answers(tmp_path, "served")["generate", "q1", 0, 0]
+    assert (answer.text, answer.thinking_cut, answer.n_thinking > 0) == (text, is_cut, True)
+
+
 def test_chats_write_sentences_in_the_turns_of_the_recipe(run, tmp_path, served):
     table = {
         "endpoint": served.url, "model": "tiny", "api": "chat", "price": [1.0, 10.0],

@@ -117,6 +117,7 @@ class EndpointScorer:
             item.continuations,
             item.truncated,
             item.generation,
+            item.thinking,
             requests=requests,
             prompt=prompt,
         )
@@ -265,8 +266,13 @@ class EndpointScorer:
             starts = [
                 index for stop in prompt.generation.stop or () if (index := text.find(stop)) >= 0
             ]
+            usage, fills_bound = completion.usage, completion.finish_reason == "length"
+            # Thinking that the prompt opened and that never ends has no mark of its own.
+            is_open = prompt.thinking is not None and prompt.thinking.is_open
+            if fills_bound and is_open and not completion.thinking:
+                return PromptScore((), (), "", 0, usage.tokens_out, thinking_cut=True)
             # Thinking filled the bound: there is no answer, and it is counted so.
-            usage, is_cut = completion.usage, completion.finish_reason == "length" and not text
+            is_cut = fills_bound and not text
             n_own = max(0, usage.tokens_out - usage.tokens_thinking)
             return PromptScore(
                 (), (), text[: min(starts, default=None)], n_own, usage.tokens_thinking, is_cut

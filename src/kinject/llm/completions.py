@@ -19,6 +19,7 @@ from kinject.errors import EndpointError
 from kinject.llm import JsonValue, read_usage
 from kinject.llm.endpoint import Endpoint
 from kinject.llm.error_replies import ODD_BODY, ErrorReply
+from kinject.llm.thinking import split_thinking, with_thinking
 from kinject.types import Completion, Message, Usage
 
 PROMPT: Final = "prompt"
@@ -98,7 +99,9 @@ class CompletionsEndpoint(Endpoint):
 
     def _read_written(self, body: bytes) -> Completion:
         choice, usage = self._read(body)
-        return self.clean(Completion(choice["text"], self.finish_reason(choice), usage))
+        thinking, text = split_thinking(choice["text"])
+        usage = with_thinking(usage, len(thinking), len(text))
+        return self.clean(Completion(text, self.finish_reason(choice), usage, thinking))
 
     def _read_scored(self, body: bytes, n_context: int, n_choice: int) -> Completion:
         """Return the sum of the log-probs of the tokens of the choice."""
