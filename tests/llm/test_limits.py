@@ -9,7 +9,7 @@ from kinject.llm import Generator
 from kinject.llm.limits import Budget, EndpointState, Limits, LoadBalancer
 from kinject.llm.sender import Sender
 from kinject.recipe import Recipe
-from kinject.types import Completion
+from kinject.types import Completion, Usage
 
 Make = Callable[..., Recipe]
 pytestmark = pytest.mark.usefixtures("exact_copies_only")
@@ -74,6 +74,23 @@ def test_an_answer_without_usage_costs_about_what_its_script_takes(text: str, le
     sender = Sender([Generator("test", {}, True, complete)], None, Limits(1, price_in=1e6))
     asyncio.run(sender.send([{"role": "user", "content": text}], 3))
     assert least <= sender.budget.spent <= 2 * least
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_in_extra_body_is_what_an_answer_may_cost(name: str) -> None:
+    async def complete(messages: object, seed: int) -> Completion:
+        await asyncio.sleep(0)
+        return Completion("a", usage=Usage(1, 450))
+
+    async def run() -> None:
+        requests = (sender.send([{"role": "user", "content": "b"}], seed) for seed in range(2))
+        await asyncio.gather(*requests, return_exceptions=True)
+
+    identity = {"max_tokens": 10, "extra_body": {name: 500}}
+    limits = Limits(2, price_out=1e6, budget=600.0)
+    sender = Sender([Generator("test", identity, True, complete)], None, limits)
+    asyncio.run(run())
+    assert (sender.budget.spent, sender.out_of_budget) == (450, True)
 
 
 def test_a_budget_stops_the_run_before_it_is_crossed_and_keeps_what_was_paid_for(

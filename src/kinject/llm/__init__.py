@@ -15,6 +15,10 @@ Complete = Callable[[list[Message], int], Awaitable[Completion]]
 """(messages, seed) -> completion, without blocking. Raises `EndpointError` (`Transient`: may pass).
 """
 
+LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
+"""Names of the limit of an answer: most servers know the first, OpenAI's reasoning models only the
+second."""
+
 
 @dataclass(frozen=True, slots=True)
 class Generator:
@@ -29,6 +33,15 @@ class Generator:
     identity: Mapping[str, Any]
     remote: bool
     complete: Complete
+
+    @property
+    def longest_answer(self) -> int:
+        """The most tokens of an answer: by extra_body, where that names the limit."""
+        parameters = self.identity.get("extra_body") or {}
+        for name in LIMIT_NAMES:
+            if isinstance(parameters.get(name), int):
+                return int(parameters[name])
+        return int(self.identity.get("max_tokens") or 0)
 
 
 class Stopped(Exception):

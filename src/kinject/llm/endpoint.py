@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
-from kinject.llm import JsonValue, Transient, read_usage
+from kinject.llm import LIMIT_NAMES, JsonValue, Transient, read_usage
 from kinject.llm.error_replies import ODD_BODY, ErrorReply, error_in, error_inside, read_error
 from kinject.llm.thinking import split_thinking, with_thinking
 from kinject.recipe import GeneratorSection
@@ -75,9 +75,6 @@ _BROKEN_OFF = ("error", "abort", "insufficient_system_resource")
 """Reasons of OpenRouter and Mistral, of vLLM and SGLang, and of DeepSeek for an answer whose host
 failed: its text is no answer."""
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
-_LIMITS = ("max_tokens", "max_completion_tokens")
-"""Names of the limit of an answer: most servers know the first, OpenAI's reasoning models only the
-second."""
 
 
 def _finish_reason(value: JsonValue) -> str:
@@ -169,7 +166,7 @@ class Endpoint:
         # The name of the limit that the server takes, "" until an answer shows it.
         self._settled_limit = ""
         extra = section.extra_body or {}
-        self._recipe_names_limit = any(name in extra for name in _LIMITS)
+        self._recipe_names_limit = any(name in extra for name in LIMIT_NAMES)
 
     async def __aenter__(self) -> Endpoint:
         import openai
@@ -249,7 +246,7 @@ class Endpoint:
     @property
     def limit(self) -> str:
         """The name under which the limit of an answer is sent."""
-        return self._settled_limit or _LIMITS[0]
+        return self._settled_limit or LIMIT_NAMES[0]
 
     async def _post_bounded(self, body: Mapping[str, Any]) -> httpx2.Response:
         """Return the reply to `body`, with its limit under the other name if the server refuses the
@@ -257,7 +254,7 @@ class Endpoint:
         reply = await self._post(body)
         if self._recipe_names_limit:
             return reply
-        first, other = _LIMITS
+        first, other = LIMIT_NAMES
         if other in body:
             first, other = other, first
         if 200 <= reply.status_code < 300:

@@ -236,7 +236,7 @@ class Sender:
             raise Stopped
         overloaded = False
         n_in = sum(estimate_tokens(message["content"]) for message in messages)
-        most = Usage(n_in, int(self.generator.identity.get("max_tokens") or 0))
+        most = Usage(n_in, self.generator.longest_answer)
         reserved = self._limits.cost(most.tokens_in, most.tokens_out)
         try:
             if not await self.budget.reserve(reserved, self._stopping.is_set):
