@@ -434,6 +434,26 @@ def test_cells_of_an_open_document_without_a_text_show_their_values_and_rows_are
     )
 
 
+def test_blank_cells_of_an_open_document_keep_the_columns_of_those_behind_them() -> None:
+    def cell(text: str) -> str:
+        return f"<table:table-cell><text:p>{text}</text:p></table:table-cell>"
+
+    def blank(n: int) -> str:
+        return f'<table:table-cell table:number-columns-repeated="{n}"/>'
+
+    rows = [
+        cell("Quay") + cell("Draught") + cell("Crane") + cell("Shed") + blank(16_380),
+        cell("North") + blank(2) + cell("C") + blank(16_000) + blank(380),
+        blank(3) + cell("D"),
+    ]
+    table = "".join(f"<table:table-row>{row}</table:table-row>" for row in rows)
+    body = f'<table:table table:name="S">{table}</table:table>'
+    assert open_document("spreadsheet", body) == (
+        "# S\n\n| Quay | Draught | Crane | Shed |\n| --- | --- | --- | --- |\n"
+        "| North |  |  | C |\n|  |  |  | D |"
+    )
+
+
 def test_a_mail_of_outlook_gives_its_text_and_its_attachments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -51,6 +51,7 @@ _TAGS = {
 content."""
 _SPACES = {"s": " ", "tab": "\t"}
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns"
+_OFFICE = f"{{{_OASIS}:office:1.0}}"
 _DRAW = f"{{{_OASIS}:drawing:1.0}}"
 _TEXT = f"{{{_OASIS}:text:1.0}}"
 _STYLE = f"{{{_OASIS}:style:1.0}}"
@@ -64,6 +65,9 @@ Member = TypeVar("Member", zipfile.ZipInfo, tarfile.TarInfo)
 _MOST_REPEATED = 50
 """Cells of the same content in a row that are written; a sheet's empty rest repeats thousands of
 times."""
+_MOST_BLANK = 1_000
+"""Blank cells between two filled ones of a row that are written, so that each column keeps its
+place."""
 _REPEATED = ("number-columns-repeated", "number-rows-repeated")
 _MOST_IN_ALL = 16
 """How many times the largest file an archive may hold in all."""
@@ -349,6 +353,15 @@ def _cell_value(values: Mapping[str, str]) -> str:
     return value or values.get("boolean-value", "").upper()
 
 
+def _is_filled_cell(cell: XmlElement) -> bool:
+    """Return whether a cell has a value or a text; one that another cell covers has none."""
+    if cell.tag != f"{_TABLE}table-cell":
+        return False
+    if cell.get(f"{_OFFICE}value-type"):
+        return True
+    return any((part.text or "").strip() for part in cell.iter("*"))
+
+
 def _optional_root(path: Path, archive: zipfile.ZipFile, name: str) -> XmlElement | None:
     """Return the root of a part without which there is a text, None if it cannot be read."""
     try:
@@ -434,6 +447,8 @@ def _element_html(element: XmlElement, tag: str, values: Mapping[str, str], look
     if re.search(r"(?:^|>)\s*[^<\s]", inner):
         for name in _REPEATED:
             n = min(n * int(values.get(name, 1)), _MOST_REPEATED)
+    elif tag == "td" and any(map(_is_filled_cell, element.itersiblings())):
+        n = min(int(values.get("number-columns-repeated", 1)), _MOST_BLANK)
     if not tag:
         if values.get("style-name") in looks.raised and element.tag == f"{_TEXT}span":
             return f"<sup>{inner}</sup>"

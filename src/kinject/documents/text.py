@@ -402,6 +402,8 @@ class XmlElement(Protocol):
 
     def iterchildren(self, tag: str = ...) -> Iterator[Self]: ...
 
+    def itersiblings(self) -> Iterator[Self]: ...
+
 
 def parse_xml(path: Path, data: bytes) -> XmlElement:
     """Return the root of an XML text: no entity is expanded, nothing is fetched."""
