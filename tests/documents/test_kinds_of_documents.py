@@ -434,6 +434,21 @@ def test_cells_of_an_open_document_without_a_text_show_their_values_and_rows_are
     )
 
 
+def test_styles_of_an_open_document_have_what_the_styles_above_them_have() -> None:
+    def style(name: str, parent: str, properties: str) -> str:
+        text = f"<style:text-properties {properties}/>"
+        return f'<style:style style:name="{name}" style:parent-style-name="{parent}">{text}</style:style>'
+
+    styles = style("Power", "", 'style:text-position="super 58%"') + style("T3", "Power", "")
+    styles += style("T4", "Power", 'style:text-position="0% 100%"') + style("Loop", "Loop", "")
+    styles += style("Inner", "", 'text:display="none"') + style("T5", "Inner", "")
+    span = '<text:span text:style-name="{}">{}</text:span>'
+    body = f"<text:p>2 \u00b7 10{span.format('T3', '7')} t, 10{span.format('T4', '8')}"
+    body += f"{span.format('T5', ' (draft)')} kg{span.format('Loop', '!')}</text:p>"
+    body += '<text:section text:display="none"><text:p>For the office.</text:p></text:section>'
+    assert open_document("text", body, styles) == "2 \u00b7 10\u2077 t, 108 kg!"
+
+
 def test_blank_cells_of_an_open_document_keep_the_columns_of_those_behind_them() -> None:
     def cell(text: str) -> str:
         return f"<table:table-cell><text:p>{text}</text:p></table:table-cell>"

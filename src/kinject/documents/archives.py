@@ -65,6 +65,8 @@ Member = TypeVar("Member", zipfile.ZipInfo, tarfile.TarInfo)
 _MOST_REPEATED = 50
 """Cells of the same content in a row that are written; a sheet's empty rest repeats thousands of
 times."""
+# Styles above one another; more are those that lead to themselves.
+_DEEPEST_STYLE = 20
 _MOST_BLANK = 1_000
 """Blank cells between two filled ones of a row that are written, so that each column keeps its
 place."""
@@ -289,10 +291,12 @@ def read_open_document(
 
 class _Looks(NamedTuple):
     """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
-    raised text, (style, depth) of lists -> kind of their numbers, and the last number of each."""
+    raised and of hidden text, (style, depth) of lists -> kind of their numbers, and the last number
+    of each."""
 
     embedded: Mapping[str, str]
     raised: frozenset[str]
+    hidden: frozenset[str]
     numbered: Mapping[tuple[str, int], str]
     last_numbers: dict[tuple[str, int], int]
 
@@ -302,15 +306,17 @@ _NO_LOOKS = _Looks({}, frozenset(), {}, {})
 
 
 def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Looks:
-    raised = set()
+    places: dict[str, str] = {}
+    shown: dict[str, str] = {}
+    parents: dict[str, str] = {}
     numbered: dict[tuple[str, int], str] = {}
     for root in roots:
         for style in root.iter(f"{_STYLE}style"):
             name = style.get(f"{_STYLE}name", "")
-            place = attribute_at(style, f"{_STYLE}text-properties", f"{_STYLE}text-position")
-            # "super 58%", or how far it is raised: "33% 58%"; lowered text has a minus.
-            if re.match(r"super|[1-9]", place):
-                raised.add(name)
+            properties = f"{_STYLE}text-properties"
+            places[name] = attribute_at(style, properties, f"{_STYLE}text-position")
+            shown[name] = attribute_at(style, properties, f"{_TEXT}display")
+            parents[name] = style.get(f"{_STYLE}parent-style-name", "")
         for list_style in root.iter(f"{_TEXT}list-style"):
             name = list_style.get(f"{_STYLE}name", "")
             for level in list_style.iterchildren(f"{_TEXT}list-level-style-number"):
@@ -318,7 +324,19 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
                 kind = level.get(f"{_STYLE}num-format", "")
                 if kind:
                     numbered[name, depth] = kind
-    return _Looks(embedded, frozenset(raised), numbered, {})
+    # "super 58%", or how far it is raised: "33% 58%"; lowered text has a minus.
+    raised = {name for name in parents if re.match("super|[1-9]", _own(name, places, parents))}
+    hidden = {name for name in parents if _own(name, shown, parents) == "none"}
+    return _Looks(embedded, frozenset(raised), frozenset(hidden), numbered, {})
+
+
+def _own(name: str, values: Mapping[str, str], parents: Mapping[str, str]) -> str:
+    """Return a property of a style: its own, else that of the next style above it that has one."""
+    for _ in range(_DEEPEST_STYLE):
+        if values.get(name):
+            break
+        name = parents.get(name, "")
+    return values.get(name, "")
 
 
 def _list_html(element: XmlElement, inner: str, looks: _Looks) -> str:
@@ -417,6 +435,8 @@ def _child_html(parent: XmlElement, child: XmlElement, looks: _Looks) -> str:
         return _SPACES[name]
     # The name and the description of a picture.
     if child.tag.startswith(_PICTURE) or _TAGS.get(name) == "":
+        return ""
+    if values.get("style-name") in looks.hidden or values.get("display") == "none":
         return ""
     if name == "table":
         sheet = ""
