@@ -449,6 +449,14 @@ def test_styles_of_an_open_document_have_what_the_styles_above_them_have() -> No
     assert open_document("text", body, styles) == "2 \u00b7 10\u2077 t, 108 kg!"
 
 
+def test_paragraphs_of_a_note_of_an_open_document_are_words_apart() -> None:
+    note = (
+        "<text:note-body><text:p>By Lind.</text:p><text:p>Rebuilt twice.</text:p></text:note-body>"
+    )
+    body = f"<text:p>A quay<text:note>{note}</text:note>, in use.</text:p>"
+    assert open_document("text", body) == "A quay (By Lind. Rebuilt twice.), in use."
+
+
 def test_blank_cells_of_an_open_document_keep_the_columns_of_those_behind_them() -> None:
     def cell(text: str) -> str:
         return f"<table:table-cell><text:p>{text}</text:p></table:table-cell>"

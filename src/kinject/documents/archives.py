@@ -301,7 +301,7 @@ class _Looks(NamedTuple):
     last_numbers: dict[tuple[str, int], int]
 
 
-_NO_LOOKS = _Looks({}, frozenset(), {}, {})
+_NO_LOOKS = _Looks({}, frozenset(), frozenset(), {}, {})
 """Of what has no styles, as titles and comments."""
 
 
@@ -449,7 +449,8 @@ def _child_html(parent: XmlElement, child: XmlElement, looks: _Looks) -> str:
     if name == "annotation":
         return _comment_html(child)
     if name == "note":
-        return f" ({re.sub('</?p>', '', _as_html(child, looks)).strip()})"
+        text = re.sub("</?p>", " ", _as_html(child, looks))
+        return f" ({' '.join(text.split())})"
     if name == "list":
         return _list_html(child, _as_html(child, looks), looks)
     return _element_html(child, _TAGS.get(name, ""), values, looks)
