@@ -202,6 +202,26 @@ def test_a_mail_whose_charset_is_wrong_or_unknown_is_read(
     )
 
 
+@pytest.mark.parametrize(
+    ("declared", "codec", "text"),
+    [
+        ("windows-874", "cp874", "ประตูน้ำปิดวันศุกร์"),
+        ("ISO-8859-8-I", "iso8859-8", "הסכר נסגר ביום שישי"),
+        ("x-cp1251", "cp1251", "Шлюз закрыт в пятницу"),
+        ("x-sjis", "cp932", "水門は金曜日に閉まります"),
+        ("x-mac-cyrillic", "mac_cyrillic", "Шлюз"),
+        ("windows-949", "cp949", "수문은 금요일에"),
+    ],
+)
+def test_charsets_have_the_names_that_browsers_know(declared: str, codec: str, text: str) -> None:
+    word = f"=?{declared}?B?{base64.b64encode(text.encode(codec)).decode()}?="
+    head = f"From: a@example.org\nSubject: {word}\nContent-Type: text/plain; charset={declared}"
+    mail = f"{head}\n\n".encode() + text.encode(codec)
+    assert _text("a.eml", mail) == f"# {text}\n\n{text}"
+    page = f"<meta charset={declared}><p>{text}</p>".encode(codec)
+    assert _text("a.html", page) == text
+
+
 def test_a_subject_of_raw_bytes_is_read() -> None:
     mail = f"From: a@example.org\nSubject: {RUSSIAN}\n\nText".encode("cp1251")
     assert _read("a.eml", mail)[0][1].title == RUSSIAN

@@ -72,6 +72,7 @@ _SUPERSETS = {
     **{"gb2312": "gb18030", "gbk": "gb18030", "euc_kr": "cp949", "shift_jis": "cp932"},
 }
 """Codec -> the one that browsers read in its place, which has more characters."""
+_OTHER_NAMES = {"cp31j": "cp932", "mac_ukrainian": "mac_cyrillic", "koi8_ru": "koi8_u"}
 _HALVES = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
 """A character beyond 16 bits as databases write it that know UTF-8 of up to three bytes only."""
 _STRANGE = re.compile("[\udc80-\udcff]")
@@ -272,6 +273,23 @@ def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
         yield best.encoding.replace("_", "-")
     if name in WESTERN_CODECS:
         yield "cp1252"
+
+
+def _codec_of_other_name(name: str) -> codecs.CodecInfo | None:
+    """Return the codec of a name that browsers and mail programs know, and Python does not:
+    windows-874, x-cp1251, iso-8859-8-i. Python asks with underscores in place of hyphens."""
+    plain = name.removeprefix("x_")
+    plain = re.sub("^(?:windows|dos)_", "cp", plain)
+    # How lines from right to left are stored: of mails as they are read, of old pages as seen.
+    plain = re.sub("^(iso_8859_[68])_[ie]$", r"\1", plain)
+    plain = _OTHER_NAMES.get(plain, plain)
+    if plain == name:
+        return None
+    return codecs.lookup(plain)
+
+
+# For all of Python, as the library of mails looks up the charsets of headers itself.
+codecs.register(_codec_of_other_name)
 
 
 def _declared_codec(declared: str) -> str:
