@@ -237,6 +237,37 @@ def test_numbers_of_headings_and_clauses_are_those_that_word_shows() -> None:
     )
 
 
+def style(name: str, above: str, properties: str) -> str:
+    head = f'<w:name w:val="{name}"/><w:basedOn w:val="{above}"/>'
+    return f'<w:style w:styleId="{name}">{head}{properties}</w:style>'
+
+
+def test_items_of_a_style_that_extends_a_list_are_items() -> None:
+    lists = '<w:abstractNum w:abstractNumId="0"><w:lvl w:ilvl="0"><w:numFmt w:val="lowerRoman"/>'
+    lists += '<w:lvlText w:val="%1)"/></w:lvl></w:abstractNum>'
+    lists += '<w:num w:numId="6"><w:abstractNumId w:val="0"/></w:num>'
+    number, none = (f'<w:pPr><w:numPr><w:numId w:val="{n}"/></w:numPr></w:pPr>' for n in (6, 0))
+    styles = style("Steps", "Body", number) + style("Duties", "Steps", "")
+    styles += style("Night duties", "Duties", "") + style("Remark", "Duties", none)
+    styles += style("Round", "Round", "") + style("Dots", "List Bullet", "")
+    styles += '<w:style w:styleId="List Bullet"><w:name w:val="List Bullet"/></w:style>'
+    body = ""
+    for name, text in (
+        ("Duties", "lamp"),
+        ("Remark", "Oil is in the shed."),
+        ("Night duties", "horn"),
+        ("Round", "Ask the keeper."),
+        ("Dots", "wick"),
+    ):
+        body += paragraph(f'<w:pPr><w:pStyle w:val="{name}"/></w:pPr>{run(text)}')
+    parts = {"numbering.xml": named("w:numbering", lists), "s.xml": named("w:styles", styles)}
+    data = word(body, ("numbering", "numbering.xml"), ("styles", "s.xml"), **parts)
+    assert read("a.docx", data) == (
+        "i) lamp\n\nOil is in the shed.\n\nii) horn\n\nAsk the keeper.\n\n- wick",
+        [],
+    )
+
+
 def field(kind: str, settings: str = "") -> str:
     return f'<w:r><w:fldChar w:fldCharType="{kind}">{settings}</w:fldChar></w:r>'
 

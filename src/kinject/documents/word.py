@@ -46,6 +46,8 @@ _SIGNS = {
     f"{_W}noBreakHyphen": "-",
     f"{_W}ptab": "\t",
 }
+# Styles that extend one another; more are those that lead to themselves.
+_DEEPEST_STYLE = 20
 _NOTES = {
     f"{_W}footnoteReference": ("footnote", ""),
     f"{_W}endnoteReference": ("endnote", "e"),
@@ -292,7 +294,7 @@ class _Word:
                 level = 1
             elif heading_style:
                 level = int(heading_style[1])
-            elif style is not None and depth < 20:
+            elif style is not None and depth < _DEEPEST_STYLE:
                 outline = style.find(f"{_W}pPr/{_W}outlineLvl")
                 based = style.find(f"{_W}basedOn")
                 if outline is not None and outline.get(_VAL, "9") in "012345":
@@ -301,6 +303,16 @@ class _Word:
                     level = self._style_level(based.get(_VAL, ""), depth + 1) or 0
             self._levels[style_id] = level
         return self._levels[style_id] or None
+
+    def _style_and_above(self, style_id: str) -> Iterator[XmlElement]:
+        """Yield a style and those that it extends, each of which has what the next one has unless
+        it changes it."""
+        for _ in range(_DEEPEST_STYLE):
+            style = self._styles.get(style_id)
+            if style is None:
+                return
+            yield style
+            style_id = _value(style, "basedOn")
 
     def _numberings(self) -> Mapping[tuple[str, int], _ListLevel]:
         """Return (numbering, depth) -> how its items are marked."""
@@ -324,12 +336,13 @@ class _Word:
     def _item(self, element: XmlElement) -> str:
         """Return the mark of an item of a list with its indentation, "" for any other paragraph."""
         properties = element.find(f"{_W}pPr/{_W}numPr")
-        style = element.find(f"{_W}pPr/{_W}pStyle")
         name = ""
-        if properties is None and style is not None and style.get(_VAL) in self._styles:
-            list_style = self._styles[style.get(_VAL)]
-            properties = list_style.find(f"{_W}pPr/{_W}numPr")
-            name = _value(list_style, "name").lower()
+        if properties is None:
+            for style in self._style_and_above(_value(element, f"pPr/{_W}pStyle")):
+                properties = style.find(f"{_W}pPr/{_W}numPr")
+                name = _value(style, "name").lower()
+                if properties is not None or name.startswith("list bullet"):
+                    break
         if properties is None:
             if not name.startswith("list bullet"):
                 return ""
