@@ -309,6 +309,21 @@ def test_hidden_text_large_first_letters_and_inserted_files_of_word() -> None:
     ]
 
 
+def test_text_is_hidden_by_the_style_of_its_run_or_paragraph() -> None:
+    vanish = "<w:rPr><w:vanish/></w:rPr>"
+    styles = style("Form", "", vanish) + style("Form end", "Form", "")
+    styles += style("Aside", "", vanish) + style("Late aside", "Aside", "")
+    styles += style("Open aside", "Aside", '<w:rPr><w:vanish w:val="false"/></w:rPr>')
+
+    def styled(name: str, text: str) -> str:
+        return f'<w:r><w:rPr><w:rStyle w:val="{name}"/></w:rPr><w:t>{text}</w:t></w:r>'
+
+    body = paragraph('<w:pPr><w:pStyle w:val="Form end"/></w:pPr>' + run("Bottom of form"))
+    body += paragraph(run("Low") + styled("Late aside", " (ask)") + styled("Open aside", " tide"))
+    data = word(body, ("styles", "s.xml"), **{"s.xml": named("w:styles", styles)})
+    assert read("a.docx", data) == ("Low tide", [])
+
+
 def test_signs_of_fonts_are_those_that_a_reader_sees() -> None:
     font = '<w:rPr><w:rFonts w:ascii="Symbol" w:hAnsi="Symbol"/></w:rPr>'
     sign = '<w:r><w:sym w:font="{}" w:char="{}"/></w:r>'

@@ -104,6 +104,7 @@ class _Word:
             for style in root.iter(f"{_W}style"):
                 self._styles[style.get(f"{_W}styleId", "")] = style
         self._levels: dict[str, int] = {}
+        self._properties: dict[tuple[str, str], str] = {}
         self._list_levels = self._numberings()
         self._restarted: set[tuple[str, int]] = set()
         self._counts: Counter[tuple[str, int]] = Counter()
@@ -198,13 +199,14 @@ class _Word:
         parts: list[str] = []
         equation_end = -1
         fields: list[_Field] = []
+        style = _value(paragraph, f"pPr/{_W}pStyle")
         stack = [paragraph]
         while stack:
             element = stack.pop()
             tag = element.tag
             if tag == f"{_W}t":
                 parts.append(_letters(element))
-            elif tag == f"{_W}r" and self._is_hidden(element):
+            elif tag == f"{_W}r" and self._is_hidden(element, style):
                 continue
             elif tag == f"{_W}fldChar":
                 _follow_field(element, fields, parts)
@@ -229,13 +231,30 @@ class _Word:
                 stack += reversed([child for child in element if isinstance(child.tag, str)])
         return "".join(parts)
 
-    def _is_hidden(self, run: XmlElement) -> bool:
-        """Return whether a run, or its style, is marked as hidden text."""
-        switch = run.find(f"{_W}rPr/{_W}vanish")
-        style = self._styles.get(attribute_at(run, f"{_W}rPr/{_W}rStyle", _VAL))
-        if switch is None and style is not None:
-            switch = style.find(f"{_W}rPr/{_W}vanish")
-        return switch is not None and switch.get(_VAL, "1") not in _OFF
+    def _is_hidden(self, run: XmlElement, paragraph_style: str) -> bool:
+        """Return whether a run, its style or that of its paragraph is marked as hidden text."""
+        switch = self._run_property(run, "vanish")
+        if not switch:
+            switch = self._style_property(paragraph_style, "vanish")
+        return switch not in ("", *_OFF)
+
+    def _run_property(self, run: XmlElement, name: str) -> str:
+        """Return a property of a run: its own, else that of its style, "" without one."""
+        own = run.find(f"{_W}rPr/{_W}{name}")
+        if own is None:
+            return self._style_property(attribute_at(run, f"{_W}rPr/{_W}rStyle", _VAL), name)
+        return str(own.get(_VAL, "1"))
+
+    def _style_property(self, style_id: str, name: str) -> str:
+        """Return a property that a style, or one that it extends, gives to runs, "" without one."""
+        key = style_id, name
+        if key not in self._properties:
+            found = (style.find(f"{_W}rPr/{_W}{name}") for style in self._style_and_above(style_id))
+            nearest = next((element for element in found if element is not None), None)
+            self._properties[key] = ""
+            if nearest is not None:
+                self._properties[key] = nearest.get(_VAL, "1")
+        return self._properties[key]
 
     def _note_mark(self, reference: XmlElement) -> str:
         """Return the mark of a note: they are counted in the order of their marks."""
