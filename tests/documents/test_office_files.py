@@ -400,6 +400,20 @@ def test_raised_digits_stay_raised() -> None:
     assert read("a.docx", word(body))[0] == "8.2 · 10⁻⁴ m³\n\nThe 19th century"
 
 
+def test_digits_that_a_style_raises_are_raised() -> None:
+    styles = style("Power", "", '<w:rPr><w:vertAlign w:val="superscript"/></w:rPr>')
+    styles += style("Small power", "Power", "")
+    styles += style("Lowered", "Power", '<w:rPr><w:vertAlign w:val="subscript"/></w:rPr>')
+
+    def styled(name: str, text: str) -> str:
+        return f'<w:r><w:rPr><w:rStyle w:val="{name}"/></w:rPr><w:t>{text}</w:t></w:r>'
+
+    body = paragraph(run("3 · 10") + styled("Small power", "9") + run(" kg"))
+    body += paragraph(run("SO") + styled("Lowered", "4") + run(", 7 m") + styled("Power", "2"))
+    data = word(body, ("styles", "s.xml"), **{"s.xml": named("w:styles", styles)})
+    assert read("a.docx", data)[0] == "3 · 10⁹ kg\n\nSO4, 7 m²"
+
+
 _POINTS = '<c:pt idx="0"><c:v>May</c:v></c:pt><c:pt idx="1"><c:v>June</c:v></c:pt>'
 _SERIES = f"""<c:ser>
 <c:tx><c:strRef><c:strCache><c:pt idx="0"><c:v>Herring</c:v></c:pt></c:strCache></c:strRef></c:tx>

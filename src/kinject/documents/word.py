@@ -205,7 +205,7 @@ class _Word:
             element = stack.pop()
             tag = element.tag
             if tag == f"{_W}t":
-                parts.append(_letters(element))
+                parts.append(self._letters(element))
             elif tag == f"{_W}r" and self._is_hidden(element, style):
                 continue
             elif tag == f"{_W}fldChar":
@@ -230,6 +230,15 @@ class _Word:
                 _check_written(element)
                 stack += reversed([child for child in element if isinstance(child.tag, str)])
         return "".join(parts)
+
+    def _letters(self, element: XmlElement) -> str:
+        """Return the text of a run, its digits raised if they are."""
+        text = element.text or ""
+        run = element.getparent()
+        text = symbol_text(text, attribute_at(run, f"{_W}rPr/{_W}rFonts", f"{_W}ascii"))
+        if self._run_property(run, "vertAlign") == "superscript":
+            return raised(text)
+        return text
 
     def _is_hidden(self, run: XmlElement, paragraph_style: str) -> bool:
         """Return whether a run, its style or that of its paragraph is marked as hidden text."""
@@ -548,16 +557,6 @@ def _form_value(mark: XmlElement) -> str:
     entries = [entry.get(_VAL, "") for entry in choices.iterchildren(f"{_W}listEntry")]
     chosen = whole_number(_value(choices, "result") or _value(choices, "default"))
     return "".join(entries[chosen : chosen + 1])
-
-
-def _letters(element: XmlElement) -> str:
-    """Return the text of a run, its digits raised if they are."""
-    text = element.text or ""
-    run = element.getparent()
-    text = symbol_text(text, attribute_at(run, f"{_W}rPr/{_W}rFonts", f"{_W}ascii"))
-    if attribute_at(run, f"{_W}rPr/{_W}vertAlign", _VAL) == "superscript":
-        return raised(text)
-    return text
 
 
 def _symbol(element: XmlElement) -> str:
