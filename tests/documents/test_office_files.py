@@ -184,6 +184,20 @@ def test_a_header_goes_on_in_a_row_that_parts_its_merged_cells() -> None:
     assert text.startswith("| Lock | Gate | Gate |\n| --- | --- | --- |\n| Kelm | shut | shut |")
 
 
+def test_cells_that_older_programs_merge_are_one() -> None:
+    def merged(value: str, text: str) -> str:
+        kind = f'<w:tcPr><w:hMerge w:val="{value}"/></w:tcPr>'
+        return cell(kind + paragraph(run(text)))
+
+    top = cell(paragraph(run("Lock"))) + merged("restart", "Opens")
+    top += merged("continue", "") + "<w:tc><w:tcPr><w:hMerge/></w:tcPr><w:p/></w:tc>"
+    table = f"<w:tr>{top}</w:tr>" + row("", "May", "June", "July") + row("Kelm", "5", "6", "8")
+    assert read("a.docx", word(f"<w:tbl>{table}</w:tbl>"))[0] == (
+        "| Lock | Opens May | Opens June | Opens July |\n| --- | --- | --- | --- |\n"
+        "| Kelm | 5 | 6 | 8 |"
+    )
+
+
 def test_items_have_the_numbers_that_word_shows() -> None:
     level = '<w:lvl w:ilvl="0"><w:start w:val="{}"/><w:numFmt w:val="decimal"/></w:lvl>'
     lists = ""

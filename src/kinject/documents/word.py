@@ -451,6 +451,11 @@ class _Word:
         for cell in _children(row, f"{_W}tc"):
             merge = cell.find(f"{_W}tcPr/{_W}vMerge")
             n_columns = min(whole_number(_value(cell, f"tcPr/{_W}gridSpan"), 1), 1000)
+            if cells and _continues_left(cell):
+                text, n_rows, n_before = cells[-1]
+                cells[-1] = text, n_rows, n_before + n_columns
+                column += n_columns
+                continue
             text = self._cell(cell, within)
             if merge is not None:
                 if merge.get(_VAL, "continue") == "continue":
@@ -481,6 +486,12 @@ class _Word:
             else:
                 texts += map(self._cell, chain(*cells))
         return one_line(" ".join(texts))
+
+
+def _continues_left(cell: XmlElement) -> bool:
+    """Return whether a cell is a part of the one on its left, as older programs write it."""
+    merge = cell.find(f"{_W}tcPr/{_W}hMerge")
+    return merge is not None and merge.get(_VAL, "continue") == "continue"
 
 
 def _has(element: XmlElement, tag: str) -> bool:
