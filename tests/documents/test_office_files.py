@@ -157,6 +157,20 @@ def test_a_table_in_a_cell_stands_below_under_the_name_of_its_row() -> None:
         assert read(name, data)[0] == expected
 
 
+def test_paragraphs_and_rows_with_a_fallback_are_read_once() -> None:
+    def newer(content: str, older: str) -> str:
+        choice = f'<mc:Choice Requires="w16">{content}</mc:Choice>'
+        return (
+            f"<mc:AlternateContent>{choice}<mc:Fallback>{older}</mc:Fallback></mc:AlternateContent>"
+        )
+
+    body = newer(paragraph(run("Low water")) + paragraph(run("at five.")), paragraph(run("Low.")))
+    body += f"<w:tbl>{row('Day', 'Tide')}{newer(row('Friday', '2 m'), row('Fri', '2'))}</w:tbl>"
+    assert read("a.docx", word(body))[0] == (
+        "Low water\n\nat five.\n\n| Day | Tide |\n| --- | --- |\n| Friday | 2 m |"
+    )
+
+
 def test_a_column_of_names_is_a_table_and_a_column_of_sentences_is_text() -> None:
     names = f"<w:tbl>{row('Tools in the shed')}{row('long saw')}{row('hoe')}</w:tbl>"
     text, _ = read("a.docx", word(names))

@@ -32,7 +32,9 @@ from kinject.errors import InputError
 
 RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
 DRAWING = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
-FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
+_MARKUP = "{http://schemas.openxmlformats.org/markup-compatibility/2006}"
+ALTERNATIVES = f"{_MARKUP}AlternateContent"
+FALLBACK = f"{_MARKUP}Fallback"
 """What programs show that cannot read the content beside it: the same content again."""
 CHART = "{http://schemas.openxmlformats.org/drawingml/2006/chart}"
 DIAGRAM = "{http://schemas.openxmlformats.org/drawingml/2006/diagram}"

@@ -11,6 +11,7 @@ from typing import BinaryIO, NamedTuple
 
 from kinject.documents.equations import MATH, UnwritableMath, equation_text
 from kinject.documents.office import (
+    ALTERNATIVES,
     FALLBACK,
     RELATION,
     Package,
@@ -610,9 +611,13 @@ def _only_cell(table: XmlElement) -> XmlElement | None:
 
 
 def _inner(element: XmlElement) -> list[XmlElement]:
-    """Return the element, or its content: content controls and tracked insertions wrap others."""
+    """Return the element, or its content: content controls, tracked insertions and contents with a
+    fallback wrap others."""
     if element.tag == f"{_W}sdt":
         children = list(chain.from_iterable(element.iterchildren(f"{_W}sdtContent")))
+    elif element.tag == ALTERNATIVES:
+        choices = (child for child in element.iterchildren() if child.tag != FALLBACK)
+        children = list(chain.from_iterable(choices))
     elif element.tag in (f"{_W}ins", f"{_W}customXml", f"{_W}moveTo"):
         children = list(element.iterchildren())
     else:
