@@ -265,6 +265,22 @@ def test_numbers_of_headings_and_clauses_are_those_that_word_shows() -> None:
     )
 
 
+def test_a_paragraph_whose_end_was_deleted_goes_on_in_the_next_one() -> None:
+    lists = '<w:abstractNum w:abstractNumId="0"><w:lvl w:ilvl="0"><w:numFmt w:val="decimal"/>'
+    lists += '</w:lvl></w:abstractNum><w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>'
+    gone = "<w:rPr><w:del/></w:rPr>"
+    numbered = '<w:numPr><w:numId w:val="1"/></w:numPr>'
+    deleted = "<w:del><w:r><w:delText>Reef the sail.</w:delText></w:r></w:del>"
+    body = paragraph(f"<w:pPr>{gone}</w:pPr>" + run("The lock was shut "))
+    body += paragraph(run("until May."))
+    body += paragraph(f"<w:pPr>{numbered}</w:pPr>" + run("Row."))
+    body += paragraph(f"<w:pPr>{numbered}{gone}</w:pPr>" + deleted)
+    body += paragraph(f"<w:pPr>{numbered}</w:pPr>" + run("Land."))
+    part = {"numbering.xml": named("w:numbering", lists)}
+    text, _ = read("a.docx", word(body, ("numbering", "numbering.xml"), **part))
+    assert text == "The lock was shut until May.\n\n1. Row.\n2. Land."
+
+
 def style(name: str, above: str, properties: str) -> str:
     head = f'<w:name w:val="{name}"/><w:basedOn w:val="{above}"/>'
     return f'<w:style w:styleId="{name}">{head}{properties}</w:style>'

@@ -155,7 +155,8 @@ class _Word:
         try:
             text = self._run_text(element)
             # A large first letter is a paragraph of its own, in the file only.
-            if attribute_at(element, f"{_W}pPr/{_W}framePr", f"{_W}dropCap") in ("drop", "margin"):
+            drop_cap = attribute_at(element, f"{_W}pPr/{_W}framePr", f"{_W}dropCap")
+            if drop_cap in ("drop", "margin") or _is_end_deleted(element):
                 self._initial += text
                 return ""
             if text.strip():
@@ -364,6 +365,8 @@ class _Word:
 
     def _item(self, element: XmlElement) -> str:
         """Return the mark of an item of a list with its indentation, "" for any other paragraph."""
+        if _is_end_deleted(element):
+            return ""
         properties = element.find(f"{_W}pPr/{_W}numPr")
         name = ""
         if properties is None:
@@ -487,6 +490,11 @@ class _Word:
             else:
                 texts += map(self._cell, chain(*cells))
         return one_line(" ".join(texts))
+
+
+def _is_end_deleted(paragraph: XmlElement) -> bool:
+    """Return whether the end of a paragraph is tracked as deleted: what follows it continues it."""
+    return paragraph.find(f"{_W}pPr/{_W}rPr/{_W}del") is not None
 
 
 def _continues_left(cell: XmlElement) -> bool:
