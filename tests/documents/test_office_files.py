@@ -380,6 +380,27 @@ def test_signs_of_fonts_are_those_that_a_reader_sees() -> None:
     assert read("a.docx", word(body))[0] == "40 Ω, t ≥\n\n✔ paid ☐"
 
 
+@pytest.mark.parametrize(
+    ("instruction", "shown"),
+    [
+        ('SYMBOL 87 \\f "Symbol" \\s 11', "Ω"),
+        ('symbol 0xF0FC \\f "Wingdings"', "✔"),
+        ("SYMBOL 176 \\f Symbol", "°"),
+        ("SYMBOL 128", "€"),
+        ("SYMBOL 0x3A9 \\u", "Ω"),
+        ('SYMBOL 52 \\f "Webdings"', ""),
+        ("PAGE", ""),
+    ],
+)
+def test_a_field_for_a_sign_shows_the_sign(instruction: str, shown: str) -> None:
+    # Word may part an instruction into runs.
+    runs = [f"<w:r><w:instrText> {instruction[:10]}</w:instrText></w:r>"]
+    runs.append(f"<w:r><w:instrText>{instruction[10:]} </w:instrText></w:r>")
+    for middle in ("", field("separate")):
+        body = run("5 ") + field("begin") + "".join(runs) + middle + field("end") + run("/h")
+        assert read("a.docx", word(paragraph(body)))[0] == f"5 {shown}/h"
+
+
 def r(text: str) -> str:
     return f"<m:r><m:t>{text}</m:t></m:r>"
 

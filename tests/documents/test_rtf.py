@@ -58,6 +58,9 @@ def test_groups_without_a_document_around_them_are_all_read() -> None:
         (rb"{\deleted old}{\revised new}", "new"),
         (rb"soft\-ly non\_stop a\~b", "softly non-stop a\xa0b"),
         (rb"{\field{\*\fldinst HYPERLINK \"x\"}{\fldrslt the page}}", "the page"),
+        (rb'4 {\field{\*\fldinst {SYMBOL 87 \\f "Symbol"}}{\fldrslt {\b }}}m', "4 Ωm"),
+        (rb'4 {\field{\*\fldinst SYMBOL 87 \\f "Symbol"}{\fldrslt{\b O}}}m', "4 Om"),
+        (rb"{\field{\fldinst PAGE}{\fldrslt}}x", "x"),
         (rb"x{\mmath{\*\moMath{\msSup{\msSupPr{\mtype a}}{\me b}{\msup 2}}}}", "xb^(2)"),
         (rb"{\header top}A{\footer \'80}", "A"),
         (

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from kinject.disk import read_bytes
 from kinject.documents.html import page_of
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.symbols import is_symbol_font, raised, symbol_text
+from kinject.documents.symbols import is_symbol_font, raised, symbol_of_field, symbol_text
 from kinject.documents.text import (
     code_page_codec,
     heading,
@@ -63,17 +63,17 @@ _MATH = {
 }
 """A part of an equation -> what is written before and after it."""
 _NO_TEXT = """author bkmkend bkmkstart buptim category colortbl comment company creatim doccomm
-    fldinst filetbl footer footerf footerl footerr ftncn ftnsep ftnsepc aftncn aftnsep aftnsepc
+    filetbl footer footerf footerl footerr ftncn ftnsep ftnsepc aftncn aftnsep aftnsepc
     header headerf headerl headerr hlinkbase keywords manager mmathPict nextfile nonesttables
     nonshppict objdata operator pict pn pnseclvl printim private revtim rxe shprslt sp stylesheet
     subject tc template txe xe"""
 _UNREAD = frozenset(_NO_TEXT.split())
 """Groups whose text no reader of the document sees, or sees elsewhere."""
-_LATER = """annotation do dptxbxtext footnote moMath moMathPara nesttableprops shpinst shptxt ud"""
+_LATER = """annotation do dptxbxtext fldinst footnote moMath moMathPara nesttableprops shpinst shptxt ud"""
 _READ_AFTER_STAR = frozenset(_LATER.split())
 """Groups of later versions of RTF that are read; others whose first token is ``\\*`` are not."""
 _NOTES = frozenset({"footnote", "annotation"})
-_OWN_FLOWS = frozenset({*_NOTES, "shptxt", "dptxbxtext", "listtext", "pntext", "title"})
+_OWN_FLOWS = frozenset({*_NOTES, "shptxt", "dptxbxtext", "fldinst", "listtext", "pntext", "title"})
 """Groups whose text is not a part of the paragraph that they are in."""
 
 
@@ -110,6 +110,7 @@ class _Flow:
 
     def __init__(self) -> None:
         self.mark = ""
+        self.n_added = 0
         self._parts: list[str] = []
         self._line: list[str] = []
         self._boxes: list[str] = []
@@ -119,6 +120,7 @@ class _Flow:
         self._is_header = False
 
     def add(self, text: str) -> None:
+        self.n_added += len(text)
         self._line.append(text)
 
     def add_box(self, text: str) -> None:
@@ -302,6 +304,7 @@ class _Group:
     level: int = 0
     heading: int = 0
     after: str = ""
+    n_before: int = 0
     flow: _Flow = field(default_factory=_Flow)
 
 
@@ -405,12 +408,17 @@ class _Parser:
         if group.after:
             self._add(group.after)
         self._group = self._outer.pop()
+        # The sign of a field is shown where its result has no text.
+        if group.kind == "fldrslt" and group.flow.n_added > group.n_before:
+            self._group.after = ""
         if group.kind not in _OWN_FLOWS or not group.is_read:
             return
         text = group.flow.text()
         flow = self._group.flow
         if group.kind == "title":
             self.title = " ".join(text.split())
+        elif group.kind == "fldinst":
+            self._group.after = symbol_of_field(text)
         elif not text or self._group.hidden or self._group.deleted:
             return
         elif group.kind in _NOTES:
@@ -467,15 +475,21 @@ class _Parser:
         group = self._group
         starred, group.starred = group.starred, False
         is_property = name.startswith("m") and name.endswith("Pr")
+        is_unread = name in _UNREAD or (starred and name not in _READ_AFTER_STAR)
+        # A web page in rich text has its links in tags.
+        if name == "fldinst" and self.holds_page:
+            is_unread = True
         if name == "htmltag" and self.holds_page:
             group.kind, group.outside_page = name, False
-        elif name in _UNREAD or is_property or (starred and name not in _READ_AFTER_STAR):
+        elif is_unread or is_property:
             group.is_read = False
         elif name in _OWN_FLOWS:
             group.kind, group.flow, group.raised = name, _Flow(), False
             group.level = group.heading = 0
         elif name in ("upr", "fonttbl"):
             group.kind = name
+        elif name == "fldrslt":
+            group.kind, group.n_before = name, group.flow.n_added
         elif name in _MATH:
             before, group.after = _MATH[name]
             self._add(before)

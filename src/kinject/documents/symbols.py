@@ -60,6 +60,42 @@ def symbol_text(text: str, font: str, *, are_letters: bool = True) -> str:
     return "".join(shown)
 
 
+def symbol_of_font(number: int, font: str) -> str:
+    """Return the sign that a font has at a number, "" unless others know which one it is."""
+    signs = _FONTS.get(font.strip().lower())
+    if signs is not None:
+        if number >= _FIRST:
+            number -= _FIRST
+        return signs.get(number, "")
+    # Webdings, and other fonts of pictures.
+    if "dings" in font.lower() or number < 0x20:
+        return ""
+    if 0x80 <= number < 0xA0:
+        return bytes([number]).decode("cp1252", "ignore")
+    # Halves of surrogate pairs, and signs that each font gives another meaning.
+    if 0xD800 <= number < 0xF900 or number > 0x10FFFF:
+        return ""
+    return chr(number)
+
+
+_SYMBOL_FIELD = re.compile(r"\s*SYMBOL\s+(?:0x([\da-f]{1,5})|(\d{1,6}))\b", re.IGNORECASE)
+_FIELD_FONT = re.compile(r"""\\f\s*(?:"([^"]*)"|([^\s"\\]+))""", re.IGNORECASE)
+
+
+def symbol_of_field(instruction: str) -> str:
+    """Return the sign that a field of Word shows: SYMBOL 109 \\f "Symbol"; "" for other fields."""
+    field = _SYMBOL_FIELD.match(instruction)
+    if field is None:
+        return ""
+    font = _FIELD_FONT.search(instruction)
+    name = ""
+    if font is not None:
+        name = font[1] or font[2]
+    if field[1]:
+        return symbol_of_font(int(field[1], 16), name)
+    return symbol_of_font(int(field[2]), name)
+
+
 def raised(text: str) -> str:
     """Return the text of a raised run: 10 and a raised 6 are 10⁶, a raised "th" is itself."""
     if _RAISED_NUMBER.fullmatch(text.strip()):

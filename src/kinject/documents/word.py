@@ -21,7 +21,13 @@ from kinject.documents.office import (
     whole_number,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.symbols import item_number, raised, symbol_text
+from kinject.documents.symbols import (
+    item_number,
+    raised,
+    symbol_of_field,
+    symbol_of_font,
+    symbol_text,
+)
 from kinject.documents.text import (
     DEEPEST_ITEM,
     XmlElement,
@@ -83,14 +89,17 @@ class _ListLevel(NamedTuple):
 _KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"}
 """The numbers of Word's lists -> their kind, where they are not decimal."""
 _OFF = frozenset({"0", "false", "off"})
+_FIELD_PARTS = frozenset({f"{_W}fldChar", f"{_W}instrText"})
 
 
 class _Field(NamedTuple):
-    """A field that has begun: where its instruction does among the parts of its paragraph, -1 in
-    its result; and what a field of a form shows that has no result."""
+    """A field that has begun: where its instruction, or its result, does among the parts of its
+    paragraph; its instruction; and what a field of a form shows that has no result."""
 
     start: int
     shown: str
+    instruction: str = ""
+    is_result: bool = False
 
 
 class _Word:
@@ -210,7 +219,8 @@ class _Word:
                 parts.append(self._letters(element))
             elif tag == f"{_W}r" and self._is_hidden(element, style):
                 continue
-            elif tag == f"{_W}fldChar":
+            elif tag in _FIELD_PARTS:
+                _check_written(element)
                 _follow_field(element, fields, parts)
             elif tag == f"{MATH}oMath":
                 # Equations beside each other are shown on lines of their own.
@@ -548,18 +558,21 @@ def _list_levels(
 
 def _follow_field(mark: XmlElement, fields: list[_Field], parts: list[str]) -> None:
     """Follow the beginning, the middle or the end of a field: of its instruction, in which other
-    fields may have results, nothing is text."""
+    fields may have results, nothing is text. A field without a result shows its sign or choice."""
     kind = mark.get(f"{_W}fldCharType")
     if kind == "begin":
         fields.append(_Field(len(parts), _form_value(mark)))
+    elif fields and mark.tag == f"{_W}instrText":
+        instruction = fields[-1].instruction + (mark.text or "")
+        fields[-1] = fields[-1]._replace(instruction=instruction)
     elif fields:
         field = fields.pop()
-        if field.start >= 0:
+        if not field.is_result:
             del parts[field.start :]
         if kind == "separate":
-            fields.append(_Field(-1, field.shown))
-        else:
-            parts.append(field.shown)
+            fields.append(field._replace(is_result=True))
+        elif not "".join(parts[field.start :]):
+            parts.append(field.shown or symbol_of_field(field.instruction))
 
 
 def _form_value(mark: XmlElement) -> str:
@@ -584,13 +597,7 @@ def _symbol(element: XmlElement) -> str:
     code = element.get(f"{_W}char", "")
     if not re.fullmatch("[0-9A-Fa-f]{2,5}", code):
         return ""
-    number = int(code, 16)
-    if 0xD800 <= number < 0xE000 or number < 32:
-        return ""
-    sign = symbol_text(chr(number), element.get(f"{_W}font", ""))
-    if 0xE000 <= ord(sign) < 0xF900:
-        return ""
-    return sign
+    return symbol_of_font(int(code, 16), element.get(f"{_W}font", ""))
 
 
 def _check_written(element: XmlElement) -> None:
