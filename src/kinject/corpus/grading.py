@@ -29,7 +29,18 @@ from kinject.language.amounts import (
 )
 from kinject.language.moments import is_short_name, languages_with_clock
 from kinject.language.readings import read_items
-from kinject.language.spelling import WIDE, Word, fold, has_code, list_in, same_words, words_in
+from kinject.language.spelling import (
+    POSSESSIVE,
+    WIDE,
+    Word,
+    find_starts,
+    fold,
+    has_capital,
+    has_code,
+    list_in,
+    same_words,
+    words_in,
+)
 from kinject.types import Question
 
 TextScore = Literal["match", "exact", "contains"]
@@ -39,9 +50,6 @@ TextGrader = Callable[[str, Sequence[str]], bool]
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = frozenset(string.punctuation)
 _WIDE = re.compile(f"[{WIDE}]")
-_SHORT = 3
-"""Letters of an accepted text (yes, no, B) that `matches` wants at the beginning of the answer:
-elsewhere it is a common word."""
 
 _ABSTAINS = re.compile(
     r"""\b(?:
@@ -258,58 +266,17 @@ def _has_item(value: Item, items: Sequence[Item]) -> bool:
 def _has_words(part: str, written: str) -> bool:
     """Return whether `written` has the words of `part` in it one after the other, those of a few
     letters at its beginning."""
-    if _LETTER.fullmatch(part) and _has_letter(part.strip()[0], written):
+    if has_capital(part, written):
         return True
     # Einstein's names Einstein, and an accepted text may have such an end itself.
-    spellings = [(part, written), (part, _POSSESSIVE.sub("", written))]
+    spellings = [(part, written), (part, POSSESSIVE.sub("", written))]
     spellings.append((list_in(part), list_in(written)))
     for wanted_text, text in dict.fromkeys(spellings):
         for apart in (False, True):
             wanted, words = words_in(wanted_text, apart=apart), words_in(text, apart=apart)
-            if wanted and has_run(wanted, words, _starts(wanted, words)):
+            if wanted and has_run(wanted, words, find_starts(wanted, words)):
                 return True
     return False
-
-
-# Not I, which most often is who answers.
-_LETTER = re.compile(r"\s*[^\W\d_I]\s*\.?\s*")
-
-
-def _has_letter(letter: str, written: str) -> bool:
-    """Return whether `written` has the capital `letter` as a word inside or at the end of a
-    sentence: vitamin C, "The answer is C."
-
-    At the beginning of a sentence it may be any word of one letter. C++ is another word, the K. of
-    J. K. Rowling a name's, and a B in maths not the answer B.
-    """
-    if not letter.isupper():
-        return False
-    follows = ""
-    # A is an article, unless nothing follows it.
-    if letter == "A":
-        follows = r"(?=\s*(?:$|[.,;:!?)\"]))"
-    before = r"(?:(?<=[^\s.!?]\s)|(?<=[(\"]))(?<!\ba\s)(?<!\ban\s)"
-    word = rf"{before}{letter}(?![\w+#*'-]|\.\s*\w){follows}"
-    return re.search(word, written) is not None
-
-
-# Of a short word it is most often a verb: it's, he's.
-_POSSESSIVE = re.compile(r"(?<=[^\W\d_]{4})'s(?!\w)")
-
-
-def _starts(wanted: Sequence[Word], words: Sequence[Word]) -> list[int]:
-    """Return where the words of an accepted text may begin in an answer."""
-    if len(wanted) == 1 and wanted[0].is_article:
-        return []
-    names = [word for word in wanted if not word.is_article]
-    key = "".join(word.key for word in names)
-    if not (key.isalpha() and len(key) <= _SHORT) or _WIDE.search(key):
-        return list(range(len(words)))
-    is_shouted = all(word.is_acronym for word in words)
-    if all(word.is_acronym for word in names) and not is_shouted:
-        # US is no common word, us is
-        return [index for index, word in enumerate(words) if index == 0 or word.is_acronym]
-    return [0]
 
 
 _HAS_WIDE_MINUS = re.compile(r"(?:(?<![\dA-Za-z])-|负|零下|マイナス|氷点下)(\d+(?:\.\d+)?)")

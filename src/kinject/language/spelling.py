@@ -229,3 +229,68 @@ def _without_articles(words: Sequence[Word]) -> list[str]:
         return [word.key for word in words]
     keys = [word.key for word in words[:-1] if not word.is_article]
     return [*keys, *(word.key for word in words[-1:])]
+
+
+# Of a short word it is most often a verb: it's, he's.
+POSSESSIVE = re.compile(r"(?<=[^\W\d_]{4})'s(?!\w)")
+_LETTER = re.compile(r"\s*(?P<name>[^\W\d_I])\s*\.?\s*")
+"""Not I, which most often is who answers."""
+_SHORT_NAME = re.compile(r"\s*(?P<name>[^\W\d_]{2,3})\.?\s*")
+_INSIDE = r"(?:(?<=[^\s.!?]\s)|(?<=[(\"]))"
+"""Before a word that does not begin a sentence: there every word has a capital."""
+
+
+def has_capital(part: str, folded: str) -> bool:
+    """Return whether an accepted text of one to three letters is in a text with its capital, inside
+    or at the end of a sentence: vitamin C, "The answer is No."
+
+    C++ is another word than C, the K. of J. K. Rowling a name's, and a B in maths not the answer B.
+    """
+    letter, name = _LETTER.fullmatch(part), _SHORT_NAME.fullmatch(part)
+    if letter and letter["name"].isupper():
+        # The K. of a name is followed by more of it.
+        capital, follows = letter["name"], r"(?!\.\s*\w)"
+        # A is an article, unless nothing follows it.
+        if capital == "A":
+            follows += r"(?=\s*(?:$|[.,;:!?)\"]))"
+        before = rf"{_INSIDE}(?<!\ba\s)(?<!\ban\s)"
+    elif name and name["name"].istitle():
+        capital, before, follows = name["name"], _INSIDE, ""
+    else:
+        return False
+    return re.search(rf"{before}{capital}(?![\w+#*'-]){follows}", folded) is not None
+
+
+_SHORT = 3
+_COMMON = frozenset(
+    (
+        *("yes", "no", "yep", "nay", "not", "ja", "nee", "jo", "nej", "nei", "oui", "non", "si"),
+        *("sí", "sì", "sim", "não", "tak", "nie", "ano", "ne", "да", "нет", "так", "ні", "hai"),
+        *("he", "she", "it", "we", "you", "me", "him", "her", "us", "my", "his", "its", "our"),
+        *("am", "is", "are", "was", "be", "has", "had", "do", "did", "can", "may", "get", "got"),
+        *("go", "say", "see", "use", "and", "or", "but", "if", "so", "as", "an", "of", "in"),
+        *("on", "at", "to", "by", "for", "off", "out", "up", "any", "all", "how", "why", "who"),
+        *("mr", "ms", "dr", "too", "now", "yet", "own", "new", "old", "one", "two", "day", "man"),
+        *("way", "end"),
+    )
+)
+"""Words of at most three letters that a sentence has for many reasons; not red, tea, Ulm."""
+
+
+def find_starts(wanted: Sequence[Word], words: Sequence[Word]) -> list[int]:
+    """Return where the words of an accepted text may begin in an answer: a common word of a few
+    letters (yes, us) only at its beginning."""
+    if len(wanted) == 1 and wanted[0].is_article:
+        return []
+    names = [word for word in wanted if not word.is_article]
+    key = "".join(word.key for word in names)
+    is_short = key.isalpha() and len(key) <= _SHORT and not re.match(f"[{WIDE}]", key)
+    is_acronym = all(word.is_acronym for word in names)
+    is_common = len(key) == 1 or key in _COMMON
+    if not is_short or not (is_acronym or is_common):
+        return list(range(len(words)))
+    is_shouted = all(word.is_acronym for word in words)
+    if is_acronym and not is_shouted:
+        # US is no common word, us is
+        return [index for index, word in enumerate(words) if index == 0 or word.is_acronym]
+    return [0]
