@@ -54,18 +54,37 @@ _WIDE = re.compile(f"[{WIDE}]")
 _ABSTAINS = re.compile(
     r"""\b(?:
     (?:i|we)\s(?:do\snot|don'?t|cannot|can'?t|could\snot|couldn'?t)
-      \s(?:really\s)?(?:know|tell|say|find|answer|determine)
-    | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable) | unknown | unanswerable
+      \s(?:really\s)?(?:know|tell|say|find|answer|determine|provide)
+    | (?:i|we)\s(?:have\sno|(?:do\snot|don'?t)\shave\s(?:any\s|enough\s|sufficient\s)?)
+      \s?(?:idea|information|knowledge|data|details)
+    | (?:i'?m|i\sam)\s(?:not\ssure|unsure|unable)
+    # "An unknown painter made it in 1902" answers.
+    | (?<!\ban\s)(?<!\bthe\s)unknown | (?:an|the)\sunknown(?!\s\w) | unanswerable
+    | (?:it'?s|it\sis|remains)\sunclear
     | not\s(?:stated|mentioned|given|specified)
+    | (?:text|passage|context|document|article|source|paragraph|excerpt)s?
+      \s(?:do(?:es)?\snot|do(?:es)?n'?t)
+      \s(?:mention|say|state|specify|provide|give|contain|include|indicate|tell)
+    | no\smention\sof | (?:not|isn'?t)\senough\s(?:information|context)
+    | insufficient\sinformation
     | not\sknown(?!\s(?:as|for\s(?!certain|sure)))
     | no\s(?:answer|information) | (?:cannot|can'?t)\sbe\s(?:determined|answered|known) | n/a
-    | ich\sweiß\s(?:es\s)?nicht | (?:nicht|un)\s?bekannt | keine\s(?:angabe|antwort|information)
+    | ich\sweiß\s(?:das\s|es\s)?(?:leider\s)?nicht | weiß\sich\s(?:leider\s)?nicht
+    | (?:nicht|un)\s?bekannt | keine\s(?:angaben?|antwort|information(?:en)?)
+    | (?:steht|geht)\s(?:das\s)?nicht\s(?:im|aus\sdem)\stext
+    | im\stext\snicht\s(?:erwähnt|genannt|angegeben)
     | je\sne\ssais\spas | inconnue?s? | aucune\s(?:réponse|information)
-    | no\s(?:lo\s)?s[eé] | desconocid[oa]s? | sin\srespuesta | non\s(?:lo\s)?so | sconosciut[oa]
+    | pas\s(?:précisé|mentionné|indiqué)e?s? | je\sn'ai\spas\sd'informations?
+    # "No se terminó hasta 1932" answers.
+    | no\s(?:lo\s)?s(?:é|e(?=\s*(?:$|[.,;!?]))) | desconocid[oa]s? | sin\srespuesta
+    | no\sse\s(?:menciona|indica|especifica) | no\stengo\sinformación
+    | non\s(?:lo\s)?so | sconosciut[oa] | non\s(?:è|viene)\s(?:specificat|indicat|menzionat)[oa]
     | não\ssei | desconhecid[oa]s? | (?:ik\s)?weet\s(?:ik\s|het\s)*niet | onbekend
     | nie\swiem | nieznan[yae]
-    | (?:я\s)?не\sзнаю | неизвестн[оаы]
-    )(?!\w) | 不知道 | 不清楚 | 无法确定 | 未知 | 分かりません | わかりません | 不明 | 모르겠 | 알\s?수\s?없
+    | (?:я\s)?не\sзнаю | неизвестн[оаы] | не\s(?:указан[оаы]?|сказано|говорится|упоминается)
+    )(?!\w) | 不知道 | 不清楚 | 无法确定 | 未知 | 没有(?:提到|提及|说明|信息) | 未提[及到]
+    | 分かりません | わかりません | 不明 | (?:記載|言及|情報)[がは](?:ありません|ない)
+    | 모르겠 | 알\s?수\s?없
     """,
     re.IGNORECASE | re.VERBOSE,
 )
