@@ -27,7 +27,7 @@ from kinject.language.amounts import (
     same_numbers,
     values_of,
 )
-from kinject.language.moments import is_short_name, languages_with_clock
+from kinject.language.moments import languages_with_clock
 from kinject.language.readings import read_items
 from kinject.language.spelling import (
     POSSESSIVE,
@@ -41,6 +41,7 @@ from kinject.language.spelling import (
     same_words,
     words_in,
 )
+from kinject.language.tables import is_short_name, language_of, languages_with_numbers
 from kinject.types import Question
 
 TextScore = Literal["match", "exact", "contains"]
@@ -204,6 +205,9 @@ def _is_within(part: str, written: str) -> bool:
         return True
     for comma, other_comma in _decimal_commas(written, part, codes):
         wanted = [read_items(part, code, comma, codes) for code in codes]
+        if is_value:
+            # In another language the unit of 2 hours is a word, and 2 hours 15 minutes has it.
+            wanted = [items for items in wanted if _is_value(items)]
         items = [read_items(written, code, other_comma, codes) for code in codes]
         if any(_has_values(one, other) for one, other in product(wanted, items)):
             return True
@@ -246,7 +250,6 @@ def _languages_of_value(text: str) -> tuple[str, ...]:
 
     The language of so short a text cannot be guessed: ventidue, 23 mai.
     """
-    from kinject.language.tables import languages_with_numbers
     from kinject.language.values import is_value
 
     # The pattern first: it is cheap, and each language below is a search of its own.
@@ -268,7 +271,6 @@ def _decimal_commas(written: str, part: str, codes: Sequence[str]) -> list[tuple
     not sure, one of them in both.
     """
     from kinject.language import detect_language
-    from kinject.language.tables import language_of
 
     commas = [language_of(code).decimal_sign == "," for code in codes]
     if detect_language(written):

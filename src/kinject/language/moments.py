@@ -226,13 +226,14 @@ _MINUTE = r"(?P<minute>[0-5]\d)"
 _SECOND = r"(?::(?P<second>[0-5]\d))?"
 _IN_FOUR_DIGITS = re.compile(rf"(?<![\w.,:])(?P<hour>[01]\d|2[0-3]){_MINUTE}\s?(?:hours|hrs)\b")
 """1405 hours, which may be a time of day, or a duration."""
+# "2 h 30 min" is a duration
+_WITH_HOUR = re.compile(rf"{_DIGITS}\s?(?:uhr|uur|[hч])\s?{_MINUTE}\b(?!\s?min){_HALF}?")
 _CLOCKS = (
     re.compile(rf"{_NO_MINUS}{_DIGITS}(?:[:.]{_MINUTE}{_SECOND})?{_HALF}{_ZONE}"),
     re.compile(rf"(?<![\w.,:]){_HOUR}\s?o'\s?clock\b{_HALF}?"),
     re.compile(rf"(?<![\w.,:-])(?P<hour>{'|'.join(SMALL[1:])}){_HALF}"),
     re.compile(rf"{_DIGITS}(?:[:.]{_MINUTE})?\s?(?:uhr|uur)\b(?!\s\d){_HALF}?"),
-    # "2 h 30 min" is a duration
-    re.compile(rf"{_DIGITS}\s?(?:uhr|uur|[hч])\s?{_MINUTE}\b(?!\s?min){_HALF}?"),
+    _WITH_HOUR,
     re.compile(rf"{_DIGITS}:{_MINUTE}{_SECOND}(?![\d:]|[.,]\d){_ZONE}"),
     _IN_FOUR_DIGITS,
 )
@@ -323,6 +324,10 @@ def _take_clock(reader: Reader, match: re.Match[str]) -> None:
         reader.take(*match.span(), clock, parts=[hour])
     elif clock.has_half or zone:
         reader.take(*match.span(), clock)
+    elif match.re is _WITH_HOUR:
+        # 1h30 is as long a time too
+        length = hour.value + Fraction(int(minute), 60)
+        reader.take(*match.span(), clock, Number(length, "hour", digits=match[0]))
     else:
         # 4:30 may be a ratio
         ratio = Group(":", (hour, Number(Fraction(minute), digits=minute)))
@@ -580,38 +585,3 @@ def _take_whole_hour(reader: Reader, match: re.Match[str]) -> None:
     if not minute:
         parts = [Number(Fraction(hour))]
     reader.take(match.start(), end, clock, parts=parts)
-
-
-# --- Weekdays and months in short
-
-_SHORT_NAME = re.compile(
-    r"\W*(?:(?:in|on|by|since|until|im|am|en|em|le|el)\s)?(?P<name>[^\W\d_]{3,5})[.\s]*",
-    re.IGNORECASE,
-)
-_SHORT_DAYS = {
-    "monday": ("mon",),
-    "tuesday": ("tue", "tues"),
-    "thursday": ("thu", "thur", "thurs"),
-    "friday": ("fri",),
-}
-_OTHER_WORDS = frozenset(("mar", "may", "set", "mag", "gen", "out"))
-"""Abbreviations of months that mean something else too, as sat, sun and wed do."""
-
-
-def is_short_name(written: str, part: str, codes: Sequence[str]) -> bool:
-    """Return whether an answer is a weekday or a month of which nothing but the abbreviation is
-    written: Tues., in Oct."""
-    match = _SHORT_NAME.fullmatch(written)
-    # "mon" is French; French months have no capital
-    if match is None or (part[:1].isupper() and match["name"].islower()):
-        return False
-    name, wanted = match["name"].lower(), part.strip(" .").lower()
-    if name in _SHORT_DAYS.get(wanted, ()):
-        return True
-    if name in _OTHER_WORDS:
-        return False
-    languages = [grammar_of(code).language for code in codes]
-    return any(
-        wanted in language.month_names and language.months.get(name) == language.months[wanted]
-        for language in languages
-    )

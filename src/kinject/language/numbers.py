@@ -4,11 +4,12 @@ unit, era; and what makes it a part of a name."""
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from kinject.language.amounts import Day, Group, Number
-from kinject.language.moments import TAKEN, Reader
+from kinject.language.amounts import Day, Group, Number, Values
+from kinject.language.moments import TAKEN, Found, Reader
 from kinject.language.spelling import CURRENCY, MINUS, WIDE
 from kinject.language.tables import Language, language_of
 from kinject.language.units import any_of, money_marks, unit_at, with_divisor
@@ -275,3 +276,62 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     if preposition and reader.grammar.unit_spelled_after(reader.rest, preposition.end(), True)[0]:
         end = preposition.end()
     return end, number
+
+
+_PARTS_OF: tuple[Mapping[str, int], ...] = (
+    # A month as long as the calendar's on average, so that no months are as long as some days.
+    {"year": 31556952, "month": 2629746, "week": 604800, "day": 86400}
+    | {"hour": 3600, "minute": 60, "second": 1},
+    {"yard": 36, "foot": 12, "inch": 1},
+    {"km": 100000, "m": 100, "cm": 1},
+    {"stone": 224, "lb": 16, "pound": 16, "oz": 1},
+    {"kg": 1000, "g": 1},
+    {"dollar": 100, "cent": 1},
+    {"euro": 100, "cent": 1},
+    {"sterling": 100, "pound": 100, "penny": 1},
+)
+"""Units of one measure -> how many of the smallest they are."""
+_BETWEEN_PARTS = re.compile(r"\s?,?\s?(?:(?:and|und|et|y|e|en|и)\s)?")
+
+
+def join_measures(reader: Reader) -> None:
+    """Make one value of the parts of a measure: 1 hour 30 minutes, which is 90 minutes and not an
+    hour; 6 pounds and 4 ounces."""
+    joined: list[Found] = []
+    for found in reader.found:
+        whole = None
+        if joined:
+            whole = _whole_of(reader, joined[-1], found)
+        if whole:
+            joined[-1] = whole
+        else:
+            joined.append(found)
+    reader.found = joined
+
+
+def _whole_of(reader: Reader, first: Found, second: Found) -> Found | None:
+    """Return two values that follow each other as one measure, None if they are none."""
+    between = reader.folded[first.end : second.start].lower()
+    large, small = first.values.readings[-1], second.values.readings[0]
+    if not isinstance(large, Number) or not isinstance(small, Number) or small.bound:
+        return None
+    if not _BETWEEN_PARTS.fullmatch(between):
+        return None
+    for sizes in _PARTS_OF:
+        size, size_of_part = sizes.get(large.unit, 0), sizes.get(small.unit, 0)
+        part = small.value * size_of_part
+        if large.value > 0 and 0 < part < size:
+            whole = replace(large, digits=between, is_article=False)
+            total = large.value * size + part
+            units = [unit for unit, one in sizes.items() if one > size_of_part]
+            # The last one is in the unit of this part, behind which a smaller one may follow.
+            readings = [
+                replace(whole, value=total / sizes[unit], unit=unit)
+                for unit in (*units, small.unit)
+            ]
+            parts: tuple[Number, ...] = ()
+            # "over 2 hours 30 minutes" also says 2 hours 30 minutes
+            if large.bound:
+                parts = tuple(replace(reading, bound="") for reading in readings)
+            return Found(first.start, second.end, Values(tuple(readings), parts))
+    return None

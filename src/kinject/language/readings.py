@@ -34,6 +34,7 @@ from kinject.language.numbers import (
     PRE_RELEASE,
     VERSION_BEFORE,
     is_scale_at,
+    join_measures,
     take_number,
     unit_after,
 )
@@ -68,6 +69,7 @@ def read_items(
     _take_articles(reader)
     take_numerals(reader)
     reader.found.sort(key=attrgetter("start", "end"))
+    join_measures(reader)
     _join_groups(reader)
     items: list[Item] = []
     last = 0

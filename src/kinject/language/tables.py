@@ -362,3 +362,38 @@ def plain(word: str) -> str:
             c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)
         )
     return text.replace("’", "'").replace(".", "").removesuffix("'s").removesuffix("'")
+
+
+# --- Weekdays and months in short
+
+_SHORT_NAME = re.compile(
+    r"\W*(?:(?:in|on|by|since|until|im|am|en|em|le|el)\s)?(?P<name>[^\W\d_]{3,5})[.\s]*",
+    re.IGNORECASE,
+)
+_SHORT_DAYS = {
+    "monday": ("mon",),
+    "tuesday": ("tue", "tues"),
+    "thursday": ("thu", "thur", "thurs"),
+    "friday": ("fri",),
+}
+_OTHER_WORDS = frozenset(("mar", "may", "set", "mag", "gen", "out"))
+"""Abbreviations of months that mean something else too, as sat, sun and wed do."""
+
+
+def is_short_name(written: str, part: str, codes: Sequence[str]) -> bool:
+    """Return whether an answer is a weekday or a month of which nothing but the abbreviation is
+    written: Tues., in Oct."""
+    match = _SHORT_NAME.fullmatch(written)
+    # "mon" is French; French months have no capital
+    if match is None or (part[:1].isupper() and match["name"].islower()):
+        return False
+    name, wanted = match["name"].lower(), part.strip(" .").lower()
+    if name in _SHORT_DAYS.get(wanted, ()):
+        return True
+    if name in _OTHER_WORDS:
+        return False
+    languages = map(language_of, codes)
+    return any(
+        wanted in language.month_names and language.months.get(name) == language.months[wanted]
+        for language in languages
+    )
