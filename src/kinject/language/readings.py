@@ -495,6 +495,7 @@ def _is_pronoun(reader: Reader, match: re.Match[str]) -> bool:
 _JOINS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("-", re.compile(r"-|\s-\s|\.\.\.?")),
     (":", re.compile(r":|\s:\s")),
+    ("×", re.compile(r"\s×\s")),
     ("to", re.compile(r"\s(?:to|bis|à|a|until|till|through|hasta|al|до|do|tot|til)\s")),
 )
 _AND = re.compile(r"\s(?:and|und|et|y|e|en|и|i)\s")
@@ -549,8 +550,9 @@ def _joined(chain: list[Found], sign: str) -> Found:
     numbers = _with_one_unit([number for number in first if isinstance(number, Number)])
     parts: tuple[Value, ...] = ()
     are_years = all(_YEAR_DIGITS.fullmatch(number.digits) for number in numbers)
-    # "from 5 to 10" tells of both; of "5-10" neither is the answer, unless a sentence has its years
-    if sign == "to" or are_years:
+    # "from 5 to 10" and "5 × 10" tell of both; of "5-10" neither is the answer, unless a sentence
+    # has its years
+    if sign in ("to", "×") or are_years:
         parts = tuple(numbers)
     value: Number | Group = Group(sign, tuple(numbers))
     digits = "".join(number.digits for number in numbers)

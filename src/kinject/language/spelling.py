@@ -39,6 +39,10 @@ _STRESS = re.compile("(?<=[\u0400-\u04ff])[\u0300\u0301]")
 # Vowels of Hebrew and Arabic, which most texts leave out, and the stroke that lengthens a word.
 _POINTS = re.compile("[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u064b-\u0652\u0670]")
 _MARKUP = re.compile(r"\*\*|__|`")
+_TIMES = re.compile(r"(?<![a-z])(?<!\b0)(?<=\d)(?:x|\s?×\s?|\sx\s)(?=\d)")
+"""The sign of 1920x1080; 0x10 is a number of programs."""
+_CLOSE_LIST = re.compile(r"(?<![\d.,])\d{1,2}(?:,\d{1,2}){2,}(?![\d,]|\.\d)")
+"""1,2,3; with three digits in the end it is an Indian number."""
 
 
 def fold(text: str) -> str:
@@ -46,7 +50,12 @@ def fold(text: str) -> str:
     one hyphen, ASCII digits, nothing invisible, no marks of bold text or code."""
     if not text.isascii():
         text = _fold_unicode(text)
-    return _MARKUP.sub("", text)
+    text = _CLOSE_LIST.sub(_with_spaces, text)
+    return _TIMES.sub(" × ", _MARKUP.sub("", text))
+
+
+def _with_spaces(numbers: re.Match[str]) -> str:
+    return numbers[0].replace(",", ", ")
 
 
 def _fold_unicode(text: str) -> str:
