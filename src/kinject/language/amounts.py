@@ -24,7 +24,8 @@ class Number:
 
     `digits`: as it is written, "" for words. `is_ordinal`: third, 3rd; None where a language has
     one word for both. `is_version`: it follows a name, so 3.10 is not 3.1. `bound`: <, >, ≤, ≥ or
-    ±, of a number that is no single value. `is_article`: the one of "a mile".
+    ±, of a number that is no single value. `is_article`: the one of "a mile". `scale`: the million
+    that is written behind digits and is in the value.
     """
 
     value: Fraction
@@ -34,6 +35,7 @@ class Number:
     is_version: bool = False
     bound: str = ""
     is_article: bool = False
+    scale: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,7 +265,7 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     number = replace(number, value=number.value * factor)
     if number.digits:
         # With its scale it is no version: 1.0 million is a million.
-        number = replace(number, digits=f"{number.digits} {scale}")
+        number = replace(number, digits=f"{number.digits} {scale}", scale=factor)
     end = match.end()
     # Of "3 lakh crore" both are factors.
     second = _second_scale_pattern(language.code).match(reader.rest, end)

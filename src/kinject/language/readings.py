@@ -577,10 +577,14 @@ def _as_month(numbers: Sequence[Number], sign: str) -> list[Day]:
 
 
 def _with_one_unit(numbers: list[Number]) -> list[Number]:
-    """Return numbers with the unit that one of them has: 5-10 km, $5-10; 1939-45 is 1939-1945."""
+    """Return numbers with the unit that one of them has, and the million of the last: 5-10 km, $5-10,
+    5-10 million; 1939-45 is 1939-1945."""
     unit = numbers[0].unit or numbers[-1].unit
     numbers = [replace(number, unit=number.unit or unit) for number in numbers]
     first, second = numbers[0], numbers[-1]
+    # "500 to 2 million" has no 500 million.
+    if first.scale == 1 and first.digits and first.value * second.scale < second.value:
+        numbers[0] = replace(first, value=first.value * second.scale)
     is_year = _YEAR_DIGITS.fullmatch(first.digits) and len(second.digits) == 2
     if len(numbers) == 2 and is_year and second.value > first.value % 100:
         year = first.digits[:2] + second.digits
