@@ -30,6 +30,7 @@ from kinject.language.amounts import (
 from kinject.language.moments import languages_with_clock
 from kinject.language.readings import read_items
 from kinject.language.spelling import (
+    ELIDED,
     POSSESSIVE,
     WIDE,
     Word,
@@ -291,6 +292,7 @@ def _has_words(part: str, written: str) -> bool:
         return True
     # Einstein's names Einstein, and an accepted text may have such an end itself.
     spellings = [(part, written), (part, POSSESSIVE.sub("", written))]
+    spellings.append((part, ELIDED.sub("", written)))
     spellings.append((list_in(part), list_in(written)))
     for wanted_text, text in dict.fromkeys(spellings):
         for apart in (False, True):

@@ -103,8 +103,11 @@ _TOKEN = re.compile(
     r"(?P<end>\+{1,2}(?!\w)|#(?!\w)|%|[-*](?![\w*-]))?"
 )
 _CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]"
-# The initials of J. R. R. Tolkien are those of J.R.R. Tolkien.
-_SPACED_INITIAL = re.compile(rf"(?<![\w.])({_CAPITAL}\.)\s(?={_CAPITAL}\.)")
+# The initials of J. R. R. Tolkien and of J R R Tolkien are those of J.R.R. Tolkien.
+_SPACED_INITIAL = re.compile(
+    rf"(?<![\w.])({_CAPITAL}\.)\s(?={_CAPITAL}\.)"
+    rf"|(?<![\w'])({_CAPITAL})\s(?={_CAPITAL}\s(?:{_CAPITAL}\s)?{_CAPITAL}[a-zà-öø-ÿа-я]{{2}})"
+)
 _DELETED = re.compile(r"(?<!\d)['./@_·^-]|['./@_·-](?!\d)")
 """Signs in a word that its spelling may lack, AC/DC and ACDC; between digits they are kept."""
 _HYPHEN = re.compile(r"(?<!\d)[-/]|[-/](?!\d)|&")
@@ -135,13 +138,22 @@ def list_in(folded: str) -> str:
 _CODE = re.compile(r"\+?(?=[A-Z\d(])[A-Z\d\s()./-]*\d(?:\s?[A-Z\d]+)*\)?")
 _DECIMAL = re.compile(r"\d+\.\d+")
 _TRUNK_ZERO = re.compile(r"\s?\(0\)")
+_LETTERS_AND_DIGITS = re.compile(r"(?=\D*\d)(?=[A-Z])[A-Z\d]+(?:[\s-][A-Z\d]+)?")
+"""A name in capitals and digits: NGC 224, B12, SW1A 2AA."""
+_BORDER = re.compile(r"(?<=[A-Z])(?=\d)|(?<=\d)(?=[A-Z])|[\s-]")
+_NAME_GAP = r"[\s-]?"
 _DIGITS_OF_A_CODE = 7
 _CODE_GAP = r"[\s()./-]*"
 
 
 def has_code(part: str, folded: str) -> bool:
     """Return whether a text has the number of a telephone, an account or a book in it, however its
-    digits are parted: (555) 123-4567, 555.123.4567."""
+    digits are parted: (555) 123-4567, 555.123.4567; or a name such as NGC 224, spelled NGC224."""
+    if _LETTERS_AND_DIGITS.fullmatch(part.strip()):
+        name = _NAME_GAP.join(filter(None, _BORDER.split(part.strip())))
+        # NO3- is another ion, and USD 1.50 no USD 1.
+        if re.search(rf"(?<![\w.,-]){name}(?![\w+^*-]|[.,]\d)", folded):
+            return True
     code = _TRUNK_ZERO.sub("", part.strip())
     signs = re.sub(r"[^A-Z\d]", "", code)
     if sum(map(str.isdigit, signs)) < _DIGITS_OF_A_CODE:
@@ -180,7 +192,7 @@ def words_in(folded: str, *, apart: bool) -> list[Word]:
     Jean-Luc is jeanluc, or two words if those joined by a hyphen are to be `apart`.
     """
     words: list[Word] = []
-    for match in _TOKEN.finditer(_SPACED_INITIAL.sub(r"\1", folded)):
+    for match in _TOKEN.finditer(_SPACED_INITIAL.sub(r"\1\2", folded)):
         if match["wide"]:
             words.append(Word(match["wide"]))
         elif match["and"]:
@@ -242,6 +254,8 @@ def _without_articles(words: Sequence[Word]) -> list[str]:
 
 # Of a short word it is most often a verb: it's, he's.
 POSSESSIVE = re.compile(r"(?<=[^\W\d_]{4})'s(?!\w)")
+ELIDED = re.compile(r"(?<![\w'])(?:[lL]'|d'|(?:[dnsa]e?ll|sull|dall|un)')(?=[^\W\d_]{3})")
+"""French and Italian words before a vowel: l'Italie, dell'Arno; not the D' of D'Artagnan."""
 _LETTER = re.compile(r"\s*(?P<name>[^\W\d_I])\s*\.?\s*")
 """Not I, which most often is who answers."""
 _SHORT_NAME = re.compile(r"\s*(?P<name>[^\W\d_]{2,3})\.?\s*")
