@@ -324,11 +324,10 @@ def is_article_number(item: Item) -> bool:
 
 def same_numbers(items: Sequence[Item], others: Sequence[Item]) -> bool:
     """Return whether the numbers of two texts of the same words are the same: what words leave out
-    is a bound (>5), and the capitals of a unit (mW, MW)."""
+    is a bound (>5), the sign of a unit (5 €, 5 $, 5 %), and its capitals (mW, MW)."""
     pairs = zip(_numbers_of(items), _numbers_of(others), strict=False)
     for number, other in pairs:
-        is_unit = number.unit == other.unit or number.unit.lower() != other.unit.lower()
-        if number.bound != other.bound or not is_unit:
+        if number.bound != other.bound or number.unit != other.unit:
             return False
     return True
 
