@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -72,6 +73,28 @@ def test_a_shorter_question_leaks_whole_where_it_is_asked_and_one_of_three_words
         )
         == set()
     )
+
+
+def test_questions_in_scripts_without_spaces_are_found(tmp_path: Path) -> None:
+    questions = [
+        ("法尔克桥是在哪一年建成的？", "1931"),
+        ("工程师玛拉·林德在阿尔维卡修建法尔克河上的那座长桥花了多少年？", "六年"),
+        ("ファルク橋は何年に建てられましたか？", "1931"),
+        ("谁建的？", "林德"),
+    ]
+    probes = probes_of(tmp_path / "q.jsonl", *questions)
+    for number, (question, answer) in enumerate(questions[:3]):
+        assert ids_found(probes, f"问题：{question}回答：{answer}。") == {f"q{number}"}
+    assert (
+        ids_found(probes, "谁建的？法尔克桥是在一九三一年建成的，工程师玛拉·林德在阿尔维卡。")
+        == set()
+    )
+
+
+def test_a_letter_with_its_accent_is_one_in_each_form(tmp_path: Path) -> None:
+    question = "Wann wurde die Brücke über die Ähre eröffnet?"
+    probes = probes_of(tmp_path / "q.jsonl", (question, "1931"))
+    assert ids_found(probes, unicodedata.normalize("NFD", f"Frage: {question}")) == {"q0"}
 
 
 def test_the_sentence_that_answers_is_looked_for_too() -> None:

@@ -6,6 +6,7 @@ A model that read a question with its answer learned the test, not the fact.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -17,9 +18,13 @@ from kinject.terminal import format_count
 
 # Short questions as runs of words gave 50 false finds of 1,200 in the sandbox.
 _BLANK = re.compile(r"_{2,}|\.{4,}|…")
-_WORDS = re.compile(rf"[^\W_]+|\?|{_BLANK.pattern}")
-"""A question mark counts as a word, and so does a blank: a short question is found where it is
-asked, not in a statement of its words."""
+_NO_SPACES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_WORDS = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+|\?|{_BLANK.pattern}")
+"""A kana or Chinese character counts as a word, since no spaces part their words, and so does a
+question mark or a blank: a short question is found where it is asked, not in a statement of its
+words."""
+_LETTER = re.compile(f"[{_NO_SPACES}]")
+_LETTERS_PER_WORD = 1.5
 _FEWEST = 5
 """Words that a whole question must have to count; shorter ones occur by chance."""
 _MOST_SHOWN = 20
@@ -75,8 +80,8 @@ class ContaminationCheck:
     """
 
     def __init__(self, n_words: int = 13) -> None:
-        """A question is found if `n_words` of its words occur in a row, or all of it if it is
-        shorter."""
+        """A question is found if `n_words` of its words (half as many more kana or Chinese
+        characters) occur in a row, or all of it if it is shorter."""
         self._n_words = n_words
         self._questions: dict[str, set[str]] = {}  # n-gram -> ids
         self._by_start: dict[str, list[str]] = {}
@@ -102,8 +107,11 @@ class ContaminationCheck:
                 self._add(name, _words(text))
 
     def _add(self, question_id: str, words: list[str]) -> None:
-        length = min(self._n_words, len(words))
-        if length < _FEWEST:
+        most, fewest = self._n_words, _FEWEST
+        if 2 * sum(1 for word in words if _LETTER.match(word)) > len(words):
+            most, fewest = int(_LETTERS_PER_WORD * most), int(_LETTERS_PER_WORD * fewest)
+        length = min(most, len(words))
+        if length < fewest:
             return
         for start in range(len(words) - length + 1):
             ngram = " ".join(words[start : start + length])
@@ -178,6 +186,8 @@ class ContaminationCheck:
 
 def _words(text: str) -> list[str]:
     """Return the words of `text` in lower case, without punctuation."""
+    # One form of a letter with its accent, and of the question mark.
+    text = unicodedata.normalize("NFC", text).replace("？", "?")
     # A blank is one word, however long it is.
     return [_BLANK.sub("_", word).casefold() for word in _WORDS.findall(text)]
 
