@@ -135,6 +135,7 @@ def test_drafts_are_read_in_the_forms_that_models_write() -> None:
     [
         ("B 7", "B", 7), ("**c** 10", "C", 10), ("The answer is D, 3", "D", 3), ("X 2", "", 2), ("Because", "", 1),
         ("A", "A", 1), ("", "", 1), ("A few of them, 6", "", 6), ("D’abord: 4", "", 4),
+        ("The correct answer is: **C**. 6", "C", 6), ("Option D 4", "D", 4), ("The best option for both, 5", "", 5),
         ("A because of line 8", "A", 8), ("(B) specificity: 9/10", "B", 9),
     ],
 )  # fmt: skip

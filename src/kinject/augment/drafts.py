@@ -246,7 +246,8 @@ def _find_duplicate(draft: Draft, others: Iterable[Draft]) -> _Fault | None:
 
 # "A lot of people", "D'après" and "C'est" name no choice.
 _LETTER = re.compile(
-    r"\W*(?:(?:the )?answer(?: is)?\W*)?([A-D])\b(?!['’])"
+    r"\W*(?:(?:the |my )?(?:(?:correct|right|best) )?(?:answer|option|choice)(?: is)?\W*)?"
+    r"([A-D])\b(?!['’])"
     r"(?!(?<=a)\s+(?!because|since|as|is|for)[^\W\d_])",
     re.IGNORECASE,
 )
