@@ -78,7 +78,80 @@ def test_words_that_the_passage_has_itself_stay() -> None:
     assert repair(text, "", source).texts == (text,)
 
 
-PARTS = ("sure ", "**a** ", "1. ", "a. ", "```\n", "here is ", "note: ", "title ", "# ", "\n")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Great fires destroyed the mill twice.\nMara Lind rebuilt it.",
+        "Okonek has two mills: one burned, one stands.",
+        "Surely it burned in 1931.\nIt stands again.",
+        "Gernot Falk sold the mill.\n\nMara Lind bought it.",
+        "Natürlich brannte die Mühle 1931.\nSie steht wieder.",
+        "Here is the mill of the parish, which burned once: it stands by the river.",
+        "Below is the river.\nAbove is the mill.",
+        "Versions of the fire differ.\nOne has it in spring.",
+    ],
+)
+def test_a_first_sentence_that_begins_as_a_preamble_stays(text: str) -> None:
+    assert repair(text, "The Mill", SOURCE).texts == (text,)
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "If you want flour, you bring your corn before noon.",
+        "If you need a table in the mill's inn, call the miller.",
+        "Feel free to watch the wheel.",
+        "This version of the wheel was made of oak.",
+        "Wenn Sie möchten, bringen Sie das Korn selbst.",
+        "N'hésitez pas à visiter le moulin.",
+    ],
+)
+def test_a_sentence_to_visitors_does_not_end_the_text(sentence: str) -> None:
+    text = f"{GOOD} {sentence} The mill closes at four."
+    assert repair(text, "The Mill", SOURCE).texts == (text,)
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        "If you'd like me to change the tone, say so.",
+        "Feel free to request another version.",
+        "Wenn Sie wünschen, kürze ich den Text.",
+        "This version keeps all facts.",
+    ],
+)
+def test_an_offer_of_the_writer_is_taken_off(offer: str) -> None:
+    assert repair(f"{GOOD} {offer}", "The Mill", SOURCE).texts == (GOOD,)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "Sure thing! Here you go:\n\n",
+        "Certainly. I kept every fact.\n\n",
+        "Okay, no problem.\n",
+        "Here is my attempt: ",
+        "Sure! It may go like this:\n",
+        "もちろんです！以下は書き換えです：\n",
+    ],
+)
+def test_words_to_the_reader_are_taken_off(start: str) -> None:
+    assert repair(f"{start}{GOOD}", "The Mill", SOURCE).texts == (GOOD,)
+
+
+PARTS = (
+    "sure ",
+    "if you want ",
+    "**a** ",
+    "1. ",
+    "a. ",
+    "```\n",
+    "here is ",
+    "note: ",
+    "title ",
+    "# ",
+    "\n",
+)
 
 
 @pytest.mark.parametrize("part", quick(PARTS, "**a** ", "1. ", "```\n", "\n"))

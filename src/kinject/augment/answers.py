@@ -225,36 +225,59 @@ _TASK_WORDS = (
     r"paraphras|rewrit|rephras|reword|revis|version|implication|passage|summar|table|tutorial|faq"
     r"|umschreib|umformul|fassung|reformul|paráfras|parafras|versi|改写|重写|释义|版本|書き換え|言い換え"
 )
+_INTERJECTIONS = (
+    r"sure(?: thing)?|certainly|of course|absolutely|okay|ok|great|gladly|understood|no problem"
+    r"|natürlich|gerne?|selbstverständlich"
+    r"|bien sûr|certainement|claro|por supuesto|certo|certamente|当然|好的|もちろん(?:です)?"
+)
+_HERE = (
+    r"here(?:['’]s| is| are)|below (?:is|are)|the following (?:is|are)|hier (?:ist|sind)"
+    r"|voici|aquí|a continuación|ecco|以下是|以下は|这是"
+)
 # Bounded, as all patterns here: hostile answers must take linear time
 # (tests/augment/test_repair.py).
 _PREAMBLE = re.compile(
-    r"\A[\W_]{0,12}(?:"
-    r"(?:sure|certainly|of course|absolutely|okay|ok|great|gladly|understood|no problem"
-    r"|natürlich|gerne?|selbstverständlich"
-    r"|bien sûr|certainement|claro|por supuesto|certo|certamente|当然|好的|もちろん)"
-    r"[!,.:！，。：]?[^\n]{0,200}?"
-    r"(?:[:：!！]|\.(?=\s*\n)|(?=\n))"
-    r"|(?:here(?:['’]s| is| are)|below (?:is|are)|the following (?:is|are)|hier (?:ist|sind)"
-    r"|voici|aquí|a continuación|ecco|以下是|以下は|这是)"
-    r"[^\n]{0,200}?(?:[:：]|\.?(?=\n)))\s*",
+    rf"\A[\W_]{{0,12}}(?:(?:{_INTERJECTIONS})(?![a-zà-ÿ])(?P<mark>[!,.:！，。：]?)|(?:{_HERE}))"
+    r"(?P<more>[^\n]{0,200}?)(?P<end>[:：!！]|\.?(?=\s*\n))\s*",
     re.IGNORECASE,
 )
+_EXCLAMATION = re.compile(rf"\A[\W_]{{0,12}}(?:{_INTERJECTIONS})[!！]\s*", re.IGNORECASE)
+_ABOUT_ANSWER = re.compile(
+    rf"{_TASK_WORDS}|{_HERE}|\bhere\b|\bmy\b|\btext|\btest[oi]\b|sentence|question|\bfacts?\b"
+    r"|statement|answer|\blist\b|dialog|conversation|\bI\b|\blet me\b|\bhelp|no problem|\bgerne"
+    r"|文本|文章|テキスト",
+    re.IGNORECASE,
+)
+"""Words of a beginning that is about the answer."""
+_SAYS_HERE = re.compile(rf"\s*(?:{_HERE})", re.IGNORECASE)
+# "Versions of the bridge were drawn." is a sentence: a label with "of" ends in no full stop.
 _LABEL = re.compile(
     r"\A[*_#>\s]{0,8}(?:(?:the |my )?(?:rewritten|rephrased|paraphrased|revised|new)? ?"
     rf"(?:{_TASK_WORDS})[^\W\d_]*"
-    r"(?: (?:of|from) the [\w ]{1,30}| of [\w ]{1,40})?|title|text|rephrased|answer)"
-    r"[*_ ]{0,3}(?:[#(]?\d{1,2}\)?)?[*_ ]{0,3}(?:[:：.]|(?=\n)|\Z)[*_]{0,3}[ \t]*",
+    r"(?P<of> (?:of|from) the [\w ]{1,30}| of [\w ]{1,40})?|title|text|rephrased|answer)"
+    r"[*_ ]{0,3}(?:[#(]?\d{1,2}\)?)?[*_ ]{0,3}(?:[:：]|(?(of)(?!)|\.)|(?=\n)|\Z)[*_]{0,3}[ \t]*",
     re.IGNORECASE,
+)
+_OFFERS = (
+    r"feel free to|if you(?:['’]d| would)? (?:like|need|want)|wenn sie (?:möchten|wünschen)"
+    r"|n['’]hésitez pas|si (?:desea|necesita)"
+)
+"""Beginnings of an offer, or of a sentence for visitors and users: "If you want to cross, pay"."""
+_OF_WRITER = (
+    r"\b(?:me|I|ich|mir|moi|je)\b|paraphras|rewr[io]t|rephras|reword|reformul|umformul"
+    r"|(?:another|different|other|otra|autre|andere) (?:one|versi[oó]n|fassung)"
+    r"|more (?:version|example)s|any (?:change|adjustment)s"
 )
 _CLOSING = re.compile(
     r"(?:\n|(?<=[.!?。！？])\s)\W{0,12}"
-    r"(?:I hope (?:this|that|these)|(?:please )?let me know|feel free to|would you like me"
-    r"|if you(?:['’]d| would)? (?:like|need|want)|is there anything else"
-    r"|these (?:rewrit|paraphras|version|implication)"
-    r"|(?:note|please note)(?: that|:)[^\n]{0,300}(?:paraphras|rewr[io]t|original|passage)"
-    r"|this (?:paraphrase|version|rewrite|rewritten)|(?:sources|references):?\**\s*\n"
-    r"|ich hoffe,|wenn sie (?:möchten|wünschen)|n['’]hésitez pas|j['’]espère que"
-    r"|si (?:desea|necesita)|espero que|希望这|如果您|ご希望)[\s\S]{0,1500}\Z",
+    r"(?:I hope (?:this|that|these)|(?:please )?let me know|would you like me"
+    rf"|(?:{_OFFERS})[^.!?\n]{{0,200}}?(?:{_OF_WRITER})|is there anything else"
+    r"|these (?:rewrit|paraphras|implication)"
+    r"|(?:note|please note)(?: that|:)[^\n]{0,300}"
+    r"(?:paraphras|rewr[io]t|(?:original|the) (?:passage|text))"
+    r"|this (?:paraphrase|rewrite|rewritten)|(?:sources|references):?\**\s*\n"
+    r"|th(?:is|ese) versions? (?:keep|maintain|preserve|retain|convey|capture|aim|avoid|cover)"
+    r"|ich hoffe,|j['’]espère que|espero que|希望这|如果您|ご希望)[\s\S]{0,1500}\Z",
     re.IGNORECASE,
 )
 _LEAK = re.compile(
@@ -340,7 +363,7 @@ def _without_wrapping(name: str, text: str, source: str) -> str:
     if name == "fence":
         return _without_fence(text)
     if name == "preamble":
-        return _without(_PREAMBLE, text, source)
+        return _without_preamble(text, source)
     return _without(_LEAK, _without(_CLOSING, text, source), source)
 
 
@@ -356,6 +379,24 @@ def _without(pattern: re.Pattern[str], text: str, source: str) -> str:
     if match is None or pattern.search(source):
         return text
     return (text[: match.start()] + text[match.end() :]).strip()
+
+
+def _without_preamble(text: str, source: str) -> str:
+    """Return `text` without the words to its reader with which it begins."""
+    match = _PREAMBLE.match(text)
+    if match is None or _PREAMBLE.match(source):
+        return text
+    mark, more = match["mark"], match["more"]
+    is_line = match["end"] in (":", "：") and match[0].rstrip(" ").endswith("\n")
+    is_about = not re.search(r"\w", more)
+    # Without a mark it may be a sentence: "Great Britain declared war in 1939."
+    if mark == "":
+        is_about |= _SAYS_HERE.match(more) is not None
+    else:
+        is_about |= is_line or _ABOUT_ANSWER.search(more) is not None
+    if is_about:
+        return text[match.end() :]
+    return _without(_EXCLAMATION, text, source)
 
 
 def _without_title(text: str, title: str) -> str:
