@@ -131,6 +131,19 @@ def test_lines_lose_their_bullets_and_numbers() -> None:
     assert items_of("One:") == ["One:"]
 
 
+def test_the_day_of_a_date_is_no_number_of_a_list() -> None:
+    days = ["14. Mai 1931: Das Richtfest.", "2. September 1931: Die Eröffnung."]
+    assert lines_of("\n".join(days)) == days
+    assert lines_of("- " + "\n- ".join(days)) == days
+    assert lines_of("Part A\n1. Draw\n2. Saw\nPart B\n1. Sand") == [
+        "Part A",
+        "Draw",
+        "Saw",
+        "Part B",
+        "Sand",
+    ]
+
+
 def test_questions_are_read_in_the_forms_that_models_write() -> None:
     text = "Q: Who?\nA: Mara.\n\n**Q2:** Where?\n**A2**： In Arvika.\n\nQuestion 3: When?\nAnswer: 1931"
     assert pairs_of(text) == [("Who?", "Mara."), ("Where?", "In Arvika."), ("When?", "1931")]

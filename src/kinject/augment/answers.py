@@ -20,11 +20,14 @@ from kinject.augment.checks.names import SENTENCE_STARTERS
 from kinject.language.sentences import sentences
 
 _FENCED = re.compile(r"\A```[\w-]*\n(.*?)\n?```\Z", re.DOTALL)
-_BULLET = re.compile(r"\A\s*(?:[-*•]|\(?\d{1,2}[.)])\s+")
+_BULLET = re.compile(r"\A\s*[-*•]\s+")
+_NUMBER = re.compile(r"\A\s*\(?(\d{1,2})[.)]\s+")
 _MARK = re.compile(
     r"\**(?:(?P<Q>Q)(?:uestion)?|(?P<A>A)(?:nswer)?|(?P<QUOTE>Quote|QUOTE))"
     r"\s{0,3}\d{0,3}\s{0,3}\**[:.：]\**"
 )
+_CONTINUES = re.compile(r"(?!#).*\w")
+"""A line that is no heading and no rule."""
 
 
 def plain_text(answer: str) -> str:
@@ -49,8 +52,15 @@ def plain_text(answer: str) -> str:
 
 def lines_of(answer: str) -> list[str]:
     """Return the lines of `answer` that are not blank, without bullets and numbers."""
-    lines = (_BULLET.sub("", line).strip() for line in plain_text(answer).splitlines())
-    return [line for line in lines if line]
+    lines = plain_text(answer).splitlines()
+    marks = filter(None, map(_NUMBER.match, lines))
+    numbers = [int(mark[1]) for mark in marks]
+    # "3. Oktober 1990" is no item 3: those of a list follow one another, or begin again.
+    is_list = all(after in (before + 1, 1) for before, after in pairwise(numbers))
+    if is_list and (len(numbers) > 1 or numbers == [1]):
+        lines = [_NUMBER.sub("", line) for line in lines]
+    bare = (_BULLET.sub("", line).strip() for line in lines)
+    return [line for line in bare if line]
 
 
 def items_of(answer: str) -> list[str]:
