@@ -144,6 +144,15 @@ def test_the_day_of_a_date_is_no_number_of_a_list() -> None:
     ]
 
 
+def test_an_answer_of_several_lines_is_kept_whole() -> None:
+    below, behind = "It has two piers:\n- one of oak\n- one of stone", "These:\n\n* Lind\n* Ekberg"
+    text = f"Q: What?\nA: {below}\n\n## More\n\nQ: Who?\nA: {behind}\n\nThe end.\n\nQ: When?\nA: 1931\n---"
+    pairs = [("What?", below), ("Who?", "These:\n* Lind\n* Ekberg"), ("When?", "1931")]
+    assert pairs_of(text) == pairs
+    (whole,) = STYLES["questions"].read(text, "", "").texts
+    assert pairs_of(whole) == pairs
+
+
 def test_questions_are_read_in_the_forms_that_models_write() -> None:
     text = "Q: Who?\nA: Mara.\n\n**Q2:** Where?\n**A2**： In Arvika.\n\nQuestion 3: When?\nAnswer: 1931"
     assert pairs_of(text) == [("Who?", "Mara."), ("Where?", "In Arvika."), ("When?", "1931")]

@@ -87,16 +87,28 @@ def pairs_of(text: str) -> list[tuple[str, str]]:
 
 
 def _marked_lines(text: str) -> list[tuple[str, str]]:
-    """Return (``Q``, ``A``, ``QUOTE`` or "", rest) of each line that is not blank."""
+    """Return (``Q``, ``A``, ``QUOTE`` or "", rest) of each line that is not blank.
+
+    An answer has the lines below it, too, up to a blank one; a list that it announces may stand
+    behind one.
+    """
     lines: list[tuple[str, str]] = []
-    for line in filter(None, (line.strip() for line in text.split("\n"))):
+    is_below = False
+    for line in map(str.strip, text.split("\n")):
+        if not line:
+            is_below = False
+            continue
         mark = _MARK.match(line)
+        before, words = lines[-1] if lines else ("", " ")
         if mark is not None:
             lines.append((mark.lastgroup or "", line[mark.end() :].strip()))
-        elif lines and not lines[-1][1]:  # the mark was alone on its line
-            lines[-1] = (lines[-1][0], line)
+        elif not words:  # the mark was alone on its line
+            lines[-1] = (before, line)
+        elif before == "A" and _CONTINUES.match(line) and (is_below or words.endswith((":", "："))):
+            lines[-1] = (before, f"{words}\n{line}")
         else:
             lines.append(("", line))
+        is_below = True
     return lines
 
 
