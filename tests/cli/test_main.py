@@ -360,14 +360,15 @@ def test_missing_public_data_is_refused_with_the_command_that_fetches_it(
     )
 
 
+@pytest.mark.parametrize("kinds", [["choices"], ["open", "choices"]])
 def test_questions_are_counted_before_the_model_is_asked(
-    here: Path, capsys: pytest.CaptureFixture[str]
+    kinds: list[str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     documents = _rows(
         here / "d.jsonl", {"text": "Arden was born in Lowmere."}, {"text": "Kelm has a school."}
     )
     generator = {"kind": "openai", "model": "dear", "base_url": "http://127.0.0.1:9/v1"}
-    section = {"documents": documents, "n_questions": 3, "generator": generator}
+    section = {"documents": documents, "n_questions": 3, "generator": generator, "kinds": kinds}
     assert main(["questions", _recipe(here, questions=section), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(

@@ -148,7 +148,7 @@ def preview_questions(recipe: QuestionsRecipe) -> str:
     return (
         f"{format_count(n_documents, 'document')}, {format_count(n_passages, 'passage')}: "
         f"{format_count(n_passages * section.n_questions, 'question')}, "
-        f"{format_count(n_passages * len(section.kinds), 'request')} or more go to {model} for "
+        f"{format_count(n_passages, 'request')} or more go to {model} for "
         "them (each is also answered with and without its passage)"
     )
 
