@@ -258,6 +258,29 @@ def test_each_question_is_a_sentence_without_one_fact_and_its_choices_look_alike
     assert len(cloze_questions(documents, 5)[0]) == 5
 
 
+def test_a_name_that_begins_as_a_month_is_a_name() -> None:
+    names = (
+        "Marta Falk",
+        "Junia Holm",
+        "Decker Aberg",
+        "Augusta Lind",
+        "Novak Ekberg",
+        "Octavia Strand",
+    )
+    documents = [
+        Document(
+            name,
+            f"Mill {number}",
+            f"The old mill in the valley was rebuilt by {name} after the fire.",
+            "d",
+        )
+        for number, name in enumerate(names)
+    ]
+    questions = cloze_questions(documents, 64)[1]
+    assert len(questions) == len(names)
+    assert all(set(question["choices"]) <= set(names) for question in questions)
+
+
 def test_text_that_is_no_prose_gives_none() -> None:
     table = "| a | 12 |\n| --- | --- |\n| b | 13 |\n\n- 14 of them\n\n# The year 2019"
     documents = [Document(f"{n}", "T", table.replace("1", str(n)), "t", {}) for n in range(9)]

@@ -61,7 +61,11 @@ _HALF_WIDTH = 130
 _PASSAGE_WORDS, _MOST_ON_ONE = 120, 3
 """Words and marks of a passage that is asked about, and questions on it."""
 _FEWEST_WORDS, _MOST_WORDS = 8, 45
-_MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*"
+# Whole names: "Mara" and "Decker" begin as months do.
+_MONTH = (
+    r"(?:Jan(?:uary?)?|Feb(?:ruary?)?|Mar(?:ch)?|März|Apr(?:il)?|Ma[iy]|Jun[ei]?|Jul[iy]?"
+    r"|Aug(?:ust)?|Sept?(?:ember)?|O[ck]t(?:ober)?|Nov(?:ember)?|De[cz](?:ember)?)\b"
+)
 _DAY = r"(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)days?"
 _DATES = (
     rf"\d{{1,2}}\.? {_MONTH}\.?(?: \d{{4}})?",
