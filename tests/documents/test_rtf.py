@@ -80,6 +80,7 @@ def test_characters_and_groups(body: bytes, text: str) -> None:
         (rb"\ansi\ansicpg1253", "Γέφυρα".encode("cp1253"), "Γέφυρα"),
         (rb"\ansi\ansicpg949", "다리".encode("cp949"), "다리"),
         (rb"\ansi\ansicpg932", rb"\'83e\'83X\'83g", "テスト"),
+        (rb"\ansi\ansicpg932", rb"\'94\\\'83\{\'83\} \{a\}\\", "能ボマ {a}\\"),
         (rb"\ansi\ansicpg1252{\fonttbl{\f3\fcharset204 A;}{\f4\fcharset161 B;}}",
          rb"\f3\'cc\'ee\'f1\'f2 {\f4\'c3} \plain\'e4", "Мост Γ ä"),
         (rb"\mac", rb"\'8a", "ä"),

@@ -53,7 +53,7 @@ _CHARACTERS = {
     "zwnj": "\u200c",
 }
 _BREAKS = frozenset({"par", "row", "sect", "page"})
-_SYMBOLS = {"~": "\xa0", "_": "-", "{": "{", "}": "}", "\\": "\\"}
+_SYMBOLS = {"~": "\xa0", "_": "-"}
 _MATH = {
     "msup": ("^(", ")"),
     "msub": ("_(", ")"),
@@ -371,6 +371,9 @@ class _Parser:
                 self._add_bytes(bytes.fromhex(match["hex"].decode("ascii")))
             elif match["text"]:
                 self._add_bytes(match["text"])
+            # A letter of two bytes may have one of these signs as its second: \'95\\ in Japanese.
+            elif match["symbol"] in (b"{", b"}", b"\\"):
+                self._add_bytes(match["symbol"])
             elif match["symbol"]:
                 self._symbol(match["symbol"].decode("latin-1"))
             elif match["brace"] == b"{":
