@@ -39,6 +39,8 @@ _FILE_CHARSETS = {"ansi": 1252, "mac": 10000, "pc": 437, "pca": 850}
 _CHARACTERS = {
     "tab": "\t",
     "line": "\n",
+    "lbr": "\n",
+    "column": "\n",
     "emdash": "—",
     "endash": "–",
     "emspace": " ",
