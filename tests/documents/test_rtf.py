@@ -135,5 +135,10 @@ def test_headings_lists_text_boxes_and_the_title() -> None:
     assert document.text == "## Tolls\n\n- one\n2. two\nEnd.\nBox."
 
 
+def test_a_bullet_that_is_an_o_is_a_bullet() -> None:
+    body = rb"{\listtext\f1 o\tab}oars\par{\listtext o)\tab}ropes\par"
+    assert _text(body) == "- oars\no) ropes"
+
+
 def test_a_file_that_is_cut_off_or_damaged_gives_what_it_has() -> None:
     assert _text(rb"\pard The toll is 3.\par {\b Kelm\'")

@@ -431,7 +431,8 @@ class _Parser:
             flow.add(f"[^{len(self._notes)}]")
         elif group.kind in ("listtext", "pntext"):
             flow.mark = "- "
-            if any(map(str.isalnum, text)):
+            # Word's second bullet is an o of Courier; numbers have a dot or a bracket.
+            if text != "o" and any(map(str.isalnum, text)):
                 flow.mark = f"{text} "
         else:
             flow.add_box(text)
