@@ -130,6 +130,23 @@ def test_parts_of_one_kind_that_differ_in_a_word_are_both_read_and_other_texts_a
     assert _text("a.eml", alone) == "# Tolls\n\n*Four* pence."
 
 
+def test_a_signature_is_no_text_of_a_mail() -> None:
+    sealed = "-----BEGIN PGP SIGNATURE-----\n\niQEzBAABCAAd\n-----END PGP SIGNATURE-----\n"
+    mail = MIMEMultipart("signed", protocol="application/pgp-signature")
+    mail["From"], mail["Subject"] = "a@example.org", "Dredging"
+    inner = MIMEMultipart("mixed")
+    inner.attach(MIMEText("The basin is dredged."))
+    plan = MIMEText("From Monday on.")
+    plan.add_header("Content-Disposition", "attachment", filename="plan.txt")
+    inner.attach(plan)
+    mail.attach(inner)
+    signature = MIMEText(sealed)
+    signature.replace_header("Content-Type", 'application/pgp-signature; name="signature.asc"')
+    mail.attach(signature)
+    found = [document.text for _, document in _read("a.eml", bytes(mail))]
+    assert found == ["# Dredging\n\nThe basin is dredged.", "From Monday on."]
+
+
 def test_a_nul_in_a_mail_costs_nothing_else() -> None:
     mail = (
         "From: a@example.org\nSubject: =?utf-8?q?Tolls=00_and=00?=\n\nThree crowns, \0if by day.\n"

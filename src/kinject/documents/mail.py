@@ -193,6 +193,9 @@ def _text_of(path: Path, part: Message, attachments: list[Message]) -> str:
 def _text_of_parts(path: Path, mail: Message, attachments: list[Message]) -> str:
     """Return the text of a part that consists of others."""
     children = _children(mail)
+    # What follows is the signature, in letters that say nothing.
+    if mail.get_content_type() == "multipart/signed":
+        children = children[:1]
     if mail.get_content_type() != "multipart/alternative":
         texts = [_text_of(path, child, attachments) for child in children]
         return _joined(children, texts)
