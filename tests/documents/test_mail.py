@@ -147,6 +147,16 @@ def test_a_signature_is_no_text_of_a_mail() -> None:
     assert found == ["# Dredging\n\nThe basin is dredged.", "From Monday on."]
 
 
+def test_the_styles_of_a_saved_page_are_no_documents() -> None:
+    page = MIMEMultipart("related")
+    page["From"], page["Subject"] = "<Saved by a browser>", "Tides"
+    page.attach(MIMEText("<p>High water at <b>five</b>.</p>", "html"))
+    page.attach(MIMEText("p { margin: 0 }", "css"))
+    page.attach(MIMEText("let x = 1", "javascript"))
+    ((_, document),) = _read("a.mhtml", bytes(page))
+    assert document.text == "# Tides\n\nHigh water at five."
+
+
 def test_a_nul_in_a_mail_costs_nothing_else() -> None:
     mail = (
         "From: a@example.org\nSubject: =?utf-8?q?Tolls=00_and=00?=\n\nThree crowns, \0if by day.\n"

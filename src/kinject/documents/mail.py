@@ -41,8 +41,8 @@ _HEADERS = ("From", "To", "Subject", "Date", "Received", "Message-ID", "MIME-Ver
 _MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF8)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _BODIES = frozenset({"text/plain", "text/html"})
-_TRANSPORT = "text/rfc822-headers"
-"""What a report says of a mail that was not delivered."""
+_NO_TEXTS = frozenset({"text/rfc822-headers", "text/css", "text/javascript"})
+"""What a report says of a mail that was not delivered, and the look of a saved page."""
 _LEAST_OF_PAGE = 0.3
 """The fraction of the words of a mail's web page that its plain text has at least, if it is one."""
 _SAME = 0.9
@@ -207,7 +207,7 @@ def _text_of_parts(path: Path, mail: Message, attachments: list[Message]) -> str
 def _is_other_text(part: Message) -> bool:
     """Return whether a part without a name is a text of another kind: a patch, a calendar."""
     kind = part.get_content_type()
-    is_text = kind.startswith("text/") and kind not in (*_BODIES, _TRANSPORT)
+    is_text = kind.startswith("text/") and kind not in _BODIES | _NO_TEXTS
     return is_text and not part.get_filename()
 
 
