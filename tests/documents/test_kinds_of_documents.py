@@ -572,6 +572,8 @@ def test_elements_of_xhtml_that_end_where_they_begin_hold_nothing() -> None:
         ("<p>She said <q>no</q>.", "She said “no”."),
         ("<table><tfoot><tr><td>All<td>9</tfoot><tr><th>Pier<th>Boats<tr><td>East<td>9</table>",
          "| Pier | Boats |\n| --- | --- |\n| East | 9 |\n| All | 9 |"),
+        ("<table><thead><tr><th rowspan=2>Pier<th>Boats<tbody><tr><td>East<td>7<tr><td rowspan=0>West<td>5<tr><td>6</table>",
+         "| Pier | Boats |\n| --- | --- |\n| East | 7 |\n| West | 5 |\n| West | 6 |"),
         ("<p>So <span><span><math><msup><mi>v</mi><mn>3</mn></msup></math></span><span aria-hidden=true>v3</span></span>.",
          r"So \(v^{3}\)."),
         ("<p>So <span><span style='display:none'><math><mi>k</mi></math></span><img src=k></span>.", "So k."),

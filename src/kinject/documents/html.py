@@ -514,11 +514,12 @@ def _data_table(table: LexborNode) -> str:
     n_header = 0
     inner: list[tuple[str, str]] = []
     texts: list[list[tuple[str, int, int]]] = []
-    for row, cells in rows:
+    left_in_groups = _rows_left_in_groups([row for row, _ in rows])
+    for (row, cells), n_left in zip(rows, left_in_groups, strict=True):
         if n_header == len(texts) and _is_header(row, cells, is_first=not texts):
             n_header += 1
         within: list[str] = []
-        texts.append([_cell_with_spans(cell, within) for cell in cells])
+        texts.append([_cell_with_spans(cell, within, n_left) for cell in cells])
         inner += [(texts[-1][0][0], text) for text in within]
     try:
         grid = spanned(texts)
@@ -548,9 +549,26 @@ def _names_rows(cells: list[LexborNode]) -> bool:
     return all(_span(cell, "rowspan") > 1 for cell in cells)
 
 
-def _cell_with_spans(cell: LexborNode, within: list[str]) -> tuple[str, int, int]:
+def _rows_left_in_groups(rows: Sequence[LexborNode]) -> list[int]:
+    """Return for each row how many there are from it to the end of its <thead> or <tbody>."""
+    left: list[int] = []
+    following = None
+    for row in reversed(rows):
+        group = row.parent.mem_id if row.parent is not None else 0
+        left.append(left[-1] + 1 if group == following else 1)
+        following = group
+    return left[::-1]
+
+
+def _cell_with_spans(cell: LexborNode, within: list[str], n_left: int) -> tuple[str, int, int]:
+    """Return the text of a cell with the rows and columns that it spans: none of another group of
+    rows, of which `n_left` are left."""
     text = one_line(page_text(cell, within))
-    return text, _span(cell, "rowspan"), _span(cell, "colspan")
+    n_rows = _span(cell, "rowspan")
+    # By the standard 0 is all that are left.
+    if n_rows == 0 or n_rows > n_left:
+        n_rows = n_left
+    return text, n_rows, max(1, _span(cell, "colspan"))
 
 
 def _is_layout(table: LexborNode, rows: list[tuple[LexborNode, list[LexborNode]]]) -> bool:
