@@ -37,6 +37,8 @@ _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 _READINGS = frozenset({"rt", "rp", "rtc"})
 """How words are read, above them: for 東京 in a sentence a reader would see it twice."""
 _SPACE = re.compile(r"\s+")
+_SOFT_HYPHEN = re.compile("\u00ad|&(?:shy|#173|#xad);", re.IGNORECASE)
+"""It shows at the end of a line only."""
 _CODE_CLASS = re.compile(r"(?:language|lang|highlight-source|highlight|brush:?)[- ]([\w+#]+)")
 _UNIT = re.compile(r"(?:^(`{3,}).*\n(?s:.*?)^\1\n?|(?:^\|.*\n?)+|^.*\n|^.+\Z)", re.MULTILINE)
 """A fenced code, a table, or a line."""
@@ -108,7 +110,7 @@ def page_of(
     text is that of <main> or the only <article>, else the whole page, as with `whole_page`.
     """
     parser = import_extra("selectolax.lexbor", path).LexborHTMLParser
-    source = html_of_xhtml(source)
+    source = _SOFT_HYPHEN.sub("", html_of_xhtml(source))
     tree = parser(source)
     if _leave_out_unseen(tree):
         source = tree.html or ""
