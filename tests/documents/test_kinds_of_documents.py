@@ -570,6 +570,7 @@ def test_elements_of_xhtml_that_end_where_they_begin_hold_nothing() -> None:
         ("<a href='#z'>Fees</a><div id=z style='display:none'>Four marks.</div>", "Fees\nFour marks."),
         ("<h3><button type=button>Fees?</button></h3><p>Four marks.<button>Print</button>", "### Fees?\n\nFour marks."),
         ("<p>She said <q>no</q>.", "She said “no”."),
+        ("<video><source src=v>Your browser shows no video.</video><p>High water.</p><audio>None.</audio>", "High water."),
         ("<title>Ha&shy;fen</title><p>Hafen\u00admeister<table><tr><th>Hafen&#xAD;geld<th>Mai<tr><td>5<td>6</table>",
          "Hafenmeister\n\n| Hafengeld | Mai |\n| --- | --- |\n| 5 | 6 |"),
         ("<table><tfoot><tr><td>All<td>9</tfoot><tr><th>Pier<th>Boats<tr><td>East<td>9</table>",

@@ -68,7 +68,8 @@ _LONGEST_BLOCK = 500
 _MOST_WITHIN = 20
 """Tables within one that shows data."""
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe"
-_SKIPPED = frozenset([*_UNREAD.split(), "object", "canvas"])
+# The last ones hold what old browsers show in their place.
+_SKIPPED = frozenset([*_UNREAD.split(), "object", "canvas", "video", "audio"])
 _NOTE = re.compile("(?:foot|end|rear)note")
 _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
 """Classes of the navigation of Texinfo's and DocBook's pages; "header" where it names the next
