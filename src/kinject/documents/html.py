@@ -34,6 +34,7 @@ _CHARSET = re.compile(
 )
 _LEVEL = re.compile("h[1-6]")
 _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
+_RAISING = re.compile(r"vertical-align\s*:\s*super", re.IGNORECASE)
 _READINGS = frozenset({"rt", "rp", "rtc"})
 """How words are read, above them: for 東京 in a sentence a reader would see it twice."""
 _SPACE = re.compile(r"\s+")
@@ -300,7 +301,7 @@ def page_text(
             page.close(tag)
         elif tag == "math" and not page.verbatim:
             page.add_text(_math_text(node))
-        elif tag == "sup" and not page.verbatim and raised(node.text()) != node.text():
+        elif not page.verbatim and _is_raised(node, tag) and raised(node.text()) != node.text():
             page.add_text(raised(node.text()))
         elif tag[:1].isalpha() and not _is_skipped(node, tag, has_asides):
             if tag == "table" and _is_placed(node, page, within):
@@ -443,6 +444,16 @@ def _math_text(node: LexborNode) -> str:
         return equation_text(parse_xml(Path("page"), (node.html or "").encode()))
     except (UnwritableMath, RecursionError):
         return "[an equation]"
+
+
+def _is_raised(node: LexborNode, tag: str) -> bool:
+    """Return whether an element is shown above the line: by its tag, its style, or as the mark of a
+    note."""
+    if tag not in ("span", "a"):
+        return tag == "sup"
+    attributes = node.attributes
+    kind = f"{attributes.get('role')} {attributes.get('epub:type')}"
+    return "noteref" in kind or _RAISING.search(attributes.get("style") or "") is not None
 
 
 def _width_of_space(space: str) -> tuple[int, int]:
