@@ -17,8 +17,9 @@ from typing import BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import unquote
 
 from kinject.disk import format_size, read_bytes
+from kinject.documents.charsets import declared_charset
 from kinject.documents.equations import UnwritableMath, equation_text
-from kinject.documents.html import declared_charset, page_of
+from kinject.documents.html import page_of
 from kinject.documents.number_formats import number_text
 from kinject.documents.office import attribute_at, comment_text, whole_number
 from kinject.documents.readers import LocatedDocument, ReadOptions, UnreadPart, read_member

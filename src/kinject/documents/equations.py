@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from kinject.documents.office import attribute_at
-from kinject.documents.text import XmlElement, one_line
+from kinject.documents.text import XmlElement, one_line, parse_xml
 
 MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 _NAMES = """
@@ -55,6 +56,14 @@ def equation_text(equation: XmlElement) -> str:
     if re.search(r"[\\^_]", text):
         return f"\\({text}\\)"
     return text
+
+
+def mathml_text(source: str) -> str:
+    """Return an equation of a web page; one that cannot be written leaves its mark."""
+    try:
+        return equation_text(parse_xml(Path("page"), source.encode()))
+    except (UnwritableMath, RecursionError):
+        return "[an equation]"
 
 
 def _content(element: XmlElement | None) -> str:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from kinject.disk import read_bytes
-from kinject.documents.equations import UnwritableMath, equation_text
+from kinject.documents.charsets import declared_charset
+from kinject.documents.equations import mathml_text
+from kinject.documents.numbering import item_number
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.symbols import item_number, raised
+from kinject.documents.symbols import raised
 from kinject.documents.text import (
     DEEPEST_ITEM,
     below_table,
@@ -21,7 +23,6 @@ from kinject.documents.text import (
     import_extra,
     markdown_table,
     one_line,
-    parse_xml,
     spanned,
     whole_file,
 )
@@ -29,9 +30,6 @@ from kinject.documents.text import (
 if TYPE_CHECKING:
     from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-_CHARSET = re.compile(
-    rb"""<(?:meta|\?xml)[^>]{0,200}(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE
-)
 _LEVEL = re.compile("h[1-6]")
 _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 _RAISING = re.compile(r"vertical-align\s*:\s*super", re.IGNORECASE)
@@ -94,12 +92,6 @@ def read_html(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     source = source.replace("\0", "")
     title, text, meta = page_of(path, source)
     yield whole_file(path, title, text, {**meta, **encoding})
-
-
-def declared_charset(data: bytes) -> str:
-    """Return the charset that a page declares, "" without one."""
-    charset = _CHARSET.search(data[:4096])
-    return charset[1].decode("ascii") if charset else ""
 
 
 def page_of(
@@ -300,7 +292,7 @@ def page_text(
         elif closing:
             page.close(tag)
         elif tag == "math" and not page.verbatim:
-            page.add_text(_math_text(node))
+            page.add_text(mathml_text(node.html or ""))
         elif not page.verbatim and _is_raised(node, tag) and raised(node.text()) != node.text():
             page.add_text(raised(node.text()))
         elif tag[:1].isalpha() and not _is_skipped(node, tag, has_asides):
@@ -436,14 +428,6 @@ def _number_of(node: LexborNode, name: str, otherwise: int) -> int:
     if match is None:
         return otherwise
     return int(match[1])
-
-
-def _math_text(node: LexborNode) -> str:
-    """Return an equation of MathML; one that cannot be written leaves its mark."""
-    try:
-        return equation_text(parse_xml(Path("page"), (node.html or "").encode()))
-    except (UnwritableMath, RecursionError):
-        return "[an equation]"
 
 
 def _is_raised(node: LexborNode, tag: str) -> bool:

@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from kinject.disk import content_id, read_bytes, read_lines
-from kinject.documents.html import declared_charset, page_of
+from kinject.documents.charsets import (
+    WESTERN_CODECS,
+    code_page_codec,
+    declared_charset,
+    is_mostly_high,
+)
+from kinject.documents.html import page_of
 from kinject.documents.readers import (
     MOST_WITHIN,
     LocatedDocument,
@@ -27,11 +33,8 @@ from kinject.documents.readers import (
     reader_of,
 )
 from kinject.documents.text import (
-    WESTERN_CODECS,
-    code_page_codec,
     decode,
     import_extra,
-    is_mostly_high,
     library_errors,
 )
 from kinject.errors import InputError

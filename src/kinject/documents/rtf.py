@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from kinject.disk import read_bytes
+from kinject.documents.charsets import code_page_codec
 from kinject.documents.html import page_of
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.symbols import is_symbol_font, raised, symbol_of_field, symbol_text
 from kinject.documents.text import (
-    code_page_codec,
     heading,
     library_errors,
     markdown_table,
@@ -71,7 +71,8 @@ _NO_TEXT = """author bkmkend bkmkstart buptim category colortbl comment company 
     subject tc template txe xe"""
 _UNREAD = frozenset(_NO_TEXT.split())
 """Groups whose text no reader of the document sees, or sees elsewhere."""
-_LATER = """annotation do dptxbxtext fldinst footnote moMath moMathPara nesttableprops shpinst shptxt ud"""
+_LATER = """annotation do dptxbxtext fldinst footnote moMath moMathPara nesttableprops shpinst
+    shptxt ud"""
 _READ_AFTER_STAR = frozenset(_LATER.split())
 """Groups of later versions of RTF that are read; others whose first token is ``\\*`` are not."""
 _NOTES = frozenset({"footnote", "annotation"})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from kinject.documents.equations import MATH, UnwritableMath, equation_text
+from kinject.documents.numbering import item_number
 from kinject.documents.office import (
     DRAWING,
     FALLBACK,
@@ -20,7 +21,7 @@ from kinject.documents.office import (
     whole_number,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
-from kinject.documents.symbols import item_number, raised, symbol_text
+from kinject.documents.symbols import raised, symbol_text
 from kinject.documents.text import (
     XmlElement,
     heading,

@@ -1,4 +1,4 @@
-"""Fonts of signs, which show other signs than the letters that are stored; raised digits; items.
+"""Fonts of signs, which show other signs than the letters that are stored; raised digits.
 
 Without them 5 µm is 5 mm, or 5 m.
 """
@@ -101,25 +101,3 @@ def raised(text: str) -> str:
     if _RAISED_NUMBER.fullmatch(text.strip()):
         return text.translate(_SUPERSCRIPTS)
     return text
-
-
-_ROMAN = (
-    *((1000, "m"), (900, "cm"), (500, "d"), (400, "cd"), (100, "c"), (90, "xc"), (50, "l")),
-    *((40, "xl"), (10, "x"), (9, "ix"), (5, "v"), (4, "iv"), (1, "i")),
-)
-
-
-def item_number(n: int, kind: str) -> str:
-    """Return the number of an item as its reader sees it, of the kind 1, a, A, i or I: texts refer
-    to (b) and to IV."""
-    number = str(n)
-    if kind in ("a", "A") and 0 < n <= 780:
-        number = chr(ord("a") + (n - 1) % 26) * ((n - 1) // 26 + 1)
-    elif kind in ("i", "I") and 0 < n < 4000:
-        number = ""
-        for value, letters in _ROMAN:
-            number += letters * (n // value)
-            n %= value
-    if kind.isupper():
-        return number.upper()
-    return number

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from kinject.documents.equations import MATH, UnwritableMath, equation_text
+from kinject.documents.numbering import WordLists
 from kinject.documents.office import (
     ALTERNATIVES,
     FALLBACK,
@@ -22,7 +22,6 @@ from kinject.documents.office import (
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions
 from kinject.documents.symbols import (
-    item_number,
     raised,
     symbol_of_field,
     symbol_of_font,
@@ -75,19 +74,6 @@ def read_docx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     yield from package.faults
 
 
-class _ListLevel(NamedTuple):
-    """A depth of a numbering: the list whose numbers it counts, and where it begins."""
-
-    list_id: str
-    is_bullet: bool = True
-    start: int = 1
-    restarts: bool = False
-    kind: str = "1"
-    template: str = ""
-
-
-_KINDS = {"lowerLetter": "a", "upperLetter": "A", "lowerRoman": "i", "upperRoman": "I"}
-"""The numbers of Word's lists -> their kind, where they are not decimal."""
 _OFF = frozenset({"0", "false", "off"})
 _FIELD_PARTS = frozenset({f"{_W}fldChar", f"{_W}instrText"})
 
@@ -115,9 +101,7 @@ class _Word:
                 self._styles[style.get(f"{_W}styleId", "")] = style
         self._levels: dict[str, int] = {}
         self._properties: dict[tuple[str, str], str] = {}
-        self._list_levels = self._numberings()
-        self._restarted: set[tuple[str, int]] = set()
-        self._counts: Counter[tuple[str, int]] = Counter()
+        self._lists = WordLists(self.package.optional_roots(self.package.main, "numbering"))
         self._notes: dict[tuple[str, str], str] = {}
         self._n_paragraphs = 0
         self._initial = ""
@@ -354,25 +338,6 @@ class _Word:
             yield style
             style_id = _value(style, "basedOn")
 
-    def _numberings(self) -> Mapping[tuple[str, int], _ListLevel]:
-        """Return (numbering, depth) -> how its items are marked."""
-        levels: dict[tuple[str, int], _ListLevel] = {}
-        for root in self.package.optional_roots(self.package.main, "numbering"):
-            lists = {}
-            styles = {}
-            for element in root.iter(f"{_W}abstractNum"):
-                list_id = element.get(f"{_W}abstractNumId", "")
-                lists[list_id] = element
-                styles[_value(element, "styleLink")] = list_id
-            for number in root.iter(f"{_W}num"):
-                list_id = _value(number, "abstractNumId")
-                # A list may be that of a style, which is another entry.
-                if list_id in lists:
-                    list_id = styles.get(_value(lists[list_id], "numStyleLink") or "-", list_id)
-                for depth, level in _list_levels(number, list_id, lists.get(list_id)):
-                    levels[number.get(f"{_W}numId", ""), depth] = level
-        return levels
-
     def _item(self, element: XmlElement) -> str:
         """Return the mark of an item of a list with its indentation, "" for any other paragraph."""
         if _is_end_deleted(element):
@@ -394,38 +359,7 @@ class _Word:
         # Word's numbering 0 takes a paragraph out of the list of its style.
         if numbering == "0":
             return ""
-        mark = "- "
-        level = self._list_levels.get((numbering, depth), _ListLevel(numbering))
-        n = self._count_item(numbering, depth, level)
-        if not level.is_bullet:
-            mark = self._number(numbering, depth, n)
-        return "  " * min(depth, DEEPEST_ITEM) + mark
-
-    def _count_item(self, numbering: str, depth: int, level: _ListLevel) -> int:
-        """Return the number of the next item of a list; lists within it begin again."""
-        for other in list(self._counts):
-            if other[0] == level.list_id and other[1] > depth:
-                del self._counts[other]
-        # Numberings of one list go on from one another, but for one that restarts it, once.
-        is_restarted = level.restarts and (numbering, depth) not in self._restarted
-        self._restarted.add((numbering, depth))
-        place = level.list_id, depth
-        if place not in self._counts or is_restarted:
-            self._counts[place] = level.start - 1
-        self._counts[place] += 1
-        return self._counts[place]
-
-    def _number(self, numbering: str, depth: int, n: int) -> str:
-        """Return the mark of a numbered item as Word shows it: 3., (b), § 2.1."""
-        own = self._list_levels[numbering, depth]
-        if not own.template:
-            return f"{n}. "
-        mark = own.template
-        for index in range(depth + 1):
-            level = self._list_levels.get((numbering, index), own)
-            number = self._counts.get((level.list_id, index), level.start)
-            mark = mark.replace(f"%{index + 1}", item_number(number, level.kind))
-        return f"{one_line(mark)} "
+        return "  " * min(depth, DEEPEST_ITEM) + self._lists.next_mark(numbering, depth)
 
     def _table(self, table: XmlElement) -> str:
         """Return a table; merged cells are repeated in each grid cell that they cover."""
@@ -528,32 +462,6 @@ def _style_depth(name: str) -> int:
     if deeper is None:
         return 0
     return int(deeper[1]) - 1
-
-
-def _list_levels(
-    number: XmlElement, list_id: str, abstract: XmlElement | None
-) -> Iterator[tuple[int, _ListLevel]]:
-    """Yield the depths of a numbering, and how their items are marked: as in its list, but for what
-    it changes."""
-    levels: dict[int, XmlElement] = {}
-    starts: dict[int, str] = {}
-    if abstract is not None:
-        for level in abstract.iter(f"{_W}lvl"):
-            levels[whole_number(level.get(f"{_W}ilvl"))] = level
-    for override in number.iterchildren(f"{_W}lvlOverride"):
-        depth = whole_number(override.get(f"{_W}ilvl"))
-        starts[depth] = _value(override, "startOverride")
-        for level in override.iterchildren(f"{_W}lvl"):
-            levels[depth] = level
-    for depth, level in levels.items():
-        form = _value(level, "numFmt")
-        text = level.find(f"{_W}lvlText")
-        template = _value(level, "lvlText")
-        is_bullet = form in ("", "bullet", "none") or (text is not None and not template)
-        restart = starts.get(depth, "")
-        start = whole_number(restart or _value(level, "start"), 1)
-        kind = _KINDS.get(form, "1")
-        yield depth, _ListLevel(list_id, is_bullet, start, bool(restart), kind, template)
 
 
 def _follow_field(mark: XmlElement, fields: list[_Field], parts: list[str]) -> None:
