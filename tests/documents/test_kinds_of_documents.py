@@ -59,6 +59,19 @@ def test_text_has_any_suffix_and_front_matter_is_meta() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("```sh\n# fetch\nwget x\n```\n\n# Tides of May #\n\nHigh.\n", "Tides of May"),
+        ("Tides of June\n=============\n\nLow.\n\n# Later\n", "Tides of June"),
+        ("~~~\n# a\n```\n# b\n~~~\n#\n# Berths\n", "Berths"),
+        ("| a |\n====\n\nx = 1\n== y\n\n```\n# open\n", "a"),
+    ],
+)
+def test_the_title_of_markdown_is_its_first_heading(text: str, title: str) -> None:
+    assert only("a.md", text.encode()).title == title
+
+
+@pytest.mark.parametrize(
     ("name", "head", "kind"),
     [
         ("a.txt", b"%PDF-1.7\n", "pdf"), ("a.pdf", b"<!DOCTYPE html><html><p>x", "html"),

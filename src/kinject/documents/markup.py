@@ -16,6 +16,7 @@ from kinject.documents.symbols import raised
 from kinject.documents.text import (
     decode,
     fenced,
+    first_heading,
     heading,
     import_extra,
     library_errors,
@@ -81,12 +82,6 @@ _DOCUTILS = {
     # docutils parses nothing of a file with a line beyond its own limit of 10,000 characters.
     "line_length_limit": 1_000_000,
 }
-_TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
-
-
-def _first_heading(body: str) -> str:
-    title = _TITLE.search(body)
-    return title[1] if title else ""
 
 
 def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -110,7 +105,7 @@ def read_rst(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         _keep_unparsed(path, tree)
         page = core.publish_from_doctree(tree, writer="html5", settings_overrides=_DOCUTILS)
         _, body, _ = page_of(path, page, whole_page=True)
-    yield whole_file(path, _first_heading(body), body, meta)
+    yield whole_file(path, first_heading(body), body, meta)
 
 
 class RstNode(Protocol):
@@ -230,7 +225,7 @@ def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
                 source = fenced(source, language)
             parts.append(source)
     body = "\n\n".join(filter(None, parts))
-    yield whole_file(path, _first_heading(body).strip(), body)
+    yield whole_file(path, first_heading(body), body)
 
 
 def read_mediawiki(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:

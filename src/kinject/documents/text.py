@@ -45,7 +45,10 @@ _INFO = re.compile(
 """The navigation between the nodes of an info manual."""
 # What ends the line is stripped afterwards: `^#\s+(.+?)\s*#*\s*$` took cubic time on a line of
 # spaces.
-_HEADING = re.compile(r"^#[ \t]+(.*)$", re.MULTILINE)
+_HEADING = re.compile(r"^#[ \t]+(.*)$|^(?=[^\W_])(.+)\n=+[ \t]*$", re.MULTILINE)
+"""A heading of level 1, with its mark before it or a line below it."""
+_FENCED = re.compile(r"^ {0,3}(```+|~~~+)[^\n`]*\n(?s:.*?)(?:^ {0,3}\1|\Z)", re.MULTILINE)
+"""Code between fences, in which # begins a comment."""
 _SEVEN_BIT = {"iso2022_jp": b"\x1b", "iso2022_kr": b"\x1b", "hz": b"~{", "utf-7": b"+"}
 """Codecs whose bytes are those of ASCII -> what begins another letter."""
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a]")
@@ -78,9 +81,17 @@ def read_markdown(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
     """Yield the one document in a Markdown file, named by its first heading of level 1."""
     text, meta = decode(path, read_bytes(path, options.largest, stream))
     text, stated = _front_matter(text)
-    headings = (match[1].strip().rstrip("#").strip() for match in _HEADING.finditer(text))
-    title = str(stated.pop("title", "")) or next(filter(None, headings), "")
+    title = str(stated.pop("title", "")) or first_heading(text)
     yield whole_file(path, title, text, {**stated, **meta})
+
+
+def first_heading(text: str) -> str:
+    """Return the first heading of level 1 of Markdown, "" without one."""
+    for match in _HEADING.finditer(_FENCED.sub("", text)):
+        found = (match[1] or match[2] or "").strip().rstrip("#").strip()
+        if found:
+            return found
+    return ""
 
 
 def _front_matter(text: str) -> tuple[str, dict[str, Any]]:
