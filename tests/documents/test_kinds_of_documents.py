@@ -672,6 +672,8 @@ def test_code_and_notebooks_are_fenced_with_their_language() -> None:
     book = json.dumps({"cells": cells, "metadata": {}}).encode()
     document = only("a.ipynb", book)
     assert (document.title, document.text) == ("T", "# T\nx\n\n```python\ny = 1\n```")
+    book = json.dumps({"cells": cells, "metadata": {"kernelspec": {"language": "julia"}}}).encode()
+    assert only("a.ipynb", book).text.endswith("```julia\ny = 1\n```")
 
 
 @pytest.mark.parametrize("delimiter", list(",;\t|"))

@@ -217,7 +217,10 @@ def read_notebook(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterato
     text, _ = decode(path, read_bytes(path, options.largest, stream))
     with library_errors(path, "notebook", "Save it again."):
         book = json.loads(text)
-        language = str(book.get("metadata", {}).get("language_info", {}).get("name", "python"))
+        stated = book.get("metadata", {})
+        # Before its first run a notebook has only the language of its kernel.
+        kernel = stated.get("kernelspec", {}).get("language", "python")
+        language = str(stated.get("language_info", {}).get("name", kernel))
         parts = []
         for cell in book["cells"]:
             source = "".join(cell["source"]).strip()
