@@ -667,6 +667,10 @@ def test_items_signs_and_parted_words_of_a_slide_are_those_shown() -> None:
         ('[>9]0.0,"k";0', "12000", "12000"),
         ('_(* #,##0_);_(* \\(#,##0\\);_(* "-"??_)', "-9", "-9"),
         ("0\\ \\d", "4", "4 d"),
+        ("[h]:mm", "1.6875", "40:30"),
+        ("[hh]:mm:ss", "0.0625", "1:30:00"),
+        ("[mm]:ss", "0.0625", "90:00"),
+        ("[h]:mm", "-0.25", "-6:00"),
     ],
 )
 def test_numbers_have_the_units_and_zeros_of_their_formats(

@@ -124,7 +124,27 @@ def shown_number(
         return number_text(number)
     if isinstance(date, datetime.datetime):
         return moment_text(date, number_format)
+    if isinstance(date, datetime.timedelta):
+        return _span_text(date, number_format)
     return str(date)
+
+
+def _span_text(span: datetime.timedelta, number_format: str) -> str:
+    """Return a span of time as people see it: 40:30 hours, and not 1 day, 16:30:00."""
+    total = round(abs(span).total_seconds())
+    minutes, seconds = divmod(total, 60)
+    parts = [f"{minutes}", f"{seconds:02}"]
+    if "[h" in number_format.lower():
+        hours, minutes = divmod(minutes, 60)
+        parts = [f"{hours}", f"{minutes:02}"]
+        if seconds or "s" in number_format.lower():
+            parts.append(f"{seconds:02}")
+    elif "[s" in number_format.lower():
+        parts = [f"{total}"]
+    sign = ""
+    if span < datetime.timedelta():
+        sign = "-"
+    return sign + ":".join(parts)
 
 
 def moment_text(moment: datetime.datetime, number_format: str) -> str:
