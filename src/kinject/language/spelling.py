@@ -100,7 +100,7 @@ _TOKEN = re.compile(
     rf"|(?P<sign>{MINUS}(?=[{CURRENCY}]?[.,]?\d))?"
     rf"(?P<front>(?<!\w)[A-Za-z]{{0,2}}[{CURRENCY}](?=\d)|(?<![\w.])\.(?=\w)|(?<!\S),(?=\d)|√)?"
     rf"(?P<core>{_CHARACTER}+(?:{_SEPARATOR}{_CHARACTER}+)*)"
-    r"(?P<end>\+{1,2}(?!\w)|#(?!\w)|%|[-*](?![\w*-]))?"
+    r"(?P<end>\+{1,2}(?!\w)|#(?!\w)|[%‰]|[-*](?![\w*-]))?"
 )
 _CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩЀ-Я]"
 # The initials of J. R. R. Tolkien and of J R R Tolkien are those of J.R.R. Tolkien.
@@ -225,7 +225,7 @@ def _end_of(match: re.Match[str]) -> str:
     """Return the signs behind a word that are a part of it: C++, C#, A-, A*, 5%."""
     core, end = match["core"], match["end"] or ""
     is_digit = core[-1].isdigit()
-    if end == "%" and not is_digit:
+    if end in ("%", "‰") and not is_digit:
         return ""
     is_grade = len(core) <= _GRADE and core.isalpha()
     is_ion = is_digit and _ION.fullmatch(core) is not None

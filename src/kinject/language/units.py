@@ -93,8 +93,12 @@ _OTHERS = {
     "revolutions": "revolution",
     "rotations": "revolution",
     "ly": "light-year",
-    "lightyear": "light-year",
-    "lightyears": "light-year",
+    **dict.fromkeys(("lightyear", "lightyears", "light-year", "light-years"), "light-year"),
+    **dict.fromkeys(("nmi", "nautical-mile", "nautical-miles"), "nautical mile"),
+    **dict.fromkeys(("astronomical-unit", "astronomical-units"), "AU"),
+    **dict.fromkeys(("angstrom", "angstroms", "ångström", "ångströms"), "Å"),
+    **dict.fromkeys(("mmhg", "mm-hg"), "mmHg"),
+    "mcg": "μg",
     "stone": "stone",
     "hp": "horsepower",
     "horsepower": "horsepower",
@@ -143,7 +147,10 @@ _MONEY: Mapping[str, tuple[str, str]] = {
     "hk$": ("hk$ hkd", "hong kong dollar,hong kong dollars"),
     "s$": ("s$ sgd", "singapore dollar,singapore dollars"),
 }
-_LETTERS = re.compile(r"[^\W\d_]*watt[ -]hours?\b|[^\W\d_]+")
+_LETTERS = re.compile(
+    r"[^\W\d_]*watt[ -]hours?\b|light[ -]years?\b|nautical[ -]miles?\b|astronomical units?\b"
+    r"|mm Hg\b|[^\W\d_]+"
+)
 _LONGEST_NAME = 40
 """Characters; New Zealand dollars has 19."""
 _GAP = re.compile(r"[\s-]{0,2}")
@@ -169,9 +176,13 @@ def _symbols() -> dict[str, str]:
     # These differ from the symbol of the same unit by one letter.
     for prefix in "mcdhμ":
         units[f"{prefix}L"] = units[f"{prefix}l"]
-    for prefix in "kMGTP":
+    for prefix in "MGTP":
         units[f"{prefix}bit"] = f"{prefix}b"
-    units["bit"] = "b"
+        units[f"{prefix}bps"] = f"{prefix}b/second"
+    units |= {"kbps": "kbit/second", "bit": "b"}
+    # Not kN, a force.
+    units["kn"] = "knot"
+    units |= {"AU": "AU", "Å": "Å"}
     return units
 
 
@@ -190,6 +201,9 @@ def _words() -> dict[str, str]:
             units[word] = symbols.get(base, base)
             for name, prefix in _PREFIXES.items():
                 symbol = prefix + base
+                # The kb is a kilobyte.
+                if symbol == "kb":
+                    symbol = "kbit"
                 units[name + word] = symbols.get(symbol, symbol)
                 # kilohms
                 if name[-1] in "ao" and word[0] == "o":
