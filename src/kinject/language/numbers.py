@@ -185,11 +185,21 @@ def _read_after(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     end, number = _read_scale(reader, end, number)
     unit, unit_end = unit_after(reader, end, number)
     if unit:
-        end, number = unit_end, replace(number, unit=number.unit or unit)
+        end, number = century_with_era(reader, unit_end, replace(number, unit=number.unit or unit))
     below = _BELOW_ZERO.match(text, end)
     if below:
         return below.end(), replace(number, value=-number.value)
     return end, number
+
+
+def century_with_era(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
+    """Return a century with the BC behind it, and where that ends; any other number as it is."""
+    era = _ERA_AFTER.match(reader.rest, end)
+    if number.unit != "century" or era is None or reader.folded[end : era.end()].islower():
+        return end, number
+    if era["bc"]:
+        number = replace(number, unit="century bc")
+    return era.end(), number
 
 
 _DIRECTION = re.compile(

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from kinject.language.amounts import Number, Numeral
 from kinject.language.moments import TAKEN, Reader
+from kinject.language.numbers import century_with_era
 from kinject.language.spelling import case_fold
 
 _VALUES = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100, "D": 500, "M": 1000}
@@ -35,7 +36,8 @@ def take_numerals(reader: Reader) -> None:
     for pattern in (_OF_CENTURY, _CENTURY_BEFORE):
         for match in pattern.finditer(reader.folded):
             century = Number(Fraction(roman_value(match["numeral"])), "century", is_ordinal=True)
-            reader.take(*match.span(), century)
+            end, century = century_with_era(reader, match.end(), century)
+            reader.take(match.start(), end, century)
     for match in _YEAR.finditer(reader.folded):
         if TAKEN not in reader.rest[match.start() : match.end()]:
             value = roman_value(match["numeral"])
