@@ -300,9 +300,13 @@ _COMMON = frozenset(
 """Words of at most three letters that a sentence has for many reasons; not red, tea, Ulm."""
 
 
+_WIDE_NOT = frozenset("不没沒無无非未")
+"""What makes the opposite of the word behind it."""
+
+
 def find_starts(wanted: Sequence[Word], words: Sequence[Word]) -> list[int]:
     """Return where the words of an accepted text may begin in an answer: a common word of a few
-    letters (yes, us) only at its beginning."""
+    letters (yes, us) only at its beginning, 可能 (possible) not behind the 不 of 不可能."""
     if len(wanted) == 1 and wanted[0].is_article:
         return []
     names = [word for word in wanted if not word.is_article]
@@ -311,7 +315,10 @@ def find_starts(wanted: Sequence[Word], words: Sequence[Word]) -> list[int]:
     is_acronym = all(word.is_acronym for word in names)
     is_common = len(key) == 1 or key in _COMMON
     if not is_short or not (is_acronym or is_common):
-        return list(range(len(words)))
+        starts = list(range(len(words)))
+        if re.match(f"[{WIDE}]", key):
+            starts = [at for at in starts if at == 0 or words[at - 1].key not in _WIDE_NOT]
+        return starts
     is_shouted = all(word.is_acronym for word in words)
     if is_acronym and not is_shouted:
         # US is no common word, us is
