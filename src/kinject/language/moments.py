@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from kinject.language.amounts import HALF_A_DAY, Clock, Day, Group, Number, Value, Values
 from kinject.language.units import any_of
-from kinject.language.values import Grammar, grammar_of
+from kinject.language.values import Grammar, grammar_of, han_value
 
 MOST_DIGITS = 200
 """Digits of a number that is read. A model that repeats itself writes thousands, and Python makes
@@ -216,7 +216,7 @@ _AROUND_NOON = ("mittag", "middag")
 _AT_NIGHT = ("night", "nacht")
 _HOUR = rf"(?P<hour>\d{{1,2}}|{'|'.join(SMALL[1:])})"
 _DIGITS = r"(?<![\w.,:/])(?P<hour>\d{1,2})"
-_NO_MINUS = r"(?:(?<!-)|(?<=\d-))"
+_NO_MINUS = r"(?:(?<!-)|(?<=[\dm]-))"
 _ZONE = (
     r"(?:\s?(?P<zone>(?:utc|gmt|z(?!\w))(?:\s?[+-]\d{1,2}(?::?[0-5]\d)?)?"
     r"|\+\d\d(?::?[0-5]\d))(?!\w))?"
@@ -245,6 +245,17 @@ _PAST = re.compile(
 )
 # British: half seven is half past seven.
 _HALF_AN_HOUR = re.compile(rf"(?<![\w-])half\s{_HOUR}(?!\w|[-.,:/%]\w|\s?[%°]){_HALF}?")
+_EAST_ASIAN_PARTS = {
+    **dict.fromkeys(("上午", "午前", "凌晨", "早上", "清晨", "오전"), "morning"),
+    **dict.fromkeys(("下午", "午後", "오후"), "afternoon"),
+    # At night 12 is midnight.
+    **dict.fromkeys(("晚上", "傍晚", "夜"), "night"),
+}
+_EAST_ASIAN = re.compile(
+    rf"(?<![\d:.])(?:(?P<part>{any_of(_EAST_ASIAN_PARTS)})\s?)?"
+    r"(?P<hour>[01]?\d|2[0-3]|十?[一二三四五六七八九]|十|两)\s?[点點时時시]"
+    r"(?:\s?(?:(?P<minute>[0-5]?\d)\s?[分분]|(?P<half>半|반)))?(?![\d間间])"
+)
 _NAMED = re.compile(
     r"\b(?:12 )?(?:noon|midday|mediodía|mezzogiorno"
     r"|(?P<night>midnight|mitternacht|middernacht|minuit|medianoche|mezzanotte))\b"
@@ -263,11 +274,30 @@ def take_clocks(reader: Reader) -> None:
     for pattern in _CLOCKS:
         for match in pattern.finditer(reader.rest):
             _take_clock(reader, match)
+    for match in _EAST_ASIAN.finditer(reader.rest):
+        _take_east_asian(reader, match)
     for match in _NAMED.finditer(reader.rest):
         minutes = HALF_A_DAY
         if match["night"]:
             minutes = 0
         reader.take(*match.span(), Clock(minutes, has_half=True))
+
+
+def _take_east_asian(reader: Reader, match: re.Match[str]) -> None:
+    """Take 下午2点30分, 午後2時半; 3点 alone may be three points."""
+    part, minute = match["part"], int(match["minute"] or 0)
+    if match["half"]:
+        minute = 30
+    if not (part or match["minute"] or match["half"]):
+        return
+    if match["hour"].isdecimal():
+        hour = int(match["hour"])
+    else:
+        hour = int(han_value(match["hour"]))
+    clock = Clock((60 * hour + minute) % (2 * HALF_A_DAY))
+    if part and hour <= 12:
+        clock = on_dial(clock.minutes, _EAST_ASIAN_PARTS[part])
+    reader.take(*match.span(), clock)
 
 
 def _take_past(reader: Reader, match: re.Match[str]) -> None:
