@@ -251,10 +251,26 @@ def test_both_orders_by_the_reciprocal_ranks_of_its_parts(embedder, tmp_path, mo
     both, query = make_retriever(section, PASSAGES), TEXTS[2]
     parts = LexicalRetriever(PASSAGES), dense(PASSAGES, embedder, tmp_path)
     orders = [part.rank([query], len(PASSAGES))[0] for part in parts]
-    points = [sum(1 / (61 + order.index(i)) for order in orders) for i in range(len(PASSAGES))]
+    # In the lexical order those that share no piece with the query share the mean of their ranks.
+    found, n_others = orders[0][:2], len(PASSAGES) - 2
+    assert np.count_nonzero(parts[0].scores(query)) == 2
+    lexical = [found.index(i) + 1 if i in found else 3 + (n_others - 1) / 2 for i in range(4)]
+    points = [1 / (60 + lexical[i]) + 1 / (61 + orders[1].index(i)) for i in range(4)]
     assert orders[0] != orders[1]
     assert both.rank([query], 3)[0] == sorted(range(len(PASSAGES)), key=lambda i: -points[i])[:3]
     assert both.models == parts[1].models
+
+
+@quiet
+def test_both_follows_the_dense_order_where_no_passage_has_a_word_of_the_query(
+    embedder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # for the index
+    section = RetrievalSection(documents=(), kind="both", embedder=str(embedder))
+    for query in ("水车在哪里？", "Ωμέγα"):
+        (order,) = dense(PASSAGES, embedder, tmp_path).rank([query], 4)
+        assert order != [0, 1, 2, 3]
+        assert make_retriever(section, PASSAGES).rank([query], 4) == [order]
 
 
 LEXICAL_TEXTS = [

@@ -253,17 +253,21 @@ class BothRetriever(Retriever):
         """Index and embed `passages`. Raises `InputError` as `DenseRetriever` does."""
         super().__init__(passages, section)
         # The least score is one of the sum of ranks, not of a part.
-        dense = DenseRetriever(passages, replace(section, min_score=None))
-        self._parts, self.models = (LexicalRetriever(passages), dense), dense.models
+        self._dense = DenseRetriever(passages, replace(section, min_score=None))
+        self._lexical, self.models = LexicalRetriever(passages), self._dense.models
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages, the best first."""
-        points, ranked = 1 / (60 + np.arange(1, 1 + len(self.passages))), []
-        lexical, dense = (part.rank(queries, len(points)) for part in self._parts)
-        for orders in zip(lexical, dense, strict=True):
-            # argsort turns passages by rank into the rank of each passage.
-            scores = np.sum([points[np.argsort(order)] for order in orders], axis=0)
-            ranked.append(best_of(scores, k, self.least))
+        from scipy.stats import rankdata
+
+        ranked = []
+        orders = self._dense.rank(queries, len(self.passages))
+        for query, order in zip(queries, orders, strict=True):
+            # Equal scores share a rank. By their order the first passages of a file would win over
+            # the best of the dense ones, where no passage has a word of the query.
+            lexical = rankdata(-self._lexical.scores(query))
+            dense = 1 + np.argsort(order)
+            ranked.append(best_of(1 / (60 + lexical) + 1 / (60 + dense), k, self.least))
         return ranked
 
 
