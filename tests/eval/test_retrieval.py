@@ -93,7 +93,7 @@ def test_an_index_is_kept_by_content(embedder, tmp_path):
 @quiet
 @pytest.mark.parametrize("name", ["bge-tiny", "bge-m3-tiny", "multilingual-e5-tiny"])
 def test_known_embedders_get_the_prefixes_of_their_cards(embedder, tmp_path, name):
-    queries, passages = prefixes_of(name)
+    queries, passages = prefixes_of(name, {})
     plain = dense([Passage("p", "d", 0, 1, passages + TEXTS[0])], embedder, tmp_path)
     prefixed = dense(
         [Passage("p", "d", 0, 1, TEXTS[0])], shutil.copytree(embedder, tmp_path / name), tmp_path
@@ -113,7 +113,21 @@ def test_known_embedders_get_the_prefixes_of_their_cards(embedder, tmp_path, nam
     ],
 )
 def test_a_prefix_is_that_of_whole_words_of_the_name(name, queries):
-    assert prefixes_of(name)[0][: len(queries) or None] == queries
+    assert prefixes_of(name, {})[0][: len(queries) or None] == queries
+
+
+@quiet
+def test_other_embedders_get_the_prompts_of_their_own_config(embedder, tmp_path):
+    own = shutil.copytree(embedder, tmp_path / "own")
+    path = own / "config_sentence_transformers.json"
+    prompts = {"prompts": {"query": "find: ", "passage": "text: "}, "default_prompt_name": "query"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **prompts}))
+    write_sha256sums(own)
+    plain = dense([Passage("p", "d", 0, 1, "text: " + TEXTS[1])], embedder, tmp_path)
+    prompted = dense([Passage("p", "d", 0, 1, TEXTS[1])], own, tmp_path)
+    np.testing.assert_array_equal(prompted._vectors, plain._vectors)
+    assert prompted._prefix == "find: "
+    assert prefixes_of("org/bge-small-en", prompts["prompts"])[1] == ""
 
 
 def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch):
