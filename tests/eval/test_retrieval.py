@@ -137,6 +137,14 @@ def test_without_the_extra_the_error_says_what_to_install(tmp_path, monkeypatch)
 
 
 @quiet
+def test_passages_beyond_what_the_embedder_reads_are_counted(embedder, tmp_path):
+    long = [Passage(f"l{n}", "d", 0, 1, "mill " * 300) for n in range(2)]
+    (note,) = dense([*PASSAGES, *long], embedder, tmp_path).notes
+    assert note.startswith("2 of 6 passages exceed the 128 tokens that ")
+    assert dense(PASSAGES, embedder, tmp_path).notes == ()
+
+
+@quiet
 def test_weights_that_are_cut_or_of_another_shape_are_named(embedder, tmp_path):
     (weights,) = embedder.rglob("model.safetensors")
     whole, config = weights.read_bytes(), weights.with_name("config.json")

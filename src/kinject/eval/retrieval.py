@@ -3,6 +3,7 @@ their recall."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from kinject.language.sentences import sentences
 from kinject.recipe import DocumentsSection
 from kinject.recipe.sections import RetrievalSection
 from kinject.results import Recall
+from kinject.terminal import format_count
 from kinject.types import Passage, Question
 
 Vectors = npt.NDArray[np.float32]
@@ -72,6 +74,7 @@ benchmarks/eval/retrieval.py."""
 
 # Pieces of four letters gain 2.2 points of recall over BM25, stems 1.7 (docs/LOG.md).
 _NGRAM = 4  # letters
+_BLOCK = 512  # texts in one call of the tokenizer
 
 
 INDICES = Path("runs/indices")
@@ -216,6 +219,7 @@ class DenseRetriever(Retriever):
         self.models = {section.embedder: weights}
         self.path = INDICES / content_id("passages", weights, self._texts) / _VECTORS
         self._vectors = self._read_or_embed().astype(np.float64)
+        self.notes = self._notes_on_length(section.embedder)
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages by float64 products, of equal
@@ -223,6 +227,24 @@ class DenseRetriever(Retriever):
         embedded = self._embed([self._prefix + query for query in queries]) if queries else ()
         products = (self._vectors @ query.astype(np.float64) for query in embedded)
         return [best_of(scores, k, self.least) for scores in products]
+
+    def _notes_on_length(self, embedder: str) -> tuple[str, ...]:
+        """Return a note on passages that are longer than what the embedder reads; () without."""
+        limit, n_long = self._model.max_seq_length, 0
+        # Static embeddings read every token.
+        if limit is None or math.isinf(limit):
+            return ()
+        for start in range(0, len(self._texts), _BLOCK):
+            block = self._texts[start : start + _BLOCK]
+            tokens = self._model.tokenizer(block, truncation=False, verbose=False)["input_ids"]
+            n_long += sum(len(ids) > limit for ids in tokens)
+        if not n_long:
+            return ()
+        of_all = format_count(len(self._texts), "passage")
+        return (
+            f"{n_long:,} of {of_all} exceed the {limit} tokens that {embedder} reads: a long one is "
+            "found by its beginning alone. Lower eval.retrieval.passage_tokens.",
+        )
 
     def _read_or_embed(self) -> Vectors:
         def write(part: Path) -> None:
@@ -265,6 +287,7 @@ class BothRetriever(Retriever):
         # The least score is one of the sum of ranks, not of a part.
         self._dense = DenseRetriever(passages, replace(section, min_score=None))
         self._lexical, self.models = LexicalRetriever(passages), self._dense.models
+        self.notes = self._dense.notes
 
     def rank(self, queries: Sequence[str], k: int) -> list[list[int]]:
         """Return for each query the indices of the `k` best passages, the best first."""
