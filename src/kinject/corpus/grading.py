@@ -210,7 +210,9 @@ def _is_within(part: str, written: str) -> bool:
             # In another language the unit of 2 hours is a word, and 2 hours 15 minutes has it.
             wanted = [items for items in wanted if _is_value(items)]
         items = [read_items(written, code, other_comma, codes) for code in codes]
-        if any(_has_values(one, other) for one, other in product(wanted, items)):
+        # The point (3, 4) is not (4, 3).
+        in_order = part.lstrip()[:1] in ("(", "[")
+        if any(_has_values(one, other, in_order) for one, other in product(wanted, items)):
             return True
     return _has_wide_value(part, written, codes)
 
@@ -220,13 +222,13 @@ def _is_value(items: Sequence[Item]) -> bool:
     return not all(map(is_article_number, values_of(items)))
 
 
-def _has_values(wanted: Sequence[Item], items: Sequence[Item]) -> bool:
+def _has_values(wanted: Sequence[Item], items: Sequence[Item], in_order: bool) -> bool:
     """Return whether `items` have the values of an accepted text in any order, or, if it has other
-    words too, all of it one after the other."""
+    words too, or with `in_order`, all of it one after the other."""
     if all(isinstance(item, Word) for item in wanted):
         return False
     values = values_of(wanted)
-    if values:
+    if values and not in_order:
         return all(_has_item(value, items) for value in values)
     return has_run(wanted, items, range(len(items)))
 

@@ -92,7 +92,7 @@ def case_fold(text: str) -> str:
     return unicodedata.normalize("NFC", text.casefold()).translate(_LIGATURES)
 
 
-_SEPARATOR = r"(?:\+{1,2}|['./&@_#^·-]|(?<=\d)[,:](?=\d))"
+_SEPARATOR = r"(?:\+{1,2}|['./&@_#^·√-]|(?<=\d)[,:](?=\d))"
 _TOKEN = re.compile(
     rf"(?P<wide>[{WIDE}])"
     r"|(?P<and>(?<!\S)&(?!\S))"
