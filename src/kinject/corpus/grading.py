@@ -315,9 +315,10 @@ def _has_wide_value(part: str, written: str, codes: Sequence[str]) -> bool:
     from kinject.language.values import is_value, read_values
 
     below_zero = set(_HAS_WIDE_MINUS.findall(part))
-    for code in codes:
-        wanted, values = read_values(part, code), read_values(written, code)
-        if not wanted.numbers or not is_value(part.replace("-", ""), code):
+    # Each in its own language: 三百万 is 3 million, 300公里 300 km.
+    for part_code, code in product(codes, codes):
+        wanted, values = read_values(part, part_code), read_values(written, code)
+        if not wanted.numbers or not is_value(part.replace("-", ""), part_code):
             continue
         same_sign = below_zero == set(_HAS_WIDE_MINUS.findall(written)) & wanted.numbers.keys()
         same_units = all(
