@@ -242,8 +242,8 @@ class DenseRetriever(Retriever):
             return ()
         of_all = format_count(len(self._texts), "passage")
         return (
-            f"{n_long:,} of {of_all} exceed the {limit} tokens that {embedder} reads: a long one is "
-            "found by its beginning alone. Lower eval.retrieval.passage_tokens.",
+            f"{n_long:,} of {of_all} exceed the {limit} tokens that {embedder} reads: a long one "
+            "is found by its beginning alone. Lower eval.retrieval.passage_tokens.",
         )
 
     def _read_or_embed(self) -> Vectors:

@@ -301,10 +301,7 @@ def read_recipe(
 
 
 def _recipe_of(verb: Verb | None) -> tuple[type[Recipe], tuple[str, ...]]:
-    """Return the recipe of a verb with the sections that it requires; without a verb any recipe.
-
-    Raises `InputError` for a verb that reads no recipe.
-    """
+    """Return the recipe of a verb (of none: any), and its sections; `InputError` if unknown."""
     if verb is None:
         return Recipe, ()
     if verb not in _RECIPES:
