@@ -577,8 +577,8 @@ def _as_month(numbers: Sequence[Number], sign: str) -> list[Day]:
 
 
 def _with_one_unit(numbers: list[Number]) -> list[Number]:
-    """Return numbers with the unit that one of them has, and the million of the last: 5-10 km, $5-10,
-    5-10 million; 1939-45 is 1939-1945."""
+    """Return numbers with the unit that one of them has, and the million of the last: 5-10 km,
+    $5-10, 5-10 million; 1939-45 is 1939-1945."""
     unit = numbers[0].unit or numbers[-1].unit
     numbers = [replace(number, unit=number.unit or unit) for number in numbers]
     first, second = numbers[0], numbers[-1]

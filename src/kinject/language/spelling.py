@@ -311,16 +311,18 @@ def find_starts(wanted: Sequence[Word], words: Sequence[Word]) -> list[int]:
         return []
     names = [word for word in wanted if not word.is_article]
     key = "".join(word.key for word in names)
-    is_short = key.isalpha() and len(key) <= _SHORT and not re.match(f"[{WIDE}]", key)
+    if re.match(f"[{WIDE}]", key):
+        return _starts_of_wide(words)
     is_acronym = all(word.is_acronym for word in names)
     is_common = len(key) == 1 or key in _COMMON
-    if not is_short or not (is_acronym or is_common):
-        starts = list(range(len(words)))
-        if re.match(f"[{WIDE}]", key):
-            starts = [at for at in starts if at == 0 or words[at - 1].key not in _WIDE_NOT]
-        return starts
+    if not key.isalpha() or len(key) > _SHORT or not (is_acronym or is_common):
+        return list(range(len(words)))
     is_shouted = all(word.is_acronym for word in words)
     if is_acronym and not is_shouted:
         # US is no common word, us is
         return [index for index, word in enumerate(words) if index == 0 or word.is_acronym]
     return [0]
+
+
+def _starts_of_wide(words: Sequence[Word]) -> list[int]:
+    return [at for at in range(len(words)) if at == 0 or words[at - 1].key not in _WIDE_NOT]
