@@ -326,10 +326,7 @@ def same_numbers(items: Sequence[Item], others: Sequence[Item]) -> bool:
     """Return whether the numbers of two texts of the same words are the same: what words leave out
     is a bound (>5), the sign of a unit (5 €, 5 $, 5 %), and its capitals (mW, MW)."""
     pairs = zip(_numbers_of(items), _numbers_of(others), strict=False)
-    for number, other in pairs:
-        if number.bound != other.bound or number.unit != other.unit:
-            return False
-    return True
+    return all(number.bound == other.bound and number.unit == other.unit for number, other in pairs)
 
 
 def _numbers_of(items: Sequence[Item]) -> Iterator[Number]:
