@@ -776,12 +776,14 @@ GREETING = (
     * 3
 )
 RUSSIAN = "Старый мост через реку построили в тысяча девятьсот тридцать первом году. " * 4
+POLISH = "Młyn był zamknięty w niedzielę, a prom płynie rzadko. Może potem dopłynie tu wieczorem, mówił młynarz. "
 JAPANESE = "古い橋は千九百三十一年に建てられました。町の人々は毎日この橋を渡ります。" * 4
 
 
 @pytest.mark.parametrize(
     ("text", "charset"),
     [(GREETING, "cp1252"), (RUSSIAN, "cp1251"), (RUSSIAN, "koi8-r"), (JAPANESE, "shift_jis"), (JAPANESE, "euc_jp"),
+     (POLISH, "cp1250"), (POLISH, "iso8859-2"),
      (GREETING, "utf-16"), (GREETING, "utf-16-le"), (GREETING, "utf-8"), (GREETING, "utf-8-sig")],
 )  # fmt: skip
 def test_encodings_are_found_and_named_unless_utf_8(text: str, charset: str) -> None:

@@ -61,6 +61,9 @@ _WESTERN = frozenset(
 _FEW_HIGH = 0.15
 # Nearly all of its other letters and quotation marks are those of `_WESTERN`.
 _WESTERN_OF_HIGH = 0.97
+_POLISH = "ąćęłńóśźżĄĆĘŁŃÓŚŹŻ„”–…"
+# Of other languages the byte of ł is a raised 3, which no letter follows.
+_POLISH_L = re.compile(b"\xb3[a-z]")
 
 
 def declared_charset(data: bytes) -> str:
@@ -145,3 +148,19 @@ def is_western(data: bytes) -> bool:
     high = [byte for byte in start if byte > 127]
     n_western = sum(byte in _WESTERN for byte in high)
     return len(high) < _FEW_HIGH * len(start) and n_western > _WESTERN_OF_HIGH * len(high)
+
+
+def polish_codec(data: bytes) -> str:
+    """Return the codec of a Polish text, "" of others: its letters are those of western Europe, or
+    of the Baltic, in other encodings."""
+    start = data[: 2**20]
+    if _POLISH_L.search(start) is None:
+        return ""
+    high = [byte for byte in start if byte > 127]
+    best, most = "", _WESTERN_OF_HIGH * len(high)
+    for codec in ("cp1250", "iso8859-2"):
+        letters = frozenset(_POLISH.encode(codec, "ignore"))
+        n_polish = sum(byte in letters for byte in high)
+        if n_polish > most:
+            best, most = codec, n_polish
+    return best

@@ -29,6 +29,7 @@ from kinject.documents.charsets import (
     is_mostly_high,
     is_western,
     mostly_utf8,
+    polish_codec,
 )
 from kinject.documents.readers import LANGUAGES, LocatedDocument, ReadOptions
 from kinject.errors import InputError, KinjectError
@@ -213,6 +214,9 @@ def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
     is_plausible = name not in WESTERN_CODECS or not is_mostly_high(data)
     if name in CHARSETS and is_plausible:
         yield name
+    polish = polish_codec(data)
+    if polish:
+        yield polish
     if is_western(data):
         yield "cp1252"
     detector = import_extra("charset_normalizer", path)
