@@ -141,7 +141,15 @@ def high_part(data: bytes) -> bytes:
     return data[start : start + 2**16]
 
 
-def is_western(data: bytes) -> bool:
+def codec_of_letters(data: bytes) -> str:
+    """Return the codec of a Polish or a western text, "" of others."""
+    polish = _polish_codec(data)
+    if not polish and _is_western(data):
+        return "cp1252"
+    return polish
+
+
+def _is_western(data: bytes) -> bool:
     """Return whether the bytes above ASCII are few, and letters and quotation marks of western
     Europe in Windows-1252."""
     start = data[: 2**20]
@@ -150,7 +158,7 @@ def is_western(data: bytes) -> bool:
     return len(high) < _FEW_HIGH * len(start) and n_western > _WESTERN_OF_HIGH * len(high)
 
 
-def polish_codec(data: bytes) -> str:
+def _polish_codec(data: bytes) -> str:
     """Return the codec of a Polish text, "" of others: its letters are those of western Europe, or
     of the Baltic, in other encodings."""
     start = data[: 2**20]

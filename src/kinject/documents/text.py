@@ -24,12 +24,11 @@ from kinject.documents.charsets import (
     CHARSETS,
     DETECTED,
     WESTERN_CODECS,
+    codec_of_letters,
     declared_codec,
     high_part,
     is_mostly_high,
-    is_western,
     mostly_utf8,
-    polish_codec,
 )
 from kinject.documents.readers import LANGUAGES, LocatedDocument, ReadOptions
 from kinject.errors import InputError, KinjectError
@@ -214,11 +213,9 @@ def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
     is_plausible = name not in WESTERN_CODECS or not is_mostly_high(data)
     if name in CHARSETS and is_plausible:
         yield name
-    polish = polish_codec(data)
-    if polish:
-        yield polish
-    if is_western(data):
-        yield "cp1252"
+    likely = codec_of_letters(data)
+    if likely:
+        yield likely
     detector = import_extra("charset_normalizer", path)
     best = detector.from_bytes(high_part(data), cp_isolation=list(DETECTED)).best()
     if best is not None:
