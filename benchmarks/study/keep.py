@@ -19,6 +19,7 @@ RESULT = (
     "model",
     "arm",
     "question_set",
+    "subject",
     "format",
     "shots",
     "k",
@@ -55,7 +56,7 @@ def rounded(value: Any) -> Any:
 
 def part(item: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
     """Return these keys of an entry, as far as it has them."""
-    return {key: rounded(item[key]) for key in keys if item.get(key) is not None}
+    return {key: rounded(item[key]) for key in keys if item.get(key) not in (None, "")}
 
 
 def kept_result(item: dict[str, Any]) -> dict[str, Any]:
