@@ -41,7 +41,10 @@ class Kept:
         """Read a file of docs/results."""
         kept = cls()
         for item in report["results"]:
-            arm = item["arm"] + ("+rag" if item["k"] else "")
+            arm = item["arm"]
+            # With passages of another retrieval it has that one's name: base+oracle.
+            if item["k"] and "+" not in arm:
+                arm += "+rag"
             figures = [100 * item[key] for key in ("accuracy", "low", "high") if key in item]
             figures += [100 * value for value in item["by_seed"]]
             for outcome in item.get("outcomes", ()):

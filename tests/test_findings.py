@@ -17,15 +17,14 @@ from reported import Kept, study_of, unreported
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 COMPANY: dict[str, Any] = json.loads((RESULTS / "company.json").read_text("utf-8"))
+REAL: dict[str, Any] = json.loads((RESULTS / "real.json").read_text("utf-8"))
 ROWS = {
-    "base": ("base model", "base"),
-    "documents repeated": ("documents repeated", "documents repeated"),
-    "documents and paraphrases": (
-        "documents and ten paraphrases of each, as many tokens",
-        "documents and paraphrases",
-    ),
+    "base": "base model",
+    "repeated": "documents repeated",
+    "paraphrases": "documents and ten paraphrases of each, as many tokens",
+    "best": "the same with questions, chat and prose, projected updates, twice the tokens",
 }
-"""Arm -> its row in README's table, and in that of the findings."""
+"""Arm of recipes/studies/real.yaml -> its row in README's table."""
 
 
 def git(*words: str) -> str:
@@ -50,77 +49,27 @@ def cells(page: str, heading: str, row: str) -> list[float]:
     return [float(number) for number in re.findall(r"\d+\.\d", line)]
 
 
+def of_real(arm: str, question_set: str, k: int = 0) -> dict[str, Any]:
+    """Return what real.json has of an arm's answers to all questions of a set, with `k` passages."""
+    (found,) = [
+        item
+        for item in REAL["results"]
+        if (item["arm"], item["question_set"], item["k"]) == (arm, question_set, k)
+        and item["format"] != "texts-no-question"
+        and "subject" not in item
+    ]
+    return found
+
+
 @pytest.mark.parametrize("arm", ROWS)
-def test_the_tables_of_the_company_are_its_results(arm: str) -> None:
-    of_set = {item["set"]: item for item in COMPANY["results"] if item["arm"] == arm}
+def test_readme_s_table_of_the_company_is_its_results(arm: str) -> None:
     wanted = []
     for name in ("reworded", "inferred"):
-        wanted += [100 * of_set[name]["accuracy"], 100 * of_set[name]["without_question"]]
-    wanted.append(100 * of_set["general"]["accuracy"])
-    wanted += [item["per_token"] for item in COMPANY["perplexities"] if item["arm"] == arm]
-    of_readme, of_findings = ROWS[arm]
-    rounded = pytest.approx(wanted, abs=0.051)
-    assert cells("README.md", "reads 128 documents", of_readme) == rounded
-    assert cells("docs/findings.md", "### 128 documents of a company", of_findings) == rounded
-
-
-def test_what_is_said_of_instructions_is_in_its_results() -> None:
-    of = {(item["arm"], item["set"]): 100 * item["accuracy"] for item in COMPANY["results"]}
-    text = (ROOT / "docs/findings.md").read_text("utf-8")
-    said = re.findall(r"\d+\.\d", text.partition("Instructions: base")[2].partition("\n")[0])
-    arms = ("base", "documents and paraphrases")
-    wanted = [of[arm, "instructions"] for arm in arms]
-    assert [float(number) for number in said] == pytest.approx(wanted, abs=0.051)
-    line = text.partition("By their 19 kinds")[2].partition("\n")[0]
-    points, p_values = [], []
-    for arm in arms[1:]:
-        (contrast,) = [
-            item["to_base"]
-            for item in COMPANY["results"]
-            if (item["arm"], item["set"]) == (arm, "instructions")
-        ]
-        points += [100 * contrast[key] for key in ("delta", "low", "high")]
-        p_values.append(contrast["p_holm"])
-    said = [float(number) for number in re.findall(r"-\d+\.\d", line)]
-    assert said == pytest.approx(points, abs=0.051)
-    said = [float(number) for number in re.findall(r"p = (0\.\d+)", line)]
-    assert said == pytest.approx(p_values, abs=0.0005)
-
-
-def test_what_is_said_of_the_company_is_in_its_results() -> None:
-    text = (ROOT / "docs/findings.md").read_text("utf-8")
-    said = text.partition("Beyond the choices, in these two models:")[2].partition("Prose:")[0]
-    found = re.findall(r"\+(\d+\.\d)\s+\((\d+\.\d)\s+to\s+(\d+\.\d)", said.replace(" points", ""))
-    wanted = []
-    for name in ("reworded", "inferred"):
-        for arm in ("documents and paraphrases", "documents repeated"):
-            (net,) = [
-                item["net"]
-                for item in COMPANY["results"]
-                if (item["arm"], item["set"]) == (arm, name)
-            ]
-            wanted.append(tuple(f"{100 * net[key]:.1f}" for key in ("delta", "low", "high")))
-    assert found == wanted
-
-
-def test_what_is_said_of_passages_is_in_its_results() -> None:
-    text = (ROOT / "docs/findings.md").read_text("utf-8").partition("with BM25's document")[2]
-    by_bm25, _, by_oracle = text.partition("(an oracle)")
-    said = [float(number) for number in re.findall(r"\d+\.\d", by_bm25)]
-    found = {(item["arm"], item["k"]): item["accuracy"] for item in COMPANY["with_passages"]}
-    wanted = []
-    for arm in ("base", "documents and paraphrases"):
-        wanted += [100 * found[arm, 1], 100 * found[arm, 0]]
-    assert said == pytest.approx(wanted, abs=0.051)
-    oracle = {
-        item["arm"]: 100 * item["accuracy"]
-        for item in COMPANY["with_the_answering_document"]["results"]
-        if (item["score"], item["k"]) == ("sum", 1)
-    }
-    said = [float(number) for number in re.findall(r"\d+\.\d", by_oracle.partition(":")[0])]
-    assert said == pytest.approx([oracle["base"], oracle["documents and paraphrases"]], abs=0.051)
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert f"with the right one {oracle['base']:.1f}%" in readme
+        item = of_real(arm, name)
+        wanted += [100 * item["accuracy"], 100 * item["without_question"]]
+    wanted.append(100 * of_real(arm, "general")["accuracy"])
+    wanted += [item["per_token"] for item in REAL["perplexities"] if item["arm"] == arm]
+    assert cells("README.md", "reads 128 documents", ROWS[arm]) == pytest.approx(wanted, abs=0.051)
 
 
 def test_the_table_of_scores_is_its_results() -> None:
@@ -215,15 +164,13 @@ def test_a_figure_that_no_report_has_is_found() -> None:
 
 
 PUBLISHED: dict[str, Any] = json.loads((RESULTS / "published.json").read_text("utf-8"))
-REPORTED = ("128 documents of a company",)
-"""The sections of the findings whose figures come from a report of docs/results of another name."""
 DEMO = (ROOT / "docs/example-report.html").read_text("utf-8")
 
 
 def test_each_figure_of_the_findings_is_of_a_report_or_was_published_before() -> None:
     page = (ROOT / "docs/findings.md").read_text("utf-8")
     for section, text in published.sections(page).items():
-        if section in REPORTED or _kept(text) is not None:
+        if _kept(text) is not None:
             continue
         by_commit = PUBLISHED["sections"].get(section, {})
         recorded = {figure for of_commit in by_commit.values() for figure in of_commit}
@@ -248,14 +195,14 @@ def test_only_what_a_kept_report_says_is_called_shown() -> None:
     page = (ROOT / "docs/findings.md").read_text("utf-8")
     for section, text in published.sections(page).items():
         # What stands before the first section says what the word means.
-        if section not in ("Findings", *REPORTED) and _kept(text) is None:
+        if section != "Findings" and _kept(text) is None:
             assert re.findall(r"\bshown\b", text, re.IGNORECASE) == [], section
     methods = (ROOT / "docs/methods.md").read_text("utf-8")
     assert re.findall(r"\bshown\b", methods, re.IGNORECASE) == []
 
 
 def test_only_figures_of_a_kept_report_are_bold() -> None:
-    of_reports = {"37.9%", "0.983"}  # the company's, and the demo's in docs/example-report.html
+    of_reports = {"43.2%", "0.983"}  # the company's, and the demo's in docs/example-report.html
     for page in ("docs/findings.md", "docs/methods.md", "README.md"):
         text = (ROOT / page).read_text("utf-8")
         bold = [part for part in text.split("**")[1::2] if re.search(r"\d[.%]", part)]
@@ -264,15 +211,15 @@ def test_only_figures_of_a_kept_report_are_bold() -> None:
 
 def test_what_readme_says_of_its_two_tables_is_in_their_reports() -> None:
     text = " ".join((ROOT / "README.md").read_text("utf-8").split())
-    (net,) = [
-        item["net"]
-        for item in COMPANY["results"]
-        if (item["arm"], item["set"]) == ("documents and paraphrases", "reworded")
-    ]
+    net = of_real("best", "reworded")["net"]
     gain, low, high = (f"{100 * net[key]:.1f}" for key in ("delta", "low", "high"))
-    assert f"teach {gain} points (95% interval {low} to {high})" in text
-    passages = {(item["arm"], item["k"]): item["accuracy"] for item in COMPANY["with_passages"]}
-    assert f"the base has {100 * passages['base', 1]:.1f}% of 128" in text
+    assert f"teaches {gain} points (95% interval {low} to {high})" in text
+    passages = text.partition("with a document in front")[2].partition("Every evaluation")[0]
+    said = [float(number) for number in re.findall(r"(\d+\.\d)%", passages)]
+    arms = ("base", "base+dense", "base+oracle", "paraphrases+oracle", "best+oracle")
+    found = [of_real(arm, "reworded", 1) for arm in arms]
+    wanted = [100 * item["accuracy"] for item in found]
+    assert said == pytest.approx(wanted, abs=0.051)
     said = text.partition("In these models (one training each)")[2].partition("The demo's settings")
     report = " ".join(re.sub(r"<[^>]+>", " ", DEMO).split())
     new = [
