@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,16 @@ def test_a_set_that_is_asked_without_passages_has_no_comparison_with_them(
     # itself without.
     assert len(warnings) == 3
     assert "prose: the headline comparisons (13) need 10 documents" in warnings[1]
+
+
+def test_without_a_model_a_dry_run_gives_no_estimate_of_0_seconds(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    recipe = read_recipe(write_study(tmp_path, tiny_model), (), "study")
+    shutil.rmtree(tiny_model)
+    text = render_plan(recipe)
+    assert "no estimate of time and disk:\nnot counted: " in text
+    assert "  0 s  " not in text
 
 
 def test_a_card_that_is_not_known_is_refused(tmp_path, tiny_model):

@@ -353,14 +353,17 @@ def render_outlook(study: Study, written: Mapping[str, Preview], gpu: str | None
     devices, pace, source = _device(gpu)
     estimator = Estimator(study, devices, written)
     totals = estimator.totals(missing)
+    reasons = [f"not counted: {reason}" for reason in dict.fromkeys(estimator.unknown.values())]
+    # A table of 0 s would say that it takes no time.
+    if reasons and not any(total.training or total.scoring for total in totals.values()):
+        return "\n".join(["no estimate of time and disk:", *reasons])
     keep = study.recipe.study.keep_models
     lines = [f"time and disk by estimate, {source}:", _table(totals, pace, keep=keep)]
     lines.append(
         "one stage at a time; without what endpoints, teachers, probes and written answers take. "
         "Disk: weights alone, downloads of base models among them"
     )
-    lines += [f"not counted: {reason}" for reason in dict.fromkeys(estimator.unknown.values())]
-    return "\n".join(lines)
+    return "\n".join([*lines, *reasons])
 
 
 def _device(gpu: str | None) -> tuple[Devices, float, str]:
