@@ -414,10 +414,9 @@ def _pilot_lines(survey: Survey, folder: Path) -> list[str]:
     least = fewest_for(_COMPARISONS)
     if not n_questions:
         return [
-            "no pilot: no sentence of these documents has a number, a date or a name beside which "
-            "three others of",
-            "its kind stand in other documents, so it would ask nothing. "
-            f"With {least} documents or more it mostly can.",
+            "no pilot: no sentence of these documents gives a question. It needs a number, a date",
+            "or a name in the sentence, and three others of its kind in other documents as wrong",
+            f"choices. {least} documents or more mostly have them.",
         ]
     lines = [
         "next, as it is, on two CPU cores and without a key, a first report in about five minutes:"
