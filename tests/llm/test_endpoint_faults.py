@@ -120,6 +120,10 @@ FAULTS: dict[str, Fault] = {
         "refused as filtered", "filtered", exit=1,
     ),
     "401": Fault(status(401), "stop", r"the key is refused \(401: as ordered\).*OPENAI_API_KEY"),
+    "403 of a country": Fault(
+        status(403, b'{"error": {"code": "request_forbidden", "message": "not in this territory"}}'),
+        "stop", r"the request is refused \(403: not in this territory\).*country.*OPENAI_API_KEY",
+    ),
     "402": Fault(status(402), "stop", "out of credit"),
     "404": Fault(status(404), "stop", r"lists the model 'sandbox'. It may not serve it by the route /chat/completions"),
     "429": Fault(status(429), "overload", "answered 429.*Nothing else came"),

@@ -453,10 +453,14 @@ class Endpoint:
         if error.is_out_of_credit:
             fix = "Top it up, then run again: stored answers are kept."
             return f"the account is out of credit ({status}: {reason}). {fix}"
-        if status in (401, 403):
+        if status == 401 or (status == 403 and not self._key):
             fault = "the key is refused" if self._key else "it wants a key"
             fix = f"Put a valid one in the environment variable {variable}."
             return f"{fault} ({status}: {reason}). {fix}"
+        if status == 403:
+            fix = "Where it does not say why, look at your country, your account's access to the "
+            fix += f"model, and the key in the environment variable {variable}."
+            return f"the request is refused ({status}: {reason}). {fix}"
         if status == 404:
             return await self._missing_model_message(reason)
         if 300 <= status < 400:
