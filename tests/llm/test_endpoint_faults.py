@@ -120,6 +120,10 @@ FAULTS: dict[str, Fault] = {
         "refused as filtered", "filtered", exit=1,
     ),
     "401": Fault(status(401), "stop", r"the key is refused \(401: as ordered\).*OPENAI_API_KEY"),
+    "400 of a key": Fault(
+        status(400, b'[{"error": {"code": 400, "message": "API key expired. Please renew the API key."}}]'),
+        "stop", r"the key is refused \(400: API key expired.*OPENAI_API_KEY",
+    ),
     "403 of a country": Fault(
         status(403, b'{"error": {"code": "request_forbidden", "message": "not in this territory"}}'),
         "stop", r"the request is refused \(403: not in this territory\).*country.*OPENAI_API_KEY",

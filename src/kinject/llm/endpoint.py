@@ -453,7 +453,7 @@ class Endpoint:
         if error.is_out_of_credit:
             fix = "Top it up, then run again: stored answers are kept."
             return f"the account is out of credit ({status}: {reason}). {fix}"
-        if status == 401 or (status == 403 and not self._key):
+        if error.is_refused_key or (status == 403 and not self._key):
             fault = "the key is refused" if self._key else "it wants a key"
             fix = f"Put a valid one in the environment variable {variable}."
             return f"{fault} ({status}: {reason}). {fix}"

@@ -21,6 +21,10 @@ _NO_CREDIT = re.compile(
 """Of an empty account, in the codes and messages of OpenAI, DeepSeek, Moonshot, Alibaba, xAI,
 Anthropic and One API. Not "exceeded your current quota": Google says so of a limit for a minute,
 too."""
+_BAD_KEY = re.compile(
+    r"(?:incorrect|invalid) api[ _]key|api[ _]key (?:is )?(?:not (?:valid|found)|invalid|expired)",
+    re.IGNORECASE,
+)
 _FILTERED = frozenset({"content_filter", "content_policy_violation", "flagged_input"})
 _UNKNOWN = re.compile(r"un(?:supported|known|recognized)|extra_forbidden", re.IGNORECASE)
 _ABOUT_VALUE = re.compile(
@@ -50,6 +54,12 @@ class ErrorReply:
         """Whether the account is empty, which no waiting changes."""
         # OpenAI reports it as 429, gateways inside a 200, others as 400 or 403.
         return self.status == 402 or bool(_NO_CREDIT.search(" ".join((*self.codes, self.message))))
+
+    @property
+    def is_refused_key(self) -> bool:
+        """Whether the endpoint does not know the key."""
+        # Google and xAI report it as 400.
+        return self.status == 401 or (self.status == 400 and bool(_BAD_KEY.search(self.message)))
 
     @property
     def is_filtered(self) -> bool:
