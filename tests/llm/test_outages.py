@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable
@@ -11,8 +12,9 @@ import pytest
 from faulty_server import Hostile, Talk
 from kinject.augment import augment
 from kinject.errors import EndpointError, RecipeError
-from kinject.llm import read_usage
+from kinject.llm import Transient, read_usage
 from kinject.llm.endpoint import Endpoint, retry_after
+from kinject.llm.error_replies import read_error
 from kinject.recipe import GeneratorSection, Recipe
 from kinject.types import Usage
 
@@ -86,6 +88,7 @@ def test_an_endpoint_that_goes_and_comes_back_is_waited_for(few: Few, hostile: S
     ("headers", "seconds"),
     [
         ({}, None), ({"retry-after": "3"}, 3.0), ({"retry-after": "0.5"}, 0.5), ({"retry-after": "-1"}, None),
+        ({"retry-after-ms": "1250", "retry-after": "2"}, 1.25), ({"retry-after-ms": "soon", "retry-after": "4"}, 4.0),
         ({"retry-after": "nan"}, None), ({"retry-after": "soon"}, None), ({"retry-after": "9" * 5000}, None),
     ],
 )  # fmt: skip
@@ -93,6 +96,20 @@ def test_a_retry_after_is_a_number_of_seconds_or_nothing(
     headers: dict[str, str], seconds: float | None
 ) -> None:
     assert retry_after(headers) == seconds
+
+
+@pytest.mark.parametrize(
+    ("delay", "seconds"), [("41s", 41.0), ("0.750s", 0.75), ("41", None), ("soon", None), (7, None), (None, None)]
+)  # fmt: skip
+def test_the_delay_in_googles_body_is_waited_for(delay: object, seconds: float | None) -> None:
+    info = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay}
+    details = [{"@type": "type.googleapis.com/google.rpc.Help"}, info]
+    body = json.dumps([{"error": {"code": 429, "message": "wait", "details": details}}]).encode()
+    endpoint = Endpoint(GeneratorSection("openai", model="m", base_url="http://127.0.0.1:9/v1"))
+    for headers, expected in (({}, seconds), ({"retry-after": "3"}, 3.0)):
+        error = asyncio.run(endpoint.reported_error(read_error(429, body), headers))
+        assert isinstance(error, Transient)
+        assert error.retry_after == expected
 
 
 @pytest.mark.parametrize(

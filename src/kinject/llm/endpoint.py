@@ -102,7 +102,11 @@ def printable(text: str) -> str:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a Retry-After header, None without a number."""
+    """Return the seconds of a retry-after-ms or Retry-After header, None without a number."""
+    # OpenAI and Azure send both, the second one rounded up to whole seconds.
+    exact = headers.get("retry-after-ms", "").strip()
+    if _NUMBER.fullmatch(exact):
+        return float(exact) / 1000
     value = headers.get("retry-after", "").strip()
     # An HTTP date would be compared with this machine's clock, which may be wrong.
     if not _NUMBER.fullmatch(value):
@@ -436,6 +440,8 @@ class Endpoint:
             message = f"{self.url}: answered 200 with an error ({reason})."
             return Transient(message, kind="malformed")
         message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(headers)
+        if pause is None:
+            pause = error.retry_delay
         if status in _KINDS:
             return Transient(message, kind=_KINDS[status], retry_after=pause)
         if status >= 500:

@@ -32,6 +32,7 @@ _ABOUT_VALUE = re.compile(
     r"|context length|maximum (?:context|value|allowed|of|is)\b|\brange\b|between|within",
     re.IGNORECASE,
 )
+_SECONDS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)s")
 _ERROR_STATUS = re.compile(r"[45]\d\d")
 
 
@@ -40,7 +41,7 @@ class ErrorReply:
     """An error that an endpoint reports, by its status or inside an answer of status 200.
 
     `codes` are its code and its type, `parameter` the parameter that it names. `is_named`: the body
-    has it under ``error``.
+    has it under ``error``. `retry_delay`: the seconds that Google asks for in the body.
     """
 
     status: int
@@ -48,6 +49,7 @@ class ErrorReply:
     codes: tuple[str, ...] = ()
     parameter: str = ""
     is_named: bool = True
+    retry_delay: float | None = None
 
     @property
     def is_out_of_credit(self) -> bool:
@@ -106,7 +108,22 @@ def error_in(status: int, value: JsonValue) -> ErrorReply:
     # OpenRouter's mark of a text that was moderated; its status is that of a refused key.
     if isinstance(metadata, Mapping) and "flagged_input" in metadata:
         codes += ("flagged_input",)
-    return ErrorReply(status, str(message), codes, str(error.get("param") or ""), is_named)
+    parameter = str(error.get("param") or "")
+    return ErrorReply(
+        status, str(message), codes, parameter, is_named, _retry_delay(error.get("details"))
+    )
+
+
+def _retry_delay(details: JsonValue) -> float | None:
+    """Return the seconds in the RetryInfo among Google's details, as ``34.5s``; None without it."""
+    if not isinstance(details, list):
+        return None
+    for detail in details:
+        if isinstance(detail, Mapping) and "retryDelay" in detail:
+            seconds = _SECONDS.fullmatch(str(detail["retryDelay"]))
+            if seconds is not None:
+                return float(seconds[1])
+    return None
 
 
 def error_inside(body: bytes) -> ErrorReply | None:
