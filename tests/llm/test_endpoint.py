@@ -132,7 +132,8 @@ def test_the_beginning_of_an_answer_that_broke_off_is_none(reason: str) -> None:
     ("reason", "expected"),
     [
         ("STOP", "stop"), ("eos_token", "stop"), ("COMPLETE", "stop"), ("MAX_TOKENS", "length"),
-        ("model_length", "length"), ("SAFETY", "content_filter"), ("tool_calls", "tool_calls"), (None, ""),
+        ("model_length", "length"), ("SAFETY", "content_filter"), ("BLOCKLIST", "content_filter"),
+        ("content_filter: PROHIBITED_CONTENT", "content_filter"), ("tool_calls", "tool_calls"), (None, ""),
     ],
 )  # fmt: skip
 def test_a_finish_reason_is_given_in_the_words_of_openai(reason: str | None, expected: str) -> None:

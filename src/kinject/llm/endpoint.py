@@ -69,6 +69,10 @@ _REASONS = {
     "max_tokens": "length",
     "model_length": "length",
     "safety": "content_filter",
+    "recitation": "content_filter",
+    "blocklist": "content_filter",
+    "prohibited_content": "content_filter",
+    "spii": "content_filter",
 }
 """Reason of another server or gateway, in lower case -> OpenAI's word for it."""
 _BROKEN_OFF = ("error", "abort", "insufficient_system_resource")
@@ -83,7 +87,8 @@ def _finish_reason(value: JsonValue) -> str:
         return ""
     if not isinstance(value, str):
         value = json.dumps(value)
-    reason = printable(value)[:_LONGEST_REASON]
+    # Google adds its own word: "content_filter: RECITATION".
+    reason = printable(value)[:_LONGEST_REASON].partition(": ")[0]
     return _REASONS.get(reason.lower(), reason)
 
 
