@@ -25,6 +25,7 @@ from kinject.recipe.library_fields import INITS_REFUSED
 from kinject.train import train
 from kinject.train.config import adapter_config
 from kinject.train.merge import merge_adapter
+from kinject.train.setup import make_trainer
 from small import quick
 
 MakeRecipe = Callable[..., Recipe]
@@ -147,6 +148,18 @@ def test_a_resumed_run_continues_with_the_base_that_its_adapter_was_taken_from(
     train(recipe, resume=True)
     assert _last_loss(recipe.run_dir) == pytest.approx(whole, rel=1e-5)
     assert _mean_loss(recipe.run_dir / "model", corpus) == pytest.approx(whole, rel=1e-5)
+
+
+def test_only_the_first_of_several_processes_writes_such_an_adapter(
+    make_recipe: MakeRecipe, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one looked for the file that the first had not written yet, after the last step."""
+    adapter = {**LORA, "init_lora_weights": "olora"}
+    trainer = make_trainer(make_recipe(corpus={"path": str(corpus)}, adapter=adapter))
+    assert trainer.initial_adapter
+    monkeypatch.setattr(type(trainer.args), "should_save", False)
+    trainer.save_model(str(tmp_path / "second"), _internal_call=True)
+    assert not (tmp_path / "second").exists()
 
 
 def test_the_best_checkpoint_of_such_a_run_is_loaded_whole(

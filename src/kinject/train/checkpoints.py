@@ -266,6 +266,9 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
         super()._save(
             output_dir, without_tied(self.accelerator.unwrap_model(self.model), state_dict)
         )
+        # All processes come here, and the first one has written: the others find no file yet.
+        if not self.args.should_save:
+            return
         folder = Path(output_dir or self.args.output_dir)
         if self.initial_adapter:
             save_as_plain(folder, self.initial_adapter)
