@@ -13,7 +13,7 @@ from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.stats.intervals import family_variances
 from kinject.study.arms import Arm, n_trainings
-from kinject.study.records import AskSetting, Records, changed_answers
+from kinject.study.records import AskSetting, Records, changed_answers, find_twins
 from kinject.types import Answer, Question
 
 
@@ -82,6 +82,37 @@ def test_seeds_of_an_arm_are_informed_by_the_other_arms_of_its_base_model_and_se
     a, b, c = (records.matrix("m", arm, setting) for arm in "abc")
     assert [a.pooled, c.pooled] == family_variances([own[0], own[2]])
     assert b.pooled == own[1]
+
+
+def test_a_question_of_two_sets_counts_once_in_their_rate(tmp_path):
+    """Two of the three questions of "hard" are in "plain" too."""
+    texts = {"plain": ["a", "b", "c", "d", "e"], "hard": ["d", "e", "f"]}
+    questions = {
+        name: [
+            Question(f"{i}", f"Who is {text}?", ("x", "y"), 0, "", "")
+            for i, text in enumerate(of_set)
+        ]
+        for name, of_set in texts.items()
+    }
+    records = Records(["sum"], twins=find_twins(questions))
+    settings = [AskSetting(name, "texts", 0, 0) for name in texts]
+    for seed, right in enumerate(({"a", "b", "d", "f"}, {"a", "f"})):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        with AnswerStore(folder / "answers.jsonl") as store:
+            for name, of_set in texts.items():
+                for i, text in enumerate(of_set):
+                    values = (-0.5 if text in right else -2.0, -1.0)
+                    answer = Answer(
+                        f"{i}", name, "ft", "texts", 0, 0, (), 0, values, (1, 1), (1, 1)
+                    )
+                    store.add(f"{name}{i}", answer)
+        records.read("m", "ft", seed, folder)
+    assert records.rate("m", "ft", settings[:1]) == (0.4, 5)
+    assert records.rate("m", "ft", settings) == (0.5, 6)
+    assert records.rate("m", "ft", settings[::-1]) == (0.5, 6)
+    elsewhere = settings[0]._replace(shots=5)
+    assert records.rate("m", "ft", [*settings, elsewhere]) is None
 
 
 def test_an_arm_after_another_counts_the_trainings_before_it() -> None:

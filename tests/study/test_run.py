@@ -18,6 +18,7 @@ from in_process import InProcess
 from study_samples import make_report
 from transformers import AutoTokenizer
 
+from kinject.corpus.questions import read_questions
 from kinject.errors import InputError
 from kinject.executors import Outcome
 from kinject.recipe import read_recipe
@@ -273,9 +274,14 @@ def test_no_passages_are_chosen_for_a_set_that_is_asked_without(
         validation={"new": 0.6, "known": 0.6},
     )  # fmt: skip
     study = open_study(read_recipe(path, (), "study"))
+    for item in study.question_sets:
+        chosen = {question.id for question in item.validation_questions()}
+        asked = {question.id for question in read_questions(Path(item.test["path"]))}
+        assert chosen
+        assert not chosen & asked
     run = import_module("kinject.study.run")
     rates = {("new", 1): (0.25, 4), ("new", 2): (0.75, 4)}
-    monkeypatch.setattr(run, "_rate", lambda study, runs, name, k: rates.get((name, k)))
+    monkeypatch.setattr(run, "_rate", lambda study, runs, names, k: rates.get((*names, k)))
     monkeypatch.setattr(run, "_evaluate_each_k", lambda study: None)
     _plan_arms(study)
     _choose_k(study)

@@ -217,6 +217,28 @@ class Records:
             and self.matrix(model, arm, setting).question_ids
         ]
 
+    def rate(
+        self, model: str, arm: str, settings: Sequence[AskSetting]
+    ) -> tuple[float, int] | None:
+        """Return how often the arm is right in all `settings` together, and the number of their
+        questions; one that stands in two of the sets counts once.
+
+        None if a setting has no question with a score from each seed.
+        """
+        n_right, n_questions = 0.0, 0
+        for setting in settings:
+            if setting not in self.settings(model, arm):
+                return None
+            matrix = self.matrix(model, arm, setting)
+            columns = [
+                column
+                for column, identity in enumerate(matrix.question_ids)
+                if (setting.question_set, identity) not in self.twins
+            ]
+            n_right += float(matrix.correct[:, columns].mean(0).sum())
+            n_questions += len(columns)
+        return round(n_right / n_questions, 6), n_questions
+
     def headline_settings(
         self, model: str, arm: str, chosen_k: Mapping[tuple[str, str, str], int]
     ) -> Iterator[AskSetting]:

@@ -260,12 +260,11 @@ def _choose_value(
         finished = [run for run in runs if study.status.all_done(run.all_stages)]
         if not finished:
             continue
-        rates = [_rate(study, finished, question_set, 0) for question_set in item.sets()]
-        scored = [rate for rate in rates if rate is not None]
         # A value counts on all of its sets or not at all, else its rate would be of other
         # questions.
-        if len(scored) == len(rates):
-            candidates.append((value, *_pool(scored)))
+        rate = _rate(study, finished, item.sets(), 0)
+        if rate is not None:
+            candidates.append((value, *rate))
         else:
             study.diverged.append(
                 f"{item.key} {value} of {item.arm} ({model}) diverged: it was not a candidate"
@@ -361,7 +360,7 @@ def _choose_k_of_set(study: Study, arm: Arm, item: SplitQuestions) -> None:
         return
     candidates = []
     for k in study.ks:
-        rate = _rate(study, runs, item.name, k)
+        rate = _rate(study, runs, [item.name], k)
         if rate is not None:
             candidates.append((k, *rate))
     if not candidates:
@@ -397,31 +396,27 @@ def _is_at_end(best: Json, grid: Sequence[Json]) -> bool:
 
 
 def _rate(
-    study: Study, runs: Sequence[ArmRun], question_set: str, k: int
+    study: Study, runs: Sequence[ArmRun], names: Sequence[str], k: int
 ) -> tuple[float, int] | None:
-    """Return how often answers of `runs` (the seeds of one arm) to validation questions are right,
-    and their number.
+    """Return how often answers of `runs` (the seeds of one arm) to the validation questions of the
+    sets `names` are right, and their number.
 
-    None if no question has a score, or none of a seed.
+    None if no question of a set has a score, or none of a seed.
     """
-    records = Records(study.evaluation.scores)
+    twins = {}
+    if len(names) > 1:
+        chosen = [item for item in study.question_sets if item.name in names]
+        twins = find_twins({item.name: item.validation_questions() for item in chosen})
+    records = Records(study.evaluation.scores, twins=twins)
     for run in runs:
         records.read(
             run.arm.model, run.arm.name, run.seed, run.evaluations[0].folder, run.arm.retrieval
         )
     arm = runs[0].arm
-    setting = AskSetting(question_set, *study.prompt_format(question_set), k)
-    is_asked = setting in records.settings(arm.model, arm.name)
-    if not is_asked or len(records.seeds(arm.model, arm.name)) < len(runs):
+    if len(records.seeds(arm.model, arm.name)) < len(runs):
         return None
-    matrix = records.matrix(arm.model, arm.name, setting, "")
-    return round(matrix.mean(), 6), len(matrix.question_ids)
-
-
-def _pool(rates: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    """Return the rate over the questions of several sets, and their number."""
-    n_questions = sum(n for _, n in rates)
-    return round(sum(rate * n for rate, n in rates) / n_questions, 6), n_questions
+    settings = [AskSetting(name, *study.prompt_format(name), k) for name in names]
+    return records.rate(arm.model, arm.name, settings)
 
 
 def _on_test(study: Study, run: ArmRun) -> ArmRun:

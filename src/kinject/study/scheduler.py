@@ -196,6 +196,12 @@ class SplitQuestions:
     fraction, where another set chooses with more of the documents."""
     n_questions: int = 0
 
+    def validation_questions(self) -> list[Question]:
+        """Return its validation questions, [] without any."""
+        if self.validation is None:
+            return []
+        return read_questions(Path(self.validation["path"]), self.validation["layout"])
+
     @property
     def gets_passages(self) -> bool:
         """Whether it is asked with passages as well, if the recipe retrieves."""
