@@ -18,8 +18,9 @@ from kinject.errors import InputError
 from kinject.models import load_model
 from kinject.recipe import Recipe, RowWeightsSection
 from kinject.recipe.sections import HardExampleMiningSection
-from kinject.train import train
+from kinject.train import checkpoints, train
 from kinject.train.objectives import HardExamples, TrainingLoss, row_weights
+from kinject.train.setup import make_trainer
 from kinject.train.trainer import KnowledgeTrainer
 from small import quick
 
@@ -229,6 +230,20 @@ def test_accumulated_batches_count_by_their_tokens_whatever_the_models_own_loss_
     train(recipe)
     log = [row for _, row in read_jsonl(recipe.run_dir / "log.jsonl")]
     assert log[0]["loss"] == pytest.approx(right, rel=1e-6)
+
+
+def test_the_loss_of_a_run_is_the_mean_over_processes(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the updates since the last logged loss, too, of which each process has its own part."""
+    trainer: Any = make_trainer(make_recipe())
+    monkeypatch.setattr(
+        checkpoints, "nested_gather", lambda loss, mode: torch.stack([loss, loss + 3])
+    )
+    trainer._tr_loss, trainer.losses.made = torch.tensor(5.0), 2
+    logs = {"train_loss": 0.0}
+    trainer.log(logs)
+    assert logs["train_loss"] == (5 + 8) / 2 / 2
 
 
 @pytest.mark.parametrize(

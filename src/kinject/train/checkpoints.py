@@ -24,7 +24,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from torch import nn
 from torch.optim import Optimizer
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.distributed.checkpoint import (
     load_optimizer_distributed,
     save_optimizer_distributed,
@@ -194,6 +194,13 @@ def _kept_dtypes(model: nn.Module) -> Iterator[None]:
             weight.data = weight.data.to(before[name])
 
 
+def over_processes(loss: torch.Tensor, args: TrainingArguments) -> torch.Tensor:
+    """Return the mean of a loss over processes, as Trainer logs it: each has that of its own
+    rows."""
+    mean: torch.Tensor = nested_gather(loss, args.parallel_mode).mean()
+    return mean
+
+
 class CheckpointMixin(Trainer):  # type: ignore[misc]
     """Checkpoints that are marked when whole, of sharded models too, with the state that Trainer
     loses with its process."""
@@ -222,8 +229,7 @@ class CheckpointMixin(Trainer):  # type: ignore[misc]
 
     def _save_state(self) -> None:
         """Add the extra state to that of the next checkpoint. All processes call it."""
-        # The mean over processes, as Trainer logs it.
-        loss = nested_gather(self._tr_loss, self.args.parallel_mode).mean().item()
+        loss = over_processes(self._tr_loss, self.args).item()
         metrics = {
             name: list(map(float, values)) for name, values in self._metrics["train"].items()
         }

@@ -37,7 +37,7 @@ from kinject.corpus.tokenize import IGNORED
 from kinject.process import processes_per_row, tensor_parallel_size
 from kinject.train.batches import FilledRows, LengthSampler, RoundSampler, RowDataset
 from kinject.train.callbacks import RunLog
-from kinject.train.checkpoints import CheckpointMixin
+from kinject.train.checkpoints import CheckpointMixin, over_processes
 from kinject.train.guards import compiler_faults
 from kinject.train.loss import MeanLoss, TokenMean
 from kinject.train.objectives import TrainingLoss
@@ -339,7 +339,7 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         if "loss" in logs:
             logs["loss"] = self.losses.log(logs["loss"], self._tr_loss)
         if "train_loss" in logs:
-            logs["train_loss"] = self.losses.mean(self._tr_loss)
+            logs["train_loss"] = self.losses.mean(over_processes(self._tr_loss, self.args))
         super().log(logs, start_time)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
