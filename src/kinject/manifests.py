@@ -122,9 +122,11 @@ class TrainedCorpus:
 
 @dataclass(frozen=True)
 class StartModel:
-    """The model of a training's recipe; its `path` is None where it starts from random weights."""
+    """The model of a training's recipe; its `path` is None where it starts from random weights.
+    `freeze` names the parameters that do not train."""
 
     path: str | None = None
+    freeze: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ class TrainSections:
     corpus: TrainedCorpus
     model: StartModel
     trainer: Mapping[str, Any] = field(default_factory=dict)
+    adapter: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

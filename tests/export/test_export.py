@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,10 +22,12 @@ from kinject.cli import main
 from kinject.disk import lock_dir, write_json, write_manifest, write_sha256sums
 from kinject.errors import DiskError, InputError
 from kinject.export import ExportOptions, _model_card, _name_of, _own_arm, _Source, export
+from kinject.manifests import read_manifest
 from kinject.models import load_model
 from kinject.recipe import Recipe, read_recipe
 from kinject.results import to_json
 from kinject.train import train
+from small import write_training
 
 
 @pytest.fixture
@@ -113,6 +116,40 @@ def test_a_model_has_the_name_of_its_documents_and_no_base_that_the_hub_refuses(
         assert elsewhere not in card
     card = _model_card("ponds", replace(source, base="some-owner/base"), ExportOptions(tmp_path))
     assert "base_model: some-owner/base" in card
+
+
+@pytest.mark.parametrize(
+    ("sections", "sentence"),
+    [
+        ({"adapter": {"r": 2, "merge": True}}, r"Trained from random weights with .* \(a LoRA adapter, folded in\)\."),
+        ({"adapter": {"type": "oft"}}, r"Trained .* \(an adapter of peft's type OFT, folded in\)\."),
+        ({"model": {"freeze": ["*.mlp.*"]}}, r"Trained .* \(a part of the weights\)\."),
+        ({}, r"Trained from random weights with .* \(all weights\)\."),
+        (None, r"Exported with kinject \S+ from a folder without the run of its training\."),
+    ],
+)  # fmt: skip
+def test_a_card_names_what_was_trained(
+    tmp_path: Path, sections: dict[str, Any] | None, sentence: str
+) -> None:
+    manifest = None
+    if sections is not None:
+        recipe = {"corpus": {"path": "c.jsonl"}, "model": {}, "trainer": {}, **sections}
+        write_training(tmp_path, recipe)
+        manifest = read_manifest(tmp_path)
+    source = _Source(tmp_path, "", False, manifest)
+    card = _model_card("ponds", source, ExportOptions(tmp_path))
+    assert re.search(f"^{sentence}$", card, re.MULTILINE), card
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("LORA", "a LoRA adapter, folded in"), ("VERA", "an adapter of peft's type VERA, folded in")],
+)
+def test_a_card_names_the_kind_of_an_adapter(tmp_path: Path, kind: str, words: str) -> None:
+    write_json(tmp_path / "adapter_config.json", {"peft_type": kind})
+    source = _Source(tmp_path, "some-owner/base", True, None)
+    card = _model_card("ponds", source, ExportOptions(tmp_path))
+    assert f"Trained from some-owner/base with kinject {kinject.__version__} ({words})." in card
 
 
 def test_a_head_of_its_own_is_no_copy_of_the_embedding_for_other_servers_either(

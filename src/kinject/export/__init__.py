@@ -15,6 +15,7 @@ from kinject.disk import (
     delete_file,
     file_hash,
     lock_dir,
+    read_json,
     replace_folder,
     verified_hashes,
     write_sha256sums,
@@ -267,12 +268,19 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
         start = _public_base(source) or "a model in a local folder"
     if source.base.startswith(PACKAGE):
         start = f"the model of the Python package {source.base.removeprefix(PACKAGE)}"
-    trained = "a LoRA adapter, folded in" if source.is_adapter else "all weights"
+    origin = f"Trained from {start} with kinject {__version__}"
+    if not source.base and source.manifest is None:
+        origin = (
+            f"Exported with kinject {__version__} from a folder without the run of its training"
+        )
+    trained = _trained_part(source)
+    if trained:
+        origin += f" ({trained})"
     lines = [
         *_front_matter(source, options),
         f"# {name}",
         "",
-        f"Trained from {start} with kinject {__version__} ({trained}).",
+        f"{origin}.",
         "",
         *_card_results(source, options),
     ]
@@ -296,6 +304,26 @@ def _model_card(name: str, source: _Source, options: ExportOptions) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _trained_part(source: _Source) -> str:
+    """Return what of the model was trained; "" where no run and no adapter tells."""
+    from kinject.models import ADAPTER_CONFIG
+
+    if source.is_adapter:
+        kind = str(read_json(source.model / ADAPTER_CONFIG, "").get("peft_type"))
+    elif source.manifest is None:
+        return ""
+    elif source.manifest.recipe.adapter is not None:
+        # The training has folded it in by itself (adapter.merge).
+        kind = str(source.manifest.recipe.adapter.get("type", "lora"))
+    elif source.manifest.recipe.model.freeze:
+        return "a part of the weights"
+    else:
+        return "all weights"
+    if kind.lower() == "lora":
+        return "a LoRA adapter, folded in"
+    return f"an adapter of peft's type {kind.upper()}, folded in"
 
 
 def _public_base(source: _Source) -> str:
