@@ -18,9 +18,12 @@ from typing import Any
 import pytest
 import torch
 import trl
+from accelerate.data_loader import BatchSamplerShard
 from safetensors.torch import load_file
+from torch.utils.data import BatchSampler
 
 from kinject.cli import main
+from kinject.corpus.tokenize import IGNORED
 from kinject.disk import read_jsonl, read_manifest_fields
 from kinject.errors import InputError, RecipeError
 from kinject.models import Sharding, read_sharding
@@ -31,6 +34,7 @@ from kinject.train.checkpoints import is_complete
 from kinject.train.config import _trainer_config, make_configs
 from kinject.train.load import load_training_model
 from kinject.train.methods import method_of
+from kinject.train.setup import make_trainer
 from small import quick
 
 MakeRecipe = Callable[..., Recipe]
@@ -295,6 +299,46 @@ def test_two_processes_validate_the_mean_over_tokens_that_one_does(
         log = [row for _, row in read_jsonl(tmp_path / name / "log.jsonl")]
         losses.append(next(row["eval_loss"] for row in log if "eval_loss" in row))
     assert losses[1:] == pytest.approx(losses[:1] * len(runs), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "n_processes", "batch"),
+    [("random", 2, 3), ("sequential", 4, 1), ("group_by_length", 3, 5)],
+)
+def test_each_row_of_an_epoch_is_read_once_by_all_processes_together(
+    make_recipe: MakeRecipe,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    n_processes: int,
+    batch: int,
+) -> None:
+    """Eleven rows: accelerate alone would repeat the first ones of the epoch until all have as many batches."""
+    trainer = {
+        "packing": True, "max_length": 96, "per_device_train_batch_size": batch, "train_sampling_strategy": strategy,
+    }  # fmt: skip
+    one = make_trainer(make_recipe(trainer=trainer))
+    n_rows = len(one.train_dataset)
+    assert n_rows % (n_processes * batch)
+    in_order = list(one.get_train_dataloader().batch_sampler.sampler)
+    monkeypatch.setattr(type(one.args), "world_size", n_processes)
+    for epoch in (0, 1):
+        drawn: list[list[int]] = []
+        shards = []
+        for number in range(n_processes):  # each process has a sampler of its own
+            sampler = one.get_train_dataloader().batch_sampler.sampler
+            sampler.set_epoch(epoch)
+            batches = BatchSampler(sampler, batch, drop_last=False)
+            shards.append(BatchSamplerShard(batches, n_processes, number))
+        for of_processes in zip(*shards, strict=True):
+            drawn += of_processes
+        numbers = [index for indices in drawn for index in indices]
+        assert len(numbers) == len(set(numbers)) == len(sampler)
+        # The fillers come last, so that each update has the rows of one process.
+        assert sorted(numbers[:n_rows]) == list(range(n_rows))
+        assert epoch or numbers[:n_rows] == in_order
+    filler = one.get_train_dataloader().dataset[n_rows]
+    assert set(filler["labels"]) == {IGNORED}
+    assert not any(filler["replayed"])
 
 
 def test_one_process_has_one_device_however_many_gpus_there_are(

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Sampler
+from accelerate.data_loader import SeedableRandomSampler
+from torch.utils.data import RandomSampler, Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from kinject.corpus.packing import PackedRows
@@ -93,7 +94,8 @@ def packed_row(recipe: TrainRecipe, dataset: RowDataset) -> dict[str, Any] | Non
 
 @dataclass(frozen=True)
 class FilledRows:
-    """The `rows` of an evaluation, and behind them fillers up to a number that `multiple` divides.
+    """The `rows` of an epoch or an evaluation, and behind them fillers up to a number that
+    `multiple` divides.
 
     A filler is the first row with nothing to learn: it has no part in a loss.
     """
@@ -109,6 +111,7 @@ class FilledRows:
             return self.rows[index]
         filler = dict(self.rows[0])
         filler["labels"] = [IGNORED] * len(filler["labels"])
+        filler["replayed"] = [False] * len(filler["replayed"])
         filler["filler"] = True
         return filler
 
@@ -128,6 +131,28 @@ class EpochSampler(Sampler[int]):
         """Return what draws the order."""
         # Multiplied, so that an epoch does not have the order of a later one of the seed before.
         return torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+
+
+class FilledSampler(Sampler[int]):
+    """The row numbers that `sampler` draws, and behind them those of the fillers of `rows`."""
+
+    def __init__(self, rows: FilledRows, sampler: Sampler[int], data_seed: int | None) -> None:
+        # accelerate makes this of a random sampler that it finds, and finds none inside of another
+        if isinstance(sampler, RandomSampler):
+            sampler = SeedableRandomSampler(rows.rows, data_seed=data_seed)
+        self.rows, self.sampler = rows, sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, if it decides the order of the rows."""
+        if isinstance(self.sampler, EpochSampler | SeedableRandomSampler):
+            self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.sampler
+        yield from range(len(self.rows.rows), len(self.rows))
 
 
 class LengthSampler(EpochSampler):

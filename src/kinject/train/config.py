@@ -3,9 +3,10 @@ any model loads."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -379,3 +380,22 @@ def trainer_field(trainer: Mapping[str, Any], name: str) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
+
+
+@contextlib.contextmanager
+def strategies_off(args: SFTConfig, *, evaluates: bool, saves: bool) -> Iterator[None]:
+    """Let Trainer be made from `args` without evaluations or checkpoints where it would refuse
+    these.
+
+    It wants a dataset for evaluations, which probes do not need, and refuses to save a model that
+    transformers has sharded, which `CheckpointMixin` saves.
+    """
+    strategies = args.eval_strategy, args.save_strategy
+    if not evaluates:
+        args.eval_strategy = "no"
+    if not saves:
+        args.save_strategy = "no"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+    args.eval_strategy, args.save_strategy = strategies

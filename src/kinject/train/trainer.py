@@ -8,9 +8,9 @@ read. Checkpoints are in `kinject.train.checkpoints`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,9 +35,16 @@ from trl import SFTConfig, SFTTrainer
 
 from kinject.corpus.tokenize import IGNORED
 from kinject.process import processes_per_row, tensor_parallel_size
-from kinject.train.batches import FilledRows, LengthSampler, RoundSampler, RowDataset
+from kinject.train.batches import (
+    FilledRows,
+    FilledSampler,
+    LengthSampler,
+    RoundSampler,
+    RowDataset,
+)
 from kinject.train.callbacks import RunLog
 from kinject.train.checkpoints import CheckpointMixin, over_processes
+from kinject.train.config import strategies_off
 from kinject.train.guards import compiler_faults
 from kinject.train.loss import MeanLoss, TokenMean
 from kinject.train.objectives import TrainingLoss
@@ -77,6 +84,24 @@ class PackingMixin(SFTTrainer):  # type: ignore[misc]
     def _set_signature_columns_if_needed(self) -> None:
         # TRL 1.16 drops every column that it does not know
         self._signature_columns = list(_COLUMNS)
+
+    def get_train_dataloader(self) -> DataLoader[dict[str, torch.Tensor]]:
+        """Return the batches of an epoch, which reads every row once."""
+        n_devices = self.args.world_size // processes_per_row()
+        sampler = self._get_train_sampler(self.train_dataset)
+        rebalances = self.args.train_sampling_strategy == "batch_rebalance"
+        loader: DataLoader[dict[str, torch.Tensor]]
+        if n_devices == 1 or self.args.dataloader_drop_last or sampler is None or rebalances:
+            loader = super().get_train_dataloader()
+        else:
+            # accelerate repeats the first rows until all processes have as many: of 22 by two
+            # processes with batches of two, two counted twice.
+            rows = FilledRows(self.train_dataset, self._train_batch_size * n_devices)
+            fill = functools.partial(FilledSampler, sampler=sampler, data_seed=self.args.data_seed)
+            loader = self._get_dataloader(
+                rows, "Training", self._train_batch_size, sampler_fn=fill, is_training=True
+            )
+        return loader
 
     def _get_train_sampler(self, train_dataset: RowDataset | None = None) -> Sampler[int] | None:
         """Return the sampler of `train_sampling_strategy`; by rounds if the epoch has some."""
@@ -549,7 +574,7 @@ class KnowledgeTrainer(RunTrainer, PackingMixin, ObjectiveMixin):
         # SFTTrainer needs a Dataset, which would copy every row: it gets the first, then all.
         first_row = Dataset.from_list([parts.train[0]])
         evaluates = parts.validation is not None
-        with _strategies_off(args, evaluates=evaluates, saves=not _is_sharded(options["model"])):
+        with strategies_off(args, evaluates=evaluates, saves=not _is_sharded(options["model"])):
             super().__init__(
                 args=args,
                 train_dataset=first_row,
@@ -593,22 +618,3 @@ class KnowledgeTrainer(RunTrainer, PackingMixin, ObjectiveMixin):
 
 def _is_sharded(model: PreTrainedModel) -> bool:
     return bool(model.is_distributed_loading_by_transformers)
-
-
-@contextlib.contextmanager
-def _strategies_off(args: SFTConfig, *, evaluates: bool, saves: bool) -> Iterator[None]:
-    """Let Trainer be made from `args` without evaluations or checkpoints where it would refuse
-    these.
-
-    It wants a dataset for evaluations, which probes do not need, and refuses to save a model that
-    transformers has sharded, which `CheckpointMixin` saves.
-    """
-    strategies = args.eval_strategy, args.save_strategy
-    if not evaluates:
-        args.eval_strategy = "no"
-    if not saves:
-        args.save_strategy = "no"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
-    args.eval_strategy, args.save_strategy = strategies
