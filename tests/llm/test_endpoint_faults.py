@@ -131,6 +131,10 @@ FAULTS: dict[str, Fault] = {
     "402": Fault(status(402), "stop", "out of credit"),
     "404": Fault(status(404), "stop", r"lists the model 'sandbox'. It may not serve it by the route /chat/completions"),
     "429": Fault(status(429), "overload", "answered 429.*Nothing else came"),
+    "429 of a large request": Fault(
+        status(429, b'{"error": {"code": "rate_limit_exceeded", "message": "Request too large for m: 9 of 5 tokens."}}'),
+        "failed", r"answered 429 \(Request too large for m",
+    ),
     "429 quota": Fault(status(429, b'{"error": {"code": "insufficient_quota"}}'), "stop", "out of credit"),
     "403 without credit": Fault(
         status(403, b'{"error": {"message": "Insufficient account balance", "type": "denied"}}'),

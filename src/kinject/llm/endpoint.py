@@ -447,7 +447,7 @@ class Endpoint:
         message, pause = f"{self.url}: answered {status} ({reason}).", retry_after(headers)
         if pause is None:
             pause = error.retry_delay
-        if status in _KINDS:
+        if status in _KINDS and not error.is_too_large:
             return Transient(message, kind=_KINDS[status], retry_after=pause)
         if status >= 500:
             return Transient(message, kind="server error", retry_after=pause)

@@ -68,6 +68,12 @@ class ErrorReply:
         """Whether a filter refused the text of this request, which is no fault of the others."""
         return bool(_FILTERED & set(self.codes))
 
+    @property
+    def is_too_large(self) -> bool:
+        """Whether this one request exceeds a limit by itself, which no waiting changes."""
+        # OpenAI's words for one with more tokens than the account has in a minute, with a 429.
+        return self.message.lower().startswith("request too large")
+
     def refuses(self, parameter: str) -> bool:
         """Return whether it refuses a parameter by its name, not for its value."""
         if self.status not in (400, 422):
