@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import trl
-from accelerate.data_loader import BatchSamplerShard
+from accelerate.data_loader import BatchSamplerShard, prepare_data_loader, skip_first_batches
 from safetensors.torch import load_file
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader
 
 from kinject.cli import main
 from kinject.corpus.tokenize import IGNORED
@@ -339,6 +340,35 @@ def test_each_row_of_an_epoch_is_read_once_by_all_processes_together(
     filler = one.get_train_dataloader().dataset[n_rows]
     assert set(filler["labels"]) == {IGNORED}
     assert not any(filler["replayed"])
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_an_epoch_that_two_processes_resume_has_its_own_order(
+    make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """Trainer sets the epoch of the loader that skips the first batches, which has the sampler too deep inside."""
+    seen: list[list[list[int]]] = []
+
+    def skip_one(self: Any, epoch: int, train_dataloader: Any) -> None:
+        rest = skip_first_batches(train_dataloader, 1)
+        rest.set_epoch(epoch)
+        seen.append(list(rest.batch_sampler))
+
+    monkeypatch.setattr(transformers.Trainer, "_run_epoch", skip_one)
+    trainer: Any = make_trainer(make_recipe(trainer={"train_sampling_strategy": strategy}))
+    trainer.state.max_steps = 9
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+
+    def make_loader() -> Any:
+        loader = trainer.get_train_dataloader()
+        rows = DataLoader(loader.dataset, 2, sampler=loader.batch_sampler.sampler)
+        return prepare_data_loader(rows, num_processes=2, process_index=1)
+
+    whole = make_loader()
+    whole.set_epoch(3)
+    trainer._run_epoch(epoch=3, train_dataloader=make_loader())
+    assert seen == [list(whole.batch_sampler)[1:]]
+    assert seen != [list(make_loader().batch_sampler)[1:]]
 
 
 def test_one_process_has_one_device_however_many_gpus_there_are(

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler
 from transformers import (
-    PreTrainedModel,
     Trainer,
     TrainerCallback,
     TrainerControl,
@@ -403,14 +402,17 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def _run_epoch(self, **kwargs: Any) -> None:
         """Train an epoch, unless all steps are done or the run had stopped: Trainer would take one
         more step."""
+        # transformers 5.23 sets the epoch after the batches that a resumed one skips. Of several
+        # processes it does not reach the sampler then: the second epoch had the order of the first.
+        kwargs["train_dataloader"].set_epoch(kwargs["epoch"])
         # transformers 5.23 takes one more step in a run that is done, or was stopped by a callback
         # as it began
         self.control.should_training_stop |= self.state.global_step >= self.state.max_steps
         if not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
+            super()._run_epoch(**kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """End training with the weights to use."""
@@ -574,7 +576,8 @@ class KnowledgeTrainer(RunTrainer, PackingMixin, ObjectiveMixin):
         # SFTTrainer needs a Dataset, which would copy every row: it gets the first, then all.
         first_row = Dataset.from_list([parts.train[0]])
         evaluates = parts.validation is not None
-        with strategies_off(args, evaluates=evaluates, saves=not _is_sharded(options["model"])):
+        is_sharded = bool(options["model"].is_distributed_loading_by_transformers)
+        with strategies_off(args, evaluates=evaluates, saves=not is_sharded):
             super().__init__(
                 args=args,
                 train_dataset=first_row,
@@ -614,7 +617,3 @@ class KnowledgeTrainer(RunTrainer, PackingMixin, ObjectiveMixin):
             self.args, self.state, self.control, metrics
         )
         return metrics
-
-
-def _is_sharded(model: PreTrainedModel) -> bool:
-    return bool(model.is_distributed_loading_by_transformers)
