@@ -13,7 +13,7 @@ import trl
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from kinject.eval.prompts import ChatStyle, Generation, PromptRequest
+from kinject.eval.prompts import ChatStyle, Generation, PromptRequest, render_prompt
 from kinject.eval.scoring.encode import Encoder, encode_requests
 from kinject.eval.scoring.generate import AnswerGenerator
 from kinject.eval.scoring.scorer import Scorer
@@ -72,6 +72,26 @@ def test_a_prompt_has_the_tokens_of_transformers_own_rendering(template, argumen
         messages, add_generation_prompt=True, return_dict=False, **arguments
     )
     assert encoded.contexts[0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "system", "text"),
+    [
+        (Question("q1", "Who ferries?", ("Ulf", "Ada"), 0), "Use one word.", "Use one word.\n\nQuestion: Who ferries?\nAnswer:"),
+        (
+            Question("q2", "And now?", (), 0, answers=("Ada",), messages=({"role": "system", "content": "You know boats."},)),
+            "", "You know boats.\n\nAnd now?",
+        ),
+    ],
+)  # fmt: skip
+def test_a_system_text_that_a_template_refuses_stays_apart_from_the_question(
+    question, system, text
+):
+    encoder = Encoder(make_tokenizer("gemma"), chat=ChatStyle(system))
+    request = PromptRequest(question, "generate", generation=Generation(4))
+    assert encoder.apply_chat_template(render_prompt(request)).context == (
+        f"<s><start_of_turn>user\n{text}<end_of_turn>\n<start_of_turn>model\n"
+    )
 
 
 def scripted(tokenizer: Any, n_prompt: int, script: list[int]) -> Any:

@@ -129,8 +129,12 @@ class Encoder:
             if system.strip() in text:
                 return text
             self._note(_NO_SYSTEM)
+        first = turns[0]
+        if system:
+            # A header ends in a blank line already, other texts of the system in none.
+            first = f"{system.rstrip()}\n\n{first}"
         try:
-            return render("", f"{system}{turns[0]}", *turns[1:])
+            return render("", first, *turns[1:])
         except Exception as error:  # a template is a program: its expressions raise anything
             raise InputError(
                 f"{self._name}: its chat template cannot be rendered: {error}. Set eval.chat: "
