@@ -86,6 +86,8 @@ class TreeForward:
             return f"it takes no {missing[0]}"
         if not self.reaches:
             return "its layers are not all attention"
+        if "local" in (getattr(self.config, "attention_layers", None) or ()):
+            return "its local layers count the columns of a row, not the tokens of a text"
         if self.config._attn_implementation not in _MASKED:
             return f"{self.config._attn_implementation} takes no custom mask"
         return ""
