@@ -10,6 +10,7 @@ from kinject.models.attention import (
     check_causal,
     check_first_position,
     is_runnable,
+    longrope_window,
     new_cartridge,
     padding_positions,
     steady_logits,

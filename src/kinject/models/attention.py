@@ -55,13 +55,19 @@ def padding_positions(config: PretrainedConfig) -> int | None:
     Beyond the window a model with learned positions has none. Beyond its first, shorter window
     longrope reads the whole batch, texts too, by other frequencies.
     """
+    limits = [limit for limit in (window_of(config), longrope_window(config)) if limit is not None]
+    return min(limits, default=None)
+
+
+def longrope_window(config: PretrainedConfig) -> int | None:
+    """Return the first window of longrope, None for other positions: a pass with a position beyond
+    it is read by other frequencies as a whole."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     # Some models have parameters for each type of layer.
     kinds = [item for item in (rope, *rope.values()) if isinstance(item, dict)]
     longropes = [item for item in kinds if item.get("rope_type") == "longrope"]
-    first_windows = [item.get("original_max_position_embeddings") for item in longropes]
-    limits = [limit for limit in (window_of(config), *first_windows) if limit is not None]
-    return min(limits, default=None)
+    windows = [item.get("original_max_position_embeddings") for item in longropes]
+    return min((window for window in windows if window is not None), default=None)
 
 
 def text_start(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.eval.scoring.test_scorer import ARCHITECTURES, PLAIN, VOCABULARY, make_model
+from tests.eval.scoring.test_scorer import (
+    ARCHITECTURES,
+    LONGROPE,
+    PLAIN,
+    VOCABULARY,
+    make_model,
+)
 from transformers import GenerationConfig
 
 from kinject.eval.prompts import Generation
@@ -80,6 +86,18 @@ def test_every_prompt_gets_the_tokens_that_it_gets_alone(architecture, monkeypat
     assert any("plain batches" in note for note in generator.scorer.notes) == (
         architecture in PLAIN
     )
+
+
+def test_longrope_writes_after_a_short_prompt_as_without_a_long_one(monkeypatch):
+    longrope = {**LONGROPE["rope_parameters"], "original_max_position_embeddings": 30}
+    config = {**LONGROPE, "rope_parameters": longrope, "original_max_position_embeddings": 30}
+    monkeypatch.setitem(ARCHITECTURES, "longrope", config)
+    model, prompts = make_model("longrope"), make_prompts(6)  # of 9 to 36 tokens
+    generator = AnswerGenerator(Scorer(model, 512), Letters())
+    for index, score in generator.score(prompts):
+        expected = alone(model, prompts[index])
+        assert ids_of(score.text) == expected[: len(score.text)]
+        assert len(score.text) >= len(expected) - 1
 
 
 def test_a_text_ends_before_its_stop_string_and_columns_nobody_sees_are_taken_out(monkeypatch):

@@ -97,6 +97,14 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
         "interleave_moe_layer_step": 2,
     },
 }  # fmt: skip
+LONGROPE = {
+    "model_type": "phi3", **_SIZE, "sliding_window": None, "original_max_position_embeddings": 62,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "short_factor": [1.0] * 4,
+        "long_factor": [5.0, 4.0, 2.0, 1.5], "original_max_position_embeddings": 62,
+    },
+}  # fmt: skip
+"""Contexts of `make_prompts` have 48, 63 and 75 tokens."""
 _SLOW = (
     "phi3",
     "olmo2",
@@ -189,6 +197,20 @@ def test_an_architecture_that_cannot_read_a_tree_gets_plain_rows_and_it_is_said(
     scorer = Scorer(make_model(architecture), 512)
     assert not scorer.uses_tree
     assert [reason in note for note in scorer.notes] == [True]
+
+
+def test_longrope_reads_a_sequence_by_its_own_length_and_not_by_that_of_others(
+    monkeypatch, score_naively
+):
+    monkeypatch.setitem(ARCHITECTURES, "longrope", LONGROPE)
+    model, prompts = make_model("longrope"), make_prompts(3, 2)
+    scorer = Scorer(model, 512)
+    expected = score_naively(model, prompts)
+    np.testing.assert_allclose(score(scorer, prompts), expected, rtol=0, atol=1e-4)
+    assert scorer.uses_tree
+    assert score(scorer, prompts[:1]).tolist() == [pytest.approx(expected[0].tolist(), abs=1e-4)]
+    note = "plain rows for sequences of over 62 tokens, which longrope reads otherwise"
+    assert scorer.notes == [note]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from kinject.errors import InputError
 from kinject.eval.scoring.tree import Node, Row
-from kinject.models import CARTRIDGE
+from kinject.models import CARTRIDGE, longrope_window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,6 +72,7 @@ class TreeForward:
         self._output: Any = None  # the type that the layers return
         self._choose_attention()
         self.reaches = _reaches(self.config)
+        self.longrope_window = longrope_window(self.config)
 
     def why_not_tree(self) -> str:
         """Return why the model cannot read a tree, judged by its signature and configuration; "" if

@@ -157,11 +157,10 @@ class AnswerGenerator:
         is taken off and counted. A model whose logits are not finite writes nothing: its log-prob
         is NaN.
         """
-        order = range(len(prompts))
+        plain = [index for index in range(len(prompts)) if self._is_plain(prompts[index])]
+        yield from self._plain(prompts, plain)
+        order = sorted(set(range(len(prompts))) - set(plain))
         if not order:
-            return
-        if not self.scorer.uses_tree:
-            yield from self._plain(prompts, order)
             return
         if not self.exact:
             self._note(
@@ -172,6 +171,17 @@ class AnswerGenerator:
             self, prompts, sorted(order, key=lambda index: prompts[index].contexts[0].tolist())
         ).run()
 
+    def _is_plain(self, prompt: Encoded) -> bool:
+        """Return whether the answer to `prompt` is not written in the packed row."""
+        if not self.scorer.uses_tree:
+            return True
+        limit = self.forward.longrope_window
+        if limit is None:
+            return False
+        # In the row a long one would change the frequencies of all.
+        assert prompt.generation is not None
+        return len(prompt.contexts[0]) + prompt.generation.max_new_tokens > limit
+
     def _plain(
         self, prompts: Sequence[Encoded], order: Sequence[int]
     ) -> Iterator[tuple[int, PromptScore]]:
@@ -180,7 +190,8 @@ class AnswerGenerator:
         groups: dict[tuple[int, Any], list[int]] = defaultdict(list)
         for index in order:
             groups[len(prompts[index].contexts[0]), prompts[index].generation].append(index)
-        self._note("answers are written in plain batches of prompts of one length")
+        if groups:
+            self._note("answers are written in plain batches of prompts of one length")
         for (length, generation), indices in groups.items():
             for start in range(0, len(indices), _ROWS):
                 batch = indices[start : start + _ROWS]

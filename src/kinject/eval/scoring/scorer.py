@@ -87,9 +87,7 @@ class Scorer:
             # None of its continuations can be scored, so no row will finish it.
             if not open_leaves[index]:
                 yield index, PromptScore(tuple(sums[index].tolist()), tuple(greedy[index]))
-        if not leaves:
-            return
-        for rows, scores in self._score_rows(leaves, use_tree=self.uses_tree):
+        for rows, scores in self._score_leaves(leaves):
             start = 0
             for row in rows:
                 part = slice(start, start + len(row.targets))
@@ -110,11 +108,30 @@ class Scorer:
                     if not open_leaves[index]:
                         yield index, PromptScore(tuple(sums[index].tolist()), tuple(greedy[index]))
 
-    def _score_rows(
-        self, leaves: Sequence[Leaf], *, use_tree: bool
-    ) -> Iterator[tuple[list[Row], TokenScores]]:
+    def _score_leaves(self, leaves: Sequence[Leaf]) -> Iterator[tuple[list[Row], TokenScores]]:
         """Yield rows with their scores, until every leaf is scored."""
-        tree = Tree(leaves)
+        limit = self.forward.longrope_window
+        long = [
+            i for i, leaf in enumerate(leaves) if limit is not None and len(leaf.tokens) > limit
+        ]
+        short = sorted(set(range(len(leaves))) - set(long))
+        if short:
+            yield from self._score_rows(leaves, short, use_tree=self.uses_tree)
+        if long:
+            # Not beside short ones, whose frequencies a long one would change, and in no tree: the
+            # keys of a beginning that is read by itself are those of a short one.
+            note = (
+                f"plain rows for sequences of over {limit:,} tokens, which longrope reads otherwise"
+            )
+            if note not in self.notes:
+                self.notes.append(note)
+            yield from self._score_rows(leaves, long, use_tree=False)
+
+    def _score_rows(
+        self, leaves: Sequence[Leaf], chosen: Sequence[int], *, use_tree: bool
+    ) -> Iterator[tuple[list[Row], TokenScores]]:
+        """Yield rows of the `chosen` leaves (their indices) with their scores."""
+        tree = Tree(leaves, chosen)
         self.n_least += tree.n_tokens
         # No row may be longer than a pass.
         limits = replace(self.limits, longest=min(self.limits.longest, self.batch_tokens))

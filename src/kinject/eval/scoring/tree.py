@@ -99,14 +99,17 @@ class Tree:
     """Leaves in sorted order with their shared prefixes. `n_tokens` is the minimum to read: each
     token once."""
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
-        """Sort `leaves`; rows refer to them by their index before the sort."""
+    def __init__(self, leaves: Sequence[Leaf], chosen: Sequence[int] | None = None) -> None:
+        """Sort those of `leaves` that are `chosen` by their indices (None: all); rows refer to them
+        by these."""
+        if chosen is None:
+            chosen = range(len(leaves))
         # Big-endian, so that bytes have the order of the numbers.
-        keys = [leaf.tokens.astype(">i4").tobytes() for leaf in leaves]
-        self.order = sorted(range(len(leaves)), key=keys.__getitem__)
+        keys = {index: leaves[index].tokens.astype(">i4").tobytes() for index in chosen}
+        self.order = sorted(chosen, key=keys.__getitem__)
         self.leaves = [leaves[index] for index in self.order]
         self.lengths = np.array([len(leaf.tokens) for leaf in self.leaves], dtype=np.int64)
-        self.lcp = np.zeros(len(leaves) + 1, dtype=np.int64)
+        self.lcp = np.zeros(len(self.leaves) + 1, dtype=np.int64)
         for i in range(1, len(self.leaves)):
             self.lcp[i] = _common_length(self.leaves[i - 1].tokens, self.leaves[i].tokens)
         self.firsts = np.array([leaf.first for leaf in self.leaves], dtype=np.int64)
