@@ -174,6 +174,20 @@ def test_stop_strings_are_looked_for_after_the_thinking():
     assert score.text == "The answer"
 
 
+@pytest.mark.parametrize("uses_tree", [True, False])
+def test_a_special_token_ends_an_answer_as_a_stop_text_but_no_thinking(uses_tree, monkeypatch):
+    written = "<think>\nTurns end in <|im_end|>.\n</think>\n\nUlna<|im_end|>\n<|im_start|>user\nAnd"
+    monkeypatch.setitem(WRITTEN, "qwen3", written)
+    tokenizer, prompts, _, model = encoded_and_model("qwen3", Generation(90, ("Z", "<|im_end|>")))
+    scorer = Scorer(model, 512)
+    scorer.__dict__["uses_tree"] = uses_tree
+    for _, score in AnswerGenerator(scorer, tokenizer).score(prompts):
+        assert score.text == "Ulna"
+        before, thinking = written.split("<|im_end|>\n<|im")[0], written.split("\n\nUlna")[0]
+        lengths = [len(tokenizer(text).input_ids) for text in (thinking, before)]
+        assert [score.n_thinking, score.n_tokens] == [lengths[0], lengths[1] - lengths[0]]
+
+
 def test_choices_scored_after_an_opened_thinking_are_noted():
     for template, notes in (("deepseekv3", 1), ("qwen3", 0)):
         encoder = Encoder(make_tokenizer(template), chat=ChatStyle())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Letters:
     """A tokenizer whose tokens are single characters; token 2 ends a text."""
 
     eos_token_id = 2
+    added_tokens_decoder: Mapping[int, Any] = {}
 
     def decode(self, ids: Any, **_: Any) -> str:
         return "".join(chr(0x4E00 + token) for token in ids)

@@ -47,6 +47,8 @@ class _Answer:
         assert prompt.generation is not None
         self.generator, self.prompt, self.bounds = generator, prompt, prompt.generation
         self.stop = prompt.generation.stop or ()
+        # Not in the text, from which special tokens are left out.
+        self.stop_tokens = generator.special_tokens(self.stop)
         self.tokens: list[int] = []
         self.thinks: bool | None = False
         if prompt.thinking:
@@ -62,6 +64,8 @@ class _Answer:
         if thinking and self.thinks is not False:
             # Before the limit: thinking whose end is the last allowed token has ended.
             self._look_for_marks(thinking)
+        if token in self.stop_tokens and not self.thinks:
+            return True
         if n >= self.bounds.max_new_tokens:
             return True
         longest = max(map(len, self.stop), default=0)
@@ -100,11 +104,9 @@ class _Answer:
     def result(self) -> PromptScore:
         """Return the answer, without its end token and its thinking; thinking that never ends
         leaves none."""
-        tokens = (
-            self.tokens[:-1]
-            if self.tokens and self.tokens[-1] in self.generator.ends
-            else self.tokens
-        )
+        tokens = self.tokens
+        if tokens and tokens[-1] in self.generator.ends | self.stop_tokens:
+            tokens = tokens[:-1]
         if self.thinks:
             return PromptScore((), (), "", 0, len(tokens), thinking_cut=True)
         text = self._text(tokens[self.n_thinking :])[0]
@@ -170,6 +172,13 @@ class AnswerGenerator:
         yield from _Row(
             self, prompts, sorted(order, key=lambda index: prompts[index].contexts[0].tolist())
         ).run()
+
+    def special_tokens(self, texts: Sequence[str]) -> frozenset[int]:
+        """Return the special tokens of the tokenizer that are written as one of `texts`."""
+        if not texts:
+            return frozenset()
+        added = self.tokenizer.added_tokens_decoder.items()
+        return frozenset(n for n, token in added if token.special and token.content in texts)
 
     def _is_plain(self, prompt: Encoded) -> bool:
         """Return whether the answer to `prompt` is not written in the packed row."""
