@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from kinject.cli import main
+from kinject.errors import InputError
+from kinject.eval.chat import _tokens
 from kinject.models import load_model
+from kinject.types import Message
 from small import write_training
 
 TEMPLATE = (
@@ -129,3 +132,28 @@ def test_faults_of_kinject_chat_are_one_line(
     assert code == 0
     assert "Ask a shorter one" in out
     assert "tuned:" not in out  # one model needs no label
+
+
+@pytest.mark.parametrize(
+    "of_system",
+    ["{{ raise_exception('no system here') }}", "", "{{ 'one ' ~ 2 + none }}"],
+    ids=["refused", "left out", "no such sum"],
+)
+def test_the_systems_text_reaches_a_model_whose_template_takes_none(
+    tiny_tokenizer: Any, of_system: str
+) -> None:
+    template = "{% for m in messages %}{% if m['role'] == 'system' %}" + of_system + "{% else %}"
+    template += "<{{ m['role'] }}>{{ m['content'] }}{% endif %}{% endfor %}"
+    tiny_tokenizer.chat_template = template
+    before: list[Message] = [{"role": "user", "content": "Who?"}]
+    before.append({"role": "assistant", "content": "Ulna."})
+    ids = _tokens(tiny_tokenizer, "Speak Latin.", before, "Where?", ["Kelm is far."])
+    assert tiny_tokenizer.decode(ids) == (
+        "<user>Speak Latin.\n\nWho?<assistant>Ulna.<user>Kelm is far.\n\nWhere?"
+    )
+
+
+def test_a_template_that_fails_is_an_input_error_of_a_chat(tiny_tokenizer: Any) -> None:
+    tiny_tokenizer.chat_template = "{{ messages[0]['content'] + 3 }}"
+    with pytest.raises(InputError, match="its chat template cannot be rendered"):
+        _tokens(tiny_tokenizer, "", [], "Where?", [])

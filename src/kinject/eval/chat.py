@@ -11,6 +11,7 @@ from typing import Any
 from kinject.corpus.passages import with_passages
 from kinject.errors import InputError
 from kinject.eval.retrieval import Retriever, make_retriever, read_passages
+from kinject.eval.scoring.encode import render_turns
 from kinject.gguf_files import gguf_file
 from kinject.manifests import read_train_manifest
 from kinject.models import LoadedModel, load_model, window_of
@@ -179,10 +180,8 @@ def _tokens(
     tokenizer: Any, system: str, history: Sequence[Message], question: str, passages: Sequence[str]
 ) -> list[int]:
     if tokenizer.chat_template:
-        turns: list[Message] = [*history, _user_turn(with_passages(passages, question))]
-        if system:
-            turns.insert(0, {"role": "system", "content": system})
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        texts = [*(turn["content"] for turn in history), with_passages(passages, question)]
+        text, _ = render_turns(tokenizer, system, texts, {})
         # The template has written the special tokens.
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
@@ -190,10 +189,6 @@ def _tokens(
     if system:
         prompt = f"{system}\n\n{prompt}"
     return prompt_ids(tokenizer, prompt)
-
-
-def _user_turn(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 def _streamer(tokenizer: Any, write: Write) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
@@ -103,43 +104,14 @@ class Encoder:
         return Prompt(context, tuple(text.removeprefix(" ") for text in choices))
 
     def _render_turns(self, prompt: Prompt, chat: ChatStyle) -> str:
-        from jinja2 import TemplateError
-
-        def render(system: str, *turns: str) -> str:
-            messages = []
-            if system:
-                messages.append({"role": "system", "content": system})
-            # `cycle` never ends: the turns decide how many there are.
-            for role, text in zip(cycle(("user", "assistant")), turns, strict=False):
-                messages.append({"role": role, "content": text})
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **chat.arguments
-                )
-            )
-
         system, turns = chat_turns(prompt, chat)
         # Tried once for a tokenizer: the note remembers that its template takes no system turn.
-        if system and _NO_SYSTEM not in self.notes:
-            try:
-                text = render(system, *turns)
-            except TemplateError:
-                text = ""
-            # A template may also leave the system's turn out without an error.
-            if system.strip() in text:
-                return text
+        if _NO_SYSTEM in self.notes:
+            system, turns = "", _with_system(system, turns)
+        text, has_system = render_turns(self._tokenizer, system, turns, chat.arguments)
+        if not has_system:
             self._note(_NO_SYSTEM)
-        first = turns[0]
-        if system:
-            # A header ends in a blank line already, other texts of the system in none.
-            first = f"{system.rstrip()}\n\n{first}"
-        try:
-            return render("", first, *turns[1:])
-        except Exception as error:  # a template is a program: its expressions raise anything
-            raise InputError(
-                f"{self._name}: its chat template cannot be rendered: {error}. Set eval.chat: "
-                "false."
-            ) from error
+        return text
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -226,6 +198,52 @@ def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
         return _join_system(chat, prompt.header.strip()), prompt.turns
     turn = prompt.context.removeprefix(prompt.header)
     return _join_system(chat, prompt.header), (turn,)
+
+
+def render_turns(
+    tokenizer: Any, system: str, turns: Sequence[str], arguments: Mapping[str, Any]
+) -> tuple[str, bool]:
+    """Return turns of user and model as a chat template writes them, up to the model's next one,
+    and whether `system` is a turn of its own; else the user's first turn starts with it.
+
+    Raises `InputError` if the template cannot be rendered.
+    """
+
+    def render(system: str, turns: Sequence[str]) -> str:
+        messages = []
+        if system:
+            messages.append({"role": "system", "content": system})
+        # `cycle` never ends: the turns decide how many there are.
+        for role, text in zip(cycle(("user", "assistant")), turns, strict=False):
+            messages.append({"role": role, "content": text})
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **arguments
+            )
+        )
+
+    if system:
+        # A template is a program: its expressions raise anything.
+        with suppress(Exception):
+            text = render(system, turns)
+            # A template may also leave the system's turn out without an error.
+            if system.strip() in text:
+                return text, True
+    try:
+        return render("", _with_system(system, turns)), not system
+    except Exception as error:
+        raise InputError(
+            f"{tokenizer.name_or_path or 'the tokenizer'}: its chat template cannot be rendered: "
+            f"{error}. Repair it, or set eval.chat: false in an evaluation."
+        ) from error
+
+
+def _with_system(system: str, turns: Sequence[str]) -> tuple[str, ...]:
+    """Return turns whose first one starts with the text of the system."""
+    if not system:
+        return tuple(turns)
+    # A header ends in a blank line already, other texts of the system in none.
+    return f"{system.rstrip()}\n\n{turns[0]}", *turns[1:]
 
 
 def _join_system(chat: ChatStyle, header: str) -> str:
