@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,25 @@ TEMPLATES = {
     "no system turn": "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('none') }}{% endif %}"
     "<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
 }
+
+
+@pytest.mark.parametrize(
+    ("options", "is_refused"),
+    [
+        ({"repetition_penalty": 1.3, "until": ["."]}, True), ({"no_repeat_ngram_size": 2}, True),
+        ({"num_beams": 3}, True), ({"temperature": 0.7}, True),
+        ({"repetition_penalty": 1.0, "num_beams": 1, "temperature": 0.0, "top_p": 0.9}, False),
+    ],
+)  # fmt: skip
+def test_settings_of_the_harness_that_would_change_a_text_are_refused(options, is_refused):
+    pytest.importorskip("lm_eval", reason="the package lm_eval is not installed")
+    from kinject.eval.harness import KinjectLM
+
+    lm = object.__new__(KinjectLM)
+    lm._ids = lambda texts: [[1]] * len(texts)
+    lm.window, lm.model = 300, SimpleNamespace(generator=SimpleNamespace(score=lambda _: {}))
+    with pytest.raises(ValueError if is_refused else KeyError):  # nothing is written here
+        lm.generate_until([SimpleNamespace(args=("Who?", options))])
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -23,6 +23,7 @@ from kinject.eval.prompts import Generation
 from kinject.eval.scoring.encode import Encoded, cut_to_window
 from kinject.eval.scoring.local import load_scorer
 from kinject.models import window_of
+from kinject.models.generate import shaping_settings
 from kinject.recipe.sections import Attention, Dtype, LocalModelSection, Quantization
 
 _LONGEST_WINDOW = 2048
@@ -164,11 +165,12 @@ class KinjectLM(LM):  # type: ignore[misc]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the greedy text after each context, up to the first of its stop texts. Raises
-        `ValueError` for sampling."""
+        `ValueError` for sampling, beams and penalties."""
         prompts = []
         for context, options in (request.args for request in requests):
             settings = normalize_gen_kwargs(options)
-            if settings.get("do_sample") or settings.get("num_beams", 1) != 1:
+            # --gen_kwargs may set penalties too, which the harness's own model obeys.
+            if shaping_settings(settings):
                 raise ValueError(
                     f"kinject writes the likeliest tokens only, and the task asks for {options}."
                 )

@@ -8,7 +8,7 @@ cannot share a prefix. `kinject.eval.scoring.generate` has the packed row for pr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kinject.errors import InputError
@@ -94,13 +94,16 @@ def generation_settings(model: PreTrainedModel) -> dict[str, Any]:
     Lengths, special tokens and values that change nothing are left out, and those of sampling where
     it does not sample.
     """
-    config = model.generation_config
-    names = (*_SEARCH, *_SAMPLING) if config.do_sample else _SEARCH
-    values = {name: getattr(config, name, None) for name in names}
+    return shaping_settings(vars(model.generation_config))
+
+
+def shaping_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the fields of a GenerationConfig that shape a text."""
+    names = (*_SEARCH, *_SAMPLING) if values.get("do_sample") else _SEARCH
     return {
-        name: value
-        for name, value in values.items()
-        if value not in (None, False, _NEUTRAL.get(name))
+        name: values[name]
+        for name in names
+        if values.get(name) not in (None, False, _NEUTRAL.get(name))
     }
 
 
