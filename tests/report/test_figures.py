@@ -96,6 +96,16 @@ def test_the_frontier_has_every_arm_and_marked_sweep_at_what_was_kept_and_learne
     assert len(looks) == 36
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.41, 0.43), (0.283, 0.289), (0.0, 0.06), (0.0, 1.0)])
+def test_ticks_of_the_frontier_name_the_values_at_which_they_stand(low: float, high: float) -> None:
+    (panel,) = frontier(VIEW).axes
+    panel.set_xlim(low, high)
+    ticks = panel.get_xticks()
+    names = [panel.xaxis.get_major_formatter()(tick, 0) for tick in ticks]
+    assert [float(name.removesuffix("%")) for name in names] == pytest.approx(100 * ticks)
+    assert "-0%" not in names
+
+
 def test_the_frontier_is_of_the_first_set_to_learn_whatever_its_name() -> None:
     renamed = [
         replace(result, question_set=result.question_set.replace("new", "reverse engineering"))

@@ -426,7 +426,8 @@ def _draw_trades(panel: Axes, view: View, trade: _Trade) -> dict[str, Any]:
 
 
 def _percent_tick(value: float, _: float) -> str:
-    return f"{100 * value:.0f}%"
+    # Of thousands of questions the ticks are half a point apart: no whole percents.
+    return f"{round(100 * value, 2) + 0.0:g}%"
 
 
 @dataclass(frozen=True)
