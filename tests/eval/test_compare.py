@@ -112,6 +112,17 @@ def test_several_runs_are_one_family_and_one_run_compares_nothing(folder):
         compare_runs(runs[:1])
 
 
+@pytest.mark.parametrize(
+    ("p", "text"), [(0.04996, "< 0.05"), (0.05004, "> 0.05"), (0.05, "0.050"), (0.0486, "0.049")]
+)
+def test_a_p_beside_the_threshold_tells_on_which_side_it_lies(folder, p, text):
+    runs = [folder(name, *(answer(i, i > 3) for i in range(12))) for name in ("old", "new")]
+    (pair,) = compare_runs([read_run(run) for run in runs])
+    near = replace(pair, contrast=replace(pair.contrast, p=p, p_holm=p))
+    (row,) = (line for line in render_comparison([near]).splitlines() if "new: base" in line)
+    assert " ".join(row.split()).endswith(f" 0 0 {text} {text}")
+
+
 def test_beyond_the_choices_alone_arms_with_passages_use_the_control_of_those_without(folder):
     """The controls prefer the second choice, so that sums are wrong and pmi is right."""
 

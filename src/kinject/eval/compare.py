@@ -20,7 +20,7 @@ from kinject.eval.scores import PMI, SCORES, WRITTEN_SCORES, Score, is_correct, 
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, read_answers
 from kinject.manifests import EvalManifest, read_manifest
 from kinject.question_formats import format_of
-from kinject.results import ArmResult, Contrast
+from kinject.results import ALPHA, ArmResult, Contrast
 from kinject.terminal import aligned as columns
 from kinject.terminal import format_count, show
 from kinject.types import RAG, Answer, Question, Tabular
@@ -272,7 +272,12 @@ def _interval(contrast: Contrast) -> str:
 def _p(p: float | None) -> str:
     if p is None:
         return ""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    if p < 0.001:
+        return "< 0.001"
+    # Rounded to the threshold it would not tell on which side of it it lies.
+    if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":
+        return f"< {ALPHA}" if p < ALPHA else f"> {ALPHA}"
+    return f"{p:.3f}"
 
 
 def _pair(
