@@ -223,6 +223,14 @@ def test_what_went_wrong_is_never_passed_over() -> None:
     assert "arms failed (ft-syn)" in doubts(View(make_study(n_seeds=1))).lead
 
 
+def test_unlikely_letters_are_a_mean_and_no_count_of_questions() -> None:
+    first, *others = make_report().results
+    masses = (replace(first, mass=0.37), *(replace(result, mass=0.41) for result in others))
+    (line, *_) = doubts(View(replace(make_report(), results=masses))).evidence
+    assert line.text.startswith("the letters have 37.0% on average")
+    assert f"of {first.n}" not in line.text
+
+
 def test_a_difference_that_a_judge_sees_and_the_rule_does_not_is_a_doubt() -> None:
     base_right, tuned_right = [False] * 160 + [True] * 40, [False] * 100 + [True] * 100
 

@@ -48,12 +48,6 @@ def _cut_thinking(result: ArmResult) -> int:
     return round(result.written.thinking_cut * result.n_scored)
 
 
-def _with_unlikely_letters(result: ArmResult) -> int:
-    if result.mass is None or result.mass >= _LOW_MASS:
-        return 0
-    return result.n_scored
-
-
 _COUNTED: tuple[tuple[str, Callable[[ArmResult], int], str], ...] = (
     (
         "prompts were cut",
@@ -75,12 +69,6 @@ _COUNTED: tuple[tuple[str, Callable[[ArmResult], int], str], ...] = (
         "thinking was cut",
         _cut_thinking,
         "never came, because the thinking filled eval.max_new_tokens; raise it",
-    ),
-    (
-        "letters hold under half of the probability",
-        _with_unlikely_letters,
-        "would go on with something else, so the format may have failed, not the knowledge. Try "
-        "the format texts",
     ),
 )
 """The doubt, on how many questions of a result it falls, and what that means."""
@@ -104,6 +92,7 @@ def doubts(view: View) -> Answer:
 def _doubts(view: View) -> Iterator[Evidence]:
     yield from _unfinished_trainings(view)
     yield from _counted(view)
+    yield from _unlikely_letters(view)
     yield from map(_given_away_line, given_away(view))
     yield from _guessable(view)
     yield from _tastes(view)
@@ -147,6 +136,24 @@ def _counted(view: View) -> Iterator[Evidence]:
             tone = _tone(count(most), most.n)
             text_of_set = f"up to {count(most):,} of {most.n:,} {text}."
             yield Evidence(arms, quoted(name), tag, tone, text_of_set)
+
+
+def _unlikely_letters(view: View) -> Iterator[Evidence]:
+    """Yield the sets on which an arm gives the letters under half of the probability: a mean, which
+    tells of no single question."""
+    unlikely = [r for r in view.set_results if r.mass is not None and r.mass < _LOW_MASS]
+    for name in view.sets():
+        results = [result for result in unlikely if result.question_set == name]
+        if not results:
+            continue
+        least = min(result.mass or 0.0 for result in results)
+        arms = _listed(list(dict.fromkeys(map(arm_label, results))))
+        text = (
+            f"the letters have {format_percent(least)} on average, other texts the rest, so the "
+            "format may have failed, not the knowledge. Try the format texts."
+        )
+        tag = "letters hold under half of the probability"
+        yield Evidence(arms, quoted(name), tag, "bad", text)
 
 
 def _tone(n: int, n_questions: int) -> str:
