@@ -199,6 +199,19 @@ def test_an_architecture_that_cannot_read_a_tree_gets_plain_rows_and_it_is_said(
     assert [reason in note for note in scorer.notes] == [True]
 
 
+def test_a_model_that_returns_the_logits_of_every_token_is_scored_at_those_of_the_choices(
+    score_naively,
+):
+    model, prompts = make_model("bloom"), make_prompts(5, 2)
+    expected, whole = score_naively(model, prompts), model.forward
+
+    def forward(input_ids, attention_mask=None, **_):  # as xLSTM's
+        return whole(input_ids=input_ids, attention_mask=attention_mask)
+
+    model.forward = forward
+    np.testing.assert_allclose(score(Scorer(model, 512), prompts), expected, rtol=0, atol=1e-4)
+
+
 def test_longrope_reads_a_sequence_by_its_own_length_and_not_by_that_of_others(
     monkeypatch, score_naively
 ):

@@ -71,6 +71,9 @@ class TreeForward:
         self.split = False  # whether the head runs apart from the layers; `Scorer` tests it
         self._output: Any = None  # the type that the layers return
         self._choose_attention()
+        # Models that do not know it (xLSTM) swallow it, and return the logits of every token.
+        parameters = inspect.signature(self.model.forward).parameters
+        self._keeps_logits = "logits_to_keep" in parameters
         self.reaches = _reaches(self.config)
         self.longrope_window = longrope_window(self.config)
 
@@ -242,9 +245,11 @@ class TreeForward:
                 output = self._layers(input_ids=self._tensor(ids), **inputs)
                 self._output = type(output)
                 return HiddenStates(output.last_hidden_state[self._tensor(keep)], indices, targets)
-            output = self.model(
-                input_ids=self._tensor(ids), logits_to_keep=self._tensor(keep), **inputs
-            )
+            kept = self._tensor(keep)
+            if not self._keeps_logits:
+                output = self.model(input_ids=self._tensor(ids), **inputs)
+                return HiddenStates(output.logits[kept], indices, targets)
+            output = self.model(input_ids=self._tensor(ids), logits_to_keep=kept, **inputs)
             return HiddenStates(
                 output.logits.reshape(-1, output.logits.shape[-1]), indices, targets
             )
