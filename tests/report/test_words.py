@@ -231,6 +231,17 @@ def test_unlikely_letters_are_a_mean_and_no_count_of_questions() -> None:
     assert f"of {first.n}" not in line.text
 
 
+def test_one_document_is_too_few_and_five_are() -> None:
+    base = make_result("base", BASE, None)
+    tuned = make_result("cpt", TUNED, BASE)
+    for n, words in ((1, "1 document is too few for"), (5, "5 documents are too few for")):
+        change = replace(tuned.to_base, n_clusters=n, n_effective=n)  # type: ignore[type-var]
+        view = View(make_evaluation((base, replace(tuned, to_base=change))))
+        learned = write_opening(view).answers[0]
+        assert words in learned.lead
+        assert words in learned.evidence[0].text
+
+
 def test_a_difference_that_a_judge_sees_and_the_rule_does_not_is_a_doubt() -> None:
     base_right, tuned_right = [False] * 160 + [True] * 40, [False] * 100 + [True] * 100
 

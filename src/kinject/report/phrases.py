@@ -83,10 +83,8 @@ def _remains_open(finding: Finding) -> str:
         # A few large documents count as few (docs/studies.md).
         if contrast.n_effective < contrast.n_clusters:
             counted = f" (they count as {contrast.n_effective:.0f})"
-        return (
-            f"; {contrast.n_clusters} {contrast.unit}{counted} are too few for a test: {needed} "
-            "are needed"
-        )
+        size = size_that_is(contrast, counted)
+        return f"; {size} too few for a test: {needed} are needed"
     if finding.tag is Tag.ALONE and contrast.p is not None:
         return (
             f"; {format_p(contrast.p)} in a test by itself, and {contrast.family:,} comparisons "
@@ -96,6 +94,13 @@ def _remains_open(finding: Finding) -> str:
     if finding.tag in SHOWN or not interval:
         return ""
     return f"; changes of {interval} points remain possible"
+
+
+def size_that_is(contrast: Contrast, details: str = "") -> str:
+    """Return ``8 documents are`` or ``1 document is``, with `details` behind the noun."""
+    n = contrast.n_clusters
+    verb = "is" if n == 1 else "are"
+    return f"{format_count(n, contrast.unit.removesuffix('s'))}{details} {verb}"
 
 
 def format_interval(contrast: Contrast) -> str:

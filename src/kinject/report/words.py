@@ -37,7 +37,7 @@ from kinject.report.formatting import (
     quoted,
 )
 from kinject.report.page import Answer, Evidence, Opening
-from kinject.report.phrases import points_span, sentence
+from kinject.report.phrases import points_span, sentence, size_that_is
 from kinject.results import (
     MARGIN,
     ArmResult,
@@ -126,7 +126,7 @@ _WORDS: dict[About, dict[Tag, Wording]] = {
 }
 """What was compared -> what it shows -> the tag on the page, and its words; behind each arm stands
 its change in points."""
-_TOO_FEW = Wording("too few to tell", "{n} {unit} are too few for any test of {arms}")
+_TOO_FEW = Wording("too few to tell", "{size} too few for any test of {arms}")
 _ALONE_TO_BASE = (
     "{arms} differed from the base in a test by itself (p < 0.05), but not after Holm's correction "
     "for {family} comparisons"
@@ -329,8 +329,7 @@ def _clause(clause: str, same: Sequence[Finding]) -> str:
         arms=arms,
         # Of several arms the largest, which holds for each of them.
         most=f"{100 * max(finding.possible for finding in same):.1f}",
-        unit=contrast.unit,
-        n=f"{contrast.n_clusters:,}",
+        size=size_that_is(contrast),
         family=f"{contrast.family:,}",
     )
 
