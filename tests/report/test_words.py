@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -229,6 +230,24 @@ def test_unlikely_letters_are_a_mean_and_no_count_of_questions() -> None:
     (line, *_) = doubts(View(replace(make_report(), results=masses))).evidence
     assert line.text.startswith("the letters have 37.0% on average")
     assert f"of {first.n}" not in line.text
+
+
+def _effect_with(n_right: dict[str, int]) -> str:
+    base = [index < 40 for index in range(200)]
+    arms = [
+        make_result(name, [index < n for index in range(200)], base) for name, n in n_right.items()
+    ]
+    results = (make_result("base", base, None), *arms)
+    return write_opening(View(make_evaluation(results))).effect
+
+
+def test_arms_that_are_equally_high_are_all_named_or_counted() -> None:
+    two = _effect_with({"lora": 120, "cpt": 131, "sft": 131})
+    assert re.search(r"Highest: cpt \(\+45\.5 points, [^)]+\) and sft \(\+45\.5, [^)]+\);", two)
+    four = _effect_with({"lora": 120, "cpt": 131, "sft": 131, "dora": 131, "ia3": 131})
+    assert "Highest: 4 of them alike; none is shown" in four
+    one = _effect_with({"lora": 120, "cpt": 132, "sft": 131})
+    assert re.search(r"Highest: cpt \([^)]+\); none", one)
 
 
 def test_one_document_is_too_few_and_five_are() -> None:

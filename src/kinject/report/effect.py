@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -246,6 +247,16 @@ def _highest_of(findings: Sequence[Finding]) -> Finding:
     return max(findings, key=_accuracy)
 
 
+_MOST_ALIKE = 3
+"""Equally high arms that are named."""
+
+
+def _all_highest_of(findings: Sequence[Finding]) -> list[Finding]:
+    most = _accuracy(_highest_of(findings))
+    # Means of seeds may differ in the last digit.
+    return [finding for finding in findings if math.isclose(_accuracy(finding), most)]
+
+
 def _accuracy(finding: Finding) -> float:
     return finding.contrast.accuracy
 
@@ -286,12 +297,19 @@ def _span_details(of_set: Sequence[Finding], n_arms: int, same_size: bool) -> st
 
 
 def _highest(sets: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
-    """Yield the highest arm of each set with its change; only the first has the units."""
+    """Yield the highest arm of each set with its change, or all that are equally high; only the
+    first has the units."""
     for index, (name, of_set) in enumerate(sets.items()):
-        best = _highest_of(of_set)
         on = f" on {quoted(name)}" if len(sets) > 1 else ""
-        change = format_change_briefly(best.contrast) if index else format_change(best.contrast)
-        yield f"{arm_name(best.result.arm)}{on} ({change})"
+        highest = _all_highest_of(of_set)
+        if len(highest) > _MOST_ALIKE:
+            yield f"{len(highest)} of them alike{on}"
+            continue
+        for number, best in enumerate(highest):
+            change = format_change(best.contrast)
+            if index or number:
+                change = format_change_briefly(best.contrast)
+            yield f"{arm_name(best.result.arm)}{on} ({change})"
 
 
 def _no_ranking(sets: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
