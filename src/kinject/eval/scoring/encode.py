@@ -201,7 +201,10 @@ def chat_turns(prompt: Prompt, chat: ChatStyle) -> tuple[str, tuple[str, ...]]:
 
 
 def render_turns(
-    tokenizer: Any, system: str, turns: Sequence[str], arguments: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase,
+    system: str,
+    turns: Sequence[str],
+    arguments: Mapping[str, Any],
 ) -> tuple[str, bool]:
     """Return turns of user and model as a chat template writes them, up to the model's next one,
     and whether `system` is a turn of its own; else the user's first turn starts with it.
