@@ -129,8 +129,9 @@ def generate(
     of `ends`.
 
     At temperature 0 each is the likeliest one. Neither the size of the batch nor its other rows
-    change a text, unless two tokens are as close as the rounding of the weights' dtype. `has_ended`
-    returns after each step for each row whether it has ended.
+    change a text, unless two tokens are as close as the rounding of the weights' dtype. A text is
+    empty if its logits are not finite. `has_ended` returns after each step for each row whether it
+    has ended.
     """
     import torch
     from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
@@ -160,7 +161,12 @@ def generate(
             logits_processor=LogitsProcessorList([sampler]),
             stopping_criteria=StoppingCriteriaList([has_ended] if has_ended else []),
         )
-    return [_until(tokens, ends) for tokens in output[:, longest:].tolist()]
+    written = [_until(tokens, ends) for tokens in output[:, longest:].tolist()]
+    # The likeliest of logits that are no numbers is the first of the vocabulary, again and again.
+    return [
+        tokens if len(tokens) <= n_finite else []
+        for tokens, n_finite in zip(written, sampler.n_finite(), strict=True)
+    ]
 
 
 @contextlib.contextmanager
@@ -208,6 +214,14 @@ class _Sampler:
                 warper(sampling[name]) for name, warper in warpers.items() if name in sampling
             ]
         self.generators = [torch.Generator(device=device).manual_seed(seed) for seed in seeds]
+        self._finite: list[torch.Tensor] = []  # for each step whether the rows' logits are
+
+    def n_finite(self) -> list[int]:
+        """Return for each row how many steps had finite logits before the first that had not."""
+        import torch
+
+        n_steps: list[int] = torch.stack(self._finite).cumprod(0).sum(0).tolist()
+        return n_steps
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return `scores` [rows, vocabulary] with the noise of this step."""
@@ -215,6 +229,7 @@ class _Sampler:
 
         # In bfloat16 the sum would be rounded, and near tokens become ties.
         scores = scores.float()
+        self._finite.append(scores.amax(-1).isfinite())
         if not self.filters:
             return scores
         for warper in self.filters:

@@ -136,6 +136,21 @@ def test_a_model_whose_logits_are_not_finite_writes_nothing():
     assert all(np.isnan(score.log_probs[0]) for score in scores.values())
 
 
+def test_a_model_that_shares_nothing_writes_nothing_from_logits_that_are_not_finite_either():
+    model, prompts = make_model("bloom"), make_prompts(4)
+    last = int(prompts[2].contexts[0][-1])
+
+    def overflow(_, ids, states):  # as weights that are too large for float16
+        return states.masked_fill((ids[0] == last)[..., None], float("inf"))
+
+    model.transformer.word_embeddings.register_forward_hook(overflow)
+    scores = dict(AnswerGenerator(Scorer(model, 512), Letters()).score(prompts))
+    broken = [last in prompt.contexts[0] for prompt in prompts]
+    assert [score.text is None for score in scores.values()] == [broken[i] for i in scores]
+    assert 0 < sum(broken) < 4
+    assert all(np.isnan(scores[i].log_probs[0]) for i in range(4) if broken[i])
+
+
 def test_what_a_models_own_generation_config_sets_is_reported_once_and_not_followed():
     model, prompts = make_model("llama"), make_prompts(4)
     expected = [

@@ -34,6 +34,8 @@ _MOST_COLUMNS = 8192  # of sequences in the row; one that is longer is alone in 
 _MOST_READ = 1024  # tokens of new prompts in one pass; a longer one is alone in it
 # Of the largest logit: two tokens as close as this are decided by a pass of the sequence alone.
 _CLOSE = 1e-4
+_NOT_FINITE = PromptScore((float("nan"),), (False,))
+"""Of a model whose logits are not finite."""
 _ROWS = 16  # prompts of one length in a batch, where nothing is shared
 
 
@@ -216,7 +218,9 @@ class AnswerGenerator:
                     has_ended=_Ended(answers),
                 )
                 self.n_read += sum(length + len(tokens) for tokens in written)
-                yield from zip(batch, (answer.result() for answer in answers), strict=True)
+                for index, answer, tokens in zip(batch, answers, written, strict=True):
+                    is_finite = bool(tokens)
+                    yield index, answer.result() if is_finite else _NOT_FINITE
 
     def _note(self, text: str) -> None:
         if text not in self.scorer.notes:
@@ -282,7 +286,7 @@ class _Row:
             self.active = []
             for sequence, token in zip(sequences, chosen, strict=True):
                 if token is None:
-                    yield sequence.index, PromptScore((float("nan"),), (False,))
+                    yield sequence.index, _NOT_FINITE
                     self._leave(sequence)
                     continue
                 if sequence.answer.add(token):
