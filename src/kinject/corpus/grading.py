@@ -52,6 +52,7 @@ TextGrader = Callable[[str, Sequence[str]], bool]
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = frozenset(string.punctuation)
 _WIDE = re.compile(f"[{WIDE}]")
+_HAN = re.compile("[\u4e00-\u9fff]")
 
 _ABSTAINS = re.compile(
     r"""\b(?:
@@ -244,6 +245,9 @@ def _languages(written: str, part: str) -> list[str]:
     code = guess_language(written) or guess_language(part) or "en"
     others = [*languages_with_clock(written), *languages_with_clock(part)]
     others += [*_languages_of_value(written), *_languages_of_value(part)]
+    # 300米 is guessed to be Japanese, which writes metres in kana.
+    if _HAN.search(written + part):
+        others += ["zh", "ja"]
     return list(dict.fromkeys((code, "en", *others)))
 
 

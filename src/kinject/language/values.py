@@ -215,6 +215,10 @@ class Grammar:
         spelling, _ = self.unit_spelled_after(text, end, in_digits)
         return self.units.get(spelling, "")
 
+    def without_units(self, text: str) -> str:
+        """Return `text` without the spellings of units."""
+        return self._unit.sub("", text.lower())
+
     def unit_spelled_after(self, text: str, end: int, in_digits: bool) -> tuple[str, int]:
         """Return the spelling of the unit after a number that ends at index `end`, and where the
         unit ends; ("", `end`) without one."""
@@ -588,7 +592,7 @@ def is_value(text: str, code: str) -> bool:
     grammar = grammar_of(code)
     language = grammar.language
     if language.is_unspaced:
-        return not _NO_VALUE.search(text)
+        return not _NO_VALUE.search(grammar.without_units(text))
     known: tuple[Container[str], ...] = (
         language.months,
         language.unit_words,
