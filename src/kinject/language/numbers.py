@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from functools import lru_cache
 
 from kinject.language.amounts import Day, Group, Number, Values
@@ -286,6 +287,37 @@ def _read_scale(reader: Reader, end: int, number: Number) -> tuple[int, Number]:
     if preposition and reader.grammar.unit_spelled_after(reader.rest, preposition.end(), True)[0]:
         end = preposition.end()
     return end, number
+
+
+_FEET = re.compile(
+    r"(?<![\w.,])(?P<feet>\d)(?:(?P<prime>')\s?|\s?(?:ft|feet|foot)\.?,?\s)(?P<inches>1[01]|\d)"
+    r"(?:\"|''|\s?(?:in\b\.?|inch(?:es)?\b)"
+    # "5 feet 2 men" are no 5 feet and 2 inches
+    r"|(?![\w']|[.,:/]\d)(?(prime)|(?=\s?(?:\Z|[.,;:!?()]|tall\b|high\b))))"
+)
+
+
+def take_feet(reader: Reader) -> None:
+    """Take 6'2", 6 ft 2 in, 6 foot 2."""
+    for match in _FEET.finditer(reader.rest):
+        feet = int(match["feet"]) + Fraction(int(match["inches"]), 12)
+        reader.take(*match.span(), Number(feet, "foot", digits=match[0]))
+
+
+_COORDINATE = re.compile(
+    r"(?<![\w.,])(?P<degrees>\d{1,3})\s?(?:°|degrees?\b)\s?"
+    r"(?P<minutes>[0-5]?\d(?:\.\d+)?)\s?(?:'|min(?:utes)?\b)\s?"
+    r"(?:(?P<seconds>[0-5]?\d(?:\.\d+)?)\s?(?:\"|''|sec(?:onds)?\b)\s?)?"
+    r"(?P<side>[nsew])(?:orth|outh|ast|est)?\b"
+)
+
+
+def take_coordinates(reader: Reader) -> None:
+    """Take 40°42′N, which is 40.7° N, and 40 degrees 42 minutes north."""
+    for match in _COORDINATE.finditer(reader.rest):
+        degrees = int(match["degrees"]) + Fraction(match["minutes"]) / 60
+        degrees += Fraction(match["seconds"] or 0) / 3600
+        reader.take(*match.span(), Number(degrees, f"degree {match['side']}", digits=match[0]))
 
 
 _PARTS_OF: tuple[Mapping[str, int], ...] = (

@@ -35,6 +35,8 @@ from kinject.language.numbers import (
     VERSION_BEFORE,
     is_scale_at,
     join_measures,
+    take_coordinates,
+    take_feet,
     take_number,
     unit_after,
 )
@@ -61,7 +63,8 @@ def read_items(
     take_clocks(reader)
     _take_versions(reader)
     _take_powers(reader)
-    _take_feet(reader)
+    take_feet(reader)
+    take_coordinates(reader)
     _take_measures_and_parts(reader)
     _take_fractions(reader)
     _take_numbers(reader)
@@ -126,19 +129,6 @@ def _take_powers(reader: Reader) -> None:
                 value *= Fraction(parts["factor"].replace(",", "."))
             # Its digits are none of a version.
             take_number(reader, *match.span(), Number(value, digits=match[0]))
-
-
-_FEET = re.compile(
-    r"(?<![\w.,])(?P<feet>\d)(?:'\s?|\s?(?:ft|feet|foot)\.?,?\s)(?P<inches>1[01]|\d)"
-    r"(?:\"|''|\s?(?:in\b\.?|inch(?:es)?\b))"
-)
-
-
-def _take_feet(reader: Reader) -> None:
-    """Take 6'2", 6 ft 2 in."""
-    for match in _FEET.finditer(reader.rest):
-        feet = int(match["feet"]) + Fraction(int(match["inches"]), 12)
-        reader.take(*match.span(), Number(feet, "foot", digits=match[0]))
 
 
 _DENOMINATORS = {
