@@ -156,14 +156,19 @@ _WHOLE_BEFORE = re.compile(rf"\b(?P<whole>\d+|{_SMALL_WORDS})\sand\s\Z")
 
 
 _OUT_OF = re.compile(
-    rf"(?<![\w.,/])(\d+|{_SMALL_WORDS})\sout\sof\s(\d+|{_SMALL_WORDS})(?![\w/]|[.,]\d)"
+    rf"(?<![\w.,/])(\d+|{_SMALL_WORDS})\s(?:out\sof|(?:(?<=\b1\s)|(?<=one\s))in(?:\severy)?)"
+    # "1 in 1990" is no part
+    rf"\s((?!(?<=in\s)\d{{4}})\d+(?:,\d{{3}})*|{_SMALL_WORDS})"
+    r"(?![\w/]|[.,]\d|\s(?:hundred|thousand|million)\b)"
 )
 
 
 def _take_fractions(reader: Reader) -> None:
     for match in _OUT_OF.finditer(reader.rest):
-        part, whole = _count(match[1]), _count(match[2])
-        if whole:
+        part, whole = _count(match[1]), _count(match[2].replace(",", ""))
+        # "one in four days" has 4 days
+        is_measure = reader.grammar.unit_spelled_after(reader.rest, match.end(), False)[0]
+        if whole and not is_measure:
             numbers = [Number(Fraction(value), digits=str(value)) for value in (part, whole)]
             fraction = Number(Fraction(part, whole), digits=f"{part}/{whole}")
             reader.take(*match.span(), fraction, parts=numbers)
