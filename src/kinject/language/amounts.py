@@ -218,6 +218,9 @@ def _number_fits(wanted: Number, number: Number) -> bool:
         return False
     if not _unit_fits(wanted.unit, number.unit) or not _rank_fits(wanted, number):
         return False
+    # The 80s are those of any century.
+    if wanted.unit == number.unit == "s" and min(wanted.value, number.value) < 100:
+        return wanted.value % 100 == number.value % 100
     versions = [short_version(wanted.digits), short_version(number.digits)]
     if all(versions) and (wanted.is_version or number.is_version):
         return versions[0] == versions[1]

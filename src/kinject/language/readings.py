@@ -444,8 +444,23 @@ def _has_decimals(whole: str, decimals: str, marks: list[str], comma: bool) -> b
 
 _ORDINAL_WORD = re.compile(r"\b(?:first|second|third|\w+th)s?\Z")
 _POINT = re.compile(
-    rf"(?<!\w)(?P<whole>{_SMALL_WORDS}|zero)\spoint(?P<digits>(?:\s(?:{_SMALL_WORDS}|zero|oh)\b)+)"
+    # "at this point five men" has a 5
+    rf"(?:(?<!\w)(?P<whole>{_SMALL_WORDS}|zero)\s|(?<!\w\s)(?<!\w)|(?<=\bis\s)|(?<=\babout\s))"
+    rf"point(?P<digits>(?:\s(?:{_SMALL_WORDS}|zero|oh)\b)+)"
 )
+_TEENS = "thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen|twenty"
+_YEAR_WITH_OH = re.compile(rf"(?<!\w)(?P<century>{_TEENS})[\s-]oh?[\s-](?P<year>{_SMALL_WORDS})\b")
+_TENS = (
+    "twenties",
+    "thirties",
+    "forties",
+    "fifties",
+    "sixties",
+    "seventies",
+    "eighties",
+    "nineties",
+)
+_DECADE = re.compile(rf"(?<!\w)(?:(?P<century>{_TEENS})[\s-])?(?P<tens>{'|'.join(_TENS)})(?!\w)")
 _DOZEN = re.compile(r"\b(?:a\s)?dozen\b")
 _PRONOUN_BEFORE = re.compile(r"\b(?:no|any|every|some|each|the|this|that|which)\s\Z")
 _PRONOUN_AFTER = re.compile(r"\s(?:of|another|who|that|can|day)\b")
@@ -454,10 +469,7 @@ _PRONOUN_AFTER = re.compile(r"\s(?:of|another|who|that|can|day)\b")
 def _take_number_words(reader: Reader) -> None:
     grammar = reader.grammar
     if grammar.language.code == "en":
-        for match in _POINT.finditer(reader.rest):
-            digits = [_count(word.replace("oh", "zero")) for word in match["digits"].split()]
-            written = f"{_count(match['whole'])}.{''.join(map(str, digits))}"
-            take_number(reader, *match.span(), Number(Fraction(written), digits=written))
+        _take_english_words(reader)
     for match in grammar.in_words.finditer(reader.rest):
         words = match[0]
         if TAKEN in reader.rest[match.start() : match.end()] or _is_pronoun(reader, match):
@@ -475,6 +487,27 @@ def _take_number_words(reader: Reader) -> None:
     if grammar.language.code == "en":
         for match in _DOZEN.finditer(reader.rest):
             reader.take(*match.span(), Number(Fraction(12)))
+
+
+def _take_english_words(reader: Reader) -> None:
+    """Take two point five, nineteen oh five, the eighties."""
+    for match in _POINT.finditer(reader.rest):
+        digits = [_count(word.replace("oh", "zero")) for word in match["digits"].split()]
+        written = f"{_count(match['whole'] or 'zero')}.{''.join(map(str, digits))}"
+        take_number(reader, *match.span(), Number(Fraction(written), digits=written))
+    for match in _YEAR_WITH_OH.finditer(reader.rest):
+        year = f"{_century(reader, match)}{_count(match['year']):02}"
+        take_number(reader, *match.span(), Number(Fraction(year), digits=year))
+    for match in _DECADE.finditer(reader.rest):
+        decade = f"{_century(reader, match)}{_TENS.index(match['tens']) + 2}0"
+        take_number(reader, *match.span(), Number(Fraction(decade), "s", digits=decade))
+
+
+def _century(reader: Reader, match: re.Match[str]) -> str:
+    """Return the digits of the century in words before a year, "" without one."""
+    if match["century"] is None:
+        return ""
+    return str(reader.grammar.language.number_words[match["century"]])
 
 
 def _is_pronoun(reader: Reader, match: re.Match[str]) -> bool:
