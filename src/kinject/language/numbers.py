@@ -338,7 +338,7 @@ _BETWEEN_PARTS = re.compile(r"\s?,?\s?(?:(?:and|und|et|y|e|en|и)\s)?")
 
 def join_measures(reader: Reader) -> None:
     """Make one value of the parts of a measure: 1 hour 30 minutes, which is 90 minutes and not an
-    hour; 6 pounds and 4 ounces."""
+    hour; 6 pounds and 4 ounces; of days of one month: May 5 to May 7."""
     joined: list[Found] = []
     for found in reader.found:
         whole = None
@@ -355,6 +355,8 @@ def _whole_of(reader: Reader, first: Found, second: Found) -> Found | None:
     """Return two values that follow each other as one measure, None if they are none."""
     between = reader.folded[first.end : second.start].lower()
     large, small = first.values.readings[-1], second.values.readings[0]
+    if isinstance(large, Day) and isinstance(small, Day) and _DAY_TO_DAY.fullmatch(between):
+        return _days_of_one_month(first, large, second, small)
     if not isinstance(large, Number) or not isinstance(small, Number) or small.bound:
         return None
     if not _BETWEEN_PARTS.fullmatch(between):
@@ -377,3 +379,21 @@ def _whole_of(reader: Reader, first: Found, second: Found) -> Found | None:
                 parts = tuple(replace(reading, bound="") for reading in readings)
             return Found(first.start, second.end, Values(tuple(readings), parts))
     return None
+
+
+_DAY_TO_DAY = re.compile(
+    r"\s?(?:-|,|&|(?<=\s)(?:to|until|through|and|bis|und|au|et|al|y|tot|en|по|и))\s?"
+)
+
+
+def _days_of_one_month(first: Found, day: Day, second: Found, other: Day) -> Found | None:
+    """Return two dates as the days of one month, None if they are of two."""
+    # 3/4/1999 may be of either.
+    if day.order or other.order:
+        return None
+    same_year = day.year in (None, other.year)
+    if day.month != other.month or not same_year or not (day.days and other.days):
+        return None
+    days = replace(other, days=day.days | other.days)
+    parts = (*first.values.parts, *second.values.parts)
+    return Found(first.start, second.end, Values((days,), parts))
