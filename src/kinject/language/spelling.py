@@ -41,6 +41,14 @@ _POINTS = re.compile("[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0640\u
 _MARKUP = re.compile(r"\*\*|__|`")
 _TIMES = re.compile(r"(?<![a-z])(?<!\b0)(?<=\d)(?:x|\s?×\s?|\sx\s)(?=\d)")
 """The sign of 1920x1080; 0x10 is a number of programs."""
+_OPERATOR = re.compile(
+    # a - b, x - 2, x^2 - 4, 3 - x, 5 + 3; not "5 m - 10 m", nor "B - 5" and "3 - a city"
+    r"(?<=(?<![^\W\d_])[a-z])\s[+-]\s(?=[a-z](?![^\W\d_]))"
+    r"|(?:(?<=(?<![^\W\d_])[i-kn-rt-z])|(?<=[b-z^]\d))\s[+-]\s(?=[\d(])"
+    r"|(?<=[\d)])\s[+-]\s(?=\(?\d*[b-fi-kn-rt-z](?![^\W\d_]))"
+    r"|(?<=\d)\s\+\s(?=\d)"
+)
+"""A plus or a minus between numbers and variables, with spaces."""
 _CLOSE_LIST = re.compile(r"(?<![\d.,])\d{1,2}(?:,\d{1,2}){2,}(?![\d,]|\.\d)")
 """1,2,3; with three digits in the end it is an Indian number."""
 
@@ -50,8 +58,13 @@ def fold(text: str) -> str:
     one hyphen, ASCII digits, nothing invisible, no marks of bold text or code."""
     if not text.isascii():
         text = _fold_unicode(text)
+    text = _OPERATOR.sub(_without_spaces, text)
     text = _CLOSE_LIST.sub(_with_spaces, text)
     return _TIMES.sub(" × ", _MARKUP.sub("", text))
+
+
+def _without_spaces(operator: re.Match[str]) -> str:
+    return operator[0].strip()
 
 
 def _with_spaces(numbers: re.Match[str]) -> str:
@@ -92,12 +105,14 @@ def case_fold(text: str) -> str:
     return unicodedata.normalize("NFC", text.casefold()).translate(_LIGATURES)
 
 
+_VARIABLE = r"(?=√|\\?(?:[a-zα-ω]|sin|cos|tan|ln|log|exp|sqrt|frac)(?![\w']))"
+"""What a minus sign may be before, beside numbers: -x, -sin x. Two are an option: --v."""
 _SEPARATOR = r"(?:\+{1,2}|['./&@_#^·√-]|(?<=\d)[,:](?=\d))"
 _TOKEN = re.compile(
     rf"(?P<wide>[{WIDE}])"
     r"|(?P<and>(?<!\S)&(?!\S))"
     r"|(?P<operator>==|!=|<=|>=|&&|\|\||[≤≥≠]|(?<=[\w)\]])\s?<\s?(?=[\w(\[]))"
-    rf"|(?P<sign>{MINUS}(?=[{CURRENCY}]?[.,]?\d))?"
+    rf"|(?:(?P<sign>{MINUS}(?=[{CURRENCY}]?[.,]?\d)|{MINUS}-?{_VARIABLE}|(?<![\w!])[!¬~](?=[a-z]))\\?)?"
     rf"(?P<front>(?<!\w)[A-Za-z]{{0,2}}[{CURRENCY}](?=\d)|(?<![\w.])\.(?=\w)|(?<!\S),(?=\d)|√)?"
     rf"(?P<core>{_CHARACTER}+(?:{_SEPARATOR}{_CHARACTER}+)*)"
     r"(?P<end>\+{1,2}(?!\w)|#(?!\w)|[%‰]|[-*](?![\w*-]))?"
