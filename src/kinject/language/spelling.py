@@ -127,6 +127,7 @@ _DELETED = re.compile(r"(?<!\d)['./@_·^-]|['./@_·-](?!\d)")
 """Signs in a word that its spelling may lack, AC/DC and ACDC; between digits they are kept."""
 _HYPHEN = re.compile(r"(?<!\d)[-/]|[-/](?!\d)|&")
 ARTICLES = frozenset(("a", "an", "the"))
+_LETTER_OF_A_LIST = re.compile(r"\s?(?:,|(?:and|or|&)\s)\s?[A-Z](?!\w)")
 _OPERATORS = {"≤": "<=", "≥": ">=", "≠": "!="}
 """Sign of an operator of code -> how code has it. No >, which parts the steps of a path too."""
 _GRADE = 2
@@ -136,16 +137,17 @@ _ION = re.compile(r"(?:[A-Z][a-z]?\d*)+(?:\^\d)?")
 
 
 _LAST_COMMA = re.compile(r",?\s(?:and|&|und|et|y|e|и|en|och|og|i)\s")
+_TWO_LETTERS = re.compile(r"(?<!\w)[A-Z], [A-Z](?!\w)")
 _NUMBER_OF_LINE = re.compile(r"^\s*\d{1,2}[.)]\s", re.MULTILINE)
 
 
 def list_in(folded: str) -> str:
-    """Return a list of three or more as it is with commas only, "" for another text: red, green and
-    blue; one red, one green and one blue line with their numbers."""
+    """Return a list of three or more, or of letters, as it is with commas only, "" for another text:
+    red, green and blue; A and C; one red, one green and one blue line with their numbers."""
     text = _NUMBER_OF_LINE.sub(" ", folded).strip().replace("\n", ", ")
     text = _LAST_COMMA.sub(", ", text)
     # "Paris, Texas" is not "Paris and Texas".
-    if text.count(", ") < 2:
+    if text.count(", ") < 2 and not _TWO_LETTERS.search(text):
         return ""
     return text
 
@@ -187,17 +189,18 @@ class Word:
     """A word, or a number in digits, as it is compared.
 
     `is_glued`: a hyphen joins it to the word before. `is_acronym`: several capitals, no small
-    letter.
+    letter. `is_letter`: the A of "A, C".
     """
 
     key: str
     is_glued: bool = False
     is_acronym: bool = False
+    is_letter: bool = False
 
     @property
     def is_article(self) -> bool:
         """Whether it is an English article."""
-        return self.key in ARTICLES
+        return self.key in ARTICLES and not self.is_letter
 
 
 def words_in(folded: str, *, apart: bool) -> list[Word]:
@@ -225,7 +228,9 @@ def _spelled(match: re.Match[str], apart: bool) -> list[Word]:
     core, end = match["core"], _end_of(match)
     is_acronym = core.isupper() and sum(map(str.isalpha, core)) > 1
     if not apart or not _HYPHEN.search(core):
-        return [Word(front + _DELETED.sub("", case_fold(core)) + end, is_acronym=is_acronym)]
+        key = front + _DELETED.sub("", case_fold(core)) + end
+        is_letter = core == "A" and _LETTER_OF_A_LIST.match(match.string, match.end()) is not None
+        return [Word(key, is_acronym=is_acronym, is_letter=is_letter)]
     parts = [part for part in re.split(rf"({_HYPHEN.pattern})", core) if part and part not in "-/"]
     keys = [_DELETED.sub("", case_fold(part)) for part in parts]
     keys[0] = front + keys[0]
@@ -325,7 +330,7 @@ def find_starts(wanted: Sequence[Word], words: Sequence[Word]) -> list[int]:
     if len(wanted) == 1 and wanted[0].is_article:
         return []
     names = [word for word in wanted if not word.is_article]
-    key = "".join(word.key for word in names)
+    key = " ".join(word.key for word in names)
     if re.match(f"[{WIDE}]", key):
         return _starts_of_wide(words)
     is_acronym = all(word.is_acronym for word in names)
