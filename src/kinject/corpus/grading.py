@@ -38,6 +38,7 @@ from kinject.language.spelling import (
     fold,
     has_capital,
     has_code,
+    has_other_case,
     list_in,
     same_words,
     words_in,
@@ -175,6 +176,7 @@ def matches(text: str, accepted: Sequence[str]) -> bool:
     parts = [part for part in folded if part.strip()]
     if not parts:
         return not words_in(written, apart=False)
+    parts = [part for part in parts if not has_other_case(part, written)]
     # Before _declines(): an accepted text may be such a phrase itself, in another spelling.
     if any(_is_same(written, part) for part in parts):
         return True

@@ -304,6 +304,18 @@ def has_capital(part: str, folded: str) -> bool:
     return re.search(rf"{before}{capital}(?![\w+#*'-]){follows}", folded) is not None
 
 
+_CASED = re.compile(r"CO|Co|CS|Cs|HF|Hf|SN|Sn|(?:([ABD-HJ-LN-WYZabd-hj-ln-wyz])(?i:\1))+")
+
+
+def has_other_case(part: str, folded: str) -> bool:
+    """Return whether an accepted text is a symbol that other capitals make another one, and is not
+    in a text with its own: cobalt (Co) and carbon monoxide, the genotypes AA and Aa."""
+    symbol = part.strip(" .")
+    if not _CASED.fullmatch(symbol):
+        return False
+    return re.search(rf"(?<![^\W\d]){symbol}(?!\w)", folded) is None
+
+
 _SHORT = 3
 _COMMON = frozenset(
     (
