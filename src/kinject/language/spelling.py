@@ -112,8 +112,10 @@ _TOKEN = re.compile(
     rf"(?P<wide>[{WIDE}])"
     r"|(?P<and>(?<!\S)&(?!\S))"
     r"|(?P<operator>==|!=|<=|>=|&&|\|\||[≤≥≠]|(?<=[\w)\]])\s?<\s?(?=[\w(\[]))"
-    rf"|(?:(?P<sign>{MINUS}(?=[{CURRENCY}]?[.,]?\d)|{MINUS}-?{_VARIABLE}|(?<![\w!])[!¬~](?=[a-z]))\\?)?"
-    rf"(?P<front>(?<!\w)[A-Za-z]{{0,2}}[{CURRENCY}](?=\d)|(?<![\w.])\.(?=\w)|(?<!\S),(?=\d)|√)?"
+    rf"|(?:(?P<sign>{MINUS}(?=[{CURRENCY}]?[.,]?\d)|{MINUS}-?{_VARIABLE}"
+    r"|(?<![\w!])[!¬~](?=[a-z]))\\?)?"
+    rf"(?P<front>(?<!\w)[A-Za-z]{{0,2}}[{CURRENCY}](?=\d)"
+    r"|(?<![\w.])\.(?=\w)|(?<!\S),(?=\d)|√)?"
     rf"(?P<core>{_CHARACTER}+(?:{_SEPARATOR}{_CHARACTER}+)*)"
     r"(?P<end>\+{1,2}(?!\w)|#(?!\w)|[%‰]|[-*](?![\w*-]))?"
 )
@@ -142,8 +144,8 @@ _NUMBER_OF_LINE = re.compile(r"^\s*\d{1,2}[.)]\s", re.MULTILINE)
 
 
 def list_in(folded: str) -> str:
-    """Return a list of three or more, or of letters, as it is with commas only, "" for another text:
-    red, green and blue; A and C; one red, one green and one blue line with their numbers."""
+    """Return a list of three or more, or of letters, as it is with commas only, "" for another
+    text: red, green and blue; A and C; one red, one green and one blue line with their numbers."""
     text = _NUMBER_OF_LINE.sub(" ", folded).strip().replace("\n", ", ")
     text = _LAST_COMMA.sub(", ", text)
     # "Paris, Texas" is not "Paris and Texas".
