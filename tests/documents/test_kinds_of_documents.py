@@ -777,6 +777,11 @@ GREETING = (
 )
 RUSSIAN = "Старый мост через реку построили в тысяча девятьсот тридцать первом году. " * 4
 POLISH = "Młyn był zamknięty w niedzielę, a prom płynie rzadko. Może potem dopłynie tu wieczorem, mówił młynarz. "
+DANISH = (
+    "Den gamle bro blev lukket i går, så færgen sejler hver time. Børn må rejse gratis på søndage. "
+)
+CZECH = "Starý most byl včera uzavřen, přívoz jezdí každou hodinu. Děti se v neděli vozí zdarma, řekl převozník. "
+HUNGARIAN = "A régi híd tegnap lezárt, a komp óránként közlekedik. Vasárnap a gyerekek ingyen utaznak, erről szűkebb hír jött. "
 JAPANESE = "古い橋は千九百三十一年に建てられました。町の人々は毎日この橋を渡ります。" * 4
 
 
@@ -784,6 +789,8 @@ JAPANESE = "古い橋は千九百三十一年に建てられました。町の�
     ("text", "charset"),
     [(GREETING, "cp1252"), (RUSSIAN, "cp1251"), (RUSSIAN, "koi8-r"), (JAPANESE, "shift_jis"), (JAPANESE, "euc_jp"),
      (POLISH, "cp1250"), (POLISH, "iso8859-2"),
+     (DANISH, "cp850"), (DANISH, "mac-roman"), (GREETING[:50], "cp437"),
+     (CZECH, "iso8859-2"), (CZECH, "cp852"), (HUNGARIAN, "cp1250"),
      (GREETING, "utf-16"), (GREETING, "utf-16-le"), (GREETING, "utf-8"), (GREETING, "utf-8-sig")],
 )  # fmt: skip
 def test_encodings_are_found_and_named_unless_utf_8(text: str, charset: str) -> None:

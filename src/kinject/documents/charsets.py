@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from functools import lru_cache
 
 _CHARSET = re.compile(
     rb"""<(?:meta|\?xml)[^>]{0,200}(?:charset|encoding)\s*=\s*["']?([\w-]+)""", re.IGNORECASE
@@ -54,16 +55,41 @@ _FEWEST_OF_UTF8 = 3
 _MOSTLY_HIGH = 0.5
 _FEWEST_HIGH = 12
 WESTERN_CODECS = frozenset({"cp1252", "iso8859-15", "ascii"})
-_WESTERN = frozenset(
-    "ÄÖÜäöüßéèêëàâçîïôûùœæÉÈÀÇÊñÑáíóúÁÍÓÚ¿¡ãõåøÅØÆ“”‘’„–—…€«»°§·\xa0²³½©®´µ•".encode("cp1252")
+_CENTRAL = ("cp1250", "iso8859-2", "cp852")
+_WEST = ("cp1252", "cp850", "mac-roman")
+_ALPHABETS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("äöüß", _WEST),
+    ("àâæçéèêëîïôœùûüÿ", _WEST),
+    ("áéíóúüñçàèìòùï", _WEST),
+    ("ãõáâàçéêíóôúü", _WEST),
+    ("åäöæøéü", _WEST),
+    ("áéíóúýðþæö", _WEST),
+    ("ąćęłńóśźż", _CENTRAL),
+    ("áčďéěíňóřšťúůýž", _CENTRAL),
+    ("áäčďéíĺľňóôŕšťúýž", _CENTRAL),
+    ("áéíóöőúüű", _CENTRAL),
+    ("čćđšž", _CENTRAL),
+    ("ăâîşţ", _CENTRAL),
+    ("çğıöşüâî", ("cp1254", "cp857")),
+    ("ąčęėįšųūž", ("cp1257",)),
+    ("āčēģīķļņšūž", ("cp1257",)),
+    ("äöüõšž", ("cp1257",)),
 )
-# Letters above ASCII are a small part of a text of western Europe, and most of Greek or Russian.
-_FEW_HIGH = 0.15
-# Nearly all of its other letters and quotation marks are those of `_WESTERN`.
-_WESTERN_OF_HIGH = 0.97
-_POLISH = "ąćęłńóśźżĄĆĘŁŃÓŚŹŻ„”–…"
-# Of other languages the byte of ł is a raised 3, which no letter follows.
-_POLISH_L = re.compile(b"\xb3[a-z]")
+"""The letters above ASCII of a language, or of a few, and the encodings that texts in it have."""
+_OF_THE_WEST = "äöüßéèêëàâçîïôûùœæñáíóúãõåø"
+"""Those of a text in several languages."""
+_LIKELIEST = (
+    *("cp1252", "cp1250", "cp1254", "cp1257", "iso8859-2"),
+    *("cp850", "cp852", "mac-roman", "cp857"),
+)
+"""Encodings in the order in which one of two that are as plausible is taken."""
+_MARKS = re.escape("“”‘„–—…€«»°§·\xa0²³½©®´µ•¿¡")
+_BOXES = "─│┌┐└┘├┤┬┴┼═║╔╗╚╝╠╣╦╩╬░▒▓█■"
+"""The lines of tables in DOS."""
+# Letters above ASCII are a part of a text of Latin letters, and most of Greek or Russian.
+_FEW_HIGH = 0.3
+# Nearly all signs above ASCII are letters of its language, and marks around words.
+_PLAUSIBLE = 0.97
 
 
 def declared_charset(data: bytes) -> str:
@@ -142,33 +168,35 @@ def high_part(data: bytes) -> bytes:
 
 
 def codec_of_letters(data: bytes) -> str:
-    """Return the codec of a Polish or a western text, "" of others."""
-    polish = _polish_codec(data)
-    if not polish and _is_western(data):
-        return "cp1252"
-    return polish
-
-
-def _is_western(data: bytes) -> bool:
-    """Return whether the bytes above ASCII are few, and letters and quotation marks of western
-    Europe in Windows-1252."""
-    start = data[: 2**20]
-    high = [byte for byte in start if byte > 127]
-    n_western = sum(byte in _WESTERN for byte in high)
-    return len(high) < _FEW_HIGH * len(start) and n_western > _WESTERN_OF_HIGH * len(high)
-
-
-def _polish_codec(data: bytes) -> str:
-    """Return the codec of a Polish text, "" of others: its letters are those of western Europe, or
-    of the Baltic, in other encodings."""
-    start = data[: 2**20]
-    if _POLISH_L.search(start) is None:
+    """Return the codec of a text in Latin letters, in which its letters are those of a language and
+    are where letters may be; "" if there is none."""
+    start = high_part(data)
+    n_high = sum(byte > 127 for byte in start)
+    if n_high > _FEW_HIGH * len(start):
         return ""
-    high = [byte for byte in start if byte > 127]
-    best, most = "", _WESTERN_OF_HIGH * len(high)
-    for codec in ("cp1250", "iso8859-2"):
-        letters = frozenset(_POLISH.encode(codec, "ignore"))
-        n_polish = sum(byte in letters for byte in high)
-        if n_polish > most:
-            best, most = codec, n_polish
+    best, most = "", _PLAUSIBLE * n_high
+    for codec in _LIKELIEST:
+        for letters, encodings in _ALPHABETS:
+            if codec not in encodings:
+                continue
+            n_plausible = _n_plausible(start, codec, letters)
+            if n_plausible > most:
+                best, most = codec, n_plausible
+    if not best and _n_plausible(start, "cp1252", _OF_THE_WEST) > most:
+        return "cp1252"
     return best
+
+
+def _n_plausible(data: bytes, codec: str, letters: str) -> int:
+    return len(_plausible_signs(letters).findall(data.decode(codec, "replace")))
+
+
+@lru_cache(maxsize=32)
+def _plausible_signs(letters: str) -> re.Pattern[str]:
+    """Return the pattern of a sign above ASCII in its place: no capital is behind a small letter,
+    and no mark within a word."""
+    capitals = "".join(map(str.upper, letters.replace("ß", "").replace("ı", "İ")))
+    return re.compile(
+        rf"[{letters}’]|[£±×](?=\s?\d)|(?<![a-z{letters}])[{capitals}]"
+        rf"|(?<![a-z{letters}])[{_MARKS}{_BOXES}]|[{_MARKS}{_BOXES}](?![a-z{letters}])"
+    )
