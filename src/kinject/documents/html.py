@@ -327,7 +327,7 @@ class _Page:
         self.verbatim = 0
         self._gap = self._mark = ""
         self._heading = False
-        self._lists: list[tuple[str, int]] = []
+        self._lists: list[tuple[str, int, int]] = []
         self._code = (0, "")
 
     def add_text(self, text: str) -> None:
@@ -353,14 +353,16 @@ class _Page:
         elif tag == "pre":
             self.verbatim, self._code = 1, (len(self.parts), _language(node))
         elif tag in ("ul", "ol"):
-            kind = ""
+            kind, step, first = "", 1, 1
             if tag == "ol":
                 kind = node.attributes.get("type") or "1"
-            self._lists.append((kind, _number_of(node, "start", 1) - 1))
+            if "reversed" in node.attributes:
+                step, first = -1, sum(child.tag == "li" for child in node.iter())
+            self._lists.append((kind, _number_of(node, "start", first) - step, step))
         elif tag == "li" and self._lists:
-            kind, n = self._lists[-1]
-            number = _number_of(node, "value", n + 1)
-            self._lists[-1] = kind, number
+            kind, n, step = self._lists[-1]
+            number = _number_of(node, "value", n + step)
+            self._lists[-1] = kind, number, step
             self._mark = "  " * min(len(self._lists) - 1, DEEPEST_ITEM)
             mark = "-"
             if kind:
