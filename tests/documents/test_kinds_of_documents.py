@@ -403,6 +403,18 @@ def open_document(kind: str, body: str, styles: str = "") -> str:
     return only("a.odt", zipped({"mimetype": mime, "content.xml": content.encode()})).text
 
 
+def test_hidden_sheets_of_an_open_document_are_left_out() -> None:
+    styles = (
+        '<style:style style:name="ta2"><style:table-properties table:display="{}"/></style:style>'
+    )
+    sheet = '<table:table table:name="{}" table:style-name="{}"><table:table-row>{}</table:table-row></table:table>'
+    cell = "<table:table-cell><text:p>{}</text:p></table:table-cell>"
+    body = sheet.format("Boats", "ta1", cell.format("Una"))
+    body += sheet.format("Old", "ta2", cell.format("Vera"))
+    assert open_document("spreadsheet", body, styles.format("false")) == "# Boats\n\nUna"
+    assert "Vera" in open_document("spreadsheet", body, styles.format("true"))
+
+
 def test_an_open_document_shows_numbers_and_raised_digits_and_no_names_of_pictures() -> None:
     styles = '<style:style style:name="U"><style:text-properties style:text-position="33% 58%"/></style:style>'
     styles += '<style:style style:name="D"><style:text-properties style:text-position="-33% 58%"/></style:style>'
@@ -547,6 +559,10 @@ def test_items_of_a_page_keep_their_numbers_and_a_summary_its_line() -> None:
     page += "<details><summary>Fee</summary>pence</details>"
     text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
     assert text == "7. Row.\n8. Sail.\n12. Land.\n13. Rest.\n\n1. Eat.\n\nFee\npence"
+    page = "<ol reversed><li>Gold.<li>Silver.<li>Bronze.</ol><ol reversed start=9><li>Nine.<li>Eight.</ol>"
+    assert only("a.html", page.encode()).text == (
+        "3. Gold.\n2. Silver.\n1. Bronze.\n\n9. Nine.\n8. Eight."
+    )
 
 
 def test_notes_and_what_stands_in_a_cell_or_quotation_are_content_of_a_page() -> None:

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import unquote
 
 from kinject.disk import format_size, read_bytes
@@ -277,10 +277,15 @@ def read_open_document(
         stated = _optional_root(path, archive, "meta.xml")
         if stated is None:
             stated = body
-        meta = {}
+        meta: dict[str, Any] = {}
         for key, name in _OPEN_FIELDS.items():
             value = stated.findtext(f".//{_DUBLIN}{name}")
             meta[key] = (value or "").strip()
+        meta["hidden_sheets"] = [
+            table.get(f"{_TABLE}name", "")
+            for table in body.iter(f"{_TABLE}table")
+            if table.get(f"{_TABLE}style-name") in looks.hidden
+        ]
         _, text, _ = page_of(
             path, f"<html><body>{_as_html(body, looks)}</body></html>", whole_page=True
         )
@@ -292,8 +297,8 @@ def read_open_document(
 
 class _Looks(NamedTuple):
     """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
-    raised and of hidden text, (style, depth) of lists -> kind of their numbers, and the last number
-    of each."""
+    raised text, and of hidden text and sheets, (style, depth) of lists -> kind of their numbers,
+    and the last number of each."""
 
     embedded: Mapping[str, str]
     raised: frozenset[str]
@@ -317,6 +322,9 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
             properties = f"{_STYLE}text-properties"
             places[name] = attribute_at(style, properties, f"{_STYLE}text-position")
             shown[name] = attribute_at(style, properties, f"{_TEXT}display")
+            # Of a sheet.
+            if attribute_at(style, f"{_STYLE}table-properties", f"{_TABLE}display") == "false":
+                shown[name] = "none"
             parents[name] = style.get(f"{_STYLE}parent-style-name", "")
         for list_style in root.iter(f"{_TEXT}list-style"):
             name = list_style.get(f"{_STYLE}name", "")
