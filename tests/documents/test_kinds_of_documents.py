@@ -787,6 +787,16 @@ def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
     assert only("a.json", b'{"q": "One.", "text": "no"}', text_field="q").text == "One."
 
 
+def test_a_space_before_a_quoted_cell_of_a_table_is_no_part_of_it() -> None:
+    rows = read("a.csv", b'title, text\nBoat, "Una, the boat."\nFerry, "It said ""go"", twice."\n')
+    assert [document.text for _, document in rows] == ["Una, the boat.", 'It said "go", twice.']
+    assert only("b.csv", b'x, y, z\n1, "a, b", 3\n').text == (
+        "| x | y | z |\n| --- | --- | --- |\n| 1 | a, b | 3 |"
+    )
+    prose = b'We list the name, text, fee.\nShe said, "no", and left.\n'
+    assert only("c.csv", prose).text == prose.decode()
+
+
 GREETING = (
     "Übergrößen, Straße und Äpfel: im Frühjahr wächst alles höher. „Schön“, sagte er – für 5 €. "
     * 3

@@ -194,7 +194,8 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
         yield whole_file(path, "", _one_column(lines) or text, meta)
         return
     rows = _records(lines, delimiter)
-    _, header = next(rows)
+    _, first = next(rows)
+    header = list(map(str.strip, first))
     names = with_plain_names(dict(zip(header, header, strict=True)), options)
     if "text" not in names and options.text_field is None:
         yield from _whole_table(path, header, rows, meta)
@@ -208,6 +209,9 @@ def read_csv(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Loc
     text_name = names.get("text", "")
     for number, cells in rows:
         cells = _fitted(cells, header, text_name, delimiter)
+        # Where a space follows each comma, it belongs to no cell.
+        if header != first:
+            cells = list(map(str.strip, cells))
         record = dict(zip(header, cells, strict=True))
         row: dict[str, Any] = {
             key: cell for key, cell in record.items() if cell or key == text_name
@@ -260,6 +264,8 @@ def _delimiter(lines: list[str], options: ReadOptions) -> str:
         if not rows:
             return ""
         header = dict.fromkeys(rows[0])
+        if len(rows) > 1 and not _ends_sentence(rows[0][-1]):
+            header = dict.fromkeys(map(str.strip, rows[0]))
         if options.text_field in header or "text" in with_plain_names(header, options):
             return delimiter
         if not _is_table(rows, delimiter):
@@ -352,6 +358,12 @@ def _record(
     if '"' not in line:
         return line.split(delimiter), 1
     cells = _quoted_cells(line, delimiter)
+    # In some tables a space is between a delimiter and a quote, which it makes a plain sign.
+    spaced = re.sub(rf'({re.escape(delimiter)}) "(?!")', r'\1" ', line)
+    if spaced != line:
+        spaced_cells = _quoted_cells(spaced, delimiter)
+        if spaced_cells is not None and width in (0, len(spaced_cells)):
+            return spaced_cells, 1
     if cells is not None:
         return cells, 1
     # A row ends where each of its quotes has its partner.
