@@ -787,6 +787,19 @@ def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
     assert only("a.json", b'{"q": "One.", "text": "no"}', text_field="q").text == "One."
 
 
+def test_subtitles_are_what_is_said() -> None:
+    srt = "1\r\n00:00:01,000 --> 00:00:04,000\r\nThe <i>Una</i> was built\r\nin 1931.\r\n\r\n"
+    srt += "2\r\n00:00:05,000 --> 00:00:08,500\r\n{\\an8}- Is she old?\r\n- Yes, she sails\r\n\r\n"
+    srt += "3\r\n00:00:09,000 --> 00:00:11,000\r\non Sundays.\r\n"
+    assert only("a.srt", srt.encode()).text == (
+        "The Una was built in 1931.\n- Is she old?\n- Yes, she sails on Sundays."
+    )
+    vtt = "WEBVTT\n\nNOTE draft\n\nfirst\n00:01.000 --> 00:04.000 align:start\n<v Ann>Ready?\nPull &amp; row\n\n"
+    vtt += "00:04.000 --> 00:06.000\nPull &amp; row\n<c.red>to land.</c>\n"
+    assert only("a.vtt", vtt.encode()).text == "Ann: Ready?\nPull & row to land."
+    assert only("b.srt", b"Only a note.").text == "Only a note."
+
+
 def test_a_space_before_a_quoted_cell_of_a_table_is_no_part_of_it() -> None:
     rows = read("a.csv", b'title, text\nBoat, "Una, the boat."\nFerry, "It said ""go"", twice."\n')
     assert [document.text for _, document in rows] == ["Una, the boat.", 'It said "go", twice.']

@@ -80,6 +80,7 @@ KINDS: Mapping[str, Kind] = {
     "text": Kind((".txt", ".text", ".log", ".asc", ""), "text:read_text"),
     "markdown": Kind((".md", ".markdown"), "text:read_markdown"),
     "rst": Kind((".rst",), "markup:read_rst"),
+    "subtitles": Kind((".srt", ".vtt"), "subtitles:read_subtitles"),
     "code": Kind(tuple(LANGUAGES), "text:read_code"),
     "notebook": Kind((".ipynb",), "markup:read_notebook"),
     "html": Kind((".html", ".htm", ".xhtml"), "html:read_html"),
