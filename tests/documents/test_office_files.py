@@ -671,6 +671,10 @@ def test_items_signs_and_parted_words_of_a_slide_are_those_shown() -> None:
         ("[hh]:mm:ss", "0.0625", "1:30:00"),
         ("[mm]:ss", "0.0625", "90:00"),
         ("[h]:mm", "-0.25", "-6:00"),
+        ("mmm\\-yy", "44713", "2022-06"),
+        ("[$-407]yyyy", "44713", "2022"),
+        ('"Q2" yyyy', "44713", "2022-06-01"),
+        ("d.m.yy", "44713", "2022-06-01"),
     ],
 )
 def test_numbers_have_the_units_and_zeros_of_their_formats(

@@ -148,8 +148,12 @@ def _span_text(span: datetime.timedelta, number_format: str) -> str:
 
 
 def moment_text(moment: datetime.datetime, number_format: str) -> str:
-    """Return a day, with its time if people see one: 2026-03-05 00:00:00, and not the day."""
-    has_time = re.search("[hs]", _LITERALS.sub("", number_format), re.IGNORECASE)
-    if moment.time() == datetime.time() and has_time is None:
+    """Return a day, with its time if people see one: 2026-03-05 00:00:00, and not the day; of a
+    month or a year they see no day: 2026-03."""
+    codes = set(_LITERALS.sub("", number_format).lower()) & set("ymdhs")
+    # A text of the format's own, "Q1" yyyy, says more than the year.
+    if '"' not in number_format and codes in ({"y", "m"}, {"y"}):
+        return moment.date().isoformat()[: 3 * len(codes) + 1]
+    if moment.time() == datetime.time() and not codes & {"h", "s"}:
         return moment.date().isoformat()
     return moment.isoformat(" ", "seconds")
