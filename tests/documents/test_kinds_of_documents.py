@@ -787,6 +787,12 @@ def test_json_is_a_list_of_rows_or_one_on_each_line() -> None:
     assert only("a.json", b'{"q": "One.", "text": "no"}', text_field="q").text == "One."
 
 
+def test_text_that_was_taken_out_of_a_page_is_not_read() -> None:
+    page = "<p>Boats leave at <del>nine</del> <ins>ten</ins> <b> daily</b>.</p><del><p>Not in May.</p></del><p>Go!</p>"
+    text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
+    assert text == "Boats leave at ten daily.\n\nGo!"
+
+
 def test_subtitles_are_what_is_said() -> None:
     srt = "1\r\n00:00:01,000 --> 00:00:04,000\r\nThe <i>Una</i> was built\r\nin 1931.\r\n\r\n"
     srt += "2\r\n00:00:05,000 --> 00:00:08,500\r\n{\\an8}- Is she old?\r\n- Yes, she sails\r\n\r\n"

@@ -67,8 +67,8 @@ _LONGEST_BLOCK = 500
 _MOST_WITHIN = 20
 """Tables within one that shows data."""
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe"
-# The last ones hold what old browsers show in their place.
-_SKIPPED = frozenset([*_UNREAD.split(), "object", "canvas", "video", "audio"])
+# Text that was taken out of a page is shown struck; the last ones hold what old browsers show.
+_SKIPPED = frozenset([*_UNREAD.split(), "del", "object", "canvas", "video", "audio"])
 _NOTE = re.compile("(?:foot|end|rear)note")
 _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
 """Classes of the navigation of Texinfo's and DocBook's pages; "header" where it names the next
@@ -334,11 +334,13 @@ class _Page:
         if not self.verbatim:
             text = _SPACE.sub(" ", text)
         if text.strip() or (self.verbatim and text):
-            if not self.verbatim and self._gap + self._mark:
+            # Beside an element that is not read are the spaces of both its sides.
+            before = self._gap + self._mark or "".join(self.parts[-1:])[-1:]
+            if not self.verbatim and before != before.rstrip():
                 text = text.lstrip()
             self.parts += [self._gap, self._mark, text]
             self._gap = self._mark = ""
-        elif text and not self._gap:
+        elif text and not self._gap and not "".join(self.parts[-1:]).endswith(" "):
             self._gap = " "
 
     def add_block(self, text: str) -> None:
