@@ -91,6 +91,19 @@ def test_questions_in_scripts_without_spaces_are_found(tmp_path: Path) -> None:
     )
 
 
+def test_words_of_hindi_are_whole_and_an_arabic_question_is_found_where_it_is_asked(
+    tmp_path: Path,
+) -> None:
+    hindi = "नदी पर बने पुराने पुल को किस साल में आम लोगों के लिए फिर से खोला गया था?"
+    probes = probes_of(tmp_path / "q.jsonl", (hindi, "1931"))
+    assert ids_found(probes, f"प्रश्न: {hindi} उत्तर") == {"q0"}
+    assert ids_found(probes, "कल नदी पर बने पुराने पुल को देखा।") == set()
+    arabic = "متى فتح الجسر القديم للناس"
+    probes = probes_of(tmp_path / "a.jsonl", (f"{arabic}؟", "1931"))
+    assert ids_found(probes, f"سأل: {arabic}؟ نعم") == {"q0"}
+    assert ids_found(probes, f"لا نعرف {arabic} في المدينة") == set()
+
+
 def test_a_letter_with_its_accent_is_one_in_each_form(tmp_path: Path) -> None:
     question = "Wann wurde die Brücke über die Ähre eröffnet?"
     probes = probes_of(tmp_path / "q.jsonl", (question, "1931"))

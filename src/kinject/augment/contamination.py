@@ -19,7 +19,10 @@ from kinject.terminal import format_count
 # Short questions as runs of words gave 50 false finds of 1,200 in the sandbox.
 _BLANK = re.compile(r"_{2,}|\.{4,}|…")
 _NO_SPACES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_WORDS = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+|\?|{_BLANK.pattern}")
+_MARKS = "\u0300-\u036f\u0591-\u05bd\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
+"""Marks within words: vowels of Indian scripts are no letters to `re`, which would part a word at
+each."""
+_WORDS = re.compile(rf"[{_NO_SPACES}]|(?:[^\W_{_NO_SPACES}]|[{_MARKS}])+|\?|{_BLANK.pattern}")
 """A kana or Chinese character counts as a word, since no spaces part their words, and so does a
 question mark or a blank: a short question is found where it is asked, not in a statement of its
 words."""
@@ -187,7 +190,7 @@ class ContaminationCheck:
 def _words(text: str) -> list[str]:
     """Return the words of `text` in lower case, without punctuation."""
     # One form of a letter with its accent, and of the question mark.
-    text = unicodedata.normalize("NFC", text).replace("？", "?")
+    text = unicodedata.normalize("NFC", text).replace("？", "?").replace("؟", "?")
     # A blank is one word, however long it is.
     return [_BLANK.sub("_", word).casefold() for word in _WORDS.findall(text)]
 
