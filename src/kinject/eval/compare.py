@@ -276,7 +276,10 @@ def _p(p: float | None) -> str:
         return "< 0.001"
     # Rounded to the threshold it would not tell on which side of it it lies.
     if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":
-        return f"< {ALPHA}" if p < ALPHA else f"> {ALPHA}"
+        side = "<"
+        if p > ALPHA:
+            side = ">"
+        return f"{side} {ALPHA}"
     return f"{p:.3f}"
 
 
