@@ -862,6 +862,12 @@ def test_some_bytes_of_another_encoding_leave_the_rest_of_a_text_as_it_is(
     assert document.meta == {"encoding": "utf-8, in part cp1252"}
 
 
+def test_a_binary_file_with_one_byte_above_ascii_is_no_table() -> None:
+    record = b"LOG1\x01\x03speed=12\x00height=7" + "\u00e9".encode("cp850") + b"\x02end of record"
+    ((_, fault),) = read("a.csv", record)
+    assert "neither UTF-8 nor text in another known encoding" in str(fault)
+
+
 def at(x: float, y: float, text: str, size: float = 10) -> str:
     return f"BT /F1 {size} Tf {x} {y} Td ({text}) Tj ET "
 

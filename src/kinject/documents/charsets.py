@@ -90,6 +90,8 @@ _BOXES = "─│┌┐└┘├┤┬┴┼═║╔╗╚╝╠╣╦╩╬░�
 _FEW_HIGH = 0.3
 # Nearly all signs above ASCII are letters of its language, and marks around words.
 _PLAUSIBLE = 0.97
+_BINARY = re.compile(b"[\0-\6]")
+"""Control characters of pickles and other binary files, which may have few bytes above ASCII."""
 
 
 def declared_charset(data: bytes) -> str:
@@ -172,7 +174,7 @@ def codec_of_letters(data: bytes) -> str:
     are where letters may be; "" if there is none."""
     start = high_part(data)
     n_high = sum(byte > 127 for byte in start)
-    if n_high > _FEW_HIGH * len(start):
+    if n_high > _FEW_HIGH * len(start) or _BINARY.search(start):
         return ""
     best, most = "", _PLAUSIBLE * n_high
     for codec in _LIKELIEST:
