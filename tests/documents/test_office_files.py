@@ -595,6 +595,19 @@ def test_a_slide_or_a_sheet_that_is_gone_is_named_and_the_others_are_read() -> N
     assert fault.startswith("a.xlsx: sheet Sheet 2: missing from the file, or damaged.")
 
 
+@pytest.mark.parametrize(("show", "is_hidden"), [("0", True), ("false", True), ("1", False)])
+def test_hidden_slides_are_left_out_and_named(show: str, is_hidden: bool) -> None:
+    draft = slide("Draft").replace("<p:sld ", f'<p:sld show="{show}" ')
+    data = deck(draft, slide("Hull"), draft, slide("Keel"))
+    ((_, document),) = read_file(Path("a.pptx"), io.BytesIO(data))
+    assert isinstance(document, Document)
+    numbers = [number for _, number in document.meta["slides"]]
+    assert document.meta.get("hidden_slides", []) == ([1, 3] if is_hidden else [])
+    assert numbers == ([2, 4] if is_hidden else [1, 2, 3, 4])
+    assert document.title == ("Hull" if is_hidden else "Draft")
+    assert ("Draft" in document.text) is not is_hidden
+
+
 def test_shapes_are_read_from_the_top_with_their_equations_and_comments() -> None:
     power = part("oMath", form("sSup", e=r("r"), sup=r("2")))
     fallback = "<mc:Fallback><a:r><a:t>?</a:t></a:r></mc:Fallback>"

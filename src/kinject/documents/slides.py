@@ -96,9 +96,10 @@ def _pair(form: XmlElement, name: str, first: str, second: str) -> tuple[int, in
 
 
 def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
-    """Yield a slide deck: a heading for each slide, then its texts, tables, charts, notes and
-    comments. `slides` is in meta."""
+    """Yield a slide deck: a heading for each slide that is shown, then its texts, tables, charts,
+    notes and comments. `slides` is in meta."""
     slides: list[tuple[int | str, str]] = []
+    hidden = []
     first = ""
     with library_errors(path, "slide deck", "Save it again as .pptx."):
         package = Package(path, stream, options)
@@ -109,18 +110,24 @@ def read_pptx(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
             root = package.wanted(name, f"slide {number}")
             if root is None:
                 continue
+            if root.get("show", "1") in ("0", "false"):
+                hidden.append(number)
+                continue
             slide = _Slide(package, name, root, f"slide {number}")
             text = slide.text()
             comments = _comments(package, name, f"comments on slide {number}", authors)
-            slides.append((number, "\n\n".join(filter(None, [text, *comments]))))
-            if number == 1:
+            if not slides:
                 first = slide.title
+            slides.append((number, "\n\n".join(filter(None, [text, *comments]))))
         title, meta = package.properties()
     text, starts = joined(slides)
     # PowerPoint's own title of every deck that has none.
     if title.lower() in ("", "powerpoint presentation"):
         title = first
-    yield whole_file(path, title, text, {**meta, "slides": starts})
+    found: dict[str, object] = {**meta, "slides": starts}
+    if hidden:
+        found["hidden_slides"] = hidden
+    yield whole_file(path, title, text, found)
     yield from package.faults
 
 
