@@ -7,11 +7,14 @@ import math
 import re
 from pathlib import Path
 
+import pypdf
 import pytest
+from pypdf.generic import ArrayObject, DictionaryObject, NameObject, StreamObject, read_object
 
 from kinject.documents.boxes import in_logical_order
 from kinject.documents.letters import Letter
 from kinject.documents.readers import UnreadPart, read_file
+from kinject.errors import InputError
 from kinject.heap import collect, read_documents
 from kinject.types import Document
 from made import as_shown, as_utf16, pdf_of
@@ -300,3 +303,64 @@ def test_a_page_that_cannot_be_read_is_named_and_the_others_are_read(
     (read,) = read_documents(Path("heap/a.pdf"))
     assert read.text == document.text
     assert "page 2: not a readable PDF" in caplog.text
+
+
+def with_form(
+    page: str, *notes: DictionaryObject, form: str = "", is_dynamic: bool = False
+) -> bytes:
+    """Return a PDF of one page with `notes` above it, which are the fields of its form."""
+    writer = pypdf.PdfWriter(clone_from=pypdf.PdfReader(io.BytesIO(pdf_of(page))))
+    for note in notes:
+        if "/AP" in note:
+            note["/AP"][NameObject("/N")] = writer._add_object(note["/AP"]["/N"])
+    references = ArrayObject(writer._add_object(note) for note in notes)
+    writer.pages[0][NameObject("/Annots")] = references
+    stated = parsed(f"/DA (/Helv 10 Tf) {form}")
+    stated[NameObject("/Fields")] = references
+    writer.root_object.update(parsed(f"/NeedsRendering {str(is_dynamic).lower()}"))
+    writer.root_object[NameObject("/AcroForm")] = stated
+    out = io.BytesIO()
+    writer.write(out)
+    return out.getvalue()
+
+
+def parsed(entries: str) -> DictionaryObject:
+    return read_object(io.BytesIO(f"<< {entries} >>".encode()), None)
+
+
+def above(x: float, y: float, text: str, entries: str) -> DictionaryObject:
+    """Return an annotation that shows `text`, or nothing of its own."""
+    note = parsed(f"/Type /Annot /Rect [{x} {y - 4} {x + 160} {y + 10}] /F 4 {entries}")
+    if text:
+        font = "<< /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >>"
+        look = StreamObject()
+        look.update(parsed(f"/Subtype /Form /BBox [0 0 160 14] /Resources << /Font {font} >>"))
+        look.set_data(at(2, 4, text).encode())
+        note[NameObject("/AP")] = DictionaryObject({NameObject("/N"): look})
+    return note
+
+
+def test_what_was_typed_into_a_form_or_onto_a_page_is_read_and_buttons_are_not() -> None:
+    page = at(72, 700, "Name of the boat:") + at(72, 670, "Home port:")
+    page += at(72, 640, "Berth:") + at(72, 610, "Seal of the harbour:")
+    field = "/Subtype /Widget /FT /Tx /T (f{0}) /V ({0})"
+    data = with_form(
+        page,
+        above(156, 700, "Una", field.format("Una")),
+        above(124, 670, "", field.format("Arvika")),
+        above(104, 640, "14 west", "/Subtype /FreeText /Contents (14 west)"),
+        above(170, 610, "Send", "/Subtype /Widget /FT /Btn /T (send) /Ff 65536"),
+        above(72, 560, "Why west?", "/Subtype /Text /Contents (Why west?)"),
+    )
+    text = "Name of the boat: Una\n\nHome port: Arvika\n\nBerth: 14 west\n\nSeal of the harbour:"
+    assert only(data).text == text
+
+
+def test_a_form_that_only_adobe_shows_is_no_document() -> None:
+    """Its one page says that it is not the form."""
+    page, form = at(72, 700, "Please wait..."), "/XFA [(template) (<a/>)]"
+    assert only(with_form(page, form=form)).text == "Please wait..."
+    data = with_form(page, form=form, is_dynamic=True)
+    ((_, fault),) = read_file(Path("a.pdf"), io.BytesIO(data))
+    assert isinstance(fault, InputError)
+    assert "only Adobe's programs show" in str(fault)

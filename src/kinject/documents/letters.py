@@ -123,6 +123,37 @@ class _Glyph(NamedTuple):
         return top - bottom
 
 
+def page_with_typed_text(document: Pdfium, index: int, raw: Pdfium) -> Pdfium:
+    """Return a page of which what was typed into its form, or onto it, is a part: these lie above
+    its text, where PDFium reads none."""
+    page: Pdfium = document.get_page(index)
+    n_typed = 0
+    # From the end, as those after one that is taken out move up.
+    for number in reversed(range(raw.FPDFPage_GetAnnotCount(page))):
+        note = raw.FPDFPage_GetAnnot(page, number)
+        is_typed = _is_typed(note, document, raw)
+        raw.FPDFPage_CloseAnnot(note)
+        if is_typed:
+            n_typed += 1
+        else:
+            raw.FPDFPage_RemoveAnnot(page, number)
+    if n_typed:
+        raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY)
+        page.close()
+        page = document.get_page(index)
+    return page
+
+
+def _is_typed(note: Pdfium, document: Pdfium, raw: Pdfium) -> bool:
+    """Return whether what lies above a page is text: a field of a form but its buttons, or text
+    that was written onto the page."""
+    kind = raw.FPDFAnnot_GetSubtype(note)
+    if kind != raw.FPDF_ANNOT_WIDGET or document.formenv is None:
+        return kind in (raw.FPDF_ANNOT_WIDGET, raw.FPDF_ANNOT_FREETEXT)
+    field = raw.FPDFAnnot_GetFormFieldType(document.formenv, note)
+    return bool(field != raw.FPDF_FORMFIELD_PUSHBUTTON)
+
+
 def letters_of(
     text_page: Pdfium, n_chars: int, frame: Frame, raw: Pdfium
 ) -> dict[int, list[Letter]]:

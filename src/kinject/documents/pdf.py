@@ -41,6 +41,7 @@ from kinject.documents.letters import (
     Pdfium,
     letters_of,
     main_turns,
+    page_with_typed_text,
 )
 from kinject.documents.readers import LocatedDocument, ReadOptions, UnreadPart
 from kinject.documents.text import (
@@ -143,7 +144,17 @@ def _opened(path: Path, data: bytes, pdfium: Pdfium) -> Pdfium:
     """Return the open PDF. Raises `InputError` if it needs a password or is damaged."""
     with library_errors(path, "PDF", _FIX):
         try:
-            return pdfium.PdfDocument(data)  # type: ignore[no-any-return]
+            document: Pdfium = pdfium.PdfDocument(data)
+            form = document.get_formtype()
+            if form == pdfium.raw.FORMTYPE_XFA_FULL:
+                raise InputError(
+                    f"{path}: a form that only Adobe's programs show (XFA): its one page asks to "
+                    "wait for them. Print it to a new PDF from Acrobat."
+                )
+            # Draws the values of fields that have none drawn; before any page is loaded.
+            if form == pdfium.raw.FORMTYPE_ACRO_FORM:
+                document.init_forms()
+            return document
         except pdfium.PdfiumError as error:
             if "password" not in str(error).lower():
                 raise
@@ -204,7 +215,7 @@ def _lines(sheets: Sheets) -> list[Box]:
 def _page(document: Pdfium, index: int, pdfium: Pdfium) -> Sheets:
     """Return the words and the ruled tables of a page, apart by the direction of their letters."""
     raw = pdfium.raw
-    page = document.get_page(index)
+    page = page_with_typed_text(document, index, raw)
     text_page = None
     try:
         n_objects = raw.FPDFPage_CountObjects(page)
