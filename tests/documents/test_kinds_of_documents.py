@@ -296,6 +296,40 @@ def test_chapters_that_are_missing_or_locked_are_named_and_notes_follow_the_text
     assert book.text == "The tide turns.\n\nAt noon."
 
 
+def book_of(page: str, stated: str = "") -> Document:
+    """The book of one page, whose package states what is given."""
+    spaces = 'xmlns:dc="http://purl.org/dc/elements/1.1/" xmlns:opf="http://www.idpf.org/2007/opf"'
+    package = (
+        f"<package {spaces}><metadata>{stated}</metadata><manifest><item id='a' href='a.xhtml'/>"
+        "</manifest><spine><itemref idref='a'/></spine></package>"
+    )
+    members = {
+        "mimetype": b"application/epub+zip",
+        "META-INF/container.xml": b'<container><rootfile full-path="p.opf"/></container>',
+        "p.opf": package.encode(),
+        "a.xhtml": f"<html><body>{page}</body></html>".encode(),
+    }
+    return only("a.epub", zipped(members))
+
+
+@pytest.mark.parametrize(
+    ("events", "date"),
+    [
+        (("modification", "publication"), "1996"),
+        (("publication", "modification"), "2014-05-02"),
+        (("", "modification"), "2014-05-02"),
+    ],
+)
+def test_a_book_has_all_authors_and_the_date_of_its_publication(
+    events: tuple[str, str], date: str
+) -> None:
+    stated = "<dc:creator>Ada Holm</dc:creator><dc:creator> Jo Brandt </dc:creator>"
+    for event, text in zip(events, ("2014-05-02", "1996"), strict=True):
+        stated += f'<dc:date opf:event="{event}">{text}</dc:date>'
+    meta = book_of("<p>The tide turns.</p>", stated).meta
+    assert (meta["author"], meta["date"]) == ("Ada Holm, Jo Brandt", date)
+
+
 WIKI = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><page><title>Falk Bridge</title><ns>0</ns><revision>
 <timestamp>2024-05-31T10:00:00Z</timestamp>
 <text>{{Infobox|a=1}}The '''bridge'''&lt;ref&gt;no&lt;/ref&gt; at [[Kelm|the town of Kelm]].

@@ -61,6 +61,7 @@ _CHART = f"{{{_OASIS}:chart:1.0}}"
 _TABLE = f"{{{_OASIS}:table:1.0}}"
 _LINK = "{http://www.w3.org/1999/xlink}"
 _DUBLIN = "{http://purl.org/dc/elements/1.1/}"
+_PACKAGE = "{http://www.idpf.org/2007/opf}"
 _SPANS = {"rowspan": "number-rows-spanned", "colspan": "number-columns-spanned"}
 Member = TypeVar("Member", zipfile.ZipInfo, tarfile.TarInfo)
 _MOST_REPEATED = 50
@@ -172,7 +173,7 @@ def read_gzip(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     yield from read_member(path / name, data, options)
 
 
-_BOOK_FIELDS = {"title": "title", "author": "creator", "date": "date", "licence": "rights"}
+_BOOK_FIELDS = {"title": "title", "author": "creator", "licence": "rights"}
 _OPEN_FIELDS = {"title": "title", "author": "creator", "date": "date"}
 """Key of meta -> element of Dublin Core, in books and in OpenDocument."""
 
@@ -189,8 +190,10 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         files = _files_in_order(package)
         meta = {}
         for key, name in _BOOK_FIELDS.items():
-            texts = [element.text or "" for element in _named(package, name)]
-            meta[key] = " ".join(texts).strip()
+            texts = [(element.text or "").strip() for element in _named(package, name)]
+            separator = ", " if key == "author" else " "
+            meta[key] = separator.join(filter(None, texts))
+        meta["date"] = _date_of_book(package)
         folder = posixpath.dirname(root)
         chapters: list[tuple[int | str, str]] = []
         faults = []
@@ -214,6 +217,18 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
     title = meta.pop("title")
     stated = {key: value for key, value in meta.items() if value}
     yield whole_file(path, title, text, {**stated, "chapters": starts})
+
+
+def _date_of_book(package: XmlElement) -> str:
+    """Return the date at which a book was published, "" without one. Older books state that of each
+    change of the file as well, in any order."""
+    dates: list[str] = []
+    for element in _named(package, "date"):
+        date = (element.text or "").strip()
+        if element.get(f"{_PACKAGE}event") == "publication":
+            return date
+        dates.append(date)
+    return dates[0] if dates else ""
 
 
 def _files_in_order(package: XmlElement) -> list[str]:
