@@ -312,6 +312,14 @@ def book_of(page: str, stated: str = "") -> Document:
     return only("a.epub", zipped(members))
 
 
+@pytest.mark.parametrize("kind", ['epub:type="pagebreak"', 'role="doc-pagebreak"'])
+def test_page_numbers_of_the_printed_book_are_no_part_of_its_sentences(kind: str) -> None:
+    mark = f'<span {kind} id="p214">214</span>'
+    page = f"<p>The ferry of 18{mark}74 sank in <b>{mark}June</b>.</p>"
+    assert book_of(page).text == "The ferry of 1874 sank in June."
+    assert book_of(f"<p>One <span {kind}>of the two boats.</p>").text == "One of the two boats."
+
+
 @pytest.mark.parametrize(
     ("events", "date"),
     [

@@ -458,6 +458,11 @@ def _is_skipped(node: LexborNode, tag: str, has_asides: bool) -> bool:
             return True
     if tag == "form" and node.css_first("h1, h2, p, table") is not None:
         return False
+    # The number of a page of the printed book, in the middle of a sentence. Where the mark was not
+    # closed, it holds the rest of the page.
+    kind = f"{node.attributes.get('role')} {node.attributes.get('epub:type')}"
+    if "pagebreak" in kind and len(node.text().split()) < 3:
+        return True
     # A heading that opens what is below it.
     if tag == "button" and _is_in_heading(node):
         return False
