@@ -241,6 +241,27 @@ def test_a_width_for_each_layer_counts_as_the_widest() -> None:
     assert estimate(steps[0], shapes) == estimate(steps[1], shapes)
 
 
+@pytest.mark.parametrize(
+    ("kind", "rows", "more"),
+    [
+        ("gpt2", "max_position_embeddings", {}),
+        ("opt", "max_position_embeddings", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+        (
+            "gemma3n_text",
+            "vocab_size_per_layer_input",
+            {"num_kv_shared_layers": 0, "activation_sparsity_pattern": None},
+        ),
+    ],
+)
+def test_rows_that_are_looked_up_are_no_operations(
+    kind: str, rows: str, more: dict[str, Any]
+) -> None:
+    values = {**LLAMA, **more, "model_type": kind}
+    few, many = (read_shapes(_step(model=new_config({**values, rows: n}))) for n in (70, 900))
+    assert many.n_parameters - few.n_parameters >= 830 * 64
+    assert (many.multiplied, many.active) == (few.multiplied, few.active)
+
+
 def test_the_operations_are_six_for_each_weight_and_token_and_attentions() -> None:
     step = _step(checkpointing=False)
     shapes = read_shapes(step)

@@ -417,9 +417,11 @@ def _count_shapes(step: Step) -> Shapes:
     blocks: list[nn.Module] = [model.get_input_embeddings(), *built.stack]
     n_trained, whole = sum(w.numel() for _, w in trained), size(model.parameters())
     copies = 4 * n_trained * step.copies
-    multiplied = n_all
-    if not built.is_tied:  # a tied table is looked up and multiplied, another one is only looked up
-        multiplied -= built.table.numel()
+    # GPT-2 has a table of positions, Gemma 3n one of each layer's own embeddings as well.
+    tables = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    if built.is_tied:  # a tied table is looked up and multiplied, another one is only looked up
+        tables.discard(built.table)
+    multiplied = n_all - sum(table.numel() for table in tables)
     n_idle = round(_idle_fraction(step.model) * sum(w.numel() for w in _expert_weights(model)))
     return Shapes(
         n_parameters=n_all,
