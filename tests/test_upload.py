@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import datasets
 import pytest
 import yaml
+from peft import LoraConfig, get_peft_model
 
 from hub_server import TOKEN, Hub, running
 from kinject.cli import main
 from kinject.corpus.fetched import local_corpus
 from kinject.corpus.rows import CorpusFile
 from kinject.disk import write_manifest
+from kinject.models import load_model, load_tokenizer, model_hash
 
 
 @pytest.fixture
@@ -95,6 +98,29 @@ def test_a_corpus_that_has_changed_is_not_uploaded(
     assert main(["export", str(augmented), "--upload", "me/mine"]) == 2
     assert "its bytes are not those that were written" in capsys.readouterr().err
     assert not hub.files
+
+
+@pytest.mark.parametrize("has_adapter", [False, True])
+def test_templates_of_a_chat_beside_the_default_one_arrive_with_a_model(
+    has_adapter: bool, tiny_model: Path, hub: Hub, tmp_path: Path
+) -> None:
+    folder, served = tmp_path / "named", tmp_path / "out" / "model"
+    shutil.copytree(tiny_model, folder)
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = {"default": "{{ 'a' }}", "rag": "{{ 'b' }}", "tool_use": "{{ 'c' }}"}
+    tokenizer.save_pretrained(folder)
+    if has_adapter:
+        loaded, folder = load_model(str(folder)).model, tmp_path / "adapter"
+        get_peft_model(loaded, LoraConfig(target_modules=["q_proj"])).save_pretrained(folder)
+    words = ["export", str(folder), "--out", str(served.parent), "--upload", "me/mine"]
+    assert main(words) == 0
+    assert load_tokenizer(str(served)).chat_template == tokenizer.chat_template
+    assert hub.files["additional_chat_templates/rag.jinja"] == b"{{ 'b' }}"
+    before = model_hash(served)
+    (served / "SHA256SUMS").unlink()
+    assert model_hash(served) == before
+    (served / "additional_chat_templates" / "tool_use.jinja").write_text("{{ 'd' }}")
+    assert model_hash(served) != before
 
 
 def test_a_model_arrives_as_it_was_exported(

@@ -50,7 +50,9 @@ def upload_model(folder: Path, target: Target) -> str:
 
     Raises `EndpointError` if the hub refuses it.
     """
-    return _upload({path.name: path for path in sorted(folder.iterdir())}, target, "model")
+    # Chat templates beside the default one are in a folder of their own.
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return _upload({path.relative_to(folder).as_posix(): path for path in paths}, target, "model")
 
 
 def upload_corpus(run_dir: Path, target: Target, licence: str | None = None) -> str:

@@ -224,7 +224,7 @@ def _read_finished(folder: Path) -> TrainManifest | None:
 def _write_model(source: _Source, part: Path, dtype: str) -> None:
     """Write the model, an adapter folded in. Raises `InputError` if a weight is not finite in
     `dtype`."""
-    from kinject.models import check_finite_in, model_files, not_finite_in
+    from kinject.models import check_finite_in, copy_model_file, model_files, not_finite_in
     from kinject.train.merge import merge_adapter, save_as, untie_own_head
 
     if source.is_adapter:
@@ -233,9 +233,9 @@ def _write_model(source: _Source, part: Path, dtype: str) -> None:
         # The copy gets new checksums, which would hide a file that is damaged here.
         hashes = verified_hashes(source.model)
         for path in model_files(source.model):
-            shutil.copyfile(path, part / path.name)
+            copy, name = copy_model_file(path, source.model, part), path.relative_to(source.model)
             # A training may have replaced it since.
-            if path.name in hashes and file_hash(part / path.name) != hashes[path.name]:
+            if str(name) in hashes and file_hash(copy) != hashes[str(name)]:
                 raise InputError(
                     f"{path}: changed while it was copied. Run the same command again."
                 )

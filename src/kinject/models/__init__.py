@@ -26,6 +26,7 @@ from kinject.models.folder import (
     base_of_adapter,
     check_files,
     check_finite_in,
+    copy_model_file,
     first_line,
     model_files,
     model_hash,

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,6 +54,9 @@ _OTHERS = (
     "processor_config.json",
     "preprocessor_config.json",
 )
+_NAMED_TEMPLATES = "additional_chat_templates"
+"""Folder in which transformers keeps chat templates beside the default one, as for calls of
+tools."""
 _SUFFIXES = (".model", ".tiktoken")
 """Of tokenizers, under any name."""
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -152,7 +156,18 @@ def model_files(folder: Path) -> list[Path]:
         names |= {path.name for path in weight_files(folder)}
     elif not names & {_WEIGHTS, "adapter_model.safetensors"}:
         names |= {path.name for path in folder.glob("*.safetensors")}
+    templates = (folder / _NAMED_TEMPLATES).glob("*.jinja")
+    names |= {f"{_NAMED_TEMPLATES}/{path.name}" for path in templates}
     return [folder / name for name in sorted(names)]
+
+
+def copy_model_file(path: Path, folder: Path, out: Path) -> Path:
+    """Copy one of the `model_files` of `folder` to its place in the folder `out`; return the
+    copy."""
+    copy = out / path.relative_to(folder)
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(path, copy)
+    return copy
 
 
 def model_hash(folder: Path) -> str:
@@ -167,7 +182,8 @@ def model_hash(folder: Path) -> str:
     known = verified_hashes(folder)
     digest = hashlib.sha256()
     for path in model_files(folder):
-        line = f"{path.name}\0{known.get(path.name) or file_hash(path)}\n"
+        name = path.relative_to(folder).as_posix()
+        line = f"{name}\0{known.get(name) or file_hash(path)}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 

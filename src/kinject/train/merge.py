@@ -39,6 +39,7 @@ from kinject.models import (
     base_of_adapter,
     check_finite_in,
     check_model,
+    copy_model_file,
     load_config,
     load_model,
     load_tokenizer,
@@ -413,7 +414,7 @@ def copy_others(folder: Path, out: Path) -> None:
     """Copy the configuration and the tokenizer of a model or an adapter."""
     for path in model_files(folder):
         if path.suffix != ".safetensors" and path.name not in (INDEX, ADAPTER_CONFIG):
-            shutil.copy(path, out / path.name)
+            copy_model_file(path, folder, out)
 
 
 def save_as(folder: Path, dtype: str, base: str | None, revision: str | None = None) -> str:
