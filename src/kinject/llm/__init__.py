@@ -9,15 +9,12 @@ from typing import Any
 
 from kinject.disk import content_id
 from kinject.errors import EndpointError
+from kinject.recipe.sections import LIMIT_NAMES
 from kinject.types import Completion, Message, Usage
 
 Complete = Callable[[list[Message], int], Awaitable[Completion]]
 """(messages, seed) -> completion, without blocking. Raises `EndpointError` (`Transient`: may pass).
 """
-
-LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
-"""Names of the limit of an answer: most servers know the first, OpenAI's reasoning models only the
-second."""
 
 
 @dataclass(frozen=True, slots=True)

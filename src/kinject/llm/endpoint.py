@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from kinject.errors import EndpointError
-from kinject.llm import LIMIT_NAMES, JsonValue, Transient, read_usage
+from kinject.llm import JsonValue, Transient, read_usage
 from kinject.llm.error_replies import ODD_BODY, ErrorReply, error_in, error_inside, read_error
 from kinject.llm.thinking import split_thinking, with_thinking
 from kinject.recipe import GeneratorSection
+from kinject.recipe.sections import LIMIT_NAMES
 from kinject.secrets import SHOWN, known_secrets, secret_filter
 from kinject.types import Completion, Message
 

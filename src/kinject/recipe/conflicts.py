@@ -22,6 +22,7 @@ from kinject.recipe.sections.augment import (
     augment_problems,
     generator_problems,
     questions_problems,
+    unlimited_problems,
 )
 from kinject.recipe.sections.eval import Asking, eval_problems
 from kinject.recipe.sections.model import model_problems
@@ -52,8 +53,11 @@ def find_problems(verb: str, recipe: Recipe, facts: Facts | None = None) -> list
     problems: list[Problem] = []
     for check in CONFLICTS[verb]:
         problems += check.problems(recipe, facts)
+    budget = getattr(getattr(recipe, verb, None), "budget", None)
     for key, generator in _generators(recipe, verb):
         problems += generator_problems(generator, key)
+        if budget is not None:
+            problems += unlimited_problems(generator, key)
     return problems
 
 

@@ -2,6 +2,7 @@
 
 from kinject.recipe.sections.augment import (
     GENERATOR_REQUIRES,
+    LIMIT_NAMES,
     MAX_SAMPLES,
     RESERVED_BODY,
     SAMPLING,

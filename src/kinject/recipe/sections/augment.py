@@ -97,6 +97,9 @@ class GeneratorSection:
         return self.base_url
 
 
+LIMIT_NAMES = ("max_tokens", "max_completion_tokens")
+"""Names of the limit of an answer: most servers know the first, OpenAI's reasoning models only the
+second."""
 SAMPLING = ("top_k", "top_p", "min_p")
 """Parameters in extra_body that kind: transformers reads."""
 RESERVED_BODY = (
@@ -301,6 +304,19 @@ def _extra_body_problems(generator: GeneratorSection, key: str) -> Iterator[Prob
         if name in RESERVED_BODY:
             fix = f"Use the generator's own key {name}" if name in own else "kinject sets it"
             yield Problem(f"{key}.{name}", f"is not read here. {fix}.")
+
+
+def unlimited_problems(generator: GeneratorSection, key: str) -> Iterator[Problem]:
+    """Yield the problem of a generator that no budget can hold: with a price, and with answers of
+    any length."""
+    body = generator.extra_body or {}
+    limits = [body[name] for name in LIMIT_NAMES if name in body]
+    if generator.has_prices and limits and not any(limits):
+        message = (
+            "sends no limit of an answer, so what a request may cost is unknown and no budget "
+            "holds. Name one (max_tokens: 8192), or remove the budget."
+        )
+        yield Problem(f"{key}.extra_body", message)
 
 
 def _is_url(text: str) -> bool:
