@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -231,6 +232,28 @@ def test_a_limit_that_the_recipe_names_is_sent_as_it_names_it(
     )
     body = Endpoint(section).body([], 1)
     assert {name: body[name] for name in LIMITS if name in body} == expected
+
+
+@pytest.mark.parametrize(
+    ("extra_body", "is_whole"),
+    [
+        ({}, False),
+        ({"top_k": 5, "max_tokens": 16}, False),
+        ({"max_completion_tokens": 700}, True),
+        ({"max_tokens": 90}, True),
+        ({"max_tokens": None}, True),
+    ],
+)
+def test_a_long_answer_is_whole_where_the_limit_that_is_sent_allows_it(
+    extra_body: dict[str, Any], is_whole: bool
+) -> None:
+    section = GeneratorSection("openai", model="m", max_tokens=16, base_url="http://127.0.0.1:9/v1")
+    text = "A step. " * 300 + "So the answer is C."
+    choice = {"message": {"content": text}, "finish_reason": "stop"}
+    endpoint = Endpoint(replace(section, extra_body=extra_body))
+    answer = endpoint.parse(json.dumps({"model": "m", "choices": [choice]}).encode())
+    expected = (text, "stop") if is_whole else (text[: 16 * 128], "length")
+    assert (answer.text, answer.finish_reason) == expected
 
 
 def test_a_parameter_that_extra_body_has_as_null_is_left_out() -> None:

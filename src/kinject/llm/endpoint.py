@@ -176,7 +176,13 @@ class Endpoint:
         # The name of the limit that the server takes, "" until an answer shows it.
         self._settled_limit = ""
         extra = section.extra_body or {}
-        self._recipe_names_limit = any(name in extra for name in LIMIT_NAMES)
+        named = [extra[name] for name in LIMIT_NAMES if name in extra]
+        self._recipe_names_limit = bool(named)
+        # Of an answer: what the limit that is sent allows; without one, all that is read.
+        self._most_characters = MOST_BYTES
+        limits = [limit for limit in named or [section.max_tokens] if isinstance(limit, int)]
+        if limits:
+            self._most_characters = max(limits) * _CHARACTERS_OF_A_TOKEN
 
     async def __aenter__(self) -> Endpoint:
         import openai
@@ -328,8 +334,8 @@ class Endpoint:
         """Return the completion in a response body, without secrets (`clean`). Raises `Transient`
         for another body.
 
-        A text longer than `max_tokens` tokens can be is cut, with finish_reason ``length``. Usage
-        that is missing or cannot be is 0.
+        A text longer than the limit that is sent allows is cut, with finish_reason ``length``.
+        Usage that is missing or cannot be is 0.
         """
         try:
             value = json.loads(body)
@@ -354,7 +360,7 @@ class Endpoint:
             return Completion("", "no choices", used)
         self.check_model(value.get("model"))
         text, reason = answer.text, self.finish_reason(first)
-        most = self.section.max_tokens * _CHARACTERS_OF_A_TOKEN
+        most = self._most_characters
         if not text and answer.is_refused:
             reason = "content_filter"
         elif len(text) > most:
