@@ -222,13 +222,13 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
 def _date_of_book(package: XmlElement) -> str:
     """Return the date at which a book was published, "" without one. Older books state that of each
     change of the file as well, in any order."""
-    dates: list[str] = []
+    first = ""
     for element in _named(package, "date"):
         date = (element.text or "").strip()
         if element.get(f"{_PACKAGE}event") == "publication":
             return date
-        dates.append(date)
-    return dates[0] if dates else ""
+        first = first or date
+    return first
 
 
 def _files_in_order(package: XmlElement) -> list[str]:

@@ -71,8 +71,7 @@ _UNREAD = "head script style noscript template nav footer aside form button sele
 _SKIPPED = frozenset([*_UNREAD.split(), "del", "object", "canvas", "video", "audio"])
 _NOTE = re.compile("(?:foot|end|rear)note")
 _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
-"""Classes of the navigation of Texinfo's and DocBook's pages; "header" where it names the next
-page."""
+"""Classes of Texinfo's and DocBook's navigation; "header" where it names the next page."""
 _PARAGRAPHS = """p h1 h2 h3 h4 h5 h6 blockquote pre table ul ol dl section article aside header
     footer figure hr"""
 _LINES = "li tr br div dt dd caption figcaption summary details address legend"
@@ -439,9 +438,8 @@ def _is_raised(node: LexborNode, tag: str) -> bool:
     note."""
     if tag not in ("span", "a"):
         return tag == "sup"
-    attributes = node.attributes
-    kind = f"{attributes.get('role')} {attributes.get('epub:type')}"
-    return "noteref" in kind or _RAISING.search(attributes.get("style") or "") is not None
+    kind = f"{node.attributes.get('role')} {node.attributes.get('epub:type')}"
+    return "noteref" in kind or _RAISING.search(node.attributes.get("style") or "") is not None
 
 
 def _width_of_space(space: str) -> tuple[int, int]:
@@ -458,8 +456,7 @@ def _is_skipped(node: LexborNode, tag: str, has_asides: bool) -> bool:
             return True
     if tag == "form" and node.css_first("h1, h2, p, table") is not None:
         return False
-    # The number of a page of the printed book, in the middle of a sentence. Where the mark was not
-    # closed, it holds the rest of the page.
+    # The number of a printed page within a sentence; a mark that was not closed holds the page.
     kind = f"{node.attributes.get('role')} {node.attributes.get('epub:type')}"
     if "pagebreak" in kind and len(node.text().split()) < 3:
         return True
