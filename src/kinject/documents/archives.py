@@ -191,7 +191,9 @@ def read_epub(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[Lo
         meta = {}
         for key, name in _BOOK_FIELDS.items():
             texts = [(element.text or "").strip() for element in _named(package, name)]
-            separator = ", " if key == "author" else " "
+            separator = " "
+            if key == "author":
+                separator = ", "
             meta[key] = separator.join(filter(None, texts))
         meta["date"] = _date_of_book(package)
         folder = posixpath.dirname(root)
