@@ -178,19 +178,20 @@ def codec_of_letters(data: bytes) -> str:
         return ""
     best, most = "", _PLAUSIBLE * n_high
     for codec in _LIKELIEST:
+        text = start.decode(codec, "replace")
         for letters, encodings in _ALPHABETS:
             if codec not in encodings:
                 continue
-            n_plausible = _n_plausible(start, codec, letters)
+            n_plausible = _n_plausible(text, letters)
             if n_plausible > most:
                 best, most = codec, n_plausible
-    if not best and _n_plausible(start, "cp1252", _OF_THE_WEST) > most:
+    if not best and _n_plausible(start.decode("cp1252", "replace"), _OF_THE_WEST) > most:
         return "cp1252"
     return best
 
 
-def _n_plausible(data: bytes, codec: str, letters: str) -> int:
-    return len(_plausible_signs(letters).findall(data.decode(codec, "replace")))
+def _n_plausible(text: str, letters: str) -> int:
+    return len(_plausible_signs(letters).findall(text))
 
 
 @lru_cache(maxsize=32)
