@@ -228,6 +228,20 @@ def format_count(n: int, noun: str) -> str:
     return f"1 {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
+def rounded_p(p: float, threshold: float) -> str:
+    """Return p as ``0.012``, below a thousandth as ``< 0.001``. Near `threshold`: ``< 0.05`` or
+    ``> 0.05``."""
+    if p < 0.001:
+        return "< 0.001"
+    # A p that is rounded to the threshold must still tell on which side of it it lies.
+    if p != threshold and f"{p:.3f}" == f"{threshold:.3f}":
+        side = "<"
+        if p > threshold:
+            side = ">"
+        return f"{side} {threshold}"
+    return f"{p:.3f}"
+
+
 def format_number(value: float, digits: int = 3) -> str:
     """Return a number with so many significant digits; a larger one in full, as ``12,345``, which
     can be read aloud, and not as 1.23e+04."""

@@ -22,7 +22,7 @@ from kinject.manifests import EvalManifest, read_manifest
 from kinject.question_formats import format_of
 from kinject.results import ALPHA, ArmResult, Contrast
 from kinject.terminal import aligned as columns
-from kinject.terminal import format_count, show
+from kinject.terminal import format_count, rounded_p, show
 from kinject.types import RAG, Answer, Question, Tabular
 
 _Setting = tuple[str, str, int, int]
@@ -272,15 +272,7 @@ def _interval(contrast: Contrast) -> str:
 def _p(p: float | None) -> str:
     if p is None:
         return ""
-    if p < 0.001:
-        return "< 0.001"
-    # Rounded to the threshold it would not tell on which side of it it lies.
-    if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":
-        side = "<"
-        if p > ALPHA:
-            side = ">"
-        return f"{side} {ALPHA}"
-    return f"{p:.3f}"
+    return rounded_p(p, ALPHA)
 
 
 def _pair(

@@ -19,7 +19,7 @@ from kinject.results import (
     UnscoredResult,
 )
 from kinject.stats.perplexities import change_bounds
-from kinject.terminal import format_count
+from kinject.terminal import format_count, rounded_p
 
 # What `str.splitlines` takes for the end of a line.
 _LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]+")
@@ -140,14 +140,12 @@ def format_points(difference: float) -> str:
 def format_p(p: float) -> str:
     """Return ``p = 0.012``; below a thousandth ``p < 0.001``. Near 0.05: ``p < 0.05`` or ``p >
     0.05``."""
-    if p < 0.001:
-        return "p < 0.001"
-    # A p that is rounded to the threshold must still tell on which side of it it lies.
-    if p != ALPHA and f"{p:.3f}" == f"{ALPHA:.3f}":
-        return "p < 0.05" if p < ALPHA else "p > 0.05"
-    if p < 0.1:
-        return f"p = {p:.3f}"
-    return f"p = {p:.2f}"
+    if p >= 0.1:
+        return f"p = {p:.2f}"
+    text = rounded_p(p, ALPHA)
+    if text.startswith(("<", ">")):
+        return f"p {text}"
+    return f"p = {text}"
 
 
 def bare_p(p: float) -> str:
