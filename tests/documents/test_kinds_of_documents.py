@@ -432,7 +432,7 @@ def test_a_cell_of_open_document_over_two_columns_keeps_the_others_in_theirs() -
 def open_document(kind: str, body: str, styles: str = "") -> str:
     names = {
         "office": "office", "text": "text", "table": "table", "style": "style", "draw": "drawing",
-        "svg": "svg-compatible",
+        "svg": "svg-compatible", "presentation": "presentation",
     }  # fmt: skip
     spaces = " ".join(
         f'xmlns:{short}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
@@ -455,6 +455,17 @@ def test_hidden_sheets_of_an_open_document_are_left_out() -> None:
     body += sheet.format("Old", "ta2", cell.format("Vera"))
     assert open_document("spreadsheet", body, styles.format("false")) == "# Boats\n\nUna"
     assert "Vera" in open_document("spreadsheet", body, styles.format("true"))
+
+
+def test_hidden_slides_of_an_open_document_are_left_out_and_titles_are_headings() -> None:
+    styles = '<style:style style:name="dp{}"><style:drawing-page-properties presentation:visibility="{}"/></style:style>'
+    frame = '<draw:frame presentation:class="{}"><draw:text-box><text:p>{}</text:p></draw:text-box></draw:frame>'
+    slide = '<draw:page draw:style-name="dp{}">{}</draw:page>'
+    body = "<presentation:footer-decl>Tarn Yard</presentation:footer-decl>"
+    body += slide.format(1, frame.format("title", "Keel") + frame.format("outline", "Elm"))
+    body += slide.format(2, frame.format("title", "Spare"))
+    looks = styles.format(1, "visible") + styles.format(2, "hidden")
+    assert open_document("presentation", body, looks) == "## Keel\n\nElm"
 
 
 def test_an_open_document_shows_numbers_and_raised_digits_and_no_names_of_pictures() -> None:

@@ -47,6 +47,8 @@ _TAGS = {
     "page": "section",
     **dict.fromkeys(("covered-table-cell", "tracked-changes", "forms"), ""),
     **dict.fromkeys(("note-citation", "ruby-text"), ""),
+    # What may be on each slide, as its number is.
+    **dict.fromkeys(("footer-decl", "header-decl", "date-time-decl"), ""),
 }
 """Element of OpenDocument -> that of HTML; "" leaves it out with its content, others are their
 content."""
@@ -58,6 +60,7 @@ _TEXT = f"{{{_OASIS}:text:1.0}}"
 _STYLE = f"{{{_OASIS}:style:1.0}}"
 _PICTURE = f"{{{_OASIS}:svg-compatible:1.0}}"
 _CHART = f"{{{_OASIS}:chart:1.0}}"
+_PRESENTATION = f"{{{_OASIS}:presentation:1.0}}"
 _TABLE = f"{{{_OASIS}:table:1.0}}"
 _LINK = "{http://www.w3.org/1999/xlink}"
 _DUBLIN = "{http://purl.org/dc/elements/1.1/}"
@@ -303,6 +306,11 @@ def read_open_document(
             for table in body.iter(f"{_TABLE}table")
             if table.get(f"{_TABLE}style-name") in looks.hidden
         ]
+        meta["hidden_slides"] = [
+            number
+            for number, slide in enumerate(body.iter(f"{_DRAW}page"), start=1)
+            if slide.get(f"{_DRAW}style-name") in looks.hidden
+        ]
         _, text, _ = page_of(
             path, f"<html><body>{_as_html(body, looks)}</body></html>", whole_page=True
         )
@@ -314,8 +322,8 @@ def read_open_document(
 
 class _Looks(NamedTuple):
     """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
-    raised text, and of hidden text and sheets, (style, depth) of lists -> kind of their numbers,
-    and the last number of each."""
+    raised text, and of hidden text, sheets and slides, (style, depth) of lists -> kind of their
+    numbers, and the last number of each."""
 
     embedded: Mapping[str, str]
     raised: frozenset[str]
@@ -341,6 +349,9 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
             shown[name] = attribute_at(style, properties, f"{_TEXT}display")
             # Of a sheet.
             if attribute_at(style, f"{_STYLE}table-properties", f"{_TABLE}display") == "false":
+                shown[name] = "none"
+            slide = f"{_STYLE}drawing-page-properties"
+            if attribute_at(style, slide, f"{_PRESENTATION}visibility") == "hidden":
                 shown[name] = "none"
             parents[name] = style.get(f"{_STYLE}parent-style-name", "")
         for list_style in root.iter(f"{_TEXT}list-style"):
@@ -475,11 +486,17 @@ def _child_html(parent: XmlElement, child: XmlElement, looks: _Looks) -> str:
     if name == "annotation":
         return _comment_html(child)
     if name == "note":
-        text = re.sub("</?p>", " ", _as_html(child, looks))
-        return f" ({' '.join(text.split())})"
+        return f" ({_html_on_one_line(child, looks)})"
+    # Of a slide.
+    if name == "frame" and values.get("class") == "title":
+        return f"<h2>{_html_on_one_line(child, looks)}</h2>"
     if name == "list":
         return _list_html(child, _as_html(child, looks), looks)
     return _element_html(child, _TAGS.get(name, ""), values, looks)
+
+
+def _html_on_one_line(element: XmlElement, looks: _Looks) -> str:
+    return " ".join(re.sub("</?p>", " ", _as_html(element, looks)).split())
 
 
 def _element_html(element: XmlElement, tag: str, values: Mapping[str, str], looks: _Looks) -> str:
