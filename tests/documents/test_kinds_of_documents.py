@@ -844,6 +844,13 @@ def test_text_that_was_taken_out_of_a_page_is_not_read() -> None:
     page = "<p>Boats leave at <del>nine</del> <ins>ten</ins> <b> daily</b>.</p><del><p>Not in May.</p></del><p>Go!</p>"
     text = only("a.html", f"<html><body>{page}</body></html>".encode()).text
     assert text == "Boats leave at ten daily.\n\nGo!"
+    page = "<p>Tea <s>3.10</s><strike>3</strike> <i style='text-decoration: line-through'>2.90</i> 2.50"
+    assert only("a.html", f"<html><body>{page}</body></html>".encode()).text == "Tea 2.50"
+    style = '<style:style style:name="T{}"><style:text-properties style:text-line-through-style="{}"/></style:style>'
+    span = '<text:span text:style-name="T{}">{}</text:span>'
+    body = f"<text:p>Tea {span.format(1, '3.10')}{span.format(2, '2.50')}</text:p>"
+    looks = style.format(1, "solid") + style.format(2, "none")
+    assert open_document("text", body, looks) == "Tea 2.50"
 
 
 def test_subtitles_are_what_is_said() -> None:

@@ -368,6 +368,18 @@ def test_text_is_hidden_by_the_style_of_its_run_or_paragraph() -> None:
     assert read("a.docx", data) == ("Low tide", [])
 
 
+def test_text_that_is_struck_through_is_not_read() -> None:
+    struck = "<w:r><w:rPr><w:{}/></w:rPr><w:t>six</w:t></w:r>"
+    body = struck.format("strike") + struck.format("dstrike") + struck.format('strike w:val="0"')
+    assert read("a.docx", word(paragraph(run("At ") + body))) == ("At six", [])
+    runs = "<a:p><a:r><a:rPr strike='{}'/><a:t>Oak</a:t></a:r><a:r><a:t> elm</a:t></a:r></a:p>"
+    lines = runs.format("sngStrike") + runs.format("noStrike")
+    text, _ = read("a.pptx", deck(slide("Hull", shape(0, 0, lines))))
+    assert text == "## Hull\n\n- elm\n- Oak elm"
+    cell = '<row r="1"><c r="A1" t="inlineStr"><is><r><rPr><strike/></rPr><t>7</t></r><r><t>8</t></r></is></c></row>'
+    assert read("a.xlsx", workbook(cell))[0].endswith("\n\n8")
+
+
 def test_signs_of_fonts_are_those_that_a_reader_sees() -> None:
     font = '<w:rPr><w:rFonts w:ascii="Symbol" w:hAnsi="Symbol"/></w:rPr>'
     sign = '<w:r><w:sym w:font="{}" w:char="{}"/></w:r>'

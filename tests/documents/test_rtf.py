@@ -140,5 +140,12 @@ def test_a_bullet_that_is_an_o_is_a_bullet() -> None:
     assert _text(body) == "- oars\no) ropes"
 
 
+def test_text_that_is_struck_through_is_not_read() -> None:
+    body = (
+        rb"Fare: {\strike 4\u8364? }5 marks\striked1 , or 6\striked0 .\par\strike Old.\plain New."
+    )
+    assert _text(body) == "Fare: 5 marks.\nNew."
+
+
 def test_a_file_that_is_cut_off_or_damaged_gives_what_it_has() -> None:
     assert _text(rb"\pard The toll is 3.\par {\b Kelm\'")

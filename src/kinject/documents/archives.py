@@ -322,7 +322,7 @@ def read_open_document(
 
 class _Looks(NamedTuple):
     """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
-    raised text, and of hidden text, sheets and slides, (style, depth) of lists -> kind of their
+    raised text, and of hidden or struck text, hidden sheets and slides, (style, depth) of lists -> kind of their
     numbers, and the last number of each."""
 
     embedded: Mapping[str, str]
@@ -347,6 +347,10 @@ def _looks_of(roots: Sequence[XmlElement], embedded: Mapping[str, str]) -> _Look
             properties = f"{_STYLE}text-properties"
             places[name] = attribute_at(style, properties, f"{_STYLE}text-position")
             shown[name] = attribute_at(style, properties, f"{_TEXT}display")
+            # Text that is struck through was taken back.
+            struck = attribute_at(style, properties, f"{_STYLE}text-line-through-style", "none")
+            if struck != "none":
+                shown[name] = "none"
             # Of a sheet.
             if attribute_at(style, f"{_STYLE}table-properties", f"{_TABLE}display") == "false":
                 shown[name] = "none"

@@ -33,8 +33,11 @@ _LONGEST_BLOCK = 500
 _MOST_WITHIN = 20
 """Tables within one that shows data."""
 _UNREAD = "head script style noscript template nav footer aside form button select svg iframe"
-# Text that was taken out of a page is shown struck; the last ones hold what old browsers show.
-_SKIPPED = frozenset([*_UNREAD.split(), "del", "object", "canvas", "video", "audio"])
+_STRUCK = ("del", "s", "strike")
+"""Text that was taken out of a page."""
+# The last ones hold what old browsers show.
+_SKIPPED = frozenset([*_UNREAD.split(), *_STRUCK, "object", "canvas", "video", "audio"])
+_STRIKING = re.compile(r"text-decoration[a-z-]*\s*:[^;]*line-through", re.IGNORECASE)
 _NOTE = re.compile("(?:foot|end|rear)note")
 _NAVIGATION = frozenset({"nav-panel", "navheader", "navfooter", "header"})
 """Classes of Texinfo's and DocBook's navigation; "header" where it names the next page."""
@@ -242,6 +245,8 @@ def _is_skipped(node: LexborNode, tag: str, has_asides: bool) -> bool:
         return False
     # The number of a printed page within a sentence; a mark that was not closed holds the page.
     if "pagebreak" in _purpose(node) and len(node.text().split()) < 3:
+        return True
+    if _STRIKING.search(node.attributes.get("style") or ""):
         return True
     # A heading that opens what is below it.
     if tag == "button" and _is_in_heading(node):

@@ -302,6 +302,7 @@ class _Group:
     n_replaced: int = 1
     hidden: bool = False
     deleted: bool = False
+    struck: bool = False
     raised: bool = False
     outside_page: bool = False
     level: int = 0
@@ -309,6 +310,10 @@ class _Group:
     after: str = ""
     n_before: int = 0
     flow: _Flow = field(default_factory=_Flow)
+
+    def is_unseen(self) -> bool:
+        """Return whether text of the group is hidden, or was taken back."""
+        return self.hidden or self.deleted or self.struck
 
 
 def read_rtf(path: Path, stream: BinaryIO, options: ReadOptions) -> Iterator[LocatedDocument]:
@@ -425,7 +430,7 @@ class _Parser:
             self.title = " ".join(text.split())
         elif group.kind == "fldinst":
             self._group.after = symbol_of_field(text)
-        elif not text or self._group.hidden or self._group.deleted:
+        elif not text or self._group.is_unseen():
             return
         elif group.kind in _NOTES:
             self._notes.append(text)
@@ -514,11 +519,14 @@ class _Parser:
             self._default_font = group.font = number or 0
         elif name == "plain":
             group.font, group.hidden, group.deleted = self._default_font, False, False
-            group.raised = False
+            group.raised = group.struck = False
         elif name == "uc":
             group.n_replaced = max(number or 0, 0)
         elif name == "v":
             group.hidden = is_on
+        # Text that is struck through was taken back, as deleted text was.
+        elif name in ("strike", "striked"):
+            group.struck = is_on
         elif name == "deleted":
             group.deleted = is_on
         elif name in ("super", "sub", "nosupersub"):
@@ -599,7 +607,7 @@ class _Parser:
         if self.holds_page:
             if group.kind == "htmltag" or not group.outside_page:
                 self.page.append(text)
-        elif not group.hidden and not group.deleted:
+        elif not group.is_unseen():
             group.flow.add(text)
 
     def _is_in_fonts(self) -> bool:

@@ -277,6 +277,10 @@ def _rich_text(item: XmlElement) -> str:
         run = element.getparent()
         if run.tag == f"{_S}rPh":
             continue
+        # Text that is struck through was taken back.
+        strike = run.find(f"{_S}rPr/{_S}strike")
+        if strike is not None and strike.get("val", "1") not in ("0", "false"):
+            continue
         text = symbol_text(element.text or "", attribute_at(run, f"{_S}rPr/{_S}rFont", "val"))
         if attribute_at(run, f"{_S}rPr/{_S}vertAlign", "val") == "superscript":
             text = raised(text)

@@ -340,6 +340,9 @@ def _letters(element: XmlElement) -> str:
     """Return the text of a run, its digits raised if they are."""
     text = element.text or ""
     run = element.getparent()
+    # Text that is struck through was taken back.
+    if attribute_at(run, f"{DRAWING}rPr", "strike", "noStrike") != "noStrike":
+        return ""
     text = symbol_text(text, attribute_at(run, f"{DRAWING}rPr/{DRAWING}latin", "typeface"))
     # The arrow that PowerPoint makes of "-->" is a letter with an accent in this font.
     signs = attribute_at(run, f"{DRAWING}rPr/{DRAWING}sym", "typeface")

@@ -201,7 +201,7 @@ class _Word:
             tag = element.tag
             if tag == f"{_W}t":
                 parts.append(self._letters(element))
-            elif tag == f"{_W}r" and self._is_hidden(element, style):
+            elif tag == f"{_W}r" and self._is_unseen(element, style):
                 continue
             elif tag in _FIELD_PARTS:
                 _check_written(element)
@@ -236,12 +236,16 @@ class _Word:
             return raised(text)
         return text
 
-    def _is_hidden(self, run: XmlElement, paragraph_style: str) -> bool:
-        """Return whether a run, its style or that of its paragraph is marked as hidden text."""
-        switch = self._run_property(run, "vanish")
-        if not switch:
-            switch = self._style_property(paragraph_style, "vanish")
-        return switch not in ("", *_OFF)
+    def _is_unseen(self, run: XmlElement, paragraph_style: str) -> bool:
+        """Return whether a run, its style or that of its paragraph is marked as hidden text, or as
+        struck through: such text was taken back."""
+        for name in ("vanish", "strike", "dstrike"):
+            switch = self._run_property(run, name)
+            if not switch:
+                switch = self._style_property(paragraph_style, name)
+            if switch not in ("", *_OFF):
+                return True
+        return False
 
     def _run_property(self, run: XmlElement, name: str) -> str:
         """Return a property of a run: its own, else that of its style, "" without one."""
