@@ -872,6 +872,13 @@ def test_a_space_before_a_quoted_cell_of_a_table_is_no_part_of_it() -> None:
     assert only("b.csv", b'x, y, z\n1, "a, b", 3\n').text == (
         "| x | y | z |\n| --- | --- | --- |\n| 1 | a, b | 3 |"
     )
+    lines = b'id; text\n4; "Una:\n\n""old""; a boat"\n5; "Vera"\n'
+    assert [document.text for _, document in read("d.csv", lines)] == [
+        'Una:\n\n"old"; a boat',
+        "Vera",
+    ]
+    inches = b'id, text\n6, A 3" pipe\n7, A 5" pipe\n'
+    assert len(read("e.csv", inches)) == 2
     prose = b'We list the name, text, fee.\nShe said, "no", and left.\n'
     assert only("c.csv", prose).text == prose.decode()
 

@@ -357,26 +357,33 @@ def _record(
     line = lines[start]
     if '"' not in line:
         return line.split(delimiter), 1
-    cells = _quoted_cells(line, delimiter)
-    # In some tables a space is between a delimiter and a quote, which it makes a plain sign.
-    spaced = re.sub(rf'({re.escape(delimiter)}) "(?!")', r'\1" ', line)
-    if spaced != line:
-        spaced_cells = _quoted_cells(spaced, delimiter)
-        if spaced_cells is not None and width in (0, len(spaced_cells)):
-            return spaced_cells, 1
-    if cells is not None:
-        return cells, 1
     # A row ends where each of its quotes has its partner.
     n_quotes = line.count('"')
     end = start + 1
     while n_quotes % 2 and end < len(lines):
         n_quotes += lines[end].count('"')
         end += 1
+    for last in dict.fromkeys((start + 1, end)):
+        cells = _spaced_cells("\n".join(lines[start:last]), delimiter)
+        if cells is not None and width in (0, len(cells)):
+            return cells, last - start
+    cells = _quoted_cells(line, delimiter)
+    if cells is not None:
+        return cells, 1
     cells = _quoted_cells("\n".join(lines[start:end]), delimiter)
     # A table with tabs need not quote at all: there a quote may be an inch.
     if cells is not None and n_quotes % 2 == 0 and (delimiter != "\t" or len(cells) == width):
         return cells, end - start
     return None
+
+
+def _spaced_cells(record: str, delimiter: str) -> list[str] | None:
+    """Return the cells of one row with a space between a delimiter and a quote, which would make
+    the quote a plain sign; None if it is no such row."""
+    spaced = re.sub(rf'({re.escape(delimiter)}) "(?!")', r'\1" ', record)
+    if spaced == record:
+        return None
+    return _quoted_cells(spaced, delimiter)
 
 
 def _quoted_cells(record: str, delimiter: str) -> list[str] | None:
