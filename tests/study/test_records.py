@@ -6,12 +6,14 @@ import json
 import math
 from dataclasses import replace
 
+import pytest
 from tests.report.study_samples import first, make_evaluation, make_result
 
 from kinject.disk import write_json, write_manifest
 from kinject.eval.scoring.answers import PERPLEXITY_FORMAT, AnswerStore
 from kinject.results import Perplexity, Recall, Report, to_json
 from kinject.stats.intervals import family_variances
+from kinject.study.analysis import summarize_arms
 from kinject.study.arms import Arm, n_trainings
 from kinject.study.records import AskSetting, Records, changed_answers, find_twins
 from kinject.types import Answer, Question
@@ -113,6 +115,41 @@ def test_a_question_of_two_sets_counts_once_in_their_rate(tmp_path):
     assert records.rate("m", "ft", settings[::-1]) == (0.5, 6)
     elsewhere = settings[0]._replace(shots=5)
     assert records.rate("m", "ft", [*settings, elsewhere]) is None
+
+
+def test_pmi_is_net_of_the_choices_alone_and_has_no_control_besides(tmp_path):
+    """Both arms prefer the first choice by itself, which is right for five of six questions; the
+    trained one's pmi is right for four, the base's for two."""
+    records = {score: Records([score]) for score in ("pmi", "bytes")}
+    golds = [0, 0, 0, 0, 0, 1]
+    for arm, right in (("base", {0, 5}), ("ft", {0, 1, 2, 5})):
+        folder = tmp_path / arm
+        folder.mkdir()
+        with AnswerStore(folder / "answers.jsonl") as store:
+            for i, gold in enumerate(golds):
+                alone = (-2.0, -7.0)
+                chosen = gold if i in right else 1 - gold
+                asked = tuple(value + (choice == chosen) for choice, value in enumerate(alone))
+                for form, values in (("texts", asked), ("texts-no-question", alone)):
+                    answer = Answer(
+                        f"q{i}", "set", arm, form, 0, 0, (), gold, values, (1, 1), (1, 1)
+                    )
+                    store.add(f"{form}{i}", answer)
+        for of_score in records.values():
+            of_score.read("m", arm, 0, folder)
+    arms = [
+        Arm(name, "m", "", "", {}, "", "", None, False, (0,))
+        for name in ("base", "ft")
+    ]
+    found = {
+        score: summarize_arms(of_score, arms, {"set": "learning"}, {})
+        for score, of_score in records.items()
+    }
+    asked = [item for item in found["pmi"] if item.arm == "ft" and item.score == "pmi"]
+    assert [(item.accuracy, item.control) for item in asked] == [(4 / 6, None)]
+    assert asked[0].gain == asked[0].to_base
+    assert asked[0].to_base.delta == pytest.approx(2 / 6)
+    assert all(item.control for item in found["bytes"] if item.role == "learning")
 
 
 def test_an_arm_after_another_counts_the_trainings_before_it() -> None:

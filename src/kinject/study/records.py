@@ -382,7 +382,9 @@ class Records:
 
     def has_control(self, model: str, arm: str, setting: AskSetting) -> bool:
         """Return whether every seed of the arm was asked in `setting` and answered the same choices
-        without the question."""
+        without the question; False for pmi, which is beyond these already."""
+        if self.score(setting) == PMI:
+            return False
         return self._has_all(model, arm, [setting, control_setting(setting)])
 
     def control(
