@@ -137,10 +137,7 @@ def test_pmi_is_net_of_the_choices_alone_and_has_no_control_besides(tmp_path):
                     store.add(f"{form}{i}", answer)
         for of_score in records.values():
             of_score.read("m", arm, 0, folder)
-    arms = [
-        Arm(name, "m", "", "", {}, "", "", None, False, (0,))
-        for name in ("base", "ft")
-    ]
+    arms = [Arm(name, "m", "", "", {}, "", "", None, False, (0,)) for name in ("base", "ft")]
     found = {
         score: summarize_arms(of_score, arms, {"set": "learning"}, {})
         for score, of_score in records.items()
@@ -150,6 +147,21 @@ def test_pmi_is_net_of_the_choices_alone_and_has_no_control_besides(tmp_path):
     assert asked[0].gain == asked[0].to_base
     assert asked[0].to_base.delta == pytest.approx(2 / 6)
     assert all(item.control for item in found["bytes"] if item.role == "learning")
+
+
+def test_questions_without_a_subject_are_no_second_result_of_the_whole_set(tmp_path):
+    records = Records(["sum"])
+    with AnswerStore(tmp_path / "answers.jsonl") as store:
+        for i, subject in enumerate(("rivers", "", "rivers", "", "mills")):
+            answer = Answer(
+                f"q{i}", "set", "base", "texts", 0, 0, (), 0, (-1.0, -2.0), (1, 1), (1, 1),
+                subject=subject,
+            )  # fmt: skip
+            store.add(f"{i}", answer)
+    records.read("m", "base", 0, tmp_path)
+    base = Arm("base", "m", "", "", {}, "", "", None, False, (0,))
+    results = summarize_arms(records, [base], {"set": "learning"}, {})
+    assert [(item.subject, item.n) for item in results] == [("", 5), ("rivers", 2), ("mills", 1)]
 
 
 def test_an_arm_after_another_counts_the_trainings_before_it() -> None:

@@ -102,7 +102,8 @@ class _Summary:
         # One subject is the whole set, which has a result already.
         if len(names) == 1:
             return []
-        return names
+        # Questions without a subject are a part of the set, but none that has a name.
+        return list(filter(None, names))
 
     def result(self, arm: Arm, setting: AskSetting, subject: str = "") -> ArmResult:
         """Return the result of an arm in one setting; with `subject`, on that one's questions."""
