@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from kinject.eval.flips import flip_row
+from kinject.eval.flips import find_flips, flip_row
+from kinject.eval.plan import EvalArm, Plan, QuestionSet
 from kinject.eval.prompts import rotate_options
+from kinject.eval.results import Evaluation
 from kinject.eval.scores import (
     letter_mass,
     merge_rotations,
@@ -14,6 +16,7 @@ from kinject.eval.scores import (
     scores_of,
     summarize_written,
 )
+from kinject.recipe.sections import EvalSection
 from kinject.types import Answer, Question
 
 ANSWER = Answer(
@@ -108,3 +111,29 @@ def test_a_flip_to_wrong_never_names_the_right_choice(seeds, change, chosen):
     )
     row = flip_row(question, now, before)
     assert (row["change"], row["chosen"], row["base_chosen"]) == (change, chosen, 2)
+
+
+def evaluation_of(sums: dict[str, tuple[float, float]], scores: tuple[str, ...]) -> Evaluation:
+    """One question of two arms, whose choices of 2 and 8 characters have these log-probs."""
+    question = Question("q", "Where?", ("up", "downhill"), 1)
+    arms = tuple(EvalArm(name, "texts", 0, 0) for name in sums)
+    asked = QuestionSet("s", "learning", (question,), (), (), arms)
+    answers = {
+        ("s", arm): [replace(ANSWER, arm=arm.name, log_probs=sums[arm.name], n_chars=(2, 8))]
+        for arm in arms
+    }
+    section = EvalSection(
+        models=dict.fromkeys(sums, "a"), questions={"s": "s.jsonl"}, scores=scores
+    )
+    return Evaluation(Plan((asked,), (), ()), section, answers)
+
+
+def test_an_answer_changed_by_the_score_that_decides_the_report():
+    """Per character the base takes the short choice, the trained arm the long one; the sums of both
+    are highest for the short one."""
+    evaluation = evaluation_of({"base": (-1.0, -9.0), "ft": (-3.0, -7.0)}, ("chars", "sum"))
+    (row,) = find_flips(evaluation)
+    assert (row["change"], row["base_chosen"], row["chosen"]) == ("wrong to right", 0, 1)
+    assert (row["base_log_probs"], row["log_probs"]) == ([-1.0, -9.0], [-3.0, -7.0])
+    by_sum = evaluation_of({"base": (-1.0, -9.0), "ft": (-3.0, -7.0)}, ("sum", "chars"))
+    assert list(find_flips(by_sum)) == []

@@ -19,12 +19,12 @@ def find_flips(evaluation: Evaluation) -> Iterator[Row]:
     """Yield a row for each question whose answer is right, wrong or abstained by an arm, and
     another of them by base.
 
-    Base is the first model without context, asked in the same way; choices are compared by their
-    summed log-probs, rotations taken together; written answers by the first of their scores: their
-    choices are the accepted texts, base's answer and the arm's, without log-probs. Questions
-    without a score on either side are left out. `gold`, `chosen` and `base_chosen` are indices of
-    `choices`; `passages` are the retrieved ones, the best first, before anything was cut to fit
-    (`truncated` tokens).
+    Base is the first model without context, asked in the same way. The first score of the format
+    decides, as in the report's headline. Log-probs are summed over tokens whatever the score,
+    rotations taken together; of written answers the choices are the accepted texts, base's answer
+    and the arm's, without log-probs. Questions without a score on either side are left out.
+    `gold`, `chosen` and `base_chosen` are indices of `choices`; `passages` are the retrieved ones,
+    the best first, before anything was cut to fit (`truncated` tokens).
     """
     for question_set in evaluation.plan.sets:
         for arm in question_set.arms:
@@ -33,13 +33,14 @@ def find_flips(evaluation: Evaluation) -> Iterator[Row]:
 
 
 def _flips_of(evaluation: Evaluation, question_set: QuestionSet, arm: EvalArm) -> Iterator[Row]:
-    base, score = evaluation.base_of(arm), "sum"
-    if FORMATS[arm.format].generates:
-        score = evaluation.scores_for(arm)[0]
-    before, after = (
-        {answer.question_id: answer for answer in evaluation.scored(question_set, of, score)}
-        for of in (base, arm)
-    )
+    base, score = evaluation.base_of(arm), evaluation.scores_for(arm)[0]
+    before, after = (_by_question(evaluation, question_set, of, score) for of in (base, arm))
+    summed_before, summed_after = before, after
+    # Scores to compare, per character for example, are no log-probs.
+    if not FORMATS[arm.format].generates and score != "sum":
+        summed_before, summed_after = (
+            _by_question(evaluation, question_set, of, "sum") for of in (base, arm)
+        )
     # Without retrieval there are none, and each question is paired with one.
     contexts = question_set.contexts or ((),) * len(question_set.questions)
     for question, context in zip(question_set.questions, contexts, strict=True):
@@ -53,11 +54,18 @@ def _flips_of(evaluation: Evaluation, question_set: QuestionSet, arm: EvalArm) -
                 "base_arm": base.name,
                 "arm": arm.name,
                 "truncated": now.truncated,
-                "log_probs": finite_or_none(now.log_probs),
-                "base_log_probs": finite_or_none(was.log_probs),
+                "log_probs": finite_or_none(summed_after[question.id].log_probs),
+                "base_log_probs": finite_or_none(summed_before[question.id].log_probs),
                 **flip_row(question, [now], [was]),
                 "passages": passages,
             }
+
+
+def _by_question(
+    evaluation: Evaluation, question_set: QuestionSet, arm: EvalArm, score: str
+) -> dict[str, Answer]:
+    answers = evaluation.scored(question_set, arm, score)
+    return {answer.question_id: answer for answer in answers}
 
 
 def flip_row(question: Question, now: Sequence[Answer], before: Sequence[Answer]) -> Row:
