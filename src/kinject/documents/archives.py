@@ -322,8 +322,8 @@ def read_open_document(
 
 class _Looks(NamedTuple):
     """What the parts of an OpenDocument file look like: the objects in it by their names, styles of
-    raised text, and of hidden or struck text, hidden sheets and slides, (style, depth) of lists -> kind of their
-    numbers, and the last number of each."""
+    raised text, and of hidden or struck text, hidden sheets and slides, (style, depth) of lists ->
+    kind of their numbers, and the last number of each."""
 
     embedded: Mapping[str, str]
     raised: frozenset[str]
