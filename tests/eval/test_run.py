@@ -330,6 +330,21 @@ def test_another_checkpoint_at_the_same_path_gets_answers_of_its_own(run, tmp_pa
     assert all(a.log_probs != b.log_probs for a, b in zip(before, after, strict=True))
 
 
+def test_a_rerun_stores_corrected_answers_and_leaves_removed_questions_out(
+    run, tmp_path, write_rows
+):
+    run(formats=["letters"])
+    write_rows("questions.jsonl", [{**ROWS[1], "answer": 2}, *ROWS[2:]])
+    run(formats=["letters"])
+    stored = read_answers(tmp_path / "run" / "answers.jsonl")
+    assert [(answer.question_id, answer.gold) for answer in stored] == [
+        ("q1", 2),
+        ("q2", 2),
+        ("q3", 0),
+    ]
+    assert manifest(tmp_path)["counts"]["scored_now"] == 0
+
+
 def test_a_limit_asks_the_first_questions_only(run, tmp_path):
     assert run(limit=2).results[0].n == 2
     assert {a.question_id for a in read_answers(tmp_path / "run" / "answers.jsonl")} == {"q0", "q1"}

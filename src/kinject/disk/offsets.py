@@ -61,11 +61,15 @@ class OffsetIndex:
     def firsts(self) -> Iterator[int]:
         """Yield the smallest number of each name, in order of the numbers; nothing may be added
         meanwhile. Raises `DiskError`: they are sorted in a temporary file."""
+        return self._in_order("SELECT min(place) AS first FROM places GROUP BY name ORDER BY first")
+
+    def lasts(self) -> Iterator[int]:
+        """Yield the largest number of each name, as `firsts`."""
+        return self._in_order("SELECT max(place) AS last FROM places GROUP BY name ORDER BY last")
+
+    def _in_order(self, statement: str) -> Iterator[int]:
         try:
-            found = self._database.execute(
-                "SELECT min(place) AS first FROM places GROUP BY name ORDER BY first"
-            )
-            for (number,) in found:
+            for (number,) in self._database.execute(statement):
                 yield number
         except sqlite3.Error as error:
             raise _fault(error) from error

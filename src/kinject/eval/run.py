@@ -252,6 +252,7 @@ def _evaluate(
         if shard.is_first:
             # Not in the plan: it reads every document, and a plan is read for each dry run as well.
             report = replace(report, shortcuts=_shortcuts_of(recipe, plan.sets))
+            answers.leave_out_others()
             _write_files(run, report, judge)
             if draw:
                 draw(recipe.run_dir, report)

@@ -63,6 +63,45 @@ def test_the_last_answer_of_an_arm_and_question_counts(tmp_path):
     assert read_answers(path) == [ANSWER]
 
 
+@pytest.mark.parametrize(
+    "corrected",
+    [{"gold": 0}, {"accepted": ("Kelm",)}, {"subject": "towns"}, {"checks": {"words": [1, 9]}}],
+)
+def test_what_a_question_gives_now_is_stored_beside_an_old_score(tmp_path, corrected):
+    path = tmp_path / "answers.jsonl"
+    written = replace(ANSWER, log_probs=(), n_tokens=(3,), n_bytes=(), greedy=(), text="Kelm?")
+    written = replace(written, format="generate", gold=0, choices=("Kelm", "Farrow"))
+    before = ANSWER if "gold" in corrected else written
+    after = replace(before, **corrected)
+    with AnswerStore(path) as book:
+        book.add("k1", before)
+        book.add("k1", after)
+    with AnswerStore(path) as book:
+        book.add("k1", after)
+        assert book.n_rows == 2
+    assert read_answers(path) == [after]
+
+
+def test_answers_that_a_run_does_not_add_are_left_out_until_one_does(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    other = replace(ANSWER, question_id="q2")
+    with AnswerStore(path) as book:
+        book.add("k1", ANSWER)
+        book.add("k2", other)
+        book.leave_out_others()
+    assert read_answers(path) == [ANSWER, other]
+    for _ in range(2):
+        with AnswerStore(path) as book:
+            book.add("k2", other)
+            book.leave_out_others()
+            assert book.n_rows == 3
+            assert book.find("k1").log_probs == ANSWER.log_probs
+        assert read_answers(path) == [other]
+    with AnswerStore(path) as book:
+        book.add("k1", ANSWER)
+    assert read_answers(path) == [ANSWER, other]
+
+
 def test_a_torn_last_line_costs_that_answer_only(tmp_path):
     path = tmp_path / "answers.jsonl"
     with AnswerStore(path) as book:

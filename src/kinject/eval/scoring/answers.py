@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kinject.disk import (
     Journal,
     Row,
+    content_id,
     read_journal,
     read_jsonl,
 )
@@ -54,6 +55,12 @@ _Identity = tuple[str, str, str, int, int, int, str]
 _WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut")
 """Fields of an answer that the model wrote; rows of others do not have them."""
 _STORED = frozenset(item.name for item in fields(Answer)) - {"correct", "grade"}
+_SCORE = (
+    "log_probs", "n_tokens", "greedy", "text", "n_thinking", "thinking_cut", "correct", "grade",
+)  # fmt: skip
+_GIVEN = tuple(item.name for item in fields(Answer) if item.name not in _SCORE)
+"""Fields of an answer that the recipe and its questions give: two answers with one key may differ
+in them."""
 _RARE = ("choice_set",)
 """Fields that only the rows of some formats have."""
 _FIELDS = tuple(
@@ -99,25 +106,32 @@ def prompt_key(model_hash: str, dtype: str, prompt: Encoded) -> str:
 
 class AnswerStore:
     """The open answers.jsonl of a run: rows are `Answer` plus its `key`; of several rows of one
-    prompt the last counts. Neither rows nor their index are in memory."""
+    prompt the last counts. Neither rows nor their index are in memory.
+
+    A row with `asked` false takes an arm's answer to a question out again: its score is kept.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or create `path`. Raises `InputError` if a row is not an answer, `DiskError` on
         I/O."""
-        self._by_key, self._by_identity = OffsetIndex(), OffsetIndex()
+        self._by_key, self._by_identity, self._by_content = (OffsetIndex() for _ in range(3))
+        self._current = set[int]()
+        """Offsets of the rows that this run has added, or found as they are."""
         self._others: dict[str, PromptScore] = {}
         self.n_rows = 0
 
         def index(offset: int, row: Row) -> None:
             answer = _parse_answer(row, f"{path}: row {self.n_rows + 1}")
-            self._index(offset, row["key"], _identity(answer))
+            self._index(offset, row["key"], answer, asked=_is_asked(row))
 
         # An answer that is lost can be scored again, so rows are not synced one by one.
         self._journal = Journal(path, sync=False, on_row=index)
 
-    def _index(self, offset: int, key: str, identity: _Identity) -> None:
+    def _index(self, offset: int, key: str, answer: Answer, *, asked: bool) -> None:
         self._by_key.add(key, offset)
-        self._by_identity.add(repr(identity), offset)
+        self._by_identity.add(repr(_identity(answer)), offset)
+        if asked:
+            self._by_content.add(_content_of(key, answer), offset)
         self.n_rows += 1
 
     def find(self, key: str) -> PromptScore | None:
@@ -138,33 +152,49 @@ class AnswerStore:
 
     def add(self, key: str, answer: Answer) -> None:
         """Store `answer`, unless it is the last one stored for its arm and question already."""
-        identity = _identity(answer)
-        if self._is_last(key, identity):
-            return
-        names = _FIELDS if answer.text is None else (*_FIELDS, *_written_fields(answer))
-        row = {name: getattr(answer, name) for name in names}
-        row |= {name: getattr(answer, name) for name in _RARE if getattr(answer, name)}
-        row = {"key": key, **row, "log_probs": finite_or_none(answer.log_probs)}
-        self._index(self._journal.append(row), key, identity)
+        offset = self._last_offset(key, answer)
+        if offset is None:
+            names = _FIELDS if answer.text is None else (*_FIELDS, *_written_fields(answer))
+            row = {name: getattr(answer, name) for name in names}
+            row |= {name: getattr(answer, name) for name in _RARE if getattr(answer, name)}
+            row = {"key": key, **row, "log_probs": finite_or_none(answer.log_probs)}
+            offset = self._journal.append(row)
+            self._index(offset, key, answer, asked=True)
+        self._current.add(offset)
 
-    def _is_last(self, key: str, identity: _Identity) -> bool:
-        """Return whether the last row of an arm and question has this key."""
-        rows = self._by_identity.get(repr(identity))
-        # By the indices alone, 7 us instead of 24: a resumed run adds each answer that it found.
-        return bool(rows) and rows[-1] in self._by_key.get(key)
+    def _last_offset(self, key: str, answer: Answer) -> int | None:
+        """Return the offset of the last row of an arm and question, None unless it has this key and
+        what the question gives now: its right answer may have been corrected since."""
+        rows = self._by_identity.get(repr(_identity(answer)))
+        # By the indices alone: a resumed run adds each answer that it found.
+        if rows and rows[-1] in self._by_content.get(_content_of(key, answer)):
+            return rows[-1]
+        return None
+
+    def leave_out_others(self) -> None:
+        """Take the answers out that this run did not add: of questions, arms or formats that its
+        recipe has no more."""
+        for offset in list(self._by_identity.lasts()):
+            if offset in self._current:
+                continue
+            row = self._journal.row_at(offset)
+            if _is_asked(row):
+                row = {**row, "asked": False}
+                answer = _parse_answer(row, f"{self._journal.path}: byte {offset}")
+                self._index(self._journal.append(row), row["key"], answer, asked=False)
 
     def __enter__(self) -> AnswerStore:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._journal.close()
-        self._by_key.close()
-        self._by_identity.close()
+        for index in (self._by_key, self._by_identity, self._by_content):
+            index.close()
 
 
 def read_answers(path: Path) -> list[Answer]:
     """Return the answers in `path`, the last one of each arm and question, in the order of their
-    first rows.
+    first rows; those that the last run did not ask for are left out.
 
     Written answers have the grades in grades.jsonl beside it, where a judge gave some.
 
@@ -172,6 +202,7 @@ def read_answers(path: Path) -> list[Answer]:
     answer or was changed, or if there are fewer rows than the manifest beside the file counts.
     """
     answers: list[Answer] = []
+    left_out = set[int]()
     values: dict[object, object] = {}
     n_rows = 0
     with contextlib.closing(OffsetIndex()) as numbers:
@@ -182,12 +213,19 @@ def read_answers(path: Path) -> list[Answer]:
             # Of two identities with one hash (once in 10^19) both are kept.
             same = [n for n in numbers.get(name) if _identity(answers[n]) == _identity(answer)]
             if same:
-                answers[same[0]] = answer
+                place = same[0]
+                answers[place] = answer
             else:
-                numbers.add(name, len(answers))
+                place = len(answers)
+                numbers.add(name, place)
                 answers.append(answer)
+            if _is_asked(row):
+                left_out.discard(place)
+            else:
+                left_out.add(place)
             n_rows += 1
     del values
+    answers = [answer for place, answer in enumerate(answers) if place not in left_out]
     manifest = manifest_beside(path)
     n_written = manifest.counts.stored if isinstance(manifest, EvalManifest) else 0
     # A file that was cut at the end of a line looks whole (tests/eval/test_damage.py).
@@ -285,6 +323,15 @@ def _identity(answer: Answer) -> _Identity:
         answer.rotation,
         answer.question_id,
     )
+
+
+def _content_of(key: str, answer: Answer) -> str:
+    """Return what identifies a row but for the score, which follows from its key."""
+    return content_id(key, *(getattr(answer, name) for name in _GIVEN))
+
+
+def _is_asked(row: Row) -> bool:
+    return row.get("asked") is not False
 
 
 @cache
