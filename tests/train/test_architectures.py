@@ -26,6 +26,7 @@ from kinject.train import train
 from kinject.train.batches import Collator, RowDataset
 from kinject.train.data import CorpusPacker
 from kinject.train.load import use_fastest_attention
+from kinject.train.setup import make_trainer
 from small import interrupt, quick
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -232,6 +233,29 @@ def test_a_mixture_of_experts_trains_with_its_routers_loss_and_validates_without
         after[gate],
         next(value for name, value in before.items() if name.endswith("mlp.gate.weight")),
     )
+
+
+def test_padding_of_packed_rows_has_no_part_in_the_routers_loss(
+    make_recipe: Callable[..., Recipe], tiny_model: Path, corpus: Path
+) -> None:
+    texts = ("The mill of Farrow was sold.", "Person 3 was born in Stonegate in 1903.", "Kelm?")
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    new = {"new": MIXTRAL, "tokenizer": str(tiny_model)}
+    trainer: Any = make_trainer(make_recipe(model=new, trainer={"max_length": 32}))
+    batch = next(iter(trainer.get_train_dataloader()))
+    rows, router_logits = list(RowDataset(trainer.training_data.rows)), []
+    assert len({len(row["input_ids"]) for row in rows}) == len(rows) == 2
+    for row in rows:
+        starts = [start for start, position in enumerate(row["position_ids"]) if position == 0]
+        for start, end in zip(starts, [*starts[1:], None], strict=True):
+            ids = torch.tensor([row["input_ids"][start:end]])
+            with torch.no_grad():
+                out = trainer.model(ids, use_cache=False, output_router_logits=True)
+            router_logits += out.router_logits
+    trainer.model.train()
+    trainer.compute_loss(trainer.model, batch)
+    (loss,) = trainer._metrics["train"]["aux_loss"]
+    assert loss == pytest.approx(_routers_loss(router_logits), rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", quick(["qwen2_moe", "olmoe"], "olmoe"))

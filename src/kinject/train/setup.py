@@ -300,14 +300,14 @@ class _Setup:
             packed = packed_row(recipe, parts.train)
             if packed is not None:
                 check_isolation(model, packed)
+        masks_padding = _has_router_loss(model)
         collator = Collator(
             _padding_token(tokenizer),
             flatten,
             _row_multiple(config),
             recipe.guards.nothing_learned,
             models.padding_positions(model.config),
-            # Of packed rows transformers separates the documents only where there is no mask.
-            masks_padding=not packs and _has_router_loss(model),
+            masks_padding,
         )
         options = TrainerOptions(
             model=model,
@@ -326,6 +326,8 @@ class _Setup:
             trainer = method.make_trainer(parts, options)
             if isinstance(trainer, KnowledgeTrainer):
                 _check_router_loss(trainer, recipe)
+                if packs and masks_padding:
+                    _hide_mask(model)
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks
             reason = " ".join(str(error).split())[:300]
             raise fault("trainer", f"TRL refuses it: {reason}") from error
@@ -457,6 +459,20 @@ def _has_router_loss(model: PreTrainedModel) -> bool:
     """Return whether a mixture of experts may add its routers' loss, on whole rows."""
     config = model.config.get_text_config()
     return hasattr(config, "router_aux_loss_coef") and context_parallel_size() == 1
+
+
+def _hide_mask(model: PreTrainedModel) -> None:
+    """Keep the mask of padding from the layers of `model`; its routers' loss reads it.
+
+    Of packed rows transformers separates the documents only where its layers get no mask.
+    """
+
+    def without_mask(
+        _: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return arguments, options | {"attention_mask": None}
+
+    model.base_model.register_forward_pre_hook(without_mask, with_kwargs=True)
 
 
 def _check_router_loss(trainer: KnowledgeTrainer, recipe: TrainRecipe) -> None:
