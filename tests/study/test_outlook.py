@@ -113,6 +113,7 @@ def test_a_dry_run_tells_the_hours_of_six_operations_a_weight_and_token(
         ({"save_strategy": "steps", "save_steps": 30}, 4),  # at 30, 60, 90, and at the last
         ({"save_strategy": "steps", "save_steps": 0.15}, 7),  # every 15
         ({"save_strategy": "steps", "save_steps": 7, "save_total_limit": 3}, 3),
+        ({"save_strategy": "steps", "save_steps": 20, "save_total_limit": 0}, 5),
         ({"save_strategy": "no"}, 0),
     ],
 )

@@ -259,7 +259,7 @@ def _saved_bytes(recipe: TrainRecipe, step: Step, shapes: Shapes, length: RunLen
             save_steps = math.ceil(save_steps * length.steps)
         n_checkpoints = math.ceil(length.steps / save_steps)
     limit = trainer_field(recipe.trainer, "save_total_limit")
-    if limit is not None:
+    if limit is not None and limit > 0:  # with 0 Trainer deletes none
         n_checkpoints = min(n_checkpoints, int(limit))
     return whole + n_checkpoints * (whole + shapes.state)
 
