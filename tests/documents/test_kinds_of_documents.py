@@ -894,12 +894,15 @@ DANISH = (
 )
 CZECH = "Starý most byl včera uzavřen, přívoz jezdí každou hodinu. Děti se v neděli vozí zdarma, řekl převozník. "
 HUNGARIAN = "A régi híd tegnap lezárt, a komp óránként közlekedik. Vasárnap a gyerekek ingyen utaznak, erről szűkebb hír jött. "
+UKRAINIAN = "Пором їздить щогодини, але її діти не люблять його. Є ще міст, і він відкритий щодня. "
+HEBREW = "המעבורת יוצאת בכל שעה, והגשר פתוח כל יום. הילדים של המורה אוהבים את הנהר. "
 JAPANESE = "古い橋は千九百三十一年に建てられました。町の人々は毎日この橋を渡ります。" * 4
 
 
 @pytest.mark.parametrize(
     ("text", "charset"),
     [(GREETING, "cp1252"), (RUSSIAN, "cp1251"), (RUSSIAN, "koi8-r"), (JAPANESE, "shift_jis"), (JAPANESE, "euc_jp"),
+     (RUSSIAN, "iso8859-5"), (RUSSIAN, "cp855"), (UKRAINIAN, "koi8-u"), (UKRAINIAN, "mac_cyrillic"), (HEBREW, "cp1255"),
      (POLISH, "cp1250"), (POLISH, "iso8859-2"),
      (DANISH, "cp850"), (DANISH, "mac-roman"), (GREETING[:50], "cp437"),
      (CZECH, "iso8859-2"), (CZECH, "cp852"), (HUNGARIAN, "cp1250"),

@@ -83,7 +83,7 @@ _LIKELIEST = (
     *("cp850", "cp852", "mac-roman", "cp857"),
 )
 """Encodings in the order in which one of two that are as plausible is taken."""
-_MARKS = re.escape("“”‘„–—…€«»°§·\xa0²³½©®´µ•¿¡")
+_MARKS = re.escape("“”‘„–—…€«»°§·\xa0²³½©®´µ•¿¡№")
 _BOXES = "─│┌┐└┘├┤┬┴┼═║╔╗╚╝╠╣╦╩╬░▒▓█■"
 """The lines of tables in DOS."""
 # Letters above ASCII are a part of a text of Latin letters, and most of Greek or Russian.
@@ -92,6 +92,19 @@ _FEW_HIGH = 0.3
 _PLAUSIBLE = 0.97
 _BINARY = re.compile(b"[\0-\6]")
 """Control characters of pickles and other binary files, which may have few bytes above ASCII."""
+
+_CYRILLIC = ("cp1251", "koi8-r", "koi8-u", "iso8859-5", "cp866", "mac_cyrillic", "cp855")
+_CYRILLIC_ALPHABETS = (
+    "абвгдежзийклмнопрстуфхцчшщъыьэюяё",
+    "абвгдежзийклмнопрстуфхцчшщьюяґєії",
+    "абвгдежзйклмнопрстуфхцчшыьэюяёіў",
+    "абвгдежзиклмнопрстуфхцчшђјљњћџѓќѕ",
+)
+"""Of Russian and Bulgarian, Ukrainian, Belarusian, Serbian and Macedonian."""
+_COMMON_CYRILLIC = re.compile("[аеионтрсвліы]")
+# Capitals do not count: Hebrew, whose letters are all of one kind, is capitals in KOI8.
+_MOSTLY_COMMON = 0.5
+"""The fraction of the letters that are small common ones; of Hebrew in Windows-1255 it is 0.4."""
 
 
 def declared_charset(data: bytes) -> str:
@@ -187,6 +200,23 @@ def codec_of_letters(data: bytes) -> str:
                 best, most = codec, n_plausible
     if not best and _n_plausible(start.decode("cp1252", "replace"), _OF_THE_WEST) > most:
         return "cp1252"
+    return best
+
+
+def codec_of_cyrillic(data: bytes) -> str:
+    """Return the codec of a text in Cyrillic letters, in which they are those of a language and
+    where letters may be, and most of them its common ones; "" if there is none."""
+    start = high_part(data)
+    n_high = sum(byte > 127 for byte in start)
+    if n_high < _FEWEST_HIGH or _BINARY.search(start):
+        return ""
+    best, most = "", _MOSTLY_COMMON * n_high
+    for codec in _CYRILLIC:
+        text = start.decode(codec, "replace")
+        n_plausible = max(_n_plausible(text, letters) for letters in _CYRILLIC_ALPHABETS)
+        n_common = len(_COMMON_CYRILLIC.findall(text))
+        if n_plausible > _PLAUSIBLE * n_high and n_common > most:
+            best, most = codec, n_common
     return best
 
 
