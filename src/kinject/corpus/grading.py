@@ -27,7 +27,6 @@ from kinject.language.amounts import (
     same_numbers,
     values_of,
 )
-from kinject.language.moments import languages_with_clock
 from kinject.language.readings import read_items
 from kinject.language.spelling import (
     ELIDED,
@@ -43,6 +42,7 @@ from kinject.language.spelling import (
     same_words,
     words_in,
 )
+from kinject.language.spoken_clocks import languages_with_clock
 from kinject.language.tables import is_short_name, language_of, languages_with_numbers
 from kinject.types import Question
 

@@ -42,6 +42,7 @@ from kinject.language.numbers import (
 )
 from kinject.language.roman import take_numerals
 from kinject.language.spelling import words_in
+from kinject.language.spoken_clocks import take_spoken_clocks
 from kinject.language.units import any_of
 from kinject.language.values import SCALED_AMOUNT, grammar_of, han_value
 
@@ -60,6 +61,7 @@ def read_items(
     # The longest forms first: each takes its characters, and the digits of a date or a version are
     # no numbers of their own.
     take_days(reader)
+    take_spoken_clocks(reader)
     take_clocks(reader)
     _take_versions(reader)
     _take_powers(reader)
@@ -451,14 +453,8 @@ _POINT = re.compile(
 _TEENS = "thirteen|fourteen|fifteen|sixteen|seventeen|eighteen|nineteen|twenty"
 _YEAR_WITH_OH = re.compile(rf"(?<!\w)(?P<century>{_TEENS})[\s-]oh?[\s-](?P<year>{_SMALL_WORDS})\b")
 _TENS = (
-    "twenties",
-    "thirties",
-    "forties",
-    "fifties",
-    "sixties",
-    "seventies",
-    "eighties",
-    "nineties",
+    *("twenties", "thirties", "forties", "fifties"),
+    *("sixties", "seventies", "eighties", "nineties"),
 )
 _DECADE = re.compile(rf"(?<!\w)(?:(?P<century>{_TEENS})[\s-])?(?P<tens>{'|'.join(_TENS)})(?!\w)")
 _DOZEN = re.compile(r"\b(?:a\s)?dozen\b")
