@@ -113,10 +113,12 @@ def test_a_flip_to_wrong_never_names_the_right_choice(seeds, change, chosen):
     assert (row["change"], row["chosen"], row["base_chosen"]) == (change, chosen, 2)
 
 
-def evaluation_of(sums: dict[str, tuple[float, float]], scores: tuple[str, ...]) -> Evaluation:
+def evaluation_of(
+    sums: dict[str, tuple[float, float]], scores: tuple[str, ...], form: str = "texts"
+) -> Evaluation:
     """One question of two arms, whose choices of 2 and 8 characters have these log-probs."""
     question = Question("q", "Where?", ("up", "downhill"), 1)
-    arms = tuple(EvalArm(name, "texts", 0, 0) for name in sums)
+    arms = tuple(EvalArm(name, form, 0, 0) for name in sums)
     asked = QuestionSet("s", "learning", (question,), (), (), arms)
     answers = {
         ("s", arm): [replace(ANSWER, arm=arm.name, log_probs=sums[arm.name], n_chars=(2, 8))]
@@ -137,3 +139,9 @@ def test_an_answer_changed_by_the_score_that_decides_the_report():
     assert (row["base_log_probs"], row["log_probs"]) == ([-1.0, -9.0], [-3.0, -7.0])
     by_sum = evaluation_of({"base": (-1.0, -9.0), "ft": (-3.0, -7.0)}, ("sum", "chars"))
     assert list(find_flips(by_sum)) == []
+
+
+def test_choices_without_the_question_are_no_changed_answers_to_it():
+    sums = {"base": (-1.0, -2.0), "ft": (-2.0, -1.0)}
+    assert len(list(find_flips(evaluation_of(sums, ("sum",))))) == 1
+    assert list(find_flips(evaluation_of(sums, ("sum",), "texts-no-question"))) == []

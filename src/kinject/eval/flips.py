@@ -28,7 +28,8 @@ def find_flips(evaluation: Evaluation) -> Iterator[Row]:
     """
     for question_set in evaluation.plan.sets:
         for arm in question_set.arms:
-            if arm != evaluation.base_of(arm):
+            # Of the control the question was not asked, so it is no changed answer to it.
+            if arm != evaluation.base_of(arm) and FORMATS[arm.format].shows_question:
                 yield from _flips_of(evaluation, question_set, arm)
 
 
