@@ -582,6 +582,7 @@ def test_training_pays_from_the_question_on_at_which_its_price_is_saved():
         Cost("ft", "m", 0, "augment", 1.0, 900, 0, 0.5, 1, 400),  # it was paid for
         Cost("ft", "m", 0, "train", 1.0, 20_000, 0, 0.0, 1, 1_000, 2_000, 9.0),
         Cost("ft", "m", 0, "train", 1.0, 70_000, 0, 0.0, 1),  # of the arm that it is matched to
+        Cost("ft", "m", 0, "augment", 1.0, 800, 0, 7.0, 2),  # which paid for other paraphrases
         Cost("ft", "m", 1, "train", 1.0, 20_000, 0, 0.0, 1, 0, 0, 9.0),
     ]
     prices = make_prices(measured, arms, costs, {}, (10.0, 40.0, 50.0))  # type: ignore[arg-type]

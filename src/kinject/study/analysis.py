@@ -286,7 +286,8 @@ def _training_price(costs: Sequence[Cost], price: Sequence[float]) -> float:
         # The arm that this one is matched to is listed too, without seconds of its own.
         if cost.stage == "train" and cost.work_seconds:
             tokens_trained += cost.tokens
-        if cost.stage in ("augment", "train"):
+        # Of the arm that this one is matched to the money is listed too, but no written tokens.
+        if cost.written_tokens:
             paid += cost.money
     tokens = (tokens_read, tokens_written, tokens_trained)
     return paid + sum(n * each for n, each in zip(tokens, price, strict=True)) / 1e6
