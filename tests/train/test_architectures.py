@@ -256,6 +256,14 @@ def test_padding_of_packed_rows_has_no_part_in_the_routers_loss(
     trainer.compute_loss(trainer.model, batch)
     (loss,) = trainer._metrics["train"]["aux_loss"]
     assert loss == pytest.approx(_routers_loss(router_logits), rel=1e-5)
+    # A probe reads padded rows.
+    trainer.model.eval()
+    alone, padded = torch.tensor([[5, 6, 7]]), torch.tensor([[9, 5, 6, 7]])
+    mask, positions = torch.tensor([[0, 1, 1, 1]]), torch.tensor([[0, 0, 1, 2]])
+    with torch.no_grad():
+        expected = trainer.model(alone).logits
+        found = trainer.model(padded, attention_mask=mask, position_ids=positions).logits
+    torch.testing.assert_close(found[:, 1:], expected)
 
 
 @pytest.mark.parametrize("kind", quick(["qwen2_moe", "olmoe"], "olmoe"))

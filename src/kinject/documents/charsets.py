@@ -183,6 +183,12 @@ def high_part(data: bytes) -> bytes:
 
 
 def codec_of_letters(data: bytes) -> str:
+    """Return the codec of a text, in which its letters are those of a language and are where
+    letters may be; "" if there is none."""
+    return _codec_of_cyrillic(data) or _codec_of_latin(data)
+
+
+def _codec_of_latin(data: bytes) -> str:
     """Return the codec of a text in Latin letters, in which its letters are those of a language and
     are where letters may be; "" if there is none."""
     start = high_part(data)
@@ -203,7 +209,7 @@ def codec_of_letters(data: bytes) -> str:
     return best
 
 
-def codec_of_cyrillic(data: bytes) -> str:
+def _codec_of_cyrillic(data: bytes) -> str:
     """Return the codec of a text in Cyrillic letters, in which they are those of a language and
     where letters may be, and most of them its common ones; "" if there is none."""
     start = high_part(data)

@@ -24,7 +24,6 @@ from kinject.documents.charsets import (
     CHARSETS,
     DETECTED,
     WESTERN_CODECS,
-    codec_of_cyrillic,
     codec_of_letters,
     declared_codec,
     high_part,
@@ -214,7 +213,7 @@ def _charsets(path: Path, data: bytes, declared: str) -> Iterator[str]:
     is_plausible = name not in WESTERN_CODECS or not is_mostly_high(data)
     if name in CHARSETS and is_plausible:
         yield name
-    likely = codec_of_cyrillic(data) or codec_of_letters(data)
+    likely = codec_of_letters(data)
     if likely:
         yield likely
     detector = import_extra("charset_normalizer", path)

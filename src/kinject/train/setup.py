@@ -87,6 +87,7 @@ from kinject.train.updates import UPDATE_RULES, UpdateInputs, UpdateRule, make_r
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
     from trl import SFTConfig
 
@@ -301,6 +302,8 @@ class _Setup:
             if packed is not None:
                 check_isolation(model, packed)
         masks_padding = _has_router_loss(model)
+        if masks_padding:
+            _hide_mask(model)
         collator = Collator(
             _padding_token(tokenizer),
             flatten,
@@ -326,8 +329,6 @@ class _Setup:
             trainer = method.make_trainer(parts, options)
             if isinstance(trainer, KnowledgeTrainer):
                 _check_router_loss(trainer, recipe)
-                if packs and masks_padding:
-                    _hide_mask(model)
         except (ValueError, ImportError) as error:  # of fields that only a whole trainer checks
             reason = " ".join(str(error).split())[:300]
             raise fault("trainer", f"TRL refuses it: {reason}") from error
@@ -462,15 +463,18 @@ def _has_router_loss(model: PreTrainedModel) -> bool:
 
 
 def _hide_mask(model: PreTrainedModel) -> None:
-    """Keep the mask of padding from the layers of `model`; its routers' loss reads it.
+    """Keep the mask of padding from the layers of `model` in training; its routers' loss reads it.
 
-    Of packed rows transformers separates the documents only where its layers get no mask.
+    Of packed rows transformers separates the documents only where its layers get no mask. Probes
+    read padded rows, with the model in evaluation mode.
     """
 
     def without_mask(
-        _: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+        layers: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return arguments, options | {"attention_mask": None}
+        if layers.training:
+            options = options | {"attention_mask": None}
+        return arguments, options
 
     model.base_model.register_forward_pre_hook(without_mask, with_kwargs=True)
 

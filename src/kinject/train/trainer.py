@@ -248,13 +248,14 @@ class ObjectiveMixin(SFTTrainer):  # type: ignore[misc]
         return_outputs: bool,
         num_items_in_batch: torch.Tensor | int | None,
     ) -> torch.Tensor | tuple[torch.Tensor, ModelOutput]:
-        """Return the loss as TRL computes it, in evaluation without the routers' loss that it
-        adds."""
+        """Return the loss as TRL computes it, in evaluation without its routers' loss."""
         own = ("replayed", "weights", "teacher")
         inputs = {key: value for key, value in inputs.items() if key not in own}
         coefficient = self.router_aux_loss_coef
         if not self.model.training:
             self.router_aux_loss_coef = 0.0
+            # Only the routers' loss reads it, and with it packed documents would see each other.
+            inputs.pop("attention_mask", None)
         n_tokens = self._total_train_tokens
         try:
             loss: torch.Tensor | tuple[torch.Tensor, ModelOutput] = super().compute_loss(

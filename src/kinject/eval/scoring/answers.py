@@ -56,8 +56,9 @@ _WRITTEN = ("text", "accepted", "checks", "choices", "n_thinking", "thinking_cut
 """Fields of an answer that the model wrote; rows of others do not have them."""
 _STORED = frozenset(item.name for item in fields(Answer)) - {"correct", "grade"}
 _SCORE = (
-    "log_probs", "n_tokens", "greedy", "text", "n_thinking", "thinking_cut", "correct", "grade",
-)  # fmt: skip
+    *("log_probs", "n_tokens", "greedy", "text"),
+    *("n_thinking", "thinking_cut", "correct", "grade"),
+)
 _GIVEN = tuple(item.name for item in fields(Answer) if item.name not in _SCORE)
 """Fields of an answer that the recipe and its questions give: two answers with one key may differ
 in them."""
@@ -115,8 +116,8 @@ class AnswerStore:
         """Open or create `path`. Raises `InputError` if a row is not an answer, `DiskError` on
         I/O."""
         self._by_key, self._by_identity, self._by_content = (OffsetIndex() for _ in range(3))
-        self._current = set[int]()
-        """Offsets of the rows that this run has added, or found as they are."""
+        self._current = OffsetIndex()
+        """The rows that this run has added, or found as they are."""
         self._others: dict[str, PromptScore] = {}
         self.n_rows = 0
 
@@ -160,7 +161,7 @@ class AnswerStore:
             row = {"key": key, **row, "log_probs": finite_or_none(answer.log_probs)}
             offset = self._journal.append(row)
             self._index(offset, key, answer, asked=True)
-        self._current.add(offset)
+        self._current.add(str(offset), offset)
 
     def _last_offset(self, key: str, answer: Answer) -> int | None:
         """Return the offset of the last row of an arm and question, None unless it has this key and
@@ -174,9 +175,9 @@ class AnswerStore:
     def leave_out_others(self) -> None:
         """Take the answers out that this run did not add: of questions, arms or formats that its
         recipe has no more."""
-        for offset in list(self._by_identity.lasts()):
-            if offset in self._current:
-                continue
+        lasts = self._by_identity.lasts()
+        others = [offset for offset in lasts if not self._current.get(str(offset))]
+        for offset in others:
             row = self._journal.row_at(offset)
             if _is_asked(row):
                 row = {**row, "asked": False}
@@ -188,7 +189,7 @@ class AnswerStore:
 
     def __exit__(self, *error: object) -> None:
         self._journal.close()
-        for index in (self._by_key, self._by_identity, self._by_content):
+        for index in (self._by_key, self._by_identity, self._by_content, self._current):
             index.close()
 
 
