@@ -273,6 +273,27 @@ def test_the_operations_are_six_for_each_weight_and_token_and_attentions() -> No
     assert count_flops(wide, shapes) == 4 * 32 * (6 * shapes.multiplied + 6 * 3 * 32 * 96)
 
 
+def test_heads_of_latent_attention_are_as_wide_as_their_queries_and_values() -> None:
+    sizes = {"qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "kv_lora_rank": 16}
+    values = {**LLAMA, "num_key_value_heads": 4, "q_lora_rank": 24, **sizes}
+    shapes = read_shapes(_step())
+    steps = {}
+    for kind in ("minicpm3", "deepseek_v3"):
+        model = new_config({"model_type": kind, **values})
+        steps[kind] = _step(model=model, checkpointing=False)
+        attention = count_flops(steps[kind], shapes) - 4 * 32 * 6 * shapes.multiplied
+        # Scores of 24 + 8 numbers, and values of 20, in each of four heads; half of the square.
+        assert attention == 4 * 32 * 3 * (3 * 32 * 4 * (32 + 20))
+    wide = new_config({"model_type": "deepseek_v3", **values, "v_head_dim": 40})
+    frozen = replace(shapes, trained=0)
+    kept = [
+        estimate(replace(steps["deepseek_v3"], model=model), frozen).activations
+        for model in (steps["deepseek_v3"].model, wide)
+    ]
+    # A token keeps value and output of each head, in three layers, and in one for gradients.
+    assert kept[1] - kept[0] == (3 + 1) * 4 * 32 * 4 * (20 + 20) * 4
+
+
 @pytest.mark.parametrize(
     ("sixteenths", "count", "nodes", "name", "config"),
     [

@@ -276,7 +276,10 @@ def _activations(step: Step) -> tuple[int, int]:
 
 def _head_size(text: PretrainedConfig) -> int:
     """Return the numbers of a query of one head; Qwen3's have more together than the model's
-    width."""
+    width. Where queries and values differ it is their mean."""
+    query, value = _largest(text, "qk_head_dim"), _largest(text, "v_head_dim")
+    if query and value:  # of DeepSeek's latent attention head_dim is the rotated part alone
+        return (query + value) // 2
     return _largest(text, "head_dim") or text.hidden_size // text.num_attention_heads
 
 
