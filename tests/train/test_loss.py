@@ -244,6 +244,12 @@ def test_the_loss_of_a_run_is_the_mean_over_processes(
     logs = {"train_loss": 0.0}
     trainer.log(logs)
     assert logs["train_loss"] == (5 + 8) / 2 / 2
+    seen: list[float] = []
+    monkeypatch.setattr(trainer.guard, "check_progress", lambda loss, norm, step: seen.append(loss))
+    trainer.losses.begin_update(trainer._tr_loss)
+    trainer._tr_loss += 7
+    trainer._get_grad_norm(trainer.model, torch.tensor(0.5))
+    assert seen == [(7 + 10) / 2], "so that no process stops alone"
 
 
 @pytest.mark.parametrize(

@@ -461,7 +461,10 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
                 model.zero_grad(set_to_none=True)
         loss = self.losses.end_update(self._tr_loss, made=made)
         if made:
-            self.guard.check_progress(loss, math.nan if norm is None else float(norm), step)
+            # Each process has the loss of its own rows, and all must come to the same decision.
+            mean = over_processes(torch.tensor(loss, device=self.args.device), self.args)
+            norm_of_step = math.nan if norm is None else float(norm)
+            self.guard.check_progress(float(mean), norm_of_step, step)
         return norm
 
     def _change_gradient(self, model: nn.Module) -> None:
