@@ -112,7 +112,7 @@ def test_a_dry_run_tells_the_hours_of_six_operations_a_weight_and_token(
         ({"save_strategy": "epoch"}, 4),
         ({"save_strategy": "steps", "save_steps": 30}, 4),  # at 30, 60, 90, and at the last
         ({"save_strategy": "steps", "save_steps": 0.15}, 7),  # every 15
-        ({"save_strategy": "steps", "save_steps": 7, "save_total_limit": 3}, 3),
+        ({"save_strategy": "steps", "save_steps": 20, "save_total_limit": 5}, 5),
         ({"save_strategy": "steps", "save_steps": 20, "save_total_limit": 0}, 5),
         ({"save_strategy": "no"}, 0),
     ],
@@ -128,6 +128,24 @@ def test_the_disk_of_a_training_has_each_of_its_checkpoints(
     model = 4 * shapes.n_parameters
     found = _saved_bytes(recipe, step, shapes, RunLength(200, 100, 3.4, 0, 0))
     assert found == model + n * 3 * model  # with AdamW's two states
+
+
+def test_a_checkpoint_is_deleted_once_the_next_is_complete(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    write_study(tmp_path, tiny_model)
+    limit = ["trainer.save_strategy=steps", "trainer.save_steps=9", "trainer.save_total_limit=2"]
+    found = {}
+    for name, merged in (("whole", []), ("merged", ["adapter.r=2", "adapter.merge=true"])):
+        recipe = read_recipe(tmp_path / "train.yaml", [*limit, *merged], "train")
+        step = step_of(recipe, find_devices("cpu", 2**30, 1))
+        shapes = read_shapes(step)
+        found[name] = _saved_bytes(recipe, step, shapes, RunLength(200, 100, 3.4, 0, 0))
+        if name == "whole":
+            assert found[name] == 3 * 3 * 4 * shapes.n_parameters
+        else:
+            # Checkpoints have the adapter alone, and the model at the end is whole.
+            assert found[name] == 4 * (shapes.n_parameters + 2 * 3 * shapes.n_trained)
 
 
 @pytest.mark.parametrize("quantization", ["none", "8bit"])

@@ -241,10 +241,13 @@ def _trains_a_base(stage: Stage) -> bool:
 
 
 def _saved_bytes(recipe: TrainRecipe, step: Step, shapes: Shapes, length: RunLength) -> int:
-    """Return the bytes of the model that a training leaves, with its checkpoints."""
+    """Return the bytes of the model that a training leaves, with its checkpoints, at most."""
     whole = shapes.n_parameters * step.dtype.itemsize
-    if recipe.adapter is not None and not recipe.adapter.get("merge"):
-        whole = shapes.n_trained * step.dtype.itemsize
+    saved = whole
+    if recipe.adapter is not None:
+        saved = shapes.n_trained * step.dtype.itemsize
+        if not recipe.adapter.get("merge"):
+            whole = saved
     strategy = str(trainer_field(recipe.trainer, "save_strategy"))
     n_checkpoints = 1
     if strategy in ("no", "False"):
@@ -258,10 +261,13 @@ def _saved_bytes(recipe: TrainRecipe, step: Step, shapes: Shapes, length: RunLen
         if save_steps < 1:
             save_steps = math.ceil(save_steps * length.steps)
         n_checkpoints = math.ceil(length.steps / save_steps)
+    checkpoint = saved + shapes.state
     limit = trainer_field(recipe.trainer, "save_total_limit")
-    if limit is not None and limit > 0:  # with 0 Trainer deletes none
-        n_checkpoints = min(n_checkpoints, int(limit))
-    return whole + n_checkpoints * (whole + shapes.state)
+    if limit is None or limit == 0 or n_checkpoints <= limit:  # with 0 Trainer deletes none
+        return whole + n_checkpoints * checkpoint
+    n_kept = int(limit)
+    # Trainer deletes the oldest once the next is complete; the model comes after the last.
+    return max((n_kept + 1) * checkpoint, whole + n_kept * checkpoint)
 
 
 def _count_texts(path: Path) -> tuple[int, float]:
