@@ -471,14 +471,24 @@ def _added_around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[i
 
 
 def _other_ends(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens beside EOS at which the model in `folder` ends a text."""
+    """Return the tokens beside EOS at which the model in `folder` ends a text.
+
+    Raises `InputError` for more than a GGUF file has keys for.
+    """
     path = folder / "generation_config.json"
     if not path.is_file():
         return []
     ends = read_json(path, "").get("eos_token_id") or []
     if isinstance(ends, int):
         ends = [ends]
-    return [number for number in ends if number != tokenizer.eos_token_id]
+    others = [number for number in ends if number != tokenizer.eos_token_id]
+    if len(others) > len(_ENDS):
+        raise InputError(
+            f"{path}: eos_token_id: {len(others)} tokens beside EOS end a text, and a GGUF file "
+            f"has keys for {len(_ENDS)}, so its model would write on at the others. Serve the "
+            "folder, or remove tokens that the model does not write."
+        )
+    return others
 
 
 def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> None:
@@ -518,7 +528,6 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
         "bos": tokenizer.bos_token_id,
         "eos": tokenizer.eos_token_id,
         "pad": tokenizer.pad_token_id,
-        # The format has keys for two ends beside EOS.
         **dict(zip(_ENDS, _other_ends(folder, tokenizer), strict=False)),
     }
     for name, number in special.items():

@@ -284,6 +284,17 @@ def test_added_tokens_and_all_ends_of_a_text_go_through_a_file(
         assert loaded.tokenizer.decode(ids) == tiny_tokenizer.decode(ids)
 
 
+def test_more_ends_of_a_text_than_a_file_has_keys_for_are_refused(
+    tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    folder = _tiny(tmp_path / "model", tiny_tokenizer)
+    ends = [9, tiny_tokenizer.eos_token_id, 11, 12]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    with pytest.raises(InputError, match=r"eos_token_id: 3 tokens beside EOS .* has keys for 2"):
+        writing.write_gguf(folder, tmp_path / "written.gguf", "f16")
+
+
 @pytest.mark.parametrize("template", ["$A <eos>", "<bos> $A <eos>", "<bos> $A", "$A"])
 def test_the_ends_that_a_tokenizer_adds_go_through_a_file(
     template: str, tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
