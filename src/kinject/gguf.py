@@ -353,8 +353,6 @@ def _splits() -> dict[str, Any]:
 
 def _write(folder: Path, file: Path, kind: str) -> None:
     import gguf
-    from gguf.quants import quantize
-    from safetensors import safe_open
     from transformers import AutoConfig, AutoTokenizer
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -370,14 +368,14 @@ def _write(folder: Path, file: Path, kind: str) -> None:
     writer = gguf.GGUFWriter(file, architecture, use_temp_file=True)
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{KINDS[kind]}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads["q_proj"]
+    n_heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // n_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(heads["q_proj"])
-    writer.add_head_count_kv(heads["k_proj"])
+    writer.add_head_count(n_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(width)
     writer.add_value_length(width)
     writer.add_rope_dimension_count(width)
@@ -386,6 +384,25 @@ def _write(folder: Path, file: Path, kind: str) -> None:
     writer.add_vocab_size(config.vocab_size)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     _add_tokenizer(writer, tokenizer, config.vocab_size, folder)
+    try:
+        _add_tensors(writer, folder, config, kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    finally:
+        if writer.temp_file is not None:  # gguf leaves it open behind an error
+            writer.temp_file.close()
+
+
+def _add_tensors(writer: GGUFWriter, folder: Path, config: PretrainedConfig, kind: str) -> None:
+    """Add the weights in `folder`. Raises `InputError` for those that a file cannot hold."""
+    import gguf
+    from gguf.quants import quantize
+    from safetensors import safe_open
+
+    architecture = config.model_type
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     names = gguf.get_tensor_name_map(
         gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers
     )
@@ -409,11 +426,20 @@ def _write(folder: Path, file: Path, kind: str) -> None:
                 stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
                 if stored_name is None:
                     raise InputError(f"{path}: llama.cpp has no name for {name}.")
+                if stored == gguf.GGMLQuantizationType.F16:
+                    _check_range(path, name, weight)
                 writer.add_tensor(stored_name, quantize(weight, stored), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+
+
+def _check_range(path: Path, name: str, weight: npt.NDArray[np.float32]) -> None:
+    """Raise `InputError` if a weight would be infinite in float16."""
+    import numpy as np
+
+    if max(weight.max(), -weight.min()) > np.finfo(np.float16).max:
+        raise InputError(
+            f"{path}: {name} has weights beyond float16's largest, 65,504, so in a GGUF file they "
+            "would be infinite. Write --gguf bf16."
+        )
 
 
 def _check_calculation(folder: Path, config: PretrainedConfig) -> None:

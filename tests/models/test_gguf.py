@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, normalizers
 from tokenizers.processors import TemplateProcessing
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -293,6 +293,23 @@ def test_more_ends_of_a_text_than_a_file_has_keys_for_are_refused(
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     with pytest.raises(InputError, match=r"eos_token_id: 3 tokens beside EOS .* has keys for 2"):
         writing.write_gguf(folder, tmp_path / "written.gguf", "f16")
+
+
+def test_weights_beyond_float16_are_written_in_bfloat16_alone(
+    tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    folder = _tiny(tmp_path / "model", tiny_tokenizer)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 2] = -70_000
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"layers\.1\.mlp\.up_proj\.weight has weights beyond"):
+        writing.write_gguf(folder, tmp_path / "f16.gguf", "f16")
+    writing.write_gguf(folder, tmp_path / "bf16.gguf", "bf16")
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "bf16.gguf").tensors}
+    stored = tensors["blk.1.ffn_up.weight"]
+    values = gguf.quants.dequantize(stored.data, stored.tensor_type)
+    assert values.min() == pytest.approx(-70_000, rel=0.01)
 
 
 @pytest.mark.parametrize("template", ["$A <eos>", "<bos> $A <eos>", "<bos> $A", "$A"])
