@@ -560,5 +560,8 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
         if number is not None:
             getattr(writer, f"add_{name}_token_id")(number)
     _add_ends(writer, tokenizer, folder)
-    if isinstance(tokenizer.chat_template, str):
-        writer.add_chat_template(tokenizer.chat_template)
+    template = tokenizer.chat_template
+    if isinstance(template, dict):  # of several gguf wants a list
+        template = [{"name": name, "template": text} for name, text in template.items()]
+    if template is not None:
+        writer.add_chat_template(template)

@@ -312,6 +312,22 @@ def test_weights_beyond_float16_are_written_in_bfloat16_alone(
     assert values.min() == pytest.approx(-70_000, rel=0.01)
 
 
+def test_a_file_has_all_chat_templates(
+    tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    tiny_tokenizer.chat_template = {"default": "{{ messages[0].content }}", "tool_use": "{{ 7 }}"}
+    folder = _tiny(tmp_path / "model", tiny_tokenizer)
+    writing.write_gguf(folder, tmp_path / "written.gguf", "f16")
+    fields = gguf.GGUFReader(tmp_path / "written.gguf").fields
+    found = {name: field.contents() for name, field in fields.items() if "chat_templ" in name}
+    assert found == {
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+        "tokenizer.chat_template.tool_use": "{{ 7 }}",
+        "tokenizer.chat_templates": ["tool_use"],
+    }
+
+
 @pytest.mark.parametrize("template", ["$A <eos>", "<bos> $A <eos>", "<bos> $A", "$A"])
 def test_the_ends_that_a_tokenizer_adds_go_through_a_file(
     template: str, tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
