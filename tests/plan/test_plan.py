@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import kinject
 from kinject.cli import main
 from kinject.errors import KinjectError, RecipeError
 from kinject.plan import ways
+from kinject.plan.estimate import count_flops
 from kinject.plan.length import length_of_texts
 from kinject.plan.run import plan, render_plan
 from kinject.recipe import Recipe, read_recipe
@@ -105,6 +108,20 @@ def test_steps_tokens_and_rates_are_those_of_the_run(
     assert list(found.rates) == pytest.approx(taken)
     assert found.shapes.n_parameters == sum(p.numel() for p in transformers.AutoModel.from_pretrained(
         recipe.model.path).parameters())  # fmt: skip
+
+
+def test_rows_that_are_not_packed_take_the_time_of_their_tokens(
+    make_recipe: Callable[..., Recipe],
+) -> None:
+    epochs = {"max_steps": -1, "num_train_epochs": 2, "per_device_train_batch_size": 5}
+    rows = {"packing": False, "packing_strategy": "bfd", **epochs}
+    long, short = (plan(make_recipe(**rows, max_length=n), gpu="L4") for n in (200, 50))
+    assert long.memory.peak > short.memory.peak
+    assert long.seconds == short.seconds
+    n_tokens = long.length.tokens / (long.length.steps * 5)
+    assert 5 < n_tokens < 40
+    of_tokens = count_flops(replace(long.step, block=math.ceil(n_tokens)), long.shapes)
+    assert long.step_flops == of_tokens
 
 
 def test_the_command_prints_and_draws(

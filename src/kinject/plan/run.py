@@ -184,7 +184,10 @@ def plan(  # noqa: PLR0913 (one for each option of the command)
     if timing is None:
         devices = _with_pace(devices)
     n_steps, rates = _planned_rates(recipe, step, length, devices.count)
-    step_flops = count_flops(step, shapes)
+    computed = step
+    if length is not None and not recipe.trainer.get("packing"):
+        computed = _with_mean_rows(step, length, devices.count)
+    step_flops = count_flops(computed, shapes)
     step_seconds = step_flops / devices.flops
     if timing is not None:
         step_seconds = timing.step_seconds
@@ -222,6 +225,13 @@ def _with_pace(devices: Devices) -> Devices:
     # No data sheet has it, and before the corpus or the model is there no step can be timed.
     n_processes = devices.count // devices.nodes
     return replace(devices, flops=matrix_pace(devices.kind) / n_processes)
+
+
+def _with_mean_rows(step: Step, length: RunLength, n_devices: int) -> Step:
+    """Return a step with rows of the mean length: one that is not packed is as long as its text,
+    not as the longest that is allowed, which memory is planned for."""
+    n_rows = length.steps * step.batch * step.accumulation * n_devices
+    return replace(step, block=min(step.block, math.ceil(length.tokens / n_rows)))
 
 
 def _planned_rates(
