@@ -37,6 +37,7 @@ from kinject.language.spelling import (
     fold,
     has_capital,
     has_code,
+    has_letters,
     has_other_case,
     list_in,
     same_words,
@@ -206,6 +207,8 @@ def _is_within(part: str, written: str) -> bool:
     if not is_value and _has_words(part, written):
         return True
     if is_short_name(written, part, codes) or has_code(part, written):
+        return True
+    if has_letters(part, written):
         return True
     for comma, other_comma in _decimal_commas(written, part, codes):
         wanted = [read_items(part, code, comma, codes) for code in codes]

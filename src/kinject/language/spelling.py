@@ -49,6 +49,10 @@ _OPERATOR = re.compile(
     r"|(?<=\d)\s\+\s(?=\d)"
 )
 """A plus or a minus between numbers and variables, with spaces."""
+_PRODUCT = re.compile(
+    r"(?<=(?<![^\W\d_])[a-z])\s?[*·×⋅]\s?(?=[a-z](?![^\W\d_]))|(?<=\d)[*·⋅](?=[a-z](?![^\W\d_]))"
+)
+"""The sign of x*y and 3*x, which are xy and 3x."""
 _CLOSE_LIST = re.compile(r"(?<![\d.,])\d{1,2}(?:,\d{1,2}){2,}(?![\d,]|\.\d)")
 """1,2,3; with three digits in the end it is an Indian number."""
 
@@ -58,7 +62,7 @@ def fold(text: str) -> str:
     one hyphen, ASCII digits, nothing invisible, no marks of bold text or code."""
     if not text.isascii():
         text = _fold_unicode(text)
-    text = _OPERATOR.sub(_without_spaces, text)
+    text = _PRODUCT.sub("", _OPERATOR.sub(_without_spaces, text))
     text = _CLOSE_LIST.sub(_with_spaces, text)
     return _TIMES.sub(" × ", _MARKUP.sub("", text))
 
@@ -127,6 +131,8 @@ _SPACED_INITIAL = re.compile(
 )
 _DELETED = re.compile(r"(?<!\d)['./@_·^-]|['./@_·-](?!\d)")
 """Signs in a word that its spelling may lack, AC/DC and ACDC; between digits they are kept."""
+_QUOTIENT = re.compile(r"(?=.*[a-z])\d*[a-z]?(?:/\d*[a-z]?)+")
+"""x/y and 3/x, which are no xy and 3x."""
 _HYPHEN = re.compile(r"(?<!\d)[-/]|[-/](?!\d)|&")
 ARTICLES = frozenset(("a", "an", "the"))
 _LETTER_OF_A_LIST = re.compile(r"\s?(?:,|(?:and|or|&)\s)\s?[A-Z](?!\w)")
@@ -152,6 +158,30 @@ def list_in(folded: str) -> str:
     if text.count(", ") < 2 and not _TWO_LETTERS.search(text):
         return ""
     return text
+
+
+_LETTERS = re.compile(
+    r"(?<![\w,'-])[A-J](?:(?:,\s?|\s?&\s?|,?\s(?:and|und|et|y|e|и)\s)[A-J])+(?![\w'-]|,\s?\w)"
+)
+"""A, C and D, as letters of options."""
+_LETTERS_IN_ONE = re.compile(r"(?:.*(?:\b(?:is|are)|:)\s)?([A-J]{2,})")
+
+
+def has_letters(part: str, folded: str) -> bool:
+    """Return whether an accepted list of letters in their order (A, C) is in a text in another one:
+    C and A; a text may have nothing between those that it ends with, AC."""
+    if not _LETTERS.fullmatch(part.strip(" .")):
+        return False
+    wanted = re.findall("[A-J]", part)
+    # In another order it may tell steps.
+    if wanted != sorted(set(wanted)):
+        return False
+    lists = [match[0] for match in _LETTERS.finditer(folded)]
+    in_one = _LETTERS_IN_ONE.fullmatch(folded.strip(" ."))
+    # "A and B" is not the blood group AB.
+    if in_one and "," in part:
+        lists.append(in_one[1])
+    return len(lists) == 1 and sorted(re.findall("[A-J]", lists[0])) == wanted
 
 
 _CODE = re.compile(r"\+?(?=[A-Z\d(])[A-Z\d\s()./-]*\d(?:\s?[A-Z\d]+)*\)?")
@@ -228,6 +258,8 @@ def words_in(folded: str, *, apart: bool) -> list[Word]:
 def _spelled(match: re.Match[str], apart: bool) -> list[Word]:
     front = (match["sign"] or "") + case_fold(match["front"] or "")
     core, end = match["core"], _end_of(match)
+    if _QUOTIENT.fullmatch(core):
+        return [Word(front + core + end)]
     is_acronym = core.isupper() and sum(map(str.isalpha, core)) > 1
     if not apart or not _HYPHEN.search(core):
         key = front + _DELETED.sub("", case_fold(core)) + end
