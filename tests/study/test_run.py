@@ -592,6 +592,11 @@ def test_training_pays_from_the_question_on_at_which_its_price_is_saved():
     ]  # fmt: skip
     assert [p.pays_after for p in prices] == [None, None, 780, "within 1%"]
 
+    # Of seed 2 the training failed, and its paraphrases are those of all seeds.
+    failed = [Cost("ft", "m", 2, "augment", 1.0, 900, 0, 0.5, 2, 400), *costs]
+    again = make_prices(measured, arms, failed, {}, (10.0, 40.0, 50.0))  # type: ignore[arg-type]
+    assert again == prices
+
     for extra, pays in (
         (-0.5, "within 1%"),
         (3.0, "never"),

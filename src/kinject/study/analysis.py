@@ -276,9 +276,11 @@ def _training_price(costs: Sequence[Cost], price: Sequence[float]) -> float:
     unless it was paid already."""
     tokens_read = tokens_written = tokens_trained = 0
     paid = 0.0
+    # Of a seed whose training failed the rest alone is listed.
+    trained = [cost.seed for cost in costs if cost.stage == "train" and cost.work_seconds]
     for cost in costs:
         # Of one seed: the price is that of one training.
-        if cost.seed != costs[0].seed:
+        if cost.seed not in trained[:1]:
             continue
         tokens_read += cost.teacher_tokens
         if not cost.money:
