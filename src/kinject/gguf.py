@@ -536,16 +536,17 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
         )
     _check_tokens(folder, data)
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}
-    added = tokenizer.added_tokens_decoder
-    types = gguf.TokenType
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(rule)
     # Rows without a token are named as llama.cpp's converter names them.
     writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in range(n_rows)])
-    writer.add_token_types([
-        (types.CONTROL if added[number].special else types.USER_DEFINED) if number in added
-        else types.NORMAL if number in tokens else types.UNUSED for number in range(n_rows)
-    ])  # fmt: skip
+    types = dict.fromkeys(tokens, gguf.TokenType.NORMAL)
+    for number, token in tokenizer.added_tokens_decoder.items():
+        types[number] = gguf.TokenType.USER_DEFINED
+        if token.special:
+            types[number] = gguf.TokenType.CONTROL
+    unused = gguf.TokenType.UNUSED
+    writer.add_token_types([types.get(number, unused) for number in range(n_rows)])
     writer.add_token_merges(
         # tokenizers writes merges as pairs since 0.20, and as texts before.
         [" ".join(pair) if isinstance(pair, list) else pair for pair in data["model"]["merges"]]
@@ -560,6 +561,10 @@ def _add_tokenizer(writer: Any, tokenizer: Any, n_rows: int, folder: Path) -> No
         if number is not None:
             getattr(writer, f"add_{name}_token_id")(number)
     _add_ends(writer, tokenizer, folder)
+    _add_chat_templates(writer, tokenizer)
+
+
+def _add_chat_templates(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase) -> None:
     template = tokenizer.chat_template
     if isinstance(template, dict):  # of several gguf wants a list
         template = [{"name": name, "template": text} for name, text in template.items()]

@@ -423,8 +423,7 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         return super()._finalize_training(*args, **kwargs)
 
     def _use_final_weights(self) -> None:
-        """Switch a schedule-free optimizer to its averaged weights; the next training step switches
-        back."""
+        """Switch a schedule-free optimizer to its averaged weights, until the next step."""
         use_average = getattr(self.optimizer, "eval", None)
         if callable(use_average):
             use_average()
@@ -463,8 +462,7 @@ class OptimizerMixin(Trainer):  # type: ignore[misc]
         if made:
             # Each process has the loss of its own rows, and all must come to the same decision.
             mean = over_processes(torch.tensor(loss, device=self.args.device), self.args)
-            norm_of_step = math.nan if norm is None else float(norm)
-            self.guard.check_progress(float(mean), norm_of_step, step)
+            self.guard.check_progress(float(mean), math.nan if norm is None else float(norm), step)
         return norm
 
     def _change_gradient(self, model: nn.Module) -> None:
@@ -519,8 +517,7 @@ def _leave_warmup_to_schedule(optimizer: Optimizer) -> None:
 
 
 class TrainingHooks(TrainerCallback):  # type: ignore[misc]
-    """Restores the state of a checkpoint; lets the rules read and change the weights around the
-    optimizer's step."""
+    """Restores a checkpoint's state; lets the rules change weights around the optimizer's step."""
 
     def __init__(self, trainer: OptimizerMixin) -> None:
         self.trainer = trainer
