@@ -108,6 +108,7 @@ mutants: .venv/dev
 .venv-%/ready: pyproject.toml constraints.txt .ci/compat.py
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python .ci/compat.py $* > .venv-$*/constraints.txt
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-$*/constraints.txt torch
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-$*/constraints.txt -U -e '.[dev,documents]'
 	touch $@
