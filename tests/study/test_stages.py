@@ -270,6 +270,27 @@ def test_a_damaged_marker_is_reported_not_taken_for_done(tmp_path, tiny_model):
     assert (done["tokens"], done["teacher_tokens"], done["seconds"]) == (5, 0, 0)
 
 
+def test_a_setup_is_not_done_where_its_folder_holds_another_training_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage("id", "setup", tmp_path / "base", "base.yaml", ())
+    manifest = stage.folder / "manifest.json"
+
+    def train(stage: Stage) -> dict[str, object]:
+        manifest.write_text('{"steps": 40}')
+        return {"tokens": 7}
+
+    monkeypatch.setitem(stages._RUN, "setup", train)  # type: ignore[arg-type]
+    done = run_stage(stage)
+    assert stage.read_done() == done
+    manifest.write_text('{"steps": 41}')
+    assert stage.read_done() is None
+    run_stage(stage)
+    assert stage.read_done() is not None
+    manifest.unlink()
+    assert stage.read_done() is None
+
+
 @pytest.mark.parametrize(
     "text", ["{}", '{"declared": "now"}', '{"declared": 2e999}', '{"declared": true}']
 )

@@ -19,6 +19,7 @@ from kinject.corpus.rows import CorpusFile
 from kinject.disk import (
     Row,
     check_output,
+    file_hash,
     file_lock,
     is_amount,
     read_json,
@@ -27,7 +28,7 @@ from kinject.disk import (
     write_manifest,
 )
 from kinject.errors import InputError
-from kinject.manifests import FinishedTraining, read_train_manifest
+from kinject.manifests import MANIFEST, FinishedTraining, read_train_manifest
 from kinject.process import peak_memory
 from kinject.recipe import TrainRecipe, read_recipe
 from kinject.sandbox import (
@@ -107,7 +108,17 @@ class Stage:
         counts = _read_counts(self.marker, f"Delete {self.folder} to run this stage again.")
         if counts.get("id") != self.id:
             return None
+        # The recipe's own folder may hold another training since.
+        if self.kind == "setup" and counts.get("manifest") != self.manifest_hash():
+            return None
         return counts
+
+    def manifest_hash(self) -> str:
+        """Return the hash of the manifest in the folder, "" without one."""
+        path = self.folder / MANIFEST
+        if not path.is_file():
+            return ""
+        return file_hash(path)
 
 
 def _read_counts(marker: Path, fix: str) -> dict[str, Any]:
@@ -153,6 +164,8 @@ def run_stage(stage: Stage) -> dict[str, Any]:
         }
         if measures_memory:
             record["peak_bytes"] = peak_memory()
+        if stage.kind == "setup":
+            record["manifest"] = stage.manifest_hash()
         write_json(stage.marker, record)
         return record
 
@@ -318,7 +331,7 @@ def _run_random_corpus(stage: Stage) -> dict[str, Any]:
     rng = random.Random(f"{stage.parameters['seed']} random text")
     write_jsonl(stage.folder / "corpus.jsonl", _random_rows(rows, words, rng))
     write_manifest(
-        stage.folder / "manifest.json",
+        stage.folder / MANIFEST,
         stage="corpus",
         inputs={"source": check_output(source, "Delete its folder: the study makes it again.")},
         recipe={},
