@@ -272,6 +272,7 @@ def study_case(folder: Path, model: Path) -> Case:
         *DATED,
         "seconds",
         "peak_bytes",
+        "ended",
         "written",
         "command",
         "this_run",

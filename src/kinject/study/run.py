@@ -156,14 +156,14 @@ def _is_late(study: Study, claim: ClaimSection, declared: float) -> bool:
     for sweep in sweeps_of(claim):
         points = study.expanded.sweeps.get((model, sweep), ())
         names.update(point.arm for point in points)
-    markers = [
-        _on_test(study, run).evaluations[-1].marker
+    ends = [
+        _on_test(study, run).evaluations[-1].ended()
         for run in study.runs
         if run.arm.model == model and run.arm.name in names
     ]
-    if not markers:
+    if not ends:
         return False
-    return all(marker.is_file() and marker.stat().st_mtime < declared for marker in markers)
+    return all(end is not None and end < declared for end in ends)
 
 
 def _run_phases(study: Study, declared: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from kinject.corpus.rows import CorpusFile
@@ -68,7 +68,7 @@ SANDBOX_ROWS: Mapping[str, Callable[[], None]] = {
 """Entries of study.setup that write rows of the sandbox."""
 DONE = "done.json"
 _COSTS = ("tokens", "money", "written_tokens", "teacher_tokens", "work_seconds")
-_COUNTS = (*_COSTS, "seconds", "peak_bytes")
+_COUNTS = (*_COSTS, "seconds", "peak_bytes", "ended")
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,15 @@ class Stage:
             return ""
         return file_hash(path)
 
+    def ended(self) -> float | None:
+        """Return when the stage was finished, in seconds since 1970; None if it is not."""
+        counts = self.read_done()
+        if counts is None:
+            return None
+        # The file's own time is that of the copy in a folder that was copied. Markers of an earlier
+        # version have no other.
+        return counts["ended"] or self.marker.stat().st_mtime
+
 
 def _read_counts(marker: Path, fix: str) -> dict[str, Any]:
     """Return the counts in a marker file; those of an earlier version that it lacks are 0. Raises
@@ -161,6 +170,7 @@ def run_stage(stage: Stage) -> dict[str, Any]:
             "seconds": round(monotonic() - started, 3),
             **{name: counts.get(name, 0) for name in _COSTS},
             "peak_bytes": 0,
+            "ended": round(time(), 3),
         }
         if measures_memory:
             record["peak_bytes"] = peak_memory()
