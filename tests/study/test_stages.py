@@ -174,6 +174,26 @@ def test_a_folder_of_documents_is_known_by_its_documents_and_not_by_hidden_files
     assert hashes() != before
 
 
+@pytest.mark.parametrize("named", ["manuals/*.md", "manuals/**/*.md", "manuals:all:train"])
+def test_a_pattern_and_a_data_set_in_a_folder_are_known_by_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "manuals").mkdir()
+    pump = tmp_path / "manuals" / "pump.md"
+
+    def hashes(text: str) -> dict[str, str]:
+        pump.write_text(text)
+        planner._hash.cache_clear()  # one planning reads each file once
+        return input_hashes({"augment": {"documents": named}}, tmp_path / "cache")
+
+    before = hashes("The pump of Selmer holds 40 l.")
+    assert before.keys() == {named}
+    assert hashes("The pump of Selmer holds 50 l.") != before
+    assert hashes("The pump of Selmer holds 40 l.") == before
+    assert input_hashes({"stop": "Is it so? [yes/no]"}, tmp_path / "cache") == {}
+
+
 def test_a_path_without_a_slash_is_known_by_its_content_and_an_option_of_its_name_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,16 +6,21 @@ ids of the stages that it reads, so two arms share a stage that does the same.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
 from kinject.corpus.spans import Json
 from kinject.disk import content_id, file_hash, folder_hash
+from kinject.errors import KinjectError
 from kinject.gguf_files import PACKAGE, gguf_file, model_folder
+from kinject.heap.parse import find_files
+from kinject.hub_data import find_data_set
 from kinject.models import model_hash
 from kinject.recipe import read_values
 from kinject.recipe.sections import QuestionSetSection, StudySection
@@ -376,9 +381,29 @@ def input_hashes(value: Json, cache_dir: Path) -> dict[str, str]:
     for text in _possible_paths(value, key):
         path = model_folder(text)  # of a package that is a model its files, not its name
         # What stages wrote there is known by their ids.
-        if cache_dir not in path.parents and path.exists():
+        if cache_dir in path.parents:
+            continue
+        if path.exists():
             hashes[text] = _hash(path)
+            continue
+        files = _files_named_by(text)
+        if files:
+            hashes[text] = content_id([(str(file), _hash(file)) for file in files])
     return hashes
+
+
+def _files_named_by(text: str) -> list[Path]:
+    """Return the files of this machine that a pattern (docs/*.md) or a data set in a folder
+    (folder:configuration) names; [] for any other text."""
+    data = find_data_set(text)
+    if data is not None and data.is_folder:
+        return [Path(data.name)]
+    if not has_magic(text):
+        return []
+    # A prompt with a question mark is a pattern too, as a rule one that fits no file.
+    with contextlib.suppress(KinjectError):
+        return [Path(file.path) for file in find_files([Path(text)]) if not file.fault]
+    return []
 
 
 _MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer.json")
