@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import processors
+from tokenizers import Regex, processors
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from kinject.errors import InputError
 from kinject.models import (
     LoadOptions,
     check_config,
+    check_saved_tokenizer,
     load_model,
     load_tokenizer,
     new_model,
@@ -135,6 +138,24 @@ def test_a_new_model_has_the_activation_width_heads_and_layers_of_its_recipe(
     assert len(layers) == 3
     assert layers[0].self_attn.q_proj.weight.shape == (24, 24)
     assert layers[0].self_attn.head_dim == 6
+
+
+def test_a_tokenizer_that_would_be_another_one_once_saved_is_refused(
+    tiny_tokenizer: Any, tiny_config: dict[str, Any]
+) -> None:
+    """transformers puts Qwen2's class in place of any tokenizer beside a config of qwen2."""
+    rules = tiny_tokenizer.backend_tokenizer
+    own = new_model({**tiny_config, "model_type": "qwen2"}, tiny_tokenizer, 0)
+    check_saved_tokenizer(own, tiny_tokenizer)
+    vocabulary = rules.get_vocab()
+    rules.model = BPE(vocabulary | {"99": len(vocabulary)}, [("9", "9")])
+    # Numbers in groups of up to three digits, as Llama 3 has them.
+    numbers = Split(Regex(r"\p{N}{1,3}"), "isolated")
+    rules.pre_tokenizer = Sequence([numbers, ByteLevel(add_prefix_space=False)])
+    check_saved_tokenizer(new_model(tiny_config, tiny_tokenizer, 0), tiny_tokenizer)
+    model = new_model({**tiny_config, "model_type": "qwen2", "vocab_size": 500}, tiny_tokenizer, 0)
+    with pytest.raises(InputError, match=r"model\.new\.model_type: qwen2: .* other tokens"):
+        check_saved_tokenizer(model, tiny_tokenizer)
 
 
 def test_a_vocabulary_may_be_larger_than_the_tokenizer_and_no_smaller(

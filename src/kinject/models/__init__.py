@@ -64,4 +64,10 @@ from kinject.models.load import (
     load_tokenizer,
     stored_quantization,
 )
-from kinject.models.new import check_config, new_config, new_model, train_tokenizer
+from kinject.models.new import (
+    check_config,
+    check_saved_tokenizer,
+    new_config,
+    new_model,
+    train_tokenizer,
+)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from kinject.errors import InputError
 from kinject.models.folder import check_buffers
+from kinject.models.load import load_tokenizer
 from kinject.recipe.check import suggestion
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 _MAX_LAYERS = 2_000
+# Tokenizers differ in how they split numbers, marks and white space.
+_HARD_TEXT = "It's 12,345.67 or  x1; don't\n\n  WE'LL Ünï 你好 9999 \t(a_b)"
 
 
 def check_config(config: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -88,6 +92,25 @@ def new_model(
     )
     check_buffers(model, "model.new", "this section")
     return model
+
+
+def check_saved_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `InputError` if `tokenizer` splits a text otherwise once it is saved with a new
+    `model`."""
+    kind = model.config.model_type
+    # The one model of transformers 5.23 that puts a class of its own in place of the tokenizer's.
+    if kind != "qwen2":
+        return
+    with TemporaryDirectory(prefix="kinject-tokenizer-") as folder:
+        model.config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        saved = load_tokenizer(folder)
+    if saved(_HARD_TEXT).input_ids != tokenizer(_HARD_TEXT).input_ids:
+        raise InputError(
+            f"model.new.model_type: {kind}: transformers reads any tokenizer beside such a model "
+            "as Qwen2's, so the saved model would get other tokens than it is trained on. Take "
+            "qwen3 or llama, or a tokenizer of Qwen2."
+        )
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:

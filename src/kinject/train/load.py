@@ -105,6 +105,7 @@ def _new_training_model(
     device = models.choose_device(device)
     attention = models.choose_attention(section.attention, device)
     model = models.new_model(fields, tokenizer, seed, attention, dtype)
+    models.check_saved_tokenizer(model, tokenizer)
     n = sum(models.size_of(parameter) for parameter in model.parameters())
     if sharding is not None:
         model = models.shard(model, sharding)
