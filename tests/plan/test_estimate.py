@@ -212,6 +212,24 @@ def test_a_token_is_multiplied_by_its_own_experts_alone(kind: str, experts: str)
     assert some.multiplied > 2 * some.active
 
 
+def test_experts_that_all_tokens_share_keep_activations_too() -> None:
+    latent = {"qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20, "kv_lora_rank": 16}
+    own = {**LLAMA, "moe_intermediate_size": 48, "num_experts_per_tok": 3}
+    deepseek = {**own, **latent, "num_key_value_heads": 4, "q_lora_rank": 24}
+    shapes = replace(read_shapes(_step()), trained=0)
+
+    def activations(**config: Any) -> int:
+        return estimate(_step(model=new_config(config), checkpointing=False), shapes).activations
+
+    three = activations(model_type="deepseek_v3", **deepseek, n_shared_experts=3)
+    one = activations(model_type="deepseek_v3", **deepseek, n_shared_experts=1)
+    wide = activations(model_type="qwen2_moe", **own, shared_expert_intermediate_size=130)
+    narrow = activations(model_type="qwen2_moe", **own, shared_expert_intermediate_size=90)
+    # Gate, its SiLU, up and their product, in three layers, and in one for gradients.
+    assert three - one == (3 + 1) * 4 * 32 * 4 * (2 * 48) * 4
+    assert wide - narrow == (3 + 1) * 4 * 32 * 4 * 40 * 4
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -56,6 +56,10 @@ checkpointing this fraction of activations and logits. Fitted on runs of 1M to 8
 _OWN_EXPERTS = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
 _ALL_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names in configs of the experts that a token passes, and of all in a layer."""
+_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+"""Names in configs of the experts that every token passes beside its own, and of their width
+together."""
 _LOGITS = 3
 """Copies of the logits in float32 that are in memory in the loss: they, their log-probs and a
 gradient."""
@@ -249,8 +253,9 @@ def _activations(step: Step) -> tuple[int, int]:
     keys = (_largest(text, "num_key_value_heads") or heads) * head
     act = str(getattr(text, "hidden_act", None) or getattr(text, "activation_function", ""))
     inner = _largest(text, "moe_intermediate_size", "intermediate_size", "n_inner") or 4 * width
-    # A token passes its own experts only.
-    inner *= _largest(text, *_OWN_EXPERTS) or 1
+    # A token passes its own experts only, and those that all tokens share.
+    shared = _largest(text, *_SHARED_WIDTH) or inner * _largest(text, *_SHARED_EXPERTS)
+    inner = inner * (_largest(text, *_OWN_EXPERTS) or 1) + shared
     stream = 4 if step.dtype == torch.float32 else size
     if act == "gelu_new":  # layer norms keep their input; this GELU is made of six operations
         norms, mlp = 2 * width * (stream + size), 6 * inner * size
