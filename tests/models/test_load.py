@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, processors
 from tokenizers.models import BPE
@@ -20,6 +21,7 @@ from kinject.models import (
     LoadOptions,
     check_config,
     check_saved_tokenizer,
+    load_config,
     load_model,
     load_tokenizer,
     new_model,
@@ -27,6 +29,7 @@ from kinject.models import (
     train_tokenizer,
 )
 from kinject.models.generate import prompt_ids
+from small import save_tiny_model
 
 
 def test_a_saved_model_comes_back_the_same(
@@ -138,6 +141,27 @@ def test_a_new_model_has_the_activation_width_heads_and_layers_of_its_recipe(
     assert len(layers) == 3
     assert layers[0].self_attn.q_proj.weight.shape == (24, 24)
     assert layers[0].self_attn.head_dim == 6
+
+
+def test_an_adapter_is_put_on_the_revision_of_its_base(
+    tiny_model: Path, tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(str(tiny_model)).model
+    tuned = get_peft_model(model, LoraConfig(target_modules=["v_proj"]))
+    tuned.save_pretrained(tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    named = {"base_model_name_or_path": "OWNER/BASE", "revision": "step1000"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    tiny_tokenizer.save_pretrained(tmp_path / "adapter")
+    newest = save_tiny_model(tmp_path / "newest", tiny_tokenizer, num_hidden_layers=3)
+    bases = {"step1000": str(tiny_model), None: str(newest)}
+
+    def find_source(name: str, kind: str, revision: str | None = None) -> str:
+        return bases[revision] if name == "OWNER/BASE" else name
+
+    monkeypatch.setattr("kinject.models.load.find_source", find_source)
+    assert load_model(str(tmp_path / "adapter")).model.config.num_hidden_layers == 2
+    assert load_config(str(tmp_path / "adapter")).num_hidden_layers == 2
 
 
 def test_a_tokenizer_that_would_be_another_one_once_saved_is_refused(

@@ -25,7 +25,7 @@ from kinject.recipe.library_fields import INITS_REFUSED
 from kinject.train import train
 from kinject.train.config import adapter_config
 from kinject.train.merge import merge_adapter
-from kinject.train.setup import make_trainer
+from kinject.train.setup import check_training, make_trainer
 from small import quick
 
 MakeRecipe = Callable[..., Recipe]
@@ -301,6 +301,16 @@ def test_replicated_layers_have_weights_of_their_own_once_folded(
     ids = torch.tensor([[5, 6, 7, 8, 9]])
     with torch.no_grad():
         assert torch.allclose(folded(ids).logits, tuned(ids).logits, atol=1e-4)
+
+
+def test_an_adapter_keeps_the_revision_of_its_base(
+    make_recipe: MakeRecipe, tiny_model: Path
+) -> None:
+    for revision in ("step143000", None):
+        model = {"path": str(tiny_model), "revision": revision}
+        _, adapter = check_training(make_recipe(model=model, adapter=LORA))
+        assert adapter is not None
+        assert adapter.revision == revision
 
 
 def test_layers_of_several_kinds_are_not_replicated(make_recipe: MakeRecipe) -> None:

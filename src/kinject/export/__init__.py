@@ -414,9 +414,11 @@ def _folder_commands(model: Path, name: str) -> Iterator[str]:
 
 def _adapter_command(name: str, source: _Source) -> str:
     """Return the command that serves an adapter without folding it in."""
+    from kinject.models import ADAPTER_CONFIG, revision_of_base
+
     adapter = shlex.quote(f"{name}={source.model}")
-    base = str(model_folder(source.base))
-    return (
-        f"vllm serve {shlex.quote(base)} --enable-lora --lora-modules {adapter}  "
-        "# rank up to 16, no DoRA"
-    )
+    base = shlex.quote(str(model_folder(source.base)))
+    revision = revision_of_base(source.model / ADAPTER_CONFIG)
+    if revision:
+        base += f" --revision {shlex.quote(revision)}"
+    return f"vllm serve {base} --enable-lora --lora-modules {adapter}  # rank up to 16, no DoRA"

@@ -34,6 +34,7 @@ from kinject.models.folder import (
     not_finite_in,
     read_headers,
     read_object,
+    revision_of_base,
     saved_tensors,
     weight_files,
 )

@@ -332,6 +332,13 @@ def base_of_adapter(adapter: Path) -> str:
     return base
 
 
+def revision_of_base(adapter: Path) -> str | None:
+    """Return the revision on the hub of the base that an adapter_config.json names, None for the
+    newest."""
+    revision = read_object(adapter).get("revision")
+    return revision if isinstance(revision, str) else None
+
+
 def _leads_back(base: str, folder: Path) -> bool:
     """Return whether the base of the adapter in `folder` is that adapter again, itself or by way
     of others: it would be followed for ever."""

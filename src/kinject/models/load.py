@@ -35,6 +35,7 @@ from kinject.models.folder import (
     read_header,
     read_headers,
     read_object,
+    revision_of_base,
     saved_tensors,
     weight_files,
 )
@@ -185,7 +186,7 @@ def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
         check_files(Path(source))
     adapter = Path(source) / ADAPTER_CONFIG
     if adapter.exists():
-        return load_config(base_of_adapter(adapter))
+        return load_config(base_of_adapter(adapter), revision_of_base(adapter))
     with _raising_input_error(source, "model"):
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
 
@@ -275,8 +276,10 @@ def load_model(
     check_model(source)
     on_top, base = _find_adapter(source, adapter)
     arguments = options.arguments(dtype, attention)
-    # The revision is that of `path`: an adapter's base has its own.
-    arguments["revision"] = options.revision if base == source else None
+    arguments["revision"] = options.revision
+    if on_top is not None and base != source:
+        # That of the options is of `path`: an adapter's base has its own.
+        arguments["revision"] = revision_of_base(on_top / ADAPTER_CONFIG)
     stored = stored_quantization(load_config(base, arguments["revision"]))
     if stored != "none":
         _check_stored(base, stored, options)
@@ -434,9 +437,9 @@ def _find_adapter(source: str, adapter: str | None) -> tuple[Path | None, str]:
     is_adapter = (Path(source) / ADAPTER_CONFIG).exists()
     if adapter is None:
         if is_adapter:
-            return Path(source), find_source(
-                base_of_adapter(Path(source) / ADAPTER_CONFIG), "model"
-            )
+            config = Path(source) / ADAPTER_CONFIG
+            base = find_source(base_of_adapter(config), "model", revision_of_base(config))
+            return Path(source), base
         return None, source
     folder = local_folder(adapter)
     check_files(folder)

@@ -78,6 +78,9 @@ def make_configs(
     if recipe.adapter is not None:
         adapter, more = build(adapter_config, recipe.adapter, "adapter", "peft")
         refusals += more
+    if adapter is not None:
+        # TRL leaves it out, and the adapter would be loaded on the newest revision.
+        adapter.revision = recipe.model.revision
     launch = _launch(recipe.model, recipe.trainer, config, device)
     problems += find_problems("train", recipe, launch)
     for check in checks:
