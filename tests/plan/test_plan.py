@@ -21,10 +21,11 @@ from kinject.errors import KinjectError, RecipeError
 from kinject.plan import ways
 from kinject.plan.estimate import count_flops
 from kinject.plan.length import length_of_texts
-from kinject.plan.run import plan, render_plan
+from kinject.plan.run import plan, render_plan, step_of
 from kinject.recipe import Recipe, read_recipe
 from kinject.train.setup import check_training
 
+L4 = ways.find_devices("cuda", None, None, gpu="L4")
 CONFIG = {
     "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
     "vocab_size": 500, "max_position_embeddings": 256,
@@ -122,6 +123,20 @@ def test_rows_that_are_not_packed_take_the_time_of_their_tokens(
     assert 5 < n_tokens < 40
     of_tokens = count_flops(replace(long.step, block=math.ceil(n_tokens)), long.shapes)
     assert long.step_flops == of_tokens
+
+
+def test_each_term_against_forgetting_keeps_a_copy_of_the_base(
+    make_recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    make_recipe()
+    replay = "corpus.replay={path: r.jsonl, fraction: 0.2}"
+
+    def copies(*terms: str) -> int:
+        return step_of(read_recipe(tmp_path / "recipe.yaml", [replay, *terms], "plan"), L4).copies
+
+    assert copies("regularization.l2=0.01") == copies("regularization.kl=0.3") == 1
+    assert copies("regularization.l2=0.01", "regularization.kl=0.3") == 2
+    assert copies("regularization.l2=0.01", "regularization.kl=0.3", "adapter={r: 4}") == 1
 
 
 def test_the_command_prints_and_draws(

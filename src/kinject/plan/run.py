@@ -264,7 +264,6 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
     """Return everything that decides the memory of a step on `devices`. Raises `InputError` as
     `read_config` does."""
     from kinject.train.objectives import OBJECTIVES
-    from kinject.train.updates import UPDATE_RULES
 
     model, trainer, techniques, section = (
         recipe.model,
@@ -304,10 +303,22 @@ def step_of(recipe: TrainRecipe, devices: Devices) -> Step:
         freeze=model.freeze,
         muon=techniques.muon is not None,
         rounding=techniques.stochastic_rounding,
-        copies=sum(kind.copies for name, kind in UPDATE_RULES.items() if kind.is_on(name, recipe)),
+        copies=_copies(recipe),
         projected=recipe.projection is not None,
         liger=devices.kind == "cuda" and bool(trainer.get("use_liger_kernel")),
     )
+
+
+def _copies(recipe: TrainRecipe) -> int:
+    """Return the copies of the trained weights that the update rules of a recipe keep."""
+    from kinject.train.updates import UPDATE_RULES
+
+    copies = sum(kind.copies for name, kind in UPDATE_RULES.items() if kind.is_on(name, recipe))
+    section = recipe.regularization
+    # The weights that l2 pulls to, and beside them the model whose predictions kl needs.
+    if section is not None and section.l2 and section.kl and recipe.adapter is None:
+        copies += 1
+    return copies
 
 
 def _dtype(model: ModelSection, devices: Devices) -> torch.dtype:
